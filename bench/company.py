@@ -14,7 +14,7 @@ from peer.averaging.gossip.outcome import Agreement
 from peer.observe.events import EventLog
 from peer.ports import Network, PeerId, Work
 from peer.process.bell import Bell
-from protocol.gossip.matchmaking_events import Snapshot
+from protocol.gossip.matchmaking_events import RoundSnapshot
 from protocol.membership.conduct import Fault
 
 INNER_STEPS: Final = 1
@@ -49,9 +49,9 @@ class OneOther:
 
     def __init__(self) -> None:
         self.other: PeerId = ""
-        self._own: Snapshot | None = None
+        self._own: RoundSnapshot | None = None
 
-    def free(self) -> Sequence[tuple[PeerId, Snapshot]]:
+    def free(self) -> Sequence[tuple[PeerId, RoundSnapshot]]:
         """The other one, with what we bring ourselves."""
         return [] if self._own is None else [(self.other, self._own)]
 
@@ -59,7 +59,7 @@ class OneOther:
         """The other one trains."""
         return [] if ended else [self.other]
 
-    def announce(self, snapshot: Snapshot | None) -> None:
+    def announce(self, snapshot: RoundSnapshot | None) -> None:
         """It comes to this round, too."""
         self._own = snapshot
 
@@ -78,13 +78,15 @@ class Neighbour:
         tell: takes what this peer announces, and sees to it that the others hear it.
     """
 
-    def __init__(self, others: Sequence[PeerId], tell: Callable[[Snapshot | None], None]) -> None:
+    def __init__(
+        self, others: Sequence[PeerId], tell: Callable[[RoundSnapshot | None], None]
+    ) -> None:
         self._others = others
         self._tell = tell
-        self._free: dict[PeerId, Snapshot] = {}
+        self._free: dict[PeerId, RoundSnapshot] = {}
         self._heard = Bell()
 
-    def hear(self, peer_id: PeerId, snapshot: Snapshot | None) -> None:
+    def hear(self, peer_id: PeerId, snapshot: RoundSnapshot | None) -> None:
         """That peer looks for a partner with this, or for none."""
         if snapshot is None:
             self._free.pop(peer_id, None)
@@ -92,7 +94,7 @@ class Neighbour:
             self._free[peer_id] = snapshot
         self._heard.ring()
 
-    def free(self) -> Sequence[tuple[PeerId, Snapshot]]:
+    def free(self) -> Sequence[tuple[PeerId, RoundSnapshot]]:
         """Those that have said so."""
         return list(self._free.items())
 
@@ -100,7 +102,7 @@ class Neighbour:
         """All train."""
         return [] if ended else self._others
 
-    def announce(self, snapshot: Snapshot | None) -> None:
+    def announce(self, snapshot: RoundSnapshot | None) -> None:
         """Tell all that hear us."""
         self._tell(snapshot)
 

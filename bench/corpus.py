@@ -21,7 +21,7 @@ from functools import partial
 import numpy as np
 
 from bench.report import Report, options
-from protocol.corpus.needs import Needs, kept_pieces
+from protocol.corpus.needs import CorpusNeeds, kept_pieces
 from protocol.corpus.requests import PieceRequests, Request
 from protocol.schedule.data_plan import DataPlan, Members
 
@@ -78,7 +78,7 @@ class Peer:
     def begin_round(self) -> None:
         """Plan a round: the pieces of each of its steps."""
         epoch, position = self.place
-        needs = Needs(self.plan, epoch, position, self.name, self.members, FIRST_BLOCKS)
+        needs = CorpusNeeds(self.plan, epoch, position, self.name, self.members, FIRST_BLOCKS)
         peers = [name for name, _ in self.members]
         kept = kept_pieces(len(self.here), self.name, peers)
         self.requests.want(needs.first, needs.soon, kept)

@@ -32,8 +32,7 @@ from peer.codec import get_codec
 from peer.network.identity import Identity, load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
 from peer.ports.real import RealEntropy, RealWork
-from protocol.diloco.fragment_commands import Changes, Returned
-from protocol.diloco.fragment_events import Held, PeersSeen, Sent
+from protocol.diloco.fragment_events import Changes, GroupSeen, HoldOutcome, SendEnded, Sent
 from protocol.diloco.healing import HealingStatistics
 from protocol.fragment.fragments import Fragment, cut_fragments
 from protocol.outcomes import AuditOutcome
@@ -58,9 +57,9 @@ class IdleTrainer:
     async def merge(self, fragment: int, cycle: int, changes: Changes) -> None:
         await trio.lowlevel.checkpoint()
 
-    async def hold(self, fragment: int) -> Held:
+    async def hold(self, fragment: int) -> HoldOutcome:
         await trio.lowlevel.checkpoint()
-        return Held.FREE
+        return HoldOutcome.FREE
 
     async def amend(self, fragment: int, changes: Changes) -> None:
         await trio.lowlevel.checkpoint()
@@ -74,9 +73,9 @@ class MembersOfGroup:
         self.members = frozenset([own_id])
         self.cycle = 0
 
-    def seen(self) -> PeersSeen:
+    def seen(self) -> GroupSeen:
         others = self.members - {self._own_id}
-        return PeersSeen(self.cycle, self.members, dict.fromkeys(others, self.cycle))
+        return GroupSeen(self.cycle, self.members, dict.fromkeys(others, self.cycle))
 
     def is_linked(self, peer_id: str) -> bool:
         return True
@@ -98,14 +97,14 @@ class ReturnedSends:
 
     def __init__(self, num_fragments: int) -> None:
         self._num_fragments = num_fragments
-        self.sends: list[Returned] = []
+        self.sends: list[SendEnded] = []
         self.all_returned = trio.Event()
 
     def forget(self) -> None:
         """Another exchange begins."""
         self.sends, self.all_returned = [], trio.Event()
 
-    def returned(self, returned: Returned, healing: HealingStatistics) -> None:
+    def returned(self, returned: SendEnded, healing: HealingStatistics) -> None:
         self.sends.append(returned)
         if len(self.sends) == self._num_fragments:
             self.all_returned.set()

@@ -42,8 +42,8 @@ from peer.simulation.peer import SimulatedPeer
 from peer.simulation.swarm import SwarmOptions, identity_of, open_swarm
 from peer.simulation.virtual_time import run_in_virtual_time
 from peer.training.toy import SimulatedSpeed
-from protocol.run.optimizer_section import OptimizerSection
 from protocol.run.run_spec import RunSpec, SyncSection, TrainingSection
+from protocol.run.sections import OptimizerSection
 from protocol.schedule.rounds import owed_steps
 
 INNER_STEPS: Final = 10

@@ -90,12 +90,12 @@ class _Peer:
     patience: Patience = field(default_factory=Patience)
     began_s: float = 0.0
     step_s: float = 1.0
-    snapshot: m.Snapshot = field(default=m.Snapshot(-1, 0))
+    snapshot: m.RoundSnapshot = field(default=m.RoundSnapshot(-1, 0))
     freed_s: float = 0.0
     next_round_s: float = 0.0
     quota_done: bool = False
     settled: bool = True
-    free: dict[str, m.Snapshot] = field(default_factory=dict)
+    free: dict[str, m.RoundSnapshot] = field(default_factory=dict)
     tick_s: float = math.inf
 
     def round_steps(self, now_s: float) -> int:
@@ -182,7 +182,7 @@ class GossipWorld:
         own_steps, step = peer.round_steps(self.now_s), peer.nominal(self.now_s)
         peer.rounds.closed(step, self._places_of_others(peer))
         peer.record.own_steps += own_steps
-        peer.snapshot = m.Snapshot(peer.plan.round, int(peer.rounds.step))
+        peer.snapshot = m.RoundSnapshot(peer.plan.round, int(peer.rounds.step))
         peer.settled, peer.freed_s = False, self.now_s
         self._begin(peer)
         self._look(peer)
@@ -205,13 +205,13 @@ class GossipWorld:
         latency_s = self._world.line(sender.place, receiver.place).latency_s
         self._agenda.after(latency_s, lambda: self._feed(receiver, event))
 
-    def _announce(self, peer: _Peer, snapshot: m.Snapshot | None) -> None:
+    def _announce(self, peer: _Peer, snapshot: m.RoundSnapshot | None) -> None:
         for other in self._peers:
             if other is not peer:
                 latency_s = self._world.line(peer.place, other.place).latency_s
                 self._agenda.after(latency_s, partial(self._heard, other, peer, snapshot))
 
-    def _heard(self, peer: _Peer, teller: _Peer, snapshot: m.Snapshot | None) -> None:
+    def _heard(self, peer: _Peer, teller: _Peer, snapshot: m.RoundSnapshot | None) -> None:
         peer.free.pop(self._ids[teller.place], None)
         if snapshot is not None:
             peer.free[self._ids[teller.place]] = snapshot
@@ -237,7 +237,7 @@ class GossipWorld:
     def _carry_out(self, peer: _Peer, command: m.MatchCommand) -> None:
         own_id = self._ids[peer.place]
         match command:
-            case m.Propose(other, _):
+            case m.SendProposal(other, _):
                 self._send(peer, other, m.ProposalReceived(own_id, peer.snapshot))
             case m.Withdraw(other, round_):
                 self._send(peer, other, m.ProposalWithdrawn(own_id, round_))

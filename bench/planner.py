@@ -46,7 +46,7 @@ from bench.planner_settings import (
 )
 from bench.report import Goal, Report, options
 from protocol.pipeline.plan import jobs_of, steady_us
-from protocol.pipeline.planner import Budget, plan_paths
+from protocol.pipeline.planner import SearchBudget, plan_paths
 from protocol.pipeline.problem import US_PER_S
 from protocol.pipeline.simulator import Simulator
 
@@ -105,7 +105,7 @@ def paths(report: Report, seeds: tuple[int, ...]) -> None:
     problem, stages = published_problem(), published_plan(SKIPPIPE).stages
     bound_s = arrangement_bound_us(problem, stages, QUOTAS) / US_PER_S
     for seed in seeds:
-        budget = Budget(EVALUATIONS, seed=seed)
+        budget = SearchBudget(EVALUATIONS, seed=seed)
         found, planned = measured(
             f"paths, seed {seed}",
             bound_s,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from protocol.pipeline.plan import Plan
-from protocol.pipeline.problem import Matrix, PipelinePeer, Problem, Work
+from protocol.pipeline.problem import Matrix, PipelinePeer, Problem, StageWork
 from protocol.pipeline.regions import SAME_PLACE, line_between
 from protocol.pipeline.simulator import Relays
 
@@ -23,7 +23,7 @@ SLOTS: Final = 3
 WAVES: Final = 2
 MICROBATCHES: Final = 30
 FULL_PER_PIPELINE: Final = 9
-WORK: Final = Work(
+WORK: Final = StageWork(
     boundary_bytes=2 * 16_777_324, hop_us=350_000, gap_us=130_000, origin_gap_us=90_000
 )  # fmt: skip
 SLOW_PAIR: Final = {"NL", "London"}

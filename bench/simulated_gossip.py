@@ -28,7 +28,7 @@ from peer.observe.events import EventLog
 from peer.ports.simulated import SimulatedWork
 from peer.simulation.swarm import identity_of
 from peer.simulation.virtual_time import run_in_virtual_time
-from protocol.gossip.matchmaking_events import Snapshot
+from protocol.gossip.matchmaking_events import RoundSnapshot
 from protocol.limits import MAX_LINKS
 
 from .company import INNER_STEPS, Neighbour, gossip_of
@@ -124,10 +124,10 @@ class _Swarm:
             events=events,
         )
 
-    def _tell(self, number: int, snapshot: Snapshot | None) -> None:
+    def _tell(self, number: int, snapshot: RoundSnapshot | None) -> None:
         self._nursery.start_soon(self._deliver, number, snapshot)
 
-    async def _deliver(self, number: int, snapshot: Snapshot | None) -> None:
+    async def _deliver(self, number: int, snapshot: RoundSnapshot | None) -> None:
         await trio.sleep(self._latency_s)
         for other in self._views[number]:  # links go both ways
             self._companies[other].hear(self._networks[number].peer_id, snapshot)

@@ -77,7 +77,7 @@ class PlausibilityStatistics:
     clipped: int
 
 
-class _Seen(NamedTuple):
+class _Distance(NamedTuple):
     """A distance that was let through, and the steps of the pair before it, of both together."""
 
     distance: float
@@ -88,7 +88,7 @@ class Plausibility:
     """What one peer expects of values of one kind. See the top of the file."""
 
     def __init__(self) -> None:
-        self._seen: deque[_Seen] = deque(maxlen=WINDOW)
+        self._seen: deque[_Distance] = deque(maxlen=WINDOW)
         self._odd: deque[str] = deque(maxlen=ODD_TIMES)
         self._refused = self._clipped = 0
 
@@ -170,7 +170,7 @@ class Plausibility:
         if self.has_seen_enough:
             most *= self._reach(own_steps)
         if remember:
-            self._seen.append(_Seen(max(_LEAST, min(distance, usual)), steps))
+            self._seen.append(_Distance(max(_LEAST, min(distance, usual)), steps))
         if distance <= most:
             return 1.0
         self._clipped += 1

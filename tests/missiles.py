@@ -10,7 +10,7 @@ from protocol.limits import (
     MAX_HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
 )
-from protocol.wire.field_types import MAX_COUNT
+from protocol.wire.fields import MAX_COUNT
 from protocol.wire.fragment_messages import ChunkResult, ChunkStamp, mask_of
 from protocol.wire.frames import FRAME_VERSION, MAGIC, encode_frame
 from protocol.wire.messages import (

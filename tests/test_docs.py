@@ -19,8 +19,8 @@ from peer.observe.status import PeerState
 from peer.options.config import ENVIRONMENT_PREFIX, OPTIONS
 from peer.options.exit_codes import ExitCode
 from protocol.outcomes import RefusalReason, SkipReason
-from protocol.run.optimizer_section import OptimizerSection
 from protocol.run.run_spec import RunSpec, SyncSection
+from protocol.run.sections import OptimizerSection
 from protocol.run.ways import WAYS
 
 ROOT = Path(__file__).resolve().parents[1]

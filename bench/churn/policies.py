@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from protocol.microbatch.away import Away
-from protocol.microbatch.commands import Command
+from protocol.microbatch.core import Command
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.paths import Relays
 

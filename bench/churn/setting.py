@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from protocol.microbatch.commands import Command
+from protocol.microbatch.core import Command
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
 

@@ -12,13 +12,13 @@ from functools import partial
 from itertools import count
 from random import Random
 
-from protocol.microbatch.commands import (
+from protocol.microbatch.core import (
     Announce,
-    Answer,
+    AnswerOffer,
     Command,
-    Halt,
-    Resume,
-    Send,
+    HaltRelays,
+    ResumeRelay,
+    SendBoundary,
     TellLost,
     TellPassed,
 )
@@ -28,7 +28,7 @@ from protocol.microbatch.trainer_messages import Deliver, Drop, Finish, Resend
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS
-from protocol.routing.random_paths import RandomRouter
+from protocol.routing.routers import RandomRouter
 
 from .policies import Policy
 from .setting import LOOK_S, PATIENCE_S, SLOTS, Machine, Name, Setting
@@ -174,9 +174,9 @@ class ChurnWorld:
             case Deliver() | Drop() | Resend() | Finish():
                 machine.work.append(command)
                 self.work_on(machine)
-            case Send(trip, slot, loss):
+            case SendBoundary(trip, slot, loss):
                 self.offer(machine, trip, slot, loss)
-            case Answer(ticket, refusal):
+            case AnswerOffer(ticket, refusal):
                 self.answer(ticket, refusal)
             case _:
                 self.say(machine, command)
@@ -192,10 +192,10 @@ class ChurnWorld:
                     self.tell(machine, other, partial(self.lost, machine, other, command))
             case TellPassed(_, to):
                 self.tell(machine, to, partial(self.passed, machine, command))
-            case Halt(_, _, relays):
+            case HaltRelays(_, _, relays):
                 for relay in relays:
                     self.later(self.setting.latency_s, partial(self.halt, machine, relay, command))
-            case Resume():
+            case ResumeRelay():
                 self.later(self.setting.latency_s, partial(self.resume, machine, command))
 
     def put_first(self, machine: Machine, command: Deliver) -> None:
@@ -236,7 +236,7 @@ class ChurnWorld:
         to = self.machines[command.to]
         self.do(to, to.core.passed(command.microbatch, machine.name, command.attempt))
 
-    def halt(self, machine: Machine, relay: str, command: Halt) -> None:
+    def halt(self, machine: Machine, relay: str, command: HaltRelays) -> None:
         to, standing = self.machines[relay], None
         assert isinstance(machine.core, DataPeerCore)
         if to.is_alive and isinstance(to.core, RelayCore):
@@ -245,7 +245,7 @@ class ChurnWorld:
         found = partial(machine.core.found, command.microbatch, command.attempt, relay, standing)
         self.later(self.setting.latency_s, lambda: self.do(machine, found()))
 
-    def resume(self, machine: Machine, command: Resume) -> None:
+    def resume(self, machine: Machine, command: ResumeRelay) -> None:
         to, trip = self.machines[command.trip.receiver], command.trip
         assert isinstance(machine.core, DataPeerCore)
         if to.is_alive and isinstance(to.core, RelayCore):

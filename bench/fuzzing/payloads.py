@@ -12,12 +12,11 @@ import msgpack
 from hypothesis import strategies as st
 
 from peer.network.identity import Identity
-from protocol.admission.invitations import Invitation, Pass, Token
-from protocol.admission.rulings import Ruling, Verdict
-from protocol.admission.sealed import DOMAIN as ADMISSION
+from protocol.admission.statements import DOMAIN as ADMISSION
+from protocol.admission.statements import Invitation, Pass, Ruling, Token, Verdict
 from protocol.errors import LocoError
 from protocol.membership.records import decode_record, record_key
-from protocol.routing.snapshots import Snapshot
+from protocol.routing.snapshots import LinkSnapshot
 from protocol.routing.vectors import LinkTimes, LinkVector, WorkTimes, decode_vector, encode_vector
 from protocol.run.run_spec import RunSpec, parse_bytes
 
@@ -51,7 +50,7 @@ def snapshot() -> tuple[Any, Seal, Read]:
     """Vectors of all."""
     tree, sealed, _ = link_vector()
     pairs = [[LIAR.peer_id, sealed(tree)]]
-    return [1, RUN_ID, pairs], msgpack.packb, lambda data: Snapshot.read(data, RUN_ID)
+    return [1, RUN_ID, pairs], msgpack.packb, lambda data: LinkSnapshot.read(data, RUN_ID)
 
 
 def _statement(tree: list[Any], read: Read) -> tuple[Any, Seal, Read]:

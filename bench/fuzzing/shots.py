@@ -20,7 +20,6 @@ from peer.codec.leaves import code_digest
 from peer.network.identity import Identity
 from protocol.errors import LocoError
 from protocol.wire import (
-    audit_messages,
     corpus_messages,
     fragment_messages,
     gossip_messages,
@@ -52,7 +51,6 @@ T = TypeVar("T")
 FILES: Final = {
     gossip_messages.__name__: GOSSIP,
     fragment_messages.__name__: FRAGMENT,
-    audit_messages.__name__: FRAGMENT,
     reach_messages.__name__: REACH,
     stage_messages.__name__: STAGE,
     corpus_messages.__name__: CORPUS,

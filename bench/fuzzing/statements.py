@@ -6,9 +6,7 @@ from typing import Any, Final
 from hypothesis import strategies as st
 
 from peer.network.identity import Identity
-from protocol.admission.invitations import Token
-from protocol.admission.rulings import Verdict
-from protocol.admission.sealed import seal
+from protocol.admission.statements import Token, Verdict, seal
 
 from .headers import anything, near_values
 from .shots import drawn

@@ -11,12 +11,12 @@ from typing import Any, Final, get_args
 
 from hypothesis import strategies as st
 
-from protocol.wire.field_types import Digest
 from protocol.wire.fields import (
     Binary,
     Bits,
     Checker,
     Choice,
+    Digest,
     Flag,
     Integer,
     Many,

@@ -11,8 +11,7 @@ from peer.codec.leaves import code_digest, leaves_of_chunk
 from peer.network.identity import Identity
 from protocol.diloco.audits import Audits
 from protocol.diloco.evidence import Leaf
-from protocol.diloco.fragment_commands import Audit, Average
-from protocol.diloco.fragment_events import Averages, PeersSeen
+from protocol.diloco.fragment_events import Audit, Average, Averages, GroupSeen
 from protocol.diloco.peers import Peers
 from protocol.outcomes import AuditOutcome
 from protocol.wire.fragment_messages import signed_result
@@ -48,7 +47,7 @@ class Auditors:
         self._audits = []
         for identity in honest:
             peers = Peers(identity.peer_id, len(outer.fragments))
-            peers.note_seen(PeersSeen(0, frozenset(names), {}))
+            peers.note_seen(GroupSeen(0, frozenset(names), {}))
             self._audits.append(Audits(GROUP, peers, identity.sign(b"draws")[:32]))
 
     def without_lies(

@@ -28,9 +28,8 @@ from peer.network.identity import Identity
 from peer.training.fragments import FragmentSnapshots
 from peer.training.model import FlatModel
 from peer.training.shared import CodeRegions, region_bytes
-from protocol.diloco.digests import short_digest
-from protocol.diloco.fragment_commands import Average, ResultToWrite, WriteResults
-from protocol.diloco.fragment_events import Written
+from protocol.diloco.fragment_events import Average, ResultToWrite, WriteResults, Written
+from protocol.diloco.keeper import short_digest
 from protocol.fragment.chunk_ledger import ResultRank, Stamp
 from protocol.fragment.collection import Admitted
 from protocol.fragment.fragments import fragments_of_run, sends_between
@@ -38,7 +37,7 @@ from protocol.fragment.owners import owners_of_chunks
 from protocol.limits import MAX_CONTRIBUTION_WEIGHT
 from protocol.plausible import CONTRIBUTION_CLIP
 from protocol.run.run_spec import RunSpec
-from protocol.run.way_sections import DilocoSection
+from protocol.run.sections import DilocoSection
 from protocol.wire.fragment_messages import ChunkStamp, Contribution
 
 from .arms import HostileArm

@@ -16,8 +16,8 @@ from typing import Final
 from bench.pipeline.checker import violations
 from protocol.pipeline.assignment import NoPlan
 from protocol.pipeline.plan import Plan, jobs_of
-from protocol.pipeline.planner import Budget, plan
-from protocol.pipeline.problem import PathRules, PipelinePeer, Problem, Work
+from protocol.pipeline.planner import SearchBudget, plan
+from protocol.pipeline.problem import PathRules, PipelinePeer, Problem, StageWork
 from protocol.pipeline.simulator import Relays, Simulator
 from protocol.pipeline.stage_orders import Stages, stage_orders
 
@@ -61,7 +61,7 @@ def compared(seed: int) -> Outcome:
         if not violations(problem, each):
             best = took_us
     try:
-        ours = plan(problem, Budget(evaluations=EVALUATIONS)).makespan_us
+        ours = plan(problem, SearchBudget(evaluations=EVALUATIONS)).makespan_us
     except NoPlan:
         ours = None
     return Outcome(seed, plans, best, ours)
@@ -92,7 +92,7 @@ def _drawn(random: Random) -> Problem:
         bytes_per_s=tuple(
             tuple(round(10 ** random.uniform(7, 8.5)) for _ in numbers) for _ in numbers
         ),
-        work=Work(boundary_bytes=8_000_000, backward_permille=random.choice((1500, 2000))),
+        work=StageWork(boundary_bytes=8_000_000, backward_permille=random.choice((1500, 2000))),
         stage_sizes=sizes,
         visited=random.randint(2, num_stages),
         microbatches=random.randint(1, MAX_MICROBATCHES),

@@ -16,7 +16,7 @@ from bench.pipeline.settings import Setting
 from bench.report import Row
 from protocol.pipeline.bounds import lower_bound_us
 from protocol.pipeline.plan import Plan
-from protocol.pipeline.planner import Budget, Planned, plan
+from protocol.pipeline.planner import Planned, SearchBudget, plan
 from protocol.pipeline.problem import US_PER_S, Problem
 
 OURS: Final = "ours"
@@ -112,13 +112,13 @@ class Contest:
             measured(
                 f"{name}: {OURS}, seed {seed}",
                 bound_s,
-                lambda: plan(problem, Budget(self.evaluations, seed=seed)),  # noqa: B023 - at once
+                lambda: plan(problem, SearchBudget(self.evaluations, seed=seed)),  # noqa: B023 - at once
             )
             for seed in seeds
         ]
         full = at_full_depth(problem)
         ours_full, at_depth = measured(
-            f"{name}: {OURS_FULL}", None, lambda: plan(full, Budget(self.evaluations))
+            f"{name}: {OURS_FULL}", None, lambda: plan(full, SearchBudget(self.evaluations))
         )
         comparison = Comparison(
             setting, bound_s, [each for each, _ in found], ours_full, found[0][1].plan

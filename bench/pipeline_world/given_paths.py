@@ -11,8 +11,8 @@ from typing import Final
 import blake3
 
 from protocol.microbatch.paths import Path
-from protocol.routing.plans import PlannedPaths
-from protocol.routing.snapshots import Snapshot, Terms
+from protocol.routing.routers import PlannedPaths
+from protocol.routing.snapshots import LinkSnapshot, Terms
 
 GIVEN: Final = "GIVEN_PATHS"
 """Environment variable: JSON, the paths of each data peer as lists of relays, all by peer id."""
@@ -25,7 +25,7 @@ class GivenPaths:
         self._paths: dict[str, list[list[str]]] = json.loads(table)
         self.digest = blake3.blake3(table.encode()).hexdigest(length=16)
 
-    def __call__(self, snapshot: Snapshot, terms: Terms, visited: int) -> PlannedPaths | None:
+    def __call__(self, snapshot: LinkSnapshot, terms: Terms, visited: int) -> PlannedPaths | None:
         """The given paths; None while the snapshot lacks some of their peers."""
         stage_of = {vector.peer_id: vector.stage for vector in snapshot.vectors}
         named = {relay for own in self._paths.values() for path in own for relay in path}

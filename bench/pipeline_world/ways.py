@@ -23,7 +23,7 @@ from bench.pipeline.rivals import blind, skippipe
 from protocol.pipeline.assignment import NoPlan
 from protocol.pipeline.mending import mended
 from protocol.pipeline.plan import Plan, jobs_of
-from protocol.pipeline.planner import Budget, plan
+from protocol.pipeline.planner import SearchBudget, plan
 from protocol.pipeline.problem import Problem
 from protocol.pipeline.simulator import Order, Simulator
 
@@ -101,7 +101,7 @@ def _planned(choose: Chosen, problem: Problem, tried: list[Stages]) -> Iterator[
 def _ours(problem: Problem) -> Iterator[Plan]:
     for seed in SEEDS:
         try:
-            first = plan(problem, Budget(BUDGET, seed=seed)).plan
+            first = plan(problem, SearchBudget(BUDGET, seed=seed)).plan
         except NoPlan:
             continue
         again = mended(problem, first, MENDING)

@@ -13,9 +13,9 @@ from protocol.pipeline.problem import (
     US_PER_S,
     PipelinePeer,
     Problem,
-    Work,
+    StageWork,
 )
-from protocol.pipeline.regions import SAME_PLACE, Line, line_between
+from protocol.pipeline.regions import SAME_PLACE, RegionLink, line_between
 from protocol.run.run_spec import parse_toml
 
 PLACES: Final = (
@@ -54,12 +54,12 @@ class World:
     thinner: int = 1
     bits_per_s: int | None = None
 
-    def line(self, one: str, other: str) -> Line:
+    def line(self, one: str, other: str) -> RegionLink:
         """The link between two places."""
         line = line_between(one, other) or SAME_PLACE
         if self.bits_per_s is not None:
-            return Line(line.latency_us, self.bits_per_s // 8)
-        return Line(line.latency_us, line.bytes_per_s // self.thinner)
+            return RegionLink(line.latency_us, self.bits_per_s // 8)
+        return RegionLink(line.latency_us, line.bytes_per_s // self.thinner)
 
     def links(self) -> LinkTable:
         """The links, for the router; hosts are numbered as the machines."""
@@ -81,7 +81,7 @@ class World:
             ),
             tuple(tuple(line.latency_us for line in row) for row in table),
             tuple(tuple(round(GOODPUT * line.bytes_per_s) for line in row) for row in table),
-            Work(
+            StageWork(
                 boundary_bytes(parse_toml(self.run_toml(VISITED, 1))),
                 backward_permille=BACKWARD_PERMILLE,
                 loss_permille=LOSS_PERMILLE,

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from peer.averaging.gossip.outer_step import NolocoFactors
-from protocol.run.optimizer_section import OptimizerSection
 from protocol.run.run_spec import RunSpec
+from protocol.run.sections import OptimizerSection
 
 from .additions import NOTHING_ADDED, Additions
 

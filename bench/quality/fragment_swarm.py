@@ -24,7 +24,7 @@ from peer.training.fragments import FragmentSnapshots
 from peer.training.model import FlatModel
 from peer.training.shared import CodeRegions, region_bytes
 from protocol.fragment.fragments import Span, fragments_of_run, sends_between
-from protocol.run.way_sections import DilocoSection
+from protocol.run.sections import DilocoSection
 
 
 @dataclass(frozen=True, slots=True)

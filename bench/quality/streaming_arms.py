@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from protocol.fragment.fragments import Pattern
-from protocol.run.way_sections import DilocoSection
+from protocol.run.sections import DilocoSection
 
 Group = Literal["all", "gradients", "nobody"]
 

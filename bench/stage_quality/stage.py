@@ -9,7 +9,7 @@ from peer.training.model import FlatModel
 from peer.training.optimizer import flat_adamw
 from peer.training.stages.compute import StageCompute
 from peer.training.stages.module import initial_stage
-from protocol.run.optimizer_section import OptimizerSection
+from protocol.run.sections import OptimizerSection
 
 
 class Stage:

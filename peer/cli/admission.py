@@ -10,8 +10,7 @@ import trio
 from peer.observe.control import REPLY_TIMEOUT_S
 from peer.options.config import ConfigError
 from protocol.address.peer_id import public_key_from_peer_id
-from protocol.admission.invitations import MAX_USES
-from protocol.admission.rulings import Verdict
+from protocol.admission.statements import MAX_USES, Verdict
 from protocol.errors import RemoteProtocolError
 
 from .client import ask_daemon, home_of

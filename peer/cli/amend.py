@@ -10,7 +10,7 @@ from peer.observe.amendment_lines import amendment_lines
 from peer.observe.control import REPLY_TIMEOUT_S
 from peer.options.config import ConfigError
 from protocol.errors import InvalidRunSpec
-from protocol.run.changes import MODE, values_of
+from protocol.run.amendments import MODE, values_of
 from protocol.run.run_spec import RunSpec, parse_toml
 from protocol.run.signed_spec import SignedSpec
 

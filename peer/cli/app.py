@@ -224,7 +224,7 @@ def amend(
 
 def _rule(verdict: str, peer: str, home: Path | None, *, verbose: bool) -> None:
     with reported(verbose=verbose):
-        from protocol.admission.rulings import Verdict
+        from protocol.admission.statements import Verdict
 
         from .admission import rule
 

@@ -26,8 +26,8 @@ from peer.training.model import FlatModel, initial_module
 from peer.training.optimizer import FlatOptimizer, inner_optimizer
 from peer.training.step import Stepper
 from protocol.pipeline.tables import GB, OPTIONAL_PEER_COLUMNS, PEER_COLUMNS, USUAL_SLOTS
+from protocol.run.needs import parameters_of, vocabulary_of
 from protocol.run.run_spec import RunSpec
-from protocol.run.sizes import parameters_of, vocabulary_of
 
 PARTS_OF_TIME: Final = 8
 """A step may take so small a part of the time that is given, to be doubled once more."""

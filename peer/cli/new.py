@@ -18,9 +18,8 @@ from peer.options.config import ConfigError
 from peer.options.corpus_size import corpus_tokens_of
 from peer.options.needs_told import told_needs
 from peer.options.run_options import check_stages
-from protocol.run.optimizer_section import OptimizerSection
-from protocol.run.pipeline_section import PipelineSection
 from protocol.run.run_spec import RunSpec, SyncSection
+from protocol.run.sections import OptimizerSection, PipelineSection
 from protocol.run.ways import WAYS, others_keys
 
 from .explanations import EXAMPLES, EXPLANATIONS, SECTIONS

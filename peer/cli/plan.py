@@ -12,15 +12,21 @@ from typing import Final
 
 from peer.options.config import ConfigError
 from protocol.errors import InvalidRunSpec
-from protocol.pipeline.first_answer import Verdict, needs_pipeline, replicas_of, verdict_of
 from protocol.pipeline.question import Question, rules_of
 from protocol.pipeline.replicas import Estimate
 from protocol.pipeline.tables import link_matrices, parse_links, parse_peers
-from protocol.pipeline.what_if import Answer, what_if
+from protocol.pipeline.what_if import (
+    Answer,
+    RunEstimate,
+    needs_pipeline,
+    replicas_of,
+    verdict_of,
+    what_if,
+)
 from protocol.pipeline.workload import BOUNDARY_CODECS, workload_of
-from protocol.run.pipeline_section import PipelineSection, visited_of
+from protocol.run.needs import flops_per_token
 from protocol.run.run_spec import RunSpec, parse_toml
-from protocol.run.sizes import flops_per_token
+from protocol.run.sections import PipelineSection, visited_of
 
 from .plan_first import print_first, print_replicas, verdict_json
 from .plan_report import print_answer
@@ -97,7 +103,7 @@ def _show_replicas(question: Question, spec: RunSpec, *, as_json: bool) -> None:
         print_replicas(question, estimate)
 
 
-def _replicas(question: Question, spec: RunSpec) -> tuple[str, Verdict, Estimate]:
+def _replicas(question: Question, spec: RunSpec) -> tuple[str, RunEstimate, Estimate]:
     """The run by its own way of averaging, with the whole model on each machine."""
     way = "diloco" if spec.sync.method == "diloco" else "noloco"
     estimate = replicas_of(question)[way]
@@ -105,7 +111,7 @@ def _replicas(question: Question, spec: RunSpec) -> tuple[str, Verdict, Estimate
     return way, verdict_of(question, way, estimate, _tokens(spec), machines), estimate
 
 
-def _pipelines(question: Question, spec: RunSpec, answer: Answer) -> dict[str, Verdict]:
+def _pipelines(question: Question, spec: RunSpec, answer: Answer) -> dict[str, RunEstimate]:
     """The run as a full pipeline, and as one that skips stages, where that is another one."""
     pipelines = {"full": answer.full}
     if answer.skippipe is not answer.full:

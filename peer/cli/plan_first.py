@@ -9,9 +9,9 @@ from rich.table import Table
 
 from protocol.names import size_text
 from protocol.pipeline.cards import HOW
-from protocol.pipeline.first_answer import Verdict, too_small_for_the_whole
 from protocol.pipeline.question import Question
 from protocol.pipeline.replicas import SECONDS_PER_HOUR, Estimate
+from protocol.pipeline.what_if import RunEstimate, too_small_for_the_whole
 
 WAYS: Final = {
     "noloco": "replicas that average in pairs",
@@ -25,7 +25,9 @@ SMALL_PARAMETERS: Final = 100_000_000
 """Below this a step is mostly waiting for small pieces of work, on any card."""
 
 
-def print_first(question: Question, verdict: Verdict, others: Mapping[str, Verdict]) -> None:
+def print_first(
+    question: Question, verdict: RunEstimate, others: Mapping[str, RunEstimate]
+) -> None:
     """Print the verdict, and what it rests on."""
     console = Console()
     lines = _lines(question, verdict, others)
@@ -41,7 +43,7 @@ def print_replicas(question: Question, estimate: Estimate) -> None:
     )
 
 
-def verdict_json(verdict: Verdict) -> dict[str, Any]:
+def verdict_json(verdict: RunEstimate) -> dict[str, Any]:
     """Plain values."""
     return {
         "way": verdict.way,
@@ -52,7 +54,9 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _lines(question: Question, verdict: Verdict, others: Mapping[str, Verdict]) -> Iterator[str]:
+def _lines(
+    question: Question, verdict: RunEstimate, others: Mapping[str, RunEstimate]
+) -> Iterator[str]:
     number = len(question.offers)
     yield (
         f"{f'These {number} machines' if number > 1 else 'This machine'}:"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from peer.options.config import ConfigError
-from protocol.pipeline.pipelines import Iteration
+from protocol.pipeline.pipelines import PricedIteration
 from protocol.pipeline.problem import US_PER_S
 from protocol.pipeline.simulator import BACKWARD, FORWARD, LATER, LOSS, Stretch
 from protocol.pipeline.what_if import Answer
@@ -92,7 +92,7 @@ def draw(answer: Answer, path: Path) -> None:
             raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _shown(answer: Answer) -> list[tuple[str, Iteration]]:
+def _shown(answer: Answer) -> list[tuple[str, PricedIteration]]:
     usual, *unskipped = answer.skippipe.iterations
     shown = [("SkipPipe", usual), *(("SkipPipe, nothing skipped", each) for each in unskipped)]
     if answer.full is answer.skippipe:
@@ -100,7 +100,7 @@ def _shown(answer: Answer) -> list[tuple[str, Iteration]]:
     return [("full pipeline", answer.full.iterations[0]), *shown]
 
 
-def _draw_iteration(axes: "Axes", title: str, iteration: Iteration, end_s: float) -> None:
+def _draw_iteration(axes: "Axes", title: str, iteration: PricedIteration, end_s: float) -> None:
     plan, peers = iteration.planned.plan, iteration.problem.peers
     order = sorted(range(len(peers)), key=lambda m: (plan.stages[m], m))
     rows = {machine: row for row, machine in enumerate(order)}

@@ -22,7 +22,7 @@ from peer.state.home import Home, OtherRun
 from peer.training.child_process import spare_child
 from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_SPEC_BYTES
-from protocol.run.changes import differing_keys
+from protocol.run.amendments import differing_keys
 from protocol.run.run_spec import RunSpec, parse_toml
 from protocol.run.signed_spec import SignedSpec
 

@@ -3,7 +3,7 @@
 What is needed when follows from the data plan (protocol/corpus/needs.py), and whom a piece is asked
 of from what the others have said that they have (protocol/corpus/requests.py). Here it is asked.
 
-    shares of a round  ->  Needs  ->  PieceRequests  ->  one stream for each request
+    shares of a round  ->  CorpusNeeds  ->  PieceRequests  ->  one stream for each request
     what others have   ------------------^       <---------  the piece, or that it did not come
 
 Training waits only where a piece of its next step is not here yet (`bring`). A peer that gave
@@ -28,7 +28,7 @@ from peer.observe.events import EventLog
 from peer.observe.facts import Facts
 from peer.ports import Network, PeerId, Work
 from protocol.corpus.at_once import AtOnce
-from protocol.corpus.needs import Needs, first_to_go, kept_pieces
+from protocol.corpus.needs import CorpusNeeds, first_to_go, kept_pieces
 from protocol.corpus.requests import PieceRequests, Request
 from protocol.errors import LocoError, Refused, RemoteProtocolError
 from protocol.limits import MAX_ASKED_PIECES
@@ -87,7 +87,7 @@ class PieceFetcher:
         self._max_pieces = max_pieces
         self._requests = PieceRequests(facts.peer_id, store.here)
         self._at_once = AtOnce(MAX_ASKED_PIECES)
-        self._needs: Needs | None = None
+        self._needs: CorpusNeeds | None = None
         self._awaited: tuple[int, ...] = ()
         self._staying: tuple[int, ...] = ()
         self._kept = np.zeros(len(store.here), bool)
@@ -104,7 +104,7 @@ class PieceFetcher:
     # --- what the outer loop says -----------------------------------------------------------------
     def plan(self, members: Members, epoch: int, position: int) -> None:
         """Fetch what is needed from there on, with these shares."""
-        self._needs = Needs(
+        self._needs = CorpusNeeds(
             self._plan, epoch, position, self._facts.peer_id, members, self._first_blocks
         )
         self._wake(is_new=True)
@@ -290,12 +290,14 @@ Wanted = tuple[tuple[int, ...], tuple[int, ...], npt.NDArray[np.bool_]]
 """What is needed first, what soon, and what is kept for others."""
 
 
-def _wanted(needs: Needs | None, num_pieces: int, me: PeerId, keepers: Sequence[PeerId]) -> Wanted:
+def _wanted(
+    needs: CorpusNeeds | None, num_pieces: int, me: PeerId, keepers: Sequence[PeerId]
+) -> Wanted:
     kept = kept_pieces(num_pieces, me, keepers)
     return ((), (), kept) if needs is None else (needs.first, needs.soon, kept)
 
 
 def _going(
-    needs: Needs, held: Int64Vector, kept: npt.NDArray[np.bool_], staying: Sequence[int]
+    needs: CorpusNeeds, held: Int64Vector, kept: npt.NDArray[np.bool_], staying: Sequence[int]
 ) -> list[int]:
     return first_to_go(held, needs.distance(), kept, staying)

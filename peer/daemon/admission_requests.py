@@ -7,7 +7,7 @@ from peer.network.identity import SEED_BYTES
 from peer.observe.control import Handler
 from peer.ports import Entropy, Network, PeerId
 from protocol.address.peer_id import peer_id_to_bytes
-from protocol.admission.rulings import Verdict
+from protocol.admission.statements import Verdict
 from protocol.errors import LocoError, RemoteProtocolError
 
 from .join_address import join_address

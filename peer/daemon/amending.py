@@ -19,10 +19,10 @@ from peer.observe.status import PeerState
 from peer.ports import PeerId
 from protocol.errors import LocoError
 from protocol.membership.view import TRAINING, Roster
-from protocol.run.amendments import AmendedSpec
-from protocol.run.changes import (
+from protocol.run.amendments import (
     MODE,
     TOTAL_STEPS,
+    AmendedSpec,
     Changes,
     changed,
     changes_between,

@@ -19,7 +19,7 @@ from peer.state.acquaintances import Acquaintances
 from peer.state.admission_file import AdmissionFile
 from peer.state.checkpoints import CheckpointStore
 from peer.state.pins import PassingPins, Pins
-from protocol.admission.invitations import Token
+from protocol.admission.statements import Token
 from protocol.membership.view import Roster
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec

@@ -11,7 +11,7 @@ from peer.observe.facts import Facts
 from peer.observe.status import PeerState
 from peer.ports import PeerId
 from peer.process.bell import Bell
-from protocol.gossip.matchmaking_events import Snapshot
+from protocol.gossip.matchmaking_events import RoundSnapshot
 from protocol.membership.conduct import Fault
 from protocol.membership.view import Member, View
 
@@ -43,10 +43,10 @@ class LinkedCompany:
         self._heard = heard
         self._tell = tell
 
-    def free(self) -> Sequence[tuple[PeerId, Snapshot]]:
+    def free(self) -> Sequence[tuple[PeerId, RoundSnapshot]]:
         """The others that say they look for a partner, and what they bring."""
         return [
-            (member.peer_id, Snapshot(*found, member.progress.ended))
+            (member.peer_id, RoundSnapshot(*found, member.progress.ended))
             for member in self._training()
             if (found := member.progress.free.get(self._fragment)) is not None
         ]
@@ -55,7 +55,7 @@ class LinkedCompany:
         """The others that train and have not ended, or those that have ended and not finished."""
         return [m.peer_id for m in self._training() if m.progress.ended == ended]
 
-    def announce(self, snapshot: Snapshot | None) -> None:
+    def announce(self, snapshot: RoundSnapshot | None) -> None:
         """Tell all that we look for a partner with this snapshot, or that we look for none."""
         free = self._facts.free
         if free.get(self._fragment) == snapshot:

@@ -24,14 +24,12 @@ from peer.observe.events import EventLog
 from peer.observe.facts import Facts
 from peer.ports import Directory, PeerId
 from peer.state.admission_file import AdmissionFile, KeptAdmission
-from protocol.admission.invitations import Token
 from protocol.admission.register import Mode, Register
-from protocol.admission.rulings import Ruling, Verdict
+from protocol.admission.statements import Ruling, Token, Verdict
 from protocol.errors import LocoError, Refused
 from protocol.limits import MAX_AMENDMENTS, MAX_STATEMENTS_PER_MESSAGE, RUN_SECRET_BYTES
 from protocol.outcomes import RefusalReason
-from protocol.run.amendments import AmendedSpec, Amendment, is_amendment
-from protocol.run.changes import Changes
+from protocol.run.amendments import AmendedSpec, Amendment, Changes, is_amendment
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 from protocol.wire.messages import Hello, Refusal, Statements

@@ -29,7 +29,7 @@ from peer.state.admission_file import AdmissionFile
 from peer.state.fetching import fetch_from
 from peer.state.home import Home
 from protocol.address.multiaddr import split_peer_id
-from protocol.admission.invitations import Token
+from protocol.admission.statements import Token
 from protocol.corpus.manifest import CorpusManifest, parse_manifest
 from protocol.errors import LocoError, Refused, RemoteProtocolError, StreamLost
 from protocol.membership.dial_back import (
@@ -40,8 +40,7 @@ from protocol.membership.dial_back import (
     candidates,
     host_and_port,
 )
-from protocol.wire.messages import Hello, Leaving, PeerList
-from protocol.wire.reach_messages import Seen, Whereabouts
+from protocol.wire.messages import Hello, Leaving, PeerList, Seen, Whereabouts
 from protocol.wire.versions import HELLO, REACH, SPOKEN
 
 from .link import FROM_LINK

@@ -11,7 +11,7 @@ from peer.observe.status import PeerState
 from peer.training.schedule import learning_rate
 from protocol.membership.group import WHOLE_MODEL
 from protocol.membership.view import TRAINING, Member, Roster
-from protocol.schedule.pace import Pace
+from protocol.schedule.pace import RunPace
 
 LOOK_S: Final = 1.0
 SAY_EVERY_S: Final = 15.0
@@ -30,7 +30,7 @@ class ProgressReport:
     def __init__(self, facts: Facts, roster: Roster) -> None:
         self._facts = facts
         self._roster = roster
-        self._pace = Pace()
+        self._pace = RunPace()
 
     def now(self) -> RunProgress:
         """How far the run is now."""

@@ -36,7 +36,7 @@ from protocol.membership.dial_back import (
     relay_address,
 )
 from protocol.membership.view import Member, Roster
-from protocol.wire.reach_messages import Seen, Whereabouts
+from protocol.wire.messages import Seen, Whereabouts
 from protocol.wire.versions import REACH
 
 LOOK_EVERY_S: Final = 2.0

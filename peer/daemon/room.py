@@ -16,9 +16,8 @@ from peer.options.corpus_size import least_corpus_bytes
 from peer.state.checkpoints import CheckpointStore
 from peer.state.home import HomeError
 from protocol.names import size_text
-from protocol.run.disk_needs import DiskNeeds
+from protocol.run.needs import DiskNeeds, least_parameters_of
 from protocol.run.run_spec import RunSpec
-from protocol.run.sizes import least_parameters_of
 
 
 def check_room_to_begin(store: CheckpointStore, spec: RunSpec, data: str | None) -> None:

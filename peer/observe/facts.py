@@ -15,10 +15,10 @@ from peer.observe.reach_facts import ReachFacts
 from peer.observe.status import RECENT_ROUNDS, Outcomes, PeerState
 from peer.observe.timing import Durations, RoundPhase, RoundTiming
 from peer.state.held_part import HeldPart
-from protocol.gossip.matchmaking_events import Snapshot
+from protocol.gossip.matchmaking_events import RoundSnapshot
 from protocol.membership.conduct import Fault
 from protocol.membership.group import Group
-from protocol.microbatch.counts import Counted
+from protocol.microbatch.core import Counted
 from protocol.outcomes import AuditOutcome, RefusalReason, SkipReason
 from protocol.run.amendments import AmendedSpec
 from protocol.run.stages import stage_of_part
@@ -131,7 +131,7 @@ class Facts:
     round: int = 0
     fraction: float = 0.0
     nominal_step: float = 0.0
-    free: dict[int, Snapshot] = field(default_factory=dict)
+    free: dict[int, RoundSnapshot] = field(default_factory=dict)
     ended: bool = False
     over: bool = False
     recent: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT_ROUNDS))

@@ -32,7 +32,7 @@ from peer.ports import NetworkStatistics
 from protocol.membership.conduct import Fault
 from protocol.membership.dial_back import Reach
 from protocol.membership.view import Member
-from protocol.microbatch.counts import Counted
+from protocol.microbatch.core import Counted
 from protocol.outcomes import AuditOutcome, RefusalReason, SkipReason
 
 from .facts import CheckpointOutcome, Facts

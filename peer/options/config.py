@@ -29,7 +29,7 @@ from .service_links import is_service_link
 from .values import LogFormat, flag, many, number, whole
 
 if TYPE_CHECKING:
-    from protocol.admission.invitations import Token
+    from protocol.admission.statements import Token
 
 MAX_CONFIG_FILE_BYTES: Final = 64 * 1024
 ENVIRONMENT_PREFIX: Final = "LOCO_"

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from protocol.admission.invitations import Token
+    from protocol.admission.statements import Token
 
 MAX_ADDRESSES: Final = 64
 """How many an option takes."""
@@ -88,7 +88,7 @@ def source(value: Any) -> str:
 
 def token(value: Any) -> "Token":
     """An invitation."""
-    from protocol.admission.invitations import BadToken, Token  # here: it imports cryptography
+    from protocol.admission.statements import BadToken, Token  # here: it imports cryptography
 
     try:
         return Token.parse(str(value))

@@ -26,7 +26,7 @@ from peer.training.messages import Failed, TrainerCommand, TrainerEvent
 from peer.training.ports import Float32Vector, StartTrainer, Trainer
 from peer.training.simulated import simulated_starter
 from peer.training.toy import SimulatedSpeed, ToyProblem, simulated_layout
-from protocol.admission.invitations import Token
+from protocol.admission.statements import Token
 from protocol.errors import InvalidRunSpec
 from protocol.membership.group import WHOLE_MODEL
 from protocol.run.run_spec import FrozenSection, RunSpec

@@ -4,9 +4,7 @@ from peer.training.stages.sizes import MIN_SLOTS, SLOTS
 from protocol.microbatch.core import StageCore
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
-from protocol.routing.planned_paths import PlannedRouter
-from protocol.routing.plans import plan_of
-from protocol.routing.routers import router_of, terms_of
+from protocol.routing.routers import PlannedRouter, plan_of, router_of, terms_of
 from protocol.run.amendments import AmendedSpec
 from protocol.run.stages import DATA_STAGE
 

@@ -30,25 +30,24 @@ from protocol.membership.group import other_group_sentence
 from protocol.membership.records import Sign
 from protocol.membership.view import TRAINING, Member
 from protocol.microbatch import trainer_messages as told
-from protocol.microbatch.commands import (
-    Answer,
+from protocol.microbatch.core import (
+    AnswerOffer,
     Command,
+    Counted,
     FreeInbound,
-    Halt,
+    HaltRelays,
     OfferAhead,
-    Send,
+    SendBoundary,
+    StageCore,
     TellLost,
 )
-from protocol.microbatch.core import StageCore
-from protocol.microbatch.counts import Counted
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trainer_messages import StageCommand, StageEvent
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
 from protocol.run.stages import DATA_STAGE
-from protocol.wire.messages import GetLinks, GetSnapshot, Kept, Lost, Offer, Refusal
-from protocol.wire.messages import Halt as HaltMessage
+from protocol.wire.messages import GetLinks, GetSnapshot, Halt, Kept, Lost, Offer, Refusal
 from protocol.wire.versions import STAGE
 
 from .arrivals import Arrivals, Kind, Unusual
@@ -247,7 +246,7 @@ class StageExchange:
         elif isinstance(message, Offer):
             await self._take(talk, trip_of(message, *ends))
         else:
-            if isinstance(message, Lost | HaltMessage) and isinstance(self._core, RelayCore):
+            if isinstance(message, Lost | Halt) and isinstance(self._core, RelayCore):
                 ended = Microbatch(talk.remote_peer_id, message.iteration, message.index)
                 self._withdraw(ended)
             reply, commands = note(self._core, message, *ends, trio.current_time())
@@ -338,14 +337,14 @@ class StageExchange:
         match command:
             case FreeInbound(slot):
                 self._free_inbound(slot)
-            case Answer(ticket, refusal):
+            case AnswerOffer(ticket, refusal):
                 self._answers.pop(ticket, _nobody)(refusal)
-            case Send():
+            case SendBoundary():
                 self._start(self._send, command)
             case OfferAhead(trip):
                 self._offer_ahead(trip)
             case _:
-                if isinstance(command, TellLost | Halt):
+                if isinstance(command, TellLost | HaltRelays):
                     self._withdraw(command.microbatch)
                 for job in self._messenger.jobs(command):
                     self._start(job)
@@ -366,7 +365,7 @@ class StageExchange:
         if self._nursery is not None:
             self._nursery.start_soon(job, *arguments)
 
-    async def _send(self, command: Send) -> None:
+    async def _send(self, command: SendBoundary) -> None:
         line, group = self._line, self._company.group_of(command.trip.receiver)
         taken = False
         if line is not None and group is not None:

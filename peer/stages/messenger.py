@@ -7,15 +7,15 @@ from typing import Final
 import trio
 
 from peer.ports import PeerId
-from protocol.microbatch.commands import (
+from protocol.microbatch.core import (
     Announce,
     Command,
-    Halt,
-    Resume,
+    HaltRelays,
+    ResumeRelay,
+    StageCore,
     TellLost,
     TellPassed,
 )
-from protocol.microbatch.core import StageCore
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.wire.messages import Announcement, Halted, Lost, Noted, Passed
 
@@ -59,10 +59,10 @@ class Messenger:
                     yield partial(self._tell_lost, peer_id, command)
             case TellPassed():
                 yield partial(self._tell_passed, command)
-            case Halt(_, _, relays):
+            case HaltRelays(_, _, relays):
                 for relay in relays:
                     yield partial(self._halt, relay, command)
-            case Resume():
+            case ResumeRelay():
                 yield partial(self._resume, command)
 
     async def _announce(self, relay: PeerId, iteration: int) -> None:
@@ -112,7 +112,7 @@ class Messenger:
             named = microbatch.origin, microbatch.iteration, microbatch.index
             await self._transfers.ask(command.to, Passed(group, *named, command.attempt), Noted)
 
-    async def _halt(self, relay: PeerId, command: Halt) -> None:
+    async def _halt(self, relay: PeerId, command: HaltRelays) -> None:
         core, group = self._core, self._company.group_of(relay)
         assert isinstance(core, DataPeerCore), "data peers mend"
         halted = None
@@ -121,7 +121,7 @@ class Messenger:
         standing = None if halted is None else halted.standing
         self._do(core.found(command.microbatch, command.attempt, relay, standing))
 
-    async def _resume(self, command: Resume) -> None:
+    async def _resume(self, command: ResumeRelay) -> None:
         core, trip = self._core, command.trip
         assert isinstance(core, DataPeerCore), "data peers mend"
         group = self._company.group_of(trip.receiver)

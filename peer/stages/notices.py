@@ -7,9 +7,7 @@ from typing import Final
 
 from peer.ports import PeerId
 from protocol.errors import RemoteProtocolError
-from protocol.microbatch.commands import Command, Resume, TellLost
-from protocol.microbatch.commands import Halt as HaltCommand
-from protocol.microbatch.core import StageCore
+from protocol.microbatch.core import Command, HaltRelays, ResumeRelay, StageCore, TellLost
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trip import Leg, Microbatch, Trip
@@ -23,11 +21,11 @@ from protocol.wire.messages import (
     Offer,
     Passed,
     Refusal,
+    Resume,
 )
-from protocol.wire.messages import Resume as ResumeMessage
 
-Notice = Announcement | Lost | Passed | Halt | ResumeMessage
-NOTICES: Final = (Announcement, Lost, Passed, Halt, ResumeMessage)
+Notice = Announcement | Lost | Passed | Halt | Resume
+NOTICES: Final = (Announcement, Lost, Passed, Halt, Resume)
 Reply = Noted | Halted | Refusal
 
 
@@ -41,7 +39,7 @@ def stage_said(message: Offer | Notice) -> int | None:
 
     Paths are made before they are travelled: a peer may have gone over to another stage since.
     """
-    if not isinstance(message, Offer | ResumeMessage):
+    if not isinstance(message, Offer | Resume):
         return None
     said = message.stages[message.place - 1 : message.place] if message.place else ()
     return said[0] if said else None
@@ -85,7 +83,7 @@ def _note_at_relay(
             sentence = "a later attempt is known, or it is never mended"
             return Refusal(RefusalReason.UNAVAILABLE, sentence), commands
         return Halted(standing), commands
-    if isinstance(notice, ResumeMessage):
+    if isinstance(notice, Resume):
         trip = _trip_of(notice, microbatch)
         if not 1 <= trip.place <= len(trip.path) or trip.receiver != peer_id:
             raise RemoteProtocolError("a path goes on without us")
@@ -93,7 +91,7 @@ def _note_at_relay(
     return Noted(core.newest_for(sender)), core.lost(microbatch, sender, now_s, notice.attempt)
 
 
-def _trip_of(notice: ResumeMessage, microbatch: Microbatch) -> Trip:
+def _trip_of(notice: Resume, microbatch: Microbatch) -> Trip:
     if len(set(notice.path)) != len(notice.path) or len(notice.stages) != len(notice.path):
         raise RemoteProtocolError("a path visits every peer once, and says the stage of each")
     return Trip(
@@ -108,16 +106,16 @@ def _trip_of(notice: ResumeMessage, microbatch: Microbatch) -> Trip:
     )
 
 
-def halt_message(command: HaltCommand, group: str) -> Halt:
+def halt_message(command: HaltRelays, group: str) -> Halt:
     """A halt as a relay is told of it."""
     microbatch = command.microbatch
     return Halt(group, microbatch.iteration, microbatch.index, command.attempt)
 
 
-def resume_message(command: Resume, group: str) -> ResumeMessage:
+def resume_message(command: ResumeRelay, group: str) -> Resume:
     """How a microbatch goes on, as a relay is told of it."""
     trip, microbatch = command.trip, command.trip.microbatch
-    return ResumeMessage(
+    return Resume(
         group,
         microbatch.iteration,
         microbatch.index,

@@ -24,10 +24,9 @@ from protocol.membership.records import Sign
 from protocol.membership.view import TRAINING
 from protocol.names import short_id
 from protocol.routing.measures import Measures
-from protocol.routing.planned_paths import PlannedRouter
-from protocol.routing.plans import PlannedPaths
 from protocol.routing.proposals import Proposals, proposer_of
-from protocol.routing.snapshots import Snapshot, Terms
+from protocol.routing.routers import PlannedPaths, PlannedRouter
+from protocol.routing.snapshots import LinkSnapshot, Terms
 from protocol.routing.vectors import decode_vector, encode_vector
 from protocol.wire.messages import GetLinks, GetSnapshot, LinksReply, SnapshotReply
 from protocol.wire.versions import STAGE
@@ -36,7 +35,7 @@ from .company import StageCompany
 
 LOOK_S: Final = 2.0
 ANSWER_S: Final = 5.0
-Planner = Callable[[Snapshot, Terms, int], PlannedPaths | None]
+Planner = Callable[[LinkSnapshot, Terms, int], PlannedPaths | None]
 """Makes the plan for a snapshot, in which a path visits so many stages; None where there is none.
 It runs in a thread."""
 
@@ -83,7 +82,7 @@ class Survey:
         self._plan = plan
         self._proposals = Proposals(self._run_id)
         self._signed = b""
-        self._snapshot: Snapshot | None = None
+        self._snapshot: LinkSnapshot | None = None
         self.measures = Measures()
         self.slots = SLOTS
 
@@ -137,7 +136,7 @@ class Survey:
             self._snapshot = snapshot
             self._adopt(router, await self._work.run(self._planned, snapshot))
 
-    def _planned(self, snapshot: Snapshot) -> tuple[PlannedPaths | None, PlannedPaths | None]:
+    def _planned(self, snapshot: LinkSnapshot) -> tuple[PlannedPaths | None, PlannedPaths | None]:
         """The plan, and that of iterations that skip nothing; runs in a thread."""
         terms = self._terms
         full = self._plan(snapshot, terms, terms.stages) if self._full else None
@@ -158,7 +157,7 @@ class Survey:
         )
 
     # --- gathering --------------------------------------------------------------------------------
-    async def _proposed(self) -> Snapshot | None:
+    async def _proposed(self) -> LinkSnapshot | None:
         await self._gather([member.peer_id for member in self._company.others()])
         self._proposals.keep({**self._company.stages(), self._network.peer_id: self._stage})
         return self._proposals.due(self._snapshot, trio.current_time())
@@ -177,13 +176,13 @@ class Survey:
         except LocoError:
             return  # what it says is no vector: its links are those that others measure
 
-    async def _fetched(self, proposer: PeerId) -> Snapshot | None:
+    async def _fetched(self, proposer: PeerId) -> LinkSnapshot | None:
         known = None if self._snapshot is None else self._snapshot.digest
         data = await self._ask(proposer, GetSnapshot(known), SnapshotReply, MAX_SNAPSHOT_BYTES)
         if not data:
             return None
         try:
-            return await self._work.run(Snapshot.read, data, self._run_id)
+            return await self._work.run(LinkSnapshot.read, data, self._run_id)
         except LocoError:
             return None  # we go on with what we have
 

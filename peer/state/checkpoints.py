@@ -39,7 +39,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt
 from peer.training.ports import Float32Vector
 from peer.training.tensor_file import FileUnusable, TensorFile, write_tensors
 from protocol.names import size_text
-from protocol.run.disk_needs import SPARE_BYTES, DiskNeeds, checkpoint_bytes, disk_needs
+from protocol.run.needs import SPARE_BYTES, DiskNeeds, checkpoint_bytes, disk_needs
 
 from .durable import sync_folder
 from .home import replace_file

@@ -23,7 +23,7 @@ from typing import Protocol
 import trio
 
 from peer.ports import Work
-from protocol.run.disk_needs import KEPT_STATES
+from protocol.run.needs import KEPT_STATES
 
 from .state_file import StateManifest, remove_state_files
 

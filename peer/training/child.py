@@ -16,8 +16,8 @@ from torch import nn
 from peer.codec import get_codec
 from protocol.errors import LocoError
 from protocol.run.frozen_config import known_keys
+from protocol.run.needs import sequence_bytes
 from protocol.run.run_spec import RunSpec
-from protocol.run.sizes import sequence_bytes
 
 from . import calibrate
 from .channel import SocketChannel

@@ -32,7 +32,7 @@ import torch
 
 from peer.codec import Codec, codes_on
 from protocol.fragment.fragments import Fragment
-from protocol.run.way_sections import DilocoSection
+from protocol.run.sections import DilocoSection
 
 from .errors import NonFinite
 from .shared import CodeRegions

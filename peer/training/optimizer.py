@@ -22,7 +22,7 @@ from typing import Final
 
 import torch
 
-from protocol.run.optimizer_section import MuonSection, OptimizerSection
+from protocol.run.sections import MuonSection, OptimizerSection
 
 from .device import Precision
 from .model import FlatModel

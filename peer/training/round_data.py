@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from protocol.schedule.data_plan import DataPlan, Taken
+from protocol.schedule.data_plan import DataPlan, TakenBlocks
 
 from .messages import TrainRound
 
@@ -26,7 +26,7 @@ class RoundData:
         self._members = order.members
         self._epoch, self._position = order.epoch, order.position
         self._taken_steps = 0
-        self._next: Taken | None = None
+        self._next: TakenBlocks | None = None
 
     def blocks(self, steps: int) -> npt.NDArray[np.int64]:
         """Those of the step that follows on the first `steps` of the round; steps in order.
@@ -50,11 +50,11 @@ class RoundData:
             left = steps - self._taken_steps
             self._pass(self._taken(left), left)
 
-    def _taken(self, steps: int) -> Taken:
+    def _taken(self, steps: int) -> TakenBlocks:
         count = steps * self._batch_size
         return self._plan.take(self._epoch, self._position, count, self._peer_id, self._members)
 
-    def _pass(self, taken: Taken, steps: int) -> None:
+    def _pass(self, taken: TakenBlocks, steps: int) -> None:
         self._epoch, self._position = taken.epoch, taken.position
         self._taken_steps += steps
         self._next = None

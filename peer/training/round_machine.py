@@ -54,8 +54,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from protocol.run.optimizer_section import OptimizerSection
 from protocol.run.run_spec import RunSpec
+from protocol.run.sections import OptimizerSection
 from protocol.schedule.data_plan import DataPlan
 
 from .errors import WrongCommand

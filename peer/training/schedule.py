@@ -18,8 +18,8 @@ falls linearly over the last `decay_fraction` of the run; `constant` stays. The 
 
 import math
 
-from protocol.run.optimizer_section import OptimizerSection
 from protocol.run.run_spec import RunSpec
+from protocol.run.sections import OptimizerSection
 
 from .messages import TrainRound
 

@@ -5,6 +5,10 @@ An address is a chain of parts, each a protocol name with or without a value:
 then its value: of fixed length for numbers, with a uvarint length before it for names and peer ids
 (multiformats/multiaddr, protocols.csv). Only what loco-peer uses is understood; other parts are
 refused by name, never skipped.
+
+A directory record holds the binary form, in as few bytes as it needs: only what a peer can be
+dialled at, in canonical form, and short. A longer one, or one that could be written otherwise, is
+refused.
 """
 
 import ipaddress
@@ -247,3 +251,47 @@ def join_parts(parts: Iterable[tuple[str, str]]) -> Address:
         f"/{name}" + (value if name == "unix" else f"/{value}" if value else "")
         for name, value in parts
     )
+
+
+# --- in as few bytes as a directory record needs --------------------------------------------------
+MAX_COMPACT_ADDRESS_BYTES: Final = 120
+MAX_HOST_NAME_CHARS: Final = 112
+
+
+def address_to_bytes(address: str) -> bytes:
+    """The binary form of a multiaddr's text.
+
+    Raises:
+        ValueError: not an address that a record can carry; the message says why.
+    """
+    try:
+        data = to_bytes(address)
+        text = from_bytes(data)
+        parts = parse(text)
+    except InvalidAddress as error:
+        raise ValueError(str(error)) from error
+    if text != address:
+        raise ValueError(f"{address!r} is not in canonical form: {text}")
+    if len(data) > MAX_COMPACT_ADDRESS_BYTES:
+        raise ValueError(f"{address!r} needs more than {MAX_COMPACT_ADDRESS_BYTES} bytes")
+    for name, value in parts:
+        if name == "unix":
+            raise ValueError(f"{address!r} is an address of one machine alone")
+        if name.startswith("dns") and len(value) > MAX_HOST_NAME_CHARS:
+            raise ValueError(f"{value!r} is longer than {MAX_HOST_NAME_CHARS} characters")
+    return data
+
+
+def address_from_bytes(data: bytes) -> str:
+    """The text of a binary address.
+
+    Raises:
+        ValueError: not the canonical bytes of an address; the message says why.
+    """
+    try:
+        text = from_bytes(data)
+    except InvalidAddress as error:
+        raise ValueError(str(error)) from error
+    if address_to_bytes(text) != data:
+        raise ValueError(f"{data.hex()} is not in canonical form")
+    return text

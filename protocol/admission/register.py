@@ -30,9 +30,7 @@ from protocol.address.peer_id import peer_id_from_public_key
 from protocol.errors import RemoteProtocolError
 from protocol.limits import MAX_PASSES, MAX_RULINGS
 
-from .invitations import Pass
-from .rulings import MAX_SERIAL, Ruling, Verdict
-from .sealed import opened
+from .statements import MAX_SERIAL, Pass, Ruling, Verdict, opened
 
 
 class Mode(StrEnum):

@@ -29,7 +29,7 @@ STRATA_AHEAD: Final = 1
 
 
 @dataclass(frozen=True)
-class Needs:
+class CorpusNeeds:
     """What one peer needs from a place on.
 
     Args:
@@ -104,7 +104,7 @@ def first_to_go(
     """The pieces that are held, in the order in which they may go; those that are needed stay.
 
     Args:
-        distance, kept: of all pieces (`Needs.distance`, `kept_pieces`).
+        distance, kept: of all pieces (`CorpusNeeds.distance`, `kept_pieces`).
     """
     may_go = held[~np.isin(held, np.fromiter(needed, np.int64))]
     order = np.lexsort((may_go, -distance[may_go], kept[may_go]))

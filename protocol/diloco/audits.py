@@ -35,7 +35,7 @@ Rules
      for each result, MAX_AUDITS at once.
 
   6. Two different results that one life of an owner has signed for a fragment and cycle are a proof
-     too (contradiction.py). Peers to which an owner has told different things see that they differ
+     too (evidence.py). Peers to which an owner has told different things see that they differ
      when they are through with the cycle, and ask each other for the results that they have: that
      is how both come together. Of each fragment and owner the newest two are kept for it. A result
      that an owner itself sends must name the life of it that we know.
@@ -58,12 +58,10 @@ import blake3
 
 from protocol.limits import MAX_AUDITS, MAX_CONVICTED, MAX_KEPT_EVIDENCE_BYTES
 from protocol.outcomes import AuditOutcome
-from protocol.wire.audit_messages import Doubt, Proof
-from protocol.wire.fragment_messages import Result
+from protocol.wire.fragment_messages import Doubt, Proof, Result
 
-from .contradiction import Contradiction, contradict
-from .fragment_commands import Audit, Convict, CountAudit, Send, Withdraw
-from .fragment_events import Audited, Parts
+from .evidence import Contradiction, contradict
+from .fragment_events import Audit, Audited, Convict, CountAudit, Parts, SendMessage, WithdrawOwner
 from .peers import Peers
 
 AUDITS_PER_RESULT: Final = 2.0
@@ -77,7 +75,7 @@ KEPT_OF_A_FRAGMENT: Final = 2
 
 Key = tuple[int, int, str]
 """Fragment, cycle and owner of a result."""
-Output = Iterator[Audit | Convict | CountAudit | Send | Withdraw]
+Output = Iterator[Audit | Convict | CountAudit | SendMessage | WithdrawOwner]
 
 
 class Audits:
@@ -173,7 +171,7 @@ class Audits:
             self._results.pop(key, None)
             self._peers.note_unopened(*key)
             yield from self._to_all(Doubt(self._group, *key))
-            yield Withdraw(result.owner)
+            yield WithdrawOwner(result.owner)
 
     def proved(self, owner: str, proof: bytes) -> Output:
         """It is proved, here or elsewhere, that an owner has lied (rule 2)."""
@@ -189,17 +187,19 @@ class Audits:
         self._peers.note_untrue(owner)
         yield Convict(owner, proof)
         yield from self._to_all(Proof(self._group, owner), proof, but=owner)
-        yield Withdraw(owner)
+        yield WithdrawOwner(owner)
 
-    def told(self, newcomer: str) -> Iterator[Send]:
+    def told(self, newcomer: str) -> Iterator[SendMessage]:
         """Tell a newcomer who has lied, as far as that can still be proved."""
         for owner, proof in self._proofs.items():
             if proof and owner != newcomer:
-                yield Send(newcomer, Proof(self._group, owner), memoryview(proof))
+                yield SendMessage(newcomer, Proof(self._group, owner), memoryview(proof))
 
-    def _to_all(self, message: Doubt | Proof, proof: bytes = b"", but: str = "") -> Iterator[Send]:
+    def _to_all(
+        self, message: Doubt | Proof, proof: bytes = b"", but: str = ""
+    ) -> Iterator[SendMessage]:
         for peer_id in sorted(self._peers.others - {but, message.owner}):
-            yield Send(peer_id, message, memoryview(proof))
+            yield SendMessage(peer_id, message, memoryview(proof))
 
 
 def _life(result: Result) -> tuple[int, int]:

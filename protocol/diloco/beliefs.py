@@ -24,8 +24,7 @@ from protocol.limits import MAX_CONTRIBUTION_WEIGHT, MAX_CONTRIBUTORS
 from protocol.outcomes import RefusalReason
 from protocol.wire.fragment_messages import ChunkResult, Contribution, Result
 
-from .peers import Peers
-from .send_plan import SendPlan
+from .peers import Peers, SendPlan
 
 MAX_VIEWS: Final = 3
 """Views of late that owners may have been chosen by."""

@@ -19,19 +19,21 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from protocol.fragment.chunk_ledger import ChunkLedger, Stamp, Verdict
+from protocol.fragment.chunk_ledger import ChunkLedger, ResultVerdict, Stamp
 from protocol.wire.fragment_messages import Result
 
-from .fragment_commands import (
+from .fragment_events import (
     AskStamps,
     Changes,
+    ChunkFetched,
     FetchChunk,
+    ResultArrived,
     ResultToWrite,
     UndoSteps,
+    Withdrawn,
     WriteChunk,
     WriteResults,
 )
-from .fragment_events import Fetched, ResultArrived, Withdrawn
 from .healing import Healing
 from .peers import Peers
 
@@ -62,7 +64,7 @@ class Occasion:
 class _Write:
     """What is being written, and where to note what the trainer has to do about it."""
 
-    what: Fetched | Withdrawn | tuple[tuple[ResultArrived, Verdict], ...]
+    what: ChunkFetched | Withdrawn | tuple[tuple[ResultArrived, ResultVerdict], ...]
     occasion: Occasion
     changes: Changes
 
@@ -117,15 +119,15 @@ class ChunkWrites:
     # --- what is to be written --------------------------------------------------------------------
     def judge(
         self, now_s: float, item: ResultArrived
-    ) -> Generator[FetchChunk | AskStamps, None, Verdict]:
+    ) -> Generator[FetchChunk | AskStamps, None, ResultVerdict]:
         """What a result means; a chunk that has to be healed is asked for, the result kept."""
         chunk, result = item.chunk, item.result
         if not self._peers.believes(result):
-            return Verdict.IGNORE
+            return ResultVerdict.IGNORE
         verdict = self._ledger.judge(
             chunk.chunk, result.cycle, chunk.base_stamp, result.outcome(chunk)
         )
-        if verdict is Verdict.HEAL:
+        if verdict is ResultVerdict.HEAL:
             self._keep_for_after_healing(item)
             known = [item.sender, *result.contributors_of(chunk)]
             source = next((peer_id for peer_id in known if peer_id != self._own_id), None)
@@ -140,14 +142,14 @@ class ChunkWrites:
         wanted = []
         for item in items:
             verdict = yield from self.judge(now_s, item)
-            if verdict in (Verdict.STEP, Verdict.REDO):
+            if verdict in (ResultVerdict.STEP, ResultVerdict.REDO):
                 wanted.append((item, verdict))
         if wanted:
             self._write = _Write(tuple(wanted), occasion, occasion.changes)
             results = tuple(self._to_write(item, verdict) for item, verdict in wanted)
             yield WriteResults(self._fragment, results, occasion.until_s)
 
-    def write_chunk(self, item: Fetched, occasion: Occasion) -> Output:
+    def write_chunk(self, item: ChunkFetched, occasion: Occasion) -> Output:
         """Write a chunk of another peer, unless we have got further meanwhile."""
         ours = self._ledger.stamp(item.chunk)
         if item.stamp == ours or ours.is_ahead_of(item.stamp):
@@ -181,8 +183,8 @@ class ChunkWrites:
         item, occasion = self._on_top.popleft()
         yield from self.write_results(now_s, [item], occasion)
 
-    def _to_write(self, item: ResultArrived, verdict: Verdict) -> ResultToWrite:
-        chunk, again = item.chunk.chunk, verdict is Verdict.REDO
+    def _to_write(self, item: ResultArrived, verdict: ResultVerdict) -> ResultToWrite:
+        chunk, again = item.chunk.chunk, verdict is ResultVerdict.REDO
         base = self._ledger.before(chunk) if again else self._ledger.stamp(chunk)
         outcome = item.result.outcome(item.chunk)
         return ResultToWrite(chunk, item.result.cycle, base, outcome, item.codes, again)
@@ -199,7 +201,7 @@ class ChunkWrites:
         assert self._write is not None
         write, self._write = self._write, None
         write.occasion.has_written |= bool(stamps)
-        if isinstance(write.what, Fetched):
+        if isinstance(write.what, ChunkFetched):
             if stamps:
                 self._note_chunk(write.what, write.occasion.until_s, write.changes)
             return
@@ -214,17 +216,17 @@ class ChunkWrites:
                 write.occasion.contributors = max(write.occasion.contributors, in_it)
 
     def _note_result(
-        self, item: ResultArrived, verdict: Verdict, stamp: Stamp, changes: Changes
+        self, item: ResultArrived, verdict: ResultVerdict, stamp: Stamp, changes: Changes
     ) -> None:
         """Where the chunk is now, and what the trainer has to do about it."""
         chunk, outcome = item.chunk.chunk, item.result.outcome(item.chunk)
         self._results[chunk] = item
-        if verdict is Verdict.STEP:
+        if verdict is ResultVerdict.STEP:
             self._ledger.stepped(chunk, item.result.cycle, outcome, stamp)
         else:
             self._ledger.redone(chunk, outcome, stamp)
         new_here = chunk in changes.stepped or chunk not in changes.moved
-        if verdict is Verdict.REDO and chunk not in changes.stepped | changes.moved:
+        if verdict is ResultVerdict.REDO and chunk not in changes.stepped | changes.moved:
             changes.redone.add(chunk)
         elif self._own_id in item.result.contributors_of(item.chunk) and new_here:
             changes.stepped.add(chunk)
@@ -245,7 +247,7 @@ class ChunkWrites:
         else:
             changes.moved.add(chunk)
 
-    def _note_chunk(self, item: Fetched, until_s: float, changes: Changes) -> None:
+    def _note_chunk(self, item: ChunkFetched, until_s: float, changes: Changes) -> None:
         """The chunk is the other peer's; what came meanwhile goes on top of it, cycle by cycle."""
         self._ledger.healed(item.chunk, item.cycle, item.stamp)
         self._spoilt.discard(item.chunk)

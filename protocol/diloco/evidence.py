@@ -1,13 +1,22 @@
-"""One leaf of a result, and of all that it was made of: what an owner opens, and what convicts it.
+"""What an owner opens of a result, and what convicts it: proofs that travel.
 
-    opening    msgpack [[contribution, leaf, path], ...], in the order of the result's contributors
-    evidence   msgpack [result, chunk, leaf index, its codes, path, opening]
+    opening         msgpack [[contribution, leaf, path], ...], in the order of the contributors
+    evidence        msgpack [result, chunk, leaf index, its codes, path, opening]
+    contradiction   msgpack [result, result]
 
-Contributions and results are those of the wire, signed. The statements that the result names, the
-roots in them and the paths tie each leaf to a signature, so nobody can make an opening of anything
-but what the contributors have sent; and the root in the result ties the owner to its average.
+Evidence is one leaf of a result and of all that it was made of. Contributions and results are those
+of the wire, signed. The statements that the result names, the roots in them and the paths tie each
+leaf to a signature, so nobody can make an opening of anything but what the contributors have sent;
+and the root in the result ties the owner to its average.
 
 Whether the average follows is a matter of arithmetic (peer/averaging/diloco/leaf_average.py).
+
+A contradiction is two results that one owner has signed, of which one life of it can have signed
+but one. An owner averages a cycle of a fragment once (owner.py: a collection that is over is not
+opened again), and signs one result for all of its chunks. It has forgotten that when it is started
+again, and may then sign another; so a result names the life that signed it, and of each life there
+is one result for a fragment and cycle. Two that differ show that the owner told peers different
+things, whatever went into them: no audit is needed, and both may follow from what they name.
 """
 
 from dataclasses import dataclass, replace
@@ -19,10 +28,11 @@ from protocol.errors import RemoteProtocolError
 from protocol.fragment.code_tree import is_leaf
 from protocol.limits import MAX_CONTRIBUTORS, MAX_EVIDENCE_BYTES
 from protocol.plausible import contribution_shares
-from protocol.wire.fragment_messages import ChunkResult, Contribution, Result
+from protocol.wire.fragment_messages import ChunkResult, Contribution, Result, signed_bytes
 from protocol.wire.messages import decode_message, encode_message
 
 
+# --- evidence -------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Input:
     """One contribution to a chunk, and one leaf of its codes."""
@@ -174,3 +184,53 @@ def unpacked(data: bytes, max_items: int) -> list[Any]:
     if not isinstance(found, list) or len(data) > MAX_EVIDENCE_BYTES:
         raise RemoteProtocolError("not an opening, and no evidence")
     return found
+
+
+# --- contradictions -------------------------------------------------------------------------------
+def contradict(one: Result, other: Result) -> bool:
+    """Whether one life of an owner cannot have signed both."""
+    about, of = ((r.group, r.fragment, r.cycle, r.owner, r.incarnation) for r in (one, other))
+    return about == of and signed_bytes(one) != signed_bytes(other)
+
+
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """See the top of the file."""
+
+    one: Result
+    other: Result
+
+    @property
+    def result(self) -> Result:
+        """Either of them, for what both are about."""
+        return self.one
+
+    def packed(self) -> bytes:
+        """Its bytes."""
+        body = [encode_message(replace(each, carried=())) for each in (self.one, self.other)]
+        packed: bytes = msgpack.packb(body)
+        return packed
+
+    @classmethod
+    def of(cls, headers: tuple[bytes, bytes]) -> Self:
+        """What two headers tell. Raises RemoteProtocolError: they are not results."""
+        one, other = map(decode_message, headers)
+        if isinstance(one, Result) and isinstance(other, Result):
+            return cls(one, other)
+        raise RemoteProtocolError("a contradiction of other things than results")
+
+    def check(self) -> None:
+        """Raises RemoteProtocolError: this does not show that the owner has lied."""
+        if not contradict(self.one, self.other):
+            raise RemoteProtocolError("two results that do not contradict each other")
+        if not (self.one.is_genuine() and self.other.is_genuine()):
+            raise RemoteProtocolError("a contradiction that its owner has not signed")
+
+
+def read_proof(data: bytes) -> Evidence | Contradiction:
+    """A proof as it came, of either kind. Raises RemoteProtocolError: it is none."""
+    match unpacked(data, 6):
+        case [bytes(one), bytes(other)]:
+            return Contradiction.of((one, other))
+        case _:
+            return Evidence.read(data)

@@ -1,8 +1,9 @@
 """The exchange of fragments among all: events in, commands out.
 
     trainer: Sent --> Keeper --Contribute--> owners of the chunks (peers, or our own Owner)
-                      Keeper <--Received(Result)-- owners;  --MergeIntoTrainer--> trainer
-    Owner: Received(Contribution)... --Average--> Averaged --Send(Result)--> all, and our Keeper
+                      Keeper <--MessageReceived(Result)-- owners;  --MergeIntoTrainer--> trainer
+    Owner: MessageReceived(Contribution)... --Average--> AveragesMade
+                      --SendMessage(Result)--> all, and our Keeper
 
 The parts: one `Keeper` per fragment, which knows what becomes of it (keeper.py); one `Owner` of
 what others have us average (owner.py); `Departures`, the order in which fragments leave; and
@@ -22,21 +23,22 @@ Rules
   6. Results are audited as they come from their owners; what turns out to be a lie, or cannot be
      shown, is taken back (audits.py).
 
-Time comes in with each event, in order; `next_deadline_s` says when the next `Tick` is due. The
-caller tells `PeersSeen` whenever that changes, looks at least every so often whether it has, and
-carries out the commands in their order.
+Time comes in with each event, in order; `next_deadline_s` says when the next `FragmentTick` is due.
+The caller tells `GroupSeen` whenever that changes, looks at least every so often whether it has,
+and carries out the commands in their order.
 Source: docs/decisions/0011-diloco-without-a-coordinator.md.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from typing import Final
 
 from protocol.fragment.chunk_ledger import ChunkLedger, Stamp
 from protocol.outcomes import RefusalReason
-from protocol.wire.audit_messages import Doubt
 from protocol.wire.fragment_messages import (
     Contribution,
+    Doubt,
     FragmentSettled,
     NoResult,
     Result,
@@ -44,50 +46,59 @@ from protocol.wire.fragment_messages import (
 
 from .audits import Audits
 from .beliefs import Beliefs, can_stand
-from .core_statistics import FragmentCoreStatistics
-from .departures import Departures
-from .fragment_commands import (
+from .fragment_events import (
+    Audited,
+    AveragesMade,
+    Began,
+    ChunkFetched,
     Contribute,
     ContributionRefused,
     CountRefusal,
+    CyclePassed,
+    CycleSettled,
+    FetchFailed,
     ForgetOthers,
     FragmentCommand,
-    PartOver,
-    Send,
-    Settled,
-    Signal,
-    Withdraw,
-)
-from .fragment_events import (
-    Audited,
-    Averaged,
-    Began,
-    Fetched,
-    FetchFailed,
     FragmentEvent,
+    FragmentTick,
+    GroupSeen,
+    MessageReceived,
+    PartOver,
     Parts,
-    Passed,
-    PeersSeen,
     Proved,
     QuestionsEnded,
-    Received,
     ResultAnswered,
     ResultArrived,
+    SendMessage,
     Sent,
+    Signal,
     StampsAdopted,
     StampsAnswered,
-    Tick,
     TrainerHeld,
     Verified,
     Withdrawn,
+    WithdrawOwner,
     Written,
     arrived_parts,
 )
 from .healing import HealingStatistics
-from .keeper import Keeper
-from .owner import Owner
-from .peers import Peers
-from .send_plan import SendPlan
+from .keeper import Departures, Keeper
+from .owner import Owner, OwnerStatistics
+from .peers import Peers, SendPlan
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentCoreStatistics:
+    """Counts since the start.
+
+    Attributes:
+        lost_items: what came for a fragment and did not fit.
+    """
+
+    healing: HealingStatistics
+    owner: OwnerStatistics
+    lost_items: int
+
 
 Output = Iterable[FragmentCommand | Signal]
 
@@ -119,7 +130,7 @@ class FragmentCore:
     # --- what can be asked ------------------------------------------------------------------------
     @property
     def next_deadline_s(self) -> float | None:
-        """When a `Tick` is due, in the time of `step`; None while nothing waits."""
+        """When a `FragmentTick` is due, in the time of `step`; None while nothing waits."""
         due = (self._owner.next_deadline_s, *(keeper.next_deadline_s for keeper in self._keepers))
         return min((at_s for at_s in due if at_s is not None), default=None)
 
@@ -170,13 +181,13 @@ class FragmentCore:
         """Commands go out; what one part tells reaches the others, when the part is done."""
         for each in tuple(output):
             match each:
-                case Settled():
+                case CycleSettled():
                     yield from self._routed(now_s, self._settled(each))
                 case PartOver():
                     yield from self._routed(now_s, self._part_over(now_s, each))
                 case ContributionRefused():
                     yield from self._routed(now_s, self._refused(each))
-                case Withdraw(owner):
+                case WithdrawOwner(owner):
                     for keeper in self._keepers:
                         yield from self._routed(now_s, keeper.put(now_s, Withdrawn(owner)))
                 case Contribute():
@@ -186,7 +197,7 @@ class FragmentCore:
                     yield each
 
     # --- from other peers -------------------------------------------------------------------------
-    def _received(self, now_s: float, event: Received) -> Output:
+    def _received(self, now_s: float, event: MessageReceived) -> Output:
         sender, message = event.peer_id, event.message
         self._peers.note_heard(sender)
         keeper = self._keepers[message.fragment]
@@ -200,7 +211,7 @@ class FragmentCore:
                 yield from self._audits.noted(message)
                 arrived = yield from self._believed(message, event.codes, sender)
                 if sender == message.owner:  # it makes one of a cycle
-                    yield from keeper.put(now_s, *arrived, Passed(sender, message.cycle))
+                    yield from keeper.put(now_s, *arrived, CyclePassed(sender, message.cycle))
                     believed = {each.chunk.chunk: each.codes for each in arrived}
                     yield from self._audits.arrived(message, believed)
                 else:
@@ -208,10 +219,10 @@ class FragmentCore:
             case Doubt():
                 yield from self._audits.doubted(message)
             case NoResult():
-                yield from keeper.put(now_s, Passed(sender, message.cycle))
+                yield from keeper.put(now_s, CyclePassed(sender, message.cycle))
             case FragmentSettled(fragment=fragment, cycle=cycle, digest=digest):
                 self._peers.note_settled(fragment, sender, cycle, digest)
-                yield from keeper.put(now_s, Passed(sender, cycle))
+                yield from keeper.put(now_s, CyclePassed(sender, cycle))
                 yield from self._owner.look(now_s)
                 yield from keeper.healing.compare(sender)
 
@@ -239,24 +250,24 @@ class FragmentCore:
         return believed
 
     # --- our own part -----------------------------------------------------------------------------
-    def _averaged(self, now_s: float, event: Averaged) -> Output:
+    def _averaged(self, now_s: float, event: AveragesMade) -> Output:
         """Send a result of ours to all, and to our own keeper."""
         if event.averages is not None:
             result = event.averages.result
             self._published[result.fragment] = result.cycle
             for peer_id in sorted(self._peers.others):
-                yield Send(peer_id, result, event.averages.codes)
+                yield SendMessage(peer_id, result, event.averages.codes)
             arrived = arrived_parts(result, event.averages.parts, self._peers.own_id)
             yield from self._keepers[result.fragment].put(now_s, *arrived)
         yield from self._owner.averaged(event.fragment, event.cycle)
 
     def _part_over(self, now_s: float, over: PartOver) -> Output:
         """Let nobody wait for what we own and have no result for (rule 3)."""
-        passed = Passed(self._peers.own_id, over.cycle)
+        passed = CyclePassed(self._peers.own_id, over.cycle)
         yield from self._keepers[over.fragment].put(now_s, passed)
         if self._published.get(over.fragment) != over.cycle:
             for peer_id in sorted(self._peers.others):
-                yield Send(peer_id, NoResult(self._plan.group, over.fragment, over.cycle))
+                yield SendMessage(peer_id, NoResult(self._plan.group, over.fragment, over.cycle))
 
     def _refused(self, refused: ContributionRefused) -> Output:
         sender, late = refused.peer_id, refused.contribution
@@ -268,11 +279,11 @@ class FragmentCore:
             for stamp in late.stamps:
                 kept = self.result_of(late.fragment, late.cycle, stamp.chunk)
                 if kept is not None:
-                    yield Send(sender, *kept)
+                    yield SendMessage(sender, *kept)
             yield from self._told_settled(sender, late.fragment)
 
     # --- telling others ---------------------------------------------------------------------------
-    def _settled(self, settled: Settled) -> Output:
+    def _settled(self, settled: CycleSettled) -> Output:
         """Tell all where we are, and look who is elsewhere (rules 1 and 5)."""
         fragment = settled.fragment
         self._peers.forget_absent()
@@ -292,11 +303,11 @@ class FragmentCore:
             yield from self._audits.told(peer_id)
         self._acquainted = others
 
-    def _told_settled(self, peer_id: str, fragment: int) -> Iterator[Send]:
+    def _told_settled(self, peer_id: str, fragment: int) -> Iterator[SendMessage]:
         """Tell one peer where we are with a fragment, if we are anywhere yet."""
         settled = self._keepers[fragment].settled
         if settled is not None:
-            yield Send(peer_id, FragmentSettled(self._plan.group, fragment, *settled))
+            yield SendMessage(peer_id, FragmentSettled(self._plan.group, fragment, *settled))
 
     def _audited(self, _now_s: float, event: Audited) -> Output:
         return self._audits.audited(event)
@@ -305,11 +316,11 @@ class FragmentCore:
         return self._audits.proved(event.message.owner, event.proof)
 
     # --- what concerns one part alone -------------------------------------------------------------
-    def _peers_seen(self, now_s: float, event: PeersSeen) -> Output:
+    def _peers_seen(self, now_s: float, event: GroupSeen) -> Output:
         self._peers.note_seen(event)
         yield from self._owner.look(now_s)
 
-    def _ticked(self, now_s: float, _event: Tick) -> Output:
+    def _ticked(self, now_s: float, _event: FragmentTick) -> Output:
         yield from self._owner.look(now_s)
         for keeper in self._keepers:
             yield from keeper.look(now_s)
@@ -352,7 +363,7 @@ class FragmentCore:
         yield from keeper.healing.questions_ended(now_s, event.peer_id)
         yield from keeper.put(now_s, *keeper.healing.confirmed())
 
-    def _fetched(self, now_s: float, event: Fetched) -> Output:
+    def _fetched(self, now_s: float, event: ChunkFetched) -> Output:
         keeper = self._keepers[event.fragment]
         yield from keeper.healing.fetched(now_s, event)
         yield from keeper.put(now_s, *keeper.healing.confirmed())
@@ -375,11 +386,11 @@ class FragmentCore:
 
 
 _HANDLERS: Final[dict[type[FragmentEvent], Callable[..., Output]]] = {
-    PeersSeen: FragmentCore._peers_seen,
-    Received: FragmentCore._received,
+    GroupSeen: FragmentCore._peers_seen,
+    MessageReceived: FragmentCore._received,
     Sent: FragmentCore._sent,
     TrainerHeld: FragmentCore._trainer_held,
-    Averaged: FragmentCore._averaged,
+    AveragesMade: FragmentCore._averaged,
     Verified: FragmentCore._verified,
     Written: FragmentCore._written,
     Audited: FragmentCore._audited,
@@ -387,9 +398,9 @@ _HANDLERS: Final[dict[type[FragmentEvent], Callable[..., Output]]] = {
     StampsAnswered: FragmentCore._stamps_answered,
     ResultAnswered: FragmentCore._result_answered,
     QuestionsEnded: FragmentCore._questions_ended,
-    Fetched: FragmentCore._fetched,
+    ChunkFetched: FragmentCore._fetched,
     FetchFailed: FragmentCore._fetch_failed,
     StampsAdopted: FragmentCore._adopted,
     Began: FragmentCore._began,
-    Tick: FragmentCore._ticked,
+    FragmentTick: FragmentCore._ticked,
 }

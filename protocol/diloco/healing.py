@@ -11,25 +11,103 @@ Of two states with equal histories the next result decides (protocol/fragment/ch
 
 No chunk is taken on the word of one peer. A peer that says, or shows, that it has a better state
 makes a *wish*; then all the others are asked which states they are in, and the chunk is fetched if
-that makes it the one to take (votes.py), from a peer that is in it. Should what comes be in another
-state than that, for all have stepped meanwhile, then all are asked once more, and it is taken if
-they say the same by now. With one other peer there is nobody to ask.
+that makes it the one to take (votes, below), from a peer that is in it. Should what comes be in
+another state than that, for all have stepped meanwhile, then all are asked once more, and it is
+taken if they say the same by now. With one other peer there is nobody to ask.
 
 At most one question about a chunk, and one about the states of a peer's chunks, is under way.
+
+Votes: what the peers of a group say of a chunk's state, and which state that makes the one to take.
+A state is taken over from another peer only when others say the same of it: of many states the one
+that most peers are in. What only one peer says moves nothing while others say otherwise.
+
+Rules of votes
+  1. Each peer has one vote for each chunk, ourselves too: the state that it is in.
+  2. A state that more than half of all are in is taken, unless ours has more behind it: they may be
+     on their way to where we are.
+  3. Without such a majority, and when everybody has said where it is, the state that most are in is
+     taken, but not one that a single peer is in while others are on their way (a step is not taken
+     by all at once): only when all have settled the same cycle and differ. Of as many the one with
+     more behind it is taken, then the lower digest.
+  4. A state without a step says nothing once others must have some: it is that of a joiner that has
+     values, and does not know of when. It has no vote.
+  5. Of two peers each is the other's only company: what is ahead is taken.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from protocol.fragment.chunk_ledger import ChunkLedger, Stamp, Verdict
+from protocol.fragment.chunk_ledger import ChunkLedger, ResultVerdict, Stamp
 
 from .beliefs import can_be
-from .fragment_commands import AskResult, AskStamps, FetchChunk
-from .fragment_events import Fetched, ResultAnswered, ResultArrived, StampsAnswered
+from .fragment_events import (
+    AskResult,
+    AskStamps,
+    ChunkFetched,
+    FetchChunk,
+    ResultAnswered,
+    ResultArrived,
+    StampsAnswered,
+)
 from .peers import BEGUN_FROM, Peers
-from .votes import state_to_take
 
 
+# --- votes ----------------------------------------------------------------------------------------
+def state_to_take(
+    ours: Stamp,
+    said: Mapping[str, Stamp],
+    num_others: int,
+    *,
+    settled: bool,
+    begun: bool = False,
+) -> Stamp | None:
+    """The state that a chunk should be brought to; None while it is ours, or cannot be told.
+
+    Args:
+        said: by the others that have said it.
+        num_others: how many others there are.
+        settled: whether all have settled the same cycle.
+        begun: whether all must have some steps by now.
+    """
+    cast = [stamp for stamp in (ours, *said.values()) if stamp.steps or not begun]
+    votes = Counter(cast)
+    if not votes:
+        return None
+    best = _most(votes)
+    if best == ours or ours.is_ahead_of(best):
+        return None
+    if 2 * votes[best] > len(cast) + num_others - len(said):
+        return best
+    everybody = len(said) >= num_others
+    return best if everybody and (votes[best] > 1 or settled or num_others == 1) else None
+
+
+def most_say(answers: Sequence[StampsAnswered]) -> Iterator[StampsAnswered]:
+    """The answers of several peers about one fragment, each with those states alone that most name.
+
+    States that cannot be are nobody's. Of as many the one with more behind it counts.
+    """
+    votes = [Counter[Stamp]() for _ in answers[0].states]
+    for answer in answers:
+        votes_of = zip(votes, answer.states, strict=True)
+        for of_chunk, (theirs, cycle) in votes_of:
+            of_chunk[theirs.stamp] += can_be(theirs.stamp, cycle)
+    best = [_most(each) for each in votes]
+    for answer in answers:
+        states = tuple(state for state in answer.states if state[0].stamp == best[state[0].chunk])
+        yield replace(answer, states=states)
+
+
+def _most(votes: Counter[Stamp]) -> Stamp:
+    return max(votes, key=lambda stamp: (votes[stamp], *_place(stamp)))
+
+
+def _place(stamp: Stamp) -> tuple[int, int, int]:
+    return stamp.steps, stamp.weight, -int.from_bytes(stamp.digest, "big")
+
+
+# --- what a fragment lacks ------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class HealingStatistics:
     """Counts since the start.
@@ -62,8 +140,8 @@ class Healing:
         self._fetching_since_s: dict[int, float] = {}
         self._wished: dict[int, str] = {}
         self._to_take: dict[int, Stamp | None] = {}
-        self._doubted: dict[int, Fetched] = {}
-        self._confirmed: list[Fetched] = []
+        self._doubted: dict[int, ChunkFetched] = {}
+        self._confirmed: list[ChunkFetched] = []
         self._asking: set[str] = set()
         self._said: dict[str, Mapping[int, Stamp]] = {}
         self._diverged = self._healed = 0
@@ -166,7 +244,7 @@ class Healing:
             return None
         outcome = result.outcome(of_chunk)
         verdict = self._ledger.judge(chunk, result.cycle, of_chunk.base_stamp, outcome)
-        if verdict not in (Verdict.STEP, Verdict.REDO):
+        if verdict not in (ResultVerdict.STEP, ResultVerdict.REDO):
             return None
         return ResultArrived(result, of_chunk, answer.codes[chunk], answer.peer_id, asked=True)
 
@@ -182,7 +260,7 @@ class Healing:
         self._asking.discard(peer_id)
         yield from self._count_votes(now_s)
 
-    def fetched(self, now_s: float, fetched: Fetched) -> Iterator[FetchChunk | AskStamps]:
+    def fetched(self, now_s: float, fetched: ChunkFetched) -> Iterator[FetchChunk | AskStamps]:
         """Note that a chunk is here; what is in another state than wanted is asked about again."""
         chunk = fetched.chunk
         self._healed_s += now_s - self._fetching_since_s.pop(chunk)
@@ -195,7 +273,7 @@ class Healing:
             self._doubted[chunk] = fetched
             yield from self.wish(now_s, chunk, "")
 
-    def confirmed(self) -> tuple[Fetched, ...]:
+    def confirmed(self) -> tuple[ChunkFetched, ...]:
         """Let go the chunks that are to be taken."""
         confirmed, self._confirmed = tuple(self._confirmed), []
         self._healed += len(confirmed)

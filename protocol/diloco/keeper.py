@@ -7,8 +7,8 @@ What concerns the fragment comes into one inbox and is taken one after another. 
 is in flight the trainer does not read the outer copy; at any other time the keeper has it hold
 still first. Nothing is written but at its command, one write after another.
 
-    Resting ---Sent---> AwaitingTurn ---> Verifying ---contributions---> InFlight ---> Resting
-    Resting ---a result, a chunk---> Holding ---TrainerHeld---> Mending ---> Resting
+    AtRest ---Sent---> AwaitingTurn ---> Verifying ---contributions---> InFlight ---> AtRest
+    AtRest ---a result, a chunk---> Holding ---TrainerHeld---> Writing ---> AtRest
 
 A flight ends when every chunk has its result or an owner that will bring nothing more, when its
 patience ends, or when the trainer sends again (it is a new trainer: the old one's flight is over).
@@ -29,43 +29,204 @@ fragments are sent at once and share the line, so each is given as many times lo
 
 Before each contribution the fragment's memory is checked: what was sent as the way from memory that
 was spoilt must not reach the others.
+
+What has come and cannot be used yet is kept, bounded; the rest is lost and counted. Results for
+sends to come are kept for MAX_EARLY_CYCLES cycles. A joiner does not know which its first send will
+be; then the newest are kept. What could not be written because the trainer had just sent the
+fragment waits for that send.
+
+Fragments that the trainer has sent together leave in order. An owner averages a fragment as soon as
+it has the contributions of all to it. So all peers should contribute to the same one first, but the
+checks before it end in an order of chance, another at each peer. A fragment that does not come soon
+is waited for no longer than WAIT_S: its keeper may be busy.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
-from protocol.fragment.chunk_ledger import ChunkLedger, Stamp, Verdict
+import blake3
+
+from protocol.fragment.chunk_ledger import ChunkLedger, ResultVerdict, Stamp
 from protocol.fragment.owners import owners_of_chunks
 from protocol.limits import MAX_CONTRIBUTION_WEIGHT
 from protocol.schedule.deadline import ObservedDeadline
-from protocol.wire.fragment_messages import ChunkStamp
+from protocol.wire.fragment_messages import DIGEST_BYTES, ChunkStamp
 
 from .chunk_writes import ChunkWrites, Occasion
-from .departures import WAIT_S, Departures
-from .digests import digest_of_stamps
-from .fragment_commands import (
+from .fragment_events import (
     AmendTrainer,
+    ChunkFetched,
     Contribute,
+    CyclePassed,
+    CycleSettled,
     FragmentCommand,
+    HoldOutcome,
     HoldTrainer,
+    Item,
     MergeIntoTrainer,
-    Returned,
-    Settled,
+    ResultArrived,
+    SendEnded,
+    Sent,
     Verify,
+    Withdrawn,
 )
-from .fragment_events import Fetched, Held, Item, Passed, ResultArrived, Sent, Withdrawn
 from .healing import Healing
-from .keeper_states import AwaitingTurn, Holding, InFlight, Mending, Resting, State, Verifying
-from .peers import Peers
-from .send_plan import SendPlan
-from .waiting_results import WaitingResults
+from .peers import Peers, SendPlan
 
+# --- the order of departures ----------------------------------------------------------------------
+WAIT_S: Final = 0.5
+"""Time that a fragment waits for those that were sent before it."""
+
+
+class Departures:
+    """Fragments that were sent, and have not left."""
+
+    def __init__(self) -> None:
+        self._waiting: list[int] = []
+
+    @property
+    def first(self) -> int | None:
+        """The fragment whose turn it is; None if none waits."""
+        return self._waiting[0] if self._waiting else None
+
+    def sent(self, fragment: int) -> None:
+        """Note that a fragment is to leave, after those that were sent before."""
+        self._waiting.append(fragment)
+
+    def is_turn(self, fragment: int) -> bool:
+        """Whether none that was sent before it is still here."""
+        return fragment not in self._waiting or self._waiting[0] == fragment
+
+    def left(self, fragment: int) -> None:
+        """Note that a fragment is on its way."""
+        if fragment in self._waiting:
+            self._waiting.remove(fragment)
+
+
+# --- digests --------------------------------------------------------------------------------------
+def short_digest(data: bytes | memoryview) -> bytes:
+    """The digest of codes, for messages."""
+    return blake3.blake3(data).digest(length=DIGEST_BYTES)
+
+
+def digest_of_stamps(stamps: Iterable[Stamp]) -> bytes:
+    """One digest of the states of all chunks of a fragment."""
+    return short_digest(b"".join(stamp.digest for stamp in stamps))
+
+
+# --- where a fragment is --------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class AtRest:
+    """Nothing is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitingTurn:
+    """It was sent, and waits for fragments that were sent before it."""
+
+    sent: Sent
+    began_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verifying:
+    """Its memory is checked before it leaves."""
+
+    sent: Sent
+    began_s: float
+
+
+@dataclass(slots=True)
+class InFlight:
+    """Its codes are on their way to the owners, or their results to us.
+
+    Attributes:
+        owners: of its chunks, in order.
+        answered: chunks for which a result has come, whether it could be applied or not.
+        occasion: its time is our patience.
+    """
+
+    sent: Sent
+    began_s: float
+    owners: tuple[str, ...]
+    answered: set[int]
+    occasion: Occasion
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Something came that is to be written, and the trainer is told to hold still."""
+
+    item: ResultArrived | ChunkFetched | Withdrawn
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """It is being written."""
+
+    held: HoldOutcome
+    occasion: Occasion
+
+
+State = AtRest | AwaitingTurn | Verifying | InFlight | Holding | Writing
+
+
+# --- what cannot be used yet ----------------------------------------------------------------------
+MAX_WAITING: Final = 4096
+"""Items that wait for a send on its way."""
+MAX_EARLY_CYCLES: Final = 2
+"""Results for sends that we have not come to yet are kept this far ahead."""
+MAX_EARLY_FOR_A_CHUNK: Final = 4
+"""Results kept for a chunk in one cycle: views that differ make several owners of it."""
+
+
+class WaitingResults:
+    """See the top of the file.
+
+    Attributes:
+        lost_items: those that did not fit.
+    """
+
+    def __init__(self, num_chunks: int) -> None:
+        self._max_early = MAX_EARLY_FOR_A_CHUNK * num_chunks
+        self._early: dict[int, list[ResultArrived]] = defaultdict(list)
+        self._for_send: list[ResultArrived | ChunkFetched] = []
+        self.lost_items = 0
+
+    def keep_early(self, item: ResultArrived, cycle: int) -> None:
+        """Keep a result for a send to come; the last was of `cycle`, or there was none (-1)."""
+        if cycle >= 0 and item.result.cycle > cycle + MAX_EARLY_CYCLES:
+            return
+        early = self._early[item.result.cycle]
+        if len(early) < self._max_early:
+            early.append(item)
+        else:
+            self.lost_items += 1
+        while len(self._early) > MAX_EARLY_CYCLES:
+            del self._early[min(self._early)]
+
+    def wait_for_send(self, item: ResultArrived | ChunkFetched) -> None:
+        """Keep what came while a send was on its way."""
+        if len(self._for_send) < MAX_WAITING:
+            self._for_send.append(item)
+        else:
+            self.lost_items += 1
+
+    def due(self, cycle: int) -> list[ResultArrived | ChunkFetched]:
+        """Let go what came for this send, or an earlier one, before we were there."""
+        for_send, self._for_send = self._for_send, []
+        cycles = sorted(early for early in self._early if early <= cycle)
+        return [*for_send, *(item for early in cycles for item in self._early.pop(early))]
+
+
+# --- the keeper -----------------------------------------------------------------------------------
 MIN_RETURN_S: Final = 2.0
 MAX_RETURN_S: Final = 60.0
 MAX_INBOX: Final = 4096
 
-Output = Iterator[FragmentCommand | Settled]
+Output = Iterator[FragmentCommand | CycleSettled]
 
 
 class Keeper:
@@ -96,7 +257,7 @@ class Keeper:
         self._peers = peers
         self._departures = departures
         self._chunks = range(len(self.ledger.stamps))
-        self._state: State = Resting()
+        self._state: State = AtRest()
         self._cycle = -1
         self._inbox: deque[Item] = deque()
         self._lost_items = 0
@@ -156,16 +317,16 @@ class Keeper:
         yield from self._contribute(now_s, self._state.sent, self._state.began_s)
         yield from self._advance(now_s)
 
-    def trainer_held(self, now_s: float, held: Held) -> Output:
+    def trainer_held(self, now_s: float, held: HoldOutcome) -> Output:
         """Write what is to be written, unless the fragment is on its way again."""
         assert isinstance(self._state, Holding)
         item = self._state.item
-        if held is Held.VOID:
-            self._state = Resting()
+        if held is HoldOutcome.VOID:
+            self._state = AtRest()
             if not isinstance(item, Withdrawn):  # the next send lets the state before go
                 self._waiting.wait_for_send(item)
         else:
-            self._state = Mending(held, Occasion())
+            self._state = Writing(held, Occasion())
             yield from self._write(now_s, item, self._state.occasion)
         yield from self._advance(now_s)
 
@@ -196,28 +357,28 @@ class Keeper:
             state = self._state
             if self.writes.has_more:
                 yield from self.writes.write_on_top(now_s)
-            elif isinstance(state, Mending):
+            elif isinstance(state, Writing):
                 yield from self._end_mending(state)
             elif isinstance(state, InFlight) and self._is_over(now_s, state):
                 yield from self._end_flight(now_s, state)
             elif isinstance(state, InFlight) and self._inbox:
                 yield from self._take_in_flight(now_s, state, self._inbox.popleft())
-            elif isinstance(state, Resting) and self._inbox:
+            elif isinstance(state, AtRest) and self._inbox:
                 yield from self._take_at_rest(now_s, self._inbox.popleft())
             else:
                 return
 
     def _write(
-        self, now_s: float, item: ResultArrived | Fetched | Withdrawn, occasion: Occasion
+        self, now_s: float, item: ResultArrived | ChunkFetched | Withdrawn, occasion: Occasion
     ) -> Output:
-        if isinstance(item, Fetched):
+        if isinstance(item, ChunkFetched):
             yield from self.writes.write_chunk(item, occasion)
         elif isinstance(item, Withdrawn):
             yield from self.writes.undo(item, occasion)
         else:
             yield from self.writes.write_results(now_s, [item], occasion)
 
-    def _note_passed(self, passed: Passed) -> None:
+    def _note_passed(self, passed: CyclePassed) -> None:
         self._passed[passed.peer_id] = max(passed.cycle, self._passed.get(passed.peer_id, -1))
 
     def _note_settled(self, cycle: int) -> bytes:
@@ -264,9 +425,9 @@ class Keeper:
         return not self._awaited(flight)
 
     def _take_in_flight(self, now_s: float, flight: InFlight, item: Item) -> Output:
-        if isinstance(item, Passed):
+        if isinstance(item, CyclePassed):
             self._note_passed(item)
-        elif isinstance(item, Fetched | Withdrawn):
+        elif isinstance(item, ChunkFetched | Withdrawn):
             yield from self._write(now_s, item, flight.occasion)
         elif isinstance(item, ResultArrived):
             batch = self._batch(item)
@@ -294,12 +455,12 @@ class Keeper:
         in_vain = set[str]() if in_time else self._awaited(flight)
         self._peers.note_brought_nothing(in_vain)
         self._missed_since_s = flight.began_s if in_vain else None
-        self._state = Resting()
+        self._state = AtRest()
         changes = flight.occasion.changes
         yield MergeIntoTrainer(self._fragment, cycle, changes)
         digest = self._note_settled(cycle)
-        yield Settled(self._fragment, cycle, digest)
-        yield Returned(
+        yield CycleSettled(self._fragment, cycle, digest)
+        yield SendEnded(
             self._fragment,
             cycle,
             flight.occasion.contributors,
@@ -316,7 +477,7 @@ class Keeper:
             self._peers.note_sent(self._fragment, item.cycle)
             self._state = AwaitingTurn(item, now_s)
             yield from self.look(now_s)
-        elif isinstance(item, Passed):
+        elif isinstance(item, CyclePassed):
             self._note_passed(item)
         elif isinstance(item, ResultArrived) and item.result.cycle > self._cycle:
             self._waiting.keep_early(item, self._cycle)
@@ -324,7 +485,7 @@ class Keeper:
             if self.writes.undoable(item):
                 self._state = Holding(item)
                 yield HoldTrainer(self._fragment)
-        elif isinstance(item, Fetched) or (yield from self._is_wanted_late(now_s, item)):
+        elif isinstance(item, ChunkFetched) or (yield from self._is_wanted_late(now_s, item)):
             self._state = Holding(item)
             yield HoldTrainer(self._fragment)
 
@@ -337,12 +498,12 @@ class Keeper:
             self._patience.observe(now_s - self._missed_since_s)
             self._missed_since_s = None
         verdict = yield from self.writes.judge(now_s, item)
-        return verdict in (Verdict.STEP, Verdict.REDO)
+        return verdict in (ResultVerdict.STEP, ResultVerdict.REDO)
 
-    def _end_mending(self, mending: Mending) -> Output:
-        self._state = Resting()
-        if mending.held is Held.YIELDED:
+    def _end_mending(self, mending: Writing) -> Output:
+        self._state = AtRest()
+        if mending.held is HoldOutcome.YIELDED:
             yield AmendTrainer(self._fragment, mending.occasion.changes)
         if mending.occasion.has_written and self.settled is not None:
             cycle = self.settled[0]
-            yield Settled(self._fragment, cycle, self._note_settled(cycle))
+            yield CycleSettled(self._fragment, cycle, self._note_settled(cycle))

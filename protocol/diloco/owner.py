@@ -29,10 +29,8 @@ from protocol.outcomes import RefusalReason
 from protocol.schedule.deadline import ObservedDeadline
 from protocol.wire.fragment_messages import Contribution
 
-from .fragment_commands import Average, ContributionRefused, PartOver
-from .fragment_events import Parts
-from .peers import BEGUN_FROM, Peers
-from .send_plan import SendPlan
+from .fragment_events import Average, ContributionRefused, PartOver, Parts
+from .peers import BEGUN_FROM, Peers, SendPlan
 
 MIN_COLLECT_S: Final = 1.0
 MAX_COLLECT_S: Final = 30.0

@@ -10,13 +10,46 @@ Rules
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from protocol.limits import MAX_CONVICTED
 from protocol.wire.fragment_messages import Result
 
-from .fragment_events import PeersSeen
+from .fragment_events import GroupSeen
 
+
+# --- the sends that all peers know of before a run begins -----------------------------------------
+def never(_cycle: int) -> bool:
+    """No cycle is the last."""
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class SendPlan:
+    """The sends of one group.
+
+    Attributes:
+        group: its digest.
+        num_fragments: fragments of its model.
+        is_last: whether a cycle is that of the sends after the run's last inner step.
+    """
+
+    group: str
+    num_fragments: int
+    is_last: Callable[[int], bool] = never
+
+    def owners_key(self, fragment: int, cycle: int) -> str:
+        """What the owners of a fragment's chunks are chosen by (protocol/fragment/owners.py)."""
+        return f"{self.group}/{fragment}/{cycle}"
+
+    def sends_at_once(self, cycle: int) -> int:
+        """Fragments that are on their way together: all of them after the run's last step."""
+        return self.num_fragments if self.is_last(cycle) else 1
+
+
+# --- peers ----------------------------------------------------------------------------------------
 BEGUN_FROM: Final = 2
 """In this round every chunk has had its first step, wherever all went well."""
 LATE_ROUNDS: Final = 3
@@ -34,7 +67,7 @@ class Peers:
 
     def __init__(self, own_id: str, num_fragments: int) -> None:
         self.own_id = own_id
-        self._seen = PeersSeen(round=-1, present=frozenset({own_id}), rounds={})
+        self._seen = GroupSeen(round=-1, present=frozenset({own_id}), rounds={})
         self._own_cycles = [-1] * num_fragments
         self._brought_nothing: set[str] = set()
         self._settled: dict[tuple[int, str], tuple[int, bytes]] = {}
@@ -123,7 +156,7 @@ class Peers:
         return sender != result.owner or known in (None, result.incarnation)
 
     # --- what is learnt ---------------------------------------------------------------------------
-    def note_seen(self, seen: PeersSeen) -> None:
+    def note_seen(self, seen: GroupSeen) -> None:
         """Learn how the group looks now."""
         self._seen = seen
 

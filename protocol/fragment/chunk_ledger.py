@@ -74,7 +74,7 @@ class ResultRank:
         )
 
 
-class Verdict(Enum):
+class ResultVerdict(Enum):
     """What to do about a result."""
 
     STEP = "step"
@@ -87,7 +87,7 @@ class Verdict(Enum):
 
 
 @dataclass(slots=True)
-class _Entry:
+class _ChunkEntry:
     stamp: Stamp
     cycle: int = NEVER
     before: Stamp | None = None
@@ -102,7 +102,9 @@ class ChunkLedger:
 
     def __init__(self, stamps: list[Stamp], cycles: list[int] | None = None) -> None:
         last = cycles or [NEVER] * len(stamps)
-        self._entries = [_Entry(stamp, cycle) for stamp, cycle in zip(stamps, last, strict=True)]
+        self._entries = [
+            _ChunkEntry(stamp, cycle) for stamp, cycle in zip(stamps, last, strict=True)
+        ]
 
     def stamp(self, chunk: int) -> Stamp:
         """The chunk's present state."""
@@ -124,18 +126,18 @@ class ChunkLedger:
         """All present states."""
         return [entry.stamp for entry in self._entries]
 
-    def judge(self, chunk: int, cycle: int, base: Stamp, outcome: ResultRank) -> Verdict:
+    def judge(self, chunk: int, cycle: int, base: Stamp, outcome: ResultRank) -> ResultVerdict:
         """What a result for this chunk means (rules 2 to 5)."""
         entry = self._entries[chunk]
         if cycle < entry.cycle or cycle <= entry.over:
-            return Verdict.IGNORE
+            return ResultVerdict.IGNORE
         if cycle > entry.cycle:
-            return _on_base(base, entry.stamp, outcome, Verdict.STEP)
+            return _on_base(base, entry.stamp, outcome, ResultVerdict.STEP)
         if entry.before is None or entry.applied is None:
-            return Verdict.IGNORE
+            return ResultVerdict.IGNORE
         if base == entry.before and not outcome.beats(entry.applied):
-            return Verdict.IGNORE
-        return _on_base(base, entry.before, outcome, Verdict.REDO)
+            return ResultVerdict.IGNORE
+        return _on_base(base, entry.before, outcome, ResultVerdict.REDO)
 
     def stepped(self, chunk: int, cycle: int, outcome: ResultRank, stamp: Stamp) -> None:
         """A result was applied to the present state, which became `stamp`."""
@@ -159,7 +161,7 @@ class ChunkLedger:
         """The last step was taken back (rule 6)."""
         stamp, entry = self.before(chunk), self._entries[chunk]
         over = max(entry.over, entry.cycle)
-        self._entries[chunk] = _Entry(stamp, entry.before_cycle, over=over, undone=True)
+        self._entries[chunk] = _ChunkEntry(stamp, entry.before_cycle, over=over, undone=True)
 
     def is_undone(self, chunk: int) -> bool:
         """Whether its step of the last cycle was taken back; the fragment was not sent since."""
@@ -167,7 +169,7 @@ class ChunkLedger:
 
     def healed(self, chunk: int, cycle: int, stamp: Stamp) -> None:
         """The chunk's state was taken from another peer, as it stood after `cycle`."""
-        self._entries[chunk] = _Entry(stamp, cycle, over=self._entries[chunk].over)
+        self._entries[chunk] = _ChunkEntry(stamp, cycle, over=self._entries[chunk].over)
 
     def sent(self) -> None:
         """The fragment was sent again: what lies before its last steps is let go (rule 3)."""
@@ -176,13 +178,13 @@ class ChunkLedger:
             entry.undone = False
 
 
-def _on_base(base: Stamp, ours: Stamp, outcome: ResultRank, same: Verdict) -> Verdict:
+def _on_base(base: Stamp, ours: Stamp, outcome: ResultRank, same: ResultVerdict) -> ResultVerdict:
     """What a result on this base means for one who is on `ours` (rules 1 and 4)."""
     if base == ours:
         return same
     if base.is_ahead_of(ours):
-        return Verdict.HEAL
+        return ResultVerdict.HEAL
     if ours.is_ahead_of(base):
-        return Verdict.IGNORE
+        return ResultVerdict.IGNORE
     tied = outcome.weight <= ONE_PEER
-    return Verdict.IGNORE if tied and ours.digest < base.digest else Verdict.HEAL
+    return ResultVerdict.IGNORE if tied and ours.digest < base.digest else ResultVerdict.HEAL

@@ -30,7 +30,7 @@ import blake3
 
 from protocol.limits import MAX_CHUNKS_PER_FRAGMENT, MIN_CHUNK_VALUES
 from protocol.run.layout import ALIGNMENT, Layout
-from protocol.run.way_sections import FragmentsSection
+from protocol.run.sections import FragmentsSection
 
 Pattern = Literal["strided", "sequential", "whole"]
 Span = tuple[int, int]

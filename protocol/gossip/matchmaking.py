@@ -24,7 +24,7 @@ The rules
   6. A peer that could not be reached, or gave no answer, is not asked again for REST_FIRST_S, and
      twice as long after each further time, at most REST_MAX_S. What it proposes itself is welcome.
      One whose vector was implausible is not even welcome before that, nor one that was our partner
-     more often of late than a few times its share (recent_partners.py).
+     more often of late than a few times its share.
   7. The search ends at its deadline, and at once when there is nobody who is or may become free.
   8. A yes may cross a withdrawal. A peer that said yes to somebody that does not wait any more
      looks on.
@@ -37,11 +37,22 @@ at most MAX_PROPOSAL_TRIES times.
 Pure: time comes in with each event, `next_deadline_s` says when the next `Tick` is due.
 Source: docs/decisions/0016-gossip-without-a-clock.md, which compares it with other rules. The
 paper's permutation (NoLoCo, arXiv 2506.10911, section 3) is the case of all peers free at once.
+
+Partners of late (rule 6): none is to be everybody's all the time. A peer that is always free, and
+chooses the numbers of its rounds so that it ranks first, would be the partner of all in each round.
+So one that was partner MOST_FAIR_SHARES times as often as chance would have it is put off. With a
+few peers that is never reached: there is nobody else.
+
+What is kept of peers that rest is bounded: what is over is forgotten, and a peer that never answers
+again keeps one entry until its rest has lasted REST_MAX_S and one more (the view is bounded, and
+only peers of it are asked).
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Final
 
 import blake3
@@ -61,19 +72,113 @@ from .matchmaking_events import (
     ProposalReceived,
     ProposalRefused,
     ProposalWithdrawn,
-    Propose,
     RefuseProposal,
     RoundSettled,
+    RoundSnapshot,
     SearchStopped,
-    Snapshot,
+    SendProposal,
     Tick,
     Unmatched,
     Withdraw,
 )
-from .recent_partners import RecentPartners
-from .resting import Resting
-from .search import Search, SearchPhase
 
+# --- partners of late -----------------------------------------------------------------------------
+RECENT: Final = 16
+MOST_FAIR_SHARES: Final = 3
+
+
+class RecentPartners:
+    """The partners of the last RECENT exchanges."""
+
+    def __init__(self) -> None:
+        self._partners: deque[str] = deque(maxlen=RECENT)
+
+    def add(self, peer_id: str) -> None:
+        """A peer became our partner."""
+        self._partners.append(peer_id)
+
+    def is_too_often(self, peer_id: str, present: int) -> bool:
+        """Whether a peer has had its share, among so many that may be partners."""
+        most = max(2, math.ceil(MOST_FAIR_SHARES * RECENT / max(1, present)))
+        return self._partners.count(peer_id) >= most
+
+
+# --- peers that rest ------------------------------------------------------------------------------
+REST_FIRST_S: Final = 30.0
+REST_MAX_S: Final = 600.0
+
+
+class Resting:
+    """Peers that are not asked for now."""
+
+    def __init__(self) -> None:
+        self._until_s: dict[str, float] = {}
+        self._rest_s: dict[str, float] = {}
+
+    def __repr__(self) -> str:
+        return f"<Resting {len(self._until_s)}>"
+
+    def failed(self, peer_id: str, now_s: float) -> None:
+        """It could not be reached, or gave no answer."""
+        rest_s = self._rest_s.get(peer_id, REST_FIRST_S)
+        self._until_s[peer_id] = now_s + rest_s
+        self._rest_s[peer_id] = min(REST_MAX_S, 2 * rest_s)
+
+    def answered(self, peer_id: str) -> None:
+        """It can be reached."""
+        self._until_s.pop(peer_id, None)
+        self._rest_s.pop(peer_id, None)
+
+    def is_resting(self, peer_id: str, now_s: float) -> bool:
+        """Whether it is not asked now."""
+        return now_s < self._until_s.get(peer_id, now_s)
+
+    def keep_only(self, now_s: float) -> None:
+        """Forget what has long been over."""
+        old = [peer_id for peer_id, at_s in self._until_s.items() if now_s > at_s + REST_MAX_S]
+        for peer_id in old:
+            self.answered(peer_id)
+
+
+# --- one search -----------------------------------------------------------------------------------
+class SearchPhase(Enum):
+    """Where the search stands."""
+
+    IDLE = auto()
+    """Not free: no round is closed, or the last one is settled."""
+    ASKING = auto()
+    """Our proposal is pending."""
+    OPEN = auto()
+    """Nobody to ask just now."""
+    PAIRED = auto()
+    """Partner found; the exchange runs."""
+
+
+_NONE: Final = RoundSnapshot(-1, 0)
+
+
+@dataclass(slots=True)
+class PartnerSearch:
+    """The search of one round.
+
+    Attributes:
+        tried: snapshots of others that were asked in vain.
+        pending: the peer that is asked, and its snapshot as far as we know.
+        taken: the peer to which we said yes, and its round.
+    """
+
+    snapshot: RoundSnapshot = _NONE
+    phase: SearchPhase = SearchPhase.IDLE
+    tried: set[tuple[str, int]] = field(default_factory=set)
+    pending: tuple[str, RoundSnapshot] | None = None
+    taken: tuple[str, int] | None = None
+    saw_silence: bool = False
+    fresh_until_s: float = 0.0
+    deadline_s: float = 0.0
+    answer_until_s: float = 0.0
+
+
+# --- the matchmaker -------------------------------------------------------------------------------
 MAX_APART_ROUNDS: Final = 8
 """Partners' snapshots are at most so many rounds (of H nominal steps) apart."""
 ANSWER_S: Final = 5.0
@@ -116,10 +221,10 @@ class Matchmaker:
         self._group = group
         self._own_id = own_id
         self._max_apart = MAX_APART_ROUNDS * inner_steps
-        self._search = Search()
-        self._free: dict[str, Snapshot] = {}
+        self._search = PartnerSearch()
+        self._free: dict[str, RoundSnapshot] = {}
         self._present = 0
-        self._held: dict[str, Snapshot] = {}
+        self._held: dict[str, RoundSnapshot] = {}
         self._met: deque[str] = deque()
         self._recent = RecentPartners()
         self._resting = Resting()
@@ -161,7 +266,7 @@ class Matchmaker:
 
     # --- our own rounds ---------------------------------------------------------------------------
     def _became_free(self, now_s: float, event: BecameFree) -> Iterable[MatchCommand]:
-        self._search = Search(
+        self._search = PartnerSearch(
             snapshot=event.snapshot,
             phase=SearchPhase.OPEN,
             fresh_until_s=event.fresh_until_s,
@@ -208,7 +313,7 @@ class Matchmaker:
             yield from self._seek(now_s)
 
     def _reason_to_refuse(
-        self, now_s: float, peer_id: str, theirs: Snapshot
+        self, now_s: float, peer_id: str, theirs: RoundSnapshot
     ) -> RefusalReason | None:
         """Rules 1, 2 and 5."""
         if not self.is_looking:
@@ -221,13 +326,13 @@ class Matchmaker:
         is_ahead = (ours.final, ours.step) > (theirs.final, theirs.step)
         return RefusalReason.AHEAD if is_ahead else RefusalReason.BEHIND
 
-    def _is_fit(self, theirs: Snapshot) -> bool:
+    def _is_fit(self, theirs: RoundSnapshot) -> bool:
         """Rule 1."""
         ours = self._search.snapshot
         near = abs(ours.step - theirs.step) <= self._max_apart
         return near and ours.final == theirs.final
 
-    def _is_preferred(self, peer_id: str, theirs: Snapshot) -> bool:
+    def _is_preferred(self, peer_id: str, theirs: RoundSnapshot) -> bool:
         """Whether their proposal goes before our pending one (rules 3 and 4)."""
         pending = self._search.pending
         assert pending is not None
@@ -259,13 +364,13 @@ class Matchmaker:
             search.answer_until_s = now_s + ANSWER_S
             search.tried.add((free, self._free[free].round))
             self._sent += 1
-            yield Propose(free, search.snapshot.round)
+            yield SendProposal(free, search.snapshot.round)
         else:
             search.pending, search.phase = None, SearchPhase.OPEN
             if not (self._present or self._held):
                 yield from self._give_up(SkipReason.NO_PARTNER)
 
-    def _askable(self, now_s: float) -> dict[str, Snapshot]:
+    def _askable(self, now_s: float) -> dict[str, RoundSnapshot]:
         if len(self._search.tried) >= MAX_PROPOSAL_TRIES:
             return {}
         return {
@@ -277,7 +382,7 @@ class Matchmaker:
             and not self._doubted.is_resting(peer_id, now_s)
         }
 
-    def _best(self, now_s: float, among: dict[str, Snapshot]) -> str | None:
+    def _best(self, now_s: float, among: dict[str, RoundSnapshot]) -> str | None:
         """The best-ranked of these that is not put off: those not met of late go first."""
         fit = [peer_id for peer_id in among if not self._is_put_off(peer_id, now_s)]
         fit = [peer_id for peer_id in fit if peer_id not in self._met] or fit
@@ -371,7 +476,7 @@ class Matchmaker:
             yield RefuseProposal(peer_id, theirs.round, RefusalReason.BUSY)
         self._held.clear()
 
-    def _rank(self, peer_id: str, theirs: Snapshot) -> bytes:
+    def _rank(self, peer_id: str, theirs: RoundSnapshot) -> bytes:
         own = (self._own_id, self._search.snapshot.round)
         return pair_rank(self._group, own, (peer_id, theirs.round))
 

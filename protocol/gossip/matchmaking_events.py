@@ -10,7 +10,7 @@ from protocol.outcomes import RefusalReason, SkipReason
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class RoundSnapshot:
     """What a free peer wants averaged.
 
     Attributes:
@@ -34,7 +34,7 @@ class BecameFree:
         deadline_s: then the search ends.
     """
 
-    snapshot: Snapshot
+    snapshot: RoundSnapshot
     fresh_until_s: float
     deadline_s: float
 
@@ -48,7 +48,7 @@ class PeersSeen:
         present: how many others there are that are free, or may become so.
     """
 
-    free: tuple[tuple[str, Snapshot], ...]
+    free: tuple[tuple[str, RoundSnapshot], ...]
     present: int
 
 
@@ -57,7 +57,7 @@ class ProposalReceived:
     """A peer asks us to be its partner."""
 
     peer_id: str
-    snapshot: Snapshot
+    snapshot: RoundSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ MatchEvent = (
 
 # --- commands: what to do -------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Propose:
+class SendProposal:
     """Ask this peer to average with the snapshot of our `round`."""
 
     peer_id: str
@@ -177,4 +177,4 @@ class Unmatched:
     reason: SkipReason
 
 
-MatchCommand = Propose | Withdraw | AcceptProposal | RefuseProposal | Paired | Unmatched
+MatchCommand = SendProposal | Withdraw | AcceptProposal | RefuseProposal | Paired | Unmatched

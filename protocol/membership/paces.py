@@ -1,7 +1,8 @@
 """At which pace one peer, and all of one network, may begin something.
 
-Idea. Each of them has an allowance (allowance.py): so many a second, and a burst of them. What goes
-beyond that waits until its turn has come; nobody is refused for it.
+Idea. Each of them has an allowance: so many a second, and a burst of them. What goes beyond that
+waits until its turn has come; nobody is refused for it. Where a peer's messages are read at such a
+pace, its flood piles up on its own line.
 
 Invariant: what is kept grows with those that have begun something in the last seconds, never with
 all that were seen: an allowance that has filled up again is as good as a new one.
@@ -12,7 +13,29 @@ from typing import Final
 
 from protocol.address.prefix import prefix_of
 
-from .allowance import Allowance
+
+class Allowance:
+    """A bucket that fills with time.
+
+    Args:
+        per_s: what may pass each second.
+        burst: what may pass at once.
+    """
+
+    def __init__(self, per_s: float, burst: float) -> None:
+        self._per_s = per_s
+        self._burst = burst
+        self._left = burst
+        self._at_s: float | None = None
+
+    def spend(self, now_s: float, cost: float) -> float:
+        """Let `cost` pass now; for how many seconds nothing more should."""
+        if self._at_s is not None:
+            self._left = min(self._burst, self._left + (now_s - self._at_s) * self._per_s)
+        self._at_s = now_s
+        self._left -= cost
+        return max(0.0, -self._left / self._per_s)
+
 
 SWEPT_EVERY_S: Final = 10.0
 

@@ -35,7 +35,7 @@ import msgpack
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from protocol.address.compact_address import address_from_bytes, address_to_bytes
+from protocol.address.multiaddr import address_from_bytes, address_to_bytes
 from protocol.address.peer_id import MAX_PEER_ID_TEXT, public_key_from_peer_id
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.limits import MAX_RECORD_ADDRESSES, MAX_RECORD_BYTES, RECORD_SHARDS

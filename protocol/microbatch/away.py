@@ -1,12 +1,20 @@
-"""What a data peer knows of its microbatches: of each that is on its way, and of the iteration."""
+"""What a data peer knows of its microbatches: of each that is on its way, and of the iteration.
 
-from collections import deque
+Also the relays that it can send them to; and the gradients that relays have added, and may not have
+stepped with, which are gone if such a relay dies. A relay steps with an iteration's gradients
+before it takes a microbatch of the next; so what has come through it in a later iteration says that
+it has stepped with those before.
+"""
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 from protocol.outcomes import RefusalReason
 
 from .mending import Mending
-from .paths import Path
+from .paths import Path, Relays
 from .trip import Leg, Microbatch, Trip
 
 
@@ -69,7 +77,7 @@ class Away:
 
 
 @dataclass(slots=True)
-class Iteration:
+class OwnIteration:
     """What the trainer has begun.
 
     Attributes:
@@ -111,3 +119,93 @@ class Iteration:
         """One that has a name, and has not set out, gets another."""
         at = [named for named, _ in self.named].index(microbatch)
         self.named[at] = name, self.named[at][1]
+
+
+# --- relays that are there ------------------------------------------------------------------------
+STAND_IN_S: Final = 120.0
+"""How long somebody may take to come to a stage that nobody holds. A peer of another stage goes
+over after half a minute (protocol/run/assignment.py), and fetches its new stage then."""
+
+
+class RelaysThere:
+    """See the top of the file.
+
+    Attributes:
+        stages: the peers of each stage from the second on that train, sorted.
+        all: all of them.
+        failed: those that have lost a microbatch in this iteration; others are preferred.
+        trained: whether the run has been: before that a stage has not come yet, rather than gone.
+    """
+
+    def __init__(self) -> None:
+        self.stages: Relays = ()
+        self.all: frozenset[str] = frozenset()
+        self.failed: set[str] = set()
+        self.trained = False
+        self._empty_since_s: dict[int, float] = {}
+
+    def update(self, stages: Relays, now_s: float) -> tuple[frozenset[str], frozenset[str]]:
+        """Take over who is there now. Returns those that have come, and those that have gone."""
+        before, self.stages = self.all, stages
+        self.all = frozenset(relay for stage in stages for relay in stage)
+        come, gone = self.all - before, before - self.all
+        self.failed.difference_update(come)
+        self.failed.update(gone)
+        self._empty_since_s = {s: self._empty_since_s.get(s, now_s) for s in self.missing}
+        return come, gone
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The stages that nobody holds; counted from 1, for the data peers hold stage 0."""
+        return tuple(stage for stage, peers in enumerate(self.stages, 1) if not peers)
+
+    def are_long_gone(self, stages: Collection[int], now_s: float) -> bool:
+        """Whether one of these stages has had nobody for longer than a stand-in may take."""
+        return any(
+            stage in stages and now_s - since_s >= STAND_IN_S
+            for stage, since_s in self._empty_since_s.items()
+        )
+
+    @property
+    def sound(self) -> Relays:
+        """Those that have not failed; a stage where all have failed is as it is."""
+        return tuple(
+            tuple(relay for relay in stage if relay not in self.failed) or stage
+            for stage in self.stages
+        )
+
+    def stand_in(self, stage: int, path: Collection[str], turn: int) -> str | None:
+        """Another peer of a stage, that is not on this path; None where there is none."""
+        if not 0 < stage <= len(self.stages):
+            return None
+        others = [relay for relay in self.sound[stage - 1] if relay not in path]
+        return others[turn % len(others)] if others else None
+
+
+# --- gradients that may go with a relay -----------------------------------------------------------
+class Unstepped:
+    """See the top of the file."""
+
+    def __init__(self) -> None:
+        self._added: defaultdict[str, Counter[int]] = defaultdict(Counter)
+
+    def add(self, path: Iterable[str], iteration: int) -> None:
+        """These relays have added a microbatch of that iteration."""
+        for relay in path:
+            added = self._added[relay]
+            added[iteration] += 1
+            for before in [each for each in added if each < iteration]:
+                del added[before]
+
+    def pop(self, relay: str) -> int:
+        """A relay is gone: how many gradients have gone with it."""
+        return sum(self._added.pop(relay, Counter()).values())
+
+    def forget_before(self, iteration: int) -> None:
+        """Nothing of earlier iterations can be gone."""
+        for relay in list(self._added):
+            added = self._added[relay]
+            for before in [each for each in added if each < iteration]:
+                del added[before]
+            if not added:
+                del self._added[relay]

@@ -3,8 +3,9 @@
 Rules
   1. An iteration's number is the next one, or where the middle of a stage is, by what its relays
      have told: that of the furthest stage, for each is needed. So data peers that are behind catch
-     up, by a bounded leap (announced.py), and one relay that lies among others moves nobody. A data
-     peer announces an iteration when nothing of the one before is under way any more (relay.py).
+     up, by a bounded leap (iterations.py), and one relay that lies among others moves nobody. A
+     data peer announces an iteration when nothing of the one before is under way any more
+     (relay.py).
   2. A router (paths.py) chooses paths when an iteration sets out, over the relays that are there
      then. A stage that nobody holds any more is left out by all of them, if paths may be so; where
      they may not, and before anything has been trained, the iteration waits for somebody to come,
@@ -36,27 +37,24 @@ from typing import Final
 
 from protocol.outcomes import RefusalReason
 
-from .announced import Announced, next_iteration
-from .away import Away, Iteration
-from .commands import (
+from .away import Away, OwnIteration, RelaysThere, Unstepped
+from .core import (
     Announce,
-    Answer,
+    AnswerOffer,
     Command,
+    Counted,
     FreeInbound,
     OfferAhead,
-    Send,
+    SendBoundary,
     TellLost,
     TellPassed,
 )
-from .counts import Counted
-from .kept import KEPT
+from .iterations import Announced, next_iteration
 from .mender import MENDS, Mender
-from .mending import Standing
+from .mending import KEPT, Standing
 from .paths import Path, Relays, Router
-from .relays_there import RelaysThere
 from .trainer_messages import Deliver, Drop, Release, Resend
 from .trip import Leg, Microbatch, Trip
-from .unstepped import Unstepped
 
 ATTEMPTS: Final = 8
 """Times that a microbatch sets out, at most."""
@@ -93,7 +91,7 @@ class DataPeerCore:
         self._patience_s = patience_s
         self._in_flight = in_flight
         self._away: dict[int, Away] = {}
-        self._present = Iteration()
+        self._present = OwnIteration()
         self._heard = Announced()
         self.announced = 0
         self._next_index = 0
@@ -158,12 +156,12 @@ class DataPeerCore:
         path = self._present.path_of(trip.microbatch) if away is None else away.path
         is_here = trip.place in (0, len(trip.path) + 1)
         if path != trip.path or not is_here or (away and not away.is_due(trip)):
-            return [Answer(ticket, RefusalReason.UNAVAILABLE)]
+            return [AnswerOffer(ticket, RefusalReason.UNAVAILABLE)]
         refusal = self._present.welcome(trip)
         if away is None or refusal is not None:
-            return [Answer(ticket, refusal)]  # offered ahead all along its path, or twice
+            return [AnswerOffer(ticket, refusal)]  # offered ahead all along its path, or twice
         away.nearly_home = trip.place == 0
-        return [Answer(ticket), *self._offer_ahead()]
+        return [AnswerOffer(ticket), *self._offer_ahead()]
 
     def withdrawn(self, ticket: int) -> list[Command]:
         """Nothing waits here."""
@@ -204,7 +202,7 @@ class DataPeerCore:
     # --- what the trainer says --------------------------------------------------------------------
     def begun(self, microbatches: int, now_s: float) -> list[Command]:
         """The trainer begins an iteration."""
-        self._present = Iteration(microbatches)
+        self._present = OwnIteration(microbatches)
         self._relays.failed.clear()
         self._unstepped.forget_before(self.iteration)
         return self._set_out(now_s)
@@ -243,7 +241,7 @@ class DataPeerCore:
         self._mender.clear(slots)
         self._in_flight = slots if self._in_flight else 0
         offered = [TellLost(name, path.relays) for name, path in self._present.named]
-        self._present = Iteration()
+        self._present = OwnIteration()
         told: list[Command] = [TellLost(away.microbatch, away.path, away.attempt) for away in lost]
         return [*told, *offered, *self._announce(self.iteration + 1)] if self.iteration else told
 
@@ -354,7 +352,7 @@ class DataPeerCore:
     ) -> Command:
         away = Away(number, name, path, since_s, leg, without=bool(self._relays.missing))
         self._away[number] = away
-        return Send(Trip.begin(name, leg, path, 1), slot, None)
+        return SendBoundary(Trip.begin(name, leg, path, 1), slot, None)
 
     # --- losing -----------------------------------------------------------------------------------
     def _find(self, microbatch: Microbatch) -> Away | None:

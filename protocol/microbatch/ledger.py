@@ -4,14 +4,13 @@ from dataclasses import dataclass
 
 from protocol.outcomes import RefusalReason
 
-from .commands import Command
-from .kept import KeptGradients
-from .mending import Standing
+from .core import Command
+from .mending import KeptGradients, Standing
 from .trip import Leg, Microbatch, Trip
 
 
 @dataclass(slots=True)
-class Held:
+class HeldMicrobatch:
     """A microbatch with a slot.
 
     Attributes:
@@ -53,14 +52,14 @@ class Ledger:
     """
 
     def __init__(self, kept: int) -> None:
-        self.held: dict[Microbatch, Held] = {}
+        self.held: dict[Microbatch, HeldMicrobatch] = {}
         self.kept = KeptGradients(kept)
         self.added: set[Microbatch] = set()
         self.ended: set[Microbatch] = set()
         self.attempts: dict[Microbatch, int] = {}
         self._next_number = 0
 
-    def numbered(self, number: int) -> Held | None:
+    def numbered(self, number: int) -> HeldMicrobatch | None:
         """What the trainer knows by this number."""
         return next((held for held in self.held.values() if held.number == number), None)
 
@@ -115,7 +114,7 @@ class Ledger:
         if held is not None:
             return RefusalReason.TWICE
         adds = trip.leg is Leg.FORWARD and microbatch not in self.added
-        self.held[microbatch] = Held(
+        self.held[microbatch] = HeldMicrobatch(
             self._next_number,
             trip,
             adds=adds,

@@ -7,18 +7,24 @@ from collections import Counter
 from dataclasses import replace
 from typing import Final
 
-from .away import Away
-from .commands import (
+from .away import Away, RelaysThere
+from .core import (
     Command,
-    Halt,
-    Resume,
-    Send,
+    Counted,
+    HaltRelays,
+    ResumeRelay,
+    SendBoundary,
     TellLost,
 )
-from .counts import Counted
-from .kept import KEPT_PER_SLOT, KeptGradients
-from .mending import REPLACEABLE, Mending, Standing, first_kept, orders_of
-from .relays_there import RelaysThere
+from .mending import (
+    KEPT_PER_SLOT,
+    REPLACEABLE,
+    KeptGradients,
+    Mending,
+    Standing,
+    first_kept,
+    orders_of,
+)
 from .trainer_messages import Release, Resend
 from .trip import Leg, Trip
 
@@ -76,7 +82,7 @@ class Mender:
         living = tuple(relay for relay in away.path if relay in self._relays.all)
         away.mending, away.returns, away.until = Mending(set(living)), False, 0
         away.nearly_home = False
-        return [Halt(away.microbatch, away.attempt, living), *self.go_on(away)]
+        return [HaltRelays(away.microbatch, away.attempt, living), *self.go_on(away)]
 
     def found(
         self, away: Away, attempt: int, relay: str, standing: Standing | None
@@ -103,7 +109,7 @@ class Mender:
             return []
         silent = tuple(sorted(away.mending.silent & away.mending.asked))
         away.mending.silent.clear()
-        return [Halt(away.microbatch, away.attempt, silent)]
+        return [HaltRelays(away.microbatch, away.attempt, silent)]
 
     def is_stranded(self, away: Away, now_s: float) -> bool:
         """Whether it waits for a stand-in in a stage that has long had nobody."""
@@ -159,7 +165,7 @@ class Mender:
                 self._resent[away.number] += 1
                 commands.append(Resend(away.number))
             elif standings.get(trip.receiver) in (Standing.WAITS, Standing.KEEPS):
-                commands.append(Resume(trip, order.returns))
+                commands.append(ResumeRelay(trip, order.returns))
             elif order.place > len(away.path) and order.returns:
                 away.returns = True
                 commands += self._send_back(away)
@@ -176,7 +182,7 @@ class Mender:
             return [Release(slot)]
         trip = Trip.begin(away.microbatch, Leg.FORWARD, away.way, 1, away.attempt)
         until, away.until = away.until, 0
-        return [Send(replace(trip, until=until), slot, None)]
+        return [SendBoundary(replace(trip, until=until), slot, None)]
 
     def turn(self, away: Away, slot: int, loss: float | None) -> list[Command]:
         """The trainer has made the gradient of a loss."""

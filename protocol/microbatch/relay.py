@@ -6,7 +6,7 @@ and its weights must be the same at both moments. So training goes in *iteration
 peers number and the relays keep apart:
 
   1. A data peer announces an iteration to every relay when nothing of the ones before is under
-     way for it, and says so once: it stands (announced.py). A relay answers where the others are
+     way for it, and says so once: it stands (iterations.py). A relay answers where the others are
      (`newest_for`), and one that is behind goes on there, by a bounded leap: nobody hands out
      numbers.
   2. An offer of a forward waits until its iteration is the present one and a slot is free; the
@@ -21,10 +21,10 @@ peers number and the relays keep apart:
      by the next. A microbatch that has lost a relay is halted by its data peer and goes on as
      that says (mending.py); what belongs to an earlier attempt is refused.
   5. What cannot come any more must not be waited for: after `patience_s`, or sooner where others
-     are through (awaited.py), the relay steps with what is there, and forgets what it holds. A
+     are through (iterations.py), the relay steps with what is there, and forgets what it holds. A
      gradient that comes then is refused: late, and counted. Of what a relay forgets it tells the
      data peer, which then waits for it no longer. What belongs to a data peer that is gone is
-     forgotten soon, and its offers are refused: the next one needs the slots (departed.py).
+     forgotten soon, and its offers are refused: the next one needs the slots (GONE_S, below).
      A score belongs to no iteration. It goes through once: it is never halted, no gradient is taken
      for it, and it is forgotten after `patience_s`.
   6. A microbatch holds a slot at every relay that it has passed while it waits for the next one.
@@ -46,33 +46,111 @@ all that wait, those with the highest rank wait for one that does not. (Dally an
 from blocking each other in a circle by such an order of channels: IEEE Trans. Computers C-36(5),
 1987.) A microbatch that is mended may hold slots beyond the one that it waits for; its gradient
 frees those, and waits for no slot before it is there.
+
+The data peers that are gone, and have left microbatches at a relay.
+
+A link that breaks may be back in a moment, and with it the data peer, which waits for what is its
+own. So one that is not there is taken for gone when it has been away for GONE_S. Its microbatches
+need no slot then: nobody sends their gradients, and those of others wait for the slots.
+
+The offers to a relay that wait for their answer: for a slot, or for their iteration.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
 from protocol.outcomes import RefusalReason
 
-from .commands import (
-    Answer,
+from .core import (
+    AnswerOffer,
     Command,
+    Counted,
     FreeInbound,
-    Send,
+    SendBoundary,
     TellLost,
     TellPassed,
 )
-from .counts import Counted
-from .departed import Departed
-from .kept import KEPT, KEPT_PER_SLOT
+from .iterations import PresentIteration
 from .ledger import Ledger
-from .mending import Standing
-from .present_iteration import PresentIteration
+from .mending import KEPT, KEPT_PER_SLOT, Standing
 from .trainer_messages import Deliver, Drop, Finish, Release, Resend
 from .trip import Leg, Microbatch, Trip
-from .waiting import Offer, Waiting
 
+# --- data peers that are gone ---------------------------------------------------------------------
+GONE_S: Final = 10.0
+"""A data peer that loses a link to a relay sends what it had there another way at once."""
+
+
+class Departed:
+    """See the top of the file."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[str, float] = {}
+
+    def look(self, origins: Collection[str], alive: Collection[str], now_s: float) -> set[str]:
+        """The data peers that have left microbatches here, and will not come for them.
+
+        Args:
+            origins: those that have microbatches here.
+            alive: all data peers that are there.
+        """
+        away = set(origins).difference(alive)
+        self._since_s = {each: self._since_s.get(each, now_s) for each in away}
+        return {each for each, since_s in self._since_s.items() if now_s - since_s >= GONE_S}
+
+
+# --- offers that wait -----------------------------------------------------------------------------
+MAX_WAITING: Final = 256
+"""Offers without an answer at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingOffer:
+    """An offer without an answer."""
+
+    ticket: int
+    trip: Trip
+
+
+class WaitingOffers:
+    """See the top of the file. Iterating goes over them, the oldest first, mended ones before."""
+
+    def __init__(self) -> None:
+        self._offers: list[WaitingOffer] = []
+
+    def __len__(self) -> int:
+        return len(self._offers)
+
+    def __iter__(self) -> Iterator[WaitingOffer]:
+        return iter(sorted(self._offers, key=lambda offer: not offer.trip.attempt))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a further one has to be sent away."""
+        return len(self) >= MAX_WAITING
+
+    def add(self, offer: WaitingOffer) -> None:
+        """A further one waits."""
+        self._offers.append(offer)
+
+    def remove(self, offer: WaitingOffer) -> None:
+        """One is answered."""
+        self._offers.remove(offer)
+
+    def withdraw(self, ticket: int) -> None:
+        """One is no longer there; nothing happens where it was answered."""
+        self._offers = [offer for offer in self._offers if offer.ticket != ticket]
+
+    def take(self, which: Callable[[Trip], bool]) -> list[WaitingOffer]:
+        """Those with such trips, which wait no longer."""
+        taken = [offer for offer in self._offers if which(offer.trip)]
+        self._offers = [offer for offer in self._offers if not which(offer.trip)]
+        return taken
+
+
+# --- the core -------------------------------------------------------------------------------------
 MAX_HALTED: Final = 1024
 """Microbatches of an iteration that have been halted."""
 
@@ -93,7 +171,7 @@ class RelayCore:
         self._slots, self._patience_s = slots, patience_s
         self._present = PresentIteration(patience_s)
         self._ledger = Ledger(kept)
-        self._waiting = Waiting()
+        self._waiting = WaitingOffers()
         self._departed = Departed()
         self.counts: Counter[Counted] = Counter()
 
@@ -154,13 +232,13 @@ class RelayCore:
             refusal = RefusalReason.UNAVAILABLE
         if refusal is not None:
             self.counts[Counted.LATE] += trip.leg is Leg.BACKWARD
-            return [Answer(ticket, refusal)]
+            return [AnswerOffer(ticket, refusal)]
         if trip.leg is Leg.BACKWARD and self._ledger.awaits(trip):
-            return [Answer(ticket, self._ledger.welcome(trip))]
+            return [AnswerOffer(ticket, self._ledger.welcome(trip))]
         if self._waiting.is_full:
             self.counts[Counted.BUSY] += 1
-            return [Answer(ticket, RefusalReason.BUSY)]
-        self._waiting.add(Offer(ticket, trip))
+            return [AnswerOffer(ticket, RefusalReason.BUSY)]
+        self._waiting.add(WaitingOffer(ticket, trip))
         return self._grant()
 
     def withdrawn(self, ticket: int) -> list[Command]:
@@ -246,7 +324,7 @@ class RelayCore:
         if not held.sends_on:
             return [Release(slot)]
         held.sends_on = False
-        return [Send(replace(trip, leg=leg).onward(), slot, loss)]
+        return [SendBoundary(replace(trip, leg=leg).onward(), slot, loss)]
 
     def returned(self, number: int, now_s: float) -> list[Command]:
         """The trainer has added a microbatch's gradient, if it was to."""
@@ -311,7 +389,7 @@ class RelayCore:
         """Refuse offers that wait."""
         is_past = self._present.is_after
         return [
-            Answer(
+            AnswerOffer(
                 offer.ticket,
                 RefusalReason.BEHIND if is_past(offer.trip) else RefusalReason.UNAVAILABLE,
             )
@@ -385,5 +463,5 @@ class RelayCore:
             if not is_due:
                 continue
             self._waiting.remove(offer)
-            granted.append(Answer(offer.ticket, self._ledger.welcome(trip)))
+            granted.append(AnswerOffer(offer.ticket, self._ledger.welcome(trip)))
         return granted

@@ -68,7 +68,7 @@ class _Voice:
     sizes: deque[float] = field(default_factory=lambda: deque(maxlen=OF_ONE))
 
 
-class _Kind:
+class _Direction:
     """What comes in one direction from one stage."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class BoundarySizes:
     """What one peer expects of boundaries that come to it. See the top of the file."""
 
     def __init__(self) -> None:
-        self._kinds: dict[tuple[bool, int | None], _Kind] = {}
+        self._kinds: dict[tuple[bool, int | None], _Direction] = {}
 
     @property
     def num_kept(self) -> int:
@@ -140,7 +140,7 @@ class BoundarySizes:
         """
         if not size <= LARGEST:
             return SizeVerdict.IMPOSSIBLE
-        kind = self._kinds.setdefault((is_gradient, stage), _Kind())
+        kind = self._kinds.setdefault((is_gradient, stage), _Direction())
         if size > kind.bound(sender):
             kind.refused(sender)
             return SizeVerdict.UNUSUAL

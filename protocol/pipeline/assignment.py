@@ -15,7 +15,7 @@ from typing import Final
 
 from protocol.errors import LocalProtocolError
 
-from .draft import Draft
+from .plan import Draft
 from .problem import THOUSAND, Problem
 from .simulator import Relays
 from .stage_orders import Stages, cheapest_relays

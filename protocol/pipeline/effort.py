@@ -8,7 +8,7 @@ fewer changes that could help; `told` says so to the user.
 from dataclasses import dataclass, replace
 from typing import Final
 
-from .planner import Budget
+from .planner import SearchBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Effort:
     machines: int
     numbers: int
     searches: int
-    budget: Budget
+    budget: SearchBudget
     mending: int
     judging: int
     places: int
@@ -63,15 +63,23 @@ class Effort:
 
 
 EFFORTS: Final = (
-    Effort(16, 3, 3, Budget(100), mending=200, judging=200, places=24, brief=60, planned_anew=2),
-    Effort(48, 3, 1, Budget(100), mending=200, judging=60, places=8, brief=30, planned_anew=1),
-    Effort(128, 2, 1, Budget(100), mending=150, judging=40, places=6, brief=20, planned_anew=0),
-    Effort(256, 1, 1, Budget(150), mending=150, judging=40, places=3, brief=20, planned_anew=0),
+    Effort(
+        16, 3, 3, SearchBudget(100), mending=200, judging=200, places=24, brief=60, planned_anew=2
+    ),
+    Effort(
+        48, 3, 1, SearchBudget(100), mending=200, judging=60, places=8, brief=30, planned_anew=1
+    ),
+    Effort(
+        128, 2, 1, SearchBudget(100), mending=150, judging=40, places=6, brief=20, planned_anew=0
+    ),
+    Effort(
+        256, 1, 1, SearchBudget(150), mending=150, judging=40, places=3, brief=20, planned_anew=0
+    ),
     Effort(
         1024,
         1,
         1,
-        Budget(20),
+        SearchBudget(20),
         mending=20,
         judging=8,
         places=1,
@@ -83,7 +91,7 @@ EFFORTS: Final = (
 """The next ones are for more machines than the one before is for."""
 
 
-def effort_for(machines: int, budget: Budget | None = None) -> Effort:
+def effort_for(machines: int, budget: SearchBudget | None = None) -> Effort:
     """The effort for so many machines; a budget that is given replaces its own."""
     effort = next((each for each in EFFORTS if machines <= each.machines), EFFORTS[-1])
     return effort if budget is None else replace(effort, budget=budget)

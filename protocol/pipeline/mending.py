@@ -11,8 +11,7 @@ The budget is counted in simulated iterations.
 from collections import Counter
 from collections.abc import Iterator
 
-from .draft import Draft, fits
-from .plan import Plan, jobs_of
+from .plan import Draft, Plan, fits, jobs_of
 from .planner import EMPHASIS, Planned
 from .problem import Problem
 from .simulator import Order, Outcome, Relays, Simulator
@@ -33,10 +32,10 @@ def mended(
     Args:
         iterations: simulated together, each begun before the last one has ended.
     """
-    return _Mending(Simulator(problem, order), plan, evaluations, iterations).done()
+    return _Descent(Simulator(problem, order), plan, evaluations, iterations).done()
 
 
-class _Mending:
+class _Descent:
     """One descent."""
 
     def __init__(self, simulator: Simulator, plan: Plan, evaluations: int, iterations: int) -> None:

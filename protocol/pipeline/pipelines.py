@@ -3,6 +3,11 @@
 A SkipPipe whose every k-th iteration skips nothing has two kinds of iterations on one arrangement:
 stages stay on their machines, the paths of the k-th are planned for themselves. Its figures are the
 mean over k iterations.
+
+What holds an iteration up is told in words. The data peer that is home last decides when the
+iteration ends. Its microbatches' time is work, the way over links, or waiting for busy machines,
+busy links and slots. Where work and waiting weigh more, the machine that works most is named; where
+the way does, the machine of its paths whose links take most of it.
 """
 
 from collections import Counter
@@ -10,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .assignment import NoPlan
-from .bottleneck import Bottleneck, bottleneck_of
 from .bounds import lower_bound_us
 from .effort import Effort, effort_for
 from .mending import mended
@@ -25,11 +29,70 @@ from .question import (
     problem_of,
 )
 from .replicas import SECONDS_PER_HOUR, Estimate, cost_per_billion_tokens, state_fits
-from .simulator import Job, Simulator, Stretch, utilisation
+from .simulator import Job, Outcome, Simulator, Stretch, utilisation
 
 
+# --- what holds an iteration up -------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Iteration:
+class Bottleneck:
+    """What holds an iteration up.
+
+    Attributes:
+        machine: the one to help first.
+    """
+
+    machine: int
+    sentence: str
+
+
+def bottleneck_of(
+    problem: Problem, jobs: Sequence[Job], outcome: Outcome, record: Sequence[Stretch]
+) -> Bottleneck:
+    """Judge a simulated iteration."""
+    names = [peer.name for peer in problem.peers]
+    last = jobs[outcome.done_us.index(max(outcome.done_us))].origin
+    own = [index for index, job in enumerate(jobs) if job.origin == last]
+    started = {index: min(s.start_us for s in record if s.job == index) for index in own}
+    total = sum(outcome.done_us[index] - started[index] for index in own)
+    work, way, ways = _shares(problem, [jobs[index] for index in own])
+    waiting = total - work - way
+    busy = Counter[int]()
+    for stretch in record:
+        busy[stretch.machine] += stretch.end_us - stretch.start_us
+    busiest = min(busy, key=lambda m: (-busy[m], m))
+    shares = (
+        f"{names[last]} is home last; {_percent(way, total)} of its microbatches' time passes on"
+        f" links, {_percent(work, total)} in work, {_percent(waiting, total)} in waiting"
+    )
+    if way >= work + waiting:
+        far = min(ways, key=lambda m: (-ways[m], m))
+        return Bottleneck(far, f"{shares}. The links of {names[far]} take most of the way")
+    makespan = outcome.makespan_us or max(outcome.done_us)
+    load = _percent(busy[busiest], makespan)
+    return Bottleneck(busiest, f"{shares}. {names[busiest]} works most: {load} of the iteration")
+
+
+def _shares(problem: Problem, jobs: Sequence[Job]) -> tuple[int, int, Counter[int]]:
+    """Work, the way over links, and the way by each machine at either end of a link."""
+    simulator, work, way = Simulator(problem), 0, 0
+    ways: Counter[int] = Counter()
+    for job in jobs:
+        for piece in simulator.route(job.origin, job.relays):
+            travel = piece.transfer_us + piece.flight_us
+            work += piece.work_us
+            way += travel
+            if travel:
+                ways.update({piece.machine: travel, piece.next: travel})
+    return work, way, ways
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.0f}%" if whole else "0%"
+
+
+# --- pipelines ------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class PricedIteration:
     """One kind of iteration, as it was simulated.
 
     Attributes:
@@ -58,7 +121,7 @@ class Pipeline:
         lower_bound_us: of the mean iteration; None where it was not computed.
     """
 
-    iterations: tuple[Iteration, ...]
+    iterations: tuple[PricedIteration, ...]
     lower_bound_us: int | None
     estimate: Estimate
     bottleneck: Bottleneck
@@ -112,12 +175,12 @@ def searched(problem: Problem, effort: Effort, searches: int) -> list[Planned]:
     return sorted(ends, key=lambda each: each.makespan_us)
 
 
-def _best(question: Question, visited: int) -> Iteration:
+def _best(question: Question, visited: int) -> PricedIteration:
     """The best plan with each number of data peers that is tried."""
     effort = effort_for(len(question.offers), question.budget)
     sizes = list(numbers_of_data_peers(question, visited))[: effort.numbers]
     microbatches = microbatches_of(question, visited)
-    found: list[Iteration] = []
+    found: list[PricedIteration] = []
     for number in sizes:
         problem = problem_of(question, visited, number, microbatches)
         try:
@@ -133,7 +196,7 @@ def _best(question: Question, visited: int) -> Iteration:
     return min(found, key=lambda each: each.planned.makespan_us)
 
 
-def _unskipped(question: Question, usual: Iteration) -> Iteration:
+def _unskipped(question: Question, usual: PricedIteration) -> PricedIteration:
     """An iteration of the same machines on the same stages, with as many microbatches of each."""
     problem = replace(usual.problem, visited=question.stages)
     stages, paths = usual.planned.plan.stages, usual.planned.plan.paths
@@ -149,14 +212,14 @@ def _unskipped(question: Question, usual: Iteration) -> Iteration:
         ) from error
 
 
-def _simulated(problem: Problem, planned: Planned, next_us: int = 0) -> Iteration:
+def _simulated(problem: Problem, planned: Planned, next_us: int = 0) -> PricedIteration:
     record: list[Stretch] = []
     Simulator(problem).run(jobs_of(problem, planned.plan), record)
-    return Iteration(problem, planned, tuple(record), next_us)
+    return PricedIteration(problem, planned, tuple(record), next_us)
 
 
 def _put_together(
-    question: Question, iterations: Sequence[Iteration], *, bound: bool = True
+    question: Question, iterations: Sequence[PricedIteration], *, bound: bool = True
 ) -> Pipeline:
     usual = iterations[0]
     outcome = Simulator(usual.problem).run(usual.jobs)
@@ -173,7 +236,7 @@ def _mean(weighted: Sequence[tuple[int, int]]) -> int:
     return sum(value * times for value, times in weighted) // sum(times for _, times in weighted)
 
 
-def _estimate(question: Question, iterations: Sequence[Iteration]) -> Estimate:
+def _estimate(question: Question, iterations: Sequence[PricedIteration]) -> Estimate:
     """What the iterations amount to, each as often as it comes."""
     names = [offer.name for offer in question.offers]
     total_s = sum(i.planned.makespan_us * i.times for i in iterations) / US_PER_S

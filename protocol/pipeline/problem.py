@@ -20,8 +20,8 @@ A `Problem` is a snapshot: everything is an integer (microseconds, bytes, parts 
 canonical bytes are JSON with sorted keys, and their blake3 names it. All that hold the snapshot
 compute the same prices and the same plan.
 
-Source: SkipPipe (arXiv 2502.19913) and its published code, from which the constants of `Work` and
-the two sets of limits are taken; the published versions differ, so all of them are fields.
+Source: SkipPipe (arXiv 2502.19913) and its published code, from which the constants of `StageWork`
+and the two sets of limits are taken; the published versions differ, so all of them are fields.
 """
 
 import json
@@ -56,7 +56,7 @@ class PipelinePeer:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StageWork:
     """What one microbatch costs beside its forward.
 
     Attributes:
@@ -111,7 +111,7 @@ class Problem:
     peers: tuple[PipelinePeer, ...]
     latency_us: Matrix
     bytes_per_s: Matrix
-    work: Work
+    work: StageWork
     stage_sizes: tuple[int, ...]
     visited: int
     microbatches: int

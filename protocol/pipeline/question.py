@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from protocol.errors import LocalProtocolError, LocoError
-from protocol.run.pipeline_section import PipelineSection
+from protocol.run.sections import PipelineSection
 
-from .planner import Budget
-from .problem import Matrix, PathRules, PipelinePeer, Problem, Work
+from .planner import SearchBudget
+from .problem import Matrix, PathRules, PipelinePeer, Problem, StageWork
 from .stage_orders import stage_orders
-from .tables import GB, Offer
+from .tables import GB, MachineOffer
 from .workload import OF_ONE_MICROBATCH, Workload
 
 REAL_BACKWARD_PERMILLE: Final = 2000
@@ -40,7 +40,7 @@ class Question:
         budget: of a plan; None is what goes with the number of machines (effort.py).
     """
 
-    offers: tuple[Offer, ...]
+    offers: tuple[MachineOffer, ...]
     latency_us: Matrix
     bytes_per_s: Matrix
     workload: Workload
@@ -50,7 +50,7 @@ class Question:
     codec: str = "bf16"
     rules: PathRules = REAL_RULES
     full_every: int = 0
-    budget: Budget | None = None
+    budget: SearchBudget | None = None
 
     @property
     def stage_state_bytes(self) -> int:
@@ -59,7 +59,7 @@ class Question:
         return whole // self.stages
 
     @property
-    def too_small(self) -> tuple[Offer, ...]:
+    def too_small(self) -> tuple[MachineOffer, ...]:
         """Machines without the memory for a stage, as far as the table says."""
         needed = self.stage_state_bytes
         return tuple(o for o in self.offers if (o.memory_bytes or needed) < needed)
@@ -151,7 +151,7 @@ def problem_of(question: Question, visited: int, data_peers: int, microbatches: 
         PipelinePeer(offer.name, max(1, offer.compute_us // question.stages), offer.slots)
         for offer in question.offers
     )
-    work = Work(
+    work = StageWork(
         question.workload.boundary_bytes(question.codec),
         backward_permille=REAL_BACKWARD_PERMILLE,
     )  # fmt: skip

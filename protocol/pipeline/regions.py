@@ -16,14 +16,14 @@ from .problem import THOUSAND
 GIB: Final = 1 << 30
 
 
-class Line(NamedTuple):
+class RegionLink(NamedTuple):
     """A link, one way."""
 
     latency_us: int
     bytes_per_s: int
 
 
-SAME_PLACE: Final = Line(1_000, 2 * GIB)
+SAME_PLACE: Final = RegionLink(1_000, 2 * GIB)
 
 _ROWS: Final = """
 Australia Belgium     129 0.009827
@@ -95,21 +95,21 @@ Taiwan    London    109.5 0.00896
 """
 
 
-def _table(rows: str) -> dict[frozenset[str], Line]:
+def _table(rows: str) -> dict[frozenset[str], RegionLink]:
     table = {}
     for row in rows.split("\n"):
         if row:
             one, other, latency_ms, gib_per_s = row.split()
             latency_us = round(float(latency_ms) * THOUSAND)
-            table[frozenset((one, other))] = Line(latency_us, round(float(gib_per_s) * GIB))
+            table[frozenset((one, other))] = RegionLink(latency_us, round(float(gib_per_s) * GIB))
     return table
 
 
-REGION_LINES: Final[Mapping[frozenset[str], Line]] = _table(_ROWS)
+REGION_LINES: Final[Mapping[frozenset[str], RegionLink]] = _table(_ROWS)
 REGIONS: Final = tuple(sorted({name for pair in REGION_LINES for name in pair}))
 
 
-def line_between(one: str, other: str) -> Line | None:
+def line_between(one: str, other: str) -> RegionLink | None:
     """The link between two places; None if the table does not know them both."""
     if one == other:
         return SAME_PLACE

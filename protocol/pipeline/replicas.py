@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from .problem import US_PER_S, Matrix
-from .tables import Offer
+from .tables import MachineOffer
 from .workload import Workload
 
 TRAINING_PER_FORWARD = 3
@@ -42,13 +42,13 @@ class Estimate:
     cost_per_billion_tokens: float
 
 
-def cost_per_billion_tokens(offers: Sequence[Offer], tokens_per_s: float) -> float:
+def cost_per_billion_tokens(offers: Sequence[MachineOffer], tokens_per_s: float) -> float:
     """What a billion tokens cost on all these machines."""
     price_per_s = sum(offer.price_per_hour for offer in offers) / SECONDS_PER_HOUR
     return price_per_s / tokens_per_s * 1e9
 
 
-def state_fits(offers: Sequence[Offer], state_bytes: int) -> bool | None:
+def state_fits(offers: Sequence[MachineOffer], state_bytes: int) -> bool | None:
     """Whether every machine has the memory for so much training state."""
     known = [offer.memory_bytes for offer in offers if offer.memory_bytes is not None]
     if any(memory < state_bytes for memory in known):
@@ -57,7 +57,7 @@ def state_fits(offers: Sequence[Offer], state_bytes: int) -> bool | None:
 
 
 def noloco(
-    offers: Sequence[Offer],
+    offers: Sequence[MachineOffer],
     latency_us: Matrix,
     bytes_per_s: Matrix,
     workload: Workload,
@@ -81,7 +81,7 @@ def noloco(
 
 
 def diloco(
-    offers: Sequence[Offer],
+    offers: Sequence[MachineOffer],
     latency_us: Matrix,
     bytes_per_s: Matrix,
     workload: Workload,
@@ -105,14 +105,14 @@ def diloco(
     return _estimate(offers, workload, microbatches, rounds, share * (number - 1), steps)
 
 
-def _train_s(offer: Offer, workload: Workload) -> float:
+def _train_s(offer: MachineOffer, workload: Workload) -> float:
     """A round of one machine."""
     step_us = workload.batch_microbatches * offer.compute_us * TRAINING_PER_FORWARD
     return workload.inner_steps * step_us / US_PER_S
 
 
 def _estimate(
-    offers: Sequence[Offer],
+    offers: Sequence[MachineOffer],
     workload: Workload,
     microbatches: int,
     rounds: Sequence[tuple[float, float]],

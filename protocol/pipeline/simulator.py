@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
-from .problem import THOUSAND, Problem, Work
+from .problem import THOUSAND, Problem, StageWork
 
 Relays = tuple[int, ...]
 """The machines that a microbatch visits after its data peer, in order."""
@@ -58,7 +58,7 @@ class Order(Enum):
     BACKWARD_FIRST = "backward_first"
 
 
-class Piece(NamedTuple):
+class WorkPiece(NamedTuple):
     """A piece of work in the chain of a microbatch.
 
     Attributes:
@@ -89,7 +89,7 @@ WAKE: Final = -1
 """In place of a job's index: the machine, which stands in place of the place, is free again."""
 Waiting = tuple[int, int, int, int]
 """An event: its moment, a running number, the job's index (or WAKE), the place."""
-Route = tuple[Piece, ...]
+Route = tuple[WorkPiece, ...]
 
 
 class Stretch(NamedTuple):
@@ -122,7 +122,7 @@ class Simulator:
         self.problem = problem
         self._slots = [peer.slots for peer in problem.peers]
         self._backward_first = order is Order.BACKWARD_FIRST
-        self._pieces: dict[tuple[int, int, int, bool], Piece] = {}
+        self._pieces: dict[tuple[int, int, int, bool], WorkPiece] = {}
         self._routes: dict[tuple[int, Relays], Route] = {}
         self._unloaded: dict[tuple[int, Relays], int] = {}
 
@@ -151,7 +151,7 @@ class Simulator:
             for place, kind in enumerate(kinds)
         )
 
-    def _piece(self, machine: int, kind: int, then: int, first: bool) -> Piece:
+    def _piece(self, machine: int, kind: int, then: int, first: bool) -> WorkPiece:
         key = (machine, kind, then, first)
         if (found := self._pieces.get(key)) is None:
             found = self._pieces[key] = piece_of(self.problem, machine, kind, then, first=first)
@@ -290,14 +290,14 @@ class Iteration:
             self.send(max(moment, self.jobs[successor].release_us), successor, 0)
 
 
-def piece_of(problem: Problem, machine: int, kind: int, then: int, *, first: bool) -> Piece:
+def piece_of(problem: Problem, machine: int, kind: int, then: int, *, first: bool) -> WorkPiece:
     """A piece of work, and the way of its result to the machine `then` (-1: there is none)."""
     work = problem.work
     whole_us = problem.peers[machine].forward_us * _permille(work, kind) // THOUSAND
     # Nobody waits for the gradient of the first stage's input: the last backward is not split.
     splits = kind == BACKWARD and then >= 0
     work_us = whole_us * work.input_permille // THOUSAND if splits else whole_us
-    return Piece(
+    return WorkPiece(
         machine,
         kind,
         work_us,
@@ -309,7 +309,7 @@ def piece_of(problem: Problem, machine: int, kind: int, then: int, *, first: boo
     )
 
 
-def _permille(work: Work, kind: int) -> int:
+def _permille(work: StageWork, kind: int) -> int:
     permilles: Mapping[int, int] = {
         FORWARD: THOUSAND, LOSS: work.loss_permille, BACKWARD: work.backward_permille
     }  # fmt: skip

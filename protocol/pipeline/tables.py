@@ -21,7 +21,7 @@ from protocol.errors import LocoError
 
 from .cards import CARDS, Card, card_named, nearest_names
 from .problem import MAX_PEERS, THOUSAND, US_PER_S, Matrix
-from .regions import REGIONS, SAME_PLACE, Line, line_between
+from .regions import REGIONS, SAME_PLACE, RegionLink, line_between
 
 PEER_COLUMNS: Final = ("peer", "location", "price_per_hour")
 OPTIONAL_PEER_COLUMNS: Final = ("compute_s", "card", "slots", "memory_gb")
@@ -42,7 +42,7 @@ class BadTable(LocoError):
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class MachineOffer:
     """A machine that could take part.
 
     Attributes:
@@ -64,7 +64,7 @@ class Offer:
 
 def parse_peers(
     text: str, name: str = "peers", forward_flops: float | None = None
-) -> tuple[Offer, ...]:
+) -> tuple[MachineOffer, ...]:
     """Read the table of machines.
 
     Args:
@@ -73,7 +73,7 @@ def parse_peers(
     Raises:
         BadTable
     """
-    offers: dict[str, Offer] = {}
+    offers: dict[str, MachineOffer] = {}
     for where, row in _rows(text, name, PEER_COLUMNS, OPTIONAL_PEER_COLUMNS):
         offer = _offer(where, row, forward_flops)
         if offer.name in offers:
@@ -87,15 +87,15 @@ def parse_peers(
 
 
 def parse_links(
-    text: str, offers: Sequence[Offer], name: str = "links"
-) -> dict[tuple[str, str], Line]:
+    text: str, offers: Sequence[MachineOffer], name: str = "links"
+) -> dict[tuple[str, str], RegionLink]:
     """Read the table of links.
 
     Raises:
         BadTable
     """
     names = {offer.name for offer in offers}
-    links: dict[tuple[str, str], Line] = {}
+    links: dict[tuple[str, str], RegionLink] = {}
     for where, row in _rows(text, name, LINK_COLUMNS, ()):
         pair = row["a"], row["b"]
         for end in pair:
@@ -108,12 +108,12 @@ def parse_links(
         latency_ms = _number(where, row, "latency_ms", 0)
         mbps = _number(where, row, "bandwidth_mbps", 0.001)
         rate = round(mbps * US_PER_S / BITS)
-        links[pair] = Line(round(latency_ms * THOUSAND), rate)
+        links[pair] = RegionLink(round(latency_ms * THOUSAND), rate)
     return links
 
 
 def link_matrices(
-    offers: Sequence[Offer], links: Mapping[tuple[str, str], Line]
+    offers: Sequence[MachineOffer], links: Mapping[tuple[str, str], RegionLink]
 ) -> tuple[Matrix, Matrix]:
     """Latency in microseconds and rate in bytes per second, between any two.
 
@@ -134,14 +134,16 @@ def link_matrices(
     return latencies, tuple(tuple(line.bytes_per_s for line in row) for row in known)
 
 
-def _line(a: Offer, b: Offer, links: Mapping[tuple[str, str], Line]) -> Line | None:
+def _line(
+    a: MachineOffer, b: MachineOffer, links: Mapping[tuple[str, str], RegionLink]
+) -> RegionLink | None:
     if a is b:
         return SAME_PLACE
     known = links.get((a.name, b.name)) or line_between(a.location, b.location)
     return known or links.get((b.name, a.name))
 
 
-def _unknown(missing: Sequence[tuple[Offer, Offer]]) -> str:
+def _unknown(missing: Sequence[tuple[MachineOffer, MachineOffer]]) -> str:
     """What is said of pairs of which nothing is known."""
     a, b = missing[0]
     strange = next(offer for offer in (a, b) if offer.location not in REGIONS)
@@ -154,7 +156,7 @@ def _unknown(missing: Sequence[tuple[Offer, Offer]]) -> str:
     )
 
 
-def _offer(where: str, row: Mapping[str, str], forward_flops: float | None) -> Offer:
+def _offer(where: str, row: Mapping[str, str], forward_flops: float | None) -> MachineOffer:
     if not row["peer"]:
         raise BadTable(f"{where}: the machine has no name")
     if not row["price_per_hour"]:
@@ -167,7 +169,7 @@ def _offer(where: str, row: Mapping[str, str], forward_flops: float | None) -> O
         compute_s, estimated = _number(where, row, "compute_s", 1e-5), None
     else:
         compute_s, estimated = card.forward_s(forward_flops), card.name
-    return Offer(
+    return MachineOffer(
         row["peer"],
         row["location"],
         max(1, round(compute_s * US_PER_S)),

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Final, get_args
 
 from protocol.run.codecs import CODECS
-from protocol.run.pipeline_section import BOUNDARY_BITS, BoundaryCodec
+from protocol.run.needs import parameters_of, state_bytes_of
 from protocol.run.run_spec import RunSpec
-from protocol.run.sizes import parameters_of, state_bytes_of
+from protocol.run.sections import BOUNDARY_BITS, BoundaryCodec
 
 BOUNDARY_CODECS: Final[tuple[str, ...]] = get_args(BoundaryCodec)
 OF_ONE_MICROBATCH: Final = 4

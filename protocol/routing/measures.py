@@ -56,7 +56,7 @@ class Samples:
 
 
 @dataclass(slots=True)
-class _Link:
+class _LinkSamples:
     """Times of one link: there and back, and of a boundary on the line, either way."""
 
     rtt: Samples = field(default_factory=Samples)
@@ -68,7 +68,7 @@ class Measures:
     """See the top of the file. All times are seconds."""
 
     def __init__(self) -> None:
-        self._links: dict[str, _Link] = {}
+        self._links: dict[str, _LinkSamples] = {}
         self._forward, self._backward, self._loss = Samples(), Samples(), Samples()
         self._told: LinkVector | None = None
         self._told_s = 0.0
@@ -142,13 +142,13 @@ class Measures:
         self._told, self._told_s = now, now_s
         return now
 
-    def _link(self, peer_id: str) -> _Link | None:
+    def _link(self, peer_id: str) -> _LinkSamples | None:
         if peer_id not in self._links and len(self._links) >= MAX_LINKS:
             return None
-        return self._links.setdefault(peer_id, _Link())
+        return self._links.setdefault(peer_id, _LinkSamples())
 
 
-def _line_s(link: _Link, seconds: float) -> float:
+def _line_s(link: _LinkSamples, seconds: float) -> float:
     """Without the way of what is small: the first byte there, and the receipt back."""
     return max(LEAST_LINE_S, seconds - (link.rtt.at(0.25) or 0.0))
 

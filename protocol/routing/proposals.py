@@ -18,7 +18,7 @@ from typing import Final
 
 from protocol.errors import LocalProtocolError
 
-from .snapshots import Snapshot
+from .snapshots import LinkSnapshot
 from .vectors import LinkVector
 
 REPLAN_EVERY_S: Final = 20.0
@@ -52,10 +52,10 @@ class Proposals:
             if stages.get(peer_id) != vector.stage:
                 del self._vectors[peer_id], self._signed[peer_id]
 
-    def due(self, current: Snapshot | None, now_s: float) -> Snapshot | None:
+    def due(self, current: LinkSnapshot | None, now_s: float) -> LinkSnapshot | None:
         """The snapshot to propose now; None when the current one stands, or they are too many."""
         try:
-            proposed = Snapshot.of(self._run_id, self._signed, self._vectors.values())
+            proposed = LinkSnapshot.of(self._run_id, self._signed, self._vectors.values())
         except LocalProtocolError:
             return None
         if current is not None and _places(proposed) == _places(current):
@@ -66,5 +66,5 @@ class Proposals:
         return proposed
 
 
-def _places(snapshot: Snapshot) -> list[tuple[str, int]]:
+def _places(snapshot: LinkSnapshot) -> list[tuple[str, int]]:
     return [(vector.peer_id, vector.stage) for vector in snapshot.vectors]

@@ -1,16 +1,276 @@
-"""The router that a run spec asks for, and what plans need of the run spec."""
+"""Routers: which paths the microbatches of one data peer take, and the router of a run.
 
+Random paths: latencies are not looked at, and every stage is used alike. Which stages a microbatch
+leaves out decides what it trains, so all relay stages must be visited equally often (CC2,
+protocol/pipeline/problem.py). Each microbatch therefore takes the stages that its data peer has
+used least in this iteration, as far as the limits of paths allow (CC3); where several are used
+alike, and which relay of a stage is taken, is drawn. Swaps are drawn too, within the same limits.
+Draws are seeded with the run's seed, the data peer and the iteration: data peers do not move in
+step, and a run can be repeated.
+
+A stage that nobody holds is left out, as long as others are left for paths of that length. An
+iteration that would skip nothing then has paths like all others.
+
+Invariant: within an iteration of one data peer no two stages differ by more than one visit, unless
+the limits of paths forbid it; nor do two relays of a stage.
+
+The plan of a snapshot is the same for all that hold it. Paths are planned for machines that keep
+their stages, each data peer with the microbatches of its own batch; then the plan is mended
+(protocol/pipeline/mending.py). Where the stages cannot be shared out evenly to the last microbatch,
+a little more is allowed (`stage_slack`), until there is a plan.
+
+Planned paths: those of the newest plan, mended where relays are not there, else random ones.
+  1. An iteration takes the data peer's paths in the plan that holds when it sets out.
+  2. A relay that is not there is replaced by one of its stage, the one that this iteration uses
+     least. Where its stage has nobody, that microbatch's path is drawn.
+  3. Without a plan, or with one that leaves us out, all paths are drawn.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Final
 
+from protocol.errors import LocalProtocolError
+from protocol.microbatch.paths import Path, Relays
+from protocol.pipeline.assignment import NoPlan
+from protocol.pipeline.draws import Draws
+from protocol.pipeline.mending import mended
+from protocol.pipeline.plan import Plan
+from protocol.pipeline.planner import Planned, SearchBudget, plan_paths
+from protocol.pipeline.problem import US_PER_S, PathRules, Problem
 from protocol.pipeline.question import rules_of
+from protocol.pipeline.simulator import Order
+from protocol.pipeline.stage_orders import Stages, within
 from protocol.run.codecs import CODECS
 from protocol.run.run_spec import RunSpec
 
-from .planned_paths import PlannedRouter
-from .random_paths import RandomRouter
-from .snapshots import Terms, within_slots
+from .snapshots import LinkSnapshot, Terms, within_slots
+
+# --- random paths ---------------------------------------------------------------------------------
+TRIES: Final = 16
+"""Choices of stages drawn for a path, until one is within the limits."""
 
 
+@dataclass(slots=True)
+class _Used:
+    """What this deal has used so far."""
+
+    stages: Counter[int] = field(default_factory=Counter)
+    relays: Counter[str] = field(default_factory=Counter)
+
+    def add(self, path: Path) -> None:
+        self.stages.update(path.stages)
+        self.relays.update(path.relays)
+
+
+class RandomRouter:
+    """See the top of the file. Is a `Router`.
+
+    Args:
+        visited: stages of a path, the data peer's among them.
+        full_every: every so many iterations paths visit all; 0 is never.
+    """
+
+    def __init__(
+        self, origin: str, seed: int, visited: int, rules: PathRules, *, full_every: int = 0
+    ) -> None:
+        self._name = f"{seed}/{origin}"
+        self._visited = visited
+        self._rules = rules
+        self._full_every = full_every
+
+    def is_full(self, iteration: int, relays: Relays) -> bool:
+        """Whether paths of this iteration visit all stages."""
+        return self._full_every > 0 and iteration % self._full_every == 0 and all(relays)
+
+    def paths(self, iteration: int, microbatches: int, relays: Relays) -> Sequence[Path]:
+        """One for each microbatch; none where a path finds no relay."""
+        draws, used = Draws(f"{self._name}/{iteration}"), _Used()
+        found: list[Path] = []
+        for _ in range(microbatches):
+            if self.is_full(iteration, relays):
+                path = _through(tuple(range(1, len(relays) + 1)), relays, draws, used)
+            else:
+                path = self._drawn(self._visited - 1, relays, draws, used)
+            if path is None:
+                return []
+            used.add(path)
+            found.append(path)
+        return found
+
+    def another(self, before: Path, turn: int, relays: Relays) -> Path | None:
+        """Over the same stages, if each has a relay; else over as many as are usual."""
+        draws, used = Draws(f"{self._name}/again/{turn}"), _Used()
+        return _through(before.stages, relays, draws, used) or self._drawn(
+            self._visited - 1, relays, draws, used
+        )
+
+    def whole(self, turn: int, relays: Relays) -> Path | None:
+        """Through all stages in order."""
+        draws = Draws(f"{self._name}/whole/{turn}")
+        return _through(tuple(range(1, len(relays) + 1)), relays, draws, _Used())
+
+    def _drawn(self, hops: int, relays: Relays, draws: Draws, used: _Used) -> Path | None:
+        """A path over so many of the stages that have a relay; None where none is legal."""
+        there = [stage for stage, peers in enumerate(relays, 1) if peers]
+        for attempt in range(TRIES):
+            rank = {s: (used.stages[s] + draws.below(1 + attempt), draws.below(1 << 32), s)
+                    for s in there}  # fmt: skip
+            stages = tuple(sorted(sorted(there, key=rank.__getitem__)[:hops]))
+            if len(stages) == hops and within(stages, self._rules):
+                return _through(self._swapped(stages, draws), relays, draws, used)
+        stages = tuple(there[:hops])
+        fits = len(stages) == hops and within(stages, self._rules)
+        return _through(stages, relays, draws, used) if fits else None
+
+    def _swapped(self, stages: Stages, draws: Draws) -> Stages:
+        """The same stages with some neighbours exchanged, as far as that is legal."""
+        for _ in range(draws.below(self._rules.max_swaps + 1)):
+            place = draws.below(max(1, len(stages) - 1))
+            moved = (*stages[:place], *stages[place : place + 2][::-1], *stages[place + 2 :])
+            if within(moved, self._rules):
+                stages = moved
+        return stages
+
+
+def _through(stages: Stages, relays: Relays, draws: Draws, used: _Used) -> Path | None:
+    """A path through these stages, by the relays that are used least; None if one has none."""
+    chosen = []
+    for stage in stages:
+        peers = relays[stage - 1]
+        if not peers:
+            return None
+        least = min(used.relays[peer] for peer in peers)
+        chosen.append(draws.of([peer for peer in peers if used.relays[peer] == least]))
+    return Path(tuple(chosen), stages)
+
+
+# --- the plan of a snapshot -----------------------------------------------------------------------
+BUDGET: Final = SearchBudget(evaluations=200)
+MENDING: Final = 200
+SLACKS: Final = (0, 1, 2, 4, 8, 16, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPaths:
+    """A plan, as its data peers use it.
+
+    Attributes:
+        snapshot: digest of the snapshot that it is made from.
+        digest: of the plan itself.
+        iteration_us: what an iteration takes, as planned.
+        paths: of each data peer, in the order in which its microbatches set out.
+    """
+
+    snapshot: str
+    digest: str
+    iteration_us: int
+    paths: Mapping[str, tuple[Path, ...]]
+
+    @property
+    def iteration_s(self) -> float:
+        """`iteration_us` in seconds."""
+        return self.iteration_us / US_PER_S
+
+
+def plan_of(snapshot: LinkSnapshot, terms: Terms, visited: int) -> PlannedPaths | None:
+    """The plan; None where there is none, or too many ways to choose from."""
+    problem = snapshot.problem(terms, visited)
+    if problem is None:
+        return None
+    stages = snapshot.stages
+    quotas = {peer: terms.microbatches for peer, stage in enumerate(stages) if stage == 0}
+    for slack in SLACKS:
+        looser = replace(problem, rules=replace(problem.rules, stage_slack=slack))
+        try:
+            found = plan_paths(looser, stages, quotas, BUDGET, Order.BACKWARD_FIRST)
+        except NoPlan:
+            continue
+        except LocalProtocolError:
+            return None
+        better = mended(looser, found.plan, MENDING, Order.BACKWARD_FIRST)
+        return _told(snapshot, looser, found if better is None else better)
+    return None
+
+
+def _told(snapshot: LinkSnapshot, problem: Problem, planned: Planned) -> PlannedPaths:
+    plan = planned.plan
+    digest = plan.digest(problem)
+    names = [peer.name for peer in problem.peers]
+    paths = {
+        names[origin]: tuple(_path(plan, relays, names, digest) for relays in own)
+        for origin, own in enumerate(plan.paths)
+        if plan.stages[origin] == 0
+    }
+    return PlannedPaths(snapshot.digest, digest, planned.makespan_us, paths)
+
+
+def _path(plan: Plan, relays: tuple[int, ...], names: list[str], digest: str) -> Path:
+    stages = tuple(plan.stages[relay] for relay in relays)
+    return Path(tuple(names[relay] for relay in relays), stages, digest)
+
+
+# --- planned paths --------------------------------------------------------------------------------
+class PlannedRouter:
+    """See the top of the file. Is a `Router`.
+
+    Attributes:
+        plan: the one that holds; None before the first.
+        full: the plan of iterations that skip nothing; None where there are none.
+    """
+
+    def __init__(self, origin: str, drawn: RandomRouter) -> None:
+        self._origin = origin
+        self._drawn = drawn
+        self.plan: PlannedPaths | None = None
+        self.full: PlannedPaths | None = None
+
+    def own(self, iteration: int, relays: Relays) -> tuple[Path, ...]:
+        """Our paths in the plan; empty where it has none."""
+        plan = self.full if self._drawn.is_full(iteration, relays) else self.plan
+        return () if plan is None else plan.paths.get(self._origin, ())
+
+    def paths(self, iteration: int, microbatches: int, relays: Relays) -> Sequence[Path]:
+        """One for each microbatch; none where a path finds no relay."""
+        own = self.own(iteration, relays)
+        if not own:
+            return self._drawn.paths(iteration, microbatches, relays)
+        used: Counter[str] = Counter()
+        found: list[Path] = []
+        for number in range(microbatches):
+            before = own[number % len(own)]
+            turn = iteration * microbatches + number
+            path = _mended(before, relays, used) or self._drawn.another(before, turn, relays)
+            if path is None:
+                return []
+            used.update(path.relays)
+            found.append(path)
+        return found
+
+    def another(self, before: Path, turn: int, relays: Relays) -> Path | None:
+        """Drawn: what the plan says of this one has failed."""
+        return self._drawn.another(before, turn, relays)
+
+    def whole(self, turn: int, relays: Relays) -> Path | None:
+        """Drawn."""
+        return self._drawn.whole(turn, relays)
+
+
+def _mended(path: Path, relays: Relays, used: Counter[str]) -> Path | None:
+    """The path over relays that are there; None if a stage has none."""
+    chosen = []
+    for relay, stage in zip(path.relays, path.stages, strict=True):
+        there = relays[stage - 1]
+        if not there:
+            return None
+        taken = relay if relay in there else min(there, key=lambda other: (used[other], other))
+        chosen.append(taken)
+    return replace(path, relays=tuple(chosen))
+
+
+# --- the router of a run --------------------------------------------------------------------------
 def terms_of(spec: RunSpec) -> Terms:
     """What plans need to know of a run."""
     sequences, model = spec.microbatch_sequences, spec.model

@@ -4,7 +4,7 @@
     name    blake3 of these bytes, 32 hex digits
 
 All data peers that hold the same snapshot make the same problem of it, and so the same plan
-(plans.py). Every vector in it is signed by its peer, so a peer that proposes a snapshot can leave
+(routers.py). Every vector in it is signed by its peer, so a peer that proposes a snapshot can leave
 others out, or name older vectors, and can make nothing up.
 
 A link is measured at both ends, and the worse of two values counts: a peer that praises its links
@@ -36,7 +36,7 @@ from protocol.pipeline.problem import (
     PathRules,
     PipelinePeer,
     Problem,
-    Work,
+    StageWork,
 )
 
 from .vectors import MAX_PEER_ID_CHARS, LinkTimes, LinkVector, decode_vector
@@ -66,7 +66,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class LinkSnapshot:
     """See the top of the file.
 
     Attributes:
@@ -206,7 +206,7 @@ class _LinkTable:
 
 def _work(
     vectors: Sequence[LinkVector], boundary_bytes: int
-) -> tuple[Work, tuple[PipelinePeer, ...]]:
+) -> tuple[StageWork, tuple[PipelinePeer, ...]]:
     """What work costs: the whole of each peer's, in the shares that are usual for all."""
     known = [each.work for each in vectors if each.work.forward_us and each.work.backward_us]
     usual_us = _usual((work.forward_us for work in known), USUAL_WORK_US)
@@ -223,10 +223,10 @@ def _work(
         if vector.work.loss_us
     )
     loss = _usual(shares, THOUSAND)
-    return Work(boundary_bytes, backward_permille=backward, loss_permille=loss), tuple(peers)
+    return StageWork(boundary_bytes, backward_permille=backward, loss_permille=loss), tuple(peers)
 
 
-def _move_us(rtt_us: int, sender: PipelinePeer, work: Work) -> int:
+def _move_us(rtt_us: int, sender: PipelinePeer, work: StageWork) -> int:
     """How long a boundary is on its way, beside its time on the line; the mean of both legs."""
     forward_us = sender.forward_us
     backward_us = forward_us * work.backward_permille // THOUSAND

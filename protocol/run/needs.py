@@ -3,27 +3,192 @@
 All of it follows from the run spec; nothing is measured here. With P parameters of the part that a
 peer holds (the whole model, or its share of a pipeline):
 
-    device     training state (sizes.py) + 4 P while weights are averaged + activations of the
+    device     training state + 4 P while weights are averaged + activations of the
                sequences that go through at once
     daemon     phi 4 P, outer momentum 4 P where there is one, a partner's codes, two slots of codes
     process    interpreter, torch and p2pd, whatever the model is
-    disk       checkpoints and states at their most (disk_needs.py)
+    disk       checkpoints and states at their most
     line       one vector of codes for each average; with rounds by the line what fills the line
 
 Memory was measured on a CPU alone: the constants fit three runs, and a fourth came within a tenth
 (docs/planning.md). On a GPU it was never measured; what the CUDA libraries take is a guess.
+
+Training state is counted in fp32: weights, gradient and AdamW's two moments of each parameter, or
+Muon's one of those in the matrices of the blocks.
+
+Room on the disk, as far as it is known before the peer trains:
+
+    checkpoints   those that are kept, and one that is being written beside them
+    states        of the outer state, one file for each state that joiners read
+    corpus        what is not here yet
+
+All of it is the most that can be: what an optimizer does not have is not written.
 """
 
 import json
 from dataclasses import dataclass
 from typing import Final
 
-from .codecs import CODECS
-from .disk_needs import disk_needs
-from .pipeline_section import BOUNDARY_BITS
-from .run_spec import RunSpec
-from .sizes import parameters_of, sequence_bytes, state_bytes_of, vocabulary_of
+from protocol.errors import InvalidRunSpec
 
+from .codecs import CODECS
+from .run_spec import ModelSection, RunSpec
+from .sections import BOUNDARY_BITS
+
+# --- sizes ----------------------------------------------------------------------------------------
+BYTE_VOCABULARY: Final = 256
+USUAL_VOCABULARY: Final = 50_257
+"""GPT-2's, where the spec names a tokenizer that is not read here."""
+ADAMW_STATE_BYTES: Final = 16
+MUON_STATE_BYTES: Final = 12
+"""Training state of a parameter that one or the other trains."""
+_BYTES_PER_HIDDEN_VALUE: Final = 24 * 4
+"""Activations kept per layer, token and hidden value in fp32, roughly."""
+_BYTES_PER_LOGIT: Final = 12
+
+
+def parameters_of(spec: RunSpec) -> int:
+    """Parameters of the whole model: the frozen count, else by its sizes.
+
+    Raises:
+        InvalidRunSpec: the sizes are a checkpoint's, which is not read here.
+    """
+    if spec.frozen is not None:
+        return spec.frozen.parameters
+    if spec.model.init_from is not None:
+        raise InvalidRunSpec(
+            "model.init_from names a checkpoint, which is not read here; write the checkpoint's"
+            " sizes into [model] of a copy of the run spec, and plan with that"
+        )
+    model = spec.model
+    embeddings = vocabulary_of(spec) * model.hidden_size * (1 if model.tie_embeddings else 2)
+    return embeddings + model.num_layers * _layer_parameters(model) + model.hidden_size
+
+
+def least_parameters_of(spec: RunSpec) -> int:
+    """Parameters that each peer holds at the least; 0 where nothing is known of that here.
+
+    Most stages have layers alone, and a tokenizer that is not read here may be a small one.
+    """
+    model, stages = spec.model, spec.pipeline.stages
+    knows_vocabulary = model.init_from is None and spec.data.tokenizer == "bytes"
+    if stages == 1 and (spec.frozen is not None or knows_vocabulary):
+        return parameters_of(spec)
+    if model.init_from is not None:
+        return 0
+    return model.num_layers // stages * _layer_parameters(model)
+
+
+def vocabulary_of(spec: RunSpec) -> int:
+    """Tokens that the model knows, as far as the spec says."""
+    return BYTE_VOCABULARY if spec.data.tokenizer == "bytes" else USUAL_VOCABULARY
+
+
+def state_bytes_of(spec: RunSpec, parameters: int) -> int:
+    """Training state of the whole model."""
+    if spec.optimizer.name == "adamw" or spec.model.init_from is not None:
+        # Of a checkpoint the sizes are not known here, and AdamW's bytes are the most.
+        return parameters * ADAMW_STATE_BYTES
+    matrices = spec.model.num_layers * _layer_matrices(spec.model)
+    return matrices * MUON_STATE_BYTES + (parameters - matrices) * ADAMW_STATE_BYTES
+
+
+def sequence_bytes(context_length: int, hidden_size: int, num_layers: int, vocabulary: int) -> int:
+    """Rough memory of one sequence's activations and logits, in fp32."""
+    values = hidden_size * num_layers * _BYTES_PER_HIDDEN_VALUE
+    return context_length * (values + vocabulary * _BYTES_PER_LOGIT)
+
+
+def flops_per_token(spec: RunSpec) -> float:
+    """Operations of training on one token, forward and backward.
+
+    Those of the model alone (PaLM, arXiv 2204.02311, appendix B): 6 for each weight of a matrix
+    product, 12 L d T for attention.
+    """
+    model = spec.model
+    weights = model.num_layers * _layer_matrices(model) + vocabulary_of(spec) * model.hidden_size
+    attention = 12 * model.num_layers * model.hidden_size * model.context_length
+    return float(6 * weights + attention)
+
+
+def _layer_parameters(model: ModelSection) -> int:
+    return _layer_matrices(model) + 2 * model.hidden_size  # two norms
+
+
+def _layer_matrices(model: ModelSection) -> int:
+    hidden = model.hidden_size
+    kv_size = hidden // model.num_heads * (model.num_kv_heads or model.num_heads)
+    attention = 2 * hidden * hidden + 2 * hidden * kv_size
+    return attention + 3 * hidden * model.intermediate_size
+
+
+# --- disks ----------------------------------------------------------------------------------------
+CHECKPOINT_BYTES_PER_PARAMETER: Final = 20
+"""The most that one takes: slow and fast weights, outer momentum and two moments, fp32."""
+SPARE_BYTES: Final = 64 << 20
+"""What a disk must have beside a checkpoint: others write there too."""
+STATE_BYTES_PER_PARAMETER: Final = 8
+"""Slow weights and outer momentum, fp32."""
+KEPT_STATES: Final = 2
+"""State files kept for joiners."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskNeeds:
+    """Room for one peer, in bytes.
+
+    Attributes:
+        checkpoint_bytes: of one checkpoint.
+        checkpoints_bytes: of all that lie there at once.
+        states_bytes: of states that joiners read.
+        corpus_bytes: of the corpus, as far as it is not here yet.
+    """
+
+    checkpoint_bytes: int
+    checkpoints_bytes: int
+    states_bytes: int
+    corpus_bytes: int
+
+    @property
+    def least_bytes(self) -> int:
+        """Without so much no checkpoint can be written at all."""
+        return self.checkpoint_bytes + self.corpus_bytes + SPARE_BYTES
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        parts = (self.checkpoints_bytes, self.states_bytes, self.corpus_bytes)
+        return max(self.least_bytes, sum(parts) + SPARE_BYTES)
+
+
+def checkpoint_bytes(parameters: int) -> int:
+    """The most that one checkpoint of so many parameters takes."""
+    return CHECKPOINT_BYTES_PER_PARAMETER * parameters
+
+
+def disk_needs(
+    parameters: int,
+    checkpoint_keep: int,
+    *,
+    checkpoint_max_bytes: float | None = None,
+    corpus_bytes: int = 0,
+) -> DiskNeeds:
+    """What a peer with so many (padded) parameters takes.
+
+    Args:
+        checkpoint_keep: checkpoints that are kept.
+        checkpoint_max_bytes: of all kept ones together; the newest stays in any case.
+        corpus_bytes: that are still to come.
+    """
+    each = checkpoint_bytes(parameters)
+    kept = each * checkpoint_keep
+    if checkpoint_max_bytes is not None:
+        kept = max(each, min(kept, int(checkpoint_max_bytes)))
+    states = KEPT_STATES * STATE_BYTES_PER_PARAMETER * parameters
+    return DiskNeeds(each, kept + each, states, corpus_bytes)
+
+
+# --- all needs ------------------------------------------------------------------------------------
 FP32_BYTES: Final = 4
 SNAPSHOT_BYTES: Final = 4
 """Bytes of a parameter, while a trainer takes a snapshot and moves to what was averaged."""

@@ -29,14 +29,23 @@ from pydantic_core import PydanticCustomError
 from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_PARAMETERS, MAX_SPEC_BYTES
 
-from .admission_section import AdmissionSection
 from .codecs import CODECS, codecs_for
 from .frozen_config import config_fault
 from .layout import ALIGNMENT
-from .optimizer_section import OptimizerSection
-from .pipeline_section import PipelineSection
-from .section import MAX_STEPS, MISFIT, NumberOrAuto, Section, misfit, overlaid, with_section
-from .way_sections import DilocoSection, StreamingSection
+from .sections import (
+    MAX_STEPS,
+    MISFIT,
+    AdmissionSection,
+    DilocoSection,
+    NumberOrAuto,
+    OptimizerSection,
+    PipelineSection,
+    Section,
+    StreamingSection,
+    misfit,
+    overlaid,
+    with_section,
+)
 from .ways import WAYS, others_keys
 
 AUTO_ROUND_STEPS: Final = 64

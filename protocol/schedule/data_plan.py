@@ -34,7 +34,14 @@ from .epoch_order import HOLE, EpochOrder
 from .ownership import NOBODY, Members, Ownership, ownership
 from .shuffle import Int64Vector
 
-__all__ = ["DataPlan", "LostAndRepeated", "MemberPosition", "Members", "Taken", "start_position"]
+__all__ = [
+    "DataPlan",
+    "LostAndRepeated",
+    "MemberPosition",
+    "Members",
+    "TakenBlocks",
+    "start_position",
+]
 
 MAX_BLOCKS: Final = 1 << 48
 MAX_WEIGHT: Final = 1 << 32
@@ -46,7 +53,7 @@ _MAX_EPOCHS_PER_TAKE: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakenBlocks:
     """The next blocks of one member.
 
     Attributes:
@@ -114,7 +121,7 @@ class DataPlan:
         """Places of an epoch: its end is the highest position."""
         return self.order.num_places
 
-    def take(self, epoch: int, position: int, count: int, me: str, members: Members) -> Taken:
+    def take(self, epoch: int, position: int, count: int, me: str, members: Members) -> TakenBlocks:
         """The next `count` blocks of `me`, which has done its places below `position`.
 
         Raises:
@@ -137,7 +144,7 @@ class DataPlan:
             position = int(places[-1]) + 1 if count == 0 else end
             if count and position == self.num_places:
                 epoch, position = epoch + 1, 0
-        return Taken(np.concatenate(taken), epoch, position)
+        return TakenBlocks(np.concatenate(taken), epoch, position)
 
     def blocks_at(self, epoch: int, places: Int64Vector) -> Int64Vector:
         """The blocks at these places of the epoch's order, HOLE at holes; int64 [n] to [n]."""

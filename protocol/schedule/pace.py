@@ -17,7 +17,7 @@ LARGEST_LEAP: Final = 10.0
 LEAST_LEAP_STEPS: Final = 100.0
 
 
-class Pace:
+class RunPace:
     """See the top of the file."""
 
     def __init__(self) -> None:

@@ -9,8 +9,7 @@ from typing import Annotated
 
 from protocol.limits import MAX_PIECES_PER_REQUEST
 
-from .field_types import Count, Digest
-from .fields import Flag, Integer, Many
+from .fields import Count, Digest, Flag, Integer, Many
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,9 @@ made of; the codes that follow may be those of some chunks only (`carried`). The
 codes is the root over its leaves (protocol/fragment/code_tree.py).
 
 What is about a group carries its digest (group.py); so does what an owner signs.
+
+The rules of audits, averages that are worked out again, are in protocol/diloco/audits.py; what
+openings and evidence are is in evidence.py beside it.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,8 +34,7 @@ from protocol.limits import (
 from protocol.membership.records import Verify, verify_with_peer_id
 from protocol.plausible import NO_LENGTH
 
-from .field_types import Count, Digest, PeerIdText
-from .fields import Binary, Bits, Integer, Many, Real, Record
+from .fields import Binary, Bits, Count, Digest, Integer, Many, PeerIdText, Real, Record
 
 DOMAIN: Final = b"loco/v1/fragment-result\0"
 CONTRIBUTION_DOMAIN: Final = b"loco/v1/fragment-contribution\0"
@@ -301,3 +303,47 @@ class ChunkState:
     fragment: FragmentIndex
     cycle: Annotated[int, Integer(-1, (1 << 63) - 1)]
     stamp: Annotated[ChunkStamp, Record(ChunkStamp)]
+
+
+# --- audits ---------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class GetOpening:
+    """Show me this leaf of all that your result for this chunk was made of."""
+
+    group: Digest
+    fragment: FragmentIndex
+    cycle: Count
+    chunk: ChunkIndex
+    leaf: Annotated[int, Integer(0, (1 << 32) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Answer to GetOpening: the contributions, each with its leaf, follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """The owner of this result does not open it to the sender; see for yourselves."""
+
+    group: Digest
+    fragment: FragmentIndex
+    cycle: Count
+    owner: PeerIdText
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The owner has lied: a result, and what shows that it does not follow from what it names."""
+
+    group: Digest
+    owner: PeerIdText
+
+
+AuditMessage = GetOpening | Opening | Doubt | Proof
+AUDIT_TYPES: Final[dict[str, type[AuditMessage]]] = {
+    "get_opening": GetOpening,
+    "opening": Opening,
+    "doubt": Doubt,
+    "proof": Proof,
+}

@@ -11,8 +11,7 @@ from typing import Annotated
 
 from protocol.limits import MAX_FRAGMENTS
 
-from .field_types import Count, Digest, MaybeDigest, Name, Stripes, Vectors
-from .fields import Choice, Flag, Integer
+from .fields import Choice, Count, Digest, Flag, Integer, MaybeDigest, Name, Stripes, Vectors
 
 
 class SettledOutcome(StrEnum):

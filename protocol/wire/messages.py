@@ -70,13 +70,16 @@ from protocol.outcomes import RefusalReason
 from protocol.state_sample import SAMPLE_BYTES
 
 from . import corpus_messages as corpus
-from .alive_messages import AliveReply, AskAlive
-from .audit_messages import AUDIT_TYPES, AuditMessage, Opening, Proof
-from .field_types import (
+from .fields import (
     MAX_SENTENCE_CHARS,
     Addresses,
+    Binary,
+    Choice,
     Count,
     FewAddresses,
+    Flag,
+    Many,
+    Maybe,
     MaybeCount,
     MaybeDigest,
     MaybeNonNegative,
@@ -85,22 +88,17 @@ from .field_types import (
     NonNegative,
     PeerIdText,
     Protocols,
+    Record,
     Seconds,
     Sentence,
-)
-from .fields import (
-    Binary,
-    Choice,
-    Flag,
-    Many,
-    Maybe,
-    Record,
     Text,
     UpTo,
     read_record,
     write_record,
 )
 from .fragment_messages import (
+    AUDIT_TYPES,
+    AuditMessage,
     ChunkState,
     Contribution,
     FragmentSettled,
@@ -108,6 +106,8 @@ from .fragment_messages import (
     GetResult,
     GetStamps,
     NoResult,
+    Opening,
+    Proof,
     Result,
     Stamps,
 )
@@ -184,7 +184,7 @@ class Hello:
         round, layout_digest: of the group.
         group: digest of the one that the sender is in; None while it is in none.
         step: the nominal step.
-        pass_shown: the sender's (protocol/admission/invitations.py); empty where it has none.
+        pass_shown: the sender's (protocol/admission/statements.py); empty where it has none.
     """
 
     software: Annotated[str, Text(64)]
@@ -279,6 +279,23 @@ class Statements:
         tuple[bytes, ...], Many(UpTo(MAX_STATEMENT_BYTES), MAX_STATEMENTS_PER_MESSAGE)
     ]
     secret: Annotated[bytes | None, Maybe(Binary(RUN_SECRET_BYTES))] = None
+
+
+@dataclass(frozen=True, slots=True)
+class AskAlive:
+    """Is that peer alive in another incarnation than this one? Please see whether it beats."""
+
+    peer_id: PeerIdText
+    incarnation: Count
+
+
+@dataclass(frozen=True, slots=True)
+class AliveReply:
+    """Answer to AskAlive: whether another incarnation has just shown the sender that it lives."""
+
+    peer_id: PeerIdText
+    incarnation: Count
+    alive: Annotated[bool, Flag()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.limits import PIECE_BYTES
 
 
-class Outgoing:
+class OutgoingPieces:
     """The pieces of our own contribution that no stream has taken yet."""
 
     def __init__(self, total_bytes: int) -> None:

@@ -12,8 +12,7 @@ from typing import Annotated
 
 from protocol.limits import MAX_DIAL_BACK_ADDRESSES
 
-from .field_types import MAX_ADDRESS_CHARS, Addresses, Count
-from .fields import Many, Text
+from .fields import MAX_ADDRESS_CHARS, Addresses, Count, Many, Text
 
 _TRIED = Many(Text(MAX_ADDRESS_CHARS, r"/[!-~]+"), MAX_DIAL_BACK_ADDRESSES)
 

@@ -19,9 +19,12 @@ from protocol.limits import MAX_RELAYS_OF_PATH
 from protocol.microbatch.mending import Standing
 from protocol.microbatch.trip import Leg
 
-from .field_types import (
+from .fields import (
+    Choice,
     Count,
     Digest,
+    Flag,
+    Integer,
     Iteration,
     MaybeDigest,
     MaybeNonNegative,
@@ -31,7 +34,6 @@ from .field_types import (
     RelayPath,
     RelayStages,
 )
-from .fields import Choice, Flag, Integer
 
 Place = Annotated[int, Integer(0, MAX_RELAYS_OF_PATH + 1)]
 

@@ -9,8 +9,7 @@ from typing import Annotated
 from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES, STATE_CHUNK_BYTES
 from protocol.state_sample import SEED_BYTES
 
-from .field_types import MAX_STATE_BYTES, Count, Digest, NonNegative
-from .fields import Binary, Integer
+from .fields import MAX_STATE_BYTES, Binary, Count, Digest, Integer, NonNegative
 
 
 @dataclass(frozen=True, slots=True)

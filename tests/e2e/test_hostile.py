@@ -15,7 +15,7 @@ from protocol.errors import Refused
 from protocol.limits import MAX_INBOUND_STREAMS_PER_PEER
 from protocol.membership.group import Group
 from protocol.outcomes import RefusalReason
-from protocol.wire.field_types import MAX_COUNT, MAX_SECONDS
+from protocol.wire.fields import MAX_COUNT, MAX_SECONDS
 from protocol.wire.messages import Beat, Hello, PeerEntry, PeerList
 from protocol.wire.versions import CORPUS, GOSSIP, HELLO, STATE
 

@@ -12,7 +12,7 @@ from peer.training.fragments import FragmentSnapshots
 from peer.training.model import FlatModel
 from peer.training.shared import CodeRegions, region_bytes
 from protocol.fragment.fragments import Fragment, fragments_of_run
-from protocol.run.way_sections import DilocoSection
+from protocol.run.sections import DilocoSection
 
 SHAPES = {
     "embed": (2, 9000),

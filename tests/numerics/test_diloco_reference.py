@@ -12,7 +12,7 @@ from bench.quality.replicas import LoopedReplicas
 from bench.quality.settings import STREAMING_SMOKE
 from peer.training.model import FlatModel, initial_module
 from protocol.fragment.fragments import cut_fragments
-from protocol.run.way_sections import DilocoSection
+from protocol.run.sections import DilocoSection
 
 M = 3
 SPEC = STREAMING_SMOKE.spec(0)

@@ -10,7 +10,7 @@ from peer.training.device import Precision
 from peer.training.model import FlatModel, empty_module, initial_module
 from peer.training.muon import Fp32Muon
 from peer.training.optimizer import flat_muon, inner_optimizer
-from protocol.run.optimizer_section import MuonSection, OptimizerSection
+from protocol.run.sections import MuonSection, OptimizerSection
 
 CPU = torch.device("cpu")
 ITERATION = (3.4445, -4.7750, 2.0315)

@@ -31,7 +31,7 @@ from peer.training.model import initial_module
 from peer.training.schedule import learning_rate
 from peer.training.snapshot import Snapshots
 from peer.training.step import Stepper
-from protocol.run.optimizer_section import OptimizerSection
+from protocol.run.sections import OptimizerSection
 from protocol.schedule.data_plan import DataPlan
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,6 @@ from peer.training.optimizer import flat_adamw
 from peer.training.shared import CodeRegions
 from peer.training.step import Stepper
 from peer.training.sync import trainer_side
-from protocol.run.optimizer_section import OptimizerSection
 from protocol.run.run_spec import (
     DataSection,
     ModelSection,
@@ -26,6 +25,7 @@ from protocol.run.run_spec import (
     SyncSection,
     TrainingSection,
 )
+from protocol.run.sections import OptimizerSection
 
 VOCABULARY = 32
 INNER_STEPS = 4

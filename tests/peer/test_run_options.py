@@ -5,8 +5,8 @@ import pytest
 from peer.options.config import ConfigError, load_config
 from peer.options.run_options import check_options
 from protocol.errors import InvalidRunSpec
-from protocol.run.pipeline_section import PipelineSection
 from protocol.run.run_spec import ModelSection, RunSpec, SyncSection, TrainingSection
+from protocol.run.sections import PipelineSection
 
 PAIRS = RunSpec()
 FRAGMENTS = RunSpec(sync=SyncSection(method="diloco", inner_steps=10))

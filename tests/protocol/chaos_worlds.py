@@ -4,7 +4,7 @@ from collections import Counter
 
 from microbatch_worlds import MicrobatchWorld
 
-from protocol.microbatch.counts import Counted
+from protocol.microbatch.core import Counted
 
 
 class ChaosWorld(MicrobatchWorld):

@@ -12,18 +12,17 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from protocol.diloco import fragment_commands as c
 from protocol.diloco import fragment_events as e
-from protocol.diloco.digests import short_digest
 from protocol.diloco.fragment_core import FragmentCore
-from protocol.diloco.send_plan import SendPlan
+from protocol.diloco.keeper import short_digest
+from protocol.diloco.peers import SendPlan
 from protocol.fragment.chunk_ledger import NEVER, Stamp
 from protocol.outcomes import AuditOutcome
-from protocol.wire.audit_messages import Proof
 from protocol.wire.fragment_messages import (
     ChunkResult,
     ChunkStamp,
     Contribution,
+    Proof,
     Result,
     mask_of,
 )
@@ -76,32 +75,32 @@ class Memory:
         return [[chunk.value for chunk in of] for of in self.chunks]
 
     def carry_out(
-        self, order: c.Verify | c.WriteResults | c.WriteChunk | c.UndoSteps
+        self, order: e.Verify | e.WriteResults | e.WriteChunk | e.UndoSteps
     ) -> e.Verified | e.Written:
         chunks = self.chunks[order.fragment]
         match order:
-            case c.Verify(fragment, cycles):
+            case e.Verify(fragment, cycles):
                 spoilt = {}
                 for i, chunk in enumerate(chunks):
                     if chunk.value != chunk.written:
                         chunk.written = chunk.value
                         spoilt[i] = stamp_of(chunk.value, cycles[i], 0, 0)
                 return e.Verified(fragment, spoilt)
-            case c.WriteResults(fragment, results):
+            case e.WriteResults(fragment, results):
                 return e.Written(
                     fragment, {each.chunk: self._step(fragment, each) for each in results}
                 )
-            case c.WriteChunk(fragment, chunk, cycle, stamp, values):
+            case e.WriteChunk(fragment, chunk, cycle, stamp, values):
                 if stamp_of(bytes(values), cycle, stamp.steps, stamp.weight) != stamp:
                     return e.Written(fragment, {})
                 chunks[chunk].write(bytes(values))
                 return e.Written(fragment, {chunk: stamp})
-            case c.UndoSteps(fragment, stamps):
+            case e.UndoSteps(fragment, stamps):
                 for index in stamps:
                     chunks[index].write(chunks[index].before)
                 return e.Written(fragment, stamps)
 
-    def _step(self, fragment: int, result: c.ResultToWrite) -> Stamp:
+    def _step(self, fragment: int, result: e.ResultToWrite) -> Stamp:
         chunk = self.chunks[fragment][result.chunk]
         if not result.again:
             chunk.before = chunk.value
@@ -141,10 +140,10 @@ class Peer:
         self.asks = True
         self.banned: list[str] = []
         self.sent: list[tuple[int, int]] = []
-        self.returned: list[c.Returned] = []
-        self.further: dict[tuple[int, str], deque[c.AskResult]] = {}
-        self.orders: dict[int, deque[c.InOrder]] = defaultdict(deque)
-        self.commands: list[c.FragmentCommand] = []
+        self.returned: list[e.SendEnded] = []
+        self.further: dict[tuple[int, str], deque[e.AskResult]] = {}
+        self.orders: dict[int, deque[e.InOrder]] = defaultdict(deque)
+        self.commands: list[e.FragmentCommand] = []
 
     @property
     def is_idle(self) -> bool:
@@ -180,33 +179,33 @@ class Peer:
             self.send(fragment, self.trainer.due.pop(fragment))
 
     # --- commands ---------------------------------------------------------------------------------
-    def carry_out(self, command: c.FragmentCommand) -> None:
+    def carry_out(self, command: e.FragmentCommand) -> None:
         match command:
-            case c.Send(peer_id, message, codes):
+            case e.SendMessage(peer_id, message, codes):
                 self.world.post(self.name, peer_id, message, bytes(codes))
-            case c.Contribute():
+            case e.Contribute():
                 self._contribute(command)
-            case c.Average():
+            case e.Average():
                 self.world.later(lambda: self._average(command))
-            case c.Returned():
+            case e.SendEnded():
                 self.returned.append(command)
-            case c.FetchChunk() | c.AskStamps() | c.AskResult():
+            case e.FetchChunk() | e.AskStamps() | e.AskResult():
                 self._ask(command)
-            case c.Audit(result):
+            case e.Audit(result):
                 self.world.later(lambda: self.feed(self.world.audited(result)))
-            case c.Convict(owner):
+            case e.Convict(owner):
                 self.banned.append(owner)
-            case c.ForgetOthers() | c.CountRefusal() | c.CountAudit():
+            case e.ForgetOthers() | e.CountRefusal() | e.CountAudit():
                 pass
             case _:
                 self.orders[command.fragment].append(command)
                 if len(self.orders[command.fragment]) == 1:
                     self.world.later(lambda: self._carry_out_first(command.fragment))
 
-    def _average(self, order: c.Average) -> None:
-        self.feed(e.Averaged(order.fragment, order.cycle, self._averages(order)))
+    def _average(self, order: e.Average) -> None:
+        self.feed(e.AveragesMade(order.fragment, order.cycle, self._averages(order)))
 
-    def _contribute(self, order: c.Contribute) -> None:
+    def _contribute(self, order: e.Contribute) -> None:
         sent = order.sent
         parts = {
             s.chunk: sent.codes[s.chunk * CODE_BYTES : (s.chunk + 1) * CODE_BYTES]
@@ -216,11 +215,13 @@ class Peer:
             GROUP, sent.fragment, sent.cycle, order.weight, 1, 1, order.stamps, (), (), bytes(64)
         )
         if order.owner == self.name:
-            self.world.later(lambda: self.feed(e.Received(self.name, message, parts)), at_once=True)
+            self.world.later(
+                lambda: self.feed(e.MessageReceived(self.name, message, parts)), at_once=True
+            )
         else:
             self.world.post(self.name, order.owner, message, b"".join(parts.values()))
 
-    def _averages(self, order: c.Average) -> e.Averages:
+    def _averages(self, order: e.Average) -> e.Averages:
         contributors = sorted({p for admitted in order.admitted.values() for p in admitted.weights})
         weights = {p: w for a in order.admitted.values() for p, w in a.weights.items()}
         parts, chunks = {}, []
@@ -254,22 +255,24 @@ class Peer:
         order = self.orders[fragment][0]
         trainer = self.trainer
         match order:
-            case c.MergeIntoTrainer(_, cycle):
+            case e.MergeIntoTrainer(_, cycle):
                 if trainer.in_flight.get(fragment) == cycle:
                     del trainer.in_flight[fragment]
                     trainer.merged.append((fragment, cycle))
-            case c.HoldTrainer():
+            case e.HoldTrainer():
                 if fragment not in trainer.in_flight:
                     trainer.yielded.add(fragment)
-                held = e.Held.VOID if fragment in trainer.in_flight else e.Held.YIELDED
+                held = (
+                    e.HoldOutcome.VOID if fragment in trainer.in_flight else e.HoldOutcome.YIELDED
+                )
                 self._ended(fragment, e.TrainerHeld(fragment, held))
                 return
-            case c.AmendTrainer():
+            case e.AmendTrainer():
                 trainer.yielded.discard(fragment)
-            case c.Verify():
+            case e.Verify():
                 self._ended(fragment, self.memory.carry_out(order))
                 return
-            case c.WriteResults() | c.WriteChunk() | c.UndoSteps():
+            case e.WriteResults() | e.WriteChunk() | e.UndoSteps():
                 assert trainer.may_be_written(fragment)
                 late = self.world.now_s > order.until_s
                 self._ended(
@@ -288,24 +291,24 @@ class Peer:
             self.world.later(lambda: self._carry_out_first(fragment))
 
     # --- questions --------------------------------------------------------------------------------
-    def _ask(self, question: c.FetchChunk | c.AskStamps | c.AskResult) -> None:
+    def _ask(self, question: e.FetchChunk | e.AskStamps | e.AskResult) -> None:
         key = question.fragment, question.peer_id
         if not self.asks:
             return
-        if isinstance(question, c.AskResult):
+        if isinstance(question, e.AskResult):
             self.further[key].append(question)
-        elif isinstance(question, c.FetchChunk):
+        elif isinstance(question, e.FetchChunk):
             self.world.later(lambda: self._fetch(question))
         else:
             self.further[key] = deque()
             self.world.later(lambda: self._ask_stamps(key))
 
-    def _fetch(self, asked: c.FetchChunk) -> None:
+    def _fetch(self, asked: e.FetchChunk) -> None:
         """The other one answers at one moment, and the answer comes at a later one."""
         other = self.world.peers[asked.peer_id]
         fragment, chunk = asked.fragment, asked.chunk
         ledger, value = other.core.ledger(fragment), other.memory.chunks[fragment][chunk].value
-        event: e.FragmentEvent = e.Fetched(
+        event: e.FragmentEvent = e.ChunkFetched(
             fragment, chunk, ledger.cycle(chunk), ledger.stamp(chunk), memoryview(value)
         )
         if self.world.loses():
@@ -371,13 +374,13 @@ class World:
         self.lives = itertools.count(1)
         self.peers = {name: Peer(self, name) for name in names}
 
-    def seen_by(self, peer: Peer) -> e.PeersSeen:
+    def seen_by(self, peer: Peer) -> e.GroupSeen:
         others = [
             other
             for other in self.peers.values()
             if other is not peer and peer.name not in other.banned and other.name not in peer.banned
         ]
-        return e.PeersSeen(
+        return e.GroupSeen(
             peer.round,
             frozenset([peer.name, *(other.name for other in others)]),
             {other.name: other.round for other in others if not other.is_over},
@@ -419,7 +422,7 @@ class World:
             chunk: memoryview(codes[i * CODE_BYTES : (i + 1) * CODE_BYTES])
             for i, chunk in enumerate(carried)
         }
-        self.later(lambda: self.peers[receiver].feed(e.Received(sender, message, parts)))
+        self.later(lambda: self.peers[receiver].feed(e.MessageReceived(sender, message, parts)))
 
     # --- time -------------------------------------------------------------------------------------
     def run(self, until_s: float) -> None:
@@ -442,7 +445,7 @@ class World:
             else:
                 assert first is not None
                 self.now_s = max(self.now_s, tick_s)
-                self.peers[first].feed(e.Tick())
+                self.peers[first].feed(e.FragmentTick())
 
     def calm(self) -> None:
         """From now on nothing is lost."""

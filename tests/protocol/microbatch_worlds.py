@@ -10,14 +10,14 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from functools import partial
 
-from protocol.microbatch.commands import (
+from protocol.microbatch.core import (
     Announce,
-    Answer,
+    AnswerOffer,
     Command,
-    Halt,
+    HaltRelays,
     OfferAhead,
-    Resume,
-    Send,
+    ResumeRelay,
+    SendBoundary,
     TellLost,
     TellPassed,
 )
@@ -27,7 +27,7 @@ from protocol.microbatch.trainer_messages import Deliver, Drop, Finish, Resend
 from protocol.microbatch.trip import Leg, Trip
 from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS
-from protocol.routing.random_paths import RandomRouter
+from protocol.routing.routers import RandomRouter
 
 PATIENCE_S = 30.0
 SLOTS = 3
@@ -263,24 +263,24 @@ class MicrobatchWorld:
         if not self.is_here(node):
             return
         match command:
-            case Answer(ticket, refusal):
+            case AnswerOffer(ticket, refusal):
                 if ticket in self.offers:
                     self.offers.pop(ticket)(refusal)
                 elif refusal is None:  # nobody is there any more
                     self.do(node.name, node.core.broke_off(self.trips[ticket], self.now_s))
-            case Send(trip, slot, loss):
+            case SendBoundary(trip, slot, loss):
                 if trip.place == 1 and trip.leg is Leg.FORWARD and node.name in self.origins:
                     self.named[trip.microbatch] = (node.name, slot)
                 self.send(node, trip, loss)
             case TellPassed():
                 self.todo.append(partial(self.tell_passed, node, command))
-            case Resume():
+            case ResumeRelay():
                 self.todo.append(partial(self.resume, node, command))
-            case Announce() | TellLost() | Halt():
+            case Announce() | TellLost() | HaltRelays():
                 self.tell_many(node, command)
 
     def tell_many(self, node, command):
-        if isinstance(command, TellLost | Halt):
+        if isinstance(command, TellLost | HaltRelays):
             self.withdraw(node, command.microbatch)
         match command:
             case Announce(iteration, relays):
@@ -288,7 +288,7 @@ class MicrobatchWorld:
             case TellLost(microbatch, to):
                 others = to or (microbatch.origin,)
                 jobs = [partial(self.tell_lost, node, other, command) for other in others]
-            case Halt(_, _, relays):
+            case HaltRelays(_, _, relays):
                 jobs = [partial(self.halt, node, relay, command) for relay in relays]
         self.todo += jobs
 

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from protocol.pipeline.planner import Budget
+from protocol.pipeline.planner import SearchBudget
 from protocol.pipeline.question import Question
-from protocol.pipeline.tables import Offer, link_matrices
+from protocol.pipeline.tables import MachineOffer, link_matrices
 from protocol.pipeline.workload import Workload
 
 WORKLOAD = Workload(
@@ -21,19 +21,19 @@ WORKLOAD = Workload(
 PLACES = ("Iowa", "Iowa", "LA", "Oregon", "London", "NL")
 
 
-def offers_at(*places: str, compute_us: int = 200_000, slots: int = 2) -> tuple[Offer, ...]:
+def offers_at(*places: str, compute_us: int = 200_000, slots: int = 2) -> tuple[MachineOffer, ...]:
     """Equal machines at these places."""
-    return tuple(Offer(f"{p}-{i}", p, compute_us, slots, 0.5) for i, p in enumerate(places))
+    return tuple(MachineOffer(f"{p}-{i}", p, compute_us, slots, 0.5) for i, p in enumerate(places))
 
 
-def question(offers: tuple[Offer, ...] | None = None, **changes) -> Question:
+def question(offers: tuple[MachineOffer, ...] | None = None, **changes) -> Question:
     """Three stages of which two are visited, planned briefly."""
     if offers is None:
         offers = tuple(
-            Offer(f"{place}-{i}", place, 200_000 + 50_000 * i, 2, 0.5)
+            MachineOffer(f"{place}-{i}", place, 200_000 + 50_000 * i, 2, 0.5)
             for i, place in enumerate(PLACES)
         )
     asked = Question(
-        offers, *link_matrices(offers, {}), WORKLOAD, stages=3, visited=2, budget=Budget(30)
+        offers, *link_matrices(offers, {}), WORKLOAD, stages=3, visited=2, budget=SearchBudget(30)
     )
     return replace(asked, **changes)

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from bench.planner_settings import links_between
-from protocol.pipeline.problem import PathRules, PipelinePeer, Problem, Work
+from protocol.pipeline.problem import PathRules, PipelinePeer, Problem, StageWork
 
 RULES = PathRules()
-WORK_OF_SMALL = Work(boundary_bytes=1000)
+WORK_OF_SMALL = StageWork(boundary_bytes=1000)
 
 
 def small_problem(

@@ -4,7 +4,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.pipeline.problem import PathRules
-from protocol.routing.snapshots import Snapshot, Terms
+from protocol.routing.snapshots import LinkSnapshot, Terms
 from protocol.routing.vectors import LinkTimes, LinkVector, WorkTimes, encode_vector
 
 RUN_ID = "ab" * 16
@@ -54,7 +54,7 @@ class MeasuredWorld:
     def snapshot(self):
         numbers = range(len(self.stages))
         signed = {self.peers[one].peer_id: self.signed(one) for one in numbers}
-        return Snapshot.of(RUN_ID, signed, [self.vector(one) for one in numbers])
+        return LinkSnapshot.of(RUN_ID, signed, [self.vector(one) for one in numbers])
 
     def relays(self):
         held = list(zip(self.stages, self.peers, strict=True))

@@ -8,9 +8,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from protocol import limits
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.admission import register as register_file
-from protocol.admission.invitations import BadToken, Pass, Token
 from protocol.admission.register import Mode, Register
-from protocol.admission.rulings import MAX_SERIAL, Ruling, Verdict
+from protocol.admission.statements import MAX_SERIAL, BadToken, Pass, Ruling, Token, Verdict
 from protocol.errors import RemoteProtocolError
 
 RUN_ID = "ab" * 16

@@ -5,17 +5,20 @@ import itertools
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from protocol.admission.sealed import seal
+from protocol.admission.statements import seal
 from protocol.errors import InvalidRunSpec, RemoteProtocolError
 from protocol.limits import MAX_AMENDMENTS
-from protocol.run.amendments import AmendedSpec, Amendment, is_amendment, spec_at
-from protocol.run.changes import (
+from protocol.run.amendments import (
     LEARNING_RATE,
     MODE,
     TOTAL_STEPS,
+    AmendedSpec,
+    Amendment,
     changed,
     changes_between,
+    is_amendment,
     new_peers,
+    spec_at,
     values_of,
 )
 from protocol.run.run_spec import RunSpec, SyncSection, TrainingSection, parse_toml

@@ -9,16 +9,15 @@ import pytest
 from core_worlds import PROOF, World
 from test_fragment_core import LONG_ROUND_S, assert_same_bytes, train
 
-from protocol.diloco import fragment_commands as c
+from protocol.diloco import fragment_events as e
 from protocol.diloco.audits import AUDITS_PER_RESULT, Audits
-from protocol.diloco.contradiction import Contradiction, read_proof
-from protocol.diloco.digests import short_digest
-from protocol.diloco.fragment_events import Audited, PeersSeen
+from protocol.diloco.evidence import Contradiction, read_proof
+from protocol.diloco.fragment_events import Audited, GroupSeen
+from protocol.diloco.keeper import short_digest
 from protocol.diloco.peers import Peers
 from protocol.limits import MAX_AUDITS, MAX_CONVICTED, MAX_KEPT_EVIDENCE_BYTES
 from protocol.outcomes import AuditOutcome
-from protocol.wire.audit_messages import Doubt, Proof
-from protocol.wire.fragment_messages import ChunkResult, Result, mask_of
+from protocol.wire.fragment_messages import ChunkResult, Doubt, Proof, Result, mask_of
 
 GROUP, SHORT = "ab" * 16, bytes(16)
 NAMES = [f"peer{number:02}" for number in range(16)]
@@ -27,7 +26,7 @@ CODES = {0: memoryview(b"codes"), 1: memoryview(b"more codes")}
 
 def audits_of(name: str, seed: bytes = b"") -> Audits:
     peers = Peers(name, 4)
-    peers.note_seen(PeersSeen(7, frozenset(NAMES), {}))
+    peers.note_seen(GroupSeen(7, frozenset(NAMES), {}))
     return Audits(GROUP, peers, short_digest(seed or name.encode()) * 2)
 
 
@@ -49,7 +48,7 @@ def test_about_two_of_the_others_audit_a_result_and_none_of_them_always():
     for cycle in range(200):
         for name, audits in zip(NAMES[1:], everybody, strict=True):
             for order in audits.arrived(result(NAMES[0], cycle), CODES):
-                assert isinstance(order, c.Audit)
+                assert isinstance(order, e.Audit)
                 assert order.codes is CODES[order.chunk]
                 drawn[name] += 1
                 parts[order.chunk, order.draw % 8] += 1
@@ -82,7 +81,7 @@ def test_a_doubt_is_followed_up_once():
     about = held(audits)
     doubt = Doubt(GROUP, about.fragment, about.cycle, about.owner)
     (order,) = audits.doubted(doubt)
-    assert isinstance(order, c.Audit)
+    assert isinstance(order, e.Audit)
     assert list(audits.doubted(doubt)) == []
     list(audits.audited(Audited(about, AuditOutcome.TRUE)))
     assert list(audits.doubted(doubt)) == []
@@ -112,13 +111,13 @@ def test_no_more_are_audited_at_once_than_may_be():
 def test_an_owner_that_lied_is_convicted_once_and_all_but_it_get_the_proof():
     audits, about = audits_of(NAMES[1]), result(NAMES[0])
     commands = list(audits.audited(Audited(about, AuditOutcome.LIE, PROOF)))
-    assert kinds(commands)[c.Convict] == kinds(commands)[c.Withdraw] == 1
-    told = {each.peer_id for each in commands if isinstance(each, c.Send)}
+    assert kinds(commands)[e.Convict] == kinds(commands)[e.WithdrawOwner] == 1
+    told = {each.peer_id for each in commands if isinstance(each, e.SendMessage)}
     assert told == {*NAMES} - {NAMES[0], NAMES[1]}
     assert list(audits.proved(NAMES[0], PROOF)) == []
     assert audits.is_convicted(NAMES[0])
     (to_newcomer,) = audits.told("newcomer")
-    assert to_newcomer == c.Send("newcomer", Proof(GROUP, NAMES[0]), memoryview(PROOF))
+    assert to_newcomer == e.SendMessage("newcomer", Proof(GROUP, NAMES[0]), memoryview(PROOF))
 
 
 def test_nobody_convicts_itself():
@@ -129,18 +128,18 @@ def test_nobody_convicts_itself():
 def test_an_owner_that_does_not_open_is_doubted_and_not_convicted():
     audits, about = audits_of(NAMES[1]), result(NAMES[0])
     commands = list(audits.audited(Audited(about, AuditOutcome.UNOPENED)))
-    assert kinds(commands)[c.Convict] == 0
-    assert kinds(commands)[c.Withdraw] == 1
-    doubts = [each.message for each in commands if isinstance(each, c.Send)]
+    assert kinds(commands)[e.Convict] == 0
+    assert kinds(commands)[e.WithdrawOwner] == 1
+    doubts = [each.message for each in commands if isinstance(each, e.SendMessage)]
     assert doubts == [Doubt(GROUP, 0, 7, NAMES[0])] * (len(NAMES) - 2)
     again = list(audits.audited(Audited(about, AuditOutcome.UNOPENED)))
-    assert kinds(again) == {c.CountAudit: 1}
+    assert kinds(again) == {e.CountAudit: 1}
 
 
 def test_an_owner_that_has_gone_is_neither():
     audits, gone = audits_of(NAMES[1]), result("gone")
     commands = list(audits.audited(Audited(gone, AuditOutcome.UNOPENED)))
-    assert commands == [c.CountAudit(AuditOutcome.INCONCLUSIVE)]
+    assert commands == [e.CountAudit(AuditOutcome.INCONCLUSIVE)]
 
 
 def test_what_is_remembered_of_liars_is_bounded():
@@ -165,12 +164,12 @@ def test_two_results_of_one_life_for_one_cycle_convict_their_owner():
     other = another(one)
     assert list(audits.noted(one)) == []
     commands = list(audits.noted(other))
-    (convict,) = [each for each in commands if isinstance(each, c.Convict)]
+    (convict,) = [each for each in commands if isinstance(each, e.Convict)]
     assert convict.owner == NAMES[0]
     found = read_proof(convict.proof)
     assert isinstance(found, Contradiction)
     assert [found.one, found.other] == [replace(each, carried=()) for each in (one, other)]
-    told = {each.peer_id for each in commands if isinstance(each, c.Send)}
+    told = {each.peer_id for each in commands if isinstance(each, e.SendMessage)}
     assert told == {*NAMES} - {NAMES[0], NAMES[1]}
     assert audits.is_convicted(NAMES[0])
 
@@ -241,5 +240,5 @@ def test_an_owner_that_did_not_open_for_a_while_is_no_outcast(seed):
     assert_same_bytes(world)
 
 
-def _undoes(command: c.FragmentCommand) -> bool:
-    return isinstance(command, c.UndoSteps)
+def _undoes(command: e.FragmentCommand) -> bool:
+    return isinstance(command, e.UndoSteps)

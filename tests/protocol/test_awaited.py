@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from protocol.microbatch.awaited import FLOOR_S, MOST_LEFT_OUT, Awaited
+from protocol.microbatch.iterations import FLOOR_S, MOST_LEFT_OUT, Awaited
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trainer_messages import Finish
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import LocalProtocolError
-from protocol.fragment.chunk_ledger import NEVER, ChunkLedger, ResultRank, Stamp, Verdict
+from protocol.fragment.chunk_ledger import NEVER, ChunkLedger, ResultRank, ResultVerdict, Stamp
 
 BASE = Stamp(3, 9, b"base")
 AHEAD = Stamp(3, 10, b"zzzz")
@@ -23,11 +23,11 @@ def after(base: Stamp, outcome: ResultRank) -> Stamp:
     return Stamp(base.steps + 1, base.weight + outcome.weight, base.digest + outcome.digest)
 
 
-def offer(ledger: ChunkLedger, cycle: int, base: Stamp, outcome: ResultRank) -> Verdict:
+def offer(ledger: ChunkLedger, cycle: int, base: Stamp, outcome: ResultRank) -> ResultVerdict:
     verdict = ledger.judge(0, cycle, base, outcome)
-    if verdict is Verdict.STEP:
+    if verdict is ResultVerdict.STEP:
         ledger.stepped(0, cycle, outcome, after(base, outcome))
-    elif verdict is Verdict.REDO:
+    elif verdict is ResultVerdict.REDO:
         ledger.redone(0, outcome, after(base, outcome))
     return verdict
 
@@ -57,19 +57,19 @@ def test_whoever_sees_the_same_results_ends_at_the_same_stamp(results):
 
 def test_a_result_for_the_next_cycle_is_stepped_once():
     ledger, outcome = ChunkLedger([BASE], [6]), ResultRank(2, b"x")
-    assert offer(ledger, 7, BASE, outcome) is Verdict.STEP
-    assert offer(ledger, 7, BASE, outcome) is Verdict.IGNORE
-    assert offer(ledger, 6, BASE, outcome) is Verdict.IGNORE
+    assert offer(ledger, 7, BASE, outcome) is ResultVerdict.STEP
+    assert offer(ledger, 7, BASE, outcome) is ResultVerdict.IGNORE
+    assert offer(ledger, 6, BASE, outcome) is ResultVerdict.IGNORE
     assert (ledger.cycle(0), ledger.stamp(0)) == (7, after(BASE, outcome))
 
 
 def test_a_heavier_result_replaces_a_lighter_one_until_the_next_send():
     ledger = ChunkLedger([BASE])
     offer(ledger, 7, BASE, ResultRank(2, b"x"))
-    assert offer(ledger, 7, BASE, ResultRank(3, b"y")) is Verdict.REDO
-    assert offer(ledger, 7, BASE, ResultRank(2, b"a")) is Verdict.IGNORE
+    assert offer(ledger, 7, BASE, ResultRank(3, b"y")) is ResultVerdict.REDO
+    assert offer(ledger, 7, BASE, ResultRank(2, b"a")) is ResultVerdict.IGNORE
     ledger.sent()
-    assert offer(ledger, 7, BASE, ResultRank(4, b"z")) is Verdict.IGNORE
+    assert offer(ledger, 7, BASE, ResultRank(4, b"z")) is ResultVerdict.IGNORE
     assert ledger.stamp(0) == after(BASE, ResultRank(3, b"y"))
 
 
@@ -77,12 +77,12 @@ def test_a_heavier_result_replaces_a_lighter_one_until_the_next_send():
 @pytest.mark.parametrize(
     ("ours", "theirs", "weight", "verdict"),
     [
-        (BASE, AHEAD, 1, Verdict.HEAL),
-        (AHEAD, BASE, 9, Verdict.IGNORE),
-        (BASE, TIED, 1, Verdict.HEAL),
-        (TIED, BASE, 1, Verdict.IGNORE),
-        (TIED, BASE, 2, Verdict.HEAL),
-        (BASE, TIED, 2, Verdict.HEAL),
+        (BASE, AHEAD, 1, ResultVerdict.HEAL),
+        (AHEAD, BASE, 9, ResultVerdict.IGNORE),
+        (BASE, TIED, 1, ResultVerdict.HEAL),
+        (TIED, BASE, 1, ResultVerdict.IGNORE),
+        (TIED, BASE, 2, ResultVerdict.HEAL),
+        (BASE, TIED, 2, ResultVerdict.HEAL),
     ],
 )
 def test_a_result_on_another_base_shows_who_differs(ours, theirs, weight, verdict, cycle):
@@ -95,10 +95,10 @@ def test_a_result_on_another_base_shows_who_differs(ours, theirs, weight, verdic
 def test_who_missed_a_step_heals():
     ledger = ChunkLedger([BASE])
     ahead = after(BASE, ResultRank(2, b"x"))
-    assert offer(ledger, 8, ahead, ResultRank(2, b"y")) is Verdict.HEAL
+    assert offer(ledger, 8, ahead, ResultRank(2, b"y")) is ResultVerdict.HEAL
     ledger.healed(0, 8, after(ahead, ResultRank(2, b"y")))
-    assert offer(ledger, 8, ahead, ResultRank(2, b"y")) is Verdict.IGNORE
-    assert offer(ledger, 9, ledger.stamp(0), ResultRank(2, b"z")) is Verdict.STEP
+    assert offer(ledger, 8, ahead, ResultRank(2, b"y")) is ResultVerdict.IGNORE
+    assert offer(ledger, 9, ledger.stamp(0), ResultRank(2, b"z")) is ResultVerdict.STEP
 
 
 def test_steps_out_of_order_are_our_own_fault():
@@ -113,19 +113,19 @@ def test_steps_out_of_order_are_our_own_fault():
 
 def test_a_step_that_is_undone_leaves_its_cycle_over_and_without_a_step():
     ledger, outcome = ChunkLedger([BASE]), ResultRank(2, b"a")
-    assert offer(ledger, 4, BASE, outcome) is Verdict.STEP
+    assert offer(ledger, 4, BASE, outcome) is ResultVerdict.STEP
     assert ledger.can_undo(0)
     ledger.undone(0)
     assert (ledger.stamp(0), ledger.cycle(0)) == (BASE, NEVER)
     assert ledger.is_undone(0)
     assert not ledger.can_undo(0)
     for late in (outcome, ResultRank(9, b"b")):
-        assert offer(ledger, 4, BASE, late) is Verdict.IGNORE
-        assert offer(ledger, 4, AHEAD, late) is Verdict.IGNORE
+        assert offer(ledger, 4, BASE, late) is ResultVerdict.IGNORE
+        assert offer(ledger, 4, AHEAD, late) is ResultVerdict.IGNORE
     ledger.sent()
     assert not ledger.is_undone(0)
-    assert offer(ledger, 4, BASE, outcome) is Verdict.IGNORE
-    assert offer(ledger, 5, BASE, outcome) is Verdict.STEP
+    assert offer(ledger, 4, BASE, outcome) is ResultVerdict.IGNORE
+    assert offer(ledger, 5, BASE, outcome) is ResultVerdict.STEP
 
 
 def test_no_step_is_undone_once_the_fragment_was_sent_again():
@@ -143,4 +143,4 @@ def test_what_was_healed_is_not_undone_and_its_cycles_stay_over():
     ledger.undone(0)
     ledger.healed(0, 3, AHEAD)
     assert not ledger.is_undone(0)
-    assert offer(ledger, 4, AHEAD, ResultRank(2, b"a")) is Verdict.IGNORE
+    assert offer(ledger, 4, AHEAD, ResultRank(2, b"a")) is ResultVerdict.IGNORE

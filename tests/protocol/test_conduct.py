@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.gossip.resting import REST_FIRST_S, REST_MAX_S, Resting
+from protocol.gossip.matchmaking import REST_FIRST_S, REST_MAX_S, Resting
 from protocol.membership import conduct
 from protocol.membership.conduct import (
     HALF_LIFE_S,

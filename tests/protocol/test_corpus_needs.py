@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from protocol.corpus.needs import Needs, first_to_go, kept_pieces
+from protocol.corpus.needs import CorpusNeeds, first_to_go, kept_pieces
 from protocol.schedule.data_plan import DataPlan
 
 MEMBERS = tuple((f"peer-{number}", 4) for number in range(8))
@@ -13,8 +13,8 @@ KEEPERS = 3
 """Of each piece, as docs/how-it-works.md says: a corpus outlives any two of them."""
 
 
-def needs(position: int = 0, epoch: int = 0, me: str = "peer-2") -> Needs:
-    return Needs(PLAN, epoch, position, me, MEMBERS, first_blocks=48)
+def needs(position: int = 0, epoch: int = 0, me: str = "peer-2") -> CorpusNeeds:
+    return CorpusNeeds(PLAN, epoch, position, me, MEMBERS, first_blocks=48)
 
 
 def test_what_is_needed_first_are_the_pieces_of_the_next_blocks_in_order() -> None:

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from microbatch_worlds import PATIENCE_S
 
-from protocol.microbatch.commands import (
-    Answer,
+from protocol.microbatch.core import (
+    AnswerOffer,
     OfferAhead,
-    Send,
+    SendBoundary,
     TellLost,
 )
 from protocol.microbatch.data_peer import DataPeerCore
@@ -16,9 +16,9 @@ from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS
-from protocol.routing.random_paths import RandomRouter
+from protocol.routing.routers import RandomRouter
 
-WELCOME, TWICE = Answer(1), Answer(1, RefusalReason.TWICE)
+WELCOME, TWICE = AnswerOffer(1), AnswerOffer(1, RefusalReason.TWICE)
 FIRST = Trip(Microbatch("data", 1, 1), Leg.FORWARD, ("relay",), 1, (1,))
 
 
@@ -63,7 +63,7 @@ def data_peer() -> DataPeerCore:
     core.present((("relay",),), 0.0, trained=True)
     core.begun(1, 0.0)
     (sent,) = core.produced(Leg.FORWARD, 0, 7, None, 0.0)
-    assert isinstance(sent, Send)
+    assert isinstance(sent, SendBoundary)
     assert sent.trip == FIRST
     return core
 
@@ -97,10 +97,10 @@ def test_what_was_offered_ahead_under_a_name_that_a_relay_has_forgotten_is_taken
     assert core.lost(lost, "relay") == [replace(lost, to=("relay",))]
     assert core.lost(lost, "relay") == []
     (sent,) = core.produced(Leg.FORWARD, 0, 7, None, 0.0)
-    assert isinstance(sent, Send)
+    assert isinstance(sent, SendBoundary)
     assert sent.trip.microbatch == Microbatch("data", 1, 2)
 
 
 def test_what_trains_does_not_come_back_as_a_score(data_peer: DataPeerCore) -> None:
     score = Trip(FIRST.microbatch, Leg.SCORE, ("relay",), 2, (1,))
-    assert data_peer.offered(1, score) == [Answer(1, RefusalReason.UNAVAILABLE)]
+    assert data_peer.offered(1, score) == [AnswerOffer(1, RefusalReason.UNAVAILABLE)]

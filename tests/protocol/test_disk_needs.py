@@ -1,6 +1,6 @@
 """What a peer takes on its disk."""
 
-from protocol.run.disk_needs import SPARE_BYTES, disk_needs
+from protocol.run.needs import SPARE_BYTES, disk_needs
 
 P = 1_000_000
 

@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_fragment_core import Alone, of_kind
 
-from protocol.diloco import fragment_commands as c
 from protocol.diloco import fragment_events as e
 from protocol.diloco.beliefs import can_be
+from protocol.diloco.healing import most_say, state_to_take
 from protocol.diloco.owner import MAX_COLLECT_S
-from protocol.diloco.votes import most_say, state_to_take
 from protocol.fragment.chunk_ledger import Stamp
 from protocol.fragment.collection import Collection
 from protocol.fragment.owners import may_own, owners_of_chunks
@@ -60,8 +59,8 @@ def test_a_contribution_on_a_state_that_cannot_be_is_refused():
     alone.see("bc", 5)
     far = ChunkStamp(1, 7, 7, bytes(16))
     commands = alone(alone.contribution("b", 5, (far,)))
-    assert of_kind(commands, c.CountRefusal) == [c.CountRefusal(RefusalReason.IMPLAUSIBLE)]
-    assert of_kind(commands, c.AskStamps) == []
+    assert of_kind(commands, e.CountRefusal) == [e.CountRefusal(RefusalReason.IMPLAUSIBLE)]
+    assert of_kind(commands, e.AskStamps) == []
 
 
 def test_what_is_behind_ours_is_never_taken():
@@ -125,7 +124,7 @@ def in_cycle_5(others: str) -> Alone:
     return alone
 
 
-def answer(alone: Alone, peer: str, stamp: ChunkStamp | None = None) -> list[c.FragmentCommand]:
+def answer(alone: Alone, peer: str, stamp: ChunkStamp | None = None) -> list[e.FragmentCommand]:
     """A peer tells its states: ours, or this one of chunk 1."""
     ledger = alone.peer.core.ledger(0)
     own = [ChunkStamp.of(i, each) for i, each in enumerate(ledger.stamps)]
@@ -136,11 +135,11 @@ def answer(alone: Alone, peer: str, stamp: ChunkStamp | None = None) -> list[c.F
 def test_a_claim_of_one_peer_is_asked_of_the_others_and_not_believed_when_they_deny_it():
     alone = in_cycle_5("bcd")
     commands = alone(alone.contribution("b", 5, (AHEAD,)))
-    assert of_kind(commands, c.FetchChunk) == []
-    assert {asked.peer_id for asked in of_kind(commands, c.AskStamps)} == set("bcd")
+    assert of_kind(commands, e.FetchChunk) == []
+    assert {asked.peer_id for asked in of_kind(commands, e.AskStamps)} == set("bcd")
     commands = answer(alone, "b", AHEAD) + answer(alone, "c") + answer(alone, "d")
-    assert of_kind(commands, c.FetchChunk) == []
-    contributions = of_kind(alone.send(5), c.Contribute)
+    assert of_kind(commands, e.FetchChunk) == []
+    contributions = of_kind(alone.send(5), e.Contribute)
     assert {each.weight for each in contributions} == {1}  # nor has it kept us from the averages
 
 
@@ -148,12 +147,12 @@ def test_a_claim_that_most_confirm_is_fetched_and_nothing_else_is_taken_in_its_p
     alone = in_cycle_5("bcd")
     alone(alone.contribution("b", 5, (AHEAD,)))
     commands = [each for peer in "bcd" for each in answer(alone, peer, AHEAD)]
-    assert of_kind(commands, c.FetchChunk) == [c.FetchChunk(0, 1, "b")]
+    assert of_kind(commands, e.FetchChunk) == [e.FetchChunk(0, 1, "b")]
     other = Stamp(5, 6, bytes(16))
-    commands = alone(e.Fetched(0, 1, 4, other, memoryview(b"else")))
-    assert {asked.peer_id for asked in of_kind(commands, c.AskStamps)} == set("bcd")
+    commands = alone(e.ChunkFetched(0, 1, 4, other, memoryview(b"else")))
+    assert {asked.peer_id for asked in of_kind(commands, e.AskStamps)} == set("bcd")
     commands += [each for peer in "bcd" for each in answer(alone, peer)]
-    assert of_kind(commands, c.HoldTrainer) == []
+    assert of_kind(commands, e.HoldTrainer) == []
 
 
 def test_a_chunk_that_comes_a_step_later_than_voted_is_taken_when_most_have_stepped_too():
@@ -163,11 +162,11 @@ def test_a_chunk_that_comes_a_step_later_than_voted_is_taken_when_most_have_step
         answer(alone, peer, AHEAD)
     value = b"stepped"
     stamp = stamp_of(value, 5, 6, 8)
-    commands = alone(e.Fetched(0, 1, 5, stamp, memoryview(value)))
-    assert of_kind(commands, c.HoldTrainer) == []
+    commands = alone(e.ChunkFetched(0, 1, 5, stamp, memoryview(value)))
+    assert of_kind(commands, e.HoldTrainer) == []
     stepped = ChunkStamp.of(1, stamp)
     commands = [each for peer in "bcd" for each in answer(alone, peer, stepped)]
-    assert of_kind(commands, c.FetchChunk) == []
+    assert of_kind(commands, e.FetchChunk) == []
     assert alone.peer.core.ledger(0).stamp(1) == stamp
 
 
@@ -180,7 +179,7 @@ def test_a_result_of_no_owner_is_refused():
         (peer, chunk) for peer in others for chunk in range(6) if chunk not in rightful[peer]
     )
     commands = alone.come(liar, alone.result(liar, chunk))
-    assert of_kind(commands, c.CountRefusal) == [c.CountRefusal(RefusalReason.NOT_OWNER)]
+    assert of_kind(commands, e.CountRefusal) == [e.CountRefusal(RefusalReason.NOT_OWNER)]
     alone.send(0)
     assert alone.peer.core.ledger(0).stamp(chunk).steps == 0
 
@@ -192,7 +191,7 @@ def test_a_result_that_names_somebody_unknown_is_refused():
     commands = alone.come(
         "b", replace(result, contributors=("b", "x"), weights=(1, 1), chunks=(both,))
     )
-    assert of_kind(commands, c.CountRefusal) == [c.CountRefusal(RefusalReason.NOT_LINKED)]
+    assert of_kind(commands, e.CountRefusal) == [e.CountRefusal(RefusalReason.NOT_LINKED)]
 
 
 @given(st.sets(st.sampled_from("abcdefgh"), min_size=2), st.data())
@@ -222,8 +221,8 @@ def test_a_peer_that_claims_to_be_ahead_excludes_nobody_from_an_average():
 def test_a_peer_that_is_a_cycle_ahead_does_not_close_it_for_the_others():
     alone = Alone("bc")
     alone(alone.contribution("b", 1))
-    assert of_kind(alone.wait(2 * MAX_COLLECT_S), c.Average) == []
+    assert of_kind(alone.wait(2 * MAX_COLLECT_S), e.Average) == []
     alone.see("bc", 1)
     commands = alone(alone.contribution("c", 1)) + alone(alone.contribution("a", 1))
-    (average,) = of_kind(commands, c.Average)
+    (average,) = of_kind(commands, e.Average)
     assert set(average.admitted[0].weights) == set("abc")

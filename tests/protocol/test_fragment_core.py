@@ -9,20 +9,18 @@ from core_worlds import CODE_BYTES, GROUP, Peer, World, stamp_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.diloco import fragment_commands as c
 from protocol.diloco import fragment_events as e
-from protocol.diloco.departures import WAIT_S
-from protocol.diloco.keeper import MAX_RETURN_S
+from protocol.diloco.keeper import MAX_RETURN_S, WAIT_S
 from protocol.diloco.owner import MAX_COLLECT_S
 from protocol.diloco.peers import LATE_ROUNDS
 from protocol.outcomes import RefusalReason
-from protocol.wire.audit_messages import Proof
 from protocol.wire.fragment_messages import (
     ChunkResult,
     ChunkStamp,
     Contribution,
     FragmentSettled,
     NoResult,
+    Proof,
     Result,
     mask_of,
 )
@@ -35,7 +33,7 @@ CALM_CYCLES = 4
 """After the last loss: enough that every difference has shown and been healed."""
 
 
-def of_kind(commands: list[c.FragmentCommand], kind: type[CommandT]) -> list[CommandT]:
+def of_kind(commands: list[e.FragmentCommand], kind: type[CommandT]) -> list[CommandT]:
     return [command for command in commands if isinstance(command, kind)]
 
 
@@ -121,7 +119,7 @@ def test_two_that_differ_with_equal_histories_agree_when_the_run_is_over(seed):
         ledger = peer.core.ledger(0)
         digest = b"".join(stamp.digest for stamp in ledger.stamps)[:16]
         other = next(p for p in world.peers.values() if p is not peer)
-        other.feed(e.Received(peer.name, FragmentSettled(GROUP, 0, 1, digest), {}))
+        other.feed(e.MessageReceived(peer.name, FragmentSettled(GROUP, 0, 1, digest), {}))
     world.run(world.now_s + MAX_RETURN_S)
     assert_same_bytes(world)
     assert world.peers["a"].memory.values()[0][1] == lower.name.encode()
@@ -140,11 +138,11 @@ def test_equal_seeds_give_equal_commands():
 class WorldOfOne(World):
     """One peer, `a`, with others of which nothing is there but what is seen of them."""
 
-    def __init__(self, seen: e.PeersSeen, num_chunks: list[int] | None) -> None:
+    def __init__(self, seen: e.GroupSeen, num_chunks: list[int] | None) -> None:
         self.seen = seen
         super().__init__("a", num_chunks=num_chunks, delay_s=0.0)
 
-    def seen_by(self, peer: Peer) -> e.PeersSeen:
+    def seen_by(self, peer: Peer) -> e.GroupSeen:
         return self.seen
 
     def post(self, sender: str, receiver: str, message: e.Told | Proof, codes: bytes) -> None:
@@ -155,7 +153,7 @@ class Alone:
     """The core of `a` among silent others; what it orders to be written is done at once."""
 
     def __init__(self, others: str = "b", num_chunks: list[int] | None = None) -> None:
-        seen = e.PeersSeen(0, frozenset("a" + others), dict.fromkeys(others, 0))
+        seen = e.GroupSeen(0, frozenset("a" + others), dict.fromkeys(others, 0))
         self.world = WorldOfOne(seen, num_chunks)
         self.peer = self.world.peers["a"]
         self.peer.asks = False
@@ -163,11 +161,11 @@ class Alone:
     def see(self, others: str, round_: int, *, is_over: bool = False) -> None:
         """These others are there, in our round."""
         rounds = dict.fromkeys(others, round_)
-        self.world.seen = e.PeersSeen(round_, frozenset("a" + others), rounds, is_over)
+        self.world.seen = e.GroupSeen(round_, frozenset("a" + others), rounds, is_over)
 
     def __call__(
         self, event: e.FragmentEvent, at_s: float | None = None
-    ) -> list[c.FragmentCommand]:
+    ) -> list[e.FragmentCommand]:
         """Tell it this; what it wants by the time that all has been done."""
         self.world.now_s = self.world.now_s if at_s is None else at_s
         self.peer.commands.clear()
@@ -175,13 +173,13 @@ class Alone:
         self.world.run(self.world.now_s)
         return list(self.peer.commands)
 
-    def wait(self, seconds: float) -> list[c.FragmentCommand]:
+    def wait(self, seconds: float) -> list[e.FragmentCommand]:
         """What it wants in that time."""
         self.peer.commands.clear()
         self.world.run(self.world.now_s + seconds)
         return list(self.peer.commands)
 
-    def send(self, cycle: int = 0, fragment: int = 0) -> list[c.FragmentCommand]:
+    def send(self, cycle: int = 0, fragment: int = 0) -> list[e.FragmentCommand]:
         self.peer.commands.clear()
         self.see("".join(self.world.seen.rounds), cycle)
         self.peer.send(fragment, cycle)
@@ -190,13 +188,13 @@ class Alone:
 
     def contribution(
         self, sender: str, cycle: int = 0, stamps: tuple[ChunkStamp, ...] | None = None
-    ) -> e.Received:
+    ) -> e.MessageReceived:
         ledger = self.peer.core.ledger(0)
         if stamps is None:
             stamps = tuple(ChunkStamp.of(i, stamp) for i, stamp in enumerate(ledger.stamps))
         message = Contribution(GROUP, 0, cycle, 1, 1, 1, stamps, (), (), bytes(64))
         codes = {stamp.chunk: memoryview(bytes(CODE_BYTES)) for stamp in stamps}
-        return e.Received(sender, message, codes)
+        return e.MessageReceived(sender, message, codes)
 
     def result(self, sender: str, chunk: int, cycle: int = 0, steps: int | None = None) -> Result:
         """Of the sender alone."""
@@ -223,17 +221,17 @@ class Alone:
             bytes(64),
         )
 
-    def come(self, sender: str, result: Result) -> list[c.FragmentCommand]:
+    def come(self, sender: str, result: Result) -> list[e.FragmentCommand]:
         parts = {chunk: memoryview(bytes(CODE_BYTES)) for chunk in result.carried}
-        return self(e.Received(sender, result, parts))
+        return self(e.MessageReceived(sender, result, parts))
 
 
 def test_a_peer_alone_steps_at_once():
     alone = Alone(others="")
     commands = alone.send()
-    (returned,) = of_kind(commands, c.Returned)
+    (returned,) = of_kind(commands, e.SendEnded)
     assert (returned.contributors, returned.missing) == (1, 0)
-    (merge,) = of_kind(commands, c.MergeIntoTrainer)
+    (merge,) = of_kind(commands, e.MergeIntoTrainer)
     assert merge.changes.stepped == {0, 1}
     assert [stamp.steps for stamp in alone.peer.core.ledger(0).stamps] == [1, 1]
 
@@ -241,25 +239,25 @@ def test_a_peer_alone_steps_at_once():
 def test_a_fragment_is_checked_and_contributed_and_waits_for_its_owners():
     alone = Alone("bc", num_chunks=[3])
     commands = alone.send()
-    assert isinstance(commands[0], c.Verify)
-    contributions = of_kind(commands, c.Contribute)
+    assert isinstance(commands[0], e.Verify)
+    contributions = of_kind(commands, e.Contribute)
     assert {each.owner for each in contributions} == set("abc")
     assert sorted(stamp.chunk for each in contributions for stamp in each.stamps) == [0, 1, 2]
-    assert of_kind(commands, c.Returned) == []
+    assert of_kind(commands, e.SendEnded) == []
     commands = alone.wait(MAX_RETURN_S + 1)
-    (returned,) = of_kind(commands, c.Returned)
+    (returned,) = of_kind(commands, e.SendEnded)
     assert (returned.missing, returned.contributors) == (2, 1)
-    assert of_kind(commands, c.MergeIntoTrainer)[0].changes.stepped != set()
+    assert of_kind(commands, e.MergeIntoTrainer)[0].changes.stepped != set()
 
 
 def test_owners_that_brought_nothing_are_chosen_again_when_they_are_heard():
     alone = Alone("b")
     alone.send(0)
     alone.wait(MAX_RETURN_S + 1)
-    assert {each.owner for each in of_kind(alone.send(1), c.Contribute)} == {"a"}
-    alone(e.Received("b", NoResult(GROUP, 0, 1), {}))
+    assert {each.owner for each in of_kind(alone.send(1), e.Contribute)} == {"a"}
+    alone(e.MessageReceived("b", NoResult(GROUP, 0, 1), {}))
     alone.wait(MAX_RETURN_S + 1)
-    assert {each.owner for each in of_kind(alone.send(2), c.Contribute)} == {"a", "b"}
+    assert {each.owner for each in of_kind(alone.send(2), e.Contribute)} == {"a", "b"}
 
 
 def test_nobody_far_from_a_cycle_is_waited_for():
@@ -273,8 +271,8 @@ def test_nobody_far_from_a_cycle_is_waited_for():
 def test_an_owner_that_says_it_has_nothing_is_waited_for_no_longer():
     alone = Alone("b")
     alone.send()
-    alone(e.Received("b", NoResult(GROUP, 0, 0), {}))
-    (returned,) = of_kind(alone.wait(MAX_COLLECT_S + 1), c.Returned)
+    alone(e.MessageReceived("b", NoResult(GROUP, 0, 0), {}))
+    (returned,) = of_kind(alone.wait(MAX_COLLECT_S + 1), e.SendEnded)
     assert returned.missing == 1
 
 
@@ -282,9 +280,9 @@ def test_nobody_waits_for_what_comes_to_nothing():
     """Our part of a cycle of which only a word has come."""
     alone = Alone("b")
     word = Contribution(GROUP, 0, 0, 0, 1, 1, (), (), (), bytes(64))
-    alone(e.Received("b", word, {}))
+    alone(e.MessageReceived("b", word, {}))
     commands = alone.wait(MAX_COLLECT_S + 1)
-    assert of_kind(commands, c.Send) == [c.Send("b", NoResult(GROUP, 0, 0))]
+    assert of_kind(commands, e.SendMessage) == [e.SendMessage("b", NoResult(GROUP, 0, 0))]
 
 
 def test_fragments_sent_together_leave_in_that_order_however_long_their_checks_take():
@@ -292,7 +290,7 @@ def test_fragments_sent_together_leave_in_that_order_however_long_their_checks_t
     for fragment in (2, 0, 1):
         world.peers["a"].send(fragment, 0)
     world.run(5.0)
-    left = [each.sent.fragment for each in of_kind(world.peers["a"].commands, c.Contribute)]
+    left = [each.sent.fragment for each in of_kind(world.peers["a"].commands, e.Contribute)]
     assert [fragment for i, fragment in enumerate(left) if fragment not in left[:i]] == [2, 0, 1]
 
 
@@ -301,12 +299,12 @@ def test_a_fragment_that_does_not_leave_holds_up_the_others_for_a_moment_only():
     peer, world = alone.peer, alone.world
     peer.send(0, 0)
     peer.send(1, 0)
-    assert [each.fragment for each in of_kind(peer.commands, c.Verify)] == [0]
+    assert [each.fragment for each in of_kind(peer.commands, e.Verify)] == [0]
     world._queue.clear()  # the check of 0 never ends
     world.run(WAIT_S / 2)
-    assert [each.fragment for each in of_kind(peer.commands, c.Verify)] == [0]
+    assert [each.fragment for each in of_kind(peer.commands, e.Verify)] == [0]
     world.run(WAIT_S)
-    assert [each.fragment for each in of_kind(peer.commands, c.Verify)] == [0, 1]
+    assert [each.fragment for each in of_kind(peer.commands, e.Verify)] == [0, 1]
 
 
 # --- what is told to the others -------------------------------------------------------------------
@@ -315,11 +313,11 @@ def test_a_newcomer_is_told_what_we_are_through_with_before_we_contribute():
     alone.send(0)
     alone.see("b", 1)
     commands = alone.send(1)
-    first, *_ = of_kind(commands, c.Send)
+    first, *_ = of_kind(commands, e.SendMessage)
     assert first.peer_id == "b"
     assert isinstance(first.message, FragmentSettled)
     assert first.message.cycle == 0
-    assert commands.index(first) < commands.index(of_kind(commands, c.Contribute)[0])
+    assert commands.index(first) < commands.index(of_kind(commands, e.Contribute)[0])
 
 
 def test_a_contribution_too_late_gets_what_was_made_without_it():
@@ -327,8 +325,8 @@ def test_a_contribution_too_late_gets_what_was_made_without_it():
     alone.send(0)
     alone.see("b", 0)
     commands = alone(alone.contribution("b", 0))
-    assert of_kind(commands, c.CountRefusal) == [c.CountRefusal(RefusalReason.AHEAD)]
-    sent = [send.message for send in of_kind(commands, c.Send)]
+    assert of_kind(commands, e.CountRefusal) == [e.CountRefusal(RefusalReason.AHEAD)]
+    sent = [send.message for send in of_kind(commands, e.SendMessage)]
     assert [type(message) for message in sent] == [Result, Result, FragmentSettled]
     results = [message for message in sent if isinstance(message, Result)]
     assert [message.carried for message in results] == [(0,), (1,)]
@@ -336,14 +334,16 @@ def test_a_contribution_too_late_gets_what_was_made_without_it():
 
 def test_who_is_through_says_so_to_all_and_lets_the_absent_go():
     alone = Alone("bc")
-    alone(e.Received("c", FragmentSettled(GROUP, 0, 0, bytes(16)), {}))
+    alone(e.MessageReceived("c", FragmentSettled(GROUP, 0, 0, bytes(16)), {}))
     assert alone.peer.core.remembered >= {"c"}
     alone.see("b", 0)
     alone.send(0)
     commands = alone.wait(MAX_RETURN_S + MAX_COLLECT_S)
-    settled = [s for s in of_kind(commands, c.Send) if isinstance(s.message, FragmentSettled)]
+    settled = [
+        s for s in of_kind(commands, e.SendMessage) if isinstance(s.message, FragmentSettled)
+    ]
     assert {send.peer_id for send in settled} == {"b"}
-    assert c.ForgetOthers(frozenset("ab")) in commands
+    assert e.ForgetOthers(frozenset("ab")) in commands
     assert alone.peer.core.remembered == {"a", "b"}
 
 
@@ -351,23 +351,23 @@ def test_who_is_through_says_so_to_all_and_lets_the_absent_go():
 def test_a_contribution_on_a_better_state_has_that_fetched_once():
     alone = Alone("b")
     better = ChunkStamp(1, 5, 5, bytes(16))
-    fetch = c.FetchChunk(0, 1, "b")
+    fetch = e.FetchChunk(0, 1, "b")
     alone.see("b", 5)
-    assert of_kind(alone(alone.contribution("b", 5, (better,))), c.FetchChunk) == [fetch]
-    assert of_kind(alone(alone.contribution("b", 5, (better,))), c.FetchChunk) == []
+    assert of_kind(alone(alone.contribution("b", 5, (better,))), e.FetchChunk) == [fetch]
+    assert of_kind(alone(alone.contribution("b", 5, (better,))), e.FetchChunk) == []
     alone(e.FetchFailed(0, 1))
-    assert of_kind(alone(alone.contribution("b", 6, (better,))), c.FetchChunk) == [fetch]
+    assert of_kind(alone(alone.contribution("b", 6, (better,))), e.FetchChunk) == [fetch]
 
 
 def test_while_a_chunk_is_fetched_the_owners_get_nothing_but_a_word():
     alone = Alone("b")
     alone.see("b", 5)
     alone(alone.contribution("b", 5, (ChunkStamp(1, 5, 5, bytes(16)),)))
-    contributions = of_kind(alone.send(5), c.Contribute)
+    contributions = of_kind(alone.send(5), e.Contribute)
     assert {(each.weight, each.stamps) for each in contributions} == {(0, ())}
     alone(e.FetchFailed(0, 1))
     alone.wait(MAX_RETURN_S + 1)
-    contributions = of_kind(alone.send(6), c.Contribute)
+    contributions = of_kind(alone.send(6), e.Contribute)
     assert {each.weight for each in contributions} == {1}
 
 
@@ -378,7 +378,7 @@ def test_of_equal_histories_the_lower_digest_is_fetched_when_the_run_is_over_and
         ours = alone.peer.core.ledger(0).stamp(0)
         theirs = ChunkStamp(0, ours.steps, ours.weight, bytes([digest]) * 16)
         commands = alone(e.ResultAnswered(0, "b", 0, theirs, None, {}))
-        assert bool(of_kind(commands, c.FetchChunk)) is asks
+        assert bool(of_kind(commands, e.FetchChunk)) is asks
 
 
 @pytest.mark.parametrize("wrong", ["fragment", "cycle", "chunk", "codes", None])
@@ -391,8 +391,8 @@ def test_an_answer_that_was_not_asked_for_is_none(wrong):
     codes = {} if wrong == "codes" else {result.chunks[0].chunk: memoryview(bytes(CODE_BYTES))}
     alone.send()
     commands = alone(e.ResultAnswered(0, "b", 0, better, result, codes))
-    assert bool(of_kind(commands, c.WriteResults)) is (wrong is None)
-    assert bool(of_kind(commands, c.FetchChunk)) is (wrong is not None)
+    assert bool(of_kind(commands, e.WriteResults)) is (wrong is None)
+    assert bool(of_kind(commands, e.FetchChunk)) is (wrong is not None)
 
 
 def test_what_comes_while_a_chunk_is_fetched_goes_on_top_of_it():
@@ -403,7 +403,7 @@ def test_what_comes_while_a_chunk_is_fetched_goes_on_top_of_it():
     of_chunk = ChunkResult(1, stamp.steps, stamp.weight, stamp.digest, mask_of([0]), bytes(16))
     on_top = Result(GROUP, 0, 4, "b", 1, ("b",), (1,), (bytes(16),), (of_chunk,), (1,), bytes(64))
     commands = alone.come("b", on_top)
-    assert of_kind(commands, c.FetchChunk) == [c.FetchChunk(0, 1, "b")]
-    alone(e.Fetched(0, 1, 3, stamp, memoryview(theirs)))
+    assert of_kind(commands, e.FetchChunk) == [e.FetchChunk(0, 1, "b")]
+    alone(e.ChunkFetched(0, 1, 3, stamp, memoryview(theirs)))
     ledger = alone.peer.core.ledger(0)
     assert (ledger.stamp(1).steps, ledger.cycle(1)) == (4, 4)

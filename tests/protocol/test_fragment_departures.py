@@ -1,6 +1,6 @@
 """Fragments that were sent together leave in that order."""
 
-from protocol.diloco.departures import Departures
+from protocol.diloco.keeper import Departures
 
 
 def test_they_leave_in_the_order_in_which_they_were_sent():

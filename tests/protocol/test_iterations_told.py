@@ -6,13 +6,13 @@ from microbatch_worlds import PATIENCE_S
 
 from protocol.errors import RemoteProtocolError
 from protocol.limits import MAX_ITERATION
-from protocol.microbatch.announced import MAX_LEAP
-from protocol.microbatch.commands import Announce
+from protocol.microbatch.core import Announce
 from protocol.microbatch.data_peer import DataPeerCore
+from protocol.microbatch.iterations import MAX_LEAP
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trainer_messages import Finish
 from protocol.pipeline.problem import NO_SWAPS
-from protocol.routing.random_paths import RandomRouter
+from protocol.routing.routers import RandomRouter
 from protocol.wire.messages import Announcement, Noted, decode_message
 
 MORE_THAN_ALL = (1 << 63) - 1

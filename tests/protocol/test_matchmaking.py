@@ -3,9 +3,16 @@
 import pytest
 
 from protocol.gossip import matchmaking_events as m
-from protocol.gossip.matchmaking import ANSWER_S, MAX_APART_ROUNDS, Matchmaker, pair_rank
-from protocol.gossip.resting import REST_FIRST_S, REST_MAX_S, Resting
-from protocol.gossip.search import SearchPhase
+from protocol.gossip.matchmaking import (
+    ANSWER_S,
+    MAX_APART_ROUNDS,
+    REST_FIRST_S,
+    REST_MAX_S,
+    Matchmaker,
+    Resting,
+    SearchPhase,
+    pair_rank,
+)
 from protocol.limits import MAX_HELD_PROPOSALS, MAX_PROPOSAL_TRIES
 from protocol.outcomes import RefusalReason, SkipReason
 
@@ -13,8 +20,8 @@ GROUP = "group"
 H = 10
 
 
-def snapshot(round_: int = 0, step: int = 0, *, final: bool = False) -> m.Snapshot:
-    return m.Snapshot(round_, step, final)
+def snapshot(round_: int = 0, step: int = 0, *, final: bool = False) -> m.RoundSnapshot:
+    return m.RoundSnapshot(round_, step, final)
 
 
 class Alone:
@@ -64,9 +71,9 @@ def test_the_best_ranked_free_peer_is_asked_and_each_of_them_once() -> None:
     first, second, third = ranked("a", "b", "c")
     me = Alone()
     me.see("a", "b", "c")
-    assert me.become_free() == (m.Propose(first, 0),)
-    assert me(m.ProposalRefused(first, 0, RefusalReason.BUSY)) == (m.Propose(second, 0),)
-    assert me(m.ProposalRefused(second, 0, RefusalReason.BUSY)) == (m.Propose(third, 0),)
+    assert me.become_free() == (m.SendProposal(first, 0),)
+    assert me(m.ProposalRefused(first, 0, RefusalReason.BUSY)) == (m.SendProposal(second, 0),)
+    assert me(m.ProposalRefused(second, 0, RefusalReason.BUSY)) == (m.SendProposal(third, 0),)
     assert me(m.ProposalRefused(third, 0, RefusalReason.BUSY)) == ()
     assert me.maker.phase is SearchPhase.OPEN
     assert me.see("a", "b", "c") == ()
@@ -77,14 +84,14 @@ def test_a_peer_that_is_free_again_with_another_round_may_be_asked_again() -> No
     me.see("a")
     me.become_free()
     me(m.ProposalRefused("a", 0, RefusalReason.BUSY))
-    assert me(m.PeersSeen((("a", snapshot(8)),), 1)) == (m.Propose("a", 0),)
+    assert me(m.PeersSeen((("a", snapshot(8)),), 1)) == (m.SendProposal("a", 0),)
 
 
 def test_a_search_goes_on_while_somebody_may_become_free_and_ends_when_nobody_can() -> None:
     me = Alone()
     me.see(present=3)
     assert me.become_free() == ()
-    assert me.see("a", present=3) == (m.Propose("a", 0),)
+    assert me.see("a", present=3) == (m.SendProposal("a", 0),)
     assert me(m.ProposalRefused("a", 0, RefusalReason.BUSY)) == ()
     assert me.see(present=0) == (m.Unmatched(0, SkipReason.NO_PARTNER),)
 
@@ -104,7 +111,7 @@ def test_the_tries_of_a_search_are_bounded() -> None:
     commands, tries = me.become_free(), 0
     while commands:
         (proposal,) = commands
-        assert isinstance(proposal, m.Propose)
+        assert isinstance(proposal, m.SendProposal)
         tries += 1
         commands = me(m.ProposalRefused(proposal.peer_id, 0, RefusalReason.BUSY))
     assert tries == MAX_PROPOSAL_TRIES
@@ -117,9 +124,9 @@ def test_a_silent_or_unreachable_peer_is_left_in_peace_for_a_while(reached: bool
     me.see("a", "b")
     me.become_free()
     if reached:  # it takes the proposal, and says nothing
-        assert me(m.Tick(), at_s=ANSWER_S) == (m.Withdraw(first, 0), m.Propose(second, 0))
+        assert me(m.Tick(), at_s=ANSWER_S) == (m.Withdraw(first, 0), m.SendProposal(second, 0))
     else:
-        assert me(m.ProposalRefused(first, 0, None)) == (m.Propose(second, 0),)
+        assert me(m.ProposalRefused(first, 0, None)) == (m.SendProposal(second, 0),)
     me(m.ProposalAccepted(second, 0))
     me(m.RoundSettled(0))
     me.see("a", "b", present=9)
@@ -127,7 +134,7 @@ def test_a_silent_or_unreachable_peer_is_left_in_peace_for_a_while(reached: bool
     me(m.ProposalRefused(second, 1, RefusalReason.BUSY))
     assert me.see(first, present=9) == ()
     me.now_s += REST_FIRST_S
-    assert me.see(first, present=9) == (m.Propose(first, 1),)
+    assert me.see(first, present=9) == (m.SendProposal(first, 1),)
 
 
 def test_silence_to_the_end_is_told_from_an_empty_swarm() -> None:
@@ -163,7 +170,7 @@ def test_a_free_peer_that_waits_says_yes() -> None:
     ],
 )
 def test_only_near_snapshots_of_the_same_kind_are_averaged(
-    theirs: m.Snapshot, reason: RefusalReason | None
+    theirs: m.RoundSnapshot, reason: RefusalReason | None
 ) -> None:
     me = Alone()
     me.see(present=1)
@@ -200,7 +207,7 @@ def test_what_is_held_is_bounded() -> None:
 def test_crossed_proposals_become_one_pair(own_id: str) -> None:
     me = Alone(own_id)
     me.see("m")
-    assert me.become_free() == (m.Propose("m", 0),)
+    assert me.become_free() == (m.SendProposal("m", 0),)
     commands = me.asked_by("m")
     if own_id < "m":
         assert commands == ()
@@ -294,7 +301,7 @@ def test_the_peer_met_last_is_put_off_until_the_patience_for_others_ends() -> No
     assert me.maker.next_deadline_s == 5.0
     assert me.asked_by("a") == (m.RefuseProposal("a", 7, RefusalReason.MET),)
     assert me(m.Tick(), at_s=4.9) == ()
-    assert me(m.Tick(), at_s=5.0) == (m.Propose("a", 1),)
+    assert me(m.Tick(), at_s=5.0) == (m.SendProposal("a", 1),)
 
 
 def test_another_peer_goes_before_the_one_met_last() -> None:

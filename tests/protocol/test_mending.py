@@ -6,8 +6,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from microbatch_worlds import PATIENCE_S, MicrobatchWorld
 
-from protocol.microbatch.counts import Counted
-from protocol.microbatch.mending import Order, Standing, first_kept, orders_of
+from protocol.microbatch.core import Counted
+from protocol.microbatch.mending import ResumeOrder, Standing, first_kept, orders_of
 from protocol.microbatch.trip import Leg
 
 SEEDS = st.integers(0, 100_000)
@@ -151,7 +151,7 @@ PATH = ("a", "b", "c", "d")
 def test_only_what_is_gone_is_done_again(standings, head_keeps, moves):
     orders = orders_of(PATH, standings, head_keeps=head_keeps)
     assert {o.place: (o.until, o.returns) for o in orders if o.until or o.returns} == moves
-    assert orders[0] == Order(0, orders[0].until, returns=False)
+    assert orders[0] == ResumeOrder(0, orders[0].until, returns=False)
 
 
 def test_the_gradient_nearest_to_home_counts():

@@ -14,10 +14,17 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.microbatch.mending import Standing
 from protocol.microbatch.trip import Leg
 from protocol.outcomes import RefusalReason
-from protocol.wire.audit_messages import Doubt, GetOpening, Opening, Proof
 from protocol.wire.corpus_messages import GetHoldings, GetPieces, Holdings, PieceReply
-from protocol.wire.field_types import MAX_SENTENCE_CHARS
-from protocol.wire.fragment_messages import ChunkResult, ChunkStamp, mask_of
+from protocol.wire.fields import MAX_SENTENCE_CHARS
+from protocol.wire.fragment_messages import (
+    ChunkResult,
+    ChunkStamp,
+    Doubt,
+    GetOpening,
+    Opening,
+    Proof,
+    mask_of,
+)
 from protocol.wire.messages import (
     TYPES,
     Accept,

@@ -5,11 +5,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from microbatch_worlds import MicrobatchWorld
 
-from protocol.microbatch.counts import Counted
-from protocol.microbatch.relays_there import STAND_IN_S
+from protocol.microbatch.away import STAND_IN_S
+from protocol.microbatch.core import Counted
 from protocol.microbatch.trip import Leg
 from protocol.pipeline.problem import NO_SWAPS, PathRules
-from protocol.routing.random_paths import RandomRouter
+from protocol.routing.routers import RandomRouter
 
 SEEDS = st.integers(0, 100_000)
 PHASES = (Phase.explicit, Phase.generate)  # a failure names its seed; smaller ones say no more

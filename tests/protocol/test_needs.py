@@ -3,10 +3,8 @@
 import pytest
 
 from peer.cli.new import PRESETS, preset_spec
-from protocol.run.disk_needs import disk_needs
-from protocol.run.needs import needs_of
+from protocol.run.needs import disk_needs, needs_of, parameters_of
 from protocol.run.run_spec import RunSpec, parse_toml
-from protocol.run.sizes import parameters_of
 
 GB = 1e9
 

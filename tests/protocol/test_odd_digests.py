@@ -7,8 +7,7 @@ import pytest
 from test_messages import EXAMPLES, changed
 
 from protocol.errors import RemoteProtocolError
-from protocol.wire.field_types import Digest
-from protocol.wire.fields import Maybe, fields_of
+from protocol.wire.fields import Digest, Maybe, fields_of
 from protocol.wire.messages import Chunk, GetChunks, Message, StateReply, decode_message
 
 CHECKER: Final = get_args(Digest)[1]

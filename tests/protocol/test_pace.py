@@ -2,11 +2,11 @@
 
 import pytest
 
-from protocol.schedule.pace import LEAST_S, WINDOW_S, Pace
+from protocol.schedule.pace import LEAST_S, WINDOW_S, RunPace
 
 
-def paced(steps_per_s: float, seconds: float, start: float = 0.0, every_s: float = 1.0) -> Pace:
-    pace, now_s = Pace(), 0.0
+def paced(steps_per_s: float, seconds: float, start: float = 0.0, every_s: float = 1.0) -> RunPace:
+    pace, now_s = RunPace(), 0.0
     while now_s <= seconds:
         pace.note(now_s, start + steps_per_s * now_s)
         now_s += every_s
@@ -14,7 +14,7 @@ def paced(steps_per_s: float, seconds: float, start: float = 0.0, every_s: float
 
 
 def test_nothing_is_said_before_enough_was_seen():
-    assert Pace().left_s(100) is None
+    assert RunPace().left_s(100) is None
     assert paced(2.0, LEAST_S - 1).left_s(100) is None
     assert paced(0.0, 60.0).left_s(100) is None
 
@@ -45,7 +45,7 @@ def test_another_state_is_another_beginning(step):
 
 
 def test_rounds_that_are_told_seldom_are_no_leaps():
-    pace = Pace()
+    pace = RunPace()
     for number in range(10):
         pace.note(60.0 * number, 50.0 * number)
     assert pace.steps_per_s() == pytest.approx(50 / 60)

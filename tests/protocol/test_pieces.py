@@ -6,13 +6,13 @@ from hypothesis import strategies as st
 
 from protocol.errors import RemoteProtocolError
 from protocol.limits import PIECE_BYTES
-from protocol.wire.pieces import Incoming, Outgoing
+from protocol.wire.pieces import Incoming, OutgoingPieces
 
 TOTAL = 3 * PIECE_BYTES + 5
 
 
 def pieces_of(total_bytes: int) -> list[tuple[int, int]]:
-    outgoing = Outgoing(total_bytes)
+    outgoing = OutgoingPieces(total_bytes)
     return list(iter(outgoing.take, None))
 
 

@@ -9,7 +9,7 @@ from protocol.pipeline import changes
 from protocol.pipeline.changes import LEAST_HELP, what_helps
 from protocol.pipeline.effort import EFFORTS, effort_for
 from protocol.pipeline.pipelines import skipping_pipeline
-from protocol.pipeline.planner import Budget
+from protocol.pipeline.planner import SearchBudget
 
 
 def helped(asked):
@@ -65,7 +65,7 @@ def test_more_machines_get_less_effort_and_it_is_told():
     assert "numbers of data peers" not in effort_for(40).told(40)
     assert effort_for(1000).told(1000).endswith("; no lower bound)")
     assert not effort_for(1024).bound
-    assert effort_for(8, Budget(7)).budget == Budget(7)
+    assert effort_for(8, SearchBudget(7)).budget == SearchBudget(7)
     limits = [effort.machines for effort in EFFORTS]
     assert limits == sorted(limits)
     work = [effort.evaluations for effort in EFFORTS]

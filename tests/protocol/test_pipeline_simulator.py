@@ -19,7 +19,7 @@ from bench.planner_settings import (
     published_problem,
 )
 from protocol.pipeline.plan import Plan, jobs_of, steady_us
-from protocol.pipeline.problem import Work
+from protocol.pipeline.problem import StageWork
 from protocol.pipeline.simulator import (
     BACKWARD,
     FORWARD,
@@ -32,7 +32,7 @@ from protocol.pipeline.simulator import (
     utilisation,
 )
 
-FREE = Work(boundary_bytes=0)
+FREE = StageWork(boundary_bytes=0)
 """Boundaries that take no time on a line."""
 
 
@@ -62,7 +62,7 @@ def test_one_microbatch_alone_takes_its_unloaded_time():
 
 
 def test_gaps_and_copies_are_paid():
-    work = Work(boundary_bytes=0, hop_us=7, gap_us=1000, origin_gap_us=300)
+    work = StageWork(boundary_bytes=0, hop_us=7, gap_us=1000, origin_gap_us=300)
     problem = small_problem((1, 1), 2, latency_us=0, work=work, slots=1)
     alone = Simulator(problem).run([Job(0, (1,))]).makespan_us
     assert alone == 525_000 + 4 * 7
@@ -105,7 +105,7 @@ def test_backwards_overtake_with_backward_first():
 
 
 def test_half_a_backward_lets_the_gradient_go_and_the_rest_waits_for_time():
-    split = Work(boundary_bytes=0, backward_permille=2000, input_permille=500)
+    split = StageWork(boundary_bytes=0, backward_permille=2000, input_permille=500)
     problem = small_problem((1, 1, 1), 3, latency_us=0, work=split)
     record: list[Stretch] = []
     outcome = Simulator(problem).run([Job(0, (1, 2))], record)
@@ -117,7 +117,7 @@ def test_half_a_backward_lets_the_gradient_go_and_the_rest_waits_for_time():
 
 
 def test_what_is_left_of_a_backward_keeps_the_slot():
-    split = Work(boundary_bytes=0, backward_permille=2000, input_permille=500)
+    split = StageWork(boundary_bytes=0, backward_permille=2000, input_permille=500)
     problem = small_problem((1, 1), 2, latency_us=0, work=split, slots=1)
     record: list[Stretch] = []
     Simulator(problem).run([Job(0, (1,)), Job(0, (1,), 0, 0)], record)
@@ -125,7 +125,7 @@ def test_what_is_left_of_a_backward_keeps_the_slot():
 
 
 def test_a_queued_link_carries_one_boundary_at_a_time():
-    slow = Work(boundary_bytes=1_000_000)  # a second each
+    slow = StageWork(boundary_bytes=1_000_000)  # a second each
     problem = small_problem((1, 1), 2, work=slow, latency_us=0)
     jobs = [Job(0, (1,)), Job(0, (1,))]
     times = [
@@ -172,7 +172,7 @@ def test_utilisation_is_the_share_of_work():
     st.sampled_from([1000, 600]),
 )
 def test_every_iteration_keeps_the_rules(paths, latency_us, order, queued, input_permille):
-    work = Work(boundary_bytes=20_000, input_permille=input_permille, gap_us=5)
+    work = StageWork(boundary_bytes=20_000, input_permille=input_permille, gap_us=5)
     problem = small_problem(
         (2, 1, 1, 1), 4, latency_us=latency_us, work=work, slots=8, queued_links=queued
     )

@@ -5,7 +5,7 @@ import pytest
 from protocol.pipeline.cards import CARDS, HOW, card_named
 from protocol.pipeline.problem import MAX_PEERS
 from protocol.pipeline.regions import SAME_PLACE, line_between
-from protocol.pipeline.tables import BadTable, Offer, link_matrices, parse_links, parse_peers
+from protocol.pipeline.tables import BadTable, MachineOffer, link_matrices, parse_links, parse_peers
 
 HEAD = "peer,location,compute_s,slots,price_per_hour\n"
 PEERS = HEAD + "a,Iowa,0.5,3,0.4\nb,LA,0.25,2,1\n"
@@ -18,8 +18,8 @@ def test_machines_are_read():
     )
     table += "2,b,LA,1,0.25,24\n"
     assert parse_peers(table) == (
-        Offer("a", "Iowa", 500_000, 3, 0.4),
-        Offer("b", "LA", 250_000, 2, 1.0, 24 * 10**9),
+        MachineOffer("a", "Iowa", 500_000, 3, 0.4),
+        MachineOffer("b", "LA", 250_000, 2, 1.0, 24 * 10**9),
     )
 
 

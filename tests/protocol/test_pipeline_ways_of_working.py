@@ -2,18 +2,18 @@
 
 from pipeline_settings import small_problem
 
-from protocol.pipeline.pipelines import Iteration
+from protocol.pipeline.pipelines import PricedIteration
 from protocol.pipeline.plan import Plan
 from protocol.pipeline.planner import Planned
-from protocol.pipeline.problem import Work
-from protocol.pipeline.ways_of_working import by_way_of_working
+from protocol.pipeline.problem import StageWork
+from protocol.pipeline.what_if import by_way_of_working
 
 
-def iteration(microbatches=1, times=1, **changes) -> Iteration:
-    work = Work(boundary_bytes=0, backward_permille=2000)
+def iteration(microbatches=1, times=1, **changes) -> PricedIteration:
+    work = StageWork(boundary_bytes=0, backward_permille=2000)
     problem = small_problem((1, 1), 2, microbatches, work=work, latency_us=0, **changes)
     plan = Plan((0, 1), (((1,),) * microbatches, ()))
-    return Iteration(problem, Planned(plan, 0, 0), (), times=times)
+    return PricedIteration(problem, Planned(plan, 0, 0), (), times=times)
 
 
 def test_one_microbatch():
@@ -39,6 +39,6 @@ def test_kinds_of_iterations_count_as_often_as_they_come():
 def test_paths_that_block_each_other_have_no_time():
     problem = small_problem((2, 1, 1), 3, 2, slots=1)
     stuck = Plan((0, 0, 1, 2), (((2, 3),), ((3, 2),), (), ()))
-    found = by_way_of_working([Iteration(problem, Planned(stuck, 0, 0), ())], mending=1)
+    found = by_way_of_working([PricedIteration(problem, Planned(stuck, 0, 0), ())], mending=1)
     assert found["arrival"] is None
     assert found["async"] is None

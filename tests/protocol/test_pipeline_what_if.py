@@ -12,16 +12,18 @@ from protocol.pipeline.pipelines import skipping_pipeline
 from protocol.pipeline.problem import Matrix, PathRules
 from protocol.pipeline.question import CannotPlan, numbers_of_data_peers
 from protocol.pipeline.replicas import diloco, noloco, state_fits
-from protocol.pipeline.tables import Offer
+from protocol.pipeline.tables import MachineOffer
 from protocol.pipeline.what_if import what_if
 from protocol.pipeline.workload import workload_of
-from protocol.run.optimizer_section import OptimizerSection
 from protocol.run.run_spec import FrozenSection, ModelSection, RunSpec
+from protocol.run.sections import OptimizerSection
 
-EQUAL = tuple(Offer(f"p{i}", "LA", 100_000, 2, 0.36) for i in range(4))
+EQUAL = tuple(MachineOffer(f"p{i}", "LA", 100_000, 2, 0.36) for i in range(4))
 
 
-def uniform(offers: Sequence[Offer], latency_us: int, bytes_per_s: int) -> tuple[Matrix, Matrix]:
+def uniform(
+    offers: Sequence[MachineOffer], latency_us: int, bytes_per_s: int
+) -> tuple[Matrix, Matrix]:
     number = len(offers)
     return ((latency_us,) * number,) * number, ((bytes_per_s,) * number,) * number
 

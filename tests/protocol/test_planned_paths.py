@@ -12,10 +12,8 @@ from bench.pipeline_world.given_paths import GivenPaths
 from protocol.microbatch.paths import Path
 from protocol.pipeline.plan import Plan, jobs_of
 from protocol.pipeline.simulator import Order, Simulator
-from protocol.routing.planned_paths import PlannedRouter
-from protocol.routing.plans import plan_of
-from protocol.routing.random_paths import RandomRouter
-from protocol.routing.snapshots import Snapshot
+from protocol.routing.routers import PlannedRouter, RandomRouter, plan_of
+from protocol.routing.snapshots import LinkSnapshot
 
 pytestmark = pytest.mark.slow
 
@@ -71,7 +69,7 @@ def test_a_plan_is_legal_and_the_same_for_all_that_hold_the_snapshot():
     measured = world()
     snapshot, terms = measured.snapshot(), measured.terms()
     found = planned(measured)
-    assert found == plan_of(Snapshot.read(snapshot.data, RUN_ID), terms, terms.visited)
+    assert found == plan_of(LinkSnapshot.read(snapshot.data, RUN_ID), terms, terms.visited)
     assert sorted(found.paths) == sorted(measured.origins())
     assert {len(paths) for paths in found.paths.values()} == {8}
     assert violations(problem_of(measured), as_plan(measured, found.paths)) == []

@@ -7,7 +7,7 @@ import pytest
 from protocol.microbatch.paths import descents
 from protocol.pipeline.problem import NO_SWAPS, PathRules
 from protocol.pipeline.stage_orders import stage_orders, within
-from protocol.routing.random_paths import RandomRouter
+from protocol.routing.routers import RandomRouter
 from protocol.routing.snapshots import within_slots
 
 RELAYS = (("a1", "a2"), ("b1",), ("c1", "c2", "c3"), ("d1", "d2"), ("e1",))

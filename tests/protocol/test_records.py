@@ -4,7 +4,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.address.compact_address import address_from_bytes, address_to_bytes
+from protocol.address.multiaddr import address_from_bytes, address_to_bytes
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.limits import MAX_RECORD_ADDRESSES, MAX_RECORD_BYTES, RECORD_SHARDS

@@ -8,8 +8,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from microbatch_worlds import PATIENCE_S
 
-from protocol.microbatch.commands import Answer, TellLost
-from protocol.microbatch.counts import Counted
+from protocol.microbatch.core import AnswerOffer, Counted, TellLost
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 
@@ -82,7 +81,7 @@ def test_a_relay_tells_the_data_peer_at_once_who_sent_what_it_refuses():
     relay = RelayCore(4, PATIENCE_S)
     relay.announced("data", 1, 0.0)
     trip = Trip(Microbatch("data", 1, 1), Leg.FORWARD, ("before", "relay"), 2, (1, 2))
-    assert relay.offered(1, trip) == [Answer(1)]
+    assert relay.offered(1, trip) == [AnswerOffer(1)]
     told = TellLost(trip.microbatch, (), 0, "before", refused=True)
     assert relay.broke_off(trip, 0.0, refused=True) == [told]
     assert relay.counts[Counted.REFUSED] == 1

@@ -5,22 +5,21 @@ from dataclasses import replace
 import pytest
 from microbatch_worlds import PATIENCE_S
 
-from protocol.microbatch.commands import (
-    Answer,
+from protocol.microbatch.core import (
+    AnswerOffer,
     Command,
+    Counted,
     FreeInbound,
-    Send,
+    SendBoundary,
     TellLost,
 )
-from protocol.microbatch.counts import Counted
 from protocol.microbatch.data_peer import DataPeerCore
-from protocol.microbatch.departed import GONE_S
-from protocol.microbatch.relay import RelayCore
+from protocol.microbatch.relay import GONE_S, RelayCore
 from protocol.microbatch.trainer_messages import Deliver, Drop, Release
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS
-from protocol.routing.random_paths import RandomRouter
+from protocol.routing.routers import RandomRouter
 
 PATH, STAGES = ("relay", "next"), (1, 2)
 
@@ -43,7 +42,9 @@ def trip(
 
 def bring(relay: RelayCore, brought: Trip) -> list[Command]:
     """A boundary that is offered and comes."""
-    assert relay.offered(brought.microbatch.index, brought) == [Answer(brought.microbatch.index)]
+    assert relay.offered(brought.microbatch.index, brought) == [
+        AnswerOffer(brought.microbatch.index)
+    ]
     return relay.arrived(brought, 0, None)
 
 
@@ -61,7 +62,7 @@ def test_what_a_data_peer_that_is_gone_has_left_makes_room() -> None:
     for now_s, alive in ((1.0, ["gone"]), (2.0, []), (GONE_S, ["gone"]), (GONE_S + 1.0, [])):
         assert not relay.present(["data"], now_s, ended=False, alive=alive)
     commands = relay.present(["data"], 2 * GONE_S + 1.0, ended=False)
-    answers = {each.ticket: each.refusal for each in commands if isinstance(each, Answer)}
+    answers = {each.ticket: each.refusal for each in commands if isinstance(each, AnswerOffer)}
     assert answers == {4: RefusalReason.UNAVAILABLE, 5: None}
     assert [each.number for each in commands if isinstance(each, Drop)] == [1, 2, 3]
     assert Release(8) in commands
@@ -76,24 +77,24 @@ def test_a_score_is_neither_halted_nor_resumed_nor_given_a_gradient() -> None:
     assert relay.resumed(trip(0, attempt=1), returns=False) == []
     for attempt in (0, 1):
         backward = trip(0, Leg.BACKWARD, attempt)
-        assert Answer(1) not in relay.offered(1, backward)
+        assert AnswerOffer(1) not in relay.offered(1, backward)
         assert relay.arrived(backward, 1, 2.0) == [FreeInbound(1)]
     (sent,) = relay.produced(Leg.SCORE, 0, 7, None, 0.0)
-    assert isinstance(sent, Send)
+    assert isinstance(sent, SendBoundary)
     assert relay.offered(2, trip(2)) == []
-    assert relay.sent(sent.trip, 0.0, taken=True) == [Answer(2)]
+    assert relay.sent(sent.trip, 0.0, taken=True) == [AnswerOffer(2)]
 
 
 @pytest.mark.parametrize(("attempt", "until"), [(1, 0), (0, 1)])
 def test_a_score_that_is_mended_or_ends_on_its_way_is_refused(attempt: int, until: int) -> None:
     score = trip(1, Leg.SCORE, attempt, until=until)
-    assert relay_of("data").offered(1, score) == [Answer(1, RefusalReason.UNAVAILABLE)]
+    assert relay_of("data").offered(1, score) == [AnswerOffer(1, RefusalReason.UNAVAILABLE)]
 
 
 def test_a_score_under_a_name_that_was_halted_is_refused() -> None:
     relay = relay_of("data")
     relay.halted(trip(1).microbatch, 1, 0.0)
-    assert relay.offered(1, trip(1, Leg.SCORE)) == [Answer(1, RefusalReason.UNAVAILABLE)]
+    assert relay.offered(1, trip(1, Leg.SCORE)) == [AnswerOffer(1, RefusalReason.UNAVAILABLE)]
 
 
 def test_a_score_that_goes_nowhere_is_forgotten_in_the_end() -> None:
@@ -104,8 +105,8 @@ def test_a_score_that_goes_nowhere_is_forgotten_in_the_end() -> None:
     assert Drop(0) not in [*relay.ticked(1.0), *relay.ticked(PATIENCE_S)]
     forgotten = relay.ticked(PATIENCE_S + 1.0)
     assert forgotten[:2] == [TellLost(trip(0).microbatch), Drop(0)]
-    assert Answer(1) in forgotten
-    assert isinstance(sent, Send)
+    assert AnswerOffer(1) in forgotten
+    assert isinstance(sent, SendBoundary)
     assert relay.sent(sent.trip, 0.0, taken=False) == []
     assert not +relay.counts  # no gradient of it is missed
     relay.restarted(1)
@@ -117,14 +118,14 @@ def test_a_score_that_the_next_one_does_not_take_is_told_to_be_lost() -> None:
     relay = relay_of("data", slots=1)
     bring(relay, trip(0, Leg.SCORE))
     (sent,) = relay.produced(Leg.SCORE, 0, 7, None, 0.0)
-    assert isinstance(sent, Send)
+    assert isinstance(sent, SendBoundary)
     lost = TellLost(trip(0).microbatch, failed="next")
     assert relay.sent(sent.trip, 0.0, taken=False) == [lost]
     router = RandomRouter("data", 0, 3, NO_SWAPS)
     data_peer = DataPeerCore("data", router, PATIENCE_S)
     data_peer.present((("relay",), ("next",)), 0.0, trained=True)
     (score,) = data_peer.produced(Leg.SCORE, 0, 7, None, 0.0)
-    assert isinstance(score, Send)
+    assert isinstance(score, SendBoundary)
     assert Drop(0) in data_peer.lost(TellLost(score.trip.microbatch, failed="next"), "relay")
 
 
@@ -138,7 +139,7 @@ def test_a_trainer_that_dies_with_a_score_under_way_has_lost_no_gradient() -> No
 
 def test_what_comes_by_another_path_than_was_welcome_is_not_taken() -> None:
     relay = relay_of("data")
-    assert relay.offered(1, trip(1)) == [Answer(1)]
+    assert relay.offered(1, trip(1)) == [AnswerOffer(1)]
     other = replace(trip(1), path=("relay", "another"))
     assert relay.arrived(other, 0, None) == [FreeInbound(0)]
     assert relay.arrived(trip(1), 1, None) == [Deliver(Leg.FORWARD, 0, 1, None)]
@@ -150,9 +151,9 @@ def test_a_late_break_of_the_attempt_before_leaves_the_new_one_alone() -> None:
     relay = relay_of("data")
     old, new = trip(0, attempt=1), replace(trip(0, attempt=2), path=("relay", "other"))
     relay.halted(old.microbatch, 1, 0.0)
-    assert relay.offered(1, old) == [Answer(1)]
+    assert relay.offered(1, old) == [AnswerOffer(1)]
     relay.halted(old.microbatch, 2, 0.0)
-    assert relay.offered(2, new) == [Answer(2)]
+    assert relay.offered(2, new) == [AnswerOffer(2)]
     assert relay.broke_off(old, 1.0) == []
     assert relay.arrived(new, 5, None) == [Deliver(Leg.FORWARD, 1, 5, None)]
 
@@ -162,7 +163,7 @@ def test_a_gradient_counts_once_though_the_receipt_of_its_forward_is_lost() -> N
     forward = trip(0)
     bring(relay, forward)
     (sent,) = relay.produced(Leg.FORWARD, 0, 7, None, 0.0)
-    assert isinstance(sent, Send)
+    assert isinstance(sent, SendBoundary)
     bring(relay, trip(0, Leg.BACKWARD))
     assert relay.sent(sent.trip, 0.1, taken=False) == []
     relay.produced(Leg.BACKWARD, 0, 8, 2.0, 0.2)

@@ -8,8 +8,6 @@ from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_SPEC_BYTES
 from protocol.pipeline.problem import PathRules
 from protocol.pipeline.workload import BOUNDARY_CODECS
-from protocol.run.optimizer_section import MuonSection
-from protocol.run.pipeline_section import BOUNDARY_BITS
 from protocol.run.run_spec import (
     AUTO_ROUND_STEPS,
     MAX_SHOWN_CHARS,
@@ -18,8 +16,13 @@ from protocol.run.run_spec import (
     parse_toml,
     run_id_of,
 )
-from protocol.run.section import MAX_STEPS
-from protocol.run.way_sections import DilocoSection, StreamingSection
+from protocol.run.sections import (
+    BOUNDARY_BITS,
+    MAX_STEPS,
+    DilocoSection,
+    MuonSection,
+    StreamingSection,
+)
 
 AUTO = '[sync]\ninner_steps = "auto"\n'
 

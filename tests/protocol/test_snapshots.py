@@ -8,7 +8,7 @@ from routing_worlds import RUN_ID, SIGNERS, WORK, MeasuredWorld
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.routing.proposals import REPLAN_EVERY_S, Proposals, proposer_of
-from protocol.routing.snapshots import Snapshot
+from protocol.routing.snapshots import LinkSnapshot
 from protocol.routing.vectors import LinkTimes, WorkTimes, encode_vector
 
 STAGES = [0, 0, 1, 1, 2]
@@ -20,7 +20,7 @@ def world(rtt_us=lambda a, b: 10_000 * (1 + abs(a - b))):
 
 def test_a_snapshot_comes_back_under_its_name():
     snapshot = world().snapshot()
-    again = Snapshot.read(snapshot.data, RUN_ID)
+    again = LinkSnapshot.read(snapshot.data, RUN_ID)
     assert again == snapshot
     assert again.digest == snapshot.digest
     assert again.stages == tuple(STAGES)
@@ -30,9 +30,9 @@ def test_what_was_changed_on_the_way_is_refused():
     data = world().snapshot().data
     for bad in (b"", b"\x80", data[:-1], data[:200] + b"x" + data[201:], data + b"\x00"):
         with pytest.raises(RemoteProtocolError):
-            Snapshot.read(bad, RUN_ID)
+            LinkSnapshot.read(bad, RUN_ID)
     with pytest.raises(RemoteProtocolError):
-        Snapshot.read(data, "cd" * 16)
+        LinkSnapshot.read(data, "cd" * 16)
 
 
 @pytest.mark.parametrize(
@@ -49,12 +49,12 @@ def test_what_was_changed_on_the_way_is_refused():
 )
 def test_a_snapshot_of_what_is_no_peer_with_a_vector_is_refused(pair):
     with pytest.raises(RemoteProtocolError, match="peer id and a vector|not a snapshot"):
-        Snapshot.read(msgpack.packb([1, RUN_ID, [pair]]), RUN_ID)
+        LinkSnapshot.read(msgpack.packb([1, RUN_ID, [pair]]), RUN_ID)
 
 
 def test_a_snapshot_needs_a_peer():
     with pytest.raises(LocalProtocolError):
-        Snapshot.of(RUN_ID, {}, [])
+        LinkSnapshot.of(RUN_ID, {}, [])
 
 
 def test_the_worse_of_two_ends_counts():

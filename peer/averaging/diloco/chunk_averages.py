@@ -16,8 +16,7 @@ import torch
 from peer.codec import codes_as_tensor
 from peer.codec.leaves import code_digest
 from peer.ports import PeerId
-from protocol.diloco.fragment_commands import Average
-from protocol.diloco.fragment_events import Averaged, Averages
+from protocol.diloco.fragment_events import Average, Averages, AveragesMade
 from protocol.fragment.chunk_ledger import Stamp
 from protocol.fragment.collection import Admitted
 from protocol.membership.records import Sign
@@ -53,12 +52,12 @@ class ChunkAverages:
         self._sign = sign
         self._scratch = torch.empty(0)
 
-    def averaged(self, order: Average) -> Averaged:
+    def averaged(self, order: Average) -> AveragesMade:
         """The result of a collection; none for values at the very bound of what codes take."""
         try:
-            return Averaged(order.fragment, order.cycle, self._averages(order))
+            return AveragesMade(order.fragment, order.cycle, self._averages(order))
         except ValueError:
-            return Averaged(order.fragment, order.cycle, None)
+            return AveragesMade(order.fragment, order.cycle, None)
 
     def _averages(self, order: Average) -> Averages:
         fragment = order.fragment

@@ -5,8 +5,7 @@ from dataclasses import replace
 from peer.codec import Codec, codes_as_tensor
 from peer.codec.leaves import code_digest
 from peer.codec.length import root_mean_square
-from protocol.diloco.fragment_commands import Contribute
-from protocol.diloco.fragment_events import Parts
+from protocol.diloco.fragment_events import Contribute, Parts
 from protocol.membership.records import Sign
 from protocol.plausible import told_length
 from protocol.wire.fragment_messages import Contribution, signed_contribution

@@ -11,8 +11,7 @@ import trio
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
 from peer.training.messages import Amend, FragmentSent, Merge, Yield
-from protocol.diloco.fragment_commands import Changes
-from protocol.diloco.fragment_events import Held
+from protocol.diloco.fragment_events import Changes, HoldOutcome
 
 
 class CurrentTrainer:
@@ -95,18 +94,18 @@ class CurrentTrainer:
         if not self._in_flight:
             self._all_back.set()
 
-    async def hold(self, fragment: int) -> Held:
+    async def hold(self, fragment: int) -> HoldOutcome:
         """Make the trainer read nothing of the fragment until `amend`."""
         if self._line is None:
-            return Held.FREE
+            return HoldOutcome.FREE
         if fragment in self._in_flight:
-            return Held.VOID
+            return HoldOutcome.VOID
         answered = self._holding[fragment] = trio.Event()
         await self._line.send(Yield(fragment))
         await answered.wait()
         if fragment in self._yielded:
-            return Held.YIELDED
-        return Held.VOID if fragment in self._in_flight else Held.FREE
+            return HoldOutcome.YIELDED
+        return HoldOutcome.VOID if fragment in self._in_flight else HoldOutcome.FREE
 
     async def amend(self, fragment: int, changes: Changes) -> None:
         """Tell the trainer that yielded what has changed."""

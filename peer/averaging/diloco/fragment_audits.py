@@ -17,15 +17,12 @@ from peer.codec import Codec, get_codec
 from peer.codec.leaves import leaves_of_chunk
 from peer.network.conversation import Conversation
 from peer.ports import Network, Work
-from protocol.diloco.contradiction import Contradiction, read_proof
-from protocol.diloco.evidence import Leaf
-from protocol.diloco.fragment_commands import Audit, Average
-from protocol.diloco.fragment_events import Audited
+from protocol.diloco.evidence import Contradiction, Leaf, read_proof
+from protocol.diloco.fragment_events import Audit, Audited, Average
 from protocol.errors import LocoError, Refused, RemoteProtocolError
 from protocol.limits import MAX_EVIDENCE_BYTES, MAX_OPENABLE
 from protocol.outcomes import AuditOutcome, RefusalReason
-from protocol.wire.audit_messages import GetOpening, Opening, Proof
-from protocol.wire.fragment_messages import Result
+from protocol.wire.fragment_messages import GetOpening, Opening, Proof, Result
 from protocol.wire.versions import FRAGMENT
 
 from .leaf_average import audit, check_evidence, opening_of

@@ -7,7 +7,7 @@ import trio
 from peer.observe.facts import Facts
 from peer.observe.status import PeerState
 from peer.ports import PeerId
-from protocol.diloco.fragment_events import PeersSeen
+from protocol.diloco.fragment_events import GroupSeen
 from protocol.diloco.peers import LATE_ROUNDS
 from protocol.membership.view import TRAINING, Member, View
 from protocol.run.amendments import AmendedSpec
@@ -22,7 +22,7 @@ class FragmentCompany:
         self._view = view
         self._spec = spec
 
-    def seen(self) -> PeersSeen:
+    def seen(self) -> GroupSeen:
         """How the group looks now, without those that are stuck."""
         now_s = trio.current_time()
         alive = self._view.alive(now_s)
@@ -33,7 +33,7 @@ class FragmentCompany:
         relayed = {m.peer_id for m in alive if m.relayed}
         if self._facts.reach.relays:
             relayed.add(self._own_id)
-        return PeersSeen(
+        return GroupSeen(
             round=self._facts.round,
             present=frozenset([self._own_id, *holding]),
             rounds={member.peer_id: member.progress.round for member in self._training(alive)},

@@ -17,30 +17,29 @@ import trio
 
 from peer.network.conversation import Conversation
 from peer.ports import PeerId, Stream
-from protocol.diloco import fragment_commands as commands
-from protocol.diloco.core_statistics import FragmentCoreStatistics
-from protocol.diloco.fragment_core import FragmentCore
+from protocol.diloco import fragment_events as commands
+from protocol.diloco.fragment_core import FragmentCore, FragmentCoreStatistics
 from protocol.diloco.fragment_events import (
     Audited,
     Began,
     FetchFailed,
     FragmentEvent,
-    PeersSeen,
+    FragmentTick,
+    GroupSeen,
+    MessageReceived,
     Proved,
     QuestionsEnded,
-    Received,
     Sent,
     StampsAnswered,
-    Tick,
     TrainerHeld,
 )
+from protocol.diloco.healing import most_say
 from protocol.diloco.owner import MAX_COLLECTIONS
-from protocol.diloco.send_plan import SendPlan
-from protocol.diloco.votes import most_say
+from protocol.diloco.peers import SendPlan
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import MAX_CONVICTED
 from protocol.outcomes import AuditOutcome, RefusalReason
-from protocol.wire.audit_messages import GetOpening, Proof
+from protocol.wire.fragment_messages import GetOpening, Proof
 from protocol.wire.messages import GetChunkState, GetResult, GetStamps
 from protocol.wire.versions import FRAGMENT
 
@@ -91,7 +90,7 @@ class FragmentExchange:
         self._questions = FragmentQuestions(group, network, outer, work)
         self._answers = FragmentAnswers(outer, self._core, work, around.lock)
         self._audits = FragmentAudits(group, network, outer, work, trims=around.trims)
-        self._seen: PeersSeen | None = None
+        self._seen: GroupSeen | None = None
         self._told: deque[FragmentEvent] = deque()
         self._changed = trio.Event()
         self._further: dict[tuple[int, PeerId], deque[commands.AskResult]] = {}
@@ -171,7 +170,7 @@ class FragmentExchange:
 
     def _carry_out(self, command: commands.FragmentCommand) -> None:
         match command:
-            case commands.Send(peer_id, message, codes):
+            case commands.SendMessage(peer_id, message, codes):
                 self._posts.post(peer_id, message, codes)
             case commands.Contribute():
                 with suppress(trio.WouldBlock):  # as lost as what no line carries
@@ -186,7 +185,7 @@ class FragmentExchange:
                 self._further[fragment, peer_id].append(command)
             case commands.Average():
                 self._average.send_nowait(command)
-            case commands.Returned():
+            case commands.SendEnded():
                 self._around.record.returned(command, self._core.statistics().healing)
             case _:
                 self._orders[command.fragment][0].send_nowait(command)
@@ -211,7 +210,7 @@ class FragmentExchange:
             with trio.move_on_at(look_s if due_s is None else min(due_s, look_s)):
                 await self._changed.wait()
                 continue
-            self._feed(Tick())
+            self._feed(FragmentTick())
 
     # --- what is ordered for a fragment -----------------------------------------------------------
     async def _carry_out_all(self, orders: AsyncIterable[commands.InOrder]) -> None:
@@ -258,7 +257,7 @@ class FragmentExchange:
             )
             contribution, codes, own = made
             if order.owner == self._own_id:
-                self._feed(Received(order.owner, contribution, own))
+                self._feed(MessageReceived(order.owner, contribution, own))
             else:
                 self._posts.post(order.owner, contribution, codes)
 
@@ -352,7 +351,7 @@ class FragmentExchange:
                     self._feed(Proved(message, came))
             case _:
                 assert not isinstance(came, bytes)
-                self._feed(Received(talk.remote_peer_id, message, came))
+                self._feed(MessageReceived(talk.remote_peer_id, message, came))
 
 
 def _unanswered(question: Question) -> FragmentEvent:

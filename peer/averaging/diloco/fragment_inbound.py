@@ -14,7 +14,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.limits import MAX_EVIDENCE_BYTES, MAX_PAYLOAD_BYTES
 from protocol.membership.group import other_group_sentence
 from protocol.plausible import is_length
-from protocol.wire.audit_messages import Doubt, GetOpening, Proof
+from protocol.wire.fragment_messages import Doubt, GetOpening, Proof
 from protocol.wire.messages import (
     Contribution,
     FragmentSettled,

@@ -13,8 +13,14 @@ import trio
 
 from peer.network.conversation import Conversation
 from peer.ports import Network, PeerId, Work
-from protocol.diloco.fragment_commands import AskResult, FetchChunk
-from protocol.diloco.fragment_events import Fetched, FetchFailed, ResultAnswered, StampsAnswered
+from protocol.diloco.fragment_events import (
+    AskResult,
+    ChunkFetched,
+    FetchChunk,
+    FetchFailed,
+    ResultAnswered,
+    StampsAnswered,
+)
 from protocol.errors import LocoError, RemoteProtocolError, StreamLost
 from protocol.wire.messages import ChunkState, GetChunkState, GetResult, GetStamps, Stamps
 from protocol.wire.versions import FRAGMENT
@@ -65,7 +71,7 @@ class FragmentQuestions:
             asked.fragment, asked.peer_id, asked.cycle, asked.theirs, result, codes
         )
 
-    async def fetch(self, asked: FetchChunk) -> Fetched | FetchFailed:
+    async def fetch(self, asked: FetchChunk) -> ChunkFetched | FetchFailed:
         """A chunk as they have it."""
         fragment, chunk = asked.fragment, asked.chunk
         try:
@@ -77,4 +83,4 @@ class FragmentQuestions:
             return FetchFailed(fragment, chunk)
         if (state.fragment, state.stamp.chunk) != (fragment, chunk):
             return FetchFailed(fragment, chunk)
-        return Fetched(fragment, chunk, state.cycle, state.stamp.stamp, room)
+        return ChunkFetched(fragment, chunk, state.cycle, state.stamp.stamp, room)

@@ -9,7 +9,7 @@ from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
 from peer.ports import PeerId
-from protocol.diloco.fragment_commands import Returned
+from protocol.diloco.fragment_events import SendEnded
 from protocol.diloco.healing import HealingStatistics
 from protocol.outcomes import AuditOutcome, SkipReason
 from protocol.run.amendments import AmendedSpec
@@ -52,7 +52,7 @@ class FragmentRecord:
         """An owner was proved to have lied."""
         self._convict(owner)
 
-    def returned(self, returned: Returned, healing: HealingStatistics) -> None:
+    def returned(self, returned: SendEnded, healing: HealingStatistics) -> None:
         """A send has ended; so much was healed until now."""
         facts, averaged = self._facts, returned.contributors > 1
         facts.diverged, facts.healed = healing.diverged, healing.healed

@@ -26,8 +26,8 @@ from peer.averaging.memory.spare_memory import SpareMemory
 from peer.codec import Codec, codes_as_tensor
 from peer.codec.compiled import COMPILED_FROM
 from peer.codec.length import root_mean_square
-from protocol.diloco.fragment_commands import ResultToWrite
-from protocol.diloco.send_plan import never
+from protocol.diloco.fragment_events import ResultToWrite
+from protocol.diloco.peers import never
 from protocol.errors import RemoteProtocolError
 from protocol.fragment.chunk_ledger import NEVER, Stamp
 from protocol.fragment.fragments import Fragment, Span

@@ -1,7 +1,15 @@
 """What the core of the exchange orders to be done with the outer copy, in a worker thread."""
 
-from protocol.diloco.fragment_commands import UndoSteps, Verify, WriteChunk, WriteResults
-from protocol.diloco.fragment_events import StampsAdopted, StampsAnswered, Verified, Written
+from protocol.diloco.fragment_events import (
+    StampsAdopted,
+    StampsAnswered,
+    UndoSteps,
+    Verified,
+    Verify,
+    WriteChunk,
+    WriteResults,
+    Written,
+)
 from protocol.errors import RemoteProtocolError
 
 from .outer_fragments import OuterFragments

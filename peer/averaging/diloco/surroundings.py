@@ -8,8 +8,7 @@ from typing import Protocol
 import trio
 
 from peer.ports import Network, PeerId, Work
-from protocol.diloco.fragment_commands import Changes, Returned
-from protocol.diloco.fragment_events import Held, PeersSeen
+from protocol.diloco.fragment_events import Changes, GroupSeen, HoldOutcome, SendEnded
 from protocol.diloco.healing import HealingStatistics
 from protocol.membership.records import Sign
 from protocol.outcomes import AuditOutcome, RefusalReason
@@ -28,7 +27,7 @@ class FragmentTrainer(Protocol):
     async def merge(self, fragment: int, cycle: int, changes: Changes) -> None:
         """The send is over; this has changed."""
 
-    async def hold(self, fragment: int) -> Held:
+    async def hold(self, fragment: int) -> HoldOutcome:
         """Make it read nothing of the fragment until `amend`."""
 
     async def amend(self, fragment: int, changes: Changes) -> None:
@@ -38,7 +37,7 @@ class FragmentTrainer(Protocol):
 class CycleCompany(Protocol):
     """The other peers of the group, as the exchange of fragments sees them."""
 
-    def seen(self) -> PeersSeen:
+    def seen(self) -> GroupSeen:
         """How the group looks now."""
 
     def is_linked(self, peer_id: PeerId) -> bool:
@@ -48,7 +47,7 @@ class CycleCompany(Protocol):
 class SendRecord(Protocol):
     """Where the ends of sends are written down."""
 
-    def returned(self, returned: Returned, healing: HealingStatistics) -> None:
+    def returned(self, returned: SendEnded, healing: HealingStatistics) -> None:
         """A send has ended; so much was healed until now."""
 
 

@@ -23,7 +23,7 @@ import trio
 from peer.network.conversation import Conversation, StreamStalled
 from protocol.errors import LocoError, RemoteProtocolError, StreamLost
 from protocol.gossip.exchange import FINAL, Action, Exchange, ExchangeEvent, ExchangeState
-from protocol.gossip.matchmaking_events import Snapshot
+from protocol.gossip.matchmaking_events import RoundSnapshot
 from protocol.gossip.misreadings import Marks, map_of
 from protocol.wire.messages import Blocks, Message, Misread, Received, Vector
 
@@ -70,9 +70,9 @@ class OwnVector:
         return self.payload if self.packed is None else self.packed
 
     @property
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> RoundSnapshot:
         """What is said of it while a partner is looked for."""
-        return Snapshot(self.round, self.step, self.final)
+        return RoundSnapshot(self.round, self.step, self.final)
 
 
 class VectorExchange:

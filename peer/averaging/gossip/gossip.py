@@ -163,7 +163,7 @@ class Gossip:
             if self._attempt is not None and self._matchmaker.is_looking:
                 self._feed(self._seen(self._attempt.own.snapshot))
 
-    def _seen(self, own: mm.Snapshot) -> mm.PeersSeen:
+    def _seen(self, own: mm.RoundSnapshot) -> mm.PeersSeen:
         present = self._company.present(ended=own.final)
         return mm.PeersSeen(tuple(self._company.free()), len(present))
 
@@ -174,7 +174,7 @@ class Gossip:
 
     def _carry_out(self, command: mm.MatchCommand) -> None:
         match command:
-            case mm.Propose(peer_id, round_):
+            case mm.SendProposal(peer_id, round_):
                 assert self._nursery is not None
                 self._events.emit(EventName.PROPOSAL_SENT, round=round_, remote=peer_id)
                 self._nursery.start_soon(self._propose, peer_id, round_)
@@ -271,7 +271,7 @@ class Gossip:
             return
         held = self._held[peer_id] = _Held()
         try:
-            snapshot = mm.Snapshot(proposal.round, proposal.step, proposal.final)
+            snapshot = mm.RoundSnapshot(proposal.round, proposal.step, proposal.final)
             self._feed(mm.ProposalReceived(peer_id, snapshot))
             await self._wait_decided(stream, held, proposal.round)
         finally:

@@ -13,7 +13,7 @@ from peer.network.conversation import Conversation, StreamStalled
 from protocol.errors import Refused, StreamLost
 from protocol.limits import PIECE_BYTES
 from protocol.wire.messages import Piece
-from protocol.wire.pieces import Incoming, Outgoing
+from protocol.wire.pieces import Incoming, OutgoingPieces
 
 
 class Stripes:
@@ -28,7 +28,7 @@ class Stripes:
         self._own = own
         self._into = memoryview(b"")
         self._may_send = may_send
-        self._outgoing = Outgoing(len(own))
+        self._outgoing = OutgoingPieces(len(own))
         self._incoming = Incoming(0)
         self._expected = trio.Event()
         self._receiving: list[trio.CancelScope] = []

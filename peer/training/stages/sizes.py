@@ -13,7 +13,8 @@ MAX_SLOTS: Final = 8
 """More would hide longer ways than the internet has, and cost memory for boundaries."""
 RING_PER_SLOT: Final = 4
 """Slots of a ring, each way, for each: a boundary may wait while others of its microbatch are under
-way, and twice as many gradients are kept after they have been sent (protocol/microbatch/kept.py).
+way, and twice as many gradients are kept after they have been sent
+(protocol/microbatch/mending.py).
 """
 
 

@@ -7,13 +7,9 @@ from owner_worlds import CYCLE, FRAGMENT, GROUP, IDS, codes_of, outer_copy
 from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.averaging.diloco.outer_writes import carry_out
 from peer.codec.leaves import code_digest
-from protocol.diloco import fragment_commands as c
 from protocol.diloco import fragment_events as e
-from protocol.diloco.departures import Departures
-from protocol.diloco.digests import digest_of_stamps
-from protocol.diloco.keeper import Keeper
-from protocol.diloco.peers import Peers
-from protocol.diloco.send_plan import SendPlan
+from protocol.diloco.keeper import Departures, Keeper, digest_of_stamps
+from protocol.diloco.peers import Peers, SendPlan
 from protocol.fragment.chunk_ledger import Stamp
 from protocol.wire.fragment_messages import ChunkResult, mask_of
 from protocol.wire.messages import Result
@@ -31,15 +27,15 @@ class World:
     """
 
     outer: OuterFragments = field(default_factory=outer_copy)
-    held: e.Held = e.Held.YIELDED
+    held: e.HoldOutcome = e.HoldOutcome.YIELDED
     now_s: float = 0.0
-    held_up: list[c.InOrder] | None = None
+    held_up: list[e.InOrder] | None = None
     writes: int = 0
     told: list[tuple[int, bytes]] = field(default_factory=list)
-    amended: list[c.Changes] = field(default_factory=list)
-    merged: list[c.Changes] = field(default_factory=list)
-    returned: list[c.Returned] = field(default_factory=list)
-    fetching: list[c.FetchChunk] = field(default_factory=list)
+    amended: list[e.Changes] = field(default_factory=list)
+    merged: list[e.Changes] = field(default_factory=list)
+    returned: list[e.SendEnded] = field(default_factory=list)
+    fetching: list[e.FetchChunk] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.peers = Peers(IDS[0], 1)
@@ -50,7 +46,7 @@ class World:
     def see(self, present: list[str], round_: int = CYCLE) -> None:
         """These are there, and all of us are in this round."""
         rounds = dict.fromkeys((peer_id for peer_id in present if peer_id != IDS[0]), round_)
-        self.peers.note_seen(e.PeersSeen(round_, frozenset([IDS[0], *present]), rounds))
+        self.peers.note_seen(e.GroupSeen(round_, frozenset([IDS[0], *present]), rounds))
 
     def take(self, *items: e.Item) -> None:
         """These come together."""
@@ -63,33 +59,33 @@ class World:
     def do(self, commands) -> None:
         for command in tuple(commands):
             match command:
-                case c.Settled(_, cycle, digest):
+                case e.CycleSettled(_, cycle, digest):
                     self.told.append((cycle, digest))
-                case c.Returned():
+                case e.SendEnded():
                     self.returned.append(command)
-                case c.FetchChunk():
+                case e.FetchChunk():
                     self.fetching.append(command)
-                case c.Contribute():
+                case e.Contribute():
                     pass
                 case _ if self.held_up is not None:
                     self.held_up.append(command)
                 case _:
                     self.carry_out(command)
 
-    def carry_out(self, order: c.InOrder) -> None:
+    def carry_out(self, order: e.InOrder) -> None:
         keeper, now_s = self.keeper, self.now_s
         match order:
-            case c.MergeIntoTrainer(_, _, changes):
+            case e.MergeIntoTrainer(_, _, changes):
                 self.merged.append(changes)
-            case c.AmendTrainer(_, changes):
+            case e.AmendTrainer(_, changes):
                 self.amended.append(changes)
-            case c.HoldTrainer():
+            case e.HoldTrainer():
                 self.do(keeper.trainer_held(now_s, self.held))
-            case c.Verify():
+            case e.Verify():
                 done = carry_out(self.outer, order)
                 assert isinstance(done, e.Verified)
                 self.do(keeper.verified(now_s, done.spoilt))
-            case c.WriteResults() | c.WriteChunk() | c.UndoSteps():
+            case e.WriteResults() | e.WriteChunk() | e.UndoSteps():
                 self.writes += 1
                 done = carry_out(self.outer, order)
                 assert isinstance(done, e.Written)
@@ -145,13 +141,13 @@ def result(
     return e.ResultArrived(made, of_chunk, memoryview(codes), IDS[1])
 
 
-def fetched(seed: int) -> e.Fetched:
+def fetched(seed: int) -> e.ChunkFetched:
     """Chunk 1 of another peer, a step ahead of ours."""
     theirs = outer_copy(seed=seed)
     item = result(1, base=theirs.first_stamps()[FRAGMENT][1])
     outcome = item.result.outcome(item.chunk)
     stamp = theirs.write(
         FRAGMENT,
-        c.ResultToWrite(1, CYCLE, item.chunk.base_stamp, outcome, item.codes, again=False),
+        e.ResultToWrite(1, CYCLE, item.chunk.base_stamp, outcome, item.codes, again=False),
     )
-    return e.Fetched(FRAGMENT, 1, CYCLE, stamp, memoryview(theirs.read(FRAGMENT, 1)))
+    return e.ChunkFetched(FRAGMENT, 1, CYCLE, stamp, memoryview(theirs.read(FRAGMENT, 1)))

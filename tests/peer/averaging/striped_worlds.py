@@ -26,7 +26,7 @@ from peer.ports import PeerId
 from peer.ports.simulated import SimulatedWork
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.gossip.exchange import exchange_id
-from protocol.gossip.matchmaking_events import Snapshot
+from protocol.gossip.matchmaking_events import RoundSnapshot
 from protocol.membership.conduct import Fault
 from protocol.outcomes import RefusalReason
 from protocol.wire.messages import Accept, Join, Piece, Received, Vector
@@ -74,19 +74,19 @@ class Company:
 
     def __init__(self, *others: PeerId) -> None:
         self.others = others
-        self.free_now: dict[PeerId, Snapshot] = {}
-        self.announced: list[Snapshot | None] = []
+        self.free_now: dict[PeerId, RoundSnapshot] = {}
+        self.announced: list[RoundSnapshot | None] = []
         self.others_ended = False
         self.blamed: list[tuple[PeerId, Fault]] = []
         self._changed = trio.Event()
 
-    def free(self) -> Sequence[tuple[PeerId, Snapshot]]:
+    def free(self) -> Sequence[tuple[PeerId, RoundSnapshot]]:
         return tuple(self.free_now.items())
 
     def present(self, *, ended: bool) -> Sequence[PeerId]:
         return self.others if ended == self.others_ended else ()
 
-    def announce(self, snapshot: Snapshot | None) -> None:
+    def announce(self, snapshot: RoundSnapshot | None) -> None:
         self.announced.append(snapshot)
 
     def blame(self, peer_id: PeerId, fault: Fault) -> None:
@@ -95,7 +95,7 @@ class Company:
     async def changed(self) -> None:
         await self._changed.wait()
 
-    def tell(self, peer_id: PeerId, snapshot: Snapshot) -> None:
+    def tell(self, peer_id: PeerId, snapshot: RoundSnapshot) -> None:
         """That peer is free, with this."""
         self.free_now[peer_id] = snapshot
         self.ring()

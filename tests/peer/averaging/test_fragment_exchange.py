@@ -14,8 +14,7 @@ from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.averaging.diloco.surroundings import FragmentSurroundings
 from peer.network.simulated import SimulatedInternet
 from peer.ports.simulated import SimulatedWork
-from protocol.diloco.fragment_commands import Changes, Returned
-from protocol.diloco.fragment_events import Held, PeersSeen, Sent
+from protocol.diloco.fragment_events import Changes, GroupSeen, HoldOutcome, SendEnded, Sent
 from protocol.diloco.healing import HealingStatistics
 from protocol.diloco.keeper import MAX_RETURN_S
 from protocol.outcomes import AuditOutcome
@@ -39,8 +38,8 @@ class Trainer:
     async def merge(self, fragment: int, cycle: int, changes: Changes) -> None:
         self.merged.append((trio.current_time(), changes))
 
-    async def hold(self, fragment: int) -> Held:
-        return Held.FREE
+    async def hold(self, fragment: int) -> HoldOutcome:
+        return HoldOutcome.FREE
 
     async def amend(self, fragment: int, changes: Changes) -> None:
         raise AssertionError("nothing was yielded")
@@ -52,15 +51,15 @@ class World:
     def __init__(self, outer: OuterFragments) -> None:
         self.outer = outer
         self.trainer = Trainer()
-        self.returned_sends: list[Returned] = []
+        self.returned_sends: list[SendEnded] = []
 
-    def seen(self) -> PeersSeen:
-        return PeersSeen(CYCLE, frozenset(IDS[:1]), {})
+    def seen(self) -> GroupSeen:
+        return GroupSeen(CYCLE, frozenset(IDS[:1]), {})
 
     def is_linked(self, peer_id: str) -> bool:
         return True
 
-    def returned(self, returned: Returned, healing: HealingStatistics) -> None:
+    def returned(self, returned: SendEnded, healing: HealingStatistics) -> None:
         self.returned_sends.append(returned)
 
     def audited(self, outcome: AuditOutcome) -> None:

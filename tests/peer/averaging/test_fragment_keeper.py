@@ -4,10 +4,15 @@ import pytest
 from keeper_worlds import NUM_CHUNKS, World, fetched, result, send
 from owner_worlds import CYCLE, FRAGMENT, IDS
 
-from protocol.diloco.fragment_commands import Changes, Verify, WriteResults
-from protocol.diloco.fragment_events import Fetched, Held, Passed
-from protocol.diloco.keeper import MAX_RETURN_S
-from protocol.diloco.waiting_results import MAX_EARLY_FOR_A_CHUNK, MAX_WAITING
+from protocol.diloco.fragment_events import (
+    Changes,
+    ChunkFetched,
+    CyclePassed,
+    HoldOutcome,
+    Verify,
+    WriteResults,
+)
+from protocol.diloco.keeper import MAX_EARLY_FOR_A_CHUNK, MAX_RETURN_S, MAX_WAITING
 from protocol.fragment.chunk_ledger import Stamp
 
 
@@ -24,7 +29,7 @@ def all_owned_by_the_other(world: World, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_values_that_are_not_those_of_their_stamp_change_nothing(world):
     before = world.outer.read(FRAGMENT, 1)
     no_values = memoryview(bytes(len(before)))
-    world.take(Fetched(FRAGMENT, 1, CYCLE, Stamp(9, 9, bytes(16)), no_values))
+    world.take(ChunkFetched(FRAGMENT, 1, CYCLE, Stamp(9, 9, bytes(16)), no_values))
     assert world.outer.read(FRAGMENT, 1) == before
     assert world.amended == [Changes()]
 
@@ -47,7 +52,7 @@ def test_a_spoilt_chunk_that_is_healed_is_told_to_the_others_and_not_to_the_trai
     world, monkeypatch
 ):
     all_owned_by_the_other(world, monkeypatch)
-    world.take(Passed(IDS[1], CYCLE))
+    world.take(CyclePassed(IDS[1], CYCLE))
     world.outer._phi[-1] += 1.0
     world.take(send())
     assert world.merged == [Changes()]
@@ -58,7 +63,7 @@ def test_a_spoilt_chunk_that_is_healed_is_told_to_the_others_and_not_to_the_trai
 
 def test_a_chunk_that_was_healed_moves_the_trainer_again(world, monkeypatch):
     all_owned_by_the_other(world, monkeypatch)
-    world.take(Passed(IDS[1], CYCLE))
+    world.take(CyclePassed(IDS[1], CYCLE))
     world.outer._phi[-1] += 1.0
     world.take(send())
     world.take(fetched(seed=1))
@@ -106,12 +111,12 @@ def test_of_a_yield_that_crossed_a_send_the_send_goes_first(world, monkeypatch):
     world.take(fetched(seed=2))
     world.take(send(CYCLE + 1))
     assert not any(isinstance(order, Verify) for order in world.held_up)
-    world.held = Held.VOID
+    world.held = HoldOutcome.VOID
     all_owned_by_the_other(world, monkeypatch)
     world.let_go()
     assert world.amended == []
     assert world.keeper.ledger.cycle(1) == CYCLE
-    world.take(Passed(IDS[1], CYCLE + 1))
+    world.take(CyclePassed(IDS[1], CYCLE + 1))
     assert world.merged == [Changes(moved={1})]
 
 
@@ -120,7 +125,7 @@ def test_of_a_yield_that_crossed_a_send_the_send_goes_first(world, monkeypatch):
 def test_what_a_peer_was_through_with_is_forgotten_with_it(world, present, waits, monkeypatch):
     """An owner that says it is through with all cycles to come is not waited for."""
     all_owned_by_the_other(world, monkeypatch)
-    world.take(Passed(IDS[1], 1 << 60))
+    world.take(CyclePassed(IDS[1], 1 << 60))
     world.see(present)
     world.keeper.forget_absent()
     world.take(send())
@@ -134,12 +139,12 @@ def test_results_for_the_next_send_are_kept_a_few_of_a_chunk(world, monkeypatch)
     most = NUM_CHUNKS * MAX_EARLY_FOR_A_CHUNK
     world.take(*[result(0)] * 3 * most)
     assert world.keeper.lost_items == 2 * most
-    world.take(Passed(IDS[1], CYCLE), send())
+    world.take(CyclePassed(IDS[1], CYCLE), send())
     assert world.merged == [Changes(moved={0})]
 
 
 def test_what_waits_for_a_send_that_does_not_come_is_bounded(world):
-    world.held = Held.VOID
+    world.held = HoldOutcome.VOID
     item = fetched(seed=2)
     for _ in range(MAX_WAITING):
         world.take(item)

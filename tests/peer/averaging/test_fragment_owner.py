@@ -12,11 +12,15 @@ from peer.averaging.diloco.fragment_inbound import FragmentInbound
 from peer.codec.base import LARGEST_MAGNITUDE
 from peer.network.conversation import Conversation
 from peer.ports.simulated import SimulatedWork
-from protocol.diloco.fragment_commands import Average, ContributionRefused, PartOver
-from protocol.diloco.fragment_events import Averages, PeersSeen
+from protocol.diloco.fragment_events import (
+    Average,
+    Averages,
+    ContributionRefused,
+    GroupSeen,
+    PartOver,
+)
 from protocol.diloco.owner import MAX_COLLECT_S, MAX_COLLECTIONS, Owner, OwnerOutput
-from protocol.diloco.peers import Peers
-from protocol.diloco.send_plan import SendPlan
+from protocol.diloco.peers import Peers, SendPlan
 from protocol.fragment import collection as collection_file
 from protocol.outcomes import RefusalReason
 
@@ -41,7 +45,7 @@ class World:
     def see(self, present: list[str], round_: int = CYCLE) -> None:
         """These are there, and we are all in this round."""
         rounds = dict.fromkeys((peer_id for peer_id in present if peer_id != IDS[0]), round_)
-        self.peers.note_seen(PeersSeen(round_, frozenset([IDS[0], *present]), rounds))
+        self.peers.note_seen(GroupSeen(round_, frozenset([IDS[0], *present]), rounds))
 
     def comes(
         self, peer: int, values: dict[int, float], weight: int = 1, cycle: int = CYCLE

@@ -9,9 +9,8 @@ from peer.averaging.diloco.chunk_averages import ChunkAverages
 from peer.averaging.diloco.outer_fragments import FIRST_OF_CHUNK, FIRST_RESULTS
 from peer.averaging.diloco.outer_writes import carry_out
 from peer.codec.base import LARGEST_MAGNITUDE
-from protocol.diloco.digests import short_digest
-from protocol.diloco.fragment_commands import Average, ResultToWrite, WriteResults
-from protocol.diloco.fragment_events import Written
+from protocol.diloco.fragment_events import Average, ResultToWrite, WriteResults, Written
+from protocol.diloco.keeper import short_digest
 from protocol.fragment.chunk_ledger import ResultRank
 from protocol.fragment.collection import Admitted
 from protocol.plausible import FIRST

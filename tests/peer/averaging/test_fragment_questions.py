@@ -10,8 +10,13 @@ from peer.averaging.diloco.fragment_questions import FragmentQuestions
 from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedInternet
 from peer.ports.simulated import SimulatedWork
-from protocol.diloco.fragment_commands import AskResult, FetchChunk
-from protocol.diloco.fragment_events import Fetched, FetchFailed, StampsAnswered
+from protocol.diloco.fragment_events import (
+    AskResult,
+    ChunkFetched,
+    FetchChunk,
+    FetchFailed,
+    StampsAnswered,
+)
 from protocol.errors import LocoError
 from protocol.outcomes import RefusalReason
 from protocol.wire.fragment_messages import ChunkStamp
@@ -109,7 +114,7 @@ async def test_a_chunk_is_fetched_if_it_is_the_one_that_was_asked_for(
     question = FetchChunk(FRAGMENT, 1, IDS[1])
     made = await asked(GetChunkState, answer, payload, lambda q: q.fetch(question))
     if request.node.callspec.id == "right":
-        assert made == Fetched(FRAGMENT, 1, 4, AHEAD[1].stamp, memoryview(VALUES))
+        assert made == ChunkFetched(FRAGMENT, 1, 4, AHEAD[1].stamp, memoryview(VALUES))
     else:
         assert made == FetchFailed(FRAGMENT, 1)
 

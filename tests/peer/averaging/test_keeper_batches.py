@@ -4,7 +4,7 @@ import pytest
 from keeper_worlds import NUM_CHUNKS, World, result, send
 from owner_worlds import IDS
 
-from protocol.diloco.fragment_events import Passed, ResultArrived
+from protocol.diloco.fragment_events import CyclePassed, ResultArrived
 
 WITH_US = tuple(sorted(IDS[:2]))
 
@@ -37,7 +37,7 @@ def test_a_send_behind_a_result_is_taken_next(world):
 
 
 def test_a_word_behind_a_result_is_heard(world):
-    world.take(send(7), *both(world, 7, 0), Passed(IDS[1], 7))
+    world.take(send(7), *both(world, 7, 0), CyclePassed(IDS[1], 7))
     assert [(each.cycle, each.missing) for each in world.returned] == [(7, 1)]
 
 

@@ -21,7 +21,7 @@ from peer.codec import codes_as_tensor
 from peer.codec.leaves import code_digest, leaf_digests, leaf_of, leaves_of_chunk, values_of_leaf
 from peer.network.identity import Identity
 from protocol.diloco.evidence import Evidence, Leaf
-from protocol.diloco.fragment_commands import Average
+from protocol.diloco.fragment_events import Average
 from protocol.errors import RemoteProtocolError
 from protocol.fragment.code_tree import path_of
 from protocol.fragment.collection import Admitted

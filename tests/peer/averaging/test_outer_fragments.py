@@ -10,7 +10,7 @@ import torch
 from peer.averaging.diloco.nesterov import NesterovFactors
 from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import codes_as_tensor, get_codec
-from protocol.diloco.fragment_commands import ResultToWrite
+from protocol.diloco.fragment_events import ResultToWrite
 from protocol.errors import RemoteProtocolError
 from protocol.fragment.chunk_ledger import NEVER, ChunkLedger, ResultRank
 from protocol.fragment.fragments import Fragment, cut_chunks, cut_fragments

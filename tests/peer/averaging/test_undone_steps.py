@@ -4,8 +4,7 @@ import pytest
 from keeper_worlds import NUM_CHUNKS, World, result, send
 from owner_worlds import CYCLE, FRAGMENT, IDS
 
-from protocol.diloco.fragment_commands import Changes
-from protocol.diloco.fragment_events import Held, Passed, Withdrawn
+from protocol.diloco.fragment_events import Changes, CyclePassed, HoldOutcome, Withdrawn
 
 LIAR = IDS[1]
 """It owns all chunks, and makes what `result` is."""
@@ -36,7 +35,7 @@ def test_in_flight_the_trainer_is_told_nothing_of_it(world):
     withdraw(world)
     assert values(world) == before
     world.take(result(1, contributors=WITH_US))
-    world.take(Passed(LIAR, CYCLE))
+    world.take(CyclePassed(LIAR, CYCLE))
     assert values(world) == before
     assert world.merged == [Changes()]
     assert [each.missing for each in world.returned] == [NUM_CHUNKS]
@@ -82,18 +81,18 @@ def test_nothing_is_taken_back_once_the_fragment_was_sent_again(world):
     world.take(send(CYCLE + 1))
     withdraw(world)
     assert values(world) == after
-    world.take(Passed(LIAR, CYCLE + 1))
+    world.take(CyclePassed(LIAR, CYCLE + 1))
     assert world.merged[1:] == [Changes()]
 
 
 def test_a_trainer_that_has_just_sent_is_not_held_up(world):
     world.take(send())
     world.take(*(result(chunk) for chunk in range(NUM_CHUNKS)))
-    after, world.held = values(world), Held.VOID
+    after, world.held = values(world), HoldOutcome.VOID
     withdraw(world)
     assert values(world) == after
     world.take(send(CYCLE + 1))
-    world.take(Passed(LIAR, CYCLE + 1))
+    world.take(CyclePassed(LIAR, CYCLE + 1))
     assert len(world.merged) == 2
 
 

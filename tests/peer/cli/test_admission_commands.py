@@ -8,7 +8,7 @@ from peer.cli.admission import duration_s
 from peer.cli.app import app
 from peer.options.config import ConfigError, load_config
 from peer.options.exit_codes import ExitCode
-from protocol.admission.invitations import Token
+from protocol.admission.statements import Token
 
 PEER = "12D3KooWEC9aiTnm17ZpGvxQDHoxnTyZ8LecyEC3QhcfNr3Qs4Ur"
 

@@ -15,7 +15,7 @@ from peer.cli.app import app
 from peer.cli.new import preset_toml
 from peer.cli.plan import PlanOptions, _question
 from protocol.pipeline.question import REAL_RULES, rules_of
-from protocol.run.pipeline_section import PipelineSection
+from protocol.run.sections import PipelineSection
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "docs/examples"

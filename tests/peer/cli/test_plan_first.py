@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from peer.cli.app import app
 from peer.cli.new import preset_toml
+from protocol.run.needs import flops_per_token
 from protocol.run.run_spec import parse_toml
-from protocol.run.sizes import flops_per_token
 
 CARDS = "peer,location,card,price_per_hour\na,Iowa,H100,2.49\nb,Oregon,RTX 4090,0.50\n"
 

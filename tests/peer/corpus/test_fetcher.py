@@ -11,7 +11,7 @@ from trio.testing import MockClock
 from peer.corpus.asking import asking
 from peer.network.conversation import Conversation
 from peer.training.corpus.pieces import PieceCorpus, piece_path
-from protocol.corpus.needs import Needs
+from protocol.corpus.needs import CorpusNeeds
 from protocol.errors import Refused
 from protocol.limits import MAX_PIECE_READERS_PER_PEER, MAX_PIECE_REQUESTS
 from protocol.wire.corpus_messages import GetHoldings, Holdings
@@ -34,7 +34,7 @@ async def until_calm(made: World) -> None:
 
 
 def first_pieces(made: World, peer: PeerOfWorld) -> tuple[int, ...]:
-    needs = Needs(made.plan, 0, 0, peer.network.peer_id, made.members(), FIRST_BLOCKS)
+    needs = CorpusNeeds(made.plan, 0, 0, peer.network.peer_id, made.members(), FIRST_BLOCKS)
     return needs.first
 
 

@@ -16,8 +16,8 @@ from peer.simulation.virtual_time import run_in_virtual_time
 from peer.state.state_file import state_bytes, weights_chunk
 from protocol.gossip.round_length import FIRST_INNER_STEPS
 from protocol.limits import STATE_CHUNK_BYTES
-from protocol.run.optimizer_section import OptimizerSection
 from protocol.run.run_spec import RunSpec, SyncSection, TrainingSection
+from protocol.run.sections import OptimizerSection
 
 STEP_S = 0.1  # of the simulated trainer, by default
 HOUR_S = 3600.0

@@ -11,11 +11,11 @@ from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import DEFAULT_MACHINE, identity_of, open_swarm
-from protocol.admission.rulings import Verdict
+from protocol.admission.statements import Verdict
 from protocol.errors import LocoError, Refused
 from protocol.membership.records import record_keys
 from protocol.outcomes import RefusalReason
-from protocol.run.admission_section import AdmissionSection
+from protocol.run.sections import AdmissionSection
 from protocol.wire.messages import GetSpec, Propose, SpecReply
 from protocol.wire.versions import GOSSIP, STATE
 

@@ -13,11 +13,10 @@ from peer.simulation.swarm import identity_of, open_swarm
 from peer.state.admission_file import AdmissionFile
 from peer.training.messages import TrainRound
 from peer.training.toy import SimulatedSpeed
-from protocol.admission.rulings import Verdict
+from protocol.admission.statements import Verdict
 from protocol.errors import InvalidRunSpec, LocoError, Refused
-from protocol.run.admission_section import AdmissionSection
-from protocol.run.amendments import is_amendment
-from protocol.run.changes import LEARNING_RATE, MODE, TOTAL_STEPS
+from protocol.run.amendments import LEARNING_RATE, MODE, TOTAL_STEPS, is_amendment
+from protocol.run.sections import AdmissionSection
 
 pytestmark = pytest.mark.slow
 H = 20

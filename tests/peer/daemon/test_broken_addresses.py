@@ -21,8 +21,7 @@ from protocol.membership import records
 from protocol.membership.dial_back import Reach
 from protocol.membership.group import Group
 from protocol.membership.records import PeerRecord, encode_record, record_key
-from protocol.wire.messages import PeerEntry, PeerList
-from protocol.wire.reach_messages import Seen, Whereabouts
+from protocol.wire.messages import PeerEntry, PeerList, Seen, Whereabouts
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ from peer.simulation.swarm import open_swarm
 from peer.state.checkpoints import Checkpoint, CheckpointStore, Manifest
 from peer.state.uploads import Uploads
 from peer.training.toy import SimulatedSpeed
-from protocol.admission.rulings import Verdict
+from protocol.admission.statements import Verdict
 from protocol.errors import Refused
 
 pytestmark = pytest.mark.slow

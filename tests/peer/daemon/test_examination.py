@@ -36,11 +36,11 @@ from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
 from peer.state.home import Home
 from peer.state.service import StateService
 from peer.training.corpus import Corpus, KeptCorpus, prepare_corpus
-from protocol.admission.rulings import Verdict
+from protocol.admission.statements import Verdict
 from protocol.errors import StreamLost
 from protocol.membership.dial_back import NatKind, Reach
-from protocol.run.admission_section import AdmissionSection
 from protocol.run.run_spec import DataSection, ModelSection, RunSpec
+from protocol.run.sections import AdmissionSection
 from protocol.run.signed_spec import SignedSpec
 
 pytestmark = pytest.mark.slow

@@ -25,7 +25,7 @@ from peer.simulation.swarm import open_swarm
 from peer.training.messages import Progress, Ready, RoundClosed
 from peer.training.schedule import learning_rate
 from protocol.fragment.chunk_ledger import Stamp
-from protocol.run.optimizer_section import OptimizerSection
+from protocol.run.sections import OptimizerSection
 from protocol.wire.messages import ChunkState, Contribution, Result
 
 pytestmark = pytest.mark.slow

@@ -1,8 +1,8 @@
 """A partner whose vectors cannot be true, again and again: slowed, ignored, and taken back later.
 
-After each such vector the partner rests, for longer each time (protocol/gossip/resting.py), so that
-vectors alone slow it and keep it from averaging, and their faults fade before it is ignored. With
-what it breaks elsewhere, they have it ignored.
+After each such vector the partner rests, for longer each time (protocol/gossip/matchmaking.py), so
+that vectors alone slow it and keep it from averaging, and their faults fade before it is ignored.
+With what it breaks elsewhere, they have it ignored.
 """
 
 from contextlib import suppress

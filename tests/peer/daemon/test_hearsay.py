@@ -21,7 +21,7 @@ from protocol.limits import (
     MAX_MEMBERS,
     MAX_PEERS_PER_EXCHANGE,
 )
-from protocol.membership.allowance import Allowance
+from protocol.membership.paces import Allowance
 from protocol.membership.records import PeerRecord
 from protocol.membership.view import Member, Roster
 from protocol.wire.messages import PeerEntry, PeerList

@@ -15,7 +15,7 @@ from peer.simulation.swarm import SwarmOptions, open_swarm
 from peer.state.checkpoints import CheckpointStore
 from peer.state.home import HomeError
 from protocol.names import size_text
-from protocol.run.disk_needs import SPARE_BYTES, disk_needs
+from protocol.run.needs import SPARE_BYTES, disk_needs
 from protocol.run.run_spec import RunSpec
 
 MIB = 1 << 20

@@ -36,7 +36,7 @@ from protocol.fragment.fragments import Fragment, fragment_layout_digest, fragme
 from protocol.membership.group import Group
 from protocol.outcomes import RefusalReason
 from protocol.run.run_spec import RunSpec
-from protocol.run.way_sections import StreamingSection
+from protocol.run.sections import StreamingSection
 from protocol.wire.messages import Accept, Propose
 from protocol.wire.versions import GOSSIP
 

@@ -30,7 +30,7 @@ from peer.simulation.peer import CHECKPOINTS_KEPT, SimulatedPeer
 from peer.simulation.swarm import SimulatedSwarm, open_swarm
 from peer.state.checkpoints import CheckpointStore, NoRoom
 from peer.training.toy import SimulatedSpeed
-from protocol.admission.rulings import Verdict
+from protocol.admission.statements import Verdict
 from protocol.errors import LocoError, Refused
 from protocol.membership.returning import LISTEN_S, UNREACHED_S
 from protocol.membership.view import Roster

@@ -31,7 +31,7 @@ from protocol.membership.group import Group
 from protocol.membership.view import Progress, Roster
 from protocol.microbatch import trainer_messages as told
 from protocol.microbatch.trip import Leg
-from protocol.routing.plans import plan_of
+from protocol.routing.routers import plan_of
 from protocol.run.amendments import AmendedSpec
 from protocol.run.run_spec import RunSpec
 from protocol.run.stages import part_of_stage

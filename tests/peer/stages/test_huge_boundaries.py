@@ -7,7 +7,7 @@ from stage_worlds import SLOT_BYTES, PretendedTrainer, StageWorld
 
 from peer.codec import get_codec
 from peer.simulation.virtual_time import run_in_virtual_time
-from protocol.microbatch.counts import Counted
+from protocol.microbatch.core import Counted
 from protocol.microbatch.sizes import FACTOR
 from protocol.microbatch.trip import Leg
 

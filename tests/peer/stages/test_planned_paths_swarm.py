@@ -11,7 +11,7 @@ from bench.pipeline_world.given_paths import GivenPaths
 from peer.network.identity import Identity
 from peer.network.simulated_link import LinkModel
 from peer.simulation.virtual_time import run_in_virtual_time
-from protocol.microbatch.counts import Counted
+from protocol.microbatch.core import Counted
 from protocol.routing.proposals import REPLAN_EVERY_S
 
 NEAR = LinkModel(latency_s=0.005, bandwidth_bytes_per_s=1e7)

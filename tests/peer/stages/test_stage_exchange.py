@@ -16,9 +16,9 @@ from peer.training.stages.sizes import SLOTS
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
 from protocol.membership.group import Group
 from protocol.membership.view import Progress
-from protocol.microbatch.counts import Counted
-from protocol.microbatch.departed import GONE_S
-from protocol.microbatch.relays_there import STAND_IN_S
+from protocol.microbatch.away import STAND_IN_S
+from protocol.microbatch.core import Counted
+from protocol.microbatch.relay import GONE_S
 from protocol.microbatch.trip import Leg
 from protocol.outcomes import RefusalReason
 from protocol.run.run_spec import RunSpec

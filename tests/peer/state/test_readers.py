@@ -30,7 +30,7 @@ from protocol.limits import (
     STATE_CHUNK_BYTES,
 )
 from protocol.outcomes import RefusalReason
-from protocol.run.disk_needs import KEPT_STATES
+from protocol.run.needs import KEPT_STATES
 from protocol.wire.messages import Chunk, GetChunks, GetSpec, GetState, SpecReply, StateReply
 from protocol.wire.versions import STATE
 

@@ -42,7 +42,6 @@ from peer.training.process import ProcessTrainer, create_model, trainer_starter
 from peer.training.settings import TrainerSettings
 from peer.training.shared import NUM_SLOTS, SharedVector
 from protocol.run.layout import Layout
-from protocol.run.optimizer_section import OptimizerSection
 from protocol.run.run_spec import (
     DataSection,
     FrozenSection,
@@ -51,6 +50,7 @@ from protocol.run.run_spec import (
     SyncSection,
     TrainingSection,
 )
+from protocol.run.sections import OptimizerSection
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 

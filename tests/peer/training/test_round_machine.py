@@ -28,8 +28,8 @@ from peer.training.round_data import RoundData
 from peer.training.round_machine import RoundMachine, Settle, TrainStep, Wait
 from peer.training.schedule import learning_rate
 from peer.training.snapshot import Snapshot
-from protocol.run.optimizer_section import OptimizerSection
 from protocol.run.run_spec import RunSpec, SyncSection, TrainingSection
+from protocol.run.sections import OptimizerSection
 from protocol.schedule.data_plan import DataPlan
 
 H = 10

@@ -3,7 +3,7 @@
 import pytest
 
 from peer.training.schedule import learning_rate
-from protocol.run.optimizer_section import OptimizerSection
+from protocol.run.sections import OptimizerSection
 
 TOTAL = 1000
 

@@ -27,7 +27,7 @@ from peer.training.simulated import SimulatedSpeed, simulated_starter
 from peer.training.toy import simulated_layout
 from protocol.fragment.fragments import fragments_of_run
 from protocol.run.run_spec import RunSpec, SyncSection
-from protocol.run.way_sections import DilocoSection
+from protocol.run.sections import DilocoSection
 
 EventT = TypeVar("EventT", bound=TrainerEvent)
 MEMBERS = (("me", 1),)

@@ -12,7 +12,7 @@ from peer.training.messages import Amend, FragmentMerged, FragmentSent, Merge, T
 from peer.training.messages import Yielded as YieldedEvent
 from peer.training.streaming import FragmentSync
 from protocol.run.run_spec import RunSpec, SyncSection
-from protocol.run.way_sections import DilocoSection
+from protocol.run.sections import DilocoSection
 
 pytestmark = pytest.mark.slow
 

@@ -33,7 +33,6 @@ from peer.training.process import ProcessTrainer, trainer_starter
 from peer.training.settings import TrainerSettings
 from peer.training.shared import SharedVector
 from peer.training.simulated import SimulatedSpeed, ToyProblem, simulated_starter
-from protocol.run.optimizer_section import OptimizerSection
 from protocol.run.run_spec import (
     DataSection,
     ModelSection,
@@ -41,6 +40,7 @@ from protocol.run.run_spec import (
     SyncSection,
     TrainingSection,
 )
+from protocol.run.sections import OptimizerSection
 from protocol.schedule.data_plan import DataPlan
 
 Event = TypeVar("Event", bound=TrainerEvent)

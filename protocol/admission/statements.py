@@ -1,4 +1,20 @@
-"""Invitations: who holds one may enter, without anybody having to know its peer id before.
+"""Sealed statements: bytes under an Ed25519 signature, of one form only.
+
+    statement   msgpack [body, signature]
+    body        msgpack [kind, ...fields]; what signs it is found in the body
+
+A signature covers DOMAIN and the body, so that none that was made for anything else can pass for
+one of a statement. There is exactly one encoding: what does not encode to the same bytes again is
+refused, so statements can be compared as bytes.
+
+A ruling is what the founder, or a delegate, has said of one peer.
+
+    ruling   ["ruling", run id, verdict, peer id, serial, key of the signer]
+
+The serial grows with every ruling that a signer makes; which ruling holds, the register decides
+(register.py).
+
+The holder of an invitation may enter, without anybody having to know its peer id before.
 
     invitation   ["invitation", run id, key of the signer, key of the guest, expires_s, uses]
     pass         ["pass", invitation, peer id], signed with the guest's key
@@ -14,17 +30,126 @@ So two peers that enter at two ends of the swarm at the same moment may both be 
 
 import base64
 import binascii
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Self
+from enum import StrEnum
+from typing import Any, Final, Self
 
 import msgpack
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from protocol.address.peer_id import public_key_from_peer_id
 from protocol.errors import LocoError, RemoteProtocolError
+from protocol.limits import MAX_STATEMENT_BYTES
 
-from .sealed import KEY_BYTES, Sign, check, opened, seal
+# --- the form of a statement ----------------------------------------------------------------------
+DOMAIN: Final = b"loco/v1/admission\0"
+KEY_BYTES: Final = 32
+SIGNATURE_BYTES: Final = 64
 
+Sign = Callable[[bytes], bytes]
+
+
+def seal(fields: list[Any], sign: Sign) -> bytes:
+    """A statement."""
+    body: bytes = msgpack.packb(fields)
+    sealed: bytes = msgpack.packb([body, sign(DOMAIN + body)])
+    return sealed
+
+
+def opened(data: bytes) -> tuple[list[Any], bytes, bytes]:
+    """The fields of a statement, its body and its signature, which is yet to be checked.
+
+    Raises:
+        RemoteProtocolError: it is none.
+    """
+    if len(data) > MAX_STATEMENT_BYTES:
+        raise RemoteProtocolError(f"a statement of {len(data)} bytes")
+    try:
+        body, signature = msgpack.unpackb(data, max_map_len=0, max_ext_len=0)
+        fields = msgpack.unpackb(body, max_map_len=0, max_ext_len=0)
+        again = msgpack.packb([msgpack.packb(fields), signature])
+    except Exception as error:  # whatever a stranger's bytes may do to the decoder
+        raise RemoteProtocolError(f"not a statement: {error}") from error
+    is_list = isinstance(fields, list) and isinstance(signature, bytes)
+    if not is_list or len(signature) != SIGNATURE_BYTES or again != data:
+        raise RemoteProtocolError("a statement that is not in canonical form")
+    return fields, body, signature
+
+
+def check(key: bytes, body: bytes, signature: bytes) -> None:
+    """Raises RemoteProtocolError: this key did not sign this body."""
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, DOMAIN + body)
+    except (InvalidSignature, ValueError) as error:
+        raise RemoteProtocolError("a statement's signature is not its signer's") from error
+
+
+# --- rulings --------------------------------------------------------------------------------------
+RULING: Final = "ruling"
+MAX_SERIAL: Final = (1 << 53) - 1
+
+
+class Verdict(StrEnum):
+    """What a ruling says of its peer."""
+
+    ADMIT = "admit"
+    BAN = "ban"
+    DELEGATE = "delegate"
+    """It is admitted, and may admit, ban and invite; only the founder says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """See the top of the file.
+
+    Attributes:
+        signer: Ed25519 public key.
+        sealed: the statement.
+    """
+
+    verdict: Verdict
+    peer_id: str
+    serial: int
+    signer: bytes
+    sealed: bytes
+
+    @classmethod
+    def made(
+        cls, run_id: str, verdict: Verdict, peer_id: str, serial: int, signer: bytes, sign: Sign
+    ) -> Self:
+        """A new ruling.
+
+        Args:
+            signer: the public key that belongs to `sign`.
+
+        Raises:
+            RemoteProtocolError: that is no peer id.
+        """
+        public_key_from_peer_id(peer_id)
+        sealed = seal([RULING, run_id, str(verdict), peer_id, serial, signer], sign)
+        return cls(verdict, peer_id, serial, signer, sealed)
+
+    @classmethod
+    def read(cls, data: bytes, run_id: str) -> Self:
+        """A ruling of this run, its signature checked.
+
+        Raises:
+            RemoteProtocolError
+        """
+        fields, body, signature = opened(data)
+        match fields:
+            case ["ruling", str(run), str(verdict), str(peer_id), int(serial), bytes(signer)]:
+                known = run == run_id and verdict in tuple(Verdict) and 0 < serial <= MAX_SERIAL
+                if known and len(signer) == KEY_BYTES:
+                    public_key_from_peer_id(peer_id)
+                    check(signer, body, signature)
+                    return cls(Verdict(verdict), peer_id, serial, signer, data)
+        raise RemoteProtocolError("not a ruling of this run")
+
+
+# --- invitations and passes -----------------------------------------------------------------------
 TOKEN_PREFIX: Final = "loco1-"  # noqa: S105 - what every token begins with
 MAX_TOKEN_CHARS: Final = 1024
 MAX_USES: Final = 4096

@@ -1,0 +1,232 @@
+"""The iteration that a relay is in: its number, whether it is over, and what belongs to it.
+
+The rules stand in relay.py (1, 3 and 5) and below. One more is for a relay that is new: the first
+number that it hears is one peer's word. Until it has stepped it goes back to the middle of those
+that train, where that is lower: it would refuse what they send, and wait for them.
+
+What others have told: data peers to a relay, and relays to a data peer. A data peer announces an
+iteration once. That may be before the relay hears that it trains, by a beat a second later, and
+while the link between them breaks and comes again. So what was announced stands, whoever trains:
+forgotten, the relay would wait for an announcement that the data peer has made, and the data peer
+for the relay. One that does not train is not waited for, and moves nobody.
+
+Numbers of iterations are words. So the middle of what several say counts, and nobody goes further
+in one step than MAX_LEAP, wherever the others are said to be: a lie costs the others one leap to
+follow, and the numbers, at whose end nobody could go on (MAX_ITERATION), last for 2^33 of them. Of
+two the lower counts, so whose word it is that is behind must not count for itself: it would be told
+to stay there.
+
+Which data peers an iteration of a relay is waited for, and for how long. A relay steps when all
+data peers have come to a later iteration. One that says it trains and announces nothing would hold
+up all others. They show what is usual: how long iterations last that all come through, and that
+this one is over for them. So a silent one is left out soon, and for longer each time.
+
+  1. An iteration that half of the data peers are through with, at least, is waited for SEVERAL
+     times as long as is usual, within FLOOR_S and the relay's patience. Any other, and the first
+     few, are waited for as long as the patience lasts.
+  2. A data peer that was waited for in vain is left out of 1 iteration to come, then of 2, 4, up to
+     MOST_LEFT_OUT; it begins anew once it was waited for and came. Where all are left out, all are
+     waited for.
+  3. Being left out costs a data peer its microbatches of iterations that it comes too late for,
+     and nothing else: what it brings in time counts.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median_low
+from typing import Final
+
+from protocol.schedule.deadline import ObservedDeadline
+
+from .trip import Leg, Trip
+
+# --- what others have told ------------------------------------------------------------------------
+MAX_ABSENT: Final = 1024
+"""Peers that do not train, and whose words stand; those known first make room."""
+MAX_LEAP: Final = 1 << 20
+"""Iterations: more than a run has in years, so a newcomer is there after one or two."""
+
+
+def next_iteration(present: int, others: int) -> int:
+    """The iteration after the present one, where others are said to be in that one."""
+    return max(present + 1, min(others, present + MAX_LEAP))
+
+
+class Announced:
+    """See the top of the file.
+
+    Attributes:
+        present: the peers that train.
+        newest_of: the newest iteration of each peer that has told of any.
+    """
+
+    def __init__(self) -> None:
+        self.present: tuple[str, ...] = ()
+        self.newest_of: dict[str, int] = {}
+
+    def add(self, teller: str, iteration: int) -> None:
+        """A peer has come to an iteration, or has heard of it."""
+        self.newest_of[teller] = max(iteration, self.newest_of.get(teller, 0))
+
+    def look(self, present: Iterable[str]) -> None:
+        """These peers train."""
+        self.present = tuple(present)
+        absent = [teller for teller in self.newest_of if teller not in self.present]
+        for teller in absent[:-MAX_ABSENT]:
+            del self.newest_of[teller]
+
+    @property
+    def least(self) -> int:
+        """Where the last is of those that train; 0 where none has told of any."""
+        return min(self._of(self.present), default=0)
+
+    def middle_of(self, tellers: Collection[str]) -> int:
+        """Where the middle of these is, of two the lower: one far ahead takes nobody along."""
+        return median_low(self._of(tellers) or [0])
+
+    def _of(self, tellers: Collection[str]) -> list[int]:
+        return [self.newest_of[each] for each in tellers if each in self.newest_of]
+
+
+# --- who is waited for ----------------------------------------------------------------------------
+SEVERAL: Final = 4
+"""Times the usual that is at least waited for, doubled by the deadline."""
+FLOOR_S: Final = 20.0
+MOST_LEFT_OUT: Final = 64
+"""Iterations."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Omission:
+    until: int
+    iterations: int
+
+
+class Awaited:
+    """See the top of the file.
+
+    Args:
+        patience_s: longest time for an iteration.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        floor_s = min(FLOOR_S, patience_s)
+        self._usual = ObservedDeadline(floor_s=floor_s, ceiling_s=patience_s)
+        self._left_out: dict[str, _Omission] = {}
+
+    def is_over(
+        self, iteration: int, announced: Mapping[str, int], present: Sequence[str], lasted_s: float
+    ) -> bool:
+        """Whether nobody is waited for any more; to be asked until it is so, and then no more.
+
+        Args:
+            announced: the newest iteration of each data peer that has announced any.
+            present: the data peers that train, at least one.
+            lasted_s: since the iteration began here.
+        """
+        self._left_out = {each: out for each, out in self._left_out.items() if each in present}
+        through = {each for each in present if announced.get(each, 0) > iteration}
+        awaited = {each for each in present if not self._is_left_out(each, iteration)}
+        missing = (awaited or set(present)) - through
+        if not missing:
+            self._usual.observe(SEVERAL * lasted_s)
+            for each in awaited:
+                self._left_out.pop(each, None)
+            return True
+        half = 2 * len(through) >= len(present)
+        if lasted_s < (self._usual.current_s if half else self._patience_s):
+            return False
+        for each in missing:
+            before = self._left_out.get(each)
+            more = 1 if before is None else min(MOST_LEFT_OUT, 2 * before.iterations)
+            self._left_out[each] = _Omission(iteration + more, more)
+        return True
+
+    def _is_left_out(self, data_peer: str, iteration: int) -> bool:
+        out = self._left_out.get(data_peer)
+        return out is not None and iteration <= out.until
+
+
+# --- the present iteration ------------------------------------------------------------------------
+class PresentIteration:
+    """See the top of the file.
+
+    Args:
+        patience_s: longest time for an iteration.
+
+    Attributes:
+        number: None before the first announcement.
+        is_finishing: whether it is over, and the trainer has not stepped yet.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self._awaited = Awaited(patience_s)
+        self._announced = Announced()
+        self._began_s = 0.0
+        self._ended = self._has_stepped = False
+        self.number: int | None = None
+        self.is_finishing = False
+
+    def announced(self, origin: str, iteration: int, now_s: float) -> None:
+        """A data peer has come to an iteration."""
+        self._announced.add(origin, iteration)
+        if self.number is None:
+            self.number, self._began_s = next_iteration(0, iteration), now_s
+        self._go_back()
+
+    def look(self, origins: Iterable[str], *, ended: bool) -> None:
+        """These data peers train.
+
+        Args:
+            ended: whether there are data peers, and all have come to the end of the run.
+        """
+        self._announced.look(origins)
+        self._ended = ended
+        self._go_back()
+
+    def _go_back(self) -> None:
+        middle = self._announced.middle_of(self.origins)
+        if self.number is not None and middle and not self._has_stepped and not self.is_finishing:
+            self.number = min(self.number, middle)
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """The data peers that train."""
+        return self._announced.present
+
+    def newest_for(self, origin: str) -> int:
+        """Where the data peers beside this one are, and no earlier than where we are."""
+        others = [each for each in self.origins if each != origin]
+        return max(self.number or 0, self._announced.middle_of(others))
+
+    def ends(self, now_s: float) -> bool:
+        """Whether nothing more of it is waited for, since this moment."""
+        if self.number is None or self.is_finishing:
+            return False
+        if not self._announced.present:
+            self._began_s = now_s
+        self.is_finishing = self._is_over(self.number, now_s - self._began_s)
+        return self.is_finishing
+
+    def _is_over(self, number: int, lasted_s: float) -> bool:
+        announced = self._announced
+        if not announced.present:
+            return self._ended
+        return self._awaited.is_over(number, announced.newest_of, announced.present, lasted_s)
+
+    def stepped(self, now_s: float) -> None:
+        """The trainer has stepped: the next one begins."""
+        assert self.number is not None, "a step belongs to an iteration"
+        self.number = next_iteration(self.number, self._announced.least)
+        self._began_s, self.is_finishing, self._has_stepped = now_s, False, True
+
+    def is_of(self, trip: Trip) -> bool:
+        """Whether a forward is of this iteration, and it is not over. A score is of any."""
+        is_due = trip.microbatch.iteration == self.number and not self.is_finishing
+        return is_due or trip.leg is Leg.SCORE
+
+    def is_after(self, trip: Trip) -> bool:
+        """Whether a trip is of an iteration before."""
+        is_past = self.number is not None and trip.microbatch.iteration < self.number
+        return is_past and trip.leg is not Leg.SCORE
