@@ -7,7 +7,7 @@ Contributions and results are those of the wire, signed. The statements that the
 roots in them and the paths tie each leaf to a signature, so nobody can make an opening of anything
 but what the contributors have sent; and the root in the result ties the owner to its average.
 
-Whether the average follows is a matter of arithmetic (peer/averaging/diloco/leaf_average.py).
+Whether the average follows is a matter of arithmetic (peer/averaging/diloco/fragment_audits.py).
 """
 
 from dataclasses import dataclass, replace

@@ -23,8 +23,8 @@ from streaming_worlds import (
 )
 from swarm_worlds import STEP_S, simulated, start
 
-from peer.averaging.diloco.contributions import signed_with
 from peer.averaging.diloco.fragment_exchange import TICK_S, FragmentExchange
+from peer.averaging.diloco.fragment_messages import signed_with
 from peer.network.conversation import Conversation
 from peer.network.simulated_link import LinkModel
 from peer.observe.event_names import EventName
