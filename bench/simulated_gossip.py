@@ -23,7 +23,7 @@ from peer.averaging.gossip.gossip import Bounds, Gossip
 from peer.averaging.gossip.lane import GossipDoor
 from peer.codec import get_codec
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
-from peer.network.simulated_link import LinkModel
+from peer.network.simulated_stream import LinkModel
 from peer.observe.events import EventLog
 from peer.ports.simulated import SimulatedWork
 from peer.simulation.swarm import identity_of

@@ -8,9 +8,8 @@ import torch
 from peer.averaging.gossip import outer_state
 from peer.averaging.gossip.outer_state import apart
 from peer.codec import get_codec
-from peer.codec.base import LARGEST_MAGNITUDE
+from peer.codec.base import LARGEST_MAGNITUDE, root_mean_square
 from peer.codec.compiled import COMPILED_FROM
-from peer.codec.length import root_mean_square
 
 
 def coded(name: str, values: torch.Tensor) -> torch.Tensor:

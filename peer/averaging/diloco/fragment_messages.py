@@ -26,8 +26,8 @@ from typing import Final
 import trio
 
 from peer.codec import Codec, codes_as_tensor
+from peer.codec.base import root_mean_square
 from peer.codec.leaves import code_digest
-from peer.codec.length import root_mean_square
 from peer.network.conversation import Conversation, Payload
 from peer.ports import Network, PeerId, Work
 from protocol.diloco.fragment_commands import AskResult, Contribute, FetchChunk

@@ -22,8 +22,8 @@ import numpy.typing as npt
 import torch
 
 from peer.codec import Codec, codes_as_tensor
+from peer.codec.base import root_mean_square
 from peer.codec.compiled import COMPILED_FROM
-from peer.codec.length import root_mean_square
 from protocol.diloco.fragment_commands import ResultToWrite
 from protocol.diloco.send_plan import never
 from protocol.errors import RemoteProtocolError

@@ -13,7 +13,7 @@ import os
 from typing import Self
 
 from peer.codec import BLOCK, Codec, codes_as_tensor
-from peer.codec.length import root_mean_square
+from peer.codec.base import root_mean_square
 
 
 class BoundaryRing:

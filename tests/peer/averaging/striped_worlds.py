@@ -18,7 +18,7 @@ from peer.averaging.gossip.lane import GossipDoor
 from peer.codec import get_codec
 from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
-from peer.network.simulated_link import LinkModel
+from peer.network.simulated_stream import LinkModel
 from peer.observe.events import EventLog
 from peer.observe.facts import PackingFacts
 from peer.ports import PeerId

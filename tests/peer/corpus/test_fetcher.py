@@ -8,7 +8,7 @@ import trio
 from corpus_worlds import FIRST_BLOCKS, NUM_PIECES, PeerOfWorld, World, world
 from trio.testing import MockClock
 
-from peer.corpus.asking import asking
+from peer.corpus.fetcher import asking
 from peer.network.conversation import Conversation
 from peer.training.corpus.pieces import PieceCorpus, piece_path
 from protocol.corpus.needs import Needs

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peer.codec import Codec
 from peer.network.simulated import SimulatedInternet
-from peer.network.simulated_link import LinkModel
+from peer.network.simulated_stream import LinkModel
 from peer.observe.facts import Facts
 from peer.observe.status import PeerState
 from peer.ports.simulated import SimulatedWork
