@@ -110,7 +110,6 @@ IN_CIRCLES = {
     ("peer/training", "peer/training/corpus"),
     ("peer/training", "peer/training/stages"),
     ("peer/training/corpus", "peer/process"),
-    ("peer/training/corpus", "peer/training"),
     ("peer/training/stages", "peer/training"),
     ("peer/training/stages", "peer/training/corpus"),
 }
