@@ -6,11 +6,10 @@ from typing import Final
 
 import trio
 
-from peer.averaging.gossip.company import Company
-from peer.averaging.gossip.exchanges import Exchanges
-from peer.averaging.gossip.final_meetings import FinalMeetings
+from peer.averaging.gossip.exchanges import Agreement, Exchanges
+from peer.averaging.gossip.final_averaging import FinalMeetings
 from peer.averaging.gossip.gossip import Gossip
-from peer.averaging.gossip.outcome import Agreement
+from peer.averaging.parts import Company
 from peer.observe.events import EventLog
 from peer.ports import Network, PeerId, Work
 from peer.process.bell import Bell

@@ -19,10 +19,10 @@ import psutil
 import torch
 import trio
 
-from peer.averaging.gossip.door import GossipDoor
 from peer.averaging.gossip.exchange_io import OwnVector
+from peer.averaging.gossip.exchanges import Agreement, Averaged
 from peer.averaging.gossip.gossip import Bounds
-from peer.averaging.gossip.outcome import Agreement, Averaged
+from peer.averaging.gossip.lane import GossipDoor
 from peer.codec import get_codec
 from peer.network.conversation import Conversation
 from peer.network.identity import load_or_create

@@ -24,10 +24,9 @@ import numpy as np
 import torch
 import trio
 
-from peer.averaging.diloco.fragment_exchange import FragmentExchange
+from peer.averaging.diloco.fragment_exchange import FragmentExchange, FragmentSurroundings
 from peer.averaging.diloco.nesterov import NesterovFactors
 from peer.averaging.diloco.outer_fragments import OuterFragments
-from peer.averaging.diloco.surroundings import FragmentSurroundings
 from peer.codec import get_codec
 from peer.network.identity import Identity, load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network

@@ -35,11 +35,10 @@ from bench.children import Child, start_child
 from bench.report import Goal, Report, options
 from peer.codec import get_codec
 from peer.training.corpus.prepare import prepare_corpus
-from peer.training.messages import Apply, Failed, Load, RoundClosed, TrainRound
+from peer.training.messages import Apply, Failed, Load, RoundClosed, TrainerSettings, TrainRound
 from peer.training.model import FlatModel
 from peer.training.ports import Trainer
 from peer.training.process import ProcessTrainer, create_model, trainer_starter
-from peer.training.settings import TrainerSettings
 from peer.training.shared import NUM_SLOTS, CodeRegions, SharedVector
 from peer.training.snapshot import Snapshots
 from protocol.run.run_spec import RunSpec

@@ -17,13 +17,13 @@ import torch
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from peer.averaging.gossip.door import GossipDoor
 from peer.averaging.gossip.exchange_io import OwnVector
+from peer.averaging.gossip.exchanges import Agreement, Averaged
 from peer.averaging.gossip.gossip import Bounds, Gossip
-from peer.averaging.gossip.outcome import Agreement, Averaged
+from peer.averaging.gossip.lane import GossipDoor
 from peer.codec import get_codec
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
-from peer.network.simulated_link import LinkModel
+from peer.network.simulated_stream import LinkModel
 from peer.observe.events import EventLog
 from peer.ports.simulated import SimulatedWork
 from peer.simulation.swarm import identity_of

@@ -20,10 +20,10 @@ import psutil
 import torch
 import trio
 
-from peer.averaging.gossip.door import GossipDoor
 from peer.averaging.gossip.exchange_io import OwnVector
+from peer.averaging.gossip.exchanges import Agreement, Averaged
 from peer.averaging.gossip.gossip import Bounds
-from peer.averaging.gossip.outcome import Agreement, Averaged
+from peer.averaging.gossip.lane import GossipDoor
 from peer.averaging.gossip.outer_state import OuterState
 from peer.averaging.gossip.outer_step import NolocoFactors
 from peer.codec import get_codec

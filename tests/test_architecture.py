@@ -100,8 +100,6 @@ def test_the_trainer_is_kept_from_all_other_rooms() -> None:
 
 # --- circles --------------------------------------------------------------------------------------
 IN_CIRCLES = {
-    ("peer/averaging", "peer/averaging/gossip"),
-    ("peer/averaging/gossip", "peer/averaging"),
     ("peer/network", "peer/process"),
     ("peer/observe", "peer/state"),
     ("peer/process", "peer/observe"),
@@ -112,7 +110,6 @@ IN_CIRCLES = {
     ("peer/training", "peer/training/corpus"),
     ("peer/training", "peer/training/stages"),
     ("peer/training/corpus", "peer/process"),
-    ("peer/training/corpus", "peer/training"),
     ("peer/training/stages", "peer/training"),
     ("peer/training/stages", "peer/training/corpus"),
 }

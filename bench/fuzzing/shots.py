@@ -14,7 +14,7 @@ import blake3
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from peer.averaging.diloco.contributions import length_of
+from peer.averaging.diloco.fragment_messages import length_of
 from peer.codec import BLOCK, codes_as_tensor, get_codec
 from peer.codec.leaves import code_digest
 from peer.network.identity import Identity

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from peer.averaging.diloco.leaf_average import audit, opening_of
+from peer.averaging.diloco.fragment_audits import audit, opening_of
 from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import get_codec
 from peer.codec.leaves import code_digest, leaves_of_chunk

@@ -1,11 +1,11 @@
 """Peers that average fragments among all, some of which lie: the daemon's copy without its lines.
 
 Each peer's side is the trainer's (peer/training/fragments.py); clipping and averaging, judging and
-applying results are the daemon's (peer/averaging/diloco/chunk_averages.py, outer_writes.py). Every
-send arrives and comes back after tau steps, so all honest peers hold one outer copy, held once.
-Chunks have the owners that the protocol gives them; a liar's codes that are not valid are refused,
-as they are in peer/averaging/diloco/fragment_inbound.py. A chunk whose result is not plausible has
-no step in that cycle.
+applying results are the daemon's (peer/averaging/diloco/chunk_averages.py, fragment_exchange.py).
+Every send arrives and comes back after tau steps, so all honest peers hold one outer copy, held
+once. Chunks have the owners that the protocol gives them; a liar's codes that are not valid are
+refused, as they are in peer/averaging/diloco/fragment_messages.py. A chunk whose result is not
+plausible has no step in that cycle.
 
 Where results are audited each honest peer draws as in protocol/diloco/audits.py, and owners open
 what they have signed. A proof is with all at once: the results of that owner are not applied, and
@@ -19,10 +19,10 @@ from statistics import median_low
 import torch
 
 from peer.averaging.diloco.chunk_averages import ChunkAverages
-from peer.averaging.diloco.contributions import signed_with
+from peer.averaging.diloco.fragment_exchange import carry_out
+from peer.averaging.diloco.fragment_messages import signed_with
 from peer.averaging.diloco.nesterov import NesterovFactors
 from peer.averaging.diloco.outer_fragments import OuterFragments
-from peer.averaging.diloco.outer_writes import carry_out
 from peer.codec import codes_as_tensor, get_codec
 from peer.network.identity import Identity
 from peer.training.fragments import FragmentSnapshots

@@ -14,9 +14,9 @@ import torch
 import trio
 
 from peer.averaging.gossip.exchange_io import OwnVector
-from peer.averaging.gossip.final_meetings import FinalMeetings
+from peer.averaging.gossip.exchanges import Averaged, RoundOutcome, Skipped, Timing
+from peer.averaging.gossip.final_averaging import FinalMeetings
 from peer.averaging.gossip.gossip import Gossip
-from peer.averaging.gossip.outcome import Averaged, RoundOutcome, Skipped, Timing
 from peer.averaging.gossip.outer_state import OuterState
 from peer.averaging.gossip.outer_step import NolocoFactors
 from peer.averaging.gossip.outer_steps import FARTHEST_AT_FIRST, OuterSteps, Settled

@@ -16,7 +16,7 @@ import torch
 from peer.averaging.gossip.outer_state import OuterState
 from peer.averaging.gossip.outer_step import NolocoFactors
 from peer.codec import get_codec
-from peer.codec.length import root_mean_square
+from peer.codec.base import root_mean_square
 
 from .arms import PEERS, Way
 from .pieces import Pieces, view_of

@@ -23,7 +23,7 @@ from peer.training.device import Precision
 from peer.training.stages import build
 from peer.training.stages.compute import StageCompute
 from peer.training.stages.module import StageModule
-from peer.training.stages.sizes import SLOTS
+from peer.training.stages.ring import SLOTS
 
 STATED: Final = "STATED_COMPUTE"
 """Environment variable: JSON, seconds by kind of work, and `log`, a file."""

@@ -5,14 +5,13 @@ over; a lock under which they move; rounds, which drive the trainer; and somethi
 peers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 import trio
 
-from peer.averaging.gossip.company import Company
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
 from peer.observe.timing import RoundTiming
@@ -26,9 +25,35 @@ from peer.rounds.way import Way
 from peer.state.held_part import HeldPart
 from peer.state.kept_proofs import KeptProofs
 from peer.training.ports import Float32Vector, StartTrainer
+from protocol.gossip.matchmaking_events import RoundSnapshot
+from protocol.membership.conduct import Fault
 from protocol.membership.records import Sign
 from protocol.run.amendments import AmendedSpec
 from protocol.run.run_spec import RunSpec
+
+# --- the other peers of the group, as gossip sees them --------------------------------------------
+
+
+class Company(Protocol):
+    """Implemented by `peer.daemon.company.LinkedCompany`."""
+
+    def free(self) -> Sequence[tuple[PeerId, RoundSnapshot]]:
+        """The others that say they look for a partner, and what they bring."""
+
+    def present(self, *, ended: bool) -> Sequence[PeerId]:
+        """The others that train and have not ended, or those that have ended and not finished."""
+
+    def announce(self, snapshot: RoundSnapshot | None) -> None:
+        """Tell all that we look for a partner with this snapshot, or that we look for none."""
+
+    def blame(self, peer_id: PeerId, fault: Fault) -> None:
+        """Hold a fault against a peer."""
+
+    async def changed(self) -> None:
+        """Wait until any of this may have changed."""
+
+
+# --- parts ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,14 @@ from peer.state.export import export_hugging_face
 from peer.state.home import Home, HomeError
 from peer.state.state_file import HEADER_BYTES, state_bytes
 from peer.training.corpus import describe_corpus, kept_corpus
-from peer.training.model import model_shapes
-from peer.training.tokenizer import (
+from peer.training.corpus.tokenizer import (
     BYTES,
     FileTokenizer,
     load_tokenizer,
     tokenizer_file,
     tokenizer_path,
 )
+from peer.training.model import model_shapes
 from protocol.errors import LocoError
 from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec

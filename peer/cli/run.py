@@ -220,9 +220,8 @@ def _check_source(source: str) -> None:
         raise ConfigError(f"data.source: there is no file {pattern}")
     if kind not in ("text", "jsonl", "parquet"):
         return
-    from peer.training.corpus.documents import shards_of
+    from peer.training.corpus.documents import glob_texts, shards_of
     from peer.training.corpus.packed import InvalidCorpus
-    from peer.training.corpus.sources import glob_texts
 
     try:
         if kind != "text":
@@ -235,7 +234,7 @@ def _check_source(source: str) -> None:
 
 def _say_held_out(path: Path) -> None:
     """Say what a corpus of one text is validated with. Raises ConfigError: it cannot be read."""
-    from peer.training.corpus.single_text import TAIL_OF, tail_start
+    from peer.training.corpus.packed import TAIL_OF, tail_start
 
     try:
         size, start = path.stat().st_size, tail_start(path)

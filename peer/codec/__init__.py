@@ -13,8 +13,7 @@ from importlib import import_module
 
 from protocol.run.codecs import CODECS
 
-from .base import BLOCK, MAIN_MEMORY, TILE, Codec
-from .buffers import CodeBuffer, codes_as_tensor, codes_on
+from .base import BLOCK, MAIN_MEMORY, TILE, CodeBuffer, Codec, codes_as_tensor, codes_on
 
 __all__ = [
     "BLOCK",

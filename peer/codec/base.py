@@ -1,12 +1,17 @@
 """The promises of every codec, and the checks that all codecs share."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final, Protocol
 
+import numpy as np
 import numpy.typing as npt
 import torch
+
+# --- promises and checks --------------------------------------------------------------------------
 
 BLOCK: Final = 128
 """Values that share one scale; every flat vector's length is a multiple of it."""
@@ -125,3 +130,59 @@ def check_range(start: int, stop: int, num_values: int, out: torch.Tensor) -> No
 
 def _describe(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}"
+
+
+# --- the length of a vector by its codes, per value: its root mean square -------------------------
+
+
+def root_mean_square(codes: torch.Tensor, codec: Codec, num_values: int) -> float:
+    """Infinite where the sum of squares is; codes are valid ones."""
+    scratch = torch.empty(min(TILE, num_values), dtype=torch.float32, device=codes.device)
+    squares = 0.0
+    for start in range(0, num_values, TILE):
+        values = scratch[: min(TILE, num_values - start)]
+        codec.decode_range(codes, start, start + values.numel(), values)
+        squares += float(torch.dot(values, values))
+    return math.sqrt(squares / max(1, num_values))
+
+
+# --- bytes as tensors: without a copy, read-only memory included, and to be written by a device ---
+
+CodeBuffer = bytes | bytearray | memoryview | np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class _ShownWritable:
+    """Read-only memory, shown to numpy as writable: torch warns otherwise, though it only reads."""
+
+    def __init__(self, view: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+        self.owner = view
+        self.__array_interface__ = {
+            **view.__array_interface__,
+            "data": (view.__array_interface__["data"][0], False),
+        }
+
+
+def codes_as_tensor(codes: CodeBuffer) -> torch.Tensor:
+    """A uint8 vector over the bytes of `codes`, which it keeps alive. Only ever read it.
+
+    Raises:
+        ValueError: the buffer is not contiguous.
+    """
+    if not len(codes):
+        return torch.empty(0, dtype=torch.uint8)
+    view = np.frombuffer(codes, dtype=np.uint8)
+    if view.flags.writeable:
+        return torch.from_numpy(view)
+    return torch.from_numpy(np.asarray(_ShownWritable(view)))
+
+
+@contextmanager
+def codes_on(device: torch.device, memory: memoryview) -> Iterator[torch.Tensor]:
+    """A uint8 vector on a device to write codes to; they are in `memory` when the block ends."""
+    shared = torch.frombuffer(memory, dtype=torch.uint8)
+    if device.type == "cpu":
+        yield shared
+        return
+    codes = torch.empty_like(shared, device=device)
+    yield codes
+    shared.copy_(codes)

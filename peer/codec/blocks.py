@@ -15,21 +15,107 @@ Rules for all:
 - Each operation is one correctly rounded IEEE operation, so CPU and CUDA give equal bytes. Division
   by the largest level takes a tensor as divisor: CUDA multiplies by the reciprocal of a scalar one.
 
-Ways to the same bytes: torch's operations (`blocks_plain`), which say what a code is, compiled
-loops for long vectors in main memory (`blocks_compiled`), and on CUDA what a code brings along.
+Ways to the same bytes: torch's operations (`TiledLoops`), which say what a code is, compiled
+loops for long vectors in main memory (`CompiledLoops`), and on CUDA what a code brings along.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, Protocol, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from protocol.run.codecs import CODECS
 
-from .base import BLOCK, FusedLoops, check_codes, check_range, check_values
-from .blocks_compiled import CompiledLoops, Kernels, scale_bits
-from .compiled import is_aligned, is_long, kernels_of, plain_because
+from .base import (
+    BLOCK,
+    LARGEST_MAGNITUDE,
+    NOT_FINITE,
+    TILE,
+    Array,
+    FusedLoops,
+    check_codes,
+    check_range,
+    check_values,
+)
+from .compiled import in_chunks, is_aligned, is_long, kernels_of, plain_because
+
+# --- through compiled loops, shared out among threads (compiled.py) -------------------------------
+
+_LARGEST_MAGNITUDE_BITS: Final = int(np.float32(LARGEST_MAGNITUDE).view(np.int32))
+
+
+class Kernels(Protocol):
+    """The loops of one code over blocks first .. last - 1; `scales` are the bits of bf16 numbers.
+
+    A module of kernels is one, as numba compiles it.
+    """
+
+    def encode_blocks(
+        self, x_P: Array, x_bits: Array, codes: Array, scales: Array, first: int, last: int, /
+    ) -> int:
+        """Code the blocks. Returns the bits of the largest magnitude met."""
+
+    def decode_blocks(
+        self, codes: Array, scales: Array, out: Array, out_first: int, first: int, last: int, /
+    ) -> None:
+        """Write the values of the blocks into `out`, which begins at block `out_first`."""
+
+    def are_valid(self, codes: Array, scales: Array, first: int, last: int, /) -> bool:
+        """Whether the codes and scales of the blocks are what `encode_blocks` can write."""
+
+
+class CompiledLoops:
+    """Compiled loops for tensors in main memory; their bytes are those of `TiledLoops`."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+
+    def encode(self, x_P: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> None:
+        """Write codes and scales. Raises ValueError if not finite."""
+        x = x_P.detach().numpy()
+        arrays = x, x.view(np.int32), codes.numpy(), scale_bits(scales)
+        largest = in_chunks(
+            lambda first, last: self._kernels.encode_blocks(*arrays, first, last), scales.numel()
+        )
+        if max(largest, default=0) > _LARGEST_MAGNITUDE_BITS:
+            raise ValueError(NOT_FINITE)
+
+    def decode(
+        self, codes: torch.Tensor, scales: torch.Tensor, start: int, out: torch.Tensor
+    ) -> None:
+        """Write the values from `start` on into `out`."""
+        arrays, out_first = (
+            (codes.numpy(), scale_bits(scales), out.detach().numpy()),
+            start // BLOCK,
+        )
+        in_chunks(
+            lambda first, last: self._kernels.decode_blocks(
+                *arrays, out_first, out_first + first, out_first + last
+            ),
+            out.numel() // BLOCK,
+        )
+
+    def are_valid(self, codes: torch.Tensor, scales: torch.Tensor) -> bool:
+        """Whether the codes and scales are what `encode` can write."""
+        arrays = codes.numpy(), scale_bits(scales)
+        return all(
+            in_chunks(
+                lambda first, last: self._kernels.are_valid(*arrays, first, last), scales.numel()
+            )
+        )
+
+
+def scale_bits(scales: torch.Tensor) -> npt.NDArray[np.uint16]:
+    """The memory of bf16 scales as integers: numpy has no bf16."""
+    bits: npt.NDArray[np.uint16] = scales.view(torch.int16).numpy()
+    return bits.view(np.uint16)
+
+
+# --- the form, and the codec ----------------------------------------------------------------------
 
 _SCALE_BYTES: Final = 2
 
@@ -186,3 +272,115 @@ class BlockCodec:
             kernels = self._kernels()
             return CompiledLoops(kernels) if kernels else self._plain
         return self._plain
+
+
+# --- in torch's operations, tile by tile: on every device, what the others equal ------------------
+
+_CUDA_TILE: Final = 64 * TILE
+_LOW_HALF: Final = 0xFFFF
+
+
+class TiledLoops(ABC):
+    """Scales, and the walk over tiles. Holds scratch memory for one tile: use one per thread."""
+
+    def __init__(self, block_format: BlockFormat) -> None:
+        self._format = block_format
+        self._scratch: _Scratch | None = None
+
+    def encode(self, x_P: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> None:
+        """Write the codes of all blocks, and their scales. Raises ValueError if not finite."""
+        scratch = self._scratch_on(x_P.device)
+        for start in range(0, x_P.numel(), scratch.tile):
+            stop = min(start + scratch.tile, x_P.numel())
+            self._encode_tile(
+                x_P[start:stop].view(-1, BLOCK),
+                self._rows(codes, start, stop),
+                scales[start // BLOCK : stop // BLOCK],
+                scratch,
+            )
+
+    def decode(
+        self, codes: torch.Tensor, scales: torch.Tensor, start: int, out: torch.Tensor
+    ) -> None:
+        """Write the values from `start` on into `out`."""
+        stop, tile_values = start + out.numel(), _tile_on(out.device)
+        for at in range(start, stop, tile_values):
+            end = min(at + tile_values, stop)
+            tile = out[at - start : end - start].view(-1, BLOCK)
+            self._read_levels(self._rows(codes, at, end), tile)
+            tile.mul_(scales[at // BLOCK : end // BLOCK].to(torch.float32).unsqueeze(1))
+
+    def are_valid(self, codes: torch.Tensor, scales: torch.Tensor) -> bool:
+        """Whether the codes and scales are what `encode` can write."""
+        return self._scales_valid(scales) and all(
+            self._codes_valid(tile) for tile in codes.split(TILE) if tile.numel()
+        )
+
+    @abstractmethod
+    def _write_codes(
+        self, x: torch.Tensor, scale: torch.Tensor, work: torch.Tensor, codes: torch.Tensor
+    ) -> None:
+        """Write the codes of x [blocks, 128], given scales [blocks, 1] that are not 0.
+
+        Args:
+            work: scratch of the shape of `x`; holds its magnitudes.
+            codes: [blocks, bytes or elements of a block].
+        """
+
+    @abstractmethod
+    def _read_levels(self, codes: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the values of `codes` [blocks, ...] in scales into `out` [blocks, 128]."""
+
+    @abstractmethod
+    def _codes_valid(self, codes: torch.Tensor) -> bool:
+        """Whether `encode` can write each of these codes."""
+
+    def _rows(self, codes: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        width = self._format.code_bytes
+        return codes[start // BLOCK * width : stop // BLOCK * width].view(-1, width)
+
+    def _encode_tile(
+        self, x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, scratch: "_Scratch"
+    ) -> None:
+        blocks = x.shape[0]
+        work = scratch.tile_P[:blocks]
+        torch.abs(x, out=work)
+        absmax = torch.amax(work, dim=1)
+        if not bool((absmax <= LARGEST_MAGNITUDE).all()):
+            raise ValueError(NOT_FINITE)
+        scale = self._rounded_up(absmax.div_(scratch.divisors[:blocks]))
+        scales.copy_(scale)
+        self._write_codes(x, scale.masked_fill_(scale == 0, 1.0).unsqueeze(1), work, codes)
+
+    def _rounded_up(self, scale: torch.Tensor) -> torch.Tensor:
+        """`scale` (fp32, not negative) rounded up in place to bf16; too small ones become 0."""
+        scale.masked_fill_(scale < self._format.smallest_scale, 0.0)
+        scale.view(torch.int32).add_(_LOW_HALF).bitwise_and_(~_LOW_HALF)
+        return scale
+
+    def _scales_valid(self, scales: torch.Tensor) -> bool:
+        """Whether each scale is +0, or large and small enough."""
+        if not scales.numel():
+            return True
+        bits = scales.view(torch.int16)
+        smallest, largest = self._format.smallest_scale, self._format.largest_scale
+        within = (scales >= smallest) & (scales <= largest)
+        return bool((within | (bits == 0)).all())
+
+    def _scratch_on(self, device: torch.device) -> "_Scratch":
+        if self._scratch is None or self._scratch.tile_P.device != device:
+            self._scratch = _Scratch(device, self._format.largest_level)
+        return self._scratch
+
+
+class _Scratch:
+    """Memory for one tile of encoding, allocated once."""
+
+    def __init__(self, device: torch.device, largest_level: float) -> None:
+        self.tile = _tile_on(device)
+        self.tile_P = torch.empty(self.tile, dtype=torch.float32, device=device).view(-1, BLOCK)
+        self.divisors = torch.full((self.tile // BLOCK,), largest_level, device=device)
+
+
+def _tile_on(device: torch.device) -> int:
+    return _CUDA_TILE if device.type == "cuda" else TILE

@@ -21,7 +21,7 @@ from .blocks_kernels import (
     values_of,
 )
 from .compiled import helper, kernel
-from .int4_plain import INT4_FORMAT, LEVELS, MIDPOINTS
+from .int4 import INT4_FORMAT, LEVELS, MIDPOINTS
 
 _HALF: Final = BLOCK // 2
 _LEVELS: Final = np.array(LEVELS, np.float32)

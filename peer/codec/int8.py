@@ -9,18 +9,54 @@ A code of blocks (`peer.codec.blocks`). For a block with largest magnitude m:
 So |value - x| <= scale / 2, at most m / 127 (m / 252 but for the last bits). (fp16 scales would
 underflow below m = 7.6e-6; these do below m = 1.5e-36.)
 
-Three ways lead to the same bytes: torch's operations (`int8_plain`), which say what the code is;
+Three ways lead to the same bytes: torch's operations (`PlainLoops`), which say what the code is;
 compiled loops for long vectors in main memory (`int8_kernels`); Triton on CUDA (`int8_cuda`).
 
 A block is coded to itself again if its largest code is 127. Where rounding up left 126, the scale
 shrinks by one bf16 step on the second coding, and the values move by at most half the scale again.
 """
 
-from typing import ClassVar, cast
+from typing import ClassVar, Final, cast
 
-from .blocks import BlockCodec, BlockFormat, BlockLoops
+import torch
+
+from .base import BLOCK, LARGEST_MAGNITUDE
+from .blocks import BlockCodec, BlockFormat, BlockLoops, TiledLoops
 from .compiled import kernels_of
-from .int8_plain import INT8_FORMAT, PlainLoops
+
+# --- the int8 code in torch's operations ----------------------------------------------------------
+
+_LARGEST_CODE: Final = 127
+INT8_FORMAT: Final = BlockFormat(
+    code_bytes=BLOCK,
+    code_type=torch.int8,
+    largest_level=float(_LARGEST_CODE),
+    smallest_scale=2.0**-126,
+    largest_scale=LARGEST_MAGNITUDE / (_LARGEST_CODE - 1),
+)
+
+
+class PlainLoops(TiledLoops):
+    """int8 loops in torch's operations: a level is the code itself."""
+
+    def __init__(self) -> None:
+        super().__init__(INT8_FORMAT)
+
+    def _write_codes(
+        self, x: torch.Tensor, scale: torch.Tensor, work: torch.Tensor, codes: torch.Tensor
+    ) -> None:
+        torch.div(x, scale, out=work)
+        codes.copy_(work.round_())
+
+    def _read_levels(self, codes: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(codes)
+
+    def _codes_valid(self, codes: torch.Tensor) -> bool:
+        """Whether no code is -128, which `encode` never writes."""
+        return int(codes.min()) >= -_LARGEST_CODE
+
+
+# --- int8 -----------------------------------------------------------------------------------------
 
 
 class Int8Codec(BlockCodec):

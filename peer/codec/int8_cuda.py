@@ -1,8 +1,8 @@
 """The int8 code as Triton kernels, for CUDA: one pass over memory each.
 
 Triton comes with torch's CUDA build. Each program takes `BLOCKS_PER_PROGRAM` blocks. The operations
-are those of `int8_plain` in their order, each correctly rounded: `div_rn`, since Triton's `/` is
-only nearly so, and rounding to an integer by adding 1.5 * 2**23 (`int8_kernels`).
+are those of `int8.PlainLoops` in their order, each correctly rounded: `div_rn`, since Triton's `/`
+is only nearly so, and rounding to an integer by adding 1.5 * 2**23 (`int8_kernels`).
 
 Importing this file needs Triton; go through `peer.codec.compiled.kernels_of`.
 """
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from .base import BLOCK, LARGEST_MAGNITUDE, NOT_FINITE
-from .int8_plain import PlainLoops
+from .int8 import PlainLoops
 
 BLOCKS_PER_PROGRAM: Final = 16
 _LARGEST_MAGNITUDE_BITS: Final = int(torch.tensor(LARGEST_MAGNITUDE).view(torch.int32))

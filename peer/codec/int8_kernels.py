@@ -20,7 +20,7 @@ from .blocks_kernels import (
     values_of,
 )
 from .compiled import kernel
-from .int8_plain import INT8_FORMAT
+from .int8 import INT8_FORMAT
 
 _LARGEST_CODE: Final = np.float32(INT8_FORMAT.largest_level)
 _SMALLEST_SCALE: Final = np.float32(INT8_FORMAT.smallest_scale)

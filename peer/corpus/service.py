@@ -15,7 +15,7 @@ import numpy as np
 import trio
 
 from peer.network.conversation import Conversation
-from peer.network.readers import Readers
+from peer.network.handlers import Readers
 from peer.ports import Network, Stream, Work
 from protocol.corpus.at_once import AtOnce
 from protocol.limits import (
@@ -35,7 +35,7 @@ FIRST_REQUEST_S: Final = 15.0
 """A request is long under way where the reader gives pieces too, over a thin line."""
 REQUEST_S: Final = 30.0
 TURN_S: Final = 20.0
-"""Longest wait of a reader for its turn: it takes us for dead after ANSWER_S (asking.py)."""
+"""Longest wait of a reader for its turn: it takes us for dead after ANSWER_S (fetcher.py)."""
 LOOK_EVERY_S: Final = 1.0
 """A turn may come with time alone."""
 READERS: Final = Shares(MAX_PIECE_READERS, MAX_PIECE_READERS_PER_PEER, MAX_PIECE_READERS_PER_PREFIX)

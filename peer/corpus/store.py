@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.training.corpus import Corpus, KeptCorpus
+from peer.training.corpus.blocks import cut_piece, piece_path
 from peer.training.corpus.packed import replacing
-from peer.training.corpus.pieces import cut_piece, piece_path
 from protocol.corpus.manifest import CorpusManifest
 
 SUFFIX: Final = ".piece"

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 import trio
 
-from peer.network.admitted import AdmittedNetwork
-from peer.network.paced import PacedNetwork
 from peer.network.pacing import NO_LIMITS, BandwidthLimits, Pacing
+from peer.network.wrapped import AdmittedNetwork, PacedNetwork
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts

@@ -1,6 +1,6 @@
 """The other peers of the group, for gossip: what the view knows and the links tell.
 
-Implements `peer.averaging.gossip.company.Company`.
+Implements `peer.averaging.parts.Company`.
 """
 
 from collections.abc import Callable, Sequence

@@ -25,7 +25,7 @@ from peer.training.corpus import (
     prepare_corpus,
     remove_all_drafts,
 )
-from peer.training.tokenizer import BYTES, FileTokenizer, tokenizer_file, tokenizer_path
+from peer.training.corpus.tokenizer import BYTES, FileTokenizer, tokenizer_file, tokenizer_path
 from protocol.errors import InvalidRunSpec
 from protocol.run.run_spec import RunSpec
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Protocol
 
 from peer.training.child_process import SpareChild
+from peer.training.messages import TrainerSettings
 from peer.training.ports import Float32Vector, StartTrainer
 from peer.training.process import trainer_starter
-from peer.training.settings import TrainerSettings
 from peer.training.shared import SharedVector
 
 

@@ -17,12 +17,12 @@ from typing import Final
 import numpy as np
 import trio
 
-from peer.corpus.asking import Asker, asking
+from peer.corpus.fetcher import Asker, asking
 from peer.network.conversation import Conversation
 from peer.network.identity import load_or_create
 from peer.network.libp2p import open_libp2p_network
+from peer.network.reachability import is_relayed
 from peer.network.relay import reserve
-from peer.network.relayed import is_relayed
 from peer.ports import Address, Network, PeerId
 from peer.ports.real import RealEntropy
 from peer.state.admission_file import AdmissionFile

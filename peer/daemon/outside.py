@@ -8,8 +8,8 @@ from typing import Final
 
 import trio
 
-from peer.network.admitted import AdmittedNetwork
 from peer.network.relay import Relay, reserve
+from peer.network.wrapped import AdmittedNetwork
 from peer.ports import Network
 from protocol.membership.dial_back import Reach
 

@@ -22,9 +22,8 @@ from peer.observe.status import PeerState
 from peer.process.rejoin import JoinAgain, addresses_of
 from peer.rounds.loop import RoundLoop
 from peer.rounds.shares import DataShares
-from peer.stages.balance import keep_balance
 from peer.stages.build import stage_exchange
-from peer.stages.company import StageCompany
+from peer.stages.company import StageCompany, keep_balance
 from peer.stages.exchange import StageExchange, Surroundings
 from peer.state.held_part import HeldPart
 from peer.state.kept_proofs import KeptProofs

@@ -19,10 +19,10 @@ from peer.state.fetching import BlobSource
 from peer.state.held_part import PartShape
 from peer.training.child_process import SpareChild
 from peer.training.corpus import PreparedCorpus
+from peer.training.corpus.tokenizer import tokenizer_path
+from peer.training.messages import TrainerSettings
 from peer.training.ports import Float32Vector, TrainerDied
 from peer.training.process import CreatedModel, create_model
-from peer.training.settings import TrainerSettings
-from peer.training.tokenizer import tokenizer_path
 from protocol.errors import InvalidRunSpec
 from protocol.membership.group import WHOLE_MODEL
 from protocol.run.run_spec import FrozenSection, RunSpec

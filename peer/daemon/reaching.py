@@ -17,8 +17,7 @@ import blake3
 import trio
 
 from peer.network.conversation import Conversation
-from peer.network.reachability import is_loopback
-from peer.network.relayed import is_relayed
+from peer.network.reachability import is_loopback, is_relayed
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts

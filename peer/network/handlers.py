@@ -9,12 +9,14 @@ once for each peer and kind; in a simulation it is not hidden.
 """
 
 import traceback
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from types import MappingProxyType
 from typing import Final
 
 import trio
 
-from peer.ports import Address, PeerId, Stream, StreamHandler
+from peer.ports import Address, NetworkStatistics, PeerId, Stream, StreamHandler
 from peer.process.exception_groups import leaves
 from protocol.errors import LocalProtocolError, LocoError
 from protocol.limits import (
@@ -23,6 +25,79 @@ from protocol.limits import (
     MAX_INBOUND_STREAMS_PER_PREFIX,
 )
 from protocol.membership.budget import Budget, Shares
+from protocol.outcomes import RefusalReason
+
+from .conversation import Conversation
+
+# --- the places of those that read from us, shared out by peer and network (budget.py) ------------
+
+
+class Readers:
+    """See the top of the file."""
+
+    def __init__(self, shares: Shares) -> None:
+        self._places = Budget(shares)
+
+    @property
+    def taken(self) -> int:
+        """Places that are held."""
+        return self._places.taken
+
+    async def serve(
+        self, stream: Stream, answer: Callable[[Conversation], Awaitable[None]]
+    ) -> None:
+        """Have a stream answered in a place of its own, or refuse it."""
+        talk, peer_id, address = Conversation(stream), stream.remote_peer_id, stream.remote_address
+        if not self._places.has_room(peer_id, address):
+            sentence = f"I serve {self.taken} readers already; ask another, or later"
+            await talk.refuse(RefusalReason.TOO_MANY, sentence)
+            return
+        self._places.take(peer_id, address)
+        try:
+            await answer(talk)
+        finally:
+            self._places.give_back(peer_id, address)
+
+
+# --- what a network keeps count of: bytes by protocol id, and the streams that are open -----------
+
+MAX_PROTOCOLS: Final = 64
+"""Protocol ids counted one by one; what comes after that is counted together."""
+_OTHERS: Final = "other"
+
+
+class Traffic:
+    """Counters of one network. Protocol ids come from our own code, never from peers."""
+
+    def __init__(self) -> None:
+        self._sent_bytes: Counter[str] = Counter()
+        self._received_bytes: Counter[str] = Counter()
+        self.open_streams = 0
+
+    def count_sent(self, protocol: str, num_bytes: int) -> None:
+        """Count bytes that were handed to a stream."""
+        self._sent_bytes[self._name(protocol)] += num_bytes
+
+    def count_received(self, protocol: str, num_bytes: int) -> None:
+        """Count bytes that were taken from a stream."""
+        self._received_bytes[self._name(protocol)] += num_bytes
+
+    def _name(self, protocol: str) -> str:
+        known = protocol in self._sent_bytes or protocol in self._received_bytes
+        if known or len(self._sent_bytes) + len(self._received_bytes) < MAX_PROTOCOLS:
+            return protocol
+        return _OTHERS
+
+    def statistics(self) -> NetworkStatistics:
+        """Counts so far."""
+        return NetworkStatistics(
+            sent_bytes=MappingProxyType(dict(self._sent_bytes)),
+            received_bytes=MappingProxyType(dict(self._received_bytes)),
+            open_streams=self.open_streams,
+        )
+
+
+# --- handlers -------------------------------------------------------------------------------------
 
 INBOUND_STREAMS: Final = Shares(
     MAX_INBOUND_STREAMS, MAX_INBOUND_STREAMS_PER_PEER, MAX_INBOUND_STREAMS_PER_PREFIX

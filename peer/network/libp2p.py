@@ -12,6 +12,7 @@
 `wait_restarted` and attaches again. The control socket's path never changes.
 """
 
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -25,25 +26,78 @@ from peer.process.exception_groups import leaves
 from protocol.address import multiaddr
 from protocol.address.peer_id import peer_id_from_bytes, peer_id_to_bytes
 from protocol.errors import LocoError, StreamLost
-from protocol.limits import MAX_ADDRESSES_PER_PEER
+from protocol.limits import MAX_ADDRESSES_PER_PEER, MAX_MEMBERS
 
-from .address_book import AddressBook, is_quic
 from .dial_errors import dial_sentence, unresolved_sentence
-from .handlers import Handlers, TellBug, print_bug
+from .handlers import Handlers, TellBug, Traffic, print_bug
 from .libp2p_stream import Libp2pStream
-from .p2pd_client import (
-    P2pdClient,
-    attach,
-    connect_past_backoff,
-    receive_stream_info,
-    size_buffers,
+from .p2pd_client import P2pdClient, attach, connect_past_backoff, receive_stream_info, size_buffers
+from .p2pd_process import (
+    ListenPorts,
+    P2pdConfig,
+    P2pdFailed,
+    P2pdProcess,
+    listen_at,
+    run_p2pd,
+    runtime_directory,
+    socket_paths,
+    wait_until_unused,
 )
-from .p2pd_process import ListenPorts, P2pdConfig, P2pdFailed, P2pdProcess, run_p2pd
-from .reachability import given_first, is_usable, local_form, text_of
-from .relayed import num_relayed
-from .sockets import listen_at, runtime_directory, socket_paths, wait_until_unused
+from .reachability import given_first, is_usable, local_form, num_relayed, text_of
 from .tls_probe import read_peer_id
-from .traffic import Traffic
+
+# --- known addresses of peers, and which of them p2pd was told since it last started -------------
+
+
+class AddressBook:
+    """Binary addresses by peer, the oldest entries give way.
+
+    Args:
+        quic: whether to dial over QUIC where a peer offers it.
+
+    Attributes:
+        dialled: peers that this p2pd has been connected to.
+    """
+
+    def __init__(self, *, quic: bool) -> None:
+        self._quic = quic
+        self._addresses: OrderedDict[PeerId, tuple[bytes, ...]] = OrderedDict()
+        self.dialled: set[PeerId] = set()
+
+    def __contains__(self, peer_id: PeerId) -> bool:
+        return peer_id in self._addresses
+
+    def of(self, peer_id: PeerId) -> tuple[bytes, ...]:
+        """The addresses of a peer; none where we were told none."""
+        return self._addresses.get(peer_id, ())
+
+    def remember(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
+        """Take in the addresses of a peer, in place of those that were known.
+
+        Raises:
+            StreamLost: one of them is another peer's.
+        """
+        usable = []
+        for address in addresses[:MAX_ADDRESSES_PER_PEER]:
+            bare, named = multiaddr.split_peer_id(address)
+            if named not in (None, peer_id):
+                raise StreamLost(f"dial: {address} is another peer's address, not {peer_id}'s")
+            if self._quic or not is_quic(bare):
+                usable.append(multiaddr.to_bytes(bare))
+        if usable:
+            self._addresses[peer_id] = tuple(usable)
+            self._addresses.move_to_end(peer_id)
+        while len(self._addresses) > MAX_MEMBERS:
+            forgotten, _ = self._addresses.popitem(last=False)
+            self.dialled.discard(forgotten)
+
+
+def is_quic(address: Address) -> bool:
+    """Whether an address is dialled over QUIC."""
+    return "/quic-v1" in address
+
+
+# --- libp2p ---------------------------------------------------------------------------------------
 
 RESTART_MIN_S: Final = 0.1
 RESTART_MAX_S: Final = 30.0

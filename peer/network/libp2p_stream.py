@@ -21,7 +21,7 @@ import trio
 from peer.ports import Address, OnBytes, PeerId
 from protocol.errors import StreamLost
 
-from .traffic import Traffic
+from .handlers import Traffic
 
 WRITE_BYTES: Final = 256 * 1024
 """Most bytes handed to the kernel at once: large enough for full speed, small enough to count as

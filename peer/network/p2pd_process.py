@@ -15,30 +15,136 @@ Rules of the house:
   would start without complaint and steal half of the first one's connections. `ListenPorts`
   therefore binds each port first, without that flag, and keeps it bound (not listening) for as long
   as the network lives, so that a restarted p2pd finds the same ports free.
+
+The addresses at which this machine itself can be reached: those of its network interfaces.
+
+p2pd would tell others the address that a router gave us as well, as soon as enough of them have
+seen it. It must not: nobody can dial that address unless a port is forwarded (which reaching.py
+finds out), and a failed dial to it leaves a state in both routers that spoils the punching of a
+hole for two minutes. So p2pd is told what to announce, and this is it.
+
+Bridges that containers and virtual machines hang on are left out: nobody outside this machine can
+dial them, and elsewhere the same address is another machine's own bridge. One through which the
+default route goes is this machine's way out, and stays. The address of that route comes first.
+
+Where the unix sockets between the daemon and its p2pd lie, and whether they are in use.
+
+A unix socket's path has at most 107 bytes, so they cannot stand in the home: they lie in the
+runtime directory, named by a hash of the identity file's path, the same for every start.
 """
 
 import errno
+import hashlib
 import importlib.util
+import ipaddress
 import os
+import re
 import signal
 import socket
 import subprocess
+import tempfile
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+import psutil
 import trio
 
 from peer.ports import Address
 from protocol.address import multiaddr
+from protocol.address.multiaddr import join_parts, parse
 from protocol.errors import LocoError
 
-from .interfaces import own_addresses
 from .reachability import local_form
+
+# --- interfaces -----------------------------------------------------------------------------------
+
+_FAMILIES: Final = {"ip4": socket.AF_INET, "ip6": socket.AF_INET6}
+_ELSEWHERE: Final = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+"""Addresses for documentation: nobody has them, so the default route leads there."""
+_INTERFACES: Final = Path("/sys/class/net")
+_BRIDGE_NAMES: Final = re.compile(
+    r"(docker|podman|cni|virbr|lxcbr|lxdbr|vmnet|flannel|nerdctl|bridge)\d|(br-|veth|cali|cilium_)"
+)
+"""Names that makers of bridges give, to what stands beside a bridge too."""
+
+
+def own_addresses(listen: Sequence[Address]) -> list[Address]:
+    """Each address listened on, those of all interfaces in place of an unspecified one."""
+    return [address for one in listen for address in _specified(one)]
+
+
+def _specified(address: Address) -> list[Address]:
+    (kind, host), *rest = parse(address)
+    if not ipaddress.ip_address(host).is_unspecified:
+        return [address]
+    hosts = reachable_hosts(_interface_addresses(_FAMILIES[kind]), _way_out(_FAMILIES[kind]))
+    return [join_parts([(kind, own), *rest]) for own in hosts]
+
+
+@dataclass(frozen=True, slots=True)
+class InterfaceAddress:
+    """An address of an interface that is up.
+
+    Attributes:
+        is_bridge: whether the interface joins others inside this machine.
+    """
+
+    interface: str
+    host: str
+    is_bridge: bool = False
+
+
+def reachable_hosts(addresses: Iterable[InterfaceAddress], way_out: str | None) -> list[str]:
+    """The addresses at which others may reach this machine, that of the default route first.
+
+    Args:
+        way_out: that of the default route; None where there is no such route.
+    """
+    named = [each for each in addresses if not _is_local(each.host)]
+    leading = {each.interface for each in named if each.host == way_out}
+    usable = [each for each in named if not each.is_bridge or each.interface in leading]
+    usable.sort(key=lambda each: (each.host != way_out, each.interface not in leading))
+    return [each.host for each in usable]
+
+
+def _interface_addresses(family: socket.AddressFamily) -> list[InterfaceAddress]:
+    """The addresses of all interfaces that are up, by name."""
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    return [
+        InterfaceAddress(name, each.address, is_bridge(name))
+        for name, addresses in sorted(psutil.net_if_addrs().items())
+        for each in addresses
+        if name in up and each.family == family
+    ]
+
+
+def is_bridge(interface: str, folder: Path = _INTERFACES) -> bool:
+    """Whether an interface joins others inside this machine, as its kind or its name says."""
+    return (folder / interface / "bridge").is_dir() or bool(_BRIDGE_NAMES.match(interface))
+
+
+def _way_out(family: socket.AddressFamily) -> str | None:
+    """Our address on the default route. Nothing is sent: the kernel looks the route up."""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((_ELSEWHERE[family], 9))
+        except OSError:
+            return None
+        host: str = probe.getsockname()[0]
+        return host
+
+
+def _is_local(host: str) -> bool:
+    ip = ipaddress.ip_address(host.partition("%")[0])
+    return ip.is_loopback or ip.is_link_local
+
+
+# --- p2pd process ---------------------------------------------------------------------------------
 
 START_TIMEOUT_S: Final = 20.0
 IDLE_TIMEOUT_S: Final = 15
@@ -316,3 +422,75 @@ async def _stop(process: trio.Process) -> None:
         await process.wait()
     if process.stdout is not None:
         await process.stdout.aclose()
+
+
+# --- sockets --------------------------------------------------------------------------------------
+
+OLD_P2PD_EXIT_S: Final = 5.0
+"""How long a p2pd whose daemon was killed gets to notice."""
+LOOK_AGAIN_S: Final = 0.1
+LISTEN_BACKLOG: Final = 128
+
+
+def runtime_directory() -> Path:
+    """Where this user's sockets live.
+
+    `$XDG_RUNTIME_DIR/loco-peer`, else a private folder in the temporary directory.
+
+    Raises:
+        P2pdFailed: the folder belongs to somebody else.
+    """
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    usable = base and Path(base).is_dir() and os.access(base, os.W_OK)
+    folder = (
+        Path(base, "loco-peer")
+        if base and usable
+        else Path(tempfile.gettempdir(), f"loco-peer-{os.getuid()}")
+    )
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise P2pdFailed(
+            f"{folder} must belong to you alone: run 'chmod 700 {folder}', or set XDG_RUNTIME_DIR"
+        )
+    return folder
+
+
+def socket_paths(identity_path: Path, runtime_dir: Path) -> tuple[Path, Path]:
+    """The paths of control socket and listener, the same for every start with this identity."""
+    name = hashlib.blake2b(os.fsencode(identity_path.resolve()), digest_size=8).hexdigest()
+    return runtime_dir / f"{name}.p2pd", runtime_dir / f"{name}.in"
+
+
+async def wait_until_unused(control_path: Path) -> None:
+    """Wait until no p2pd answers at the control socket.
+
+    A p2pd whose daemon was killed goes by itself; one that stays belongs to a daemon that lives.
+
+    Raises:
+        P2pdFailed: one stays.
+    """
+    with trio.move_on_after(OLD_P2PD_EXIT_S):
+        while True:
+            try:
+                await (await trio.open_unix_socket(str(control_path))).aclose()
+            except OSError:
+                return
+            await trio.sleep(LOOK_AGAIN_S)
+    raise P2pdFailed(
+        f"another daemon uses this identity (its p2pd answers on {control_path}): stop it first"
+    )
+
+
+@asynccontextmanager
+async def listen_at(path: Path) -> AsyncIterator[trio.SocketListener]:
+    """A listener on a unix socket at `path`, which is removed afterwards."""
+    path.unlink(missing_ok=True)
+    listener = trio.socket.socket(trio.socket.AF_UNIX)
+    try:
+        await listener.bind(str(path))
+        listener.listen(LISTEN_BACKLOG)
+        yield trio.SocketListener(listener)
+    finally:
+        listener.close()
+        path.unlink(missing_ok=True)

@@ -13,6 +13,10 @@ from protocol.address.multiaddr import (
     split_peer_id,
 )
 
+from .p2pd_messages import PeerAddresses
+
+# --- reachability ---------------------------------------------------------------------------------
+
 
 class Scope(StrEnum):
     """From where an address can be dialled."""
@@ -130,3 +134,22 @@ def text_of(address: bytes) -> Address:
 def local_form(address: Address) -> Address:
     """The address under which this machine itself reaches a listening address."""
     return address.replace("/ip4/0.0.0.0/", "/ip4/127.0.0.1/").replace("/ip6/::/", "/ip6/::1/")
+
+
+# --- peers that are reached through another one: how an address shows it, and how many there are --
+
+CIRCUIT = "/p2p-circuit"
+
+
+def is_relayed(address: Address) -> bool:
+    """Whether an address leads through another peer."""
+    return CIRCUIT in address
+
+
+def num_relayed(connections: Iterable[PeerAddresses]) -> int:
+    """How many of the peers that p2pd is connected to have no direct connection."""
+    direct: dict[bytes, bool] = {}
+    for connection in connections:
+        relayed = all(is_relayed(address) for address in understood(connection.addresses))
+        direct[connection.peer] = direct.get(connection.peer, False) or not relayed
+    return sum(not each for each in direct.values())

@@ -23,6 +23,7 @@ import trio
 
 from peer.ports import Network, PeerId, Stream
 from protocol.address.peer_id import peer_id_from_bytes, peer_id_to_bytes
+from protocol.address.varint import decode_uvarint
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import (
     CIRCUIT_BYTES,
@@ -34,6 +35,7 @@ from protocol.limits import (
 
 from .circuit_messages import (
     HOP,
+    MAX_CIRCUIT_MESSAGE_BYTES,
     STOP,
     CircuitStatus,
     HopKind,
@@ -44,9 +46,38 @@ from .circuit_messages import (
     reserve_request,
     stop_request,
 )
-from .delimited import receive_delimited
 from .pacing import Bucket
-from .relayed import is_relayed
+from .reachability import is_relayed
+
+# --- one message with its length before it, as libp2p's own protocols write them, from a stream ---
+
+
+async def receive_delimited(stream: Stream, max_bytes: int = MAX_CIRCUIT_MESSAGE_BYTES) -> bytes:
+    """The next message, and not one byte of what follows it.
+
+    Raises:
+        RemoteProtocolError: it is longer than allowed.
+        StreamLost
+    """
+    prefix = b""
+    while not prefix or prefix[-1] & 0x80:
+        prefix += await _exactly(stream, 1)
+        if len(prefix) > 3:
+            raise RemoteProtocolError("the length of a message does not end")
+    length, _ = decode_uvarint(prefix)
+    if length > max_bytes:
+        raise RemoteProtocolError(f"a message of {length} bytes; at most {max_bytes}")
+    return await _exactly(stream, length)
+
+
+async def _exactly(stream: Stream, num_bytes: int) -> bytes:
+    data = bytearray(num_bytes)
+    if num_bytes:
+        await stream.receive_into(memoryview(data))
+    return bytes(data)
+
+
+# --- relay ----------------------------------------------------------------------------------------
 
 RESERVATION_S: Final = 1800.0
 ASK_S: Final = 10.0

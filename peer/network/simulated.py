@@ -30,10 +30,8 @@ from protocol.address import multiaddr
 from protocol.address.peer_id import peer_id_to_bytes
 from protocol.errors import StreamLost
 
-from .handlers import Handlers
-from .simulated_link import LinkModel, SimulatedLink
-from .simulated_stream import SimulatedStream, open_pair
-from .traffic import Traffic
+from .handlers import Handlers, Traffic
+from .simulated_stream import LinkModel, SimulatedLink, SimulatedStream, open_pair
 
 DIAL_TIMEOUT_S: Final = 15.0
 MAX_PEERS: Final = 1 << 16

@@ -31,6 +31,8 @@ from peer.training.messages import (
     Evaluated,
     Failed,
     Kept,
+    PiecesHere,
+    PiecesMissing,
     Progress,
     Ready,
     RoundClosed,
@@ -38,7 +40,6 @@ from peer.training.messages import (
     TrainerEvent,
     TrainRound,
 )
-from peer.training.piece_messages import PiecesHere, PiecesMissing
 from peer.training.ports import Trainer, TrainerDied
 from protocol.errors import LocoError
 from protocol.membership.heeded import heeded

@@ -30,7 +30,7 @@ from peer.daemon.links import SILENCE_S
 from peer.network.identity import SEED_BYTES, Identity
 from peer.network.simulated import SimulatedInternet
 from peer.network.simulated_directory import SimulatedDhtWorld
-from peer.network.simulated_link import LinkModel
+from peer.network.simulated_stream import LinkModel
 from peer.observe.status import PeerState
 from peer.ports import PeerId
 from peer.ports.simulated import SimulatedEntropy

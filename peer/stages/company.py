@@ -1,15 +1,26 @@
 """The peers of a pipeline: who holds which stage, and trains.
 
 Views are of one group; a pipeline needs all stages' at once, and the roster knows them.
+
+`keep_balance` sees to it that no stage is short of peers while ours has too many. A peer that
+should hold another stage begins anew: its process joins again, and goes over to that one, for its
+checkpoints are of the one it leaves (peer/process/rejoin.py).
 """
+
+from typing import Final
 
 import trio
 
+from peer.observe.facts import Facts
 from peer.observe.status import PeerState
+from peer.process.rejoin import JoinAgain, addresses_of
 from protocol.membership.group import Group
 from protocol.membership.view import Member, Roster, View, relayed_last
 from protocol.microbatch.paths import Relays
+from protocol.run.assignment import Balance
 from protocol.run.stages import DATA_STAGE, part_of_stage
+
+# --- company --------------------------------------------------------------------------------------
 
 
 class StageCompany:
@@ -70,3 +81,35 @@ class StageCompany:
     def _training(self, stage: int) -> tuple[str, ...]:
         members = self._views[stage].members_training(trio.current_time())
         return tuple(member.peer_id for member in relayed_last(members))
+
+
+# --- balance --------------------------------------------------------------------------------------
+
+LOOK_EVERY_S: Final = 1.0
+
+
+async def keep_balance(stage: int, company: StageCompany, facts: Facts, visited: int) -> None:
+    """Watch until cancelled.
+
+    Args:
+        stage: ours.
+        visited: stages of a path.
+
+    Raises:
+        JoinAgain: another stage needs us more.
+    """
+    balance = Balance(facts.peer_id, visited)
+    while True:
+        await trio.sleep(LOOK_EVERY_S)
+        if facts.state is not PeerState.TRAINING:
+            continue
+        holders = [list(others) for others in company.holders()]
+        holders[stage].append(facts.peer_id)
+        move = balance.due_move(holders, trio.current_time())
+        if move is not None:
+            raise JoinAgain(
+                addresses_of(company.others()),
+                f"stage {move.target} needs a peer more than stage {move.source}, which has"
+                f" {len(holders[move.source])}",
+                move.target,
+            )

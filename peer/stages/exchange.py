@@ -5,12 +5,12 @@
               v                              v  |                      |
                     StageCore (protocol/microbatch): decides what happens
 
-What belongs to one life of the trainer is its `Line` (line.py).
+What belongs to one life of the trainer is its `Line` (arrivals.py).
 """
 
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -19,12 +19,14 @@ import trio
 
 from peer.network.conversation import Conversation
 from peer.network.pacing import Pacing
+from peer.observe.event_names import EventName
 from peer.observe.events import Events
 from peer.observe.facts import Facts
+from peer.observe.status import PeerState
 from peer.ports import Network, PeerId, Stream, Work
 from peer.process.bell import Bell
 from peer.rounds.way import TrainerLine
-from peer.training.stages.sizes import RING_PER_SLOT
+from peer.training.stages.ring import RING_PER_SLOT
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.membership.group import other_group_sentence
 from protocol.membership.records import Sign
@@ -50,17 +52,73 @@ from protocol.run.stages import DATA_STAGE
 from protocol.wire.messages import GetLinks, GetSnapshot, Halt, Kept, Lost, Offer, Refusal
 from protocol.wire.versions import STAGE
 
-from .arrivals import Arrivals, Kind, Unusual
+from .arrivals import Arrivals, Kind, Line, Unusual
 from .company import StageCompany
-from .kept_streams import SERVED_IDLE_S
-from .left_out import LeftOut
-from .line import Line
 from .messenger import Messenger
 from .notices import NOTICES, Notice, note, origin_of, stage_said
-from .other_plans import OtherPlans
 from .stopwatch import Stopwatch
 from .survey import Survey
-from .transfers import ANSWER_S, Outgoing, Transfers, trip_of
+from .transfers import ANSWER_S, SERVED_IDLE_S, Outgoing, Transfers, trip_of
+
+# --- the stages that a run trains without, since nobody holds them any more -----------------------
+
+
+class LeftOut:
+    """Watches the core of a data peer."""
+
+    def __init__(self, facts: Facts, events: Events) -> None:
+        self._facts = facts
+        self._events = events
+        self._since_s: dict[int, float] = {}
+
+    def look(self, core: DataPeerCore) -> None:
+        """Say what has changed."""
+        now_s = trio.current_time()
+        for stage in core.left_out:
+            if stage not in self._since_s:
+                self._since_s[stage] = now_s
+                self._events.emit(EventName.STAGE_LEFT_OUT, stage=stage, step=self._facts.step)
+        for stage in self._since_s.keys() - set(core.left_out):
+            seconds = round(now_s - self._since_s.pop(stage), 1)
+            step = self._facts.step
+            self._events.emit(EventName.STAGE_TAKEN_IN, stage=stage, step=step, seconds=seconds)
+        if self._facts.state is PeerState.TRAINING:
+            self._facts.now_doing(_doing(core))
+
+
+def _doing(core: DataPeerCore) -> str:
+    """What a data peer does, in a sentence."""
+    missing = core.missing_stages
+    if not missing:
+        return "training"
+    stages = " and ".join(str(stage) for stage in missing)
+    if set(missing) <= set(core.left_out):
+        return f"training without stage {stages}, which nobody holds"
+    return f"waiting for a peer that holds stage {stages}"
+
+
+# --- what comes by another plan than the others' microbatches of late, at a relay -----------------
+
+
+class OtherPlans:
+    """See the top of the file."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._newest_of: dict[PeerId, str] = {}
+
+    def look(self, trip: Trip, data_peers: Collection[PeerId]) -> None:
+        """A microbatch comes, while these data peers are there."""
+        for gone in self._newest_of.keys() - set(data_peers):
+            del self._newest_of[gone]
+        if trip.plan is not None:
+            self._newest_of[trip.microbatch.origin] = trip.plan
+            self._facts.pipeline.other_plans += any(
+                plan != trip.plan for plan in self._newest_of.values()
+            )
+
+
+# --- exchange -------------------------------------------------------------------------------------
 
 TICK_S: Final = 0.5
 MAX_ENDED: Final = 256

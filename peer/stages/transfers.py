@@ -14,10 +14,14 @@ Rules
      share a line would both be there as late as the second. p2pd takes more than the line carries,
      so the next one waits for most of the time that the line was measured to need, or until the
      receiver has the one before.
-  3. Streams are used again (kept_streams.py).
+  3. Streams are used again (`KeptStreams`), one for each move that is under way.
   4. A boundary is written at the pace of the line. All streams to a peer share one connection, and
      what waits in its buffers holds up yamux's window updates for what comes the other way: two
      boundaries that met took three times as long.
+
+A fresh stream begins with a small window (yamux: 256 KiB), and needs some round trips until it
+fills a long line; that was most of a boundary's time. So a stream on which a move has ended well is
+kept, so many to one peer as moves were under way at once.
 """
 
 import contextlib
@@ -34,10 +38,56 @@ from peer.ports import Network, PeerId
 from protocol.errors import LocoError, Refused, RemoteProtocolError
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.wire.messages import Boundary, Credit, Halted, Kept, Noted, Offer
+from protocol.wire.versions import STAGE
 
-from .kept_streams import KeptStreams
 from .notices import Notice
 from .stopwatch import Stopwatch
+
+# --- kept streams ---------------------------------------------------------------------------------
+
+SERVED_IDLE_S: Final = 120.0
+"""How long the side that serves waits for the next message on a stream."""
+KEPT_IDLE_S: Final = 60.0
+"""A stream that was idle for longer is not used again: the other side may just be ending it."""
+MAX_KEPT: Final = 8
+"""Idle streams to one peer."""
+
+
+class KeptStreams:
+    """See the top of the file."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._idle: defaultdict[PeerId, list[tuple[float, Conversation]]] = defaultdict(list)
+
+    async def take(self, peer_id: PeerId) -> Conversation:
+        """A stream to this peer, the newest of those that are kept, or a fresh one.
+
+        Raises:
+            LocoError: none is kept, and none can be opened.
+        """
+        now_s, idle = trio.current_time(), self._idle[peer_id]
+        while idle:
+            since_s, talk = idle.pop()
+            if now_s - since_s < KEPT_IDLE_S:
+                return talk
+            await talk.aclose()
+        return Conversation(await self._network.open_stream(peer_id, STAGE))
+
+    async def forget(self, peer_id: PeerId) -> None:
+        """Close all that is kept to this peer: one has failed, as all do when it starts again."""
+        for _, talk in self._idle.pop(peer_id, []):
+            await talk.aclose()
+
+    async def keep(self, talk: Conversation) -> None:
+        """Use it again: what it was used for has ended well."""
+        idle = self._idle[talk.remote_peer_id]
+        idle.append((trio.current_time(), talk))
+        if len(idle) > MAX_KEPT:
+            await idle.pop(0)[1].aclose()
+
+
+# --- transfers ------------------------------------------------------------------------------------
 
 A = TypeVar("A", Noted, Halted)
 ANSWER_S: Final = 10.0

@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from peer.ports.umask import USUAL_FILE
+from peer.training.corpus.tokenizer import BYTES, ByteTokenizer, FileTokenizer, Tokenizer
 from peer.training.model import model_config, model_shapes
-from peer.training.tokenizer import BYTES, ByteTokenizer, FileTokenizer, Tokenizer
 from protocol.run.layout import Layout, LayoutEntry
 from protocol.run.run_spec import RunSpec
 

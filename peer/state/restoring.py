@@ -17,11 +17,11 @@ from typing import Any, Final
 
 from peer.ports.umask import PRIVATE_FILE
 from peer.training.corpus import Corpus, adopt_held_out, adopt_manifest
+from peer.training.corpus.blocks import cut_piece, piece_path
 from peer.training.corpus.folder import HELD_OUT, MANIFEST, PACKED, corpus_folder, kept_corpus
 from peer.training.corpus.packed import InvalidCorpus, replacing
-from peer.training.corpus.pieces import cut_piece, piece_path
+from peer.training.corpus.tokenizer import BYTES, FileTokenizer, tokenizer_path
 from peer.training.tensor_file import FileUnusable
-from peer.training.tokenizer import BYTES, FileTokenizer, tokenizer_path
 from protocol.errors import LocoError
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec

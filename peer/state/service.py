@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from peer.network.conversation import Conversation
-from peer.network.readers import Readers
+from peer.network.handlers import Readers
 from peer.ports import Network, Stream, Work
 from protocol.limits import (
     MAX_BLOB_BYTES,

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from peer.training.corpus import kept_corpus
 from peer.training.corpus.folder import HELD_OUT, MANIFEST, PACKED
-from peer.training.tokenizer import tokenizer_path
+from peer.training.corpus.tokenizer import tokenizer_path
 from protocol.errors import LocoError
 
 from .admission_file import AdmissionFile

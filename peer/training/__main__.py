@@ -8,7 +8,7 @@ import sys
 
 from peer.process.imports import large_imports
 
-from .channel import SocketChannel
+from .pipe import SocketChannel
 
 
 def main() -> int:

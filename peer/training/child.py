@@ -20,16 +20,14 @@ from protocol.run.needs import sequence_bytes
 from protocol.run.run_spec import RunSpec
 
 from . import calibrate
-from .channel import SocketChannel
 from .corpus import Corpus, PieceCorpus, open_corpus
 from .device import choose_device, choose_precision, is_of_device, is_out_of_memory
 from .errors import Interrupted, NonFinite
 from .loop import Channel, InnerLoop, TrainerParts
-from .messages import Failed, Ready
+from .messages import Failed, Ready, TrainerSettings
 from .model import FlatModel, empty_module, initial_module, model_config, model_shapes
 from .optimizer import inner_optimizer
-from .pipe import ModelCreated, PipeError
-from .settings import TrainerSettings
+from .pipe import ModelCreated, PipeError, SocketChannel
 from .shared import CodeRegions
 from .stages.build import StageMemory, build_stage
 from .stages.desk import StageChannel

@@ -21,8 +21,8 @@ from typing import IO, Final, Self
 import trio
 
 from . import pipe
+from .messages import TrainerSettings
 from .ports import TrainerDied
-from .settings import TrainerSettings
 
 PROGRAM: Final = "peer.training"
 """What a child runs."""

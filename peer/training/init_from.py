@@ -15,8 +15,14 @@ from typing import Any, Final
 from protocol.errors import InvalidRunSpec
 from protocol.run.run_spec import RunSpec
 
-from .hub import model_file
-from .tokenizer import BYTES, TOKENIZER_FILE, ByteTokenizer, FileTokenizer, tokenizer_file
+from .corpus.tokenizer import (
+    BYTES,
+    TOKENIZER_FILE,
+    ByteTokenizer,
+    FileTokenizer,
+    model_file,
+    tokenizer_file,
+)
 
 FAMILY: Final = "llama"
 HIGHEST_USUAL_RATE: Final = 1e-4

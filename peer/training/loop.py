@@ -32,13 +32,14 @@ from .messages import (
     Keep,
     Load,
     Merge,
+    PiecesHere,
+    PiecesMissing,
     Stop,
     TrainerCommand,
     TrainerEvent,
 )
 from .model import FlatModel
 from .optimizer import FlatOptimizer
-from .piece_messages import PiecesHere, PiecesMissing
 from .round_machine import Action, RoundMachine, Settle, TrainStep, Wait
 from .snapshot import Snapshots
 from .step import StepResult

@@ -54,14 +54,78 @@ Rules of fragments that all average:
        no `Yielded`. While a `Merge` is held, `Yielded` follows `FragmentMerged`.
     5. A round closes when it is due, whatever is in flight; what falls due at its end is sent
        before. A round of no steps sends every fragment whose next send lies in it: the last word.
+
+Of pieces of the corpus that are not here yet:
+
+    daemon                              trainer
+                                        PiecesMissing(pieces)     training stands still
+    PiecesHere                          it goes on
+
+The first frame down the socket is `TrainerSettings`: what a trainer process is told at its birth.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
 from protocol.microbatch.trainer_messages import StageCommand, StageEvent
+from protocol.run.run_spec import RunSpec, parse_bytes
 
-from .piece_messages import PiecesHere, PiecesMissing
+# --- pieces of the corpus -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PiecesHere:
+    """All pieces of the corpus that the trainer said it misses are here."""
+
+
+@dataclass(frozen=True, slots=True)
+class PiecesMissing:
+    """These pieces of the corpus are needed for the next step, and are not here.
+
+    Nothing is trained before `PiecesHere`; other commands are obeyed meanwhile.
+    """
+
+    pieces: tuple[int, ...]
+
+
+# --- what a trainer process is told at its birth --------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSettings:
+    """Everything the child needs besides the descriptors it inherits.
+
+    Attributes:
+        spec: the run spec's canonical bytes.
+        peer_id: ourselves in the members of a round.
+        corpus_path: folder of the corpus (`peer.training.corpus`), or a file of its tokens; empty
+        for the children that need no data.
+        vocabulary_size: rows of the embedding.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        threads: torch threads; 0 leaves it to torch.
+        overlap_steps: tau of this peer; None is the run's.
+        micro_batch_cap: most sequences per forward pass; 0 is no cap.
+        stage: the part of the model that it holds; None is the whole.
+        checkpoint_activations: whether a stage keeps less of a forward, and computes it again.
+    """
+
+    spec: bytes
+    peer_id: str
+    corpus_path: str
+    vocabulary_size: int
+    device: str = "auto"
+    threads: int = 0
+    overlap_steps: int | None = None
+    micro_batch_cap: int = 0
+    stage: int | None = None
+    checkpoint_activations: bool = False
+
+    def run_spec(self) -> RunSpec:
+        """The parsed run spec. Raises InvalidRunSpec."""
+        return parse_bytes(self.spec)
+
+
+# --- messages -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,8 +76,7 @@ from .messages import (
     TrainRound,
     Yield,
 )
-from .round_data import RoundData
-from .round_in_progress import RoundInProgress
+from .round_in_progress import RoundData, RoundInProgress
 from .schedule import learning_rate, total_steps_of
 from .sync import Sync
 

@@ -9,7 +9,7 @@ of the wire, signed. The statements that the result names, the roots in them and
 leaf to a signature, so nobody can make an opening of anything but what the contributors have sent;
 and the root in the result ties the owner to its average.
 
-Whether the average follows is a matter of arithmetic (peer/averaging/diloco/leaf_average.py).
+Whether the average follows is a matter of arithmetic (peer/averaging/diloco/fragment_audits.py).
 
 A contradiction is two results that one owner has signed, of which one life of it can have signed
 but one. An owner averages a cycle of a fragment once (owner.py: a collection that is over is not

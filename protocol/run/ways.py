@@ -1,6 +1,6 @@
 """The ways of averaging, one row each: all that tells one from another at its name.
 
-A way is a package on the daemon's side (peer/averaging/<way>/) and a module on the trainer's
+A way is a module on the daemon's side (in peer/averaging/) and a module on the trainer's
 (peer/training/). Both are named here and loaded by name, for either process must start without the
 other's; adding a way adds a row, and a section of the run spec if it has keys of its own.
 
@@ -38,7 +38,7 @@ class WayRow:
 WAYS: Final[Mapping[str, WayRow]] = MappingProxyType(
     {
         "noloco": WayRow(
-            daemon="peer.averaging.noloco.way:PairAveraging",
+            daemon="peer.averaging.gossip.noloco:PairAveraging",
             trainer="peer.training.pairs",
             keys=("alpha", "beta", "gamma", "overlap", "final_averaging"),
             has_own_rounds=True,
@@ -52,7 +52,7 @@ WAYS: Final[Mapping[str, WayRow]] = MappingProxyType(
             in_pairs=False,
         ),
         "streaming": WayRow(
-            daemon="peer.averaging.streaming.way:StreamingAveraging",
+            daemon="peer.averaging.gossip.streaming:StreamingAveraging",
             trainer="peer.training.streaming_gossip",
             keys=("alpha", "beta", "final_averaging"),
             section="streaming",

@@ -5,12 +5,11 @@ import math
 import pytest
 import torch
 
-from peer.averaging.gossip import distance
-from peer.averaging.gossip.distance import apart
+from peer.averaging.gossip import outer_state
+from peer.averaging.gossip.outer_state import apart
 from peer.codec import get_codec
-from peer.codec.base import LARGEST_MAGNITUDE
+from peer.codec.base import LARGEST_MAGNITUDE, root_mean_square
 from peer.codec.compiled import COMPILED_FROM
-from peer.codec.length import root_mean_square
 
 
 def coded(name: str, values: torch.Tensor) -> torch.Tensor:
@@ -60,9 +59,9 @@ def test_the_compiled_loop_finds_the_same(monkeypatch):
     size = max(COMPILED_FROM, 128 * 9000) // 128 * 128
     ours, theirs = pair(size)
     arguments = ([coded("int8", ours)], [coded("int8", theirs)], get_codec("int8"), size)
-    assert distance._fused_squares(arguments[0][0], arguments[1][0], *arguments[2:]) is not None
+    assert outer_state._fused_squares(arguments[0][0], arguments[1][0], *arguments[2:]) is not None
     compiled = apart(*arguments)
-    monkeypatch.setattr(distance, "_fused_squares", lambda *_: None)
+    monkeypatch.setattr(outer_state, "_fused_squares", lambda *_: None)
     plain = apart(*arguments)
     assert compiled.distance == pytest.approx(plain.distance, rel=1e-4)
     assert compiled.own == pytest.approx(plain.own, rel=1e-4)

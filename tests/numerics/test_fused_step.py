@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.averaging.gossip import fused_step
+from peer.averaging.gossip import outer_step
 from peer.averaging.gossip import outer_step as noloco
 from peer.averaging.gossip.outer_step import NolocoFactors, OuterStepMeasures
 from peer.codec import BLOCK, compiled, get_codec
@@ -112,8 +112,8 @@ def test_a_codec_without_loops_of_its_own_takes_the_plain_step(
     state, codes = _world(3, 2, 4)
     with monkeypatch.context() as patch:
         patch.setitem(codecs._ROWS, "int8", replace(CODECS["int8"], fused={}))
-        assert fused_step.fused_step(state[0], state[1], codes, get_codec("int8"), 0.5, 0.7) is None
-    assert fused_step.fused_step(state[0], state[1], codes, get_codec("int8"), 0.5, 0.7)
+        assert outer_step.fused_step(state[0], state[1], codes, get_codec("int8"), 0.5, 0.7) is None
+    assert outer_step.fused_step(state[0], state[1], codes, get_codec("int8"), 0.5, 0.7)
 
 
 @pytest.mark.parametrize("members", [2, 3])
@@ -122,7 +122,7 @@ def test_other_groups_and_other_codes_take_the_plain_step(members: int) -> None:
     name = "int8" if members == 3 else "fp32"
     if name == "fp32":
         codes = [state[0].clone().view(torch.uint8) for _ in range(2)]
-    assert fused_step.fused_step(state[0], state[1], codes, get_codec(name), 0.5, 0.7) is None
+    assert outer_step.fused_step(state[0], state[1], codes, get_codec(name), 0.5, 0.7) is None
 
 
 def test_a_value_that_is_not_finite_stays_where_it_is() -> None:

@@ -13,9 +13,10 @@ from peer.training.messages import (
     CloseRound,
     Evaluate,
     Evaluated,
+    PiecesHere,
+    PiecesMissing,
     RoundClosed,
 )
-from peer.training.piece_messages import PiecesHere, PiecesMissing
 
 pytestmark = pytest.mark.slow
 

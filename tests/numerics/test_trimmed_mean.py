@@ -7,8 +7,13 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from peer.averaging.diloco.nesterov import WeightedCodes, average_codes
-from peer.averaging.diloco.trimmed_mean import LEAST_TRIMMED, num_trimmed, trimmed_mean
+from peer.averaging.diloco.nesterov import (
+    LEAST_TRIMMED,
+    WeightedCodes,
+    average_codes,
+    num_trimmed,
+    trimmed_mean,
+)
 from peer.codec import TILE, get_codec
 
 C = 384

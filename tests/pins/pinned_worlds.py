@@ -26,7 +26,7 @@ from swarm_worlds import start, toy_spec
 from trio._core import _run as scheduler
 
 from peer.network.simulated import SimulatedInternet
-from peer.network.simulated_link import LinkModel
+from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.peer import LoggedEvent, SimulatedPeer

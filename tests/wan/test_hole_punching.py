@@ -18,8 +18,7 @@ from peer.network.circuit_messages import HOP, CircuitStatus, parse_hop_answer, 
 from peer.network.identity import load_or_create
 from peer.network.p2pd_client import P2pdClient, attach
 from peer.network.p2pd_process import P2pdConfig, P2pdFailed
-from peer.network.reachability import understood
-from peer.network.relayed import is_relayed, num_relayed
+from peer.network.reachability import is_relayed, num_relayed, understood
 from peer.ports.real import RealEntropy
 from protocol.address.multiaddr import to_bytes
 from protocol.address.peer_id import peer_id_to_bytes

@@ -31,7 +31,7 @@ class ChunkAverages:
     """See the top of the file.
 
     Args:
-        trims: take the trimmed mean (trimmed_mean.py).
+        trims: take the trimmed mean (nesterov.py).
     """
 
     def __init__(

@@ -7,53 +7,208 @@ out, in order, what is ordered for it; one task averages; each question has a ta
 Nothing is decided here.
 """
 
-from collections import deque
-from collections.abc import AsyncIterable
+from collections import Counter, deque
+from collections.abc import AsyncIterable, Sequence
 from contextlib import suppress
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 import blake3
 import trio
 
 from peer.network.conversation import Conversation
-from peer.ports import PeerId, Stream
+from peer.ports import Network, PeerId, Stream, Work
 from protocol.diloco import fragment_events as commands
 from protocol.diloco.fragment_core import FragmentCore, FragmentCoreStatistics
 from protocol.diloco.fragment_events import (
     Audited,
     Began,
+    Changes,
     FetchFailed,
     FragmentEvent,
     FragmentTick,
     GroupSeen,
+    HoldOutcome,
     MessageReceived,
+    Parts,
     Proved,
     QuestionsEnded,
+    SendEnded,
     Sent,
+    StampsAdopted,
     StampsAnswered,
     TrainerHeld,
+    UndoSteps,
+    Verified,
+    Verify,
+    WriteChunk,
+    WriteResults,
+    Written,
 )
-from protocol.diloco.healing import most_say
+from protocol.diloco.healing import HealingStatistics, most_say
 from protocol.diloco.owner import MAX_COLLECTIONS
 from protocol.diloco.peers import SendPlan
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import MAX_CONVICTED
+from protocol.membership.records import Sign
 from protocol.outcomes import AuditOutcome, RefusalReason
 from protocol.wire.fragment_messages import GetOpening, Proof
 from protocol.wire.messages import GetChunkState, GetResult, GetStamps
 from protocol.wire.versions import FRAGMENT
 
 from .chunk_averages import ChunkAverages
-from .contributions import contribution_of
-from .fragment_answers import FragmentAnswers
 from .fragment_audits import FragmentAudits
-from .fragment_inbound import FragmentInbound, Inbound, OtherGroup, Parts
-from .fragment_posts import Posts
-from .fragment_questions import FragmentQuestions
+from .fragment_messages import (
+    FragmentAnswers,
+    FragmentInbound,
+    FragmentQuestions,
+    Inbound,
+    OtherGroup,
+    Posts,
+    contribution_of,
+)
 from .nesterov import load_loops
 from .outer_fragments import OuterFragments
-from .outer_writes import WriteOrder, adoptable, carry_out, not_begun
-from .surroundings import FragmentSurroundings
+
+# --- what the core orders to be done with the outer copy, in a worker thread ----------------------
+
+WriteOrder = Verify | WriteResults | WriteChunk | UndoSteps
+
+
+def carry_out(outer: OuterFragments, order: WriteOrder) -> Verified | Written:
+    """Do it; returned is what the core is to be told."""
+    match order:
+        case Verify(fragment, cycles):
+            return Verified(fragment, outer.verify(fragment, cycles))
+        case WriteResults(fragment, results):
+            plausible = [result for result in results if outer.is_plausible(fragment, result)]
+            written = {result.chunk: outer.write(fragment, result) for result in plausible}
+            return Written(fragment, written)
+        case WriteChunk(fragment, chunk, cycle, stamp, values):
+            try:
+                outer.heal(fragment, chunk, cycle, stamp, values)
+            except RemoteProtocolError:
+                return Written(fragment, {})  # not what its stamp says: another peer will have it
+            return Written(fragment, {chunk: stamp})
+        case UndoSteps(fragment, stamps):
+            for chunk in stamps:
+                outer.undo(fragment, chunk)
+            return Written(fragment, stamps)
+
+
+def not_begun(order: WriteOrder) -> Written:
+    """The time was up before; what has no time is never up."""
+    return Written(order.fragment, {})
+
+
+def adoptable(outer: OuterFragments, answer: StampsAnswered) -> StampsAdopted:
+    """The stamps of another peer that are those of the values that we have."""
+    fragment = answer.fragment
+    return StampsAdopted(
+        fragment,
+        {
+            theirs.chunk: (cycle, theirs.stamp)
+            for theirs, cycle in answer.states
+            if outer.fits(fragment, theirs.chunk, cycle, theirs.stamp)
+        },
+    )
+
+
+# --- what the exchange asks of its surroundings ---------------------------------------------------
+
+
+class FragmentTrainer(Protocol):
+    """What is asked of the trainer."""
+
+    @property
+    def can_write(self) -> bool:
+        """Whether nobody reads the whole outer copy."""
+
+    async def may_write(self) -> None:
+        """Wait until `can_write`."""
+
+    async def merge(self, fragment: int, cycle: int, changes: Changes) -> None:
+        """The send is over; this has changed."""
+
+    async def hold(self, fragment: int) -> HoldOutcome:
+        """Make it read nothing of the fragment until `amend`."""
+
+    async def amend(self, fragment: int, changes: Changes) -> None:
+        """This has changed; go on."""
+
+
+class CycleCompany(Protocol):
+    """The other peers of the group, as the exchange of fragments sees them."""
+
+    def seen(self) -> GroupSeen:
+        """How the group looks now."""
+
+    def is_linked(self, peer_id: PeerId) -> bool:
+        """Whether we have a live link with a peer of the group."""
+
+
+class SendRecord(Protocol):
+    """Where the ends of sends are written down."""
+
+    def returned(self, returned: SendEnded, healing: HealingStatistics) -> None:
+        """A send has ended; so much was healed until now."""
+
+
+class OwnersConduct(Protocol):
+    """Where it is told how owners keep their word."""
+
+    def audited(self, outcome: AuditOutcome) -> None:
+        """An audit has ended."""
+
+    def convicted(self, owner: PeerId) -> None:
+        """An owner was proved to have lied: from now on nobody here has to do with it."""
+
+
+class KeptProofs(Protocol):
+    """Proofs that outlive the process. Blocking."""
+
+    def read(self) -> Sequence[tuple[PeerId, bytes]]:
+        """Owners, each with what was a proof when it was kept."""
+
+    def keep(self, owner: PeerId, proof: bytes) -> None:
+        """Keep one more, if there is room."""
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentSurroundings:
+    """The peers with which fragments are averaged, and the means.
+
+    Attributes:
+        group: digest of ours.
+        incarnation: which life of ours this is.
+        proofs: those that this home keeps.
+        lock: held while the outer state moves or is read as a whole.
+        refused: counts contributions and results of others that were not taken, streams of those
+            that we are not linked with, and whatever is meant for another group, by reason.
+        trims: whether averages are trimmed means (nesterov.py).
+        last_sent: the last cycle of each fragment that was sent before our first round; -1 before
+            the first.
+        inner_steps: H, the steps of a peer of median speed between two sends of a fragment.
+    """
+
+    group: str
+    incarnation: int
+    network: Network
+    work: Work
+    sign: Sign
+    company: CycleCompany
+    trainer: FragmentTrainer
+    record: SendRecord
+    conduct: OwnersConduct
+    proofs: KeptProofs
+    lock: trio.Lock
+    refused: Counter[RefusalReason]
+    trims: bool
+    last_sent: Sequence[int]
+    inner_steps: int
+
+
+# --- fragment exchange ----------------------------------------------------------------------------
 
 AUDIT_DRAWS: Final = b"loco/v1/audit-draws\0"
 """What our key signs of this nobody else can know: what audits are drawn by."""

@@ -1,30 +1,33 @@
 """Rounds of Streaming DiLoCo: they pace data and schedule; averaging goes on beside them.
 
 A round is opened as soon as the one before is closed. The trainer sends each fragment at its moment
-of the round; what comes of it is the business of the exchange (fragment_exchange.py), which has the
-trainer's side in current_trainer.py.
+of the round; what comes of it is the business of the exchange (fragment_exchange.py), to which
+`CurrentTrainer` is the trainer's side.
 
 The last round trains nothing: every fragment that has not been sent since the last inner step is
 sent once more, and the run is over when all are back. All sends after that step, and no others, are
 of the cycle `total_rounds` (the fragment that goes at the end of a round has made its own by then).
 That cycle is averaged plainly, so a run ends with the mean of all peers' weights.
+
+Also here: the peers of the group, as the exchange sees them; what the ends of sends and of audits
+leave behind (counts, events, who is banned); and the trainer of now, as the exchange sees it.
+
+- Which sends of *this* trainer are in flight: a new trainer is not told of an old one's.
+- When the outer copy may be written: not while the trainer reads all of it (load, validation), and
+  a fragment that is not in flight only after the trainer has yielded it. A Yield that crosses a
+  send on its way is void; the fragment's keeper goes on from that send.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import trio
 
-from peer.averaging.diloco.current_trainer import CurrentTrainer
-from peer.averaging.diloco.fragment_company import FragmentCompany
-from peer.averaging.diloco.fragment_exchange import FragmentExchange
-from peer.averaging.diloco.fragment_record import FragmentRecord
-from peer.averaging.diloco.nesterov import NesterovFactors
-from peer.averaging.diloco.outer_fragments import OuterFragments
-from peer.averaging.diloco.surroundings import FragmentSurroundings, KeptProofs
 from peer.codec import get_codec
+from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
+from peer.observe.status import PeerState
 from peer.observe.timing import RoundTiming
 from peer.ports import Network, PeerId, Work
 from peer.process.rejoin import join_the_finished
@@ -32,29 +35,262 @@ from peer.rounds.pace import Pace
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
 from peer.training.messages import (
+    Amend,
     FragmentMerged,
     FragmentSent,
+    Merge,
     Progress,
     Ready,
     RoundClosed,
     SyncEvent,
+    Yield,
     Yielded,
 )
 from peer.training.ports import Float32Vector
-from protocol.diloco.fragment_events import Sent
+from protocol.diloco.fragment_events import Changes, GroupSeen, HoldOutcome, SendEnded, Sent
+from protocol.diloco.healing import HealingStatistics
+from protocol.diloco.peers import LATE_ROUNDS
 from protocol.fragment.fragments import fragments_of_run, last_sent
 from protocol.membership.records import Sign
-from protocol.membership.view import Member, View
+from protocol.membership.view import TRAINING, Member, View
+from protocol.outcomes import AuditOutcome, SkipReason
 from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import Layout
 from protocol.schedule.own_rounds import RoundPlan
-from protocol.schedule.rounds import (
-    Quotas,
-    catch_up,
-    is_left_behind,
-    middle,
-    next_round,
-)
+from protocol.schedule.rounds import Quotas, catch_up, is_left_behind, middle, next_round
+
+from .fragment_exchange import FragmentExchange, FragmentSurroundings, KeptProofs
+from .nesterov import NesterovFactors
+from .outer_fragments import OuterFragments
+
+# --- fragment company -----------------------------------------------------------------------------
+
+
+class FragmentCompany:
+    """Implements `CycleCompany` (fragment_exchange.py)."""
+
+    def __init__(self, own_id: PeerId, facts: Facts, view: View, spec: AmendedSpec) -> None:
+        self._own_id = own_id
+        self._facts = facts
+        self._view = view
+        self._spec = spec
+
+    def seen(self) -> GroupSeen:
+        """How the group looks now, without those that are stuck."""
+        now_s = trio.current_time()
+        alive = self._view.alive(now_s)
+        states = (PeerState.TRAINING, PeerState.FINISHED)
+        holding = (
+            m.peer_id for m in alive if m.progress.state in states and not self._is_stuck(m, now_s)
+        )
+        relayed = {m.peer_id for m in alive if m.relayed}
+        if self._facts.reach.relays:
+            relayed.add(self._own_id)
+        return GroupSeen(
+            round=self._facts.round,
+            present=frozenset([self._own_id, *holding]),
+            rounds={member.peer_id: member.progress.round for member in self._training(alive)},
+            is_over=self._facts.state is PeerState.FINISHED,
+            lives={member.peer_id: member.incarnation for member in alive},
+            known=frozenset(member.peer_id for member in self._view.members()),
+            relayed=frozenset(relayed),
+        )
+
+    def is_linked(self, peer_id: PeerId) -> bool:
+        """Whether we have a live link with a peer of the group."""
+        return self._view.is_linked(peer_id, trio.current_time())
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other peer trains."""
+        return not self._training(self._view.alive(trio.current_time()))
+
+    def _is_stuck(self, member: Member, now_s: float) -> bool:
+        """Whether a peer stands still while we go on; all may stand still, and wait for lines."""
+        trains = member.progress.state == PeerState.TRAINING
+        is_late = member.progress.round < self._facts.round - LATE_ROUNDS
+        return trains and is_late and not member.goes_on(now_s)
+
+    def _training(self, alive: Iterable[Member]) -> list[Member]:
+        """Those that train; but for those that say they are past the end."""
+        longest = self._spec.longest_rounds
+        training = (member for member in alive if member.progress.state == TRAINING)
+        return [member for member in training if member.progress.round <= longest]
+
+
+# --- fragment record ------------------------------------------------------------------------------
+
+
+class FragmentRecord:
+    """Implements `SendRecord` and `OwnersConduct` (fragment_exchange.py).
+
+    Args:
+        convict: bans a peer.
+    """
+
+    def __init__(
+        self,
+        facts: Facts,
+        events: EventLog,
+        company: FragmentCompany,
+        spec: AmendedSpec,
+        convict: Callable[[PeerId], None],
+    ) -> None:
+        self._facts = facts
+        self._events = events
+        self._company = company
+        self._spec = spec
+        self._convict = convict
+        self._last_averaged: list[bool] = []
+
+    @property
+    def ended_alone(self) -> bool:
+        """Whether sends after the last inner step have ended, and no other peer was in them."""
+        return bool(self._last_averaged) and not any(self._last_averaged)
+
+    def audited(self, outcome: AuditOutcome) -> None:
+        """An audit has ended."""
+        self._facts.audits[outcome] += 1
+
+    def convicted(self, owner: PeerId) -> None:
+        """An owner was proved to have lied."""
+        self._convict(owner)
+
+    def returned(self, returned: SendEnded, healing: HealingStatistics) -> None:
+        """A send has ended; so much was healed until now."""
+        facts, averaged = self._facts, returned.contributors > 1
+        facts.diverged, facts.healed = healing.diverged, healing.healed
+        facts.healed_s = healing.healed_s
+        if self._spec.is_last_round(returned.cycle):
+            self._last_averaged.append(averaged)
+        if averaged:
+            facts.count_averaged()
+        else:
+            alone = self._company.is_alone
+            facts.count_skipped(SkipReason.NO_PARTNER if alone else SkipReason.DEADLINE)
+        self._events.emit(
+            EventName.FRAGMENT_RETURNED,
+            round=returned.cycle,
+            fragment=returned.fragment,
+            contributors=returned.contributors,
+            missing=returned.missing,
+            moved=returned.moved,
+            digest=returned.digest,
+            seconds=returned.seconds,
+        )
+
+
+# --- current trainer ------------------------------------------------------------------------------
+
+
+class CurrentTrainer:
+    """See the top of the file. Implements `FragmentTrainer` (fragment_exchange.py)."""
+
+    def __init__(self, validation: Validation) -> None:
+        self._validation = validation
+        self._line: TrainerLine | None = None
+        self._loaded = trio.Event()
+        self._in_flight: dict[int, int] = {}
+        self._holding: dict[int, trio.Event] = {}
+        self._yielded: set[int] = set()
+        self._all_back = trio.Event()
+        self._all_back.set()
+
+    @property
+    def line(self) -> TrainerLine:
+        """The line to the trainer; there must be one."""
+        assert self._line is not None
+        return self._line
+
+    async def wait_all_back(self) -> None:
+        """Wait until no send is under way."""
+        await self._all_back.wait()
+
+    # --- its life ---------------------------------------------------------------------------------
+    def began(self, line: TrainerLine) -> None:
+        """A trainer has started, and loads the outer copy."""
+        self._line = line
+        self._loaded = trio.Event()
+
+    def loaded(self) -> None:
+        """The trainer has taken what it loaded."""
+        self._loaded.set()
+
+    def sent(self, event: FragmentSent) -> None:
+        """The trainer has sent a fragment."""
+        self._in_flight[event.fragment] = event.cycle
+        if self._all_back.is_set():
+            self._all_back = trio.Event()
+        self._stop_holding(event.fragment)
+
+    def yielded(self, fragment: int) -> None:
+        """The trainer does not read this fragment until `amend`."""
+        self._yielded.add(fragment)
+        self._stop_holding(fragment)
+
+    def died(self) -> None:
+        """Nothing is in flight any more: a new trainer is not told of an old one's sends."""
+        self._line = None
+        self._loaded.set()
+        self._in_flight.clear()
+        self._yielded.clear()
+        self._all_back.set()
+        for fragment in list(self._holding):
+            self._stop_holding(fragment)
+
+    def _stop_holding(self, fragment: int) -> None:
+        if (answered := self._holding.pop(fragment, None)) is not None:
+            answered.set()
+
+    # --- what the exchange asks of it -------------------------------------------------------------
+    async def may_write(self) -> None:
+        """Wait until the trainer does not read the whole outer copy."""
+        while not self.can_write:
+            await self._validation.wait_idle()
+            await self._loaded.wait()
+
+    @property
+    def can_write(self) -> bool:
+        """Whether it does not."""
+        return self._validation.is_idle and self._loaded.is_set()
+
+    async def merge(self, fragment: int, cycle: int, changes: Changes) -> None:
+        """The send is over; tell the trainer that made it."""
+        if self._in_flight.get(fragment) == cycle and self._line is not None:
+            del self._in_flight[fragment]
+            stepped, moved = tuple(sorted(changes.stepped)), tuple(sorted(changes.moved))
+            await self._line.send(Merge(fragment, cycle, stepped, moved))
+        if not self._in_flight:
+            self._all_back.set()
+
+    async def hold(self, fragment: int) -> HoldOutcome:
+        """Make the trainer read nothing of the fragment until `amend`."""
+        if self._line is None:
+            return HoldOutcome.FREE
+        if fragment in self._in_flight:
+            return HoldOutcome.VOID
+        answered = self._holding[fragment] = trio.Event()
+        await self._line.send(Yield(fragment))
+        await answered.wait()
+        if fragment in self._yielded:
+            return HoldOutcome.YIELDED
+        return HoldOutcome.VOID if fragment in self._in_flight else HoldOutcome.FREE
+
+    async def amend(self, fragment: int, changes: Changes) -> None:
+        """Tell the trainer that yielded what has changed."""
+        if fragment in self._yielded and self._line is not None:
+            self._yielded.discard(fragment)
+            await self._line.send(
+                Amend(
+                    fragment,
+                    merged=tuple(sorted(changes.stepped)),
+                    redone=tuple(sorted(changes.redone)),
+                    moved=tuple(sorted(changes.moved)),
+                )
+            )
+
+
+# --- fragment rounds ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

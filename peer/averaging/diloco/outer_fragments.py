@@ -21,11 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from peer.averaging.memory.memory_check import memory_check
-from peer.averaging.memory.spare_memory import SpareMemory
 from peer.codec import Codec, codes_as_tensor
+from peer.codec.base import root_mean_square
 from peer.codec.compiled import COMPILED_FROM
-from peer.codec.length import root_mean_square
 from protocol.diloco.fragment_events import ResultToWrite
 from protocol.diloco.peers import never
 from protocol.errors import RemoteProtocolError
@@ -34,6 +32,7 @@ from protocol.fragment.fragments import Fragment, Span
 from protocol.plausible import Plausibility
 
 from .nesterov import PLAIN_AVERAGE, ChunkState, NesterovFactors, state_digest, step_pieces
+from .spare_memory import SpareMemory, memory_check
 
 FIRST_RESULTS: Final = 2.0
 """How long a chunk's first results may be, in lengths of our own contribution: a mean is not longer

@@ -4,8 +4,8 @@ The thin shell around `protocol/gossip/matchmaking.py`: it turns streams and bea
 matchmaker's events and the matchmaker's commands into streams. One `Gossip` serves all snapshots of
 one vector: of the whole model, or of a fragment. `average` is the only door for the outer steps: it
 takes a snapshot and returns how averaging ended, `Averaged` or `Skipped`, never an exception of a
-peer's making. Planned meetings at the end of the run have a door of their own (final_meetings.py),
-and what comes from outside comes through door.py.
+peer's making. Planned meetings at the end of the run have a door of their own (final_averaging.py),
+and what comes from outside comes through `GossipDoor` (lane.py).
 """
 
 from collections import Counter
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from peer.averaging.parts import Company
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
@@ -25,11 +26,9 @@ from protocol.membership.conduct import Fault
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire.messages import Propose
 
-from .company import Company
 from .exchange_io import STALL_S, OwnVector
-from .exchanges import Exchanges
-from .final_meetings import FinalMeetings
-from .outcome import Agreement, RoundOutcome, Skipped, Timing
+from .exchanges import Agreement, Exchanges, RoundOutcome, Skipped, Timing
+from .final_averaging import FinalMeetings
 
 
 @dataclass(frozen=True, slots=True)

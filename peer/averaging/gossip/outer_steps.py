@@ -25,9 +25,7 @@ import blake3
 import trio
 
 from peer.averaging.gossip.exchange_io import OwnVector
-from peer.averaging.gossip.final_meetings import FinalMeetings
 from peer.averaging.gossip.gossip import Bounds, Gossip
-from peer.averaging.gossip.outcome import Averaged, RoundOutcome, Skipped, Timing
 from peer.averaging.gossip.outer_state import OuterState
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
@@ -40,6 +38,9 @@ from protocol.membership.conduct import Fault
 from protocol.outcomes import SkipReason
 from protocol.plausible import Plausibility
 from protocol.run.run_spec import RunSpec
+
+from .exchanges import Averaged, RoundOutcome, Skipped, Timing
+from .final_averaging import FinalMeetings
 
 SEARCH_ROUNDS: Final = 2.0
 """A partner is looked for as long as so many rounds take, or one of our own where that is longer;

@@ -15,7 +15,7 @@ that has the texts, or the tokens, may take its own, and the digest shows that t
 Held-out files are chosen by the hash of their names; no token of theirs is in any training block.
 """
 
-from .blocks import Corpus
+from .blocks import Corpus, PieceCorpus
 from .folder import (
     KeptCorpus,
     adopt_held_out,
@@ -25,7 +25,6 @@ from .folder import (
     open_corpus,
 )
 from .packed import InvalidCorpus
-from .pieces import PieceCorpus
 from .prepare import PreparedCorpus, describe_corpus, prepare_corpus
 from .shard_files import remove_all_drafts
 

@@ -4,7 +4,7 @@ manifest        protocol/corpus/manifest.py
 held-out        the blocks that are validated with
 tokens.bin      all tokens, in a packed file (packed.py), where this machine has made them; or
 whole.json      where they are: a file of the user's, its size and when it was last changed; or
-N.piece         pieces that have come from peers (pieces.py)
+N.piece         pieces that have come from peers (blocks.py)
 """
 
 import json
@@ -16,9 +16,8 @@ import numpy as np
 
 from protocol.corpus.manifest import CorpusManifest, blob_name, parse_manifest
 
-from .blocks import Corpus, open_file
+from .blocks import Corpus, PieceCorpus, open_file
 from .packed import InvalidCorpus, replacing
-from .pieces import PieceCorpus
 
 MANIFEST: Final = "manifest"
 HELD_OUT: Final = "held-out"

@@ -8,28 +8,93 @@
 
 The same texts and tokenizer give the same bytes, whoever packs them: files are in sorted order, and
 nothing in the file depends on time, machine or path.
+
+Of a corpus of one text the tail is held out, for there is no second file to validate with. The text
+is read in parts, so that it may be larger than the memory. Parts end at the end of a line
+where lines are not too long, and what is held out begins with one.
 """
 
+import codecs
 import hashlib
 import os
 import struct
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from errno import EIO
 from pathlib import Path
 from typing import IO, Any, Final
 
 import blake3
 import msgpack
 import numpy as np
+import numpy.typing as npt
 
 from peer.ports.umask import USUAL_FILE
 from protocol.errors import LocoError
 
-from ..tokenizer import Tokenizer
-from .checks import Check, go_on
-from .single_text import read_parts, tail_start
+from .tokenizer import Tokenizer
+
+# --- whether work on a thread, which may take hours, is still wanted ------------------------------
+
+Check = Callable[[], None]
+"""Raises when the caller is cancelled (`Work.check_cancelled`); called every now and then."""
+
+
+def go_on() -> None:
+    """The check of a caller that nobody cancels."""
+
+
+# --- a corpus of one text -------------------------------------------------------------------------
+
+TAIL_OF: Final = 20
+"""The last of so many parts of the bytes is held out."""
+PART_BYTES: Final = 1 << 20
+MAX_LINE_BYTES: Final = 1 << 20
+_CONTINUES: Final = range(0x80, 0xC0)
+"""Bytes of UTF-8 that go on with a character."""
+
+
+def tail_start(path: Path) -> int:
+    """Where what is held out begins: a byte offset. Raises OSError."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        wanted = file.seek(size - size // TAIL_OF)
+        line = file.readline(MAX_LINE_BYTES)
+        if line.endswith(b"\n") and file.tell() < size:
+            return file.tell()
+        file.seek(wanted)  # no line ends there
+        return wanted + sum(1 for _ in _leading(file.read(4)))
+
+
+def read_parts(path: Path, start: int, end: int) -> Iterator[str]:
+    """The text from byte `start` to byte `end`, in parts.
+
+    Raises:
+        UnicodeDecodeError: it is no UTF-8.
+        OSError
+    """
+    decode = codecs.getincrementaldecoder("utf-8")().decode
+    with path.open("rb") as file:
+        file.seek(start)
+        while (left := end - file.tell()) > 0:
+            data = file.read(min(left, PART_BYTES))
+            data += file.readline(min(left - len(data), MAX_LINE_BYTES))
+            if not data:
+                raise OSError(EIO, "it became shorter while it was read", str(path))
+            yield decode(data, final=file.tell() >= end)
+
+
+def _leading(data: bytes) -> Iterator[int]:
+    """The bytes at the beginning that belong to the character before."""
+    for byte in data:
+        if byte not in _CONTINUES:
+            return
+        yield byte
+
+
+# --- packed ---------------------------------------------------------------------------------------
 
 MAGIC: Final = b"LOCOCRP1"
 MAX_HEADER_BYTES: Final = 256 * 1024 * 1024
@@ -280,3 +345,37 @@ def _parse_header(path: Path, header: bytes) -> PackedHeader:
     ):
         raise InvalidCorpus(f"{path} has a header that makes no sense")
     return found
+
+
+# --- token files made elsewhere: .npy, or .bin of little-endian uint16 (.u32 for uint32) ----------
+
+RAW_SUFFIXES: Final = (".npy", ".bin", ".u32")
+_CHUNK_TOKENS: Final = 1 << 24
+
+Tokens = npt.NDArray[Any]
+
+
+def map_tokens(path: Path) -> Tokens:
+    """The tokens of a file, mapped. Raises InvalidCorpus."""
+    try:
+        if path.suffix != ".npy":
+            return np.memmap(path, dtype="<u4" if path.suffix == ".u32" else "<u2", mode="r")
+        tokens: Tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise InvalidCorpus(f"cannot read tokens from {path}: {error}") from error
+    if tokens.ndim != 1 or tokens.dtype.kind not in "ui":
+        raise InvalidCorpus(f"{path} holds {tokens.dtype} {tokens.shape}, not a row of integers")
+    return tokens
+
+
+def largest_token(path: Path, check: Check = go_on) -> int:
+    """The largest token of a file; a negative one is an InvalidCorpus."""
+    tokens = map_tokens(path)
+    largest = 0
+    for start in range(0, len(tokens), _CHUNK_TOKENS):
+        check()
+        chunk = tokens[start : start + _CHUNK_TOKENS]
+        if chunk.dtype.kind == "i" and chunk.min() < 0:
+            raise InvalidCorpus(f"{path} holds negative tokens")
+        largest = max(largest, int(chunk.max()))
+    return largest

@@ -8,17 +8,23 @@ from protocol.corpus.manifest import MAX_PIECES, CorpusManifest, blob_name, dige
 from protocol.limits import MAX_BLOB_BYTES
 from protocol.run.run_spec import RunSpec
 
-from ..tokenizer import Tokenizer, load_tokenizer
-from .blocks import Corpus, open_file
-from .checks import Check, go_on
+from .blocks import Corpus, cut_piece, open_file
 from .documents import KINDS as DOCUMENT_KINDS
+from .documents import glob_texts, stdlib_texts
 from .folder import MANIFEST, PACKED, KeptCorpus, corpus_folder, keep_whole
-from .packed import MAGIC, InvalidCorpus, pack, token_dtype
-from .pieces import cut_piece
-from .raw import RAW_SUFFIXES, largest_token
+from .packed import (
+    MAGIC,
+    RAW_SUFFIXES,
+    Check,
+    InvalidCorpus,
+    go_on,
+    largest_token,
+    pack,
+    token_dtype,
+)
 from .shard_files import PACKING
-from .sources import glob_texts, stdlib_texts
 from .tokenise import pack_documents
+from .tokenizer import Tokenizer, load_tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The process that tokenises shards (processes.py); not for people.
+"""The process that tokenises shards (tokenise.py); not for people.
 
 python -m peer.training.corpus.shard_process < ORDER
 
@@ -19,10 +19,10 @@ import numpy.typing as npt
 
 from peer.process.terminal import outlive_terminal
 
-from ..tokenizer import Tokenizer, load_tokenizer
 from .documents import Shard, documents
 from .packed import InvalidCorpus, replacing, token_dtype
 from .shard_files import is_document_held_out, outputs
+from .tokenizer import Tokenizer, load_tokenizer
 
 TOLD_BYTES: Final = 1 << 22
 """Text after which a process says how far it is."""

@@ -8,7 +8,7 @@ be, whatever was lost on the way.
 
 Clipping. The norm of the whole gradient is nobody's to know. Each of S stages clips at 1/sqrt(S) of
 the run's norm: stages whose gradients are equally long then clip as the whole model would
-(Pluralis' Agora does so). What one microbatch adds is bounded before (gradients.py): a neighbour's
+(Pluralis' Agora does so). What one microbatch adds is bounded before (`GradientSum`): a neighbour's
 huge gradient would have clipped the others' to nothing.
 
 What is lost: a microbatch that does not come back counts nowhere but in the head, which has seen it
@@ -16,6 +16,15 @@ before it left for the last time. What comes once more, because others lost it, 
 daemon says so at a relay, and the head knows what it has seen.
 
 Shapes: B sequences of a step, b of a microbatch, T tokens.
+
+The gradient of a stage's step: the sum over its microbatches, each measured before it is added.
+
+A backward adds to the model's flat gradient. Here that is emptied after each microbatch into a
+second vector, by as much as the microbatch counts (protocol/microbatch/gradient_shares.py). It has
+to be measured when it is there: what it adds to the weights is not known from what has come.
+
+At a data peer a microbatch adds twice: for the head when it comes to the loss, for the first layers
+when its gradient is back. These are compared with their own kind.
 """
 
 import math
@@ -30,6 +39,7 @@ import torch
 from peer.training.model import FlatModel
 from peer.training.optimizer import FlatOptimizer
 from peer.training.step import StepResult
+from protocol.microbatch.gradient_shares import GradientShares
 from protocol.microbatch.trainer_messages import (
     Begun,
     Deliver,
@@ -43,7 +53,61 @@ from protocol.microbatch.trip import Leg
 
 from .compute import StageCompute
 from .desk import Desk
-from .gradients import GradientSum
+
+# --- gradients ------------------------------------------------------------------------------------
+
+FIRST_CLIP: Final = 64.0
+"""How many times the norm of a whole step the first gradient of a trainer's life may have."""
+
+
+class GradientSum:
+    """See the top of the file.
+
+    Args:
+        gradient_P: the model's, zero between two microbatches.
+        clip_norm: at which the stage's step is clipped.
+    """
+
+    def __init__(self, gradient_P: torch.Tensor, clip_norm: float) -> None:
+        self._gradient_P = gradient_P
+        self._sum_P = torch.zeros_like(gradient_P)
+        self._first = FIRST_CLIP * clip_norm
+        self._shares: dict[str, GradientShares] = {}
+        self._told = 0
+
+    def add(self, kind: str) -> None:
+        """Take what a microbatch has left in the model's gradient.
+
+        Args:
+            kind: it is compared with others of the same.
+        """
+        shares = self._shares.setdefault(kind, GradientShares(self._first))
+        share = shares.share(length_of(self._gradient_P))
+        if share:
+            self._sum_P.add_(self._gradient_P, alpha=share)
+        self._gradient_P.zero_()
+
+    def take(self) -> int:
+        """Put the sum into the model's gradient. Returns how many counted less since the last."""
+        self._gradient_P.copy_(self._sum_P)
+        self._sum_P.zero_()
+        clipped = sum(shares.num_clipped for shares in self._shares.values())
+        new, self._told = clipped - self._told, clipped
+        return new
+
+
+def length_of(values_P: torch.Tensor) -> float:
+    """The Euclidean norm, also where the sum of squares is beyond fp32."""
+    norm = float(torch.linalg.vector_norm(values_P))
+    if math.isfinite(norm):
+        return norm
+    largest = float(torch.linalg.vector_norm(values_P, math.inf))
+    if not math.isfinite(largest):
+        return largest
+    return largest * float(torch.linalg.vector_norm(values_P / largest))
+
+
+# --- steppers -------------------------------------------------------------------------------------
 
 UNTRAINED: Final = 0.0
 """Told as the norm of a step that had no gradient."""

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from owner_worlds import CYCLE, FRAGMENT, GROUP, IDS, codes_of, outer_copy
 
+from peer.averaging.diloco.fragment_exchange import carry_out
 from peer.averaging.diloco.outer_fragments import OuterFragments
-from peer.averaging.diloco.outer_writes import carry_out
 from peer.codec.leaves import code_digest
 from protocol.diloco import fragment_events as e
 from protocol.diloco.keeper import Departures, Keeper, digest_of_stamps

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from peer.averaging.diloco.contributions import NOT_SIGNED, signed_with
+from peer.averaging.diloco.fragment_messages import NOT_SIGNED, signed_with
 from peer.averaging.diloco.nesterov import NesterovFactors
 from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import codes_as_tensor, get_codec

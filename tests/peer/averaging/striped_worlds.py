@@ -10,16 +10,15 @@ import numpy as np
 import torch
 import trio
 
-from peer.averaging.gossip.door import GossipDoor
 from peer.averaging.gossip.exchange_io import OwnVector
-from peer.averaging.gossip.exchanges import Exchanges
-from peer.averaging.gossip.final_meetings import FinalMeetings
+from peer.averaging.gossip.exchanges import Agreement, Exchanges, RoundOutcome
+from peer.averaging.gossip.final_averaging import FinalMeetings
 from peer.averaging.gossip.gossip import Bounds, Gossip
-from peer.averaging.gossip.outcome import Agreement, RoundOutcome
+from peer.averaging.gossip.lane import GossipDoor
 from peer.codec import get_codec
 from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
-from peer.network.simulated_link import LinkModel
+from peer.network.simulated_stream import LinkModel
 from peer.observe.events import EventLog
 from peer.observe.facts import PackingFacts
 from peer.ports import PeerId

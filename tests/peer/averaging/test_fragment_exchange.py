@@ -9,9 +9,8 @@ import trio
 import trio.testing
 from owner_worlds import CYCLE, FRAGMENT, GROUP, IDENTITIES, IDS, codes_of, outer_copy
 
-from peer.averaging.diloco.fragment_exchange import FragmentExchange
+from peer.averaging.diloco.fragment_exchange import FragmentExchange, FragmentSurroundings
 from peer.averaging.diloco.outer_fragments import OuterFragments
-from peer.averaging.diloco.surroundings import FragmentSurroundings
 from peer.network.simulated import SimulatedInternet
 from peer.ports.simulated import SimulatedWork
 from protocol.diloco.fragment_events import Changes, GroupSeen, HoldOutcome, SendEnded, Sent

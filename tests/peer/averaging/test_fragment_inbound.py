@@ -6,7 +6,7 @@ import pytest
 from owner_worlds import FRAGMENT, GROUP, IDENTITIES, IDS, codes_of, contribution, outer_copy
 from pipe_streams import pipe
 
-from peer.averaging.diloco.fragment_inbound import FragmentInbound, OtherGroup
+from peer.averaging.diloco.fragment_messages import FragmentInbound, OtherGroup
 from peer.codec.leaves import code_digest
 from peer.network.conversation import Conversation
 from peer.ports.simulated import SimulatedWork

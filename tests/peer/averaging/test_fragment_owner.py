@@ -8,7 +8,7 @@ from owner_worlds import CYCLE, FRAGMENT, GROUP, IDENTITIES, IDS, contribution, 
 from pipe_streams import pipe
 
 from peer.averaging.diloco.chunk_averages import ChunkAverages
-from peer.averaging.diloco.fragment_inbound import FragmentInbound
+from peer.averaging.diloco.fragment_messages import FragmentInbound
 from peer.codec.base import LARGEST_MAGNITUDE
 from peer.network.conversation import Conversation
 from peer.ports.simulated import SimulatedWork

@@ -6,8 +6,8 @@ import torch
 from owner_worlds import CYCLE, FRAGMENT, GROUP, IDENTITIES, IDS, codes_of, contribution, outer_copy
 
 from peer.averaging.diloco.chunk_averages import ChunkAverages
+from peer.averaging.diloco.fragment_exchange import carry_out
 from peer.averaging.diloco.outer_fragments import FIRST_OF_CHUNK, FIRST_RESULTS
-from peer.averaging.diloco.outer_writes import carry_out
 from peer.codec.base import LARGEST_MAGNITUDE
 from protocol.diloco.fragment_events import Average, ResultToWrite, WriteResults, Written
 from protocol.diloco.keeper import short_digest

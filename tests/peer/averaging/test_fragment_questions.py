@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from owner_worlds import FRAGMENT, GROUP, IDS, outer_copy
 
-from peer.averaging.diloco.fragment_questions import FragmentQuestions
+from peer.averaging.diloco.fragment_messages import FragmentQuestions
 from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedInternet
 from peer.ports.simulated import SimulatedWork

@@ -21,12 +21,11 @@ from striped_worlds import (
 )
 from trio.testing import MockClock
 
-from peer.averaging.gossip import outcome
-from peer.averaging.gossip.door import GossipDoor
-from peer.averaging.gossip.exchanges import Exchanges
-from peer.averaging.gossip.final_meetings import FinalMeetings
+from peer.averaging.gossip import exchanges
+from peer.averaging.gossip.exchanges import Averaged, Exchanges
+from peer.averaging.gossip.final_averaging import FinalMeetings
 from peer.averaging.gossip.gossip import Gossip
-from peer.averaging.gossip.outcome import Averaged
+from peer.averaging.gossip.lane import GossipDoor
 from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedNetwork
 from peer.observe.events import EventLog
@@ -101,8 +100,8 @@ async def two_peers() -> AsyncIterator[tuple[TwoVectors, TwoVectors]]:
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Vectors travel on stripes."""
     monkeypatch.setattr(pieces, "PIECE_BYTES", PIECE)
-    monkeypatch.setattr(outcome, "PIECE_BYTES", PIECE)
-    monkeypatch.setattr(outcome, "STRIPE_FROM_BYTES", PIECE)
+    monkeypatch.setattr(exchanges, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(exchanges, "STRIPE_FROM_BYTES", PIECE)
 
 
 @pytest.mark.usefixtures("small_pieces")

@@ -14,8 +14,8 @@ from owner_worlds import (
 )
 
 from peer.averaging.diloco.chunk_averages import ChunkAverages
-from peer.averaging.diloco.contributions import signed_with
-from peer.averaging.diloco.leaf_average import audit, check_evidence, opening_of
+from peer.averaging.diloco.fragment_audits import audit, check_evidence, opening_of
+from peer.averaging.diloco.fragment_messages import signed_with
 from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import codes_as_tensor
 from peer.codec.leaves import code_digest, leaf_digests, leaf_of, leaves_of_chunk, values_of_leaf

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from peer.averaging.memory.memory_check import memory_check
-from peer.averaging.memory.spare_memory import SpareMemory
+from peer.averaging.diloco.spare_memory import SpareMemory, memory_check
 
 VALUES = 1024
 

@@ -21,9 +21,9 @@ from striped_worlds import (
     two_networks,
 )
 
-from peer.averaging.gossip import outcome
+from peer.averaging.gossip import exchanges
 from peer.averaging.gossip.exchange_io import OwnVector
-from peer.averaging.gossip.outcome import Averaged, Skipped
+from peer.averaging.gossip.exchanges import Averaged, Skipped
 from peer.averaging.gossip.packing import Packer
 from peer.codec import get_codec
 from peer.codec.differences import pack
@@ -108,8 +108,8 @@ def streams(request, monkeypatch):
     """Both ways for a vector to travel."""
     if request.param == "stripes":
         monkeypatch.setattr(pieces, "PIECE_BYTES", PIECE)
-        monkeypatch.setattr(outcome, "PIECE_BYTES", PIECE)
-        monkeypatch.setattr(outcome, "STRIPE_FROM_BYTES", 2 * PIECE)
+        monkeypatch.setattr(exchanges, "PIECE_BYTES", PIECE)
+        monkeypatch.setattr(exchanges, "STRIPE_FROM_BYTES", 2 * PIECE)
     return request.param
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
-from peer.averaging.streaming.streaming_rounds import MEETINGS_AT_ONCE, StreamingRounds
+from peer.averaging.gossip.streaming import MEETINGS_AT_ONCE, StreamingRounds
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
 from peer.rounds.pace import Pace

@@ -25,9 +25,9 @@ from striped_worlds import (
     two_networks_of,
 )
 
-from peer.averaging.gossip import outcome
+from peer.averaging.gossip import exchanges
 from peer.averaging.gossip.exchange_io import STALL_S
-from peer.averaging.gossip.outcome import Averaged, Skipped
+from peer.averaging.gossip.exchanges import Averaged, Skipped
 from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedInternet
 from protocol.errors import Refused, StreamLost
@@ -46,8 +46,8 @@ SHORT = LONG * 120 // 128 // 128 * 128
 def small(monkeypatch):
     """Short vectors in small pieces."""
     monkeypatch.setattr(pieces, "PIECE_BYTES", PIECE)
-    monkeypatch.setattr(outcome, "PIECE_BYTES", PIECE)
-    monkeypatch.setattr(outcome, "STRIPE_FROM_BYTES", 2 * PIECE)
+    monkeypatch.setattr(exchanges, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(exchanges, "STRIPE_FROM_BYTES", 2 * PIECE)
 
 
 def skipped(peer: Peer) -> SkipReason:
@@ -109,7 +109,7 @@ async def test_a_long_vector_takes_stripes_and_no_more_bytes(autojump_clock, par
 async def test_an_exchange_that_is_over_keeps_no_vector(
     autojump_clock, small, monkeypatch, stripe_from_bytes
 ):
-    monkeypatch.setattr(outcome, "STRIPE_FROM_BYTES", stripe_from_bytes)
+    monkeypatch.setattr(exchanges, "STRIPE_FROM_BYTES", stripe_from_bytes)
     async with two_networks() as (a, b), real_peer(a, 1) as one, real_peer(b, 2) as two:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(two.average, one.own)

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 from peer.codec import BLOCK, MAIN_MEMORY, compiled, get_codec
 from peer.codec.base import LARGEST_MAGNITUDE
-from peer.codec.blocks import BlockCodec, BlockLoops
-from peer.codec.blocks_compiled import CompiledLoops
-from peer.codec.blocks_plain import TiledLoops
+from peer.codec.blocks import BlockCodec, BlockLoops, CompiledLoops, TiledLoops
 from protocol.run.codecs import CODECS
 
 pytest.importorskip("numba")

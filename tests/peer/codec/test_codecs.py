@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from peer.codec import BLOCK, TILE, codes_as_tensor, get_codec
 from peer.codec.base import LARGEST_MAGNITUDE
-from peer.codec.int8_plain import INT8_FORMAT
+from peer.codec.int8 import INT8_FORMAT
 from protocol.run.codecs import CODECS, CodecRow
 from protocol.run.layout import ALIGNMENT
 from protocol.run.ways import WAYS

@@ -14,7 +14,7 @@ from peer.corpus.fetcher import PieceFetcher
 from peer.corpus.service import PieceService
 from peer.corpus.store import PieceFolder, PieceStore, WholeStore
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
-from peer.network.simulated_link import LinkModel, SimulatedLink
+from peer.network.simulated_stream import LinkModel, SimulatedLink
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts

@@ -8,9 +8,9 @@ import trio
 from corpus_worlds import FIRST_BLOCKS, NUM_PIECES, PeerOfWorld, World, world
 from trio.testing import MockClock
 
-from peer.corpus.asking import asking
+from peer.corpus.fetcher import asking
 from peer.network.conversation import Conversation
-from peer.training.corpus.pieces import PieceCorpus, piece_path
+from peer.training.corpus.blocks import PieceCorpus, piece_path
 from protocol.corpus.needs import CorpusNeeds
 from protocol.errors import Refused
 from protocol.limits import MAX_PIECE_READERS_PER_PEER, MAX_PIECE_REQUESTS

@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from peer.corpus.fetcher import DISK_PAUSE_S
 from peer.observe.event_names import EventName
-from peer.training.corpus.pieces import piece_path
+from peer.training.corpus.blocks import piece_path
 from protocol.limits import MAX_ASKED_PIECES
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ import trio
 from corpus_worlds import USUAL, World, world
 from trio.testing import MockClock
 
-from peer.corpus.asking import asking
+from peer.corpus.fetcher import asking
 from peer.corpus.service import TURN_S
 from protocol.errors import Refused
 

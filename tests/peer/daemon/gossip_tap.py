@@ -8,8 +8,7 @@ import pytest
 from swarm_worlds import exchanges
 
 from peer.averaging.gossip.exchange_io import VectorExchange
-from peer.averaging.gossip.exchanges import Exchanges
-from peer.averaging.gossip.outcome import Averaged, RoundOutcome
+from peer.averaging.gossip.exchanges import Averaged, Exchanges, RoundOutcome
 from peer.network.conversation import Conversation
 from peer.network.simulated_stream import SimulatedStream
 from peer.ports import PeerId

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from peer.network.simulated_link import LinkModel
+from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.peer import LoggedEvent, SimulatedPeer
 from peer.simulation.swarm import SimulatedSwarm

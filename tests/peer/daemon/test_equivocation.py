@@ -8,7 +8,7 @@ from streaming_worlds import OPTIONS, assert_equal, fragment_spec
 from swarm_worlds import simulated, start
 from test_audited_swarm import convicted
 
-from peer.averaging.diloco.fragment_posts import Posts
+from peer.averaging.diloco.fragment_messages import Posts
 from peer.codec import codes_as_tensor, get_codec
 from peer.codec.leaves import code_digest
 from peer.network.identity import Identity

@@ -28,7 +28,7 @@ from peer.daemon.links import SILENCE_S
 from peer.daemon.outside import Outside
 from peer.network.identity import load
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
-from peer.network.simulated_link import LinkModel
+from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.ports.simulated import SimulatedWork
 from peer.simulation.machine import Machine

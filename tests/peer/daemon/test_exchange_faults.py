@@ -19,8 +19,8 @@ from swarm_worlds import (
     toy_spec,
 )
 
-from peer.averaging.gossip import outcome
-from peer.network.simulated_link import LinkModel
+from peer.averaging.gossip import exchanges
+from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
 from peer.simulation.machine import Machine
@@ -83,8 +83,8 @@ def assert_ended_well(peer: SimulatedPeer) -> None:
 
 def striped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the vectors travel in pieces, on streams of their own."""
-    monkeypatch.setattr(outcome, "STRIPE_FROM_BYTES", 1)
-    for module in (outcome, pieces):
+    monkeypatch.setattr(exchanges, "STRIPE_FROM_BYTES", 1)
+    for module in (exchanges, pieces):
         monkeypatch.setattr(module, "PIECE_BYTES", 4096)
 
 

@@ -18,7 +18,7 @@ from swarm_worlds import (
     training_outcomes,
 )
 
-from peer.network.simulated_link import LinkModel
+from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
 from peer.process.rejoin import JoinAgain

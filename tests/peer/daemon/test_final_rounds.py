@@ -13,8 +13,7 @@ from existing import existing
 from gossip_tap import Tap, assert_both_or_neither, install
 from swarm_worlds import distance, final_outcomes, simulated, start, toy_spec
 
-from peer.averaging.gossip.final_meetings import FinalMeetings
-from peer.averaging.gossip.final_rounds import FinalRounds
+from peer.averaging.gossip.final_averaging import FinalMeetings, FinalRounds
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
 from peer.process.rejoin import JoinAgain

@@ -22,7 +22,7 @@ from streaming_worlds import (
 from swarm_worlds import STEP_S, simulated, start, toy_spec
 
 from peer.codec import get_codec
-from peer.network.simulated_link import LinkModel
+from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
 from peer.options.config import ConfigError

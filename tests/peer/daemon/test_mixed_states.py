@@ -6,7 +6,7 @@ from swarm_worlds import simulated, start, toy_spec, weights_bytes
 
 from peer.daemon.shared_fetch import MAX_HELPERS
 from peer.daemon.witnesses import Witnesses
-from peer.network.simulated_link import LinkModel
+from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.peer import LoggedEvent, SimulatedPeer

@@ -4,7 +4,7 @@ import pytest
 import trio
 from swarm_worlds import simulated
 
-from peer.averaging.gossip.own_length import OwnLength
+from peer.averaging.gossip.noloco import OwnLength
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts

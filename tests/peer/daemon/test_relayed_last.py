@@ -2,7 +2,7 @@
 
 import trio
 
-from peer.averaging.diloco.fragment_company import FragmentCompany
+from peer.averaging.diloco.fragment_rounds import FragmentCompany
 from peer.daemon.sources import _in_order
 from peer.observe.facts import Facts
 from peer.stages.company import StageCompany

@@ -9,7 +9,7 @@ from swarm_worlds import distance, outcomes, simulated, start, tally, toy_spec
 
 from peer.averaging.gossip.exchange_io import STALL_S
 from peer.averaging.gossip.exchanges import SETTLE_S
-from peer.network.simulated_link import LinkModel
+from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import DEFAULT_OPTIONS, SimulatedSwarm, SwarmOptions, open_swarm

@@ -3,7 +3,7 @@
 import pytest
 from swarm_worlds import partners, simulated, start, tally, toy_spec, weights_bytes
 
-from peer.network.simulated_link import LinkModel
+from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
 from peer.simulation.machine import Machine

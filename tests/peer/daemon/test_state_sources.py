@@ -6,7 +6,7 @@ import trio
 from swarm_worlds import simulated, start, toy_spec
 
 from peer.daemon.shared_fetch import MAX_HELPERS
-from peer.network.simulated_link import LinkModel
+from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
 from peer.simulation.machine import Machine

@@ -23,7 +23,7 @@ from swarm_worlds import (
 )
 
 from peer.network.conversation import Conversation
-from peer.network.simulated_link import LinkModel
+from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
 from peer.simulation.machine import Machine

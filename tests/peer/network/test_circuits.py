@@ -16,8 +16,7 @@ from peer.network.circuit_messages import (
     connect_request,
     parse_hop_answer,
 )
-from peer.network.delimited import receive_delimited
-from peer.network.relay import CIRCUIT_IDLE_S, RESERVATION_S, Relay, reserve
+from peer.network.relay import CIRCUIT_IDLE_S, RESERVATION_S, Relay, receive_delimited, reserve
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.ports import Stream
 from protocol.address.peer_id import peer_id_to_bytes

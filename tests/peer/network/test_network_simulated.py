@@ -8,8 +8,7 @@ from network_worlds import peer_id_of
 from trio.testing import MockClock
 
 from peer.network.simulated import DIAL_TIMEOUT_S, SimulatedInternet, SimulatedNetwork
-from peer.network.simulated_link import LinkModel
-from peer.network.simulated_stream import SILENCE_LIMIT_S, WINDOW_BYTES
+from peer.network.simulated_stream import SILENCE_LIMIT_S, WINDOW_BYTES, LinkModel
 from peer.ports import Stream
 from protocol.errors import StreamLost
 

@@ -10,7 +10,6 @@ from network_worlds import peer_id_of
 from trio.testing import MockClock
 
 from peer.network.conversation import Conversation
-from peer.network.paced import PacedNetwork
 from peer.network.pacing import (
     ACKNOWLEDGEMENTS,
     BURST_S,
@@ -23,6 +22,7 @@ from peer.network.pacing import (
     Pacing,
 )
 from peer.network.simulated import SimulatedInternet
+from peer.network.wrapped import PacedNetwork
 from peer.ports import Stream
 from protocol.wire.messages import Leaving, Vector
 from protocol.wire.versions import GOSSIP, HELLO

@@ -3,8 +3,8 @@
 import pytest
 import trio
 
-from peer.network.admitted import AdmittedNetwork
 from peer.network.simulated import SimulatedInternet
+from peer.network.wrapped import AdmittedNetwork
 from peer.ports import Network, PeerId, Stream
 from peer.simulation.swarm import identity_of
 from protocol.errors import LocoError

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peer.codec import Codec
 from peer.network.simulated import SimulatedInternet
-from peer.network.simulated_link import LinkModel
+from peer.network.simulated_stream import LinkModel
 from peer.observe.facts import Facts
 from peer.observe.status import PeerState
 from peer.ports.simulated import SimulatedWork
@@ -24,8 +24,7 @@ from peer.stages.build import stage_exchange
 from peer.stages.company import StageCompany
 from peer.stages.exchange import Surroundings
 from peer.training.shared import code_memory
-from peer.training.stages.ring import BoundaryRing
-from peer.training.stages.sizes import RING_PER_SLOT, SLOTS
+from peer.training.stages.ring import RING_PER_SLOT, SLOTS, BoundaryRing
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.membership.group import Group
 from protocol.membership.view import Progress, Roster

@@ -9,10 +9,9 @@ import trio
 from peer.codec import BLOCK, get_codec
 from peer.network.conversation import Conversation, StreamStalled
 from peer.network.simulated import SimulatedInternet
-from peer.network.simulated_link import LinkModel
+from peer.network.simulated_stream import LinkModel
 from peer.ports.simulated import SimulatedWork
-from peer.stages.arrivals import FLOOR_S, SEVERAL, Arrivals, Kind, Unusual
-from peer.stages.line import Line
+from peer.stages.arrivals import FLOOR_S, SEVERAL, Arrivals, Kind, Line, Unusual
 from peer.training.shared import code_memory
 from peer.training.stages.ring import BoundaryRing
 from protocol.address.peer_id import peer_id_from_public_key

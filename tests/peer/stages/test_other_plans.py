@@ -1,7 +1,7 @@
 """Plans that differ are counted against those of the data peers that are there."""
 
 from peer.observe.facts import Facts
-from peer.stages.other_plans import OtherPlans
+from peer.stages.exchange import OtherPlans
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 
 

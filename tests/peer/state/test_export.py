@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from peer.state.export import export_hugging_face
 from peer.state.export_folder import MARKER
+from peer.training.corpus.tokenizer import ByteTokenizer
 from peer.training.model import FlatModel, initial_module
-from peer.training.tokenizer import ByteTokenizer
 from protocol.run.layout import Layout
 from protocol.run.run_spec import DataSection, ModelSection, RunSpec
 

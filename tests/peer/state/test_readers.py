@@ -13,7 +13,7 @@ from service_worlds import GROUP, SIGNED, World, empty_vectors, world
 from trio.testing import MockClock
 
 from peer.network.conversation import Conversation, StreamStalled
-from peer.network.simulated_link import LinkModel
+from peer.network.simulated_stream import LinkModel
 from peer.state import service as service_file
 from peer.state.fetching import ExpectedState, Fetcher
 from peer.state.gathering import Gathering, whole_state

@@ -14,8 +14,8 @@ from peer.state.home import Home, OtherRun
 from peer.state.restoring import RestoreFailed, restore
 from peer.state.uploads import Uploads
 from peer.training.corpus import Corpus, kept_corpus, prepare_corpus
+from peer.training.corpus.blocks import cut_piece, piece_path
 from peer.training.corpus.folder import PACKED
-from peer.training.corpus.pieces import cut_piece, piece_path
 from protocol.run.run_spec import RunSpec, parse_toml
 from protocol.run.signed_spec import SignedSpec
 

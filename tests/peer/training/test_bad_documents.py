@@ -12,10 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from peer.training.corpus import InvalidCorpus, shard_process
-from peer.training.corpus.documents import Shard, documents, shards_of
+from peer.training.corpus.documents import Shard, documents, glob_texts, shards_of
 from peer.training.corpus.shard_files import outputs
-from peer.training.corpus.sources import glob_texts
-from peer.training.tokenizer import ByteTokenizer
+from peer.training.corpus.tokenizer import ByteTokenizer
 
 LINE = b'{"text": "a word or two"}\n'
 

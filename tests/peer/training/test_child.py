@@ -10,13 +10,11 @@ import torch
 from existing import existing
 
 from peer.training import calibrate, child
-from peer.training.channel import SocketChannel, Task
 from peer.training.corpus.packed import InvalidCorpus
 from peer.training.device import choose_device, choose_precision, is_out_of_memory
 from peer.training.errors import NonFinite
-from peer.training.messages import Failed, Ready
-from peer.training.pipe import PipeError
-from peer.training.settings import TrainerSettings
+from peer.training.messages import Failed, Ready, TrainerSettings
+from peer.training.pipe import PipeError, SocketChannel, Task
 from peer.training.step import Stepper
 from protocol.run.run_spec import RunSpec
 

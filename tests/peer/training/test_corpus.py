@@ -17,10 +17,10 @@ from peer.training.corpus import (
     open_corpus,
     prepare_corpus,
 )
+from peer.training.corpus.blocks import cut_piece, piece_path
+from peer.training.corpus.documents import STDLIB_BYTES, stdlib_texts
 from peer.training.corpus.folder import PACKED
 from peer.training.corpus.packed import read_header
-from peer.training.corpus.pieces import cut_piece, piece_path
-from peer.training.corpus.sources import STDLIB_BYTES, stdlib_texts
 from protocol.run.run_spec import DataSection, ModelSection, RunSpec
 
 

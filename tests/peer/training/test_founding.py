@@ -29,12 +29,12 @@ from peer.training.messages import (
     Merge,
     Ready,
     RoundClosed,
+    TrainerSettings,
     TrainRound,
 )
 from peer.training.model import FlatModel, model_shapes
 from peer.training.ports import Trainer, TrainerDied
 from peer.training.process import create_model, trainer_starter
-from peer.training.settings import TrainerSettings
 from peer.training.shared import SharedVector
 from protocol.run.layout import Layout
 from protocol.run.run_spec import FrozenSection, RunSpec, parse_toml

@@ -5,9 +5,8 @@ import trio
 
 from peer.training.messages import Load, Ready, TrainRound
 from peer.training.ports import TrainerDied
-from peer.training.process import ProcessTrainer
+from peer.training.process import SILENCE_FLOOR_S, START_TIMEOUT_S, ProcessTrainer, Watchdog
 from peer.training.shared import CodeRegions
-from peer.training.watchdog import SILENCE_FLOOR_S, START_TIMEOUT_S, Watchdog
 from protocol.run.run_spec import RunSpec
 
 READY = Ready(1, 128, "", "cpu", "fp32", 1, 10.0)

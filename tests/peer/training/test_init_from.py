@@ -12,8 +12,8 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from peer.training.corpus.tokenizer import ByteTokenizer, tokenizer_file
 from peer.training.init_from import rate_hint, with_checkpoint
-from peer.training.tokenizer import ByteTokenizer, tokenizer_file
 from protocol.errors import InvalidRunSpec
 from protocol.run.run_spec import parse_toml
 

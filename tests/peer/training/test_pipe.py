@@ -19,9 +19,9 @@ from peer.training.messages import (
     Ready,
     RoundClosed,
     Stop,
+    TrainerSettings,
     TrainRound,
 )
-from peer.training.settings import TrainerSettings
 from protocol.microbatch.trainer_messages import (
     Begun,
     Deliver,

@@ -32,6 +32,7 @@ from peer.training.messages import (
     Merge,
     Ready,
     RoundClosed,
+    TrainerSettings,
     TrainRound,
     Yield,
     Yielded,
@@ -39,7 +40,6 @@ from peer.training.messages import (
 from peer.training.model import FlatModel, initial_module, model_shapes
 from peer.training.ports import TrainerDied
 from peer.training.process import ProcessTrainer, create_model, trainer_starter
-from peer.training.settings import TrainerSettings
 from peer.training.shared import NUM_SLOTS, SharedVector
 from protocol.run.layout import Layout
 from protocol.run.run_spec import (

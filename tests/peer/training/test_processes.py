@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from peer.training.corpus import InvalidCorpus
-from peer.training.corpus.processes import run_processes
 from peer.training.corpus.shard_files import outputs, remove_all_drafts
+from peer.training.corpus.tokenise import run_processes
 
 pytestmark = pytest.mark.slow
 

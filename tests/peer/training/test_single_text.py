@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from peer.training.corpus import InvalidCorpus, open_corpus, prepare_corpus, single_text
+from peer.training.corpus import InvalidCorpus, open_corpus, packed, prepare_corpus
 from peer.training.corpus.folder import PACKED
-from peer.training.corpus.packed import read_header
-from peer.training.corpus.single_text import read_parts, tail_start
+from peer.training.corpus.packed import read_header, read_parts, tail_start
 from protocol.run.run_spec import DataSection, ModelSection, RunSpec
 
 LINES = "".join(f"line {number} of a long text\n" for number in range(400))
@@ -30,7 +29,7 @@ def tokens_of(prepared):
 def test_the_tail_of_one_text_is_held_out_from_the_beginning_of_a_line(
     tmp_path, monkeypatch, part_bytes
 ):
-    monkeypatch.setattr(single_text, "PART_BYTES", part_bytes)
+    monkeypatch.setattr(packed, "PART_BYTES", part_bytes)
     (tmp_path / "one.txt").write_text(LINES)
     prepared = prepare_corpus(spec_of(f"text:{tmp_path}/*.txt"), tmp_path / "cache")
     train, held_out = tokens_of(prepared)

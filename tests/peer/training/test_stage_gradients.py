@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_stages import Stage, blocks, relay, run_spec
 
-from peer.training.stages.gradients import FIRST_CLIP, GradientSum, length_of
+from peer.training.stages.steppers import FIRST_CLIP, GradientSum, length_of
 from protocol.microbatch.gradient_shares import CLIP
 from protocol.microbatch.trainer_messages import (
     Deliver,

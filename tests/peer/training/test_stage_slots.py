@@ -5,9 +5,8 @@ import torch
 from test_stages import Stage, run_spec
 
 from peer.training.shared import code_memory
-from peer.training.stages.ring import BoundaryRing
-from peer.training.stages.sizes import MAX_SLOTS, MIN_SLOTS
-from peer.training.stages.slots import graph_bytes, slots_for
+from peer.training.stages.build import graph_bytes, slots_for
+from peer.training.stages.ring import MAX_SLOTS, MIN_SLOTS, BoundaryRing
 
 
 def held_by(stage, *, checkpoints=False):

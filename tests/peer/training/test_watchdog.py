@@ -16,7 +16,7 @@ from peer.training.messages import (
     TrainRound,
     Yielded,
 )
-from peer.training.watchdog import SILENCE_FLOOR_S, START_TIMEOUT_S, Watchdog
+from peer.training.process import SILENCE_FLOOR_S, START_TIMEOUT_S, Watchdog
 from protocol.run.run_spec import RunSpec, SyncSection
 
 READY = Ready(1, 128, "", "cpu", "fp32", 1, 10.0)

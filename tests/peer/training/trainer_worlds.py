@@ -25,12 +25,12 @@ from peer.training.messages import (
     Ready,
     RoundClosed,
     TrainerEvent,
+    TrainerSettings,
     TrainRound,
 )
 from peer.training.model import FlatModel, initial_module
 from peer.training.ports import Trainer
 from peer.training.process import ProcessTrainer, trainer_starter
-from peer.training.settings import TrainerSettings
 from peer.training.shared import SharedVector
 from peer.training.simulated import SimulatedSpeed, ToyProblem, simulated_starter
 from protocol.run.run_spec import (

@@ -1,4 +1,20 @@
-"""Rounds of streaming gossip: they pace data and schedule; fragments are averaged beside them.
+"""Streaming gossip, put together: NoLoCo's outer step for each fragment, and their rounds.
+
+Idea. NoLoCo averages the whole model at the close of a round, so the line carries everything at
+once and then nothing. Here the model is cut into fragments. Each leaves at its own moment of the
+round, finds a partner of its own, and comes back when its exchange is over, after a fraction of a
+round: nothing on the line comes in bursts, and averages are younger. The trainer merges it as a
+difference, so it may come late without harm.
+
+    delta[p] <- alpha delta[p] + beta (mean theta[p] - phi[p])        of fragment p and its pair
+    phi[p]   <- phi[p] + delta[p]
+    theta[p] <- theta[p] + (phi[p] - own snapshot, as its codes say)
+
+The outer step is NoLoCo's with gamma = beta (peer/averaging/gossip/outer_step.py): codes of phi
+would double what a fragment weighs. The merge is LOSCAR-SGD's (arXiv 2605.20866), the moments are
+Streaming DiLoCo's (arXiv 2501.18512).
+
+Rounds of streaming gossip: they pace data and schedule; fragments are averaged beside them.
 
     trainer      |------ round r ------|------ round r+1 ------| ...       never stands still
     fragment 0   send |-- search, exchange, step --| merge         send |-- ...
@@ -13,18 +29,33 @@
 - A flight under way when the trainer dies is ended without a merge, for the next life loads the
   slow weights. Its codes lie in memory that outlives the trainer.
 - After the training every flight ends. Then come rounds of no steps, in which the trainer sends all
-  fragments: the meetings of the final averaging (gossip/final_rounds.py), where all fragments meet
+  fragments: the meetings of the final averaging (final_averaging.py), where all fragments meet
   the same partner, a few at a time. A run without them has one such round, with partners as in
   training, for what was trained since the last moments.
+
+The fragments of one peer, each averaged in pairs by a group of its own.
+
+Everything that a vector has in gossip (lane.py) each fragment has for itself:
+so each finds its own partner, and while one is looked for or exchanged, others are too. What they
+share is the memory of slow weights and momentum, the lock under which these move, and the door.
+
+Streams are bounded for each remote peer (peer/network/handlers.py), and all fragments may have the
+same partner, so an exchange of one of many fragments opens fewer stripes.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
+import numpy as np
 import trio
 
-from peer.averaging.gossip.final_rounds import FinalRounds, Meetings
+from peer.averaging.parts import AveragingParts
+from peer.codec import get_codec
+from peer.observe.events import NamedEvents
+from peer.observe.status import PeerState
+from peer.rounds.loop import RoundLoop
 from peer.rounds.pace import Pace
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
@@ -37,13 +68,74 @@ from peer.training.messages import (
     RoundClosed,
     SyncEvent,
 )
+from peer.training.ports import StartTrainer
+from protocol.fragment.fragments import Fragment, fragment_layout_digest, fragments_of_run
 from protocol.gossip.final_averaging import Meeting
+from protocol.limits import MAX_STRIPES
+from protocol.membership.group import Group
 from protocol.membership.view import Member
 from protocol.run.layout import Layout
 from protocol.schedule.own_rounds import OwnRounds, RoundPlan
 from protocol.schedule.rounds import keep_together
 
-from .fragment_lanes import FragmentLanes
+from .final_averaging import FinalRounds, Meetings
+from .lane import GossipDoor, Lane, lane_of
+from .outer_state import Float32Vector, OuterState
+from .outer_step import NolocoFactors
+
+# --- fragment lanes -------------------------------------------------------------------------------
+
+
+class FragmentLanes:
+    """The lanes of all fragments, in order. Implements `final_averaging.Meetings`.
+
+    Args:
+        delta_P: outer momentum, in the order of the flat vector.
+        factors: of the outer step of each fragment.
+    """
+
+    def __init__(
+        self,
+        parts: AveragingParts,
+        fragments: Sequence[Fragment],
+        delta_P: Float32Vector,
+        factors: NolocoFactors,
+        lock: trio.Lock,
+    ) -> None:
+        self._parts = parts
+        self._lock = lock
+        self._max_stripes = max(0, MAX_STRIPES // len(fragments) - 1)
+        self.lanes: tuple[Lane, ...] = tuple(
+            self._lane(fragment, delta_P, factors) for fragment in fragments
+        )
+
+    @property
+    def disagreements(self) -> int:
+        """Meetings left out because the partner sees another roster: of the worst fragment."""
+        return max(lane.meetings.disagreements for lane in self.lanes)
+
+    def begin(self, roster: str) -> None:
+        """From now on the roster with this digest is ours, for all fragments."""
+        for lane in self.lanes:
+            lane.meetings.begin(roster)
+
+    def _lane(self, fragment: Fragment, delta_P: Float32Vector, factors: NolocoFactors) -> Lane:
+        parts, held = self._parts, self._parts.held
+        codec = get_codec(held.codec, part_of=held.shape.padded_parameters)
+        return lane_of(
+            parts,
+            OuterState(parts.slow_P, delta_P, codec, factors, fragment.spans),
+            group=Group(held.group.run_id, f"fragment/{fragment.index}").digest,
+            layout_digest=fragment_layout_digest(held.shape.layout_digest, fragment),
+            size=fragment.size,
+            company=parts.company_of(fragment.index),
+            events=NamedEvents(parts.events, fragment=fragment.index),
+            lock=self._lock,
+            max_stripes=self._max_stripes,
+        )
+
+
+# --- streaming rounds -----------------------------------------------------------------------------
 
 MEETINGS_AT_ONCE: Final = 4
 """Fragments that hold a planned meeting at the same time: each after the one so many before it.
@@ -226,3 +318,84 @@ class StreamingRounds:
             if self._validation.is_due(round_):
                 await self._validation.begin(line, round_)
                 await self._validation.wait_idle()
+
+
+# --- the way, put together ------------------------------------------------------------------------
+
+
+class StreamingAveraging:
+    """Streaming gossip. Implements `peer.averaging.parts.Averaging`."""
+
+    def __init__(self, parts: AveragingParts) -> None:
+        self._parts = parts
+        self.slow_P, self.momentum_P = parts.slow_P, np.zeros(parts.slow_P.size, np.float32)
+        self.lock = trio.Lock()
+        self._stands_after = -1
+        self._rounds: StreamingRounds | None = None
+        self._lanes: FragmentLanes | None = None
+        self._begun = trio.Event()
+
+    @property
+    def round(self) -> int:
+        """The last that is over; fragments are stepped within rounds."""
+        facts = self._parts.facts
+        return facts.round if facts.state is PeerState.FINISHED else facts.round - 1
+
+    @property
+    def senders(self) -> int:
+        """A partner of each fragment under way."""
+        return max(1, self._rounds.flights) if self._rounds else 1
+
+    def stands_after(self, round_: int) -> None:
+        """Both vectors are whole, as they stand after this round."""
+        self._stands_after = round_
+
+    def begin(self, start_trainer: StartTrainer) -> RoundLoop:
+        """The rounds."""
+        parts, validation = self._parts, self._parts.validation()
+        sync, facts = parts.spec.sync, parts.facts
+        self._rounds = StreamingRounds(
+            OwnRounds(
+                facts.peer_id,
+                sync.round_steps,
+                parts.amended.total_steps_at,
+                facts.round,
+                facts.nominal_step,
+            ),
+            Pace(sync.round_steps, facts),
+            new_lanes=self._new_lanes,
+            new_finale=partial(self._new_finale, validation),
+            ends_with_flush=not sync.final_averaging,
+            validation=validation,
+        )
+        return parts.loop(self._rounds, validation, start_trainer)
+
+    async def serve(self) -> None:
+        """Look for partners and answer proposals until cancelled; from the first trainer on."""
+        await self._begun.wait()
+        assert self._lanes is not None
+        gossips = [lane.gossip for lane in self._lanes.lanes]
+        await GossipDoor(self._parts.network, gossips).run()
+
+    def _new_lanes(self, layout: Layout) -> FragmentLanes:
+        sync = self._parts.spec.sync
+        assert sync.streaming is not None
+        fragments = fragments_of_run(sync.streaming, layout)
+        factors = NolocoFactors(sync.alpha, sync.beta, gamma=sync.beta)
+        self._lanes = FragmentLanes(self._parts, fragments, self.momentum_P, factors, self.lock)
+        for lane in self._lanes.lanes:
+            lane.outer.stands_after(self._stands_after)
+        self._begun.set()
+        return self._lanes
+
+    def _new_finale(self, validation: Validation, meetings: Meetings) -> FinalRounds:
+        parts = self._parts
+        return FinalRounds(
+            wanted=parts.spec.sync.final_averaging,
+            facts=parts.facts,
+            view=parts.held.view,
+            company=parts.company_of(0),
+            held=meetings,
+            validation=validation,
+            events=parts.events,
+        )

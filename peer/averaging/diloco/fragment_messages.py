@@ -1,0 +1,486 @@
+"""Messages about fragments: what we post, ask and answer, and the checks of what comes.
+
+Lasting streams lead to the other peers: what we have to send, in order, one stream per peer. A
+stream that lasts costs no round trip to open and keeps the window that it has grown. Posting never
+waits: a peer that takes nothing must not hold up the others. What is posted to a peer whose box is
+full, or whose stream breaks while it is sent, is lost, and counted; the cycle's deadline and the
+stamps of the next one deal with that, as with every other loss.
+
+What comes on fragment streams is checked before anybody acts on it. A message is of our group,
+names a fragment and chunks that there are, and its codes have the size, the digest and the form
+that they must have; a contribution is signed by its sender and as long as it says, a result is
+signed by its owner. A peer that sends anything else has broken the protocol (RemoteProtocolError),
+and the stream ends.
+
+Questions to other peers are about what they hold: stamps, results, and the values of chunks. What
+is asked for, and what becomes of the answers, is decided in protocol/diloco/healing.py. Each
+question has a stream of its own, but for results, which are asked for behind the stamps that show
+them.
+"""
+
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+import trio
+
+from peer.codec import Codec, codes_as_tensor
+from peer.codec.base import root_mean_square
+from peer.codec.leaves import code_digest
+from peer.network.conversation import Conversation, Payload
+from peer.ports import Network, PeerId, Work
+from protocol.diloco.fragment_core import FragmentCore
+from protocol.diloco.fragment_events import (
+    AskResult,
+    ChunkFetched,
+    Contribute,
+    FetchChunk,
+    FetchFailed,
+    Parts,
+    ResultAnswered,
+    StampsAnswered,
+)
+from protocol.errors import LocoError, RemoteProtocolError, StreamLost
+from protocol.limits import MAX_EVIDENCE_BYTES, MAX_PAYLOAD_BYTES
+from protocol.membership.group import other_group_sentence
+from protocol.membership.records import Sign
+from protocol.outcomes import RefusalReason
+from protocol.plausible import is_length, told_length
+from protocol.wire.fragment_messages import (
+    ChunkStamp,
+    Doubt,
+    GetOpening,
+    Proof,
+    signed_contribution,
+)
+from protocol.wire.messages import (
+    ChunkState,
+    Contribution,
+    FragmentSettled,
+    GetChunkState,
+    GetResult,
+    GetStamps,
+    Message,
+    NoResult,
+    Refusal,
+    Result,
+    Stamps,
+)
+from protocol.wire.versions import FRAGMENT
+
+from .outer_fragments import OuterFragments
+
+# --- fragment posts -------------------------------------------------------------------------------
+
+STALL_S: Final = 30.0
+"""A peer that takes no byte for so long has lost its stream."""
+MAX_POSTED: Final = 256
+"""Messages that wait for one peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class PostStatistics:
+    """Counts since the start."""
+
+    posted: int
+    lost: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    put: trio.MemorySendChannel[tuple[Message, Payload]]
+    scope: trio.CancelScope
+
+
+class Posts:
+    """All that is sent. `run` must be running."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._boxes: dict[PeerId, _Box] = {}
+        self._nursery: trio.Nursery | None = None
+        self._posted = self._lost = 0
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Carry what is posted, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            await trio.sleep_forever()
+
+    def post(self, peer_id: PeerId, message: Message, payload: Payload = b"") -> None:
+        """Send this to a peer, some time soon; the payload must lie still until then."""
+        assert self._nursery is not None
+        box = self._boxes.get(peer_id)
+        if box is None:
+            put, take = trio.open_memory_channel[tuple[Message, Payload]](MAX_POSTED)
+            box = self._boxes[peer_id] = _Box(put, trio.CancelScope())
+            self._nursery.start_soon(self._carry, peer_id, box, take)
+        self._posted += 1
+        try:
+            box.put.send_nowait((message, payload))
+        except trio.WouldBlock:
+            self._lost += 1
+
+    def keep_only(self, peer_ids: Collection[PeerId]) -> None:
+        """The others are gone; so is what was for them."""
+        for peer_id in [peer_id for peer_id in self._boxes if peer_id not in peer_ids]:
+            self._boxes.pop(peer_id).scope.cancel()
+
+    def statistics(self) -> PostStatistics:
+        """Counts since the start."""
+        return PostStatistics(self._posted, self._lost)
+
+    async def _carry(
+        self, peer_id: PeerId, box: _Box, take: trio.MemoryReceiveChannel[tuple[Message, Payload]]
+    ) -> None:
+        talk: Conversation | None = None
+        with box.scope:
+            try:
+                async for message, payload in take:
+                    try:
+                        talk = talk or await self._open(peer_id)
+                        await talk.send(message, payload, stall_s=STALL_S)
+                    except LocoError:
+                        self._lost += 1
+                        await _closed(talk)
+                        talk = None
+            finally:
+                await _closed(talk)
+
+    async def _open(self, peer_id: PeerId) -> Conversation:
+        with trio.move_on_after(STALL_S):
+            return Conversation(await self._network.open_stream(peer_id, FRAGMENT))
+        raise LocoError(f"{peer_id} did not answer within {STALL_S:.0f} s")
+
+
+async def _closed(talk: Conversation | None) -> None:
+    if talk is not None:
+        with suppress(LocoError), trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+            await talk.aclose()
+
+
+# --- our own contributions: an owner's part of the codes, with what we sign of it -----------------
+
+NOT_SIGNED = bytes(64)
+
+
+def length_of(codec: Codec, codes: memoryview, num_values: int) -> float:
+    """The length of a contribution to a chunk, as it tells it; codes are valid ones."""
+    return told_length(root_mean_square(codes_as_tensor(codes), codec, num_values))
+
+
+def contribution_of(
+    order: Contribute, group: str, outer: OuterFragments, sign: Sign
+) -> tuple[Contribution, memoryview, Parts]:
+    """What an owner, perhaps we, is sent: with its codes, all together and by chunk.
+
+    Blocking work.
+    """
+    sent, chunks = order.sent, [stamp.chunk for stamp in order.stamps]
+    fragment = sent.fragment
+    parts = outer.split_codes(fragment, range(len(outer.fragments[fragment].chunks)), sent.codes)
+    codes = outer.spare.take(sum(len(parts[chunk]) for chunk in chunks))
+    own = outer.split_codes(fragment, chunks, codes)
+    for chunk, part in own.items():
+        part[:] = parts[chunk]
+    unsigned = Contribution(
+        group=group,
+        fragment=fragment,
+        cycle=sent.cycle,
+        weight=order.weight,
+        steps=sent.steps,
+        tokens=sent.tokens,
+        stamps=order.stamps,
+        digests=(),
+        lengths=(),
+        signature=NOT_SIGNED,
+    )
+    return signed_with(unsigned, own, outer, sign), codes, own
+
+
+def signed_with(
+    unsigned: Contribution, parts: Parts, outer: OuterFragments, sign: Sign
+) -> Contribution:
+    """A contribution with what its sender says and signs of its codes."""
+    codec, chunks = outer.codec, [stamp.chunk for stamp in unsigned.stamps]
+    sizes = [outer.chunk_values(unsigned.fragment, chunk) for chunk in chunks]
+    told = replace(
+        unsigned,
+        digests=tuple(code_digest(codec, parts[chunk]) for chunk in chunks),
+        lengths=tuple(
+            length_of(codec, parts[chunk], size) for chunk, size in zip(chunks, sizes, strict=True)
+        ),
+    )
+    return signed_contribution(told, sign)
+
+
+# --- fragment inbound -----------------------------------------------------------------------------
+
+Inbound = (
+    Contribution
+    | Result
+    | NoResult
+    | FragmentSettled
+    | Doubt
+    | GetStamps
+    | GetResult
+    | GetChunkState
+    | GetOpening
+)
+
+
+class OtherGroup(RemoteProtocolError):
+    """A message is meant for another group than ours."""
+
+
+class FragmentInbound:
+    """Reads one stream."""
+
+    def __init__(self, group: str, outer: OuterFragments, work: Work) -> None:
+        self._group = group
+        self._outer = outer
+        self._work = work
+        self._room = memoryview(b"")
+
+    async def next(self, talk: Conversation) -> tuple[Inbound | Proof, Parts | bytes]:
+        """The next message, with its codes by chunk; a proof as it came.
+
+        Raises:
+            StreamLost, RemoteProtocolError (OtherGroup)
+        """
+        message, _ = await talk.receive(
+            Contribution,
+            Result,
+            NoResult,
+            FragmentSettled,
+            Doubt,
+            Proof,
+            GetStamps,
+            GetResult,
+            GetChunkState,
+            GetOpening,
+            place=self._place,
+            max_payload_bytes=MAX_PAYLOAD_BYTES,  # the place says what is right
+            stall_s=STALL_S,
+        )
+        if isinstance(message, Proof):
+            return message, bytes(self._taken())
+        assert isinstance(message, Inbound)
+        if isinstance(message, Contribution | Result):
+            sender = talk.remote_peer_id
+            return message, await self._work.run(self._checked, message, self._taken(), sender)
+        self._check_place(message)
+        return message, {}
+
+    async def answer(self, talk: Conversation) -> tuple[Result | None, Parts]:
+        """A result that was asked for; None when it was refused."""
+        message, _ = await talk.receive(Result, Refusal, place=self._place, stall_s=STALL_S)
+        if isinstance(message, Refusal):
+            return None, {}
+        assert isinstance(message, Result)
+        sender = talk.remote_peer_id
+        return message, await self._work.run(self._checked, message, self._taken(), sender)
+
+    def _taken(self) -> memoryview:
+        """The codes of the message; their receiver alone knows for how long they are needed."""
+        room, self._room = self._room, memoryview(b"")
+        return room
+
+    # --- checks -----------------------------------------------------------------------------------
+    def _place(self, message: Message, num_bytes: int) -> memoryview:
+        if isinstance(message, Proof):
+            return self._place_of_proof(message, num_bytes)
+        assert isinstance(message, Contribution | Result)
+        self._check_place(message)
+        fragment = message.fragment
+        expected = sum(self._outer.chunk_code_bytes(fragment, c) for c in _carried(message))
+        if num_bytes != expected:
+            raise RemoteProtocolError(f"{num_bytes} bytes of codes, expected {expected}")
+        self._room = self._outer.spare.take(num_bytes)
+        return self._room
+
+    def _place_of_proof(self, message: Proof, num_bytes: int) -> memoryview:
+        if message.group != self._group:
+            raise OtherGroup(other_group_sentence(self._group, message.group))
+        if num_bytes > MAX_EVIDENCE_BYTES:
+            raise RemoteProtocolError(f"a proof of {num_bytes} bytes")
+        self._room = memoryview(bytearray(num_bytes))
+        return self._room
+
+    def _check_place(self, message: Inbound) -> None:
+        """Our group, and a fragment and chunks that there are."""
+        if message.group != self._group:
+            raise OtherGroup(other_group_sentence(self._group, message.group))
+        if message.fragment >= len(self._outer.fragments):
+            raise RemoteProtocolError(f"there is no fragment {message.fragment}")
+        num_chunks = len(self._outer.fragments[message.fragment].chunks)
+        chunks = _named(message)
+        if len(set(chunks)) != len(chunks) or any(chunk >= num_chunks for chunk in chunks):
+            raise RemoteProtocolError(f"chunks {chunks} of a fragment of {num_chunks}")
+
+    def _checked(self, message: Contribution | Result, codes: memoryview, sender: str) -> Parts:
+        codec = self._outer.codec
+        parts = self._outer.split_codes(message.fragment, _carried(message), codes)
+        if isinstance(message, Contribution):
+            if not message.is_genuine(sender):
+                raise RemoteProtocolError("a contribution that its sender has not signed")
+            digests = dict(zip(parts, message.digests, strict=True))
+        elif not message.is_genuine():
+            raise RemoteProtocolError("a result that its owner has not signed")
+        else:
+            digests = {chunk.chunk: chunk.digest for chunk in message.chunks}
+        if any(code_digest(codec, part) != digests[chunk] for chunk, part in parts.items()):
+            raise RemoteProtocolError("codes that do not fit their digest")
+        if not all(codec.validate(codes_as_tensor(part)) for part in parts.values()):
+            raise RemoteProtocolError("codes that are malformed, or not finite")
+        if isinstance(message, Contribution):
+            self._check_lengths(message, parts)
+        return parts
+
+    def _check_lengths(self, message: Contribution, parts: Parts) -> None:
+        for told, (chunk, part) in zip(message.lengths, parts.items(), strict=True):
+            num_values = self._outer.chunk_values(message.fragment, chunk)
+            if not is_length(told, length_of(self._outer.codec, part, num_values)):
+                raise RemoteProtocolError("a contribution that is not as long as it says")
+
+
+def _carried(message: Contribution | Result) -> tuple[int, ...]:
+    if isinstance(message, Contribution):
+        return tuple(stamp.chunk for stamp in message.stamps)
+    return message.carried
+
+
+def _named(message: Inbound) -> tuple[int, ...]:
+    match message:
+        case Contribution():
+            return _carried(message)
+        case Result():
+            known = tuple(chunk.chunk for chunk in message.chunks)
+            if not set(message.carried) <= set(known):
+                raise RemoteProtocolError("codes of chunks of which the result says nothing")
+            return known
+        case GetResult(chunk=chunk) | GetChunkState(chunk=chunk) | GetOpening(chunk=chunk):
+            return (chunk,)
+        case _:
+            return ()
+
+
+# --- fragment questions ---------------------------------------------------------------------------
+
+QUESTION_S: Final = 60.0
+"""A question and its answer, values of a chunk among them."""
+
+
+class FragmentQuestions:
+    """See the top of the file."""
+
+    def __init__(self, group: str, network: Network, outer: OuterFragments, work: Work) -> None:
+        self._group = group
+        self._network = network
+        self._outer = outer
+        self._work = work
+
+    @asynccontextmanager
+    async def stream_to(self, peer_id: PeerId) -> AsyncIterator[Conversation]:
+        """A stream for questions. Raises LocoError, also when the time is up."""
+        with trio.move_on_after(QUESTION_S) as scope:
+            async with Conversation(await self._network.open_stream(peer_id, FRAGMENT)) as talk:
+                yield talk
+        if scope.cancelled_caught:
+            raise StreamLost(f"{peer_id} took longer than {QUESTION_S:.0f} s to answer")
+
+    async def stamps(self, talk: Conversation, fragment: int) -> StampsAnswered:
+        """Each chunk's state as they have it. Raises LocoError."""
+        await talk.send(GetStamps(self._group, fragment))
+        answer, _ = await talk.receive(Stamps)
+        chunks = list(range(len(self._outer.fragments[fragment].chunks)))
+        named = [stamp.chunk for stamp in answer.stamps]
+        if answer.fragment != fragment or named != chunks or len(answer.cycles) != len(chunks):
+            raise RemoteProtocolError(f"no stamps of the {len(chunks)} chunks of {fragment}")
+        states = tuple(zip(answer.stamps, answer.cycles, strict=True))
+        return StampsAnswered(fragment, talk.remote_peer_id, states)
+
+    async def result(self, talk: Conversation, asked: AskResult) -> ResultAnswered:
+        """The result that led them where they are, if they still have it. Raises LocoError."""
+        inbound = FragmentInbound(self._group, self._outer, self._work)
+        await talk.send(GetResult(self._group, asked.fragment, asked.cycle, asked.theirs.chunk))
+        result, codes = await inbound.answer(talk)
+        return ResultAnswered(
+            asked.fragment, asked.peer_id, asked.cycle, asked.theirs, result, codes
+        )
+
+    async def fetch(self, asked: FetchChunk) -> ChunkFetched | FetchFailed:
+        """A chunk as they have it."""
+        fragment, chunk = asked.fragment, asked.chunk
+        try:
+            async with self.stream_to(asked.peer_id) as talk:
+                await talk.send(GetChunkState(self._group, fragment, chunk))
+                room = memoryview(bytearray(8 * self._outer.chunk_values(fragment, chunk)))
+                state, _ = await talk.receive(ChunkState, into=room, stall_s=STALL_S)
+        except LocoError:
+            return FetchFailed(fragment, chunk)
+        if (state.fragment, state.stamp.chunk) != (fragment, chunk):
+            return FetchFailed(fragment, chunk)
+        return ChunkFetched(fragment, chunk, state.cycle, state.stamp.stamp, room)
+
+
+# --- fragment answers -----------------------------------------------------------------------------
+
+Question = GetStamps | GetResult | GetChunkState
+
+
+class FragmentAnswers:
+    """Answers to the questions of others.
+
+    Args:
+        core: knows stamps and results.
+        lock: held while the outer state moves or is read as a whole.
+    """
+
+    def __init__(
+        self,
+        outer: OuterFragments,
+        core: FragmentCore,
+        work: Work,
+        lock: trio.Lock,
+    ) -> None:
+        self._outer = outer
+        self._core = core
+        self._work = work
+        self._lock = lock
+
+    async def answer(self, talk: Conversation, question: Question) -> None:
+        """Send what was asked for, or refuse."""
+        match question:
+            case GetStamps(fragment=fragment):
+                await talk.send(self._stamps(fragment))
+            case GetResult():
+                await self._send_result(talk, question)
+            case GetChunkState(fragment=fragment, chunk=chunk):
+                state, values = await self._read(fragment, chunk)
+                await talk.send(state, values, stall_s=STALL_S)
+
+    def _stamps(self, fragment: int) -> Stamps:
+        ledger = self._core.ledger(fragment)
+        chunks = range(len(ledger.stamps))
+        return Stamps(
+            fragment,
+            tuple(ChunkStamp.of(chunk, ledger.stamp(chunk)) for chunk in chunks),
+            tuple(ledger.cycle(chunk) for chunk in chunks),
+        )
+
+    async def _send_result(self, talk: Conversation, asked: GetResult) -> None:
+        kept = self._core.result_of(asked.fragment, asked.cycle, asked.chunk)
+        if kept is None:
+            await talk.refuse(RefusalReason.UNAVAILABLE, "I hold no such result")
+        else:
+            await talk.send(*kept, stall_s=STALL_S)
+
+    async def _read(self, fragment: int, chunk: int) -> tuple[ChunkState, bytes]:
+        async with self._lock:
+            ledger = self._core.ledger(fragment)
+            stamp = ChunkStamp.of(chunk, ledger.stamp(chunk))
+            state = ChunkState(fragment, ledger.cycle(chunk), stamp)
+            return state, await self._work.run(self._outer.read, fragment, chunk)
