@@ -24,6 +24,7 @@ from peer.observe.facts import Facts
 from peer.options.config import ConfigError, PeerConfig, load_config
 from peer.options.exit_codes import ExitCode
 from peer.ports.real import RealEntropy
+from peer.state.checkpoints import CheckpointStore
 from peer.state.home import Home, HomeError, OtherRun
 from protocol.errors import InvalidRunSpec
 from protocol.run.run_spec import RunSpec
@@ -247,7 +248,11 @@ def test_start_tells_to_keep_a_copy_of_it(
 
 
 def test_a_restore_takes_no_run_spec_and_one_that_is_not_needed_goes_on_with_the_home(
-    home: Home, lives: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    home: Home,
+    lives: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """So a container may be started again with the same command."""
     run_toml = tmp_path / "run.toml"
@@ -256,6 +261,7 @@ def test_a_restore_takes_no_run_spec_and_one_that_is_not_needed_goes_on_with_the
         run_peer(config_of(home), Start(run_toml, new_run=False, restore="there"))
     run_peer(config_of(home), Start(run_toml, new_run=False))
     there = str(tmp_path / "there")
+    monkeypatch.setattr(CheckpointStore, "newest_whole", lambda *_: "the kept checkpoint")
     run_peer(config_of(home), Start(None, new_run=False, restore=there))
     assert "  not needed: this home has the run" in capsys.readouterr().err
     assert lives == ["founding", "returning"]
