@@ -100,10 +100,8 @@ def test_the_trainer_is_kept_from_all_other_rooms() -> None:
 
 # --- circles --------------------------------------------------------------------------------------
 IN_CIRCLES = {
-    ("peer/network", "peer/process"),
     ("peer/observe", "peer/state"),
     ("peer/process", "peer/observe"),
-    ("peer/state", "peer/network"),
     ("peer/state", "peer/training"),
     ("peer/state", "peer/training/corpus"),
     ("peer/training", "peer/process"),

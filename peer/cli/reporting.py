@@ -8,8 +8,7 @@ from contextlib import contextmanager
 import typer
 
 from peer.options.exit_codes import ExitCode
-from peer.process.exception_groups import leaves
-from protocol.errors import InvalidRunSpec, LocoError, Refused
+from protocol.errors import InvalidRunSpec, LocoError, Refused, leaves
 
 
 def exit_code_of(error: LocoError) -> ExitCode:

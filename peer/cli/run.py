@@ -13,14 +13,13 @@ from peer.options.config import ConfigError, PeerConfig
 from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import say_before_founding
 from peer.options.run_options import check_options
-from peer.process.exception_groups import leaves
 from peer.process.imports import large_imports
 from peer.process.rejoin import JoinAgain, rejoin_command
 from peer.process.sigterm import hold_back_sigterm
 from peer.state.export_folder import check_export_folder
 from peer.state.home import Home, OtherRun
 from peer.training.child_process import spare_child
-from protocol.errors import InvalidRunSpec
+from protocol.errors import InvalidRunSpec, leaves
 from protocol.limits import MAX_SPEC_BYTES
 from protocol.run.amendments import differing_keys
 from protocol.run.run_spec import RunSpec, parse_toml

@@ -24,7 +24,6 @@ import trio
 from peer.network.conversation import Conversation
 from peer.network.reachability import is_loopback, is_relayed
 from peer.network.relay import Relay, reserve
-from peer.network.wrapped import AdmittedNetwork
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
@@ -308,7 +307,7 @@ class Outside:
         facts = self._facts = parts.facts
         self._network = network
         self.relay = Relay(
-            AdmittedNetwork(network, parts.standing),
+            network,
             parts.pacing,
             offers=lambda: facts.reach.reach is not Reach.NO,
             mbps=relay_mbps,

@@ -28,10 +28,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from peer.network.identity import verify
 from peer.ports import PeerId
-from peer.process.exception_groups import leaves
 from protocol.address.peer_id import KEY_PROTOBUF_PREFIX, PUBLIC_KEY_BYTES, peer_id_from_public_key
 from protocol.address.varint import decode_uvarint, encode_uvarint
-from protocol.errors import StreamLost
+from protocol.errors import StreamLost, leaves
 
 STEP_TIMEOUT_S: Final = 10.0
 MAX_SELECT_BYTES: Final = 1024

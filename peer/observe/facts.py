@@ -16,7 +16,7 @@ from peer.observe.status import RECENT_ROUNDS, Outcomes, PeerState
 from peer.observe.timing import Durations, RoundPhase, RoundTiming
 from peer.state.held_part import HeldPart
 from protocol.gossip.matchmaking_events import RoundSnapshot
-from protocol.membership.conduct import Fault
+from protocol.membership.book import Fault
 from protocol.membership.group import Group
 from protocol.microbatch.core import Counted
 from protocol.outcomes import AuditOutcome, RefusalReason, SkipReason
