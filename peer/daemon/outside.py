@@ -308,7 +308,7 @@ class Outside:
         self._network = network
         self.relay = Relay(
             network,
-            parts.pacing,
+            parts.pacing.carry,
             offers=lambda: facts.reach.reach is not Reach.NO,
             mbps=relay_mbps,
             wall_time_s=parts.directory.swarm_time_s,

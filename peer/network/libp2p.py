@@ -32,10 +32,10 @@ from .handlers import Handlers, TellBug, print_bug
 from .libp2p_stream import Libp2pStream
 from .p2pd_client import P2pdClient, attach, connect_past_backoff, receive_stream_info, size_buffers
 from .p2pd_process import (
-    ListenPorts,
     P2pdConfig,
     P2pdFailed,
     P2pdProcess,
+    held_ports,
     listen_at,
     run_p2pd,
     runtime_directory,
@@ -412,9 +412,9 @@ async def open_libp2p_network(
     control_path, listener_path = socket_paths(identity_path, runtime_dir or runtime_directory())
     await wait_until_unused(control_path)
     failure: P2pdFailed | None = None
-    with ListenPorts(listen) as ports:
+    with held_ports(listen) as addresses:
         config = P2pdConfig(
-            identity_path, control_path, ports.addresses, tuple(announce),
+            identity_path, control_path, addresses, tuple(announce),
             route_by_dht=route_by_dht, map_ports=map_ports, quic=quic,
         )  # fmt: skip
         network = Libp2pNetwork(config, listener_path)
