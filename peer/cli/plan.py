@@ -12,18 +12,10 @@ from typing import Final
 
 from peer.options.config import ConfigError
 from protocol.errors import InvalidRunSpec
-from protocol.pipeline.question import Question, rules_of
-from protocol.pipeline.replicas import Estimate
+from protocol.pipeline.pipelines import Estimate, replicas_of
+from protocol.pipeline.question import BOUNDARY_CODECS, Question, rules_of, workload_of
 from protocol.pipeline.tables import link_matrices, parse_links, parse_peers
-from protocol.pipeline.what_if import (
-    Answer,
-    RunEstimate,
-    needs_pipeline,
-    replicas_of,
-    verdict_of,
-    what_if,
-)
-from protocol.pipeline.workload import BOUNDARY_CODECS, workload_of
+from protocol.pipeline.what_if import Answer, RunEstimate, needs_pipeline, verdict_of, what_if
 from protocol.run.needs import flops_per_token
 from protocol.run.run_spec import RunSpec, parse_toml
 from protocol.run.sections import PipelineSection, visited_of

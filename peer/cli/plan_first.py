@@ -8,9 +8,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from protocol.names import size_text
-from protocol.pipeline.cards import HOW
+from protocol.pipeline.pipelines import SECONDS_PER_HOUR, Estimate
 from protocol.pipeline.question import Question
-from protocol.pipeline.replicas import SECONDS_PER_HOUR, Estimate
+from protocol.pipeline.tables import HOW
 from protocol.pipeline.what_if import RunEstimate, too_small_for_the_whole
 
 WAYS: Final = {

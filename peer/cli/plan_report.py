@@ -7,13 +7,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from protocol.pipeline.changes import LEAST_HELP
-from protocol.pipeline.effort import effort_for
-from protocol.pipeline.pipelines import Pipeline
-from protocol.pipeline.question import Question
-from protocol.pipeline.replicas import Estimate
+from protocol.pipeline.pipelines import Estimate, Pipeline
+from protocol.pipeline.question import Question, effort_for
 from protocol.pipeline.tables import GB
-from protocol.pipeline.what_if import Answer
+from protocol.pipeline.what_if import LEAST_HELP, Answer
 
 MEGA: Final = 1e6
 WAYS: Final = {
@@ -27,7 +24,6 @@ WORKING: Final = {
     "1f1b": "backwards first (1F1B)",
     "two_parts": "backward in two parts",
     "both": "both of these",
-    "async": "one update late (async)",
 }
 
 
