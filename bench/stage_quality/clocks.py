@@ -21,7 +21,7 @@ from bench.planner_settings import WORK, published_problem
 from protocol.pipeline.planner import SearchBudget, plan
 from protocol.pipeline.problem import US_PER_S, PathRules
 from protocol.pipeline.simulator import Simulator
-from protocol.run.codecs import CODECS
+from protocol.run.ways import CODECS
 
 from .arms import ARMS, StageArm
 

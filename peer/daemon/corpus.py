@@ -12,8 +12,8 @@ from peer.observe.facts import Facts
 from peer.ports import Network, Work
 from peer.rounds.feed import AllHere, DataFeed
 from protocol.membership.view import Roster
+from protocol.run.layout import DATA_STAGE, stage_of_part
 from protocol.run.run_spec import RunSpec
-from protocol.run.stages import DATA_STAGE, stage_of_part
 from protocol.schedule.data_plan import DataPlan
 
 from .provision import Supplies

@@ -34,9 +34,9 @@ from protocol.errors import LocoError
 from protocol.membership.group import Group
 from protocol.membership.view import View
 from protocol.run.amendments import AmendedSpec
+from protocol.run.layout import part_of_stage, stage_of_part
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
-from protocol.run.stages import part_of_stage, stage_of_part
 
 from .acquainting import KeepAcquaintances
 from .beginning import Arrival, Beginning

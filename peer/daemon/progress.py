@@ -11,7 +11,7 @@ from peer.observe.status import PeerState
 from peer.training.schedule import learning_rate
 from protocol.membership.group import WHOLE_MODEL
 from protocol.membership.view import TRAINING, Member, Roster
-from protocol.schedule.pace import RunPace
+from protocol.schedule.rounds import RunPace
 
 LOOK_S: Final = 1.0
 SAY_EVERY_S: Final = 15.0

@@ -25,8 +25,8 @@ from peer.training.ports import Float32Vector, TrainerDied
 from peer.training.process import CreatedModel, create_model
 from protocol.errors import InvalidRunSpec
 from protocol.membership.group import WHOLE_MODEL
+from protocol.run.layout import DATA_STAGE, part_of_stage, stage_layouts
 from protocol.run.run_spec import FrozenSection, RunSpec
-from protocol.run.stages import DATA_STAGE, part_of_stage, stage_layouts
 
 from .beginning import Beginning, Fetched, Fresh
 from .data import freeze_data, obtain_data

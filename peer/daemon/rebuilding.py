@@ -13,8 +13,7 @@ from protocol.membership.group import Group
 from protocol.membership.heeded import heeded
 from protocol.membership.view import Roster, View
 from protocol.run.amendments import AmendedSpec
-from protocol.run.layout import Layout
-from protocol.run.stages import part_of_stage
+from protocol.run.layout import Layout, part_of_stage
 from protocol.schedule.data_plan import start_position
 from protocol.schedule.rounds import middle
 

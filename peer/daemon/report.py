@@ -11,7 +11,7 @@ from peer.observe.status import PeerStatus, Status
 from peer.ports import Network
 from protocol.membership.group import Group
 from protocol.membership.view import Member, Roster, View
-from protocol.run.stages import DATA_STAGE, part_of_stage, stage_of_part
+from protocol.run.layout import DATA_STAGE, part_of_stage, stage_of_part
 
 from .join_address import join_address
 from .progress import ProgressReport

@@ -21,10 +21,10 @@ from dataclasses import dataclass, replace
 from typing import Final, get_args
 
 from protocol.errors import LocalProtocolError, LocoError
-from protocol.run.codecs import CODECS
 from protocol.run.needs import parameters_of, state_bytes_of
 from protocol.run.run_spec import RunSpec
 from protocol.run.sections import BOUNDARY_BITS, BoundaryCodec, PipelineSection
+from protocol.run.ways import CODECS
 
 from .planner import SearchBudget
 from .problem import Matrix, PathRules, PipelinePeer, Problem, StageWork, stage_orders

@@ -226,15 +226,15 @@ class RunEstimate:
 
     Attributes:
         way: noloco, diloco, full or skippipe.
-        tokens: of all peers with data together.
         cost: of all machines, in the currency of the table's prices.
+        tokens: of all peers with data together.
     """
 
     way: str
-    tokens: int
-    tokens_per_s: float
     hours: float
     cost: float
+    tokens: int
+    tokens_per_s: float
 
 
 def needs_pipeline(question: Question) -> bool:
@@ -255,7 +255,7 @@ def verdict_of(
     tokens = tokens_per_peer * data_peers
     hours = tokens / estimate.tokens_per_s / SECONDS_PER_HOUR
     price = sum(offer.price_per_hour for offer in question.offers)
-    return RunEstimate(way, tokens, estimate.tokens_per_s, hours, hours * price)
+    return RunEstimate(way, hours, hours * price, tokens, estimate.tokens_per_s)
 
 
 # --- ways of working ------------------------------------------------------------------------------

@@ -39,8 +39,8 @@ from protocol.pipeline.planner import Planned, SearchBudget, mended, plan_paths
 from protocol.pipeline.problem import US_PER_S, Draws, PathRules, Problem, Stages, within
 from protocol.pipeline.question import rules_of
 from protocol.pipeline.simulator import Order, Plan
-from protocol.run.codecs import CODECS
 from protocol.run.run_spec import RunSpec
+from protocol.run.ways import CODECS
 
 from .snapshots import LinkSnapshot, Terms, within_slots
 

@@ -29,7 +29,7 @@ from peer.simulation.peer import GRACE_S
 from peer.simulation.swarm import SwarmOptions, open_swarm
 from peer.training.errors import CannotTrain
 from peer.training.toy import SimulatedSpeed
-from protocol.schedule.own_rounds import VARIED
+from protocol.schedule.rounds import VARIED
 from protocol.wire.versions import STATE
 
 ROUNDS = 5
