@@ -15,9 +15,9 @@ from torch import nn
 
 from peer.codec import get_codec
 from protocol.errors import LocoError
-from protocol.run.frozen_config import known_keys
 from protocol.run.needs import sequence_bytes
 from protocol.run.run_spec import RunSpec
+from protocol.run.sections import known_keys
 
 from . import calibrate
 from .corpus import Corpus, PieceCorpus, open_corpus

@@ -12,7 +12,7 @@ from snapshots import full_metrics, full_record
 from peer.observe.endpoint import serve_metrics
 from peer.observe.metrics import Metrics
 from peer.observe.timing import RoundTiming
-from peer.options.addresses import HostPort
+from peer.options.values import HostPort
 
 
 @pytest.mark.slow

@@ -23,8 +23,8 @@ from peer.training.optimizer import inner_optimizer
 from peer.training.shared import CodeRegions
 from peer.training.sync import trainer_side
 from peer.training.weights import map_slow_weights
+from protocol.run.layout import DATA_STAGE
 from protocol.run.run_spec import RunSpec
-from protocol.run.stages import DATA_STAGE
 
 from .compute import StageCompute
 from .desk import BoundaryCoder, Desk, StageChannel
