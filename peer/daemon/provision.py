@@ -20,9 +20,9 @@ from peer.state.held_part import PartShape
 from peer.training.child_process import SpareChild
 from peer.training.corpus import PreparedCorpus
 from peer.training.corpus.tokenizer import tokenizer_path
-from peer.training.messages import TrainerSettings
+from peer.training.messages import ModelCreated, TrainerSettings
 from peer.training.ports import Float32Vector, TrainerDied
-from peer.training.process import CreatedModel, create_model
+from peer.training.process import create_model
 from protocol.errors import InvalidRunSpec
 from protocol.membership.group import WHOLE_MODEL
 from protocol.run.run_spec import FrozenSection, RunSpec
@@ -177,7 +177,7 @@ class RealProvision:
 
     async def _first_weights(
         self, spec: RunSpec, corpus: PreparedCorpus, stage: int | None
-    ) -> tuple[CreatedModel, Fresh]:
+    ) -> tuple[ModelCreated, Fresh]:
         """The initialisation of the part that we hold, and a beginning with it."""
         weights = self._state_dir / "first-weights.f32"
         settings = self._trainer_settings(spec, corpus, stage)
@@ -235,5 +235,5 @@ class RealProvision:
         )
 
 
-def _shape(created: CreatedModel) -> PartShape:
+def _shape(created: ModelCreated) -> PartShape:
     return PartShape(created.layout.digest, created.layout.padded_parameters)

@@ -36,7 +36,8 @@ from protocol.microbatch.sizes import BoundarySizes, SizeVerdict
 from protocol.microbatch.trainer_messages import StageCommand
 from protocol.outcomes import RefusalReason
 from protocol.schedule.deadline import ObservedDeadline
-from protocol.wire.messages import Boundary, Credit, Refusal
+from protocol.wire.messages import Refusal
+from protocol.wire.stage_messages import Boundary, Credit
 
 from .transfers import ANSWER_S
 

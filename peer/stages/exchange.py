@@ -49,7 +49,8 @@ from protocol.microbatch.trainer_messages import StageCommand, StageEvent
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
 from protocol.run.stages import DATA_STAGE
-from protocol.wire.messages import GetLinks, GetSnapshot, Halt, Kept, Lost, Offer, Refusal
+from protocol.wire.messages import Refusal
+from protocol.wire.stage_messages import GetLinks, GetSnapshot, Halt, Kept, Lost, Offer
 from protocol.wire.versions import STAGE
 
 from .arrivals import Arrivals, Kind, Line, Unusual

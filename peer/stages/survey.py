@@ -28,7 +28,7 @@ from protocol.routing.proposals import Proposals, proposer_of
 from protocol.routing.routers import PlannedPaths, PlannedRouter
 from protocol.routing.snapshots import LinkSnapshot, Terms
 from protocol.routing.vectors import decode_vector, encode_vector
-from protocol.wire.messages import GetLinks, GetSnapshot, LinksReply, SnapshotReply
+from protocol.wire.stage_messages import GetLinks, GetSnapshot, LinksReply, SnapshotReply
 from protocol.wire.versions import STAGE
 
 from .company import StageCompany

@@ -19,7 +19,7 @@ from protocol.errors import Refused, RemoteProtocolError, StreamLost
 from protocol.microbatch.sizes import FACTOR, LARGEST
 from protocol.outcomes import RefusalReason
 from protocol.schedule.deadline import FIRST_OBSERVATIONS, WINDOW
-from protocol.wire.messages import Boundary, Credit, Kept
+from protocol.wire.stage_messages import Boundary, Credit, Kept
 from protocol.wire.versions import STAGE
 
 LINK = LinkModel(latency_s=0.1, bandwidth_bytes_per_s=1e6)

@@ -1,6 +1,5 @@
 """Running out of memory: found in the dry run, told apart in training."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 from existing import existing
+from msgspec.structs import replace
 
 from peer.training import calibrate, child
 from peer.training.corpus.packed import InvalidCorpus
 from peer.training.device import choose_device, choose_precision, is_out_of_memory
 from peer.training.errors import NonFinite
-from peer.training.messages import Failed, Ready, TrainerSettings
-from peer.training.pipe import PipeError, SocketChannel, Task
+from peer.training.messages import Begin, Failed, Ready, TrainerSettings
+from peer.training.pipe import PipeError, SocketChannel
 from peer.training.step import Stepper
 from protocol.run.run_spec import RunSpec
 
@@ -34,7 +34,8 @@ class FakeChannel(SocketChannel):
         self.events.append(event)
 
     def next_task(self):
-        return existing(self._task)
+        name, descriptors = existing(self._task)
+        return Begin(name, SETTINGS, len(descriptors)), descriptors
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_a_model_that_cannot_be_made_is_told(monkeypatch, capsys):
         raise OSError("no such checkpoint")
 
     monkeypatch.setattr(child, "create", create)
-    channel = FakeChannel(Task("create", SETTINGS, (3,)))
+    channel = FakeChannel(("create", (3,)))
     assert child.serve(channel) == 1
     assert channel.events == [Failed("unusable", "no such checkpoint")]
 
@@ -153,8 +154,8 @@ def test_a_missing_device_is_told_with_what_to_do(monkeypatch, built, count, sen
         choose_device("cuda:2" if count else "cuda")
 
 
-@pytest.mark.parametrize("task", [Task("dance", SETTINGS, ()), Task("train", SETTINGS, (3,))])
+@pytest.mark.parametrize("task", [("dance", ()), ("train", (3,))])
 def test_what_is_no_task_ends_the_child(task):
     channel = FakeChannel(task)
-    with pytest.raises(PipeError, match=task.name):
+    with pytest.raises(PipeError, match=task[0]):
         child.serve(channel)
