@@ -89,8 +89,8 @@ def join(**given: object) -> None:
 
 def _run(given: Mapping[str, object], start: Start | None) -> None:
     with reported(verbose=bool(given["verbose"])):
+        from peer.ports.terminal import CONSOLE_LOG, outlive_terminal
         from peer.process.sigterm import end_on_sigterm
-        from peer.process.terminal import CONSOLE_LOG, outlive_terminal
 
         from .first_line import say_starting
 

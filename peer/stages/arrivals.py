@@ -29,7 +29,7 @@ import trio
 from peer.network.conversation import Conversation, StreamStalled
 from peer.ports import Work
 from peer.rounds.way import TrainerLine
-from peer.training.stages.ring import BoundaryRing
+from peer.training.ring import BoundaryRing
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.microbatch import trainer_messages as told
 from protocol.microbatch.sizes import BoundarySizes, SizeVerdict

@@ -26,7 +26,7 @@ from peer.observe.status import PeerState
 from peer.ports import Network, PeerId, Stream, Work
 from peer.process.bell import Bell
 from peer.rounds.way import TrainerLine
-from peer.training.stages.ring import RING_PER_SLOT
+from peer.training.ring import RING_PER_SLOT
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.membership.group import other_group_sentence
 from protocol.membership.records import Sign

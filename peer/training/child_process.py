@@ -26,7 +26,7 @@ from .messages import Begin, ModelCreated, TrainerEvent, TrainerSettings
 from .pipe import FROM_TRAINER, READ_BYTES, FrameDecoder, PipeError, encode
 from .ports import TrainerDied
 
-PROGRAM: Final = "peer.training"
+PROGRAM: Final = "peer.training.child"
 """What a child runs."""
 STOP_GRACE_S: Final = 1.0
 """Time a trainer has to end by itself after `Stop`; it is killed then."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from .messages import TrainerCommand, TrainerEvent
 
 if TYPE_CHECKING:  # it imports torch, for seconds, and a command looks at its usage before
-    from .stages.ring import BoundaryRing
+    from .ring import BoundaryRing
 
 Float32Vector = npt.NDArray[np.float32]
 

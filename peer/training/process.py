@@ -62,9 +62,9 @@ from .messages import (
     Yielded,
 )
 from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
+from .ring import BoundaryRing, boundary_bytes
 from .schedule import total_steps_of
 from .shared import CodeRegions, SharedVector, code_memory
-from .stages.ring import BoundaryRing, boundary_bytes
 from .sync import trainer_side
 
 # --- watchdog -------------------------------------------------------------------------------------

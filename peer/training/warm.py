@@ -16,7 +16,7 @@ from typing import Final
 from .errors import CannotTrain
 from .messages import Evaluate, Evaluated, Failed, TrainerCommand, TrainerEvent
 from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
-from .stages.ring import BoundaryRing
+from .ring import BoundaryRing
 
 BEFORE_ALL_ROUNDS: Final = -1
 """The round of the first such question; those after it count down."""

@@ -17,7 +17,7 @@ from typing import IO, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from peer.process.terminal import outlive_terminal
+from peer.ports.terminal import outlive_terminal
 
 from .documents import Shard, documents
 from .packed import InvalidCorpus, replacing, token_dtype

@@ -16,7 +16,7 @@ import trio
 from msgspec.structs import replace
 
 from peer.training import pipe
-from peer.training.child import NICENESS_ON_CPU
+from peer.training.child.tasks import NICENESS_ON_CPU
 from peer.training.child_process import spare_child
 from peer.training.corpus import prepare_corpus
 from peer.training.messages import (
@@ -239,7 +239,7 @@ async def test_a_child_that_cannot_start_says_why(corpus, tmp_path):
 def test_it_ends_when_the_daemon_is_gone(corpus, when, tmp_path):
     ours, theirs = socket.socketpair()
     with theirs:
-        command = [sys.executable, "-m", "peer.training", str(theirs.fileno())]
+        command = [sys.executable, "-m", "peer.training.child", str(theirs.fileno())]
         child = subprocess.Popen(command, pass_fds=[theirs.fileno()])
     with ours:
         if when == "waiting":

@@ -11,11 +11,11 @@ from transformers import LlamaForCausalLM
 from peer.codec import get_codec
 from peer.training.model import FlatModel, model_config
 from peer.training.optimizer import inner_optimizer
+from peer.training.ring import BoundaryRing
 from peer.training.shared import code_memory
 from peer.training.stages.compute import StageCompute
 from peer.training.stages.desk import BoundaryCoder, Desk, StageChannel
 from peer.training.stages.module import StageModule, initial_stage
-from peer.training.stages.ring import BoundaryRing
 from peer.training.stages.steppers import DataPeerStepper, RelayStepper, stage_clip_norm
 from peer.training.step import Stepper
 from protocol.microbatch.trainer_messages import (
