@@ -16,9 +16,9 @@ from dashboard import queries
 from prometheus import Prometheus, needs_prometheus, running_prometheus
 from snapshots import full_metrics, full_record
 
+from peer.facts import RoundTiming
 from peer.observe.endpoint import serve_metrics
 from peer.observe.metrics import Metrics
-from peer.observe.timing import RoundTiming
 from peer.options.addresses import HostPort
 
 LIVE_S = 300
