@@ -26,12 +26,11 @@ from typing import Final
 
 import trio
 
+from peer.facts import Facts, PeerState
 from peer.network.pacing import NO_LIMITS, BandwidthLimits, Pacing
 from peer.network.wrapped import AdmittedNetwork, PacedNetwork
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
 from peer.ports import Directory, Network, Work
 from peer.state.acquaintances import Acquaintances
 from peer.state.admission_file import AdmissionFile

@@ -7,9 +7,9 @@ from typing import Final
 
 import trio
 
+from peer.facts import Facts
 from peer.network.conversation import Conversation
 from peer.network.pacing import Pacing
-from peer.observe.facts import Facts
 from peer.ports import PeerId
 from protocol.limits import LINK_MESSAGES_PER_S, MAX_FRAGMENTS_FREE
 from protocol.membership.paces import Allowance

@@ -20,10 +20,9 @@ from typing import Final
 import trio
 from msgspec.structs import replace
 
+from peer.facts import Facts, PeerState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
 from peer.process.exception_groups import leaves
 from peer.process.rejoin import JoinAgain, addresses_of
 from peer.training.messages import (

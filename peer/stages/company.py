@@ -11,8 +11,7 @@ from typing import Final
 
 import trio
 
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
+from peer.facts import Facts, PeerState
 from peer.process.rejoin import JoinAgain, addresses_of
 from protocol.membership.group import Group
 from protocol.membership.view import Member, Roster, View, relayed_last

@@ -17,12 +17,11 @@ from typing import Final
 
 import trio
 
+from peer.facts import Facts, PeerState
 from peer.network.conversation import Conversation
 from peer.network.pacing import Pacing
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
 from peer.ports import Network, PeerId, Stream, Work
 from peer.process.bell import Bell
 from peer.rounds.way import TrainerLine

@@ -14,8 +14,8 @@ from typing import Final
 
 import trio
 
+from peer.facts import Facts
 from peer.network.conversation import Conversation
-from peer.observe.facts import Facts
 from peer.ports import Network, PeerId, Work
 from peer.training.ring import SLOTS
 from protocol.errors import LocoError
