@@ -13,8 +13,8 @@ from peer.options.config import ConfigError, PeerConfig
 from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import say_before_founding
 from peer.options.run_options import check_options
+from peer.ports.imports import large_imports
 from peer.process.exception_groups import leaves
-from peer.process.imports import large_imports
 from peer.process.rejoin import JoinAgain, rejoin_command
 from peer.process.sigterm import hold_back_sigterm
 from peer.state.export_folder import check_export_folder

@@ -15,10 +15,10 @@ What it promises:
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from typing import Final
 
 import trio
+from msgspec.structs import replace
 
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog

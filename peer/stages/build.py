@@ -1,6 +1,6 @@
 """The exchange of a peer that holds a stage, put together from its parts."""
 
-from peer.training.stages.ring import MIN_SLOTS, SLOTS
+from peer.training.ring import MIN_SLOTS, SLOTS
 from protocol.microbatch.core import StageCore
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore

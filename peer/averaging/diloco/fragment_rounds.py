@@ -470,7 +470,7 @@ class FragmentRounds:
     def _sent(self, event: FragmentSent) -> None:
         assert self._exchange is not None
         self._trainer.sent(event)
-        codes = self._trainer.line.trainer.fragment_codes(event.fragment)
+        codes = self._trainer.line.trainer.codes(event.fragment)
         self._exchange.sent(Sent(event.fragment, event.cycle, codes, event.steps, event.tokens))
 
     async def died(self) -> None:

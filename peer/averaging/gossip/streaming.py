@@ -294,7 +294,7 @@ class StreamingRounds:
         train_s, self._sent_s[sent.fragment] = now_s - self._sent_s[sent.fragment], now_s
         try:
             own = await lane.steps.contribution(
-                line.trainer.fragment_codes(sent.fragment),
+                line.trainer.codes(sent.fragment),
                 sent.digest,
                 round=lane.outer.round + 1,
                 step=int(sent.step),

@@ -74,7 +74,7 @@ class World:
     async def send(self, command: Any) -> None:
         self.told.append((self.now_s, command))
 
-    def fragment_codes(self, fragment: int) -> memoryview:
+    def codes(self, fragment: int) -> memoryview:
         return memoryview(bytes([fragment]))
 
     @property

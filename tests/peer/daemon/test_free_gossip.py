@@ -113,6 +113,7 @@ async def test_a_peer_four_times_slower_averages_as_often_per_quota(tmp_path):
 
 # --- partners change ------------------------------------------------------------------------------
 @simulated()
+@pytest.mark.long
 async def test_pairs_at_steady_speeds_do_not_repeat(tmp_path):
     rounds, names = 40, [f"p{place}" for place in range(8)]
     async with open_swarm(1, toy_spec(rounds, INNER_STEPS), tmp_path) as swarm:

@@ -23,8 +23,8 @@ from peer.rounds.way import TrainerLine
 from peer.stages.build import stage_exchange
 from peer.stages.company import StageCompany
 from peer.stages.exchange import Surroundings
+from peer.training.ring import RING_PER_SLOT, SLOTS, BoundaryRing
 from peer.training.shared import code_memory
-from peer.training.stages.ring import RING_PER_SLOT, SLOTS, BoundaryRing
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.membership.group import Group
 from protocol.membership.view import Progress, Roster
