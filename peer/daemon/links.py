@@ -27,12 +27,11 @@ from typing import Final
 
 import trio
 
+from peer.facts import Facts, PeerState
 from peer.network.conversation import Conversation, StreamStalled
 from peer.network.pacing import Pacing
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
 from peer.ports import Address, Directory, Network, PeerId, Stream
 from peer.process.bell import Bell
 from protocol.errors import Declined, LocoError, StreamLost

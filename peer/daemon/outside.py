@@ -21,12 +21,12 @@ from typing import Final
 import blake3
 import trio
 
+from peer.facts import Facts
 from peer.network.conversation import Conversation
 from peer.network.reachability import is_loopback, is_relayed
 from peer.network.relay import Relay, reserve
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
 from peer.ports import Address, Network, PeerId, Stream
 from protocol.address.multiaddr import split_peer_id
 from protocol.errors import LocoError

@@ -34,10 +34,9 @@ from peer.averaging.ways import averaging_of
 from peer.codec import MAIN_MEMORY, get_codec
 from peer.corpus.fetcher import PieceFetcher
 from peer.corpus.service import PieceService
+from peer.facts import Facts, HeldPart, PeerState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
 from peer.ports import Directory, DirectoryUnrecoverable, Network, PeerId, Work
 from peer.process.bell import Bell
 from peer.process.rejoin import JoinAgain, addresses_of
@@ -48,7 +47,6 @@ from peer.stages.build import stage_exchange
 from peer.stages.company import StageCompany, keep_balance
 from peer.stages.exchange import StageExchange, Surroundings
 from peer.state.acquaintances import Acquaintances
-from peer.state.held_part import HeldPart
 from peer.state.kept_proofs import KeptProofs
 from peer.state.service import StateService
 from peer.training.ports import Float32Vector, StartTrainer
@@ -67,9 +65,9 @@ from protocol.membership.records import (
 )
 from protocol.membership.view import Member, Roster, View
 from protocol.run.amendments import AmendedSpec
+from protocol.run.layout import DATA_STAGE, part_of_stage, stage_of_part
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
-from protocol.run.stages import DATA_STAGE, part_of_stage, stage_of_part
 from protocol.schedule.data_plan import DataPlan
 
 from .beginning import Arrival, Beginning

@@ -16,8 +16,7 @@ import blake3
 import numpy as np
 import trio
 
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
+from peer.facts import Facts, PeerState
 from peer.ports import Network, PeerId, Work
 from peer.state.fetching import ExpectedState, Fetcher, fetch_from
 from peer.state.gathering import whole_state

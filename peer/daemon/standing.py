@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 
 import trio
 
+from peer.facts import Facts
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
 from peer.ports import PeerId
 from peer.process.bell import Bell
 from protocol.errors import LocoError, RemoteProtocolError

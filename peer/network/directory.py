@@ -12,9 +12,9 @@ stop should it ever wake. A p2pd that goes away ends the node's thread, too.
 
 Without a thread the directory is *detached*: its calls return empty at once. It attaches again,
 with a new thread that is told the peers that the old one was: after a hang, when it is called
-(every REATTACH_EVERY_S at most), or at `reattach`. When MAX_RESTARTS_IN_A_ROW threads and one more have
-hung without one answered call between, `DirectoryUnrecoverable` says that only a new process will
-help.
+(every REATTACH_EVERY_S at most), or at `reattach`. When MAX_RESTARTS_IN_A_ROW threads and one more
+have hung without one answered call between, `DirectoryUnrecoverable` says that only a new process
+will help.
 
 Store and get are best effort and raise nothing else: their failures are counted by reason.
 """

@@ -11,14 +11,13 @@ from typing import Final
 
 import trio
 
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
+from peer.facts import Facts, PeerState
 from peer.process.rejoin import JoinAgain, addresses_of
 from protocol.membership.group import Group
 from protocol.membership.view import Member, Roster, View, relayed_last
 from protocol.microbatch.paths import Relays
 from protocol.run.assignment import Balance
-from protocol.run.stages import DATA_STAGE, part_of_stage
+from protocol.run.layout import DATA_STAGE, part_of_stage
 
 # --- company --------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ trainer was done with the piece before, whichever was later. Nothing is asked of
 
 from typing import Final
 
-from peer.observe.pipeline_facts import PipelineFacts, Spent
+from peer.facts import PipelineFacts, Spent
 from protocol.microbatch.trip import Leg
 from protocol.routing.measures import Measures, Samples
 

@@ -22,9 +22,10 @@ from typer.testing import CliRunner, Result
 from peer.cli.app import app
 from peer.cli.client import _leave
 from peer.cli.reporting import exit_code_of
+from peer.facts import PeerState
 from peer.network.p2pd_process import CannotListen, held_ports
 from peer.observe.control import serve_control
-from peer.observe.status import PeerState, Status
+from peer.observe.status import Status
 from peer.options.config import PeerConfig
 from peer.options.exit_codes import ExitCode
 from peer.state.home import Home
@@ -333,7 +334,7 @@ import trio
 from peer.options.exit_codes import ExitCode
 from peer.observe.control import serve_control
 from peer.observe.control import serve_control
-from peer.observe.status import PeerState, Status
+from peer.observe.status import Status
 from peer.process.signals import run_until_signalled
 
 async def run_daemon(config, spec, home, spare):

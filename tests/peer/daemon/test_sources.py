@@ -16,8 +16,8 @@ from peer.daemon.sources import (
     Waits,
     _in_order,
 )
+from peer.facts import Facts
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
-from peer.observe.facts import Facts
 from peer.simulation.swarm import open_swarm
 from peer.state import service
 from peer.state.home import HomeError

@@ -1,6 +1,6 @@
 """Plans that differ are counted against those of the data peers that are there."""
 
-from peer.observe.facts import Facts
+from peer.facts import Facts
 from peer.stages.exchange import OtherPlans
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 

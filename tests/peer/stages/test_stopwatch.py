@@ -2,7 +2,7 @@
 
 import pytest
 
-from peer.observe.pipeline_facts import PipelineFacts, Spent
+from peer.facts import PipelineFacts, Spent
 from peer.stages.stopwatch import Stopwatch
 from protocol.routing.measures import ENOUGH, Measures
 

@@ -8,10 +8,10 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from peer.facts import PipelineFacts
 from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedInternet
 from peer.network.simulated_stream import LinkModel
-from peer.observe.pipeline_facts import PipelineFacts
 from peer.stages.stopwatch import Stopwatch
 from peer.stages.transfers import DRAINED, KEPT_IDLE_S, MAX_AHEAD, Outgoing, Transfers
 from protocol.address.peer_id import peer_id_from_public_key
@@ -19,7 +19,8 @@ from protocol.errors import StreamLost
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
 from protocol.routing.measures import ENOUGH, Measures
-from protocol.wire.messages import Boundary, Credit, Kept, Offer, Refusal
+from protocol.wire.messages import Refusal
+from protocol.wire.stage_messages import Boundary, Credit, Kept, Offer
 from protocol.wire.versions import STAGE
 
 LATENCY_S = 0.1
