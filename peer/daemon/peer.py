@@ -22,9 +22,8 @@ from peer.observe.status import PeerState
 from peer.process.rejoin import JoinAgain, addresses_of
 from peer.rounds.loop import RoundLoop
 from peer.rounds.shares import DataShares
-from peer.stages.build import stage_exchange
-from peer.stages.company import StageCompany, keep_balance
-from peer.stages.exchange import StageExchange, Surroundings
+from peer.stages.company import StageCompany, Surroundings, keep_balance
+from peer.stages.exchange import StageExchange
 from peer.state.held_part import HeldPart
 from peer.state.kept_proofs import KeptProofs
 from peer.state.service import StateService
@@ -265,7 +264,7 @@ class Peer:
             work=self._work,
             pacing=self._pacing,
         )
-        return stage_exchange(amended, stage, self._stages(spec, held), around)
+        return StageExchange(amended, stage, self._stages(spec, held), around)
 
     async def _keep_balance(self, spec: RunSpec, held: HeldPart) -> None:
         """Go where another stage needs us more, unless we were told to stay. Raises JoinAgain."""

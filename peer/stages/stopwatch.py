@@ -7,8 +7,10 @@ trainer was done with the piece before, whichever was later. Nothing is asked of
 from typing import Final
 
 from peer.observe.pipeline_facts import PipelineFacts, Spent
-from protocol.microbatch.trip import Leg
+from protocol.microbatch.core import Command
+from protocol.microbatch.trainer_messages import Drop, Filled
 from protocol.routing.measures import Measures, Samples
+from protocol.wire.stage_messages import Leg
 
 HALF: Final = 0.5
 
@@ -21,7 +23,7 @@ class Stopwatch:
     """
 
     def __init__(self, measures: Measures, facts: PipelineFacts, *, has_loss: bool) -> None:
-        self._measures = measures
+        self.measures = measures
         self._facts = facts
         self._has_loss = has_loss
         self._delivered: dict[tuple[str, int], float] = {}
@@ -38,15 +40,14 @@ class Stopwatch:
         self._gradients.clear()
         self._began_s, self._idle_since_s = None, now_s
 
-    def delivered(self, leg: str, number: int, now_s: float) -> None:
-        """The trainer has been given a boundary."""
-        self._delivered[leg, number] = now_s
-
-    def dropped(self, number: int) -> None:
-        """The trainer has been told to forget a microbatch."""
-        self._delivered.pop((Leg.FORWARD, number), None)
-        self._delivered.pop((Leg.BACKWARD, number), None)
-        self._gradients.pop(number, None)
+    def told(self, command: Command, now_s: float) -> None:
+        """The trainer is told something: it is given a boundary, or is to forget a microbatch."""
+        if isinstance(command, Filled):
+            self._delivered[command.leg, command.number] = now_s
+        elif isinstance(command, Drop):
+            self._delivered.pop((Leg.FORWARD, command.number), None)
+            self._delivered.pop((Leg.BACKWARD, command.number), None)
+            self._gradients.pop(command.number, None)
 
     def begun(self, now_s: float) -> None:
         """An iteration has begun, at a data peer."""
@@ -57,16 +58,16 @@ class Stopwatch:
         given = Leg.FORWARD if self._has_loss and leg == Leg.BACKWARD else leg
         worked_s = self._worked_s(given, number, now_s)
         if leg == Leg.FORWARD:
-            self._measures.worked_forward(worked_s)
+            self.measures.worked_forward(worked_s)
         elif leg == Leg.BACKWARD and self._has_loss:
-            self._measures.worked_loss(worked_s)
+            self.measures.worked_loss(worked_s)
         elif leg == Leg.BACKWARD:
             self._gradients[number] = worked_s
 
     def returned(self, number: int, now_s: float) -> None:
         """The trainer has added a gradient."""
         worked_s = self._worked_s(Leg.BACKWARD, number, now_s)
-        self._measures.worked_backward(worked_s + self._gradients.pop(number, 0.0))
+        self.measures.worked_backward(worked_s + self._gradients.pop(number, 0.0))
         self._returned_s = now_s
 
     def stepped(self) -> None:
@@ -89,15 +90,7 @@ class Stopwatch:
         self._facts.spent_s[Spent.WAITING] += waited_s
         self._facts.spent_s[Spent.SENDING] += elapsed_s - waited_s
 
-    def line_s(self, peer_id: str) -> float | None:
-        """How long a boundary to this peer occupies the line; None while that is not known."""
-        return self._measures.line_s(peer_id)
-
     def sent(self, peer_id: str, elapsed_s: float) -> None:
         """A boundary has gone to a peer, which has said so."""
         self._facts.spent_s[Spent.SENDING] += elapsed_s
-        self._measures.sent(peer_id, elapsed_s)
-
-    def received(self, peer_id: str, elapsed_s: float) -> None:
-        """A boundary has come from a peer, so long after its first byte."""
-        self._measures.received(peer_id, elapsed_s)
+        self.measures.sent(peer_id, elapsed_s)

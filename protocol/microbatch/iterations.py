@@ -37,8 +37,7 @@ from statistics import median_low
 from typing import Final
 
 from protocol.schedule.deadline import ObservedDeadline
-
-from .trip import Leg, Trip
+from protocol.wire.stage_messages import Leg, Trip
 
 # --- what others have told ------------------------------------------------------------------------
 MAX_ABSENT: Final = 1024

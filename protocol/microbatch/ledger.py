@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from protocol.outcomes import RefusalReason
+from protocol.wire.stage_messages import Leg, Microbatch, Standing, Trip
 
 from .core import Command
-from .mending import KeptGradients, Standing
-from .trip import Leg, Microbatch, Trip
+from .mending import KeptGradients
 
 
 @dataclass(slots=True)
@@ -61,7 +61,10 @@ class Ledger:
 
     def numbered(self, number: int) -> HeldMicrobatch | None:
         """What the trainer knows by this number."""
-        return next((held for held in self.held.values() if held.number == number), None)
+        for held in self.held.values():
+            if held.number == number:
+                return held
+        return None
 
     def attempt_of(self, microbatch: Microbatch) -> int:
         """The newest attempt that is known of a microbatch."""
@@ -139,14 +142,13 @@ class Ledger:
 
     def scores_held_for(self, longer_than_s: float, now_s: float) -> list[Microbatch]:
         """The scores that were held at a look so long ago, and are still."""
-        scores = [held for held in self.held.values() if held.trip.leg is Leg.SCORE]
-        for held in scores:
-            held.seen_s = now_s if held.seen_s is None else held.seen_s
-        return [
-            held.trip.microbatch
-            for held in scores
-            if held.seen_s is not None and now_s - held.seen_s >= longer_than_s
-        ]
+        old = []
+        for microbatch, held in self.held.items():
+            if held.trip.leg is Leg.SCORE:
+                held.seen_s = now_s if held.seen_s is None else held.seen_s
+                if now_s - held.seen_s >= longer_than_s:
+                    old.append(microbatch)
+        return old
 
     def standing(self, microbatch: Microbatch) -> Standing:
         """Where we stand with it."""

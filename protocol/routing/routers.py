@@ -33,7 +33,7 @@ from math import prod
 from typing import Final
 
 from protocol.errors import LocalProtocolError
-from protocol.microbatch.paths import Path, Relays
+from protocol.microbatch.relays import Relays
 from protocol.pipeline.assignment import NoPlan
 from protocol.pipeline.draws import Draws
 from protocol.pipeline.mending import mended
@@ -45,6 +45,7 @@ from protocol.pipeline.simulator import Order
 from protocol.pipeline.stage_orders import Stages, within
 from protocol.run.codecs import CODECS
 from protocol.run.run_spec import RunSpec
+from protocol.wire.stage_messages import Path
 
 from .snapshots import LinkSnapshot, Terms, within_slots
 

@@ -21,7 +21,7 @@ the stream, < from the other:
                       > GetStamps < Stamps           > GetResult < Result + codes
                       > GetChunkState < ChunkState + values          or a Refusal
                       > GetOpening < Opening + leaves   > Doubt, Proof + evidence
-    /loco/stage/1     > Offer   < Credit or Refusal  > Boundary + codes  < Kept
+    /loco/stage/2     > Trip    < Credit or Refusal  > Boundary + codes  < Kept
                       > Announcement, Lost, Passed, Resume  < Noted    > Halt  < Halted
                       > GetLinks < LinksReply + vector  > GetSnapshot < SnapshotReply + snapshot
     /loco/reach/1     > Whereabouts < Seen or Refusal
@@ -138,10 +138,10 @@ from .stage_messages import (
     LinksReply,
     Lost,
     Noted,
-    Offer,
     Passed,
     Resume,
     SnapshotReply,
+    Trip,
 )
 from .state_messages import (
     BlobReply,
@@ -161,10 +161,10 @@ __all__ = [
     "Boundary", "Chunk", "ChunkState", "Contribution", "Credit", "FragmentSettled", "Free",
     "GetBlob", "GetChunkState", "GetChunks", "GetLinks", "GetResult", "GetSample", "GetSnapshot",
     "GetSpec", "GetStamps", "GetState", "Halt", "Halted", "Hello", "Join", "Kept", "Leaving",
-    "LinksReply", "Lost", "Message", "Misread", "NoResult", "Noted", "Offer", "Passed", "PeerEntry",
+    "LinksReply", "Lost", "Message", "Misread", "NoResult", "Noted", "Passed", "PeerEntry",
     "PeerList", "Piece", "Propose", "Received", "Refusal", "Result", "Resume", "SampleReply",
     "Seen", "Settle", "Settled", "SettledOutcome", "SnapshotReply", "SpecReply", "Stamps",
-    "StateReply", "Statements", "Vector", "Whereabouts", "decode_message", "encode_message",
+    "StateReply", "Statements", "Trip", "Vector", "Whereabouts", "decode_message", "encode_message",
     "max_payload_bytes", "peer_entry", "printable_sentence",
 ]  # fmt: skip
 
@@ -309,7 +309,7 @@ Message = (
     | GetSpec | SpecReply | GetBlob | BlobReply | GetState | StateReply | GetChunks | Chunk
     | GetSample | SampleReply | Contribution | Result | NoResult | FragmentSettled | GetStamps
     | Stamps | GetResult | GetChunkState | ChunkState
-    | Offer | Credit | Boundary | Kept | Announcement | Noted | Lost | Passed | Halt | Halted
+    | Trip | Credit | Boundary | Kept | Announcement | Noted | Lost | Passed | Halt | Halted
     | Resume | GetLinks | LinksReply | GetSnapshot | SnapshotReply | Whereabouts | Seen
     | AuditMessage
     | corpus.GetHoldings | corpus.Holdings | corpus.GetPieces | corpus.PieceReply
@@ -328,7 +328,7 @@ TYPES: Final[dict[str, type[Message]]] = {
     "fragment_settled": FragmentSettled,
     "get_stamps": GetStamps, "stamps": Stamps, "get_result": GetResult,
     "get_chunk_state": GetChunkState, "chunk_state": ChunkState,
-    "offer": Offer, "credit": Credit, "boundary": Boundary, "kept": Kept,
+    "trip": Trip, "credit": Credit, "boundary": Boundary, "kept": Kept,
     "announcement": Announcement, "noted": Noted, "lost": Lost, "passed": Passed,
     "halt": Halt, "halted": Halted, "resume": Resume,
     "get_links": GetLinks, "links": LinksReply,

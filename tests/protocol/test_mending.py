@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from microbatch_worlds import PATIENCE_S, MicrobatchWorld
 
 from protocol.microbatch.core import Counted
-from protocol.microbatch.mending import ResumeOrder, Standing, first_kept, orders_of
-from protocol.microbatch.trip import Leg
+from protocol.microbatch.mending import ResumeOrder, first_kept, orders_of
+from protocol.wire.stage_messages import Leg, Standing
 
 SEEDS = st.integers(0, 100_000)
 PHASES = (Phase.explicit, Phase.generate)  # a failure names its seed; smaller ones say no more

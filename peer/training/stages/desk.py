@@ -24,17 +24,15 @@ from peer.codec import Codec, codes_as_tensor, codes_on
 from peer.training.errors import Interrupted
 from peer.training.messages import Stop, TrainerCommand, TrainerEvent
 from protocol.microbatch.trainer_messages import (
-    Deliver,
     Drop,
+    Filled,
     Finish,
-    Produced,
-    Release,
+    Freed,
     Resend,
     StageCommand,
-    Taken,
     Waiting,
 )
-from protocol.microbatch.trip import Leg
+from protocol.wire.stage_messages import Leg
 
 from .ring import BoundaryRing
 
@@ -150,21 +148,21 @@ class Desk:
         self._ring = ring
         self._coder = coder
         self._free = deque(ring.outbound)
-        self._waiting: deque[Deliver | Drop | Resend | Finish] = deque()
+        self._waiting: deque[Filled | Drop | Resend | Finish] = deque()
 
     def emit(self, event: TrainerEvent) -> None:
         """Send an event."""
         self._channel.emit(event)
 
-    def scores(self) -> list[Deliver]:
+    def scores(self) -> list[Filled]:
         """What has come to be scored, without waiting. Raises Interrupted."""
         self._take_all(self._channel.stage_commands(0.0))
-        found = [c for c in self._waiting if isinstance(c, Deliver) and c.leg == Leg.SCORE]
+        found = [c for c in self._waiting if isinstance(c, Filled) and c.leg == Leg.SCORE]
         for command in found:
             self._waiting.remove(command)
         return found
 
-    def next_command(self) -> Deliver | Drop | Resend | Finish:
+    def next_command(self) -> Filled | Drop | Resend | Finish:
         """The most urgent command; waits for one. Raises Interrupted."""
         self._take_all(self._channel.stage_commands(0.0))
         while not self._waiting:
@@ -175,23 +173,23 @@ class Desk:
         self._waiting.remove(urgent)
         return urgent
 
-    def _urgent(self) -> Deliver | None:
+    def _urgent(self) -> Filled | None:
         """The first gradient; before it what it belongs to, if that waits too."""
-        delivered = [command for command in self._waiting if isinstance(command, Deliver)]
+        delivered = [command for command in self._waiting if isinstance(command, Filled)]
         gradient = next((each for each in delivered if each.leg == Leg.BACKWARD), None)
         if gradient is None:
             return None
         return next(each for each in delivered if each.number == gradient.number)
 
-    def read(self, command: Deliver) -> torch.Tensor:
+    def read(self, command: Filled) -> torch.Tensor:
         """The boundary that has come, [b, T, D]; its slot is free again. Raises ValueError."""
         boundary_bTD = self._coder.read(self._ring.slot(command.slot))
-        self.emit(Taken(command.slot))
+        self.emit(Freed(command.slot))
         return boundary_bTD
 
-    def discard(self, command: Deliver) -> None:
+    def discard(self, command: Filled) -> None:
         """Do not look at what has come."""
-        self.emit(Taken(command.slot))
+        self.emit(Freed(command.slot))
 
     def send(
         self, leg: Leg, microbatch: int, boundary_bTD: torch.Tensor, loss: float | None = None
@@ -201,7 +199,7 @@ class Desk:
             self._wait()
         slot = self._free.popleft()
         self._coder.write(boundary_bTD, self._ring.slot(slot))
-        self.emit(Produced(leg, microbatch, slot, loss))
+        self.emit(Filled(leg, microbatch, slot, loss))
 
     def _wait(self) -> None:
         commands = self._channel.stage_commands(WAITING_S)
@@ -211,7 +209,7 @@ class Desk:
 
     def _take_all(self, commands: Iterable[StageCommand]) -> None:
         for command in commands:
-            if isinstance(command, Release):
+            if isinstance(command, Freed):
                 self._free.append(command.slot)
             else:
                 self._waiting.append(command)

@@ -42,14 +42,14 @@ from peer.training.step import StepResult
 from protocol.microbatch.gradient_shares import GradientShares
 from protocol.microbatch.trainer_messages import (
     Begun,
-    Deliver,
     Drop,
+    Filled,
     Finish,
     Resend,
     Returned,
     Stepped,
 )
-from protocol.microbatch.trip import Leg
+from protocol.wire.stage_messages import Leg
 
 from .compute import StageCompute
 from .desk import Desk
@@ -209,7 +209,7 @@ class DataPeerStepper:
             elif isinstance(command, Resend) and command.number in away:
                 produced_bTD = self._compute.produced(command.number)
                 self._desk.send(Leg.FORWARD, command.number, produced_bTD)
-            elif isinstance(command, Deliver) and self._deliver(command):
+            elif isinstance(command, Filled) and self._deliver(command):
                 away.remove(command.number)
                 returned += 1
         return self._end.take(returned, learning_rate)
@@ -230,10 +230,10 @@ class DataPeerStepper:
                 away[microbatch] = tokens_bT
                 self._desk.send(Leg.SCORE, microbatch, self._compute.score_embed(tokens_bT))
             command = self._desk.next_command()
-            if not isinstance(command, Deliver | Drop) or command.number not in away:
+            if not isinstance(command, Filled | Drop) or command.number not in away:
                 continue
             tokens_bT = away.pop(command.number)
-            if isinstance(command, Deliver):
+            if isinstance(command, Filled):
                 losses.append(self._compute.score_loss(self._desk.read(command), tokens_bT))
         return sum(losses) / len(losses) if losses else None
 
@@ -246,7 +246,7 @@ class DataPeerStepper:
         self._desk.send(Leg.FORWARD, microbatch, self._compute.embed(microbatch, tokens_bT))
         return microbatch
 
-    def _deliver(self, command: Deliver) -> bool:
+    def _deliver(self, command: Filled) -> bool:
         """Take a boundary that has come. Returns whether its microbatch is done."""
         microbatch = command.number
         if not self._compute.holds(microbatch):
@@ -295,13 +295,13 @@ class RelayStepper:
             elif isinstance(command, Resend) and self._compute.holds(command.number):
                 produced_bTD = self._compute.produced(command.number)
                 self._desk.send(Leg.FORWARD, command.number, produced_bTD)
-            elif isinstance(command, Deliver):
+            elif isinstance(command, Filled):
                 done += self._deliver(command)
         # What came together with the end is on the desk already, where nobody looks between steps.
         self.score_what_has_come()
         return self._end.take(done, learning_rate)
 
-    def _deliver(self, command: Deliver) -> int:
+    def _deliver(self, command: Filled) -> int:
         """Take a boundary that has come. Returns how many gradients that adds."""
         microbatch = command.number
         if command.leg == Leg.SCORE:
@@ -335,7 +335,7 @@ class RelayStepper:
         """None: this stage has no loss of its own."""
         return None
 
-    def _score(self, command: Deliver) -> None:
+    def _score(self, command: Filled) -> None:
         produced_bTD = self._compute.score_through(self._desk.read(command))
         self._desk.send(Leg.SCORE, command.number, produced_bTD)
 

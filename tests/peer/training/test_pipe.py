@@ -24,10 +24,9 @@ from peer.training.messages import (
 )
 from protocol.microbatch.trainer_messages import (
     Begun,
-    Deliver,
-    Produced,
+    Filled,
 )
-from protocol.microbatch.trip import Leg
+from protocol.wire.stage_messages import Leg
 
 MESSAGES: list[Any] = [
     Load(3),
@@ -38,8 +37,8 @@ MESSAGES: list[Any] = [
     Ready(10, 128, "ab", "cpu", "fp32", 8, 11.5, (("a", (2, 3)),)),
     TrainerSettings(b"{}", "a", "/c", 256),
     pipe.ModelCreated((("a", (2, 3)), ("b", ())), (("a", (2, 3)), ("b", ()), ("c", (4,))), "{}"),
-    Deliver(Leg.BACKWARD, 3, 1, 2.5),
-    Produced(Leg.FORWARD, 3, 9, None),
+    Filled(Leg.BACKWARD, 3, 1, 2.5),
+    Filled(Leg.FORWARD, 3, 9, None),
     Begun(4),
     RoundClosed(3, None, 5, 40, 2.5, None, 0, 40, 1.5, 200.0),
     RoundClosed(3, 1, 5, 40, 2.5, "ab", 0, 40, 1.5, 200.0),
