@@ -26,7 +26,7 @@ from typing import Final
 import trio
 
 from peer.network.conversation import Conversation, StreamStalled
-from peer.ports import Work
+from peer.ports import PeerId, Work
 from peer.rounds.way import TrainerLine
 from peer.training.stages.ring import BoundaryRing
 from protocol.errors import LocoError, RemoteProtocolError
@@ -34,8 +34,7 @@ from protocol.microbatch.sizes import BoundarySizes, SizeVerdict
 from protocol.microbatch.trainer_messages import Freed, StageCommand
 from protocol.outcomes import RefusalReason
 from protocol.schedule.deadline import ObservedDeadline
-from protocol.wire.messages import Boundary, Credit, Refusal, Trip
-from protocol.wire.stage_messages import Leg
+from protocol.wire.messages import Boundary, Credit, Refusal
 
 from .transfers import ANSWER_S
 
@@ -50,10 +49,10 @@ class Line:
     """
 
     def __init__(self, ring: BoundaryRing) -> None:
-        self.ring = ring
+        self.ring, self._inbound = ring, ring.inbound
         self._commands, self._sent = trio.open_memory_channel[StageCommand](math.inf)
         self._give, self._free = trio.open_memory_channel[int](len(ring.inbound))
-        for slot in ring.inbound:
+        for slot in self._inbound:
             self._give.send_nowait(slot)
         self._read: Counter[int] = Counter()
         self._released: set[int] = set()
@@ -70,7 +69,7 @@ class Line:
         """
         if not isinstance(command, Freed):
             self._commands.send_nowait(command)
-        elif command.slot in self.ring.inbound:
+        elif command.slot in self._inbound:
             self._give.send_nowait(command.slot)
         elif self._read[command.slot]:
             self._released.add(command.slot)
@@ -127,15 +126,14 @@ class Arrivals:
         self,
         talk: Conversation,
         line: Line,
-        trip: Trip,
-        stage: int | None,
+        kind: tuple[PeerId, int | None, bool],
         waited_s: float,
         begun: Callable[[], None],
     ) -> tuple[int, float | None, float]:
         """Welcome a boundary, and take it.
 
         Args:
-            stage: the sender's; None where it is not known.
+            kind: its sender, whose stage is not always known, and whether it is a gradient.
             waited_s: how long its offer has waited.
             begun: called with its first byte.
 
@@ -153,7 +151,7 @@ class Arrivals:
             await talk.send(credit, stall_s=ANSWER_S)
             loss, took_s = await self._fill(talk, line.ring.slot(slot), begun)
             size = await self._work.run(line.ring.size, slot)
-            await self._check(talk, size, stage, is_gradient=trip.leg is Leg.BACKWARD)
+            await self._check(talk, size, kind)
         except BaseException:
             line.send(Freed(slot))
             raise
@@ -187,9 +185,9 @@ class Arrivals:
         return boundary.loss, trio.current_time() - begun_s[0]
 
     async def _check(
-        self, talk: Conversation, size: float, stage: int | None, *, is_gradient: bool
+        self, talk: Conversation, size: float, kind: tuple[PeerId, int | None, bool]
     ) -> None:
-        sender = talk.remote_peer_id
+        sender, stage, is_gradient = kind
         verdict = self._sizes.judge(sender, size, stage=stage, is_gradient=is_gradient)
         if verdict is SizeVerdict.IMPOSSIBLE:
             raise RemoteProtocolError(f"a boundary's values are not finite, or huge: {size:.3g}")

@@ -26,11 +26,10 @@ from peer.rounds.way import TrainerLine
 from peer.training.stages.ring import MIN_SLOTS, RING_PER_SLOT, SLOTS
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.membership.view import TRAINING, Member
-from protocol.microbatch import trainer_messages as told
-from protocol.microbatch.core import AnswerOffer, Command, Counted, SendBoundary, Tell
+from protocol.microbatch.core import AnswerOffer, Command, SendBoundary, Tell
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
-from protocol.microbatch.trainer_messages import StageEvent
+from protocol.microbatch.trainer_messages import Freed, StageEvent
 from protocol.outcomes import RefusalReason
 from protocol.routing.routers import PlannedRouter, plan_of, router_of
 from protocol.run.amendments import AmendedSpec
@@ -142,13 +141,13 @@ class StageExchange:
         self._heard = around.heard
         self._total_steps_at = amended.total_steps_at
         self._stage, self._company = stage, company
-        spec, peer_id = amended.founding, around.network.peer_id
+        spec, self._peer_id = amended.founding, around.network.peer_id
         planned: PlannedRouter | None = None
         self._core: DataPeerCore | RelayCore = RelayCore(SLOTS, PATIENCE_S)
         if stage == DATA_STAGE:
-            router = router_of(spec, peer_id, MIN_SLOTS)
+            router = router_of(spec, self._peer_id, MIN_SLOTS)
             planned = router if isinstance(router, PlannedRouter) else None
-            self._core = DataPeerCore(peer_id, router, PATIENCE_S, in_flight=SLOTS)
+            self._core = DataPeerCore(self._peer_id, router, PATIENCE_S, in_flight=SLOTS)
         self._facts.microbatches = self._core.counts
         self._survey = Survey(spec, stage, company, around, planned, plan)
         self._stopwatch = Stopwatch(
@@ -179,27 +178,9 @@ class StageExchange:
 
     async def took(self, event: StageEvent) -> None:
         """The trainer has said something."""
-        core, now_s = self._core, trio.current_time()
-        match event:
-            case told.Filled(leg, number, slot, loss):
-                self._stopwatch.produced(leg, number, now_s)
-                self._do(core.produced(leg, number, slot, loss, now_s))
-            case told.Returned(number):
-                self._stopwatch.returned(number, now_s)
-                self._do(core.returned(number, now_s))
-            case told.Freed():
-                self._do([event])
-            case told.Begun(microbatches):
-                assert isinstance(core, DataPeerCore)
-                self._stopwatch.begun(now_s)
-                self._do(core.begun(microbatches, now_s))
-            case told.Stepped(clipped=clipped):
-                core.counts[Counted.CLIPPED] += clipped
-                self._stopwatch.stepped()
-                if isinstance(core, RelayCore):
-                    self._do(core.stepped(now_s))
-            case told.Waiting():
-                pass
+        now_s = trio.current_time()
+        self._stopwatch.took(event, now_s)
+        self._do(self._core.took(event, now_s))
 
     def step_of(self, step: float) -> float:
         """No further than the data peers are, for a relay, and short of the end while one trains.
@@ -277,7 +258,7 @@ class StageExchange:
                 if refusal is not None:
                     await talk.send(refusal, stall_s=ANSWER_S)
                 elif isinstance(message, Trip):
-                    await self._take(talk, message)
+                    await self._take(talk, message, sender)
                 else:
                     if isinstance(message, Lost | Halt) and isinstance(self._core, RelayCore):
                         self._withdraw(message.microbatch)
@@ -307,13 +288,10 @@ class StageExchange:
             sentence = f"I know of no data peer {origin}; ask again when we are linked"
             return Refusal(RefusalReason.UNAVAILABLE, sentence)
         if isinstance(trip, Trip):
-            trip.check()
-            ends = trip.sender if trip is message else origin, trip.receiver
-            if ends != (sender, self._network.peer_id):
-                raise RemoteProtocolError("a boundary goes from one peer of its path to the next")
+            trip.check(sender if trip is message else trip.sender, self._peer_id)
         return None
 
-    async def _take(self, talk: Conversation, trip: Trip) -> None:
+    async def _take(self, talk: Conversation, trip: Trip, sender: PeerId) -> None:
         """Take a boundary, if and when it is welcome."""
         if trip.leg is Leg.FORWARD and isinstance(self._core, RelayCore):
             there = {member.peer_id for member in self._company.data_peers()}
@@ -324,24 +302,25 @@ class StageExchange:
             sentence = f"microbatch {trip.microbatch.index}: {refusal}"
             await talk.send(Refusal(refusal, sentence), stall_s=ANSWER_S)
             return
-        line = self._line
+        line, onward = self._line, trip.next_move()
         assert line is not None, "offers are refused before the first trainer"
         try:
-            begun = partial(self._offer_ahead, trip.next_move())
-            stage, waited_s = self._company.stage_of(trip.sender), trio.current_time() - offered_s
-            arrival = await self._arrivals.receive(talk, line, trip, stage, waited_s, begun)
+            stage, waited_s = self._company.stage_of(sender), trio.current_time() - offered_s
+            kind = sender, stage, trip.leg is Leg.BACKWARD
+            begun = partial(self._offer_ahead, onward)
+            arrival = await self._arrivals.receive(talk, line, kind, waited_s, begun)
         except LocoError as error:
-            self._take_back(trip)
+            self._take_back(onward)
             refused = isinstance(error, RemoteProtocolError | Unusual)
             self._do(self._core.broke_off(trip, trio.current_time(), refused=refused))
             raise
         slot, loss, took_s = arrival
-        self._survey.measures.received(trip.sender, took_s)
+        self._stopwatch.measures.received(sender, took_s)
         if line is not self._line:
             return  # its trainer is gone, and all that it held
         commands = self._core.arrived(trip, slot, loss)
-        if told.Freed(slot) in commands:
-            self._take_back(trip)
+        if Freed(slot) in commands:
+            self._take_back(onward)
         self._do(commands)
         await talk.send(Kept(), stall_s=ANSWER_S)
 
@@ -384,15 +363,15 @@ class StageExchange:
             self._nursery.start_soon(job, *arguments)
 
     async def _send(self, command: SendBoundary) -> None:
-        line, taken = self._line, False
+        line, taken, receiver = self._line, False, command.trip.receiver
         if line is not None:
             with line.reading(command.slot) as codes:
-                if self._company.stage_of(command.trip.receiver) is not None:
-                    taken = await self._transfers.send(command, codes)
+                if self._company.stage_of(receiver) is not None:
+                    taken = await self._transfers.send(receiver, command, codes)
             if line is not self._line:
                 return
             if not command.keeps:
-                line.send(told.Freed(command.slot))
+                line.send(Freed(command.slot))
         self._do(self._core.sent(command.trip, trio.current_time(), taken=taken))
 
     async def _tell(self, peer_id: PeerId, message: Notice) -> None:
@@ -427,13 +406,13 @@ class StageExchange:
         """Offer a move whose boundary will be there soon, unless there will be none."""
         if trip is None or trip.microbatch in self._ended:
             return
-        if self._company.stage_of(trip.receiver) is not None:
+        receiver = trip.receiver
+        if self._company.stage_of(receiver) is not None:
             self._transfers.plan_ahead(trip)
-            self._start(self._transfers.offer_ahead, trip)
+            self._start(self._transfers.offer_ahead, receiver, trip)
 
-    def _take_back(self, trip: Trip) -> None:
-        """Take back the offer that the first byte of this move has led to: nothing comes of it."""
-        onward = trip.next_move()
+    def _take_back(self, onward: Trip | None) -> None:
+        """Take back the offer that the first byte of a move has led to: nothing comes of it."""
         if onward is not None:
             self._start(self._transfers.take_back, onward)
 

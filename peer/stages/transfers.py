@@ -145,14 +145,14 @@ class Transfers:
         if len(self._ahead) < MAX_AHEAD:
             self._ahead.setdefault(trip, _Ahead())
 
-    async def offer_ahead(self, trip: Trip) -> None:
+    async def offer_ahead(self, receiver: PeerId, trip: Trip) -> None:
         """Offer a planned move, whose boundary will be there soon (rule 1)."""
         ahead = self._ahead.get(trip)
         if ahead is None or ahead.is_tried:
             return
         ahead.is_tried = True
         with contextlib.suppress(LocoError):
-            ahead.talk = await self._offered(trip)
+            ahead.talk = await self._offered(receiver, trip)
         ahead.tried.set()
         if ahead.is_withdrawn and ahead.talk is not None:
             await ahead.talk.aclose()
@@ -172,22 +172,20 @@ class Transfers:
             await ahead.talk.aclose()
 
     # --- now --------------------------------------------------------------------------------------
-    async def send(self, command: SendBoundary, codes: memoryview) -> bool:
+    async def send(self, receiver: PeerId, command: SendBoundary, codes: memoryview) -> bool:
         """Send a boundary. Returns whether the receiver has it."""
-        receiver = command.trip.receiver
         try:
-            async with _closed_after_failure(await self._credited(command.trip)) as talk:
+            async with _closed_after_failure(await self._credited(receiver, command.trip)) as talk:
                 async with self._lines[receiver]:
                     began_s = trio.current_time()
                     await talk.send(Boundary(command.loss), codes, stall_s=ANSWER_S)
                     is_kept = await self._drained(talk, receiver, began_s)
                 if not is_kept:
                     await talk.receive(Kept, timeout_s=KEPT_S)
-                self._stopwatch.sent(receiver, trio.current_time() - began_s)
+                line_s = self._stopwatch.sent(receiver, trio.current_time() - began_s)
         except LocoError as error:
             await self._streams.failed(receiver, error)
             return False
-        line_s = self._stopwatch.measures.line_s(receiver)
         if line_s is not None and self._pacing is not None:  # keep to it (rule 4)
             self._pacing.measured(receiver, len(codes) / line_s)
         await self._streams.keep(receiver, talk)
@@ -201,22 +199,22 @@ class Transfers:
             return True
         return False
 
-    async def _credited(self, trip: Trip) -> Conversation:
+    async def _credited(self, receiver: PeerId, trip: Trip) -> Conversation:
         """A stream on which the boundary, which is ready, is welcome. Raises LocoError."""
         ready_s, ahead = trio.current_time(), self._ahead.pop(trip, None)
         if ahead is not None and ahead.is_tried:
             await ahead.tried.wait()
         talk = ahead.talk if ahead is not None else None
         if talk is None:
-            talk = await self._offered(trip)
+            talk = await self._offered(receiver, trip)
         async with _closed_after_failure(talk):
             credit, _ = await talk.receive(Credit, timeout_s=self._credit_s)
         self._stopwatch.asked(trio.current_time() - ready_s, credit.waited_s)
         return talk
 
-    async def _offered(self, trip: Trip) -> Conversation:
+    async def _offered(self, receiver: PeerId, trip: Trip) -> Conversation:
         """A stream on which the move was offered. Raises LocoError."""
-        async with _closed_after_failure(await self._streams.take(trip.receiver)) as talk:
+        async with _closed_after_failure(await self._streams.take(receiver)) as talk:
             await talk.send(trip, stall_s=ANSWER_S)
         return talk
 

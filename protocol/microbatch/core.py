@@ -10,13 +10,15 @@ Slots are those of the memory that daemon and trainer share (peer/training/stage
 *number* is what a microbatch is called between those two.
 """
 
+from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 
 from protocol.outcomes import RefusalReason
-from protocol.wire.stage_messages import Notice, Trip
+from protocol.wire.stage_messages import Leg, Notice, Trip
 
-from .trainer_messages import StageCommand
+from .trainer_messages import Begun, Filled, Freed, Returned, StageCommand, StageEvent, Stepped
 
 
 # --- counts ---------------------------------------------------------------------------------------
@@ -90,3 +92,49 @@ class Tell:
 
 Command = StageCommand | AnswerOffer | SendBoundary | Trip | Tell
 """A trip is to be offered ahead: its boundary will be there soon."""
+
+
+# --- events ---------------------------------------------------------------------------------------
+class StageCore(ABC):
+    """The core of a peer that holds a stage. Every event returns what is to be done.
+
+    Attributes:
+        counts: since the start.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[Counted] = Counter()
+
+    def took(self, event: StageEvent, now_s: float) -> list[Command]:
+        """The trainer has said something."""
+        match event:
+            case Filled(leg, number, slot, loss):
+                return self.produced(leg, number, slot, loss, now_s)
+            case Returned(number):
+                return self.returned(number, now_s)
+            case Begun(microbatches):
+                return self.begun(microbatches, now_s)
+            case Stepped(clipped=clipped):
+                self.counts[Counted.CLIPPED] += clipped
+                return self.stepped(now_s)
+            case Freed():
+                return [event]
+        return []
+
+    @abstractmethod
+    def produced(
+        self, leg: Leg, number: int, slot: int, loss: float | None, now_s: float
+    ) -> list[Command]:
+        """What goes on lies in this outbound slot."""
+
+    @abstractmethod
+    def returned(self, number: int, now_s: float) -> list[Command]:
+        """The trainer has added a microbatch's gradient, if it was to."""
+
+    def begun(self, microbatches: int, now_s: float) -> list[Command]:
+        """The trainer begins an iteration; only a data peer's does."""
+        return []
+
+    def stepped(self, now_s: float) -> list[Command]:
+        """The trainer has stepped."""
+        return []

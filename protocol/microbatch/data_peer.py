@@ -32,7 +32,7 @@ Invariant: the trainer is told exactly one end of every microbatch: its gradient
 dropped.
 """
 
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -54,7 +54,7 @@ from protocol.wire.stage_messages import (
     Trip,
 )
 
-from .core import AnswerOffer, Command, Counted, SendBoundary, Tell
+from .core import AnswerOffer, Command, Counted, SendBoundary, StageCore, Tell
 from .iterations import Announced, next_iteration
 from .mending import KEPT, MENDS, Away, Mender
 from .relays import Relays, RelaysThere, Router
@@ -108,7 +108,7 @@ class OwnIteration:
         self.named[at] = name, self.named[at][1]
 
 
-class DataPeerCore:
+class DataPeerCore(StageCore):
     """See the top of the file. Every event returns what is to be done.
 
     Args:
@@ -122,7 +122,6 @@ class DataPeerCore:
         iteration: the present one; 0 before the first.
         announced: the newest that relays were told of; 0 before the first.
         left_out: the stages that nobody held when the present iteration set out.
-        counts: since the start.
     """
 
     def __init__(
@@ -134,6 +133,7 @@ class DataPeerCore:
         kept: int = KEPT,
         in_flight: int = 0,
     ) -> None:
+        super().__init__()
         self._peer_id = peer_id
         self._router = router
         self._patience_s = patience_s
@@ -146,7 +146,6 @@ class DataPeerCore:
         self._relays = RelaysThere()
         self.iteration = 0
         self.left_out: tuple[int, ...] = ()
-        self.counts: Counter[Counted] = Counter()
         self._mender = Mender(self._relays, kept, self.counts)
 
     # --- what peers say ---------------------------------------------------------------------------

@@ -49,7 +49,6 @@ from blocking each other in a circle by such an order of channels: IEEE Trans. C
 frees those, and waits for no slot before it is there.
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Final
@@ -72,7 +71,7 @@ from protocol.wire.stage_messages import (
     Trip,
 )
 
-from .core import AnswerOffer, Command, Counted, SendBoundary, Tell
+from .core import AnswerOffer, Command, Counted, SendBoundary, StageCore, Tell
 from .iterations import PresentIteration
 from .ledger import Ledger
 from .mending import KEPT, KEPT_PER_SLOT
@@ -86,7 +85,7 @@ MAX_HALTED: Final = 1024
 """Microbatches of an iteration that have been halted."""
 
 
-class RelayCore:
+class RelayCore(StageCore):
     """See the top of the file. Every event returns what is to be done.
 
     Args:
@@ -94,17 +93,15 @@ class RelayCore:
         patience_s: longest time for an iteration.
         kept: gradients kept at once, after they have been sent.
 
-    Attributes:
-        counts: since the start.
     """
 
     def __init__(self, slots: int, patience_s: float, kept: int = KEPT) -> None:
+        super().__init__()
         self._slots, self._patience_s = slots, patience_s
         self._present = PresentIteration(patience_s)
         self._ledger = Ledger(kept)
         self._waiting: dict[int, Trip] = {}
         self._away_s: dict[str, float] = {}
-        self.counts: Counter[Counted] = Counter()
 
     # --- what peers say ---------------------------------------------------------------------------
     def told(

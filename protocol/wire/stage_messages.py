@@ -146,15 +146,15 @@ class Trip:
         ahead = self.path.stages[max(0, self.place - 1) :]
         return sum(after < before for before, after in pairwise(ahead))
 
-    def check(self) -> None:
-        """Raise RemoteProtocolError where the path is none, or the place is none of it."""
+    def check(self, sender: str, receiver: str) -> None:
+        """Raise RemoteProtocolError where this is no trip from one peer to the other."""
         relays = self.path.relays
         if len(set(relays)) != len(relays) or not relays or self.microbatch.origin in relays:
             raise RemoteProtocolError("a path visits every peer once, its data peer never")
         if len(self.path.stages) != len(relays):
             raise RemoteProtocolError("a path says the stage of each of its relays")
-        if self.place > len(relays) + 1:
-            raise RemoteProtocolError("a path has no such place")
+        if self.place > len(relays) + 1 or (self.sender, self.receiver) != (sender, receiver):
+            raise RemoteProtocolError("a boundary goes from one peer of its path to the next")
 
     def next_move(self) -> "Trip | None":
         """The move that follows once this one has been worked on; None at the end of the path.

@@ -21,7 +21,6 @@ from protocol.microbatch.trainer_messages import Freed
 from protocol.outcomes import RefusalReason
 from protocol.schedule.deadline import FIRST_OBSERVATIONS, WINDOW
 from protocol.wire.messages import Boundary, Credit, Kept
-from protocol.wire.stage_messages import Leg, Microbatch, Path, Trip
 from protocol.wire.versions import STAGE
 
 LINK = LinkModel(latency_s=0.1, bandwidth_bytes_per_s=1e6)
@@ -29,7 +28,7 @@ US, THEM = (peer_id_from_public_key(bytes([n]) * 32) for n in (1, 2))
 PATIENCE_S, SLOTS, LOOK_S = 600.0, 4, 0.5
 CODEC = get_codec("fp32")
 SLOT_BYTES = CODEC.code_bytes(BLOCK)
-GRADIENT = Trip(Microbatch(US, 1, 1), Leg.BACKWARD, Path((US,), (1,)), 1)
+GRADIENT = (THEM, 1, True)
 
 
 class Taker:
@@ -50,7 +49,7 @@ class Taker:
         async with Conversation(stream) as talk:
             try:
                 slot, _, took_s = await self.arrivals.receive(
-                    talk, self.line, GRADIENT, 1, 0.0, self._begins
+                    talk, self.line, GRADIENT, 0.0, self._begins
                 )
                 self.line.send(Freed(slot))
                 self.took_s.append((took_s, trio.current_time() - began_s))

@@ -252,9 +252,9 @@ async def test_strangers_learn_nothing_and_break_nothing(autojump_clock):
 @pytest.mark.parametrize("stages", [(1, 2), ()])
 def test_a_path_names_the_stage_of_each_relay(stages):
     trip = Trip(Microbatch(STRANGER, 1, 1), Leg.FORWARD, Path(("me",), (1,)), 1)
-    trip.check()
+    trip.check(STRANGER, "me")
     with pytest.raises(RemoteProtocolError, match="stage"):
-        replace(trip, path=Path(("me",), stages)).check()
+        replace(trip, path=Path(("me",), stages)).check(STRANGER, "me")
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def outgoing(index):
 
 
 async def send(transfers, command):
-    return await transfers.send(command, memoryview(CODES))
+    return await transfers.send(RELAY, command, memoryview(CODES))
 
 
 class Receiver:
@@ -101,7 +101,7 @@ async def test_what_was_offered_ahead_takes_the_latency_once(autojump_clock):
     async with line() as (transfers, receiver):
         for _ in range(2):
             transfers.plan_ahead(outgoing(0).trip)
-            await transfers.offer_ahead(outgoing(0).trip)
+            await transfers.offer_ahead(RELAY, outgoing(0).trip)
         await trio.sleep(1.0)
         begin_s = trio.current_time()
         assert await send(transfers, outgoing(0))
@@ -113,7 +113,7 @@ async def test_what_was_offered_ahead_takes_the_latency_once(autojump_clock):
 async def test_a_boundary_that_is_ready_while_it_is_offered_waits_for_that(autojump_clock):
     async with line() as (transfers, receiver), trio.open_nursery() as nursery:
         transfers.plan_ahead(outgoing(0).trip)
-        nursery.start_soon(transfers.offer_ahead, outgoing(0).trip)
+        nursery.start_soon(transfers.offer_ahead, RELAY, outgoing(0).trip)
         await wait_all_tasks_blocked()
         assert await send(transfers, outgoing(0))
         assert receiver.offered == [0]
@@ -123,7 +123,7 @@ async def test_one_that_is_sent_before_it_could_be_offered_is_offered_once(autoj
     async with line() as (transfers, receiver):
         transfers.plan_ahead(outgoing(0).trip)
         assert await send(transfers, outgoing(0))
-        await transfers.offer_ahead(outgoing(0).trip)
+        await transfers.offer_ahead(RELAY, outgoing(0).trip)
         assert receiver.offered == [0]
 
 
@@ -133,7 +133,7 @@ async def test_what_will_not_come_is_withdrawn(autojump_clock, attempt):
         for index in range(2):
             trip = replace(outgoing(index).trip, attempt=attempt)
             transfers.plan_ahead(trip)
-            await transfers.offer_ahead(trip)
+            await transfers.offer_ahead(RELAY, trip)
         await transfers.withdraw(outgoing(0).trip.microbatch)
         await trio.sleep(1.0)
         assert receiver.ended == 1
@@ -145,7 +145,7 @@ async def test_one_move_is_taken_back_and_no_other(autojump_clock):
     async with line() as (transfers, receiver):
         for index in range(2):
             transfers.plan_ahead(outgoing(index).trip)
-            await transfers.offer_ahead(outgoing(index).trip)
+            await transfers.offer_ahead(RELAY, outgoing(index).trip)
         for _ in range(2):
             await transfers.take_back(outgoing(0).trip)
         await trio.sleep(1.0)
@@ -157,10 +157,10 @@ async def test_no_more_than_so_many_are_offered_ahead(autojump_clock):
     async with line() as (transfers, receiver):
         for index in range(MAX_AHEAD + 2):
             transfers.plan_ahead(outgoing(index).trip)
-        await transfers.offer_ahead(outgoing(MAX_AHEAD).trip)
+        await transfers.offer_ahead(RELAY, outgoing(MAX_AHEAD).trip)
         assert not receiver.offered
         assert await send(transfers, outgoing(MAX_AHEAD))
-        await transfers.offer_ahead(outgoing(0).trip)
+        await transfers.offer_ahead(RELAY, outgoing(0).trip)
         await trio.sleep(1.0)
         assert receiver.offered == [MAX_AHEAD, 0]
 
@@ -168,7 +168,7 @@ async def test_no_more_than_so_many_are_offered_ahead(autojump_clock):
 async def test_an_offer_that_is_withdrawn_while_it_is_made_is_taken_back(autojump_clock):
     async with line() as (transfers, receiver), trio.open_nursery() as nursery:
         transfers.plan_ahead(outgoing(0).trip)
-        nursery.start_soon(transfers.offer_ahead, outgoing(0).trip)
+        nursery.start_soon(transfers.offer_ahead, RELAY, outgoing(0).trip)
         await wait_all_tasks_blocked()
         await transfers.withdraw(outgoing(0).trip.microbatch)
         await trio.sleep(1.0)
@@ -205,7 +205,7 @@ async def test_the_next_one_waits_until_the_line_is_nearly_free(autojump_clock):
         measured_s = transfers._stopwatch.measures.line_s(RELAY)
         assert measured_s == pytest.approx(len(CODES) / 1e5, abs=0.25)
         began_s = trio.current_time()
-        talk = await transfers._credited(outgoing(7).trip)
+        talk = await transfers._credited(RELAY, outgoing(7).trip)
         assert not await transfers._drained(talk, RELAY, began_s)
         assert trio.current_time() - began_s == pytest.approx(DRAINED * measured_s, abs=0.01)
 
