@@ -10,6 +10,7 @@ answer is asked again with the next look; until then what was known of it stands
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 import trio
@@ -159,10 +160,10 @@ class Survey:
         signed = await self._ask(peer_id, GetLinks(), LinksReply, MAX_LINK_VECTOR_BYTES)
         if not signed:
             return
-        try:
-            self._proposals.take(decode_vector(peer_id, signed, self._run_id), signed)
-        except LocoError:
-            return  # what it says is no vector: its links are those that others measure
+        with suppress(LocoError):  # what is no vector: its links are those that others measure
+            vector = decode_vector(signed, self._run_id)
+            if vector.peer_id == peer_id:
+                self._proposals.take(vector, signed)
 
     async def _fetched(self, proposer: PeerId) -> LinkSnapshot | None:
         known = None if self._snapshot is None else self._snapshot.digest

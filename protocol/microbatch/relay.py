@@ -154,8 +154,8 @@ class RelayCore(StageCore):
             ended: whether there are data peers, and all have come to the end of the run.
             alive: those that are there and do not train.
         """
-        self._present.look(origins, ended=ended)
-        commands = self._part_from_gone({*alive, *self._present.origins}, now_s)
+        self._present.look_at(origins, ended=ended)
+        commands = self._part_from_gone({*alive, *self._present.present}, now_s)
         return [*commands, *self._advance(now_s)]
 
     def lost(

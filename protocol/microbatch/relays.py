@@ -8,7 +8,6 @@ come through it in a later iteration says that it has stepped with those before.
 since is gone if it dies.
 """
 
-from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final, Protocol
 
@@ -61,7 +60,7 @@ class RelaysThere:
         self.failed: set[str] = set()
         self.trained = False
         self._empty_since_s: dict[int, float] = {}
-        self._unstepped: defaultdict[str, Counter[int]] = defaultdict(Counter)
+        self._unstepped: dict[str, tuple[int, int]] = {}
 
     def update(self, stages: Relays, now_s: float) -> tuple[frozenset[str], frozenset[str]]:
         """Take over who is there now. Returns those that have come, and those that have gone."""
@@ -102,22 +101,17 @@ class RelaysThere:
 
     # --- gradients that may go with a relay -------------------------------------------------------
     def added(self, relays: Iterable[str], iteration: int) -> None:
-        """These have added a microbatch of that iteration."""
+        """These have added a microbatch of that iteration, and stepped with those before."""
         for relay in relays:
-            self._unstepped[relay][iteration] += 1
-            self._step(relay, iteration)
+            newest, gradients = self._unstepped.get(relay, (iteration, 0))
+            gradients = gradients + 1 if newest == iteration else 1
+            self._unstepped[relay] = iteration, gradients
 
     def gone_with(self, relay: str) -> int:
         """A relay is gone: how many gradients have gone with it."""
-        return self._unstepped.pop(relay, Counter[int]()).total()
+        return self._unstepped.pop(relay, (0, 0))[1]
 
     def forget_before(self, iteration: int) -> None:
         """Nothing of earlier iterations can be gone."""
-        for relay in list(self._unstepped):
-            self._step(relay, iteration)
-
-    def _step(self, relay: str, iteration: int) -> None:
-        """A relay has stepped with all that it has added before this iteration."""
-        later = {each: n for each, n in self._unstepped.pop(relay).items() if each >= iteration}
-        if later:
-            self._unstepped[relay] = Counter(later)
+        newer = {r: each for r, each in self._unstepped.items() if each[0] >= iteration}
+        self._unstepped = newer

@@ -1,6 +1,6 @@
 """Snapshots: the link vectors of a pipeline's peers, named by a digest, and the problem in them.
 
-    bytes   msgpack [form, run id, [[peer id, vector], ...]], by peer id
+    bytes   msgpack [run id, [vector, ...]], by peer id
     name    blake3 of these bytes, 32 hex digits
 
 All data peers that hold the same snapshot make the same problem of it, and so the same plan
@@ -39,9 +39,8 @@ from protocol.pipeline.problem import (
     StageWork,
 )
 
-from .vectors import MAX_PEER_ID_CHARS, LinkTimes, LinkVector, decode_vector
+from .vectors import LinkTimes, LinkVector, decode_vector
 
-FORM: Final = 1
 USUAL_RTT_US: Final = 100_000
 USUAL_LINE_US: Final = 10_000
 USUAL_WORK_US: Final = 100_000
@@ -88,8 +87,7 @@ class LinkSnapshot:
             LocalProtocolError: there are none, or too many.
         """
         ordered = tuple(sorted(vectors, key=lambda vector: vector.peer_id))
-        pairs = [[vector.peer_id, signed[vector.peer_id]] for vector in ordered]
-        data: bytes = msgpack.packb([FORM, run_id, pairs])
+        data: bytes = msgpack.packb([run_id, [signed[vector.peer_id] for vector in ordered]])
         if len(data) > MAX_SNAPSHOT_BYTES or not 1 <= len(ordered) <= MAX_PEERS:
             raise LocalProtocolError(f"a snapshot of {len(ordered)} peers, {len(data)} bytes")
         return cls(ordered, data)
@@ -104,15 +102,15 @@ class LinkSnapshot:
         if len(data) > MAX_SNAPSHOT_BYTES:
             raise RemoteProtocolError(f"a snapshot of {len(data)} bytes")
         try:
-            form, run, pairs = msgpack.unpackb(data, raw=False, max_ext_len=0, max_map_len=0)
-            signed = dict(map(_read_pair, pairs))
+            run, parts = msgpack.unpackb(data, raw=False, max_ext_len=0, max_map_len=0)
+            vectors = [decode_vector(part, run_id, verify) for part in parts[: MAX_PEERS + 1]]
         except Exception as error:
             raise RemoteProtocolError(f"not a snapshot: {error}") from error
-        if form != FORM or run != run_id:
-            raise RemoteProtocolError(f"not a snapshot of form {FORM} of this run")
-        if not 1 <= len(signed) <= MAX_PEERS:
-            raise RemoteProtocolError(f"a snapshot of {len(signed)} peers")
-        vectors = [decode_vector(*pair, run_id, verify) for pair in signed.items()]
+        if run != run_id:
+            raise RemoteProtocolError("a snapshot of another run")
+        if not 1 <= len(vectors) <= MAX_PEERS:
+            raise RemoteProtocolError(f"a snapshot of {len(vectors)} peers")
+        signed = {vector.peer_id: part for vector, part in zip(vectors, parts, strict=True)}
         snapshot = cls.of(run_id, signed, vectors)
         if snapshot.data != data:
             raise RemoteProtocolError("a snapshot that is not in canonical form")
@@ -160,14 +158,6 @@ def within_slots(rules: PathRules, slots: int) -> PathRules:
     6), and every descent is a swap.
     """
     return replace(rules, max_swaps=min(rules.max_swaps, slots - 1))
-
-
-def _read_pair(pair: object) -> tuple[str, bytes]:
-    """A peer id and its vector, both of a length that can be signed."""
-    match pair:
-        case [str(peer_id), bytes(vector)] if len(peer_id) <= MAX_PEER_ID_CHARS:
-            return peer_id, vector
-    raise RemoteProtocolError("a snapshot has a peer id and a vector of each peer")
 
 
 class _LinkTable:

@@ -36,20 +36,20 @@ def test_what_was_changed_on_the_way_is_refused():
 
 
 @pytest.mark.parametrize(
-    "pair",
+    "part",
     [
-        ["x" * 70_000, world().signed(0)],
-        [world().peers[0].peer_id, 1000],
-        [world().peers[0].peer_id, 1 << 40],
-        [5, world().signed(0)],
+        "x" * 70_000,
+        1000,
+        1 << 40,
         [],
-        7,
+        None,
+        {},
     ],
-    ids=["a name too long to sign", "a number", "a huge number", "no name", "nothing", "no pair"],
+    ids=["a text", "a number", "a huge number", "a list", "nothing", "a map"],
 )
-def test_a_snapshot_of_what_is_no_peer_with_a_vector_is_refused(pair):
-    with pytest.raises(RemoteProtocolError, match="peer id and a vector|not a snapshot"):
-        LinkSnapshot.read(msgpack.packb([1, RUN_ID, [pair]]), RUN_ID)
+def test_a_snapshot_of_what_is_no_vector_is_refused(part):
+    with pytest.raises(RemoteProtocolError, match="not a snapshot"):
+        LinkSnapshot.read(msgpack.packb([RUN_ID, [part]]), RUN_ID)
 
 
 def test_a_snapshot_needs_a_peer():
