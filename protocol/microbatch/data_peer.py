@@ -56,7 +56,7 @@ from protocol.wire.stage_messages import (
 
 from .core import AnswerOffer, Command, Counted, SendBoundary, StageCore, Tell
 from .iterations import Announced, next_iteration
-from .mending import KEPT, MENDS, Away, Mender
+from .mending import KEPT, KEPT_PER_SLOT, MENDS, Away, Mender
 from .relays import Relays, RelaysThere, Router
 from .trainer_messages import Drop, Filled, Freed, Resend
 
@@ -72,40 +72,20 @@ class OwnIteration:
         left: microbatches that have not come to an end.
         paths: of those that have no name yet; None until there are relays.
         named: those that have one, and have not set out (rule 7).
+        seen: numbers of those that the trainer has produced.
         ready: (number, slot) of those that could set out, and wait for a path.
-        again: those that set out again as soon as the trainer has produced them once more.
-        stuck: those that it has produced once more, and their slots, which wait for a tick.
+        again: those that set out again: when the trainer has produced them once more, or, where
+            that was in vain, at a tick.
         welcomed: the moves to us that were let come: (microbatch, leg, attempt).
     """
 
     left: int = 0
     paths: deque[Path] | None = None
-    named: deque[tuple[Microbatch, Path]] = field(default_factory=deque)
+    named: dict[Microbatch, Path] = field(default_factory=dict)
+    seen: set[int] = field(default_factory=set)
     ready: list[tuple[int, int]] = field(default_factory=list)
     again: dict[int, Away] = field(default_factory=dict)
-    stuck: list[tuple[Away, int]] = field(default_factory=list)
     welcomed: set[tuple[Microbatch, Leg, int]] = field(default_factory=set)
-
-    def welcome(self, trip: Trip) -> RefusalReason | None:
-        """Let a move come, unless it was let already (rule 8)."""
-        move = trip.microbatch, trip.leg, trip.attempt
-        if move in self.welcomed:
-            return RefusalReason.TWICE
-        self.welcomed.add(move)
-        return None
-
-    def unwelcome(self, trip: Trip) -> None:
-        """A move that was let come has broken off."""
-        self.welcomed.discard((trip.microbatch, trip.leg, trip.attempt))
-
-    def path_of(self, microbatch: Microbatch) -> Path | None:
-        """The path of one that has a name, and has not set out."""
-        return dict(self.named).get(microbatch)
-
-    def rename(self, microbatch: Microbatch, name: Microbatch) -> None:
-        """One that has a name, and has not set out, gets another."""
-        at = [named for named, _ in self.named].index(microbatch)
-        self.named[at] = name, self.named[at][1]
 
 
 class DataPeerCore(StageCore):
@@ -195,10 +175,11 @@ class DataPeerCore(StageCore):
 
     def lost(self, told: Lost, relay: str) -> list[Command]:
         """A relay has forgotten it, or cannot send it on; only one of its path may say so."""
-        named = self._present.path_of(told.microbatch)
-        if named is not None and relay in named.relays:
-            self._present.rename(told.microbatch, self._name())  # to what nobody has forgotten
-            return [Tell(named.relays, Lost(told.microbatch))]
+        lost, named = told.microbatch, self._present.named
+        if lost in named and relay in named[lost].relays:
+            other = self._name()  # which nobody has forgotten
+            self._present.named = {other if m == lost else m: path for m, path in named.items()}
+            return [Tell(named[lost].relays, Lost(lost))]
         away = self._find(told.microbatch)
         if away is None or relay not in away.path.relays or told.attempt != away.attempt:
             return []
@@ -222,13 +203,16 @@ class DataPeerCore(StageCore):
     def offered(self, ticket: int, trip: Trip) -> list[Command]:
         """A boundary is offered."""
         away = self._find(trip.microbatch)
-        path = self._present.path_of(trip.microbatch) if away is None else away.path
+        path = self._present.named.get(trip.microbatch) if away is None else away.path
         is_here = trip.place in (0, len(trip.path.relays) + 1)
         if path != trip.path or not is_here or (away and not away.is_due(trip)):
             return [AnswerOffer(ticket, RefusalReason.UNAVAILABLE)]
-        refusal = self._present.welcome(trip)
-        if away is None or refusal is not None:
-            return [AnswerOffer(ticket, refusal)]  # offered ahead all along its path, or twice
+        move, welcomed = (trip.microbatch, trip.leg, trip.attempt), self._present.welcomed
+        if move in welcomed:
+            return [AnswerOffer(ticket, RefusalReason.TWICE)]
+        welcomed.add(move)
+        if away is None:
+            return [AnswerOffer(ticket)]  # offered ahead all along its path
         away.nearly_home = trip.place == 0
         return [AnswerOffer(ticket), *self._offer_ahead()]
 
@@ -254,7 +238,7 @@ class DataPeerCore(StageCore):
 
     def broke_off(self, trip: Trip, now_s: float, *, refused: bool = False) -> list[Command]:
         """What was welcome has not come whole, or was refused (rule 9)."""
-        self._present.unwelcome(trip)
+        self._present.welcomed.discard((trip.microbatch, trip.leg, trip.attempt))
         away = self._find(trip.microbatch)
         if refused:
             self.counts[Counted.REFUSED] += 1
@@ -283,17 +267,26 @@ class DataPeerCore(StageCore):
         self, leg: Leg, number: int, slot: int, loss: float | None, now_s: float
     ) -> list[Command]:
         """The trainer has made what leaves."""
+        present, away = self._present, self._away.get(number)
         if leg is Leg.SCORE:
             return self._score(number, slot, now_s)
-        if leg is Leg.FORWARD and number in self._present.again:
-            return self._set_out_again(number, slot)
-        if leg is Leg.FORWARD and self._mender.owes(number):
-            return self._mender.send_once_more(self._away.get(number), number, slot)
-        if leg is Leg.FORWARD:
-            self._present.ready.append((number, slot))
+        if leg is Leg.FORWARD and number in present.again:  # rule 3
+            before = present.again[number]
+            before.slot = slot
+            return [] if before.setouts > 1 else self._other_way(before, slot)
+        if leg is Leg.FORWARD and number not in present.seen:
+            present.seen.add(number)
+            present.ready.append((number, slot))
             return self._leave(now_s)
-        away = self._away.get(number)
-        return [Freed(slot)] if away is None else self._mender.turn(away, slot, loss)
+        if away is None or (leg is Leg.FORWARD and (away.mending or not away.until)):
+            return [Freed(slot)]
+        if leg is Leg.FORWARD:  # it goes on (mending.py)
+            until, away.until = away.until, 0
+            return [SendBoundary(away.trip(1, until=until), slot, None)]
+        away.finishing = False
+        trip = away.trip(len(away.path.relays), Leg.BACKWARD)
+        send = SendBoundary(trip, slot, loss, keeps=True)
+        return [*self._mender.kept.keep(send), *([send] if away.returns else [])]
 
     def returned(self, number: int, now_s: float) -> list[Command]:
         """The trainer has added the gradient."""
@@ -310,9 +303,9 @@ class DataPeerCore(StageCore):
         lost = list(self._away.values())
         self.counts[Counted.LOST] += sum(away.leg is not Leg.SCORE for away in lost)
         self._away.clear()
-        self._mender.clear(slots)
+        self._mender.kept.clear(KEPT_PER_SLOT * slots)
         self._in_flight = slots if self._in_flight else 0
-        offered = [Tell(path.relays, Lost(name)) for name, path in self._present.named]
+        offered = [Tell(path.relays, Lost(name)) for name, path in self._present.named.items()]
         self._present = OwnIteration()
         told: list[Command] = [away.lost() for away in lost]
         return [*told, *offered, *self._announce(self.iteration + 1)] if self.iteration else told
@@ -320,12 +313,13 @@ class DataPeerCore(StageCore):
     def ticked(self, now_s: float) -> list[Command]:
         """Time has passed."""
         commands: list[Command] = []
-        stuck, self._present.stuck = self._present.stuck, []
-        for before, slot in stuck:
-            if now_s - before.since_s >= self._patience_s:
+        for before in list(self._present.again.values()):
+            slot, is_late = before.slot, now_s - before.since_s >= self._patience_s
+            if slot is not None and is_late:
+                del self._present.again[before.number]
                 self.counts[Counted.LOST] += 1
                 commands += [Freed(slot), Drop(before.number), *self._end_one()]
-            else:
+            elif slot is not None:
                 commands += self._other_way(before, slot)
         for away in list(self._away.values()):
             is_late = now_s - away.since_s >= self._patience_s and not away.home
@@ -364,10 +358,10 @@ class DataPeerCore(StageCore):
         """Name and offer what the trainer will produce next (rule 7)."""
         present, commands = self._present, list[Command]()
         under_way = sum(not away.nearly_home for away in self._away.values())
-        under_way += len(present.again) + len(present.stuck)
+        under_way += len(present.again)
         while present.paths and under_way + len(present.named) < self._in_flight:
             microbatch, path = self._name(), present.paths.popleft()
-            present.named.append((microbatch, path))
+            present.named[microbatch] = path
             commands.append(Trip(microbatch, Leg.FORWARD, path, 1))
         return commands
 
@@ -381,29 +375,20 @@ class DataPeerCore(StageCore):
         while present.ready and (present.named or present.paths):
             number, slot = present.ready.pop(0)
             self.counts[Counted.BEGUN] += 1
-            if present.named:
-                microbatch, path = present.named.popleft()
-            else:
+            if not present.named:
                 assert present.paths, "the loop goes on while there are some"
-                microbatch, path = self._name(), present.paths.popleft()
+                present.named[self._name()] = present.paths.popleft()
+            microbatch = next(iter(present.named))
+            path = present.named.pop(microbatch)
             commands.append(self._send(Leg.FORWARD, number, slot, path, now_s, microbatch))
         return commands
 
-    def _set_out_again(self, number: int, slot: int) -> list[Command]:
-        """Rule 3: the same microbatch, another name and path."""
-        before = self._present.again.pop(number)
-        if before.setouts > 1:
-            self._present.stuck.append((before, slot))
-            return []
-        return self._other_way(before, slot)
-
     def _other_way(self, before: Away, slot: int) -> list[Command]:
-        """Set out over another path; wait where there is none."""
-        number, turn = before.number, self._next_index + before.setouts
-        path = self._another(before, turn)
+        """Set out over another path, under another name; wait where there is none."""
+        path = self._another(before, self._next_index + before.setouts)
         if path is None:
-            self._present.stuck.append((before, slot))
             return []
+        number = self._present.again.pop(before.number).number
         send = self._send(Leg.FORWARD, number, slot, path, before.since_s, self._name())
         self._away[number].setouts = before.setouts + 1
         return [send]
@@ -441,8 +426,7 @@ class DataPeerCore(StageCore):
             return self._mender.mend(away)
         if away.can_be_mended or away.leg is Leg.SCORE or away.setouts >= ATTEMPTS:
             return self._give_up(away)
-        del self._away[away.number]
-        self._present.again[away.number] = away
+        self._present.again[away.number] = self._away.pop(away.number)
         self.counts[Counted.AGAIN] += 1
         return [away.lost(), Resend(away.number)]
 

@@ -203,6 +203,7 @@ class Away:
         turned: whether it has come to the loss: stages may have added its gradient.
         finishing: whether the trainer is at the loss.
         home: whether its gradient is here.
+        slot: where it lies, produced once more, while it waits for another path; None else.
         attempt: how often it has been mended.
         mending: the answers of its relays, while it is halted.
         gone: relays of its path that are gone, and of which nothing is needed.
@@ -223,6 +224,7 @@ class Away:
     turned: bool = False
     finishing: bool = False
     home: bool = False
+    slot: int | None = None
     attempt: int = 0
     mending: Mending | None = None
     gone: frozenset[str] = frozenset()
@@ -263,13 +265,7 @@ class Mender:
     def __init__(self, relays: RelaysThere, kept: int, counts: Counter[Counted]) -> None:
         self._relays = relays
         self._counts = counts
-        self._resent: Counter[int] = Counter()
         self.kept = KeptGradients(kept)
-
-    def clear(self, slots: int) -> None:
-        """The trainer is a new one, with room for so many."""
-        self.kept.clear(KEPT_PER_SLOT * slots)
-        self._resent.clear()
 
     def blamed(self, away: Away, by: str, told: Lost) -> None:
         """A relay names another of the path, that has failed.
@@ -378,7 +374,6 @@ class Mender:
             trip = away.trip(order.place, until=order.until)
             if order.place == 0 and order.until:
                 away.until = order.until
-                self._resent[away.number] += 1
                 commands.append(Resend(away.number))
             elif standings.get(trip.receiver) in (Standing.WAITS, Standing.KEEPS):
                 commands.append(Tell((trip.receiver,), Resume(trip, order.returns)))
@@ -386,22 +381,3 @@ class Mender:
                 away.returns = True
                 commands += self.kept.send(trip.back())
         return commands
-
-    def owes(self, number: int) -> bool:
-        """Whether the trainer produces the activations of this one once more, to be mended."""
-        return self._resent[number] > 0
-
-    def send_once_more(self, away: Away | None, number: int, slot: int) -> list[Command]:
-        """The trainer has produced activations for a microbatch that goes on."""
-        self._resent[number] -= 1
-        if away is None or away.mending is not None or not away.until:
-            return [Freed(slot)]
-        until, away.until = away.until, 0
-        return [SendBoundary(away.trip(1, until=until), slot, None)]
-
-    def turn(self, away: Away, slot: int, loss: float | None) -> list[Command]:
-        """The trainer has made the gradient of a loss."""
-        away.finishing = False
-        trip = away.trip(len(away.path.relays), Leg.BACKWARD)
-        send = SendBoundary(trip, slot, loss, keeps=True)
-        return [*self.kept.keep(send), *([send] if away.returns else [])]
