@@ -176,7 +176,7 @@ class ChurnWorld:
                     self.later(self.setting.latency_s, told)
 
     def put_first(self, machine: Machine, command: Filled) -> None:
-        """Gradients go first, behind the forward that they belong to (desk.py)."""
+        """Gradients go first, behind the forward that they belong to, as in a trainer."""
         before = [
             each
             for each in machine.work

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections import deque
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ from peer.codec import get_codec
 from peer.training.model import FlatModel, model_config
 from peer.training.optimizer import inner_optimizer
 from peer.training.shared import code_memory
+from peer.training.stages.channel import BoundaryCoder, StageChannel
 from peer.training.stages.compute import StageCompute
-from peer.training.stages.desk import BoundaryCoder, Desk, StageChannel
 from peer.training.stages.module import StageModule, initial_stage
 from peer.training.stages.ring import BoundaryRing
 from peer.training.stages.steppers import DataPeerStepper, RelayStepper, stage_clip_norm
@@ -121,9 +122,9 @@ class Path:
 
 
 def data_peer(stage, path, in_flight=3):
-    desk = Desk(StageChannel(path), stage.ring, stage.coder)
+    channel = StageChannel(path, stage.ring, stage.coder)
     return DataPeerStepper(
-        stage.compute, desk, stage.model, stage.optimizer, sequences=2, in_flight=in_flight
+        stage.compute, channel, stage.model, stage.optimizer, sequences=2, in_flight=in_flight
     )
 
 
@@ -188,7 +189,7 @@ def test_loss_and_gradients_are_those_of_the_whole_model(tied):
             kept.append(gradients(stages))
             return torch.zeros(())
 
-    stepper._end._optimizer = Keeping()
+    stepper._optimizer = Keeping()
     result = stepper.step(blocks(), 1e-3)
     loss = whole.loss(torch.from_numpy(blocks()))
     loss.backward()
@@ -235,7 +236,7 @@ def test_coarse_boundaries_change_the_gradient_a_little(codec, tolerance):
                 found.append(self.model.gradient_P.clone())
                 return torch.zeros(())
 
-        stepper._end._optimizer = Keeping(stages[0].model)
+        stepper._optimizer = Keeping(stages[0].model)
         stepper.step(blocks(), 1e-3)
     exact, coarse = found
     assert 0 < float((coarse - exact).norm() / exact.norm()) < tolerance
@@ -288,9 +289,9 @@ class Script:
 
 
 def relay(stage, commands):
-    script = Script(commands)
-    desk = Desk(StageChannel(script), stage.ring, stage.coder)
-    stepper = RelayStepper(stage.compute, desk, stage.model, stage.optimizer)
+    script: Any = Script(commands)
+    channel = StageChannel(script, stage.ring, stage.coder)
+    stepper = RelayStepper(stage.compute, channel, stage.model, stage.optimizer)
     return stepper, script
 
 
