@@ -38,8 +38,7 @@ from bench.report import Goal, Report, options
 from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
-from peer.simulation.peer import SimulatedPeer
-from peer.simulation.swarm import SwarmOptions, identity_of, open_swarm
+from peer.simulation.swarm import SimulatedPeer, SwarmOptions, identity_of, open_swarm
 from peer.simulation.virtual_time import run_in_virtual_time
 from peer.training.toy import SimulatedSpeed
 from protocol.run.run_spec import RunSpec, SyncSection, TrainingSection

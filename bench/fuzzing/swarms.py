@@ -30,8 +30,13 @@ from peer.corpus.store import PieceFolder, PieceStore
 from peer.daemon.outside import Outside
 from peer.network.identity import Identity
 from peer.observe.event_names import EventName
-from peer.simulation.peer import SimulatedPeer
-from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, identity_of, open_swarm
+from peer.simulation.swarm import (
+    SimulatedPeer,
+    SimulatedSwarm,
+    SwarmOptions,
+    identity_of,
+    open_swarm,
+)
 from peer.simulation.virtual_time import run_in_virtual_time
 from peer.training.toy import simulated_layout
 from protocol.address.multiaddr import split_peer_id

@@ -35,7 +35,7 @@ from protocol.run.run_spec import RunSpec
 
 
 class Company(Protocol):
-    """Implemented by `peer.daemon.company.LinkedCompany`."""
+    """Implemented by `peer.daemon.peer.LinkedCompany`."""
 
     def free(self) -> Sequence[tuple[PeerId, RoundSnapshot]]:
         """The others that say they look for a partner, and what they bring."""

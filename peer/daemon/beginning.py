@@ -6,6 +6,18 @@
 
 A beginning fills both vectors and returns a `FirstState`; what becomes of it is the same for all.
 Which one a peer has is said by its provision (provision.py). Another beginning is another class.
+
+A state fetched from the peer that leads, and from some that help it, until it is believed.
+
+    fragments    all hold the same: helpers give the bytes that most name, and the leader's root is
+                 what is compared
+    pairs        each gives chunks of its own replica, is compared by what it gave, and is left out
+                 where that is odd (comparison.py); what it gave then comes from the others
+
+In pairs nobody helps where it could not be found out: two witnesses of its state have to have
+answered. A small state is not shared, for each helper writes a file.
+
+How far a state has come that is being fetched: for `status`, and for the event log.
 """
 
 import math
@@ -16,27 +28,198 @@ from typing import Final, Protocol
 
 import trio
 
+from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
 from peer.observe.status import PeerState
 from peer.ports import PeerId
 from peer.state.fetching import ExpectedState, Fetcher
-from peer.state.gathering import Gathering
+from peer.state.gathering import CHUNKS_PER_SOURCE, Gathering
 from peer.state.held_part import HeldPart
 from peer.state.state_file import StateManifest, StateScalars
 from peer.training.ports import Float32Vector
+from protocol.errors import RemoteProtocolError
 from protocol.membership.heeded import heeded
 from protocol.membership.view import Roster, View
 from protocol.run.amendments import AmendedSpec
 from protocol.schedule.data_plan import start_position
 from protocol.schedule.rounds import lost_lag, middle, oldest_useful
+from protocol.state_sample import LEAST_WITNESSES
 
 from .checkpointing import GoOn
 from .comparison import Comparison
-from .fetch_progress import FetchProgress
-from .shared_fetch import SharedFetch
 from .sources import Sources
 from .witnesses import MeasureLoss, Witnesses
+
+# --- fetch progress -------------------------------------------------------------------------------
+
+TELL_EVERY_S: Final = 10.0
+
+
+class FetchProgress:
+    """Follows one gathering, from its making on."""
+
+    def __init__(self, gathering: Gathering, facts: Facts, events: EventLog) -> None:
+        self._gathering = gathering
+        self._facts = facts
+        self._events = events
+        self._began_s = self._told_s = trio.current_time()
+
+    def moved(self) -> None:
+        """A chunk came: say how far it is, and how long the rest will take at this pace."""
+        gathering, now_s = self._gathering, trio.current_time()
+        sources, elapsed_s = gathering.num_sources, now_s - self._began_s
+        left_s = gathering.missing_bytes / max(1, gathering.fetched_bytes) * elapsed_s
+        peers = "1 peer" if sources == 1 else f"{sources} peers"
+        self._facts.now_doing(
+            f"fetching the state: {gathering.share:.0%} from {peers}, {left_s:.0f} s left"
+        )
+        if now_s - self._told_s >= TELL_EVERY_S:
+            self._told_s = now_s
+            self._events.emit(
+                EventName.STATE_PROGRESSED,
+                share=round(gathering.share, 4),
+                remotes=gathering.remotes,
+                bytes=gathering.fetched_bytes,
+                left_s=round(left_s, 1),
+            )
+
+    def ended(self, round_: int) -> None:
+        """All of it is here, and is believed."""
+        gathering = self._gathering
+        self._events.emit(
+            EventName.STATE_RECEIVED,
+            round=round_,
+            remotes=gathering.remotes,
+            bytes=gathering.fetched_bytes,
+            kept_bytes=gathering.kept_bytes,
+            seconds=trio.current_time() - self._began_s,
+        )
+
+
+# --- beginning ------------------------------------------------------------------------------------
+
+# --- shared fetch ---------------------------------------------------------------------------------
+
+MAX_HELPERS: Final = 3
+"""Further peers that a state is taken from at once."""
+MAX_DOUBTED: Final = 3
+"""After so many odd sources one at a time is taken: whoever has many identities gains no more."""
+
+
+class SharedFetch:
+    """Fetches a state from a leader and helpers until it is believed.
+
+    Args:
+        described_by: what a source's state is made of, checked as far as that goes.
+        moved: called when a chunk has come.
+        nursery: others help in it.
+        mixes: of replicas that differ.
+    """
+
+    def __init__(
+        self,
+        gathering: Gathering,
+        comparison: Comparison,
+        sources: Sources,
+        view: View,
+        described_by: Callable[[Fetcher], Awaitable[StateManifest]],
+        moved: Callable[[], None],
+        nursery: trio.Nursery,
+        *,
+        mixes: bool,
+    ) -> None:
+        self._gathering = gathering
+        self._comparison = comparison
+        self._sources = sources
+        self._view = view
+        self._described_by = described_by
+        self._moved = moved
+        self._nursery = nursery
+        self._mixes = mixes
+        self._doubted: set[PeerId] = set()
+        self._alone = False
+
+    async def lead(self, fetcher: Fetcher) -> StateScalars:
+        """Fetch a state that this source leads, and compare it.
+
+        Raises:
+            StreamLost, Refused, RemoteProtocolError: this source failed; another one may lead.
+        """
+        leader = fetcher.remote_peer_id
+        described = await self._described_by(fetcher)
+        self._comparison.keep(self._gathering.remotes)
+        self._comparison.ask_about(leader, described.root.hex())
+        while True:
+            state = await self._gather(fetcher, described)
+            odd = await self._drop_odd_ones()
+            if leader in odd:
+                raise RemoteProtocolError(f"what {leader} gave is unlike what others have")
+            if not odd:
+                break
+        try:
+            await self._comparison.check_whole(leader)
+        except RemoteProtocolError:
+            self._gathering.forget()
+            self._alone = self._mixes
+            raise
+        return state
+
+    async def _gather(self, fetcher: Fetcher, described: StateManifest) -> StateScalars:
+        helping = trio.CancelScope()
+        if self._may_be_helped(described):
+            self._nursery.start_soon(self._be_helped, helping, fetcher.remote_peer_id)
+        try:
+            return await self._gathering.lead(fetcher, described, self._moved)
+        finally:
+            helping.cancel()
+
+    async def _be_helped(self, until: trio.CancelScope, leader: PeerId) -> None:
+        with until:
+            apart_from = {leader, *self._doubted}
+            await self._sources.help_with(self._help, self._view, apart_from, MAX_HELPERS)
+
+    def _may_be_helped(self, described: StateManifest) -> bool:
+        if not self._mixes:
+            return True
+        training = self._view.members_training(trio.current_time())
+        return (
+            not self._alone
+            and len(self._doubted) < MAX_DOUBTED
+            and len(training) > LEAST_WITNESSES
+            and len(described.digests) > CHUNKS_PER_SOURCE
+        )
+
+    async def _help(self, fetcher: Fetcher) -> bool:
+        """Take a part from this source, if it could be found out; whether it could."""
+        described = await self._described_by(fetcher)
+        if not self._gathering.is_of_one_time(described):
+            return False
+        name = fetcher.remote_peer_id
+        try:
+            if self._mixes:
+                self._comparison.ask_about(name, described.root.hex())
+                if not await self._comparison.is_seen(name):
+                    return False
+            await self._gathering.help(fetcher, described, self._moved)
+        finally:
+            if name not in self._gathering.remotes:
+                self._comparison.forget(name)
+        return True
+
+    async def _drop_odd_ones(self) -> list[PeerId]:
+        """Drop what odd sources gave; name them."""
+        if not self._mixes:
+            return []
+        gathering = self._gathering
+        odd = await self._comparison.odd_ones(gathering.remotes, gathering.gave)
+        for source in odd:
+            gathering.distrust(source)
+        self._doubted.update(odd)
+        return odd
+
+
+# --- beginning ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,297 @@
 """What a real peer does to be reached by others: it finds out (reaching.py), and relays.
 
 Simulated peers have neither: everybody reaches everybody there.
+
+How others reach us: found out, made possible, and told again when it changes.
+
+The theory of finding out is in protocol/membership/dial_back.py. Around it:
+
+- We ask ASKED linked peers at a time: often while nothing is known, seldom afterwards, and at once
+  when our own addresses have changed.
+- Addresses at which others get through are announced beside those of our interfaces.
+- Where nobody gets through, we reserve places at RELAYS linked peers that others can dial, and
+  announce the addresses that lead through them. p2pd punches holes through them by itself.
+- Every linked peer is told whenever what we announce has changed: its redials go there.
 """
 
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
+import blake3
 import trio
 
+from peer.network.conversation import Conversation
+from peer.network.reachability import is_loopback, is_relayed
 from peer.network.relay import Relay, reserve
 from peer.network.wrapped import AdmittedNetwork
-from peer.ports import Network
-from protocol.membership.dial_back import Reach
+from peer.observe.event_names import EventName
+from peer.observe.events import EventLog
+from peer.observe.facts import Facts
+from peer.ports import Address, Network, PeerId, Stream
+from protocol.address.multiaddr import split_peer_id
+from protocol.errors import LocoError
+from protocol.limits import DIAL_BACK_EVERY_S, MAX_DIAL_BACKS, MAX_LINKS
+from protocol.membership.dial_back import (
+    DialBacks,
+    Reach,
+    answer_of,
+    candidates,
+    host_and_port,
+    may_try,
+    relay_address,
+)
+from protocol.membership.view import Member, Roster
+from protocol.wire.messages import Seen, Whereabouts
+from protocol.wire.versions import REACH
 
 from .peer_parts import PeerParts
-from .reaching import Reaching
+
+# --- reaching -------------------------------------------------------------------------------------
+
+LOOK_EVERY_S: Final = 2.0
+ASKED: Final = 3
+ASK_UNKNOWN_EVERY_S: Final = 15.0
+ASK_KNOWN_EVERY_S: Final = 300.0
+ENOUGH_ANSWERS: Final = 3
+RELAYS: Final = 2
+RELAY_PAUSE_S: Final = 60.0
+"""A peer that did not relay for us is not asked again for so long."""
+RENEW_AT: Final = 0.5
+"""Share of a reservation's time after which it is renewed."""
+TRY_S: Final = 5.0
+ANSWER_S: Final = 15.0
+Reserve = Callable[[PeerId], Awaitable[float]]
+"""Reserves a place at a relay; for how many seconds. Raises LocoError."""
+
+
+class Reaching:
+    """Finds out whether others can dial this peer, keeps places at relays, announces addresses."""
+
+    def __init__(
+        self, *, network: Network, roster: Roster, facts: Facts, events: EventLog, reserve: Reserve
+    ) -> None:
+        self._network = network
+        self._roster = roster
+        self._facts = facts
+        self._events = events
+        self._reserve = reserve
+        self._answers = DialBacks()
+        self._own: tuple[Address, ...] = ()
+        self._announced: tuple[Address, ...] = ()
+        self._seen_last: tuple[Address, ...] = tuple(network.addresses)
+        self._told: dict[PeerId, tuple[int, tuple[Address, ...]]] = {}
+        self._relays: dict[PeerId, tuple[float, Address]] = {}
+        self._not_before_s: dict[PeerId, float] = {}
+        self._tried_at_s: dict[PeerId, float] = {}
+        self._trying = trio.CapacityLimiter(MAX_DIAL_BACKS)
+        self._ask_at_s = 0.0
+
+    async def run(self) -> None:
+        """Serve, ask, reserve and tell until cancelled."""
+        await self._network.serve(REACH, self._serve)
+        while True:
+            await self.look()
+            await trio.sleep(LOOK_EVERY_S)
+
+    async def look(self) -> None:
+        """See what has changed, and do what it asks for."""
+        now_s = trio.current_time()
+        linked = self._roster.alive(now_s)
+        self._notice_own(now_s)
+        await self._ask(now_s, linked)
+        await self._keep_relays(linked)
+        self._announce()
+        await self._tell(linked)
+
+    # --- others -----------------------------------------------------------------------------------
+    async def _serve(self, stream: Stream) -> None:
+        talk, peer_id, observed = Conversation(stream), stream.remote_peer_id, stream.remote_address
+        asked, _ = await talk.receive(Whereabouts, timeout_s=ANSWER_S)
+        now_s = trio.current_time()
+        if self._roster.living(peer_id, now_s) is not None:  # one that has left may ask, too
+            self._roster.heard(now_s, peer_id, asked.incarnation, addresses=asked.addresses)
+        tried = [address for address in asked.tried if may_try(address, observed)]
+        if not self._may_try_again(peer_id, now_s, tried):
+            tried = []
+        reached = await self._reached(peer_id, tried)
+        await talk.send(Seen(observed or "/unknown", tuple(tried), tuple(reached)))
+
+    def _may_try_again(self, peer_id: PeerId, now_s: float, tried: Sequence[Address]) -> bool:
+        recent = {
+            p: at_s for p, at_s in self._tried_at_s.items() if at_s > now_s - DIAL_BACK_EVERY_S
+        }
+        self._tried_at_s = recent
+        busy = self._trying.available_tokens < 1
+        if not tried or busy or peer_id in recent or len(recent) >= MAX_LINKS:
+            return False
+        recent[peer_id] = now_s
+        return True
+
+    async def _reached(self, peer_id: PeerId, tried: Sequence[Address]) -> list[Address]:
+        """Those of the addresses at which the peer answers."""
+        reached = []
+        for address in tried:
+            async with self._trying:
+                try:
+                    with trio.move_on_after(TRY_S):
+                        if await self._network.probe(address) == peer_id:
+                            reached.append(address)
+                except LocoError:
+                    pass
+        return reached
+
+    # --- finding out ------------------------------------------------------------------------------
+    def _notice_own(self, now_s: float) -> None:
+        own = tuple(a for a in self._direct() if not is_loopback(a))
+        if own != self._own:
+            if self._own:
+                self._answers.forget()
+            self._own, self._ask_at_s = own, now_s
+
+    def _direct(self) -> list[Address]:
+        """The addresses of this machine's own interfaces, or those that the user has named."""
+        bare = [split_peer_id(address)[0] for address in self._network.addresses]
+        return [address for address in bare if address not in self._announced]
+
+    async def _ask(self, now_s: float, linked: Sequence[Member]) -> None:
+        if now_s < self._ask_at_s or not linked:
+            return
+        unlike = [member for member in linked if not member.relayed]
+        asked = sorted(unlike or linked, key=lambda m: self._lot(m.peer_id, int(now_s)))[:ASKED]
+        async with trio.open_nursery() as nursery:
+            for member in asked:
+                nursery.start_soon(self._ask_one, member.peer_id)
+        self._note()
+        known = self._facts.reach.reach is not Reach.UNKNOWN
+        enough = self._answers.num_answers(trio.current_time()) >= min(ENOUGH_ANSWERS, len(linked))
+        every_s = ASK_KNOWN_EVERY_S if known and enough else ASK_UNKNOWN_EVERY_S
+        self._ask_at_s = trio.current_time() + every_s
+
+    def _lot(self, peer_id: PeerId, turn: int) -> bytes:
+        return blake3.blake3(f"{self._network.peer_id}/{peer_id}/{turn}".encode()).digest(length=8)
+
+    async def _ask_one(self, peer_id: PeerId) -> None:
+        """Ask one peer; once more, when it has shown us an address that it could try."""
+        wanted = self._candidates()
+        seen = await self._say(peer_id, wanted)
+        if seen is None:
+            return
+        self._take(peer_id, wanted, seen)
+        wanted = self._candidates()
+        if not seen.tried and wanted:
+            seen = await self._say(peer_id, wanted)
+            if seen is not None:
+                self._take(peer_id, wanted, seen)
+
+    def _take(self, peer_id: PeerId, asked: Sequence[Address], seen: Seen) -> None:
+        observed = None if is_relayed(seen.observed) else seen.observed
+        answer = answer_of(asked, observed, seen.tried, seen.reached)
+        self._answers.heard(trio.current_time(), peer_id, answer)
+
+    def _candidates(self) -> list[Address]:
+        observed = self._answers.observed_hosts(trio.current_time())
+        ports = [each[1] for each in map(host_and_port, self._direct()) if each is not None]
+        return candidates(observed, self._own, ports)
+
+    async def _say(self, peer_id: PeerId, tried: Sequence[Address]) -> Seen | None:
+        """Tell a peer where we are; what it saw, None where it does not answer."""
+        addresses = tuple(self._network.addresses)
+        try:
+            async with Conversation(await self._network.open_stream(peer_id, REACH)) as talk:
+                await talk.send(Whereabouts(self._facts.incarnation, addresses, tuple(tried)))
+                patience_s = ANSWER_S + len(tried) * TRY_S
+                seen, _ = await talk.receive(Seen, timeout_s=patience_s)
+        except LocoError:
+            return None
+        self._told[peer_id] = self._incarnation(peer_id), addresses
+        return seen
+
+    def _incarnation(self, peer_id: PeerId) -> int:
+        member = self._roster.get(peer_id)
+        return 0 if member is None else member.incarnation
+
+    def _note(self) -> None:
+        """Write down what is known now."""
+        now_s, facts, answers = trio.current_time(), self._facts.reach, self._answers
+        hosts = [each[0] for each in map(host_and_port, self._own) if each is not None]
+        before = facts.reach
+        facts.reach, facts.v4, facts.v6 = (answers.reach(now_s, each) for each in (None, 4, 6))
+        facts.nat = answers.nat_kind(now_s, hosts)
+        facts.observed = tuple(answers.observed_hosts(now_s))
+        facts.working = tuple(answers.working(now_s))
+        facts.answers = answers.num_answers(now_s)
+        if facts.reach is not before:
+            self._events.emit(
+                EventName.REACHABILITY_CHANGED, reachable=str(facts.reach), nat=str(facts.nat)
+            )
+
+    # --- relays -----------------------------------------------------------------------------------
+    async def _keep_relays(self, linked: Sequence[Member]) -> None:
+        """Hold places at relays exactly while we need them."""
+        now_s, members = trio.current_time(), {member.peer_id: member for member in linked}
+        needed = self._facts.reach.reach is Reach.NO
+        self._relays = {
+            peer: place
+            for peer, place in self._relays.items()
+            if needed and peer in members and not members[peer].relayed
+        }
+        if needed:
+            for peer_id in [peer for peer, (at_s, _) in self._relays.items() if at_s <= now_s]:
+                await self._reserve_at(members[peer_id])
+            for member in self._possible(linked, now_s)[: RELAYS - len(self._relays)]:
+                await self._reserve_at(member)
+        self._facts.reach.relays = tuple(self._relays)
+
+    def _possible(self, linked: Sequence[Member], now_s: float) -> list[Member]:
+        """Peers that might relay for us, the nearest first."""
+        possible = [
+            member
+            for member in linked
+            if not member.relayed
+            and member.peer_id not in self._relays
+            and now_s >= self._not_before_s.get(member.peer_id, now_s)
+        ]
+        return sorted(possible, key=lambda m: (m.rtt_s or 0.0, self._lot(m.peer_id, 0)))
+
+    async def _reserve_at(self, member: Member) -> None:
+        peer_id, now_s = member.peer_id, trio.current_time()
+        address = relay_address(peer_id, (split_peer_id(a)[0] for a in member.addresses))
+        self._relays.pop(peer_id, None)
+        try:
+            if address is None:
+                raise LocoError("it has no address of its own")
+            lasts_s = await self._reserve(peer_id)
+        except LocoError:
+            waiting = {p: s for p, s in self._not_before_s.items() if s > now_s}
+            self._not_before_s = waiting | {peer_id: now_s + RELAY_PAUSE_S}
+            return
+        self._relays[peer_id] = now_s + RENEW_AT * lasts_s, address
+
+    # --- telling ----------------------------------------------------------------------------------
+    def _announce(self) -> None:
+        working = self._answers.working(trio.current_time())
+        outer = [address for address in working if address not in self._own]
+        announced = (*outer, *(address for _, address in self._relays.values()))
+        if announced != self._announced:
+            self._announced = announced
+            self._network.announce(announced)
+
+    async def _tell(self, linked: Sequence[Member]) -> None:
+        """Tell those who were told otherwise; our hello has told newcomers, since the last look."""
+        addresses = tuple(self._network.addresses)
+        present = {member.peer_id: member.incarnation for member in linked}
+        self._told = {p: told for p, told in self._told.items() if present.get(p) == told[0]}
+        for peer_id, incarnation in present.items():
+            self._told.setdefault(peer_id, (incarnation, self._seen_last))
+        self._seen_last = addresses
+        outdated = [peer for peer, told in self._told.items() if told[1] != addresses]
+        async with trio.open_nursery() as nursery:
+            for peer_id in outdated:
+                nursery.start_soon(self._say, peer_id, ())
+
+
+# --- outside --------------------------------------------------------------------------------------
 
 NOTE_EVERY_S: Final = 2.0
 

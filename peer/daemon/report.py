@@ -1,20 +1,146 @@
-"""`status` and metrics, put together from what the parts know. Reads only."""
+"""`status` and metrics, put together from what the parts know. Reads only.
+
+How far the run is: read from the parts of a peer, and said on the console every few seconds.
+"""
 
 from statistics import median_low
+from typing import Final
 
 import trio
 
 from peer.observe.amendment_lines import amendments_json
+from peer.observe.events import EventLog
 from peer.observe.facts import Facts
 from peer.observe.metrics import Metrics, Now
-from peer.observe.status import PeerStatus, Status
+from peer.observe.progress import RunProgress, progress_line
+from peer.observe.status import PeerState, PeerStatus, Status
 from peer.ports import Network
-from protocol.membership.group import Group
-from protocol.membership.view import Member, Roster, View
+from peer.training.schedule import learning_rate
+from protocol.membership.group import WHOLE_MODEL, Group
+from protocol.membership.view import TRAINING, Member, Roster, View
 from protocol.run.stages import DATA_STAGE, part_of_stage, stage_of_part
+from protocol.schedule.pace import RunPace
 
 from .join_address import join_address
-from .progress import ProgressReport
+
+# --- progress -------------------------------------------------------------------------------------
+
+LOOK_S: Final = 1.0
+SAY_EVERY_S: Final = 15.0
+REPEAT_S: Final = 30.0
+"""How often it is said again what is waited for."""
+
+
+class ProgressReport:
+    """Reads how far the run is; `say` tells people.
+
+    Speeds of others are what they tell of themselves, in inner steps per second; all train batches
+    of the same size. The stages of a pipeline train the same tokens together, so there a peer has
+    no speed of its own.
+    """
+
+    def __init__(self, facts: Facts, roster: Roster) -> None:
+        self._facts = facts
+        self._roster = roster
+        self._pace = RunPace()
+
+    def now(self) -> RunProgress:
+        """How far the run is now."""
+        facts, now_s = self._facts, trio.current_time()
+        if facts.spec is None or facts.run_id is None:
+            return RunProgress(step=facts.step if facts.run_id else None)
+        trains, step = facts.state is PeerState.TRAINING, facts.nominal_step
+        if trains:
+            self._pace.note(now_s, step)
+        else:
+            self._pace.rest()
+        total = facts.spec.total_steps_at(step)
+        others = [m for m in self._roster.alive(now_s) if m.progress.state == TRAINING]
+        own, swarm = self._speeds(others, trains=trains)
+        return RunProgress(
+            step=facts.step,
+            total_steps=total,
+            learning_rate=learning_rate(facts.spec.at_step(step).optimizer, step, total),
+            tokens_per_s=own,
+            swarm_tokens_per_s=swarm,
+            left_s=self._pace.left_s(total) if trains else None,
+            peers=len(others) + trains,
+        )
+
+    def _speeds(self, others: list[Member], *, trains: bool) -> tuple[float | None, float | None]:
+        """Tokens per second, ours and those of all."""
+        facts = self._facts
+        if facts.held is None or facts.held.group.part != WHOLE_MODEL:
+            return None, None
+        own = facts.steps_per_s if trains else 0.0
+        all_steps = own + sum(m.progress.steps_per_s for m in others)
+        return own * facts.tokens_per_step, all_steps * facts.tokens_per_step
+
+    async def say(self, events: EventLog, export: str) -> None:
+        """Tell people, until cancelled; then how to take the model, if that was not told yet.
+
+        Args:
+            export: the command that takes the model.
+        """
+        said = _Said(events, export)
+        try:
+            while True:
+                await trio.sleep(LOOK_S)
+                said.look(self._facts, self.now())
+        finally:
+            said.end(self._facts)
+
+
+class _Said:
+    """What people were told, so that they are told again what is new, or goes on for long."""
+
+    def __init__(self, events: EventLog, export: str) -> None:
+        self._events = events
+        self._export = export
+        self._step = -1
+        self._doing = ""
+        self._is_alone = self._is_over = False
+        self._next_s = self._again_s = 0.0
+
+    def look(self, facts: Facts, now: RunProgress) -> None:
+        """Say what is to be said now."""
+        match facts.state:
+            case PeerState.TRAINING if facts.doing == "training":
+                self._say_progress(facts, now)
+            case PeerState.FINISHED:
+                self._say_over("this peer serves its state; ")
+            case PeerState.PAUSED | PeerState.LEAVING:
+                pass
+            case _:
+                self._say_doing(facts)
+
+    def end(self, facts: Facts) -> None:
+        """Say what a peer that ends with its run had no time to say."""
+        if facts.over:
+            self._say_over()
+
+    def _say_over(self, and_now: str = "") -> None:
+        if not self._is_over:
+            self._events.say(f"{and_now}the model: {self._export}")
+        self._is_over = True
+
+    def _say_progress(self, facts: Facts, now: RunProgress) -> None:
+        now_s = trio.current_time()
+        if facts.train_loss is None or facts.step == self._step or now_s < self._next_s:
+            return
+        if now.peers == 1 and not self._is_alone:
+            self._events.say("training alone: nobody else is here")
+        self._is_alone, self._step, self._next_s = now.peers == 1, facts.step, now_s + SAY_EVERY_S
+        self._events.say(progress_line(now, facts.train_loss, facts.validation_loss))
+
+    def _say_doing(self, facts: Facts) -> None:
+        now_s = trio.current_time()
+        if facts.doing != self._doing or now_s >= self._again_s:
+            self._doing, self._again_s = facts.doing, now_s + REPEAT_S
+            self._events.say(facts.doing)
+
+
+# --- report ---------------------------------------------------------------------------------------
 
 
 class Report:

@@ -29,8 +29,14 @@ from peer.network.simulated import SimulatedInternet
 from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
-from peer.simulation.peer import LoggedEvent, SimulatedPeer
-from peer.simulation.swarm import DEFAULT_MACHINE, SimulatedSwarm, SwarmOptions, open_swarm
+from peer.simulation.swarm import (
+    DEFAULT_MACHINE,
+    LoggedEvent,
+    SimulatedPeer,
+    SimulatedSwarm,
+    SwarmOptions,
+    open_swarm,
+)
 from peer.simulation.virtual_time import run_in_virtual_time
 from protocol.run.run_spec import RunSpec
 

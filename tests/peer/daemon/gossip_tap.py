@@ -12,7 +12,7 @@ from peer.averaging.gossip.exchanges import Averaged, Exchanges, RoundOutcome
 from peer.network.conversation import Conversation
 from peer.network.simulated_stream import SimulatedStream
 from peer.ports import PeerId
-from peer.simulation.peer import SimulatedPeer
+from peer.simulation.swarm import SimulatedPeer
 from protocol.wire.messages import Message
 from protocol.wire.versions import GOSSIP
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
-from peer.simulation.peer import LoggedEvent, SimulatedPeer
-from peer.simulation.swarm import SimulatedSwarm
+from peer.simulation.swarm import LoggedEvent, SimulatedPeer, SimulatedSwarm
 from peer.simulation.virtual_time import run_in_virtual_time
 from peer.state.state_file import state_bytes, weights_chunk
 from protocol.gossip.round_length import FIRST_INNER_STEPS

@@ -5,8 +5,7 @@ from swarm_worlds import simulated, start, toy_spec
 
 from peer.daemon.admission_requests import AdmissionRequests, named_peer
 from peer.ports.simulated import SimulatedEntropy
-from peer.simulation.peer import SimulatedPeer
-from peer.simulation.swarm import identity_of, open_swarm
+from peer.simulation.swarm import SimulatedPeer, identity_of, open_swarm
 from protocol.errors import LocoError
 from protocol.names import short_id
 

@@ -13,8 +13,7 @@ from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import codes_as_tensor
 from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
-from peer.simulation.peer import SimulatedPeer
-from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm
+from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm
 from protocol.outcomes import AuditOutcome, RefusalReason
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from swarm_worlds import simulated, start, toy_spec
 from test_admission import beat, greet
 from test_reaching import nodes
 
-from peer.daemon.reaching import ASK_UNKNOWN_EVERY_S, Reaching
+from peer.daemon.outside import ASK_UNKNOWN_EVERY_S, Reaching
 from peer.network.conversation import Conversation
 from peer.network.simulated_directory import _Entry
 from peer.ports import Network, Stream

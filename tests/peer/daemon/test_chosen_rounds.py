@@ -22,8 +22,7 @@ from peer.averaging.gossip import outer_steps
 from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
-from peer.simulation.peer import SimulatedPeer
-from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm
+from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm
 from peer.training.toy import SimulatedSpeed, ToyProblem
 from protocol.gossip.round_length import (
     FEWEST,

@@ -18,8 +18,7 @@ from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
 from peer.process.rejoin import JoinAgain
 from peer.simulation.machine import Machine
-from peer.simulation.peer import SimulatedPeer
-from peer.simulation.swarm import SimulatedSwarm, open_swarm
+from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, open_swarm
 from peer.state import checkpoints as checkpoints_module
 from peer.state.home import replace_file
 from protocol.address.multiaddr import split_peer_id

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from peer.daemon import data as data_module
-from peer.daemon.data import freeze_data, obtain_data
+from peer.daemon import provision as data_module
+from peer.daemon.provision import freeze_data, obtain_data
 from peer.ports.simulated import SimulatedWork
 from peer.state.home import HomeError
 from peer.training.corpus import PreparedCorpus

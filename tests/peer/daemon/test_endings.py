@@ -13,8 +13,14 @@ from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.ports.simulated import SimulatedWork
 from peer.simulation.machine import Machine
-from peer.simulation.peer import GRACE_S, LoggedEvent, Place, SimulatedPeer, checkpoints_in
-from peer.simulation.swarm import open_swarm
+from peer.simulation.swarm import (
+    GRACE_S,
+    LoggedEvent,
+    Place,
+    SimulatedPeer,
+    checkpoints_in,
+    open_swarm,
+)
 from peer.state.checkpoints import Checkpoint, CheckpointStore, Manifest
 from peer.state.uploads import Uploads
 from peer.training.toy import SimulatedSpeed
@@ -213,7 +219,7 @@ async def test_an_end_that_is_kept_at_the_second_try_is_copied_too(tmp_path, mon
 
 @simulated()
 async def test_who_ends_at_once_misses_no_copy_that_nobody_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr("peer.simulation.peer.GRACE_S", 0.0)
+    monkeypatch.setattr("peer.simulation.swarm.GRACE_S", 0.0)
     async with open_swarm(1, toy_spec(ROUNDS), tmp_path) as swarm:
         await start(swarm, "a", machine_of={"a": Machine(checkpoint_every_s=0.1)})
         peer = swarm["a"]

@@ -14,8 +14,7 @@ from peer.daemon.links import SILENCE_S
 from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
-from peer.simulation.peer import SimulatedPeer
-from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm
+from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm
 from peer.training.toy import SimulatedSpeed, ToyProblem
 
 pytestmark = pytest.mark.slow

@@ -25,8 +25,7 @@ from peer.process.rejoin import JoinAgain
 from peer.rounds.loop import MAX_FAILURES_IN_A_ROW, TrainingImpossible
 from peer.rounds.validation import MAX_VALIDATION_SHARE
 from peer.simulation.machine import Machine
-from peer.simulation.peer import GRACE_S
-from peer.simulation.swarm import SwarmOptions, open_swarm
+from peer.simulation.swarm import GRACE_S, SwarmOptions, open_swarm
 from peer.training.errors import CannotTrain
 from peer.training.toy import SimulatedSpeed
 from protocol.schedule.own_rounds import VARIED

@@ -28,8 +28,7 @@ from peer.averaging.diloco.fragment_messages import signed_with
 from peer.network.conversation import Conversation
 from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
-from peer.simulation.peer import SimulatedPeer
-from peer.simulation.swarm import SwarmOptions, identity_of, open_swarm
+from peer.simulation.swarm import SimulatedPeer, SwarmOptions, identity_of, open_swarm
 from protocol.diloco.keeper import MAX_RETURN_S, MIN_RETURN_S
 from protocol.outcomes import RefusalReason
 from protocol.schedule.deadline import ObservedDeadline

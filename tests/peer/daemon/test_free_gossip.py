@@ -24,8 +24,7 @@ from peer.network.simulated import SimulatedNetwork
 from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
-from peer.simulation.peer import SimulatedPeer
-from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm
+from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm
 from peer.training.toy import SimulatedSpeed
 from protocol.errors import StreamLost
 from protocol.gossip.matchmaking import ANSWER_S

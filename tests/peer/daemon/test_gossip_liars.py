@@ -18,8 +18,7 @@ from test_poison import poisoned
 from peer.averaging.gossip.gossip import Gossip
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
-from peer.simulation.peer import SimulatedPeer
-from peer.simulation.swarm import identity_of, open_swarm
+from peer.simulation.swarm import SimulatedPeer, identity_of, open_swarm
 from peer.training.toy import SimulatedSpeed
 from protocol.errors import Refused
 from protocol.membership.conduct import HALF_LIFE_S, IGNORED_FROM, SLOWED_S, Fault

@@ -21,8 +21,7 @@ from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
 from peer.simulation.machine import Machine
-from peer.simulation.peer import SimulatedPeer
-from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm
+from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm
 from protocol.errors import Refused
 from protocol.gossip.exchange import exchange_id
 from protocol.membership.group import Group

@@ -10,8 +10,7 @@ from swarm_worlds import simulated, start, toy_spec
 from peer.network.pacing import WIRE_FACTOR, BandwidthLimits
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
-from peer.simulation.peer import SimulatedPeer
-from peer.simulation.swarm import SwarmOptions, open_swarm
+from peer.simulation.swarm import SimulatedPeer, SwarmOptions, open_swarm
 from protocol.run.run_spec import RunSpec
 
 pytestmark = pytest.mark.slow

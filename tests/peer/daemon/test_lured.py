@@ -9,7 +9,7 @@ import trio
 from swarm_worlds import simulated, start, toy_spec
 from test_admission import BEAT, greet
 
-from peer.daemon import returning
+from peer.daemon import assembly as returning
 from peer.daemon.duplicates import BEAT_S
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState

@@ -4,13 +4,19 @@ import numpy as np
 import pytest
 from swarm_worlds import simulated, start, toy_spec, weights_bytes
 
-from peer.daemon.shared_fetch import MAX_HELPERS
+from peer.daemon.beginning import MAX_HELPERS
 from peer.daemon.witnesses import Witnesses
 from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
-from peer.simulation.peer import LoggedEvent, SimulatedPeer
-from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, identity_of, open_swarm
+from peer.simulation.swarm import (
+    LoggedEvent,
+    SimulatedPeer,
+    SimulatedSwarm,
+    SwarmOptions,
+    identity_of,
+    open_swarm,
+)
 from peer.state.fetching import Fetcher
 from peer.state.state_file import state_bytes
 from peer.state.steady import RATE_WINDOW_S

@@ -6,8 +6,7 @@ import pytest
 from swarm_worlds import simulated, start, toy_spec
 
 from peer.observe.facts import PackingFacts
-from peer.simulation.peer import SimulatedPeer
-from peer.simulation.swarm import open_swarm
+from peer.simulation.swarm import SimulatedPeer, open_swarm
 from protocol.outcomes import SkipReason
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,7 @@ from peer.observe.status import PeerState
 from peer.process.rejoin import JoinAgain
 from peer.rounds.pause import Pause, PauseRefused
 from peer.simulation.machine import Machine
-from peer.simulation.peer import SimulatedPeer
-from peer.simulation.swarm import SimulatedSwarm, open_swarm
+from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, open_swarm
 from protocol.membership.view import Roster, View
 from protocol.run.run_spec import RunSpec
 from protocol.schedule.rounds import LOST_LAG_ROUNDS

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from peer.daemon.join_address import join_address
-from peer.daemon.reaching import ASK_UNKNOWN_EVERY_S, LOOK_EVERY_S, RELAYS, Reaching
+from peer.daemon.outside import ASK_UNKNOWN_EVERY_S, LOOK_EVERY_S, RELAYS, Reaching
 from peer.network.identity import Identity
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.observe.events import EventLog

@@ -9,7 +9,7 @@ import numpy as np
 import trio
 
 from peer.daemon.beginning import Arrival, FirstState, Fresh
-from peer.daemon.rebuilding import Rebuilt
+from peer.daemon.provision import Rebuilt
 from peer.daemon.witnesses import Witnesses, cannot_tell
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog

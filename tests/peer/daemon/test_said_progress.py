@@ -6,7 +6,7 @@ import pytest
 import trio
 from swarm_worlds import simulated, start, toy_spec
 
-from peer.daemon.progress import REPEAT_S, SAY_EVERY_S
+from peer.daemon.report import REPEAT_S, SAY_EVERY_S
 from peer.observe.events import EventLog
 from peer.observe.status import PeerState
 from peer.simulation.machine import Machine

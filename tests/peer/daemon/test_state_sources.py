@@ -5,13 +5,18 @@ import pytest
 import trio
 from swarm_worlds import simulated, start, toy_spec
 
-from peer.daemon.shared_fetch import MAX_HELPERS
+from peer.daemon.beginning import MAX_HELPERS
 from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
 from peer.simulation.machine import Machine
-from peer.simulation.peer import LoggedEvent, SimulatedPeer
-from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm
+from peer.simulation.swarm import (
+    LoggedEvent,
+    SimulatedPeer,
+    SimulatedSwarm,
+    SwarmOptions,
+    open_swarm,
+)
 from peer.state.state_file import state_bytes
 from peer.training.simulated import SimulatedSpeed
 from protocol.limits import STATE_CHUNK_BYTES

@@ -26,8 +26,7 @@ from peer.observe.status import PeerState
 from peer.ports.simulated import SimulatedWork
 from peer.process.rejoin import JoinAgain
 from peer.simulation.machine import Machine
-from peer.simulation.peer import CHECKPOINTS_KEPT, SimulatedPeer
-from peer.simulation.swarm import SimulatedSwarm, open_swarm
+from peer.simulation.swarm import CHECKPOINTS_KEPT, SimulatedPeer, SimulatedSwarm, open_swarm
 from peer.state.checkpoints import CheckpointStore, NoRoom
 from peer.training.toy import SimulatedSpeed
 from protocol.admission.statements import Verdict

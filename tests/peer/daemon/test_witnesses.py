@@ -6,8 +6,7 @@ from swarm_worlds import simulated, start, toy_spec
 
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
-from peer.simulation.peer import SimulatedPeer
-from peer.simulation.swarm import open_swarm
+from peer.simulation.swarm import SimulatedPeer, open_swarm
 from peer.state.fetching import Fetcher
 from peer.state.sample import is_unlike, sample_from, sample_of
 from peer.training.toy import SimulatedSpeed

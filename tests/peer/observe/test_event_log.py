@@ -13,9 +13,8 @@ import pytest
 import trio
 
 import peer
-from peer.observe.console import SENTENCES, said_of
 from peer.observe.event_names import FIELDS, EventName
-from peer.observe.events import EventLog
+from peer.observe.events import SENTENCES, EventLog, said_of
 from peer.observe.log_file import MAX_LINE_BYTES, LineFile, read_events, rotated
 from peer.options.values import LogFormat
 

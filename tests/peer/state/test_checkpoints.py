@@ -9,7 +9,7 @@ import pytest
 import torch
 from checkpoint_worlds import MANIFEST, P, vectors, write
 
-from peer.daemon.trainers_part import TrainersPart
+from peer.daemon.checkpointing import TrainersPart
 from peer.state import checkpoints as checkpoints_module
 from peer.state.checkpoints import (
     MANIFEST_FILE,
