@@ -297,7 +297,7 @@ class ChurnWorld:
             self.do(machine, core.produced(leg, number, number, None, now_s))
             return
         machine.held.discard(number)
-        held = core._ledger.numbered(number)
+        held = core.numbered(number)
         if adds and held is not None:
             machine.added.append(self.named[held.trip.microbatch])
         self.do(machine, core.produced(leg, number, number, loss, now_s))

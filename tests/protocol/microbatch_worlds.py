@@ -328,7 +328,7 @@ class MicrobatchWorld:
         if command.adds:
             books.added[number] += 1
             books.in_step += 1
-            held = core._ledger.numbered(number)
+            held = core.numbered(number)
             if held is not None:  # the iteration has not ended without it
                 books.pending.append(held.trip.microbatch)
         self.do(node.name, core.produced(leg, number, number, command.loss, self.now_s))

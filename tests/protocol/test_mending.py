@@ -119,7 +119,7 @@ def test_two_neighbours_that_die_have_the_rest_of_the_path_run_again():
 def test_a_gradient_that_has_passed_needs_no_stand_in():
     world = one_microbatch()
     walked_to(world, Leg.BACKWARD, 1)
-    while list(world.nodes[world.path[2]].core._ledger.kept):
+    while list(world.nodes[world.path[2]].core._kept):
         world.todo.pop(0)()
     world.kill(world.path[2])
     world.look_around()
