@@ -4,7 +4,7 @@
     vectors of all -> Proposals -> snapshot                      <- asked for by other data peers
     snapshot -> plan, in a thread -> PlannedRouter -> paths of the iterations that set out from now
 
-Every LOOK_S each data peer looks who proposes (protocol/routing/proposals.py): itself gathers the
+Every LOOK_S each data peer looks who proposes (protocol/routing/snapshots.py): itself gathers the
 vectors of all, another is asked for its snapshot. Nothing is sent unasked. A peer that does not
 answer is asked again with the next look; until then what was known of it stands.
 """
@@ -23,9 +23,8 @@ from protocol.limits import MAX_LINK_VECTOR_BYTES, MAX_SNAPSHOT_BYTES
 from protocol.membership.view import TRAINING
 from protocol.names import short_id
 from protocol.routing.measures import Measures
-from protocol.routing.proposals import Proposals, proposer_of
 from protocol.routing.routers import PlannedPaths, PlannedRouter, terms_of
-from protocol.routing.snapshots import LinkSnapshot, Terms
+from protocol.routing.snapshots import LinkSnapshot, Proposals, Terms, proposer_of
 from protocol.routing.vectors import decode_vector, encode_vector
 from protocol.run.run_spec import RunSpec
 from protocol.wire.messages import GetLinks, GetSnapshot, LinksReply, SnapshotReply

@@ -15,8 +15,20 @@ A move takes half a round trip: it is offered ahead, while its sender works on w
 (peer/stages/transfers.py). Where a round trip is longer than that work, the sender waits for the
 rest of it. Plans that left this out sent microbatches over far relays, and took twice as long as
 they said.
+
+Which snapshot is proposed, by whom, and when: no coordinator, and seldom:
+  1. Of the data peers that train, the one with the lowest peer id proposes. It gathers the link
+     vectors of all peers of the pipeline; the others take the snapshot that it names. Where views
+     differ two may propose for a while: each data peer follows the one that it sees, and plans
+     differ until views agree. Nothing depends on plans being equal.
+  2. A snapshot is proposed when the vectors have changed: at once when peers have come or gone, at
+     most every REPLAN_EVERY_S when numbers have (measures.py says when those change).
+  3. Of a peer's vectors the newest counts. A peer that is gone is left out of the next snapshot, as
+     is one that says another stage than its beats do; one that has told nothing yet is not waited
+     for.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
@@ -77,20 +89,17 @@ class LinkSnapshot:
     data: bytes
 
     @classmethod
-    def of(cls, run_id: str, signed: Mapping[str, bytes], vectors: Iterable[LinkVector]) -> Self:
-        """The snapshot of these vectors.
-
-        Args:
-            signed: their bytes, by peer id.
+    def of(cls, run_id: str, vectors: Iterable[tuple[LinkVector, bytes]]) -> Self:
+        """The snapshot of these vectors, each with its bytes.
 
         Raises:
             LocalProtocolError: there are none, or too many.
         """
-        ordered = tuple(sorted(vectors, key=lambda vector: vector.peer_id))
-        data: bytes = msgpack.packb([run_id, [signed[vector.peer_id] for vector in ordered]])
+        ordered = sorted(vectors, key=lambda each: each[0].peer_id)
+        data: bytes = msgpack.packb([run_id, [signed for _, signed in ordered]])
         if len(data) > MAX_SNAPSHOT_BYTES or not 1 <= len(ordered) <= MAX_PEERS:
             raise LocalProtocolError(f"a snapshot of {len(ordered)} peers, {len(data)} bytes")
-        return cls(ordered, data)
+        return cls(tuple(vector for vector, _ in ordered), data)
 
     @classmethod
     def read(cls, data: bytes, run_id: str, verify: Verify = verify_with_peer_id) -> Self:
@@ -110,9 +119,8 @@ class LinkSnapshot:
             raise RemoteProtocolError("a snapshot of another run")
         if not 1 <= len(vectors) <= MAX_PEERS:
             raise RemoteProtocolError(f"a snapshot of {len(vectors)} peers")
-        signed = {vector.peer_id: part for vector, part in zip(vectors, parts, strict=True)}
-        snapshot = cls.of(run_id, signed, vectors)
-        if snapshot.data != data:
+        snapshot = cls.of(run_id, zip(vectors, parts, strict=True))
+        if snapshot.data != data or len({each.peer_id for each in vectors}) < len(vectors):
             raise RemoteProtocolError("a snapshot that is not in canonical form")
         return snapshot
 
@@ -228,3 +236,52 @@ def _usual(values: Iterable[int], otherwise: int) -> int:
     """The median of what is known."""
     known = [value for value in values if value]
     return median_low(known) if known else otherwise
+
+
+# --- proposals ------------------------------------------------------------------------------------
+REPLAN_EVERY_S: Final = 20.0
+
+
+def proposer_of(data_peers: Iterable[str]) -> str | None:
+    """The data peer that proposes; None where there is none."""
+    return min(data_peers, default=None)
+
+
+class Proposals:
+    """What a data peer has gathered. See the top of the file."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._vectors: dict[str, tuple[LinkVector, bytes]] = {}
+        self._proposed_s = -math.inf
+
+    def take(self, vector: LinkVector, signed: bytes) -> bool:
+        """A vector has come. Returns whether it is newer than what was there."""
+        known = self._vectors.get(vector.peer_id)
+        if known is not None and known[0].version >= vector.version:
+            return False
+        self._vectors[vector.peer_id] = vector, signed
+        return True
+
+    def keep(self, stages: Mapping[str, int]) -> None:
+        """Forget the vectors of all but these peers, and of those that say another stage."""
+        for peer_id, (vector, _) in list(self._vectors.items()):
+            if stages.get(peer_id) != vector.stage:
+                del self._vectors[peer_id]
+
+    def due(self, current: LinkSnapshot | None, now_s: float) -> LinkSnapshot | None:
+        """The snapshot to propose now; None when the current one stands, or they are too many."""
+        try:
+            proposed = LinkSnapshot.of(self._run_id, self._vectors.values())
+        except LocalProtocolError:
+            return None
+        if current is not None and _places(proposed) == _places(current):
+            since_s = now_s - self._proposed_s
+            if proposed.digest == current.digest or since_s < REPLAN_EVERY_S:
+                return None
+        self._proposed_s = now_s
+        return proposed
+
+
+def _places(snapshot: LinkSnapshot) -> list[tuple[str, int]]:
+    return [(vector.peer_id, vector.stage) for vector in snapshot.vectors]

@@ -121,9 +121,7 @@ def routed():
     measured = world()
     origin = measured.origins()[0]
     terms = measured.terms()
-    router = PlannedRouter(
-        origin, RandomRouter(origin, 1, terms.visited, terms.rules, full_every=5)
-    )
+    router = PlannedRouter(origin, 1, terms.visited, terms.rules, full_every=5)
     return measured, router
 
 

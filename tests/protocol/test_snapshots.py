@@ -7,8 +7,7 @@ import pytest
 from routing_worlds import RUN_ID, SIGNERS, WORK, MeasuredWorld
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.routing.proposals import REPLAN_EVERY_S, Proposals, proposer_of
-from protocol.routing.snapshots import LinkSnapshot
+from protocol.routing.snapshots import REPLAN_EVERY_S, LinkSnapshot, Proposals, proposer_of
 from protocol.routing.vectors import LinkTimes, WorkTimes, encode_vector
 
 STAGES = [0, 0, 1, 1, 2]
@@ -54,7 +53,7 @@ def test_a_snapshot_of_what_is_no_vector_is_refused(part):
 
 def test_a_snapshot_needs_a_peer():
     with pytest.raises(LocalProtocolError):
-        LinkSnapshot.of(RUN_ID, {}, [])
+        LinkSnapshot.of(RUN_ID, [])
 
 
 def test_the_worse_of_two_ends_counts():
