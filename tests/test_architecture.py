@@ -86,7 +86,7 @@ def test_the_protocol_imports_nothing_of_the_peer() -> None:
     assert not any(room.startswith("peer") for room in reached)
 
 
-FOR_THE_TRAINER = {"codec", "ports", "process", "training"}
+FOR_THE_TRAINER = {"codec", "ports", "training"}
 """The rooms of the peer that the trainer may know of."""
 
 
@@ -104,14 +104,6 @@ IN_CIRCLES = {
     ("peer/observe", "peer/state"),
     ("peer/process", "peer/observe"),
     ("peer/state", "peer/network"),
-    ("peer/state", "peer/training"),
-    ("peer/state", "peer/training/corpus"),
-    ("peer/training", "peer/process"),
-    ("peer/training", "peer/training/corpus"),
-    ("peer/training", "peer/training/stages"),
-    ("peer/training/corpus", "peer/process"),
-    ("peer/training/stages", "peer/training"),
-    ("peer/training/stages", "peer/training/corpus"),
 }
 """Imports of one package by another from which imports lead back, over however many others. None is
 added: what would need a new one lies in the wrong room."""

@@ -1,8 +1,10 @@
 """What a peer that holds a stage knows of its pipeline: paths, links, and where the time goes."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
+
+from msgspec.structs import asdict
 
 from protocol.routing.vectors import LinkTimes, WorkTimes
 

@@ -24,7 +24,7 @@ from protocol.membership.records import Sign
 from protocol.membership.view import Member, Roster, View, relayed_last
 from protocol.microbatch.relays import Relays
 from protocol.run.assignment import Balance
-from protocol.run.stages import DATA_STAGE, part_of_stage
+from protocol.run.layout import DATA_STAGE, part_of_stage
 
 # --- surroundings ---------------------------------------------------------------------------------
 

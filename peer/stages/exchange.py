@@ -23,7 +23,7 @@ from peer.observe.facts import Facts
 from peer.observe.status import PeerState
 from peer.ports import PeerId, Stream
 from peer.rounds.way import TrainerLine
-from peer.training.stages.ring import MIN_SLOTS, RING_PER_SLOT, SLOTS
+from peer.training.ring import MIN_SLOTS, RING_PER_SLOT, SLOTS
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.membership.view import TRAINING, Member
 from protocol.microbatch.core import AnswerOffer, Command, SendBoundary, Tell
@@ -33,11 +33,14 @@ from protocol.microbatch.trainer_messages import Freed, StageEvent
 from protocol.outcomes import RefusalReason
 from protocol.routing.routers import PlannedRouter, plan_of, router_of
 from protocol.run.amendments import AmendedSpec
-from protocol.run.stages import DATA_STAGE
-from protocol.wire.messages import GetLinks, GetSnapshot, Kept, Refusal
+from protocol.run.layout import DATA_STAGE
+from protocol.wire.messages import Refusal
 from protocol.wire.stage_messages import (
     Announcement,
+    GetLinks,
+    GetSnapshot,
     Halt,
+    Kept,
     Leg,
     Lost,
     Microbatch,

@@ -17,7 +17,7 @@ import trio
 
 from peer.network.conversation import Conversation
 from peer.ports import PeerId
-from peer.training.stages.ring import SLOTS
+from peer.training.ring import SLOTS
 from protocol.errors import LocoError
 from protocol.limits import MAX_LINK_VECTOR_BYTES, MAX_SNAPSHOT_BYTES
 from protocol.membership.view import TRAINING
@@ -27,7 +27,7 @@ from protocol.routing.routers import PlannedPaths, PlannedRouter, terms_of
 from protocol.routing.snapshots import LinkSnapshot, Proposals, Terms, proposer_of
 from protocol.routing.vectors import decode_vector, encode_vector
 from protocol.run.run_spec import RunSpec
-from protocol.wire.messages import GetLinks, GetSnapshot, LinksReply, SnapshotReply
+from protocol.wire.stage_messages import GetLinks, GetSnapshot, LinksReply, SnapshotReply
 from protocol.wire.versions import STAGE
 
 from .company import StageCompany, Surroundings

@@ -36,8 +36,16 @@ from peer.network.pacing import Pacing
 from peer.ports import Network, PeerId
 from protocol.errors import LocoError, Refused
 from protocol.microbatch.core import SendBoundary
-from protocol.wire.messages import Boundary, Credit, Halted, Kept, Noted, Trip
-from protocol.wire.stage_messages import Microbatch, Notice
+from protocol.wire.stage_messages import (
+    Boundary,
+    Credit,
+    Halted,
+    Kept,
+    Microbatch,
+    Noted,
+    Notice,
+    Trip,
+)
 from protocol.wire.versions import STAGE
 
 from .stopwatch import Stopwatch

@@ -30,8 +30,10 @@ they are passed on.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec.structs import replace
 
 from protocol.wire.stage_messages import (
     Halt,
@@ -86,9 +88,10 @@ class KeptGradients:
 
     def send(self, trip: Trip) -> list[Command]:
         """Send a gradient, if it is kept."""
-        if trip.microbatch not in self._sent:
+        sent = self._sent.get(trip.microbatch)
+        if sent is None:
             return []
-        self._sent[trip.microbatch] = send = replace(self._sent[trip.microbatch], trip=trip)
+        self._sent[trip.microbatch] = send = SendBoundary(trip, sent.slot, sent.loss, keeps=True)
         return [send]
 
     def passed(self, microbatch: Microbatch, taker: str) -> list[Command]:

@@ -50,8 +50,10 @@ frees those, and waits for no slot before it is there.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
+
+from msgspec.structs import replace
 
 from protocol.errors import RemoteProtocolError
 from protocol.outcomes import RefusalReason

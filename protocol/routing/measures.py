@@ -16,7 +16,7 @@ What is known of a peer goes when it is gone.
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Final
 
 from protocol.limits import MAX_LINKS
@@ -33,7 +33,7 @@ CHANGE: Final = 0.4
 LEAST_US: Final = 1000
 """Times that have moved by less are not, whatever part that is."""
 TELL_EVERY_S: Final = 5.0
-WORK: Final = tuple(each.name for each in fields(WorkTimes))
+WORK: Final = WorkTimes.__struct_fields__
 LEAST_LINE_S: Final = 20e-6
 """No boundary is taken to be on the line for less."""
 

@@ -35,7 +35,7 @@ from statistics import median_low
 from typing import Final, Self
 
 import blake3
-import msgpack
+import msgspec
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.limits import MAX_SNAPSHOT_BYTES
@@ -96,7 +96,7 @@ class LinkSnapshot:
             LocalProtocolError: there are none, or too many.
         """
         ordered = sorted(vectors, key=lambda each: each[0].peer_id)
-        data: bytes = msgpack.packb([run_id, [signed for _, signed in ordered]])
+        data = msgspec.msgpack.encode([run_id, [signed for _, signed in ordered]])
         if len(data) > MAX_SNAPSHOT_BYTES or not 1 <= len(ordered) <= MAX_PEERS:
             raise LocalProtocolError(f"a snapshot of {len(ordered)} peers, {len(data)} bytes")
         return cls(tuple(vector for vector, _ in ordered), data)
@@ -111,9 +111,9 @@ class LinkSnapshot:
         if len(data) > MAX_SNAPSHOT_BYTES:
             raise RemoteProtocolError(f"a snapshot of {len(data)} bytes")
         try:
-            run, parts = msgpack.unpackb(data, raw=False, max_ext_len=0, max_map_len=0)
+            run, parts = msgspec.msgpack.decode(data, type=tuple[str, list[bytes]])
             vectors = [decode_vector(part, run_id, verify) for part in parts[: MAX_PEERS + 1]]
-        except Exception as error:
+        except (msgspec.MsgspecError, UnicodeError, RemoteProtocolError) as error:
             raise RemoteProtocolError(f"not a snapshot: {error}") from error
         if run != run_id:
             raise RemoteProtocolError("a snapshot of another run")

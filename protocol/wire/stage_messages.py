@@ -31,31 +31,31 @@ A microbatch that has lost a relay on its way back goes on under its name, with 
 up to `until`.
 """
 
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from typing import Annotated
 
-from protocol.errors import RemoteProtocolError
-from protocol.limits import MAX_RELAYS_OF_PATH
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
-from .fields import (
-    Choice,
-    Count,
-    Flag,
-    Integer,
-    Iteration,
-    MaybeDigest,
-    MaybeNonNegative,
-    MaybePeerId,
-    NonNegative,
-    PeerIdText,
-    Record,
-    RelayPath,
-    RelayStages,
+from protocol.errors import RemoteProtocolError
+from protocol.limits import (
+    MAX_ITERATION,
+    MAX_LINK_VECTOR_BYTES,
+    MAX_PAYLOAD_BYTES,
+    MAX_RELAYS_OF_PATH,
+    MAX_SNAPSHOT_BYTES,
 )
 
-Place = Annotated[int, Integer(0, MAX_RELAYS_OF_PATH + 1)]
+from .fields import Count, Digest, Message, NonNegative, PeerIdText
+
+Iteration = Annotated[int, Meta(ge=0, le=MAX_ITERATION)]
+Place = Annotated[int, Meta(ge=0, le=MAX_RELAYS_OF_PATH + 1)]
+RelayPath = Annotated[tuple[PeerIdText, ...], Meta(max_length=MAX_RELAYS_OF_PATH)]
+RelayStages = Annotated[
+    tuple[Annotated[int, Meta(ge=1, le=MAX_RELAYS_OF_PATH)], ...],
+    Meta(max_length=MAX_RELAYS_OF_PATH),
+]
 
 
 # --- a microbatch on its way ----------------------------------------------------------------------
@@ -67,8 +67,7 @@ class Leg(StrEnum):
     SCORE = "score"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Microbatch:
+class Microbatch(Struct, frozen=True, order=True):
     """The name of one microbatch, in its run.
 
     Attributes:
@@ -82,8 +81,7 @@ class Microbatch:
     index: Count
 
 
-@dataclass(frozen=True, slots=True)
-class Path:
+class Path(Struct, frozen=True):
     """See the top of the file.
 
     Attributes:
@@ -95,11 +93,10 @@ class Path:
 
     relays: RelayPath
     stages: RelayStages
-    plan: MaybeDigest = None
+    plan: Digest | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Trip:
+class Trip(Message, frozen=True, tag="trip"):
     """A move of a microbatch; said to another peer, it is an offer of its boundary.
 
     Attributes:
@@ -108,9 +105,9 @@ class Trip:
         until: the last place of this forward; 0 is place n + 1.
     """
 
-    microbatch: Annotated[Microbatch, Record(Microbatch)]
-    leg: Annotated[Leg, Choice(Leg)]
-    path: Annotated[Path, Record(Path)]
+    microbatch: Microbatch
+    leg: Leg
+    path: Path
     place: Place
     attempt: Count = 0
     until: Place = 0
@@ -177,8 +174,7 @@ class Trip:
 
 
 # --- what is said ---------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Credit:
+class Credit(Message, frozen=True, tag="credit"):
     """The boundary may be sent.
 
     Attributes:
@@ -188,38 +184,35 @@ class Credit:
     waited_s: NonNegative
 
 
-@dataclass(frozen=True, slots=True)
-class Boundary:
+class Boundary(Message, frozen=True, tag="boundary"):
     """The codes follow.
 
     Attributes:
         loss: of the microbatch, nats per token, where its gradient travels.
     """
 
-    loss: MaybeNonNegative
+    max_payload_bytes = MAX_PAYLOAD_BYTES
+
+    loss: NonNegative | None
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(Message, frozen=True, tag="kept"):
     """They have come whole, and the receiver answers for them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Announcement:
+class Announcement(Message, frozen=True, tag="announcement"):
     """Nothing of the sender's before this iteration is under way."""
 
     iteration: Iteration
 
 
-@dataclass(frozen=True, slots=True)
-class Noted:
+class Noted(Message, frozen=True, tag="noted"):
     """The newest iteration that the sender has heard of."""
 
     iteration: Iteration
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(Message, frozen=True, tag="lost"):
     """This microbatch will not come again: from a relay to its data peer, or the other way.
 
     Attributes:
@@ -228,25 +221,23 @@ class Lost:
         refused: whether it is the latter.
     """
 
-    microbatch: Annotated[Microbatch, Record(Microbatch)]
+    microbatch: Microbatch
     attempt: Count = 0
-    failed: MaybePeerId = None
-    refused: Annotated[bool, Flag()] = False
+    failed: PeerIdText | None = None
+    refused: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Passed:
+class Passed(Message, frozen=True, tag="passed"):
     """The gradient that we made of yours has been taken: you need not keep yours."""
 
-    microbatch: Annotated[Microbatch, Record(Microbatch)]
+    microbatch: Microbatch
     attempt: Count
 
 
-@dataclass(frozen=True, slots=True)
-class Halt:
+class Halt(Message, frozen=True, tag="halt"):
     """Do nothing more for this microbatch of ours; where do you stand with it (mending.py)?"""
 
-    microbatch: Annotated[Microbatch, Record(Microbatch)]
+    microbatch: Microbatch
     attempt: Count
 
 
@@ -263,15 +254,13 @@ class Standing(StrEnum):
     """It has added the gradient, and keeps none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Halted:
+class Halted(Message, frozen=True, tag="halted"):
     """Where the relay stands."""
 
-    standing: Annotated[Standing, Choice(Standing)]
+    standing: Standing
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
+class Resume(Message, frozen=True, tag="resume"):
     """A microbatch goes on like this (mending.py).
 
     Attributes:
@@ -280,8 +269,8 @@ class Resume:
         returns: whether it sends the gradient that it has kept.
     """
 
-    trip: Annotated[Trip, Record(Trip)]
-    returns: Annotated[bool, Flag()]
+    trip: Trip
+    returns: bool
 
 
 Notice = Announcement | Lost | Passed | Halt | Resume
@@ -289,33 +278,33 @@ Notice = Announcement | Lost | Passed | Halt | Resume
 
 
 # --- what is planned from -------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class GetLinks:
+class GetLinks(Message, frozen=True, tag="get_links"):
     """What have you measured?"""
 
 
-@dataclass(frozen=True, slots=True)
-class LinksReply:
+class LinksReply(Message, frozen=True, tag="links"):
     """The sender's newest link vector follows (protocol/routing/vectors.py)."""
 
+    max_payload_bytes = MAX_LINK_VECTOR_BYTES
 
-@dataclass(frozen=True, slots=True)
-class GetSnapshot:
+
+class GetSnapshot(Message, frozen=True, tag="get_snapshot"):
     """From which snapshot do you plan?
 
     Attributes:
         known: digest of the asker's own.
     """
 
-    known: MaybeDigest
+    known: Digest | None
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotReply:
+class SnapshotReply(Message, frozen=True, tag="snapshot"):
     """The snapshot follows, unless the asker has it (protocol/routing/snapshots.py).
 
     Attributes:
         digest: of the sender's snapshot; None before the first.
     """
 
-    digest: MaybeDigest
+    max_payload_bytes = MAX_SNAPSHOT_BYTES
+
+    digest: Digest | None

@@ -1,9 +1,8 @@
 """Signed link vectors: one encoding, one signer, bounds on everything."""
 
-from dataclasses import replace
-
 import msgpack
 import pytest
+from msgspec.structs import replace
 from routing_worlds import RUN_ID, SIGNERS, WORK
 
 from protocol.errors import RemoteProtocolError
@@ -71,8 +70,8 @@ def test_what_is_no_vector_is_refused(body):
 
 def test_another_encoding_of_the_same_is_refused():
     body = encoded()[:-SIGNATURE_BYTES]
-    assert body[0] == 0x87  # a map of seven
-    longer = b"\xde\x00\x07" + body[1:]
+    assert body[0] == 0x97  # a list of seven
+    longer = b"\xdc\x00\x07" + body[1:]
     with pytest.raises(RemoteProtocolError, match="canonical"):
         decode_vector(longer + bytes(SIGNATURE_BYTES), RUN_ID)
 

@@ -4,8 +4,7 @@ from collections import Counter
 
 import pytest
 
-from protocol.pipeline.problem import NO_SWAPS, PathRules
-from protocol.pipeline.stage_orders import stage_orders, within
+from protocol.pipeline.problem import NO_SWAPS, PathRules, stage_orders, within
 from protocol.routing.routers import RandomRouter
 from protocol.routing.snapshots import within_slots
 from protocol.wire.stage_messages import Leg, Microbatch, Trip

@@ -1,9 +1,8 @@
 """Slots of a relay: who takes them, and that everybody gives them back."""
 
-from dataclasses import replace
-
 import pytest
 from microbatch_worlds import PATIENCE_S
+from msgspec.structs import replace
 
 from protocol.microbatch.core import AnswerOffer, Command, Counted, SendBoundary, Tell
 from protocol.microbatch.data_peer import DataPeerCore

@@ -1,9 +1,10 @@
 """Snapshots: one name for what all have measured; nobody can make anything up; who proposes."""
 
-from dataclasses import replace
+import dataclasses
 
 import msgpack
 import pytest
+from msgspec.structs import replace
 from routing_worlds import RUN_ID, SIGNERS, WORK, MeasuredWorld
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
@@ -104,7 +105,7 @@ def test_what_nobody_has_measured_is_taken_for_usual():
 
 def test_a_stage_without_anybody_is_no_problem_to_plan_for():
     measured = MeasuredWorld([0, 1, 1], lambda a, b: 1000)
-    terms = replace(measured.terms(2), stages=3)
+    terms = dataclasses.replace(measured.terms(2), stages=3)
     assert measured.snapshot().problem(terms, 2) is None
 
 

@@ -24,6 +24,7 @@ from peer.codec import Codec, codes_as_tensor, codes_on
 from peer.training.errors import Interrupted
 from peer.training.messages import Stop, TrainerCommand, TrainerEvent
 from peer.training.pipe import SocketChannel
+from peer.training.ring import BoundaryRing
 from protocol.microbatch.trainer_messages import (
     Drop,
     Filled,
@@ -34,8 +35,6 @@ from protocol.microbatch.trainer_messages import (
     Waiting,
 )
 from protocol.wire.stage_messages import Leg
-
-from .ring import BoundaryRing
 
 # --- boundary -------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from peer.stages.exchange import TICK_S, StageExchange
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.pipeline.problem import NO_SWAPS
 from protocol.routing.routers import RandomRouter
-from protocol.wire.messages import Announcement, Noted
+from protocol.wire.stage_messages import Announcement, Noted
 
 MISSED = 3
 
