@@ -10,13 +10,13 @@ rounds that move them (peer/averaging).
 
 import bisect
 import itertools
-import json
 import math
 from collections import Counter, deque
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Self
 
+import msgspec
 import trio
 
 from protocol.errors import InvalidRunSpec
@@ -144,7 +144,7 @@ class RoundTiming:
 
 def _plain(record: "PipelineFacts | ReachFacts") -> dict[str, Any]:
     """The fields of a record, in values that JSON knows."""
-    tree: dict[str, Any] = json.loads(json.dumps(asdict(record)))
+    tree: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(record))
     return tree
 
 
