@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 
 import msgspec
 import trio
+from msgspec import structs
 
 from protocol.errors import InvalidRunSpec
 from protocol.gossip.matchmaking_events import RoundSnapshot
@@ -194,8 +195,11 @@ class PipelineFacts:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for the status."""
-        spent_s = {str(what): round(seconds, 3) for what, seconds in self.spent_s.items()}
-        return _plain(self) | {"spent_s": spent_s}
+        return _plain(self) | {
+            "spent_s": {str(what): round(seconds, 3) for what, seconds in self.spent_s.items()},
+            "links": [structs.asdict(link) for link in self.links],
+            "work": structs.asdict(self.work),
+        }
 
 
 # --- reach ----------------------------------------------------------------------------------------
