@@ -25,7 +25,7 @@ from peer.facts import Facts
 from peer.ports.simulated import SimulatedWork
 from protocol.gossip.final_averaging import Meeting
 from protocol.gossip.matchmaking import Resting, pair_rank
-from protocol.membership.conduct import Fault
+from protocol.membership.book import Fault
 from protocol.outcomes import SkipReason
 from protocol.run.run_spec import RunSpec
 

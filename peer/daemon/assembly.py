@@ -27,8 +27,7 @@ from typing import Final
 import trio
 
 from peer.facts import Facts, PeerState
-from peer.network.pacing import NO_LIMITS, BandwidthLimits, Pacing
-from peer.network.wrapped import AdmittedNetwork, PacedNetwork
+from peer.network.pacing import NO_LIMITS, BandwidthLimits, PacedNetwork, Pacing
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.ports import Directory, Network, Work
@@ -396,7 +395,8 @@ class Assembly:
             events=ports.events,
         )
         standing = Standing(door, facts, ports.events)
-        network = AdmittedNetwork(PacedNetwork(ports.network, pacing), standing)
+        ports.network.admit_by(standing)
+        network = PacedNetwork(ports.network, pacing)
         self._greeter = Greeter(
             network=network,
             directory=ports.directory,

@@ -25,7 +25,6 @@ from peer.facts import Facts
 from peer.network.conversation import Conversation
 from peer.network.reachability import is_loopback, is_relayed
 from peer.network.relay import Relay, reserve
-from peer.network.wrapped import AdmittedNetwork
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.ports import Address, Network, PeerId, Stream
@@ -308,8 +307,8 @@ class Outside:
         facts = self._facts = parts.facts
         self._network = network
         self.relay = Relay(
-            AdmittedNetwork(network, parts.standing),
-            parts.pacing,
+            network,
+            parts.pacing.carry,
             offers=lambda: facts.reach.reach is not Reach.NO,
             mbps=relay_mbps,
             wall_time_s=parts.directory.swarm_time_s,

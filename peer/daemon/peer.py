@@ -52,7 +52,7 @@ from peer.training.ports import Float32Vector, StartTrainer
 from peer.training.warm import warmed_up
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.gossip.matchmaking_events import RoundSnapshot
-from protocol.membership.conduct import Fault
+from protocol.membership.book import Fault
 from protocol.membership.group import Group
 from protocol.membership.records import (
     PeerRecord,
