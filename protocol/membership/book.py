@@ -201,14 +201,17 @@ class BackOff:
 
     def failed(self, peer_id: str, now_s: float, at_least_s: float = 0.0) -> None:
         """It could not be reached, or could not help; the pause may have a lower bound."""
+        self._forget(now_s)
         _, pause_s = self._kept.get(peer_id, (now_s, self._first_s))
-        self._keep(peer_id, now_s, max(pause_s, at_least_s), min(self._most_s, 2 * pause_s))
+        longer_s = min(self._most_s, 2 * pause_s)
+        self._kept[peer_id] = now_s + max(pause_s, at_least_s), longer_s
 
     def put_off(self, peer_id: str, now_s: float, *, long: bool = False) -> None:
         """It is gone, but did not fail: a first pause, or a long one, unless a longer one holds."""
+        self._forget(now_s)
         due_s, _ = self._kept.get(peer_id, (now_s, 0.0))
         pause_s = self._most_s if long else self._first_s
-        self._keep(peer_id, now_s, max(due_s - now_s, pause_s), self._first_s)
+        self._kept[peer_id] = max(due_s, now_s + pause_s), self._first_s
 
     def answered(self, peer_id: str) -> None:
         """It can be reached."""
@@ -219,10 +222,9 @@ class BackOff:
         kept = self._kept.get(peer_id)
         return kept is None or now_s >= kept[0]
 
-    def _keep(self, peer_id: str, now_s: float, pause_s: float, next_s: float) -> None:
+    def _forget(self, now_s: float) -> None:
         over_s = now_s - self._most_s
         self._kept = {peer: kept for peer, kept in self._kept.items() if kept[0] >= over_s}
-        self._kept[peer_id] = now_s + pause_s, next_s
 
 
 # --- the book -------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.gossip.matchmaking import REST_FIRST_S, REST_MAX_S, Resting
+from protocol.gossip.matchmaking import REST_FIRST_S, REST_MAX_S, resting
 from protocol.membership import book
 from protocol.membership.book import (
     HALF_LIFE_S,
@@ -107,13 +107,12 @@ def test_a_score_is_what_its_faults_have_faded_to(faults):
     patience=st.lists(st.sampled_from([0.0, 1.0, 60.0, REST_MAX_S + 1]), max_size=30),
 )
 def test_vectors_alone_slow_a_partner_and_never_silence_it(fault, patience):
-    noted, resting, now_s, waits_s = PeerBook(), Resting(), 0.0, [0.0]
+    noted, rest, now_s, waits_s = PeerBook(), resting(), 0.0, [0.0]
     for more_s in (0.0, 0.0, 0.0, *patience):
         assert not noted.note(now_s, "b", fault), "docs/security.md says that it rests instead"
         waits_s.append(noted.wait_s(now_s, "b"))
-        resting.failed("b", now_s)
-        while resting.is_resting("b", now_s):
+        rest.failed("b", now_s)
+        while not rest.is_due("b", now_s):
             now_s += REST_FIRST_S
         now_s += more_s
-        resting.keep_only(now_s)
     assert max(waits_s) == SLOWED_S
