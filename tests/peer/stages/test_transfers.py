@@ -216,7 +216,7 @@ async def test_after_one_kept_stream_has_failed_the_others_are_not_tried(autojum
             for index in range(3):
                 nursery.start_soon(send, transfers, outgoing(index))
         assert receiver.streams == 3
-        for _, talk in transfers._streams._idle[RELAY]:
+        for _, talk in transfers._idle[RELAY]:
             await talk.aclose()
         assert not await send(transfers, outgoing(3))
         assert await send(transfers, outgoing(4))
