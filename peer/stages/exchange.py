@@ -263,7 +263,7 @@ class StageExchange:
                 elif isinstance(message, Trip):
                     await self._take(talk, message, sender)
                 else:
-                    if isinstance(message, Lost | Halt) and isinstance(self._core, RelayCore):
+                    if isinstance(message, Lost | Halt) and message.microbatch.origin == sender:
                         self._withdraw(message.microbatch)
                     answer, commands = self._core.told(sender, message, trio.current_time())
                     self._do(commands)

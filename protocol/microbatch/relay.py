@@ -151,14 +151,14 @@ class RelayCore(StageCore):
             case Lost(microbatch, attempt):
                 commands = self.lost(microbatch, sender, now_s, attempt)
             case Halt(microbatch, attempt):
-                _check_origin(microbatch, sender)
+                _check(microbatch, sender)
                 standing, commands = self.halted(microbatch, attempt, now_s)
                 if standing is None:
                     sentence = "a later attempt is known, or it is never mended"
                     return Refusal(RefusalReason.UNAVAILABLE, sentence), commands
                 return Halted(standing), commands
             case Resume(trip, returns):
-                _check_origin(trip.microbatch, sender)
+                _check(trip.microbatch, sender, trip.leg)
                 commands = self.resumed(trip, returns=returns)
         return Noted(self.newest_for(sender)), commands
 
@@ -515,6 +515,6 @@ def _lost(
     return Tell((microbatch.origin,), Lost(microbatch, attempt, failed, refused))
 
 
-def _check_origin(microbatch: Microbatch, sender: str) -> None:
-    if microbatch.origin != sender:
-        raise RemoteProtocolError("another peer's microbatch is not the sender's to lead")
+def _check(microbatch: Microbatch, sender: str, leg: Leg = Leg.FORWARD) -> None:
+    if microbatch.origin != sender or leg is not Leg.FORWARD:
+        raise RemoteProtocolError("a data peer leads the forwards of its own microbatches alone")
