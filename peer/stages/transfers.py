@@ -51,9 +51,8 @@ from protocol.wire.versions import STAGE
 from .stopwatch import Stopwatch
 
 SERVED_IDLE_S: Final = 120.0
-"""How long the side that serves waits for the next message on a stream."""
-KEPT_IDLE_S: Final = SERVED_IDLE_S / 2
-"""A stream that was idle for longer is not used again: the other side may just be ending it."""
+"""How long the side that serves waits for the next message on a stream. One that was idle for half
+of that is not used again: the other side may just be ending it."""
 MAX_KEPT: Final = 8
 """Idle streams to one peer."""
 ANSWER_S: Final = 10.0
@@ -208,7 +207,7 @@ class Transfers:
         now_s, idle = trio.current_time(), self._idle[peer_id]
         while idle:
             since_s, talk = idle.pop()
-            if now_s - since_s < KEPT_IDLE_S:
+            if now_s - since_s < SERVED_IDLE_S / 2:
                 return talk
             await talk.aclose()
         return Conversation(await self._network.open_stream(peer_id, STAGE))
