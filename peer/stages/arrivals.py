@@ -30,6 +30,7 @@ from peer.ports import PeerId, Work
 from peer.rounds.way import TrainerLine
 from peer.training.ring import BoundaryRing
 from protocol.errors import LocoError, RemoteProtocolError
+from protocol.microbatch.iterations import SEVERAL
 from protocol.microbatch.sizes import BoundarySizes, SizeVerdict
 from protocol.microbatch.trainer_messages import Freed, StageCommand
 from protocol.outcomes import RefusalReason
@@ -101,8 +102,6 @@ class Line:
 
 # --- arrivals -------------------------------------------------------------------------------------
 
-SEVERAL: Final = 4
-"""Times the usual wait that is at least allowed, doubled by the deadline."""
 FLOOR_S: Final = 60.0
 """A machine that averages, or writes a checkpoint, may make others wait for so long."""
 

@@ -25,7 +25,7 @@ from peer.rounds.way import TrainerLine
 from peer.training.ring import MIN_SLOTS, RING_PER_SLOT, SLOTS
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.membership.view import TRAINING, Member
-from protocol.microbatch.core import AnswerOffer, Command, SendBoundary, Tell
+from protocol.microbatch.core import MAX_REMEMBERED, AnswerOffer, Command, SendBoundary, Tell
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trainer_messages import Freed, StageEvent
@@ -116,8 +116,6 @@ TICK_S: Final = 0.5
 """Between two looks around, and before what had no answer is said again."""
 TELL_TRIES: Final = 3
 """Times that a data peer, which waits, is told that something is lost."""
-MAX_ENDED: Final = 256
-"""Microbatches remembered that were lost or halted of late."""
 PATIENCE_S: Final = 600.0
 """Longest time for an iteration. A peer that is gone, or says that it has lost something, is not
 waited for; this is for what nobody notices, so it is longer than the iterations of slow swarms."""
@@ -159,7 +157,7 @@ class StageExchange:
         self._arrivals = Arrivals(around.work, PATIENCE_S)
         self._left_out = LeftOut(self._facts, around.events)
         self._other_plans = OtherPlans(self._facts)
-        self._ended: deque[Microbatch] = deque(maxlen=MAX_ENDED)
+        self._ended: deque[Microbatch] = deque(maxlen=MAX_REMEMBERED)
         self._saying: set[tuple[PeerId, Notice]] = set()
         self._line: Line | None = None
         self._answers: dict[int, trio.MemorySendChannel[RefusalReason | None]] = {}
@@ -262,7 +260,7 @@ class StageExchange:
                 elif isinstance(message, Trip):
                     await self._take(talk, message, sender)
                 else:
-                    if isinstance(message, Lost | Halt) and isinstance(self._core, RelayCore):
+                    if isinstance(message, Lost | Halt) and message.microbatch.origin == sender:
                         self._withdraw(message.microbatch)
                     answer, commands = self._core.told(sender, message, trio.current_time())
                     self._do(commands)

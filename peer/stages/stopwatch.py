@@ -4,15 +4,11 @@ The trainer does one thing at a time, so a piece of work began when it was deliv
 trainer was done with the piece before, whichever was later. Nothing is asked of the trainer for it.
 """
 
-from typing import Final
-
 from peer.facts import PipelineFacts, Spent
 from protocol.microbatch.core import Command
 from protocol.microbatch.trainer_messages import Begun, Drop, Filled, Returned, StageEvent, Stepped
 from protocol.routing.measures import Measures, Samples
 from protocol.wire.stage_messages import Leg
-
-HALF: Final = 0.5
 
 
 class Stopwatch:
@@ -63,7 +59,7 @@ class Stopwatch:
             case Stepped():  # the iteration has lasted until the last gradient was in
                 if self._began_s is not None and self._returned_s > self._began_s:
                     self._iterations.add(self._returned_s - self._began_s)
-                    self._facts.iteration_s = self._iterations.at(HALF)
+                    self._facts.iteration_s = self._iterations.at(0.5)
                 self._began_s = None
 
     def _produced(self, leg: Leg, number: int, now_s: float) -> None:

@@ -31,9 +31,9 @@ from protocol.wire.stage_messages import GetLinks, GetSnapshot, LinksReply, Snap
 from protocol.wire.versions import STAGE
 
 from .company import StageCompany, Surroundings
+from .transfers import ANSWER_S
 
 LOOK_S: Final = 2.0
-ANSWER_S: Final = 5.0
 Planner = Callable[[LinkSnapshot, Terms, int], PlannedPaths | None]
 """Makes the plan for a snapshot, in which a path visits so many stages; None where there is none.
 It runs in a thread."""

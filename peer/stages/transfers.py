@@ -50,53 +50,11 @@ from protocol.wire.versions import STAGE
 
 from .stopwatch import Stopwatch
 
-# --- kept streams ---------------------------------------------------------------------------------
-
 SERVED_IDLE_S: Final = 120.0
-"""How long the side that serves waits for the next message on a stream."""
-KEPT_IDLE_S: Final = SERVED_IDLE_S / 2
-"""A stream that was idle for longer is not used again: the other side may just be ending it."""
+"""How long the side that serves waits for the next message on a stream. One that was idle for half
+of that is not used again: the other side may just be ending it."""
 MAX_KEPT: Final = 8
 """Idle streams to one peer."""
-
-
-class KeptStreams:
-    """Streams to other peers, which are used again (rule 3)."""
-
-    def __init__(self, network: Network) -> None:
-        self._network = network
-        self._idle: defaultdict[PeerId, list[tuple[float, Conversation]]] = defaultdict(list)
-
-    async def take(self, peer_id: PeerId) -> Conversation:
-        """A stream to this peer, the newest of those that are kept, or a fresh one.
-
-        Raises:
-            LocoError: none is kept, and none can be opened.
-        """
-        now_s, idle = trio.current_time(), self._idle[peer_id]
-        while idle:
-            since_s, talk = idle.pop()
-            if now_s - since_s < KEPT_IDLE_S:
-                return talk
-            await talk.aclose()
-        return Conversation(await self._network.open_stream(peer_id, STAGE))
-
-    async def keep(self, peer_id: PeerId, talk: Conversation) -> None:
-        """Use it again: what it was used for has ended well."""
-        idle = self._idle[peer_id]
-        idle.append((trio.current_time(), talk))
-        if len(idle) > MAX_KEPT:
-            await idle.pop(0)[1].aclose()
-
-    async def failed(self, peer_id: PeerId, error: LocoError) -> None:
-        """A stream has: other kept ones to that peer may be as dead. No refusal is a failure."""
-        if not isinstance(error, Refused):
-            for _, talk in self._idle.pop(peer_id, []):
-                await talk.aclose()
-
-
-# --- transfers ------------------------------------------------------------------------------------
-
 ANSWER_S: Final = 10.0
 """Patience for small answers, and for the next part of a boundary."""
 KEPT_S: Final = 60.0
@@ -143,7 +101,8 @@ class Transfers:
         self._credit_s = credit_s
         self._stopwatch = stopwatch
         self._pacing = pacing
-        self._streams = KeptStreams(network)
+        self._network = network
+        self._idle: defaultdict[PeerId, list[tuple[float, Conversation]]] = defaultdict(list)
         self._ahead: dict[Trip, _Ahead] = {}
         self._lines: defaultdict[PeerId, trio.Lock] = defaultdict(trio.Lock)
 
@@ -192,11 +151,11 @@ class Transfers:
                     await talk.receive(Kept, timeout_s=KEPT_S)
                 line_s = self._stopwatch.sent(receiver, trio.current_time() - began_s)
         except LocoError as error:
-            await self._streams.failed(receiver, error)
+            await self._failed(receiver, error)
             return False
         if line_s is not None and self._pacing is not None:  # keep to it (rule 4)
             self._pacing.measured(receiver, len(codes) / line_s)
-        await self._streams.keep(receiver, talk)
+        await self._keep(receiver, talk)
         return True
 
     async def _drained(self, talk: Conversation, receiver: PeerId, began_s: float) -> bool:
@@ -222,21 +181,49 @@ class Transfers:
 
     async def _offered(self, receiver: PeerId, trip: Trip) -> Conversation:
         """A stream on which the move was offered. Raises LocoError."""
-        async with _closed_after_failure(await self._streams.take(receiver)) as talk:
+        async with _closed_after_failure(await self._take(receiver)) as talk:
             await talk.send(trip, stall_s=ANSWER_S)
         return talk
 
     async def ask(self, peer_id: PeerId, question: Notice) -> Noted | Halted | None:
         """Say a small thing. Returns the answer; None when there is none."""
         try:
-            async with _closed_after_failure(await self._streams.take(peer_id)) as talk:
+            async with _closed_after_failure(await self._take(peer_id)) as talk:
                 await talk.send(question, stall_s=ANSWER_S)
                 answer, _ = await talk.receive(Noted, Halted, timeout_s=ANSWER_S)
         except LocoError as error:
-            await self._streams.failed(peer_id, error)
+            await self._failed(peer_id, error)
             return None
-        await self._streams.keep(peer_id, talk)
+        await self._keep(peer_id, talk)
         return answer
+
+    # --- streams ----------------------------------------------------------------------------------
+    async def _take(self, peer_id: PeerId) -> Conversation:
+        """A stream to this peer, the newest of those that are kept, or a fresh one.
+
+        Raises:
+            LocoError: none is kept, and none can be opened.
+        """
+        now_s, idle = trio.current_time(), self._idle[peer_id]
+        while idle:
+            since_s, talk = idle.pop()
+            if now_s - since_s < SERVED_IDLE_S / 2:
+                return talk
+            await talk.aclose()
+        return Conversation(await self._network.open_stream(peer_id, STAGE))
+
+    async def _keep(self, peer_id: PeerId, talk: Conversation) -> None:
+        """Use it again: what it was used for has ended well (rule 3)."""
+        idle = self._idle[peer_id]
+        idle.append((trio.current_time(), talk))
+        if len(idle) > MAX_KEPT:
+            await idle.pop(0)[1].aclose()
+
+    async def _failed(self, peer_id: PeerId, error: LocoError) -> None:
+        """A stream has: other kept ones to that peer may be as dead. No refusal is a failure."""
+        if not isinstance(error, Refused):
+            for _, talk in self._idle.pop(peer_id, []):
+                await talk.aclose()
 
 
 @contextlib.asynccontextmanager

@@ -14,11 +14,16 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from protocol.outcomes import RefusalReason
 from protocol.wire.stage_messages import Leg, Notice, Trip
 
 from .trainer_messages import Begun, Filled, Freed, Returned, StageCommand, StageEvent, Stepped
+
+MAX_REMEMBERED: Final = 1024
+"""Microbatches that were halted or lost, or peers that do not train, of which something is known
+still; those known first make room."""
 
 
 # --- counts ---------------------------------------------------------------------------------------

@@ -322,11 +322,16 @@ class DataPeerCore(StageCore):
             elif slot is not None:
                 commands += self._other_way(before, slot)
         for away in list(self._away.values()):
-            is_late = now_s - away.since_s >= self._patience_s and not away.home
-            if is_late or (self._mender.is_stranded(away, now_s) and self._another(away, 0)):
+            mending, is_late = away.mending, now_s - away.since_s >= self._patience_s
+            strands = mending is not None and not mending.asked and self._another(away, 0)
+            if strands and self._relays.are_long_gone(away.path.stages, now_s):
+                is_late = True  # no stand-in has come, and others can leave its stage out
+            if is_late and not away.home:
                 commands += self._give_up(away)
-            else:
-                commands += self._mender.ask_again(away)
+            elif mending is not None and mending.silent:  # some have not answered
+                silent = tuple(sorted(mending.silent & mending.asked))
+                mending.silent.clear()
+                commands.append(Tell(silent, Halt(away.microbatch, away.attempt)))
         return commands
 
     # --- setting out ------------------------------------------------------------------------------

@@ -38,9 +38,9 @@ from typing import Final
 from protocol.schedule.deadline import ObservedDeadline
 from protocol.wire.stage_messages import Leg, Trip
 
+from .core import MAX_REMEMBERED
+
 # --- what others have told ------------------------------------------------------------------------
-MAX_ABSENT: Final = 1024
-"""Peers that do not train, and whose words stand; those known first make room."""
 MAX_LEAP: Final = 1 << 20
 """Iterations: more than a run has in years, so a newcomer is there after one or two."""
 
@@ -70,7 +70,7 @@ class Announced:
         """These peers train."""
         self.present = tuple(present)
         absent = [teller for teller in self.newest_of if teller not in self.present]
-        for teller in absent[:-MAX_ABSENT]:
+        for teller in absent[:-MAX_REMEMBERED]:
             del self.newest_of[teller]
 
     @property

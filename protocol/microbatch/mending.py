@@ -319,19 +319,6 @@ class Mender:
         mending.standings = {r: s for r, s in mending.standings.items() if r in there}
         return self.go_on(away)
 
-    def ask_again(self, away: Away) -> list[Command]:
-        """Halt it at those that have not answered."""
-        if away.mending is None or not away.mending.silent:
-            return []
-        silent = tuple(sorted(away.mending.silent & away.mending.asked))
-        away.mending.silent.clear()
-        return [Tell(silent, Halt(away.microbatch, away.attempt))]
-
-    def is_stranded(self, away: Away, now_s: float) -> bool:
-        """Whether it waits for a stand-in in a stage that has long had nobody."""
-        waits = away.mending is not None and not away.mending.asked
-        return waits and self._relays.are_long_gone(away.path.stages, now_s)
-
     def go_on(self, away: Away) -> list[Command]:
         """When all have answered: say who does what once more."""
         if away.mending is None or away.mending.asked:

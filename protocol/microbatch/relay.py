@@ -73,7 +73,15 @@ from protocol.wire.stage_messages import (
     Trip,
 )
 
-from .core import AnswerOffer, Command, Counted, SendBoundary, StageCore, Tell
+from .core import (
+    MAX_REMEMBERED,
+    AnswerOffer,
+    Command,
+    Counted,
+    SendBoundary,
+    StageCore,
+    Tell,
+)
 from .iterations import PresentIteration
 from .mending import KEPT, KEPT_PER_SLOT, KeptGradients
 from .trainer_messages import Drop, Filled, Finish, Freed, Resend
@@ -82,8 +90,6 @@ GONE_S: Final = 10.0
 """A data peer that loses a link to a relay sends what it had there another way at once."""
 MAX_WAITING: Final = 256
 """Offers without an answer at once."""
-MAX_HALTED: Final = 1024
-"""Microbatches of an iteration that have been halted."""
 
 
 @dataclass(slots=True)
@@ -151,14 +157,14 @@ class RelayCore(StageCore):
             case Lost(microbatch, attempt):
                 commands = self.lost(microbatch, sender, now_s, attempt)
             case Halt(microbatch, attempt):
-                _check_origin(microbatch, sender)
+                _check(microbatch, sender)
                 standing, commands = self.halted(microbatch, attempt, now_s)
                 if standing is None:
                     sentence = "a later attempt is known, or it is never mended"
                     return Refusal(RefusalReason.UNAVAILABLE, sentence), commands
                 return Halted(standing), commands
             case Resume(trip, returns):
-                _check_origin(trip.microbatch, sender)
+                _check(trip.microbatch, sender, trip.leg)
                 commands = self.resumed(trip, returns=returns)
         return Noted(self.newest_for(sender)), commands
 
@@ -223,7 +229,7 @@ class RelayCore(StageCore):
             return Standing.ADDED, []  # for all that can be known
         if held is not None and held.trip.leg is Leg.SCORE:
             return None, []  # no data peer halts what nobody mends
-        too_many = microbatch not in self._halted and len(self._halted) >= MAX_HALTED
+        too_many = microbatch not in self._halted and len(self._halted) >= MAX_REMEMBERED
         if too_many or attempt < self._halted.get(microbatch, 0):
             return None, []
         self._halted[microbatch] = attempt
@@ -515,6 +521,6 @@ def _lost(
     return Tell((microbatch.origin,), Lost(microbatch, attempt, failed, refused))
 
 
-def _check_origin(microbatch: Microbatch, sender: str) -> None:
-    if microbatch.origin != sender:
-        raise RemoteProtocolError("another peer's microbatch is not the sender's to lead")
+def _check(microbatch: Microbatch, sender: str, leg: Leg = Leg.FORWARD) -> None:
+    if microbatch.origin != sender or leg is not Leg.FORWARD:
+        raise RemoteProtocolError("a data peer leads the forwards of its own microbatches alone")

@@ -138,7 +138,6 @@ def _through(stages: Stages, relays: Relays, draws: Draws, used: Used) -> Path |
 
 # --- the plan of a snapshot -----------------------------------------------------------------------
 BUDGET: Final = SearchBudget(evaluations=200)
-MENDING: Final = 200
 SLACKS: Final = (0, 1, 2, 4, 8, 16, 64)
 
 
@@ -179,7 +178,7 @@ def plan_of(snapshot: LinkSnapshot, terms: Terms, visited: int) -> PlannedPaths 
             continue
         except LocalProtocolError:
             return None
-        better = mended(looser, found.plan, MENDING, Order.BACKWARD_FIRST)
+        better = mended(looser, found.plan, BUDGET.evaluations, Order.BACKWARD_FIRST)
         return _told(snapshot, looser, found if better is None else better)
     return None
 

@@ -53,9 +53,8 @@ from protocol.pipeline.problem import (
 
 from .vectors import LinkTimes, LinkVector, decode_vector
 
-USUAL_RTT_US: Final = 100_000
+USUAL_US: Final = 100_000
 USUAL_LINE_US: Final = 10_000
-USUAL_WORK_US: Final = 100_000
 """Where nothing at all is known."""
 
 
@@ -186,7 +185,7 @@ class _LinkTable:
         everything = [link for row in self._links for link in row]
         self._usual = LinkTimes(
             "",
-            _usual((link.rtt_us for link in everything), USUAL_RTT_US),
+            _usual((link.rtt_us for link in everything), USUAL_US),
             _usual((link.out_us for link in everything), USUAL_LINE_US),
         )
 
@@ -207,7 +206,7 @@ def _work(
 ) -> tuple[StageWork, tuple[PipelinePeer, ...]]:
     """What work costs: the whole of each peer's, in the shares that are usual for all."""
     known = [each.work for each in vectors if each.work.forward_us and each.work.backward_us]
-    usual_us = _usual((work.forward_us for work in known), USUAL_WORK_US)
+    usual_us = _usual((work.forward_us for work in known), USUAL_US)
     backward = _usual((w.backward_us * THOUSAND // w.forward_us for w in known), 2 * THOUSAND)
     peers = []
     for vector in vectors:

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from microbatch_worlds import PATIENCE_S, MicrobatchWorld
 
-from protocol.microbatch.core import AnswerOffer, Counted, SendBoundary
+from protocol.microbatch.core import MAX_REMEMBERED, AnswerOffer, Counted, SendBoundary
 from protocol.microbatch.data_peer import DataPeerCore
-from protocol.microbatch.iterations import MAX_ABSENT, Announced
+from protocol.microbatch.iterations import Announced
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trainer_messages import Finish
 from protocol.outcomes import RefusalReason
@@ -75,10 +75,10 @@ def test_what_is_announced_before_it_is_known_who_trains_stands() -> None:
 
 def test_of_those_that_train_no_more_so_many_announcements_stand() -> None:
     announced = Announced()
-    for number in range(MAX_ABSENT + 10):
+    for number in range(MAX_REMEMBERED + 10):
         announced.add(str(number), number)
     announced.look(("0",))
-    assert sorted(announced.newest_of.values()) == [0, *range(10, MAX_ABSENT + 10)]
+    assert sorted(announced.newest_of.values()) == [0, *range(10, MAX_REMEMBERED + 10)]
     assert announced.middle_of(announced.present) == announced.least == 0
 
 

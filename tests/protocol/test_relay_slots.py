@@ -4,6 +4,7 @@ import pytest
 from microbatch_worlds import PATIENCE_S
 from msgspec.structs import replace
 
+from protocol.errors import RemoteProtocolError
 from protocol.microbatch.core import AnswerOffer, Command, Counted, SendBoundary, Tell
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import GONE_S, RelayCore
@@ -11,7 +12,16 @@ from protocol.microbatch.trainer_messages import Drop, Filled, Freed
 from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS
 from protocol.routing.routers import RandomRouter
-from protocol.wire.stage_messages import Leg, Lost, Microbatch, Path, Trip
+from protocol.wire.stage_messages import (
+    Halt,
+    Leg,
+    Lost,
+    Microbatch,
+    Noted,
+    Path,
+    Resume,
+    Trip,
+)
 
 PATH = Path(("relay", "next"), (1, 2))
 
@@ -171,3 +181,24 @@ def test_a_gradient_counts_once_though_the_receipt_of_its_forward_is_lost() -> N
     (compute,) = bring(relay, trip(0, Leg.BACKWARD, attempt=1))
     assert isinstance(compute, Filled)
     assert not compute.adds
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Halt(trip(0, origin="other").microbatch, 1),
+        Resume(trip(0, attempt=1, origin="other"), returns=False),
+        Resume(trip(0, Leg.SCORE, attempt=1), returns=False),
+        Resume(trip(0, Leg.BACKWARD, attempt=1), returns=False),
+    ],
+    ids=["another's", "another's resumed", "a score", "a gradient"],
+)
+def test_a_data_peer_leads_the_forwards_of_its_own_microbatches_alone(
+    message: Halt | Resume,
+) -> None:
+    relay = relay_of("data", "other")
+    for origin in ("data", "other"):
+        bring(relay, trip(0, origin=origin))
+    with pytest.raises(RemoteProtocolError, match="its own"):
+        relay.told("data", message, 0.0)
+    assert relay.told("data", Lost(trip(0, origin="other").microbatch), 0.0) == (Noted(1), [])

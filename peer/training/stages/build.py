@@ -38,8 +38,6 @@ from .steppers import DataPeerStepper, RelayStepper, stage_clip_norm
 CPU_SHARE: Final = 0.25
 """Part of the free memory for graphs on a CPU, where running out kills other processes."""
 CUDA_SHARE: Final = 0.8
-PROBE: Final = -1
-"""Number of the microbatch that is measured."""
 
 
 def graph_bytes(compute: StageCompute, given: torch.Tensor, *, embeds: bool) -> int:
@@ -49,7 +47,7 @@ def graph_bytes(compute: StageCompute, given: torch.Tensor, *, embeds: bool) -> 
         given: activations [b, T, D]; tokens [b, T+1] where they are embedded here.
         embeds: whether they are.
     """
-    kept: dict[int, int] = {}
+    probe, kept = -1, dict[int, int]()
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
@@ -58,8 +56,8 @@ def graph_bytes(compute: StageCompute, given: torch.Tensor, *, embeds: bool) -> 
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        made = compute.embed(PROBE, given) if embeds else compute.forward(PROBE, given)
-    compute.forget(PROBE)
+        made = compute.embed(probe, given) if embeds else compute.forward(probe, given)
+    compute.forget(probe)
     # Where layers are checkpointed their inputs are kept, and no hook sees them.
     inputs = made.untyped_storage().nbytes() * compute.num_layers
     return max(sum(kept.values()), inputs)

@@ -109,9 +109,6 @@ def length_of(values_P: torch.Tensor) -> float:
 
 # --- steppers -------------------------------------------------------------------------------------
 
-UNTRAINED: Final = 0.0
-"""Told as the norm of a step that had no gradient."""
-
 
 class _StageStepper:
     """What every stage's step has: its parts, and its end, which is the optimizer's."""
@@ -138,7 +135,7 @@ class _StageStepper:
         nats per token; where there was none, that of the step before.
         """
         clipped = self._gradients.take()
-        norm = torch.tensor(UNTRAINED, device=self._model.device)
+        norm = torch.zeros((), device=self._model.device)
         if microbatches:
             self._model.gradient_P.div_(microbatches)
             norm = self._optimizer.step(learning_rate)

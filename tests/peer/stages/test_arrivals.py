@@ -11,11 +11,12 @@ from peer.network.conversation import Conversation, StreamStalled
 from peer.network.simulated import SimulatedInternet
 from peer.network.simulated_stream import LinkModel
 from peer.ports.simulated import SimulatedWork
-from peer.stages.arrivals import FLOOR_S, SEVERAL, Arrivals, Line, Unusual
+from peer.stages.arrivals import FLOOR_S, Arrivals, Line, Unusual
 from peer.training.ring import BoundaryRing
 from peer.training.shared import code_memory
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
+from protocol.microbatch.iterations import SEVERAL
 from protocol.microbatch.sizes import FACTOR, LARGEST
 from protocol.microbatch.trainer_messages import Freed
 from protocol.outcomes import RefusalReason

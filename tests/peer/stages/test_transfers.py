@@ -13,7 +13,7 @@ from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedInternet
 from peer.network.simulated_stream import LinkModel
 from peer.stages.stopwatch import Stopwatch
-from peer.stages.transfers import DRAINED, KEPT_IDLE_S, MAX_AHEAD, Transfers
+from peer.stages.transfers import DRAINED, MAX_AHEAD, SERVED_IDLE_S, Transfers
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.errors import StreamLost
 from protocol.microbatch.core import SendBoundary
@@ -91,7 +91,7 @@ async def test_a_stream_is_used_again(autojump_clock):
 async def test_one_that_was_idle_for_long_is_not(autojump_clock):
     async with line() as (transfers, receiver):
         assert await send(transfers, outgoing(0))
-        await trio.sleep(KEPT_IDLE_S + 1)
+        await trio.sleep(SERVED_IDLE_S / 2 + 1)
         assert await send(transfers, outgoing(1))
         await trio.sleep(1)
         assert (receiver.streams, receiver.ended) == (2, 1)
@@ -216,7 +216,7 @@ async def test_after_one_kept_stream_has_failed_the_others_are_not_tried(autojum
             for index in range(3):
                 nursery.start_soon(send, transfers, outgoing(index))
         assert receiver.streams == 3
-        for _, talk in transfers._streams._idle[RELAY]:
+        for _, talk in transfers._idle[RELAY]:
             await talk.aclose()
         assert not await send(transfers, outgoing(3))
         assert await send(transfers, outgoing(4))
