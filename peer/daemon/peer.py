@@ -34,10 +34,9 @@ from peer.averaging.ways import averaging_of
 from peer.codec import MAIN_MEMORY, get_codec
 from peer.corpus.fetcher import PieceFetcher
 from peer.corpus.service import PieceService
+from peer.facts import Facts, HeldPart, PeerState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
 from peer.ports import Directory, DirectoryUnrecoverable, Network, PeerId, Work
 from peer.process.bell import Bell
 from peer.process.rejoin import JoinAgain, addresses_of
@@ -47,14 +46,13 @@ from peer.rounds.shares import DataShares
 from peer.stages.company import StageCompany, Surroundings, keep_balance
 from peer.stages.exchange import StageExchange
 from peer.state.acquaintances import Acquaintances
-from peer.state.held_part import HeldPart
 from peer.state.kept_proofs import KeptProofs
 from peer.state.service import StateService
 from peer.training.ports import Float32Vector, StartTrainer
 from peer.training.warm import warmed_up
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.gossip.matchmaking_events import RoundSnapshot
-from protocol.membership.conduct import Fault
+from protocol.membership.book import Fault
 from protocol.membership.group import Group
 from protocol.membership.records import (
     PeerRecord,

@@ -20,11 +20,9 @@ from typing import Final
 import trio
 from msgspec.structs import replace
 
+from peer.facts import Facts, PeerState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
-from peer.process.exception_groups import leaves
 from peer.process.rejoin import JoinAgain, addresses_of
 from peer.training.messages import (
     CloseRound,
@@ -41,7 +39,7 @@ from peer.training.messages import (
     TrainRound,
 )
 from peer.training.ports import Trainer, TrainerDied
-from protocol.errors import LocoError
+from protocol.errors import LocoError, leaves
 from protocol.membership.heeded import heeded
 from protocol.membership.view import Member, View
 from protocol.microbatch.trainer_messages import (

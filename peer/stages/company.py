@@ -12,10 +12,9 @@ from typing import Final
 
 import trio
 
+from peer.facts import Facts, PeerState
 from peer.network.pacing import Pacing
 from peer.observe.events import Events
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
 from peer.ports import Network, Work
 from peer.process.bell import Bell
 from peer.process.rejoin import JoinAgain, addresses_of

@@ -16,11 +16,10 @@ from typing import Final
 
 import trio
 
+from peer.facts import Facts, PeerState
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
 from peer.ports import PeerId, Stream
 from peer.rounds.way import TrainerLine
 from peer.training.ring import MIN_SLOTS, RING_PER_SLOT, SLOTS

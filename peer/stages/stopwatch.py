@@ -4,7 +4,7 @@ The trainer does one thing at a time, so a piece of work began when it was deliv
 trainer was done with the piece before, whichever was later. Nothing is asked of the trainer for it.
 """
 
-from peer.observe.pipeline_facts import PipelineFacts, Spent
+from peer.facts import PipelineFacts, Spent
 from protocol.microbatch.core import Command
 from protocol.microbatch.trainer_messages import Begun, Drop, Filled, Returned, StageEvent, Stepped
 from protocol.routing.measures import Measures, Samples

@@ -4,7 +4,7 @@ import trio
 
 from peer.averaging.diloco.fragment_rounds import FragmentCompany
 from peer.daemon.sources import _in_order
-from peer.observe.facts import Facts
+from peer.facts import Facts
 from peer.stages.company import StageCompany
 from protocol.diloco.peers import Peers
 from protocol.membership.group import WHOLE_MODEL, Group

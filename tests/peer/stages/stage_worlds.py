@@ -13,10 +13,9 @@ import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peer.codec import Codec
+from peer.facts import Facts, PeerState
 from peer.network.simulated import SimulatedInternet
 from peer.network.simulated_stream import LinkModel
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
 from peer.ports.simulated import SimulatedWork
 from peer.process.bell import Bell
 from peer.rounds.way import TrainerLine

@@ -1,6 +1,6 @@
 """Plans that differ are counted against those of the data peers that are there."""
 
-from peer.observe.facts import Facts
+from peer.facts import Facts
 from peer.stages.exchange import OtherPlans
 from protocol.wire.stage_messages import Leg, Microbatch, Path, Trip
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from peer.observe.pipeline_facts import PipelineFacts, Spent
+from peer.facts import PipelineFacts, Spent
 from peer.stages.stopwatch import Stopwatch
 from protocol.microbatch.trainer_messages import Begun, Drop, Filled, Returned, Stepped
 from protocol.routing.measures import ENOUGH, Measures
