@@ -43,9 +43,8 @@ from peer.process.rejoin import JoinAgain, addresses_of
 from peer.rounds.feed import AllHere, DataFeed
 from peer.rounds.loop import RoundLoop
 from peer.rounds.shares import DataShares
-from peer.stages.build import stage_exchange
-from peer.stages.company import StageCompany, keep_balance
-from peer.stages.exchange import StageExchange, Surroundings
+from peer.stages.company import StageCompany, Surroundings, keep_balance
+from peer.stages.exchange import StageExchange
 from peer.state.acquaintances import Acquaintances
 from peer.state.kept_proofs import KeptProofs
 from peer.state.service import StateService
@@ -536,7 +535,7 @@ class Peer:
             work=self._work,
             pacing=self._pacing,
         )
-        return stage_exchange(amended, stage, self._stages(spec, held), around)
+        return StageExchange(amended, stage, self._stages(spec, held), around)
 
     async def _keep_balance(self, spec: RunSpec, held: HeldPart) -> None:
         """Go where another stage needs us more, unless we were told to stay. Raises JoinAgain."""

@@ -44,10 +44,10 @@ from protocol.membership.heeded import heeded
 from protocol.membership.view import Member, View
 from protocol.microbatch.trainer_messages import (
     Begun,
-    Produced,
+    Filled,
+    Freed,
     Returned,
     Stepped,
-    Taken,
     Waiting,
 )
 from protocol.run.amendments import AmendedSpec
@@ -225,7 +225,7 @@ class RoundLoop:
                 line.nursery.start_soon(self._bring, line, pieces)
             case Ready():
                 pass
-            case Begun() | Produced() | Returned() | Taken() | Stepped() | Waiting():
+            case Begun() | Filled() | Returned() | Freed() | Stepped() | Waiting():
                 if self._microbatches is not None:
                     await self._microbatches.took(event)
             case _:
