@@ -1,7 +1,6 @@
 """Who may link with us, whose clock is wrong, and what a run may be set to."""
 
-import dataclasses
-
+import msgspec
 import numpy as np
 import pytest
 import trio
@@ -62,7 +61,7 @@ async def greet(swarm, network, name="a", **changes) -> tuple[Conversation, Hell
     peer = swarm[name]
     await network.connect(peer.peer_id, peer.network.addresses)
     talk = Conversation(await network.open_stream(peer.peer_id, HELLO))
-    await talk.send(dataclasses.replace(GREETING, **changes))
+    await talk.send(msgspec.structs.replace(GREETING, **changes))
     answer, _ = await talk.receive(Hello)
     return talk, answer
 
