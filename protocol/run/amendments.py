@@ -36,7 +36,8 @@ from typing import Any, Final, Self
 import blake3
 from pydantic import ValidationError
 
-from protocol.admission.statements import KEY_BYTES, Sign, check, opened, seal
+from protocol.address.peer_id import PUBLIC_KEY_BYTES
+from protocol.admission.statements import Sign, check, opened, seal
 from protocol.errors import InvalidRunSpec, RemoteProtocolError
 from protocol.limits import EPSILON, MAX_AMENDMENTS
 
@@ -202,7 +203,7 @@ class Amendment:
         fields, body, signature = opened(data)
         match fields:
             case ["amendment", str(run), int(version), int(from_round), list(pairs), bytes(key)]:
-                known = run == run_id and key == founder and len(key) == KEY_BYTES
+                known = run == run_id and key == founder and len(key) == PUBLIC_KEY_BYTES
                 if known and 0 < version <= MAX_AMENDMENTS and 0 <= from_round <= MAX_FROM_ROUND:
                     changes = _changes(pairs)
                     check(founder, body, signature)
