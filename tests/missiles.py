@@ -16,8 +16,8 @@ from protocol.wire.frames import FRAME_VERSION, MAGIC, encode_frame
 from protocol.wire.messages import (
     Contribution,
     FragmentSettled,
-    GetChunks,
     GetChunkState,
+    GetParts,
     GetResult,
     GetStamps,
     GetState,
@@ -80,7 +80,7 @@ def missiles() -> dict[str, bytes]:
         "a receipt for nothing": framed(Received(DIGEST, DIGEST)),
         "a vector of nothing": framed(Vector(DIGEST, 1, 1, "int8", 1, DIGEST), bytes(1000)),
         "state of another run": framed(GetState(DIGEST, 0)) + garbage,
-        "chunks of nothing": framed(GetChunks(DIGEST * 2, 1 << 40, 100_000)) + garbage,
+        "chunks of nothing": framed(GetParts(DIGEST * 2, ((1 << 31) - 1,) * 16)) + garbage,
         "proposal of another run": framed(Propose(DIGEST, 1, 1, False, DIGEST, "int8", 1, 1, 1))
         + garbage,
         "hello, then garbage": whole + garbage,

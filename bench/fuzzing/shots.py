@@ -20,12 +20,11 @@ from peer.codec.leaves import code_digest
 from peer.network.identity import Identity
 from protocol.errors import LocoError
 from protocol.wire import (
-    corpus_messages,
+    content_messages,
     fragment_messages,
     gossip_messages,
     reach_messages,
     stage_messages,
-    state_messages,
 )
 from protocol.wire.fields import fields_of
 from protocol.wire.fragment_messages import signed_contribution, signed_result
@@ -38,7 +37,7 @@ from protocol.wire.messages import (
     encode_message,
     max_payload_bytes,
 )
-from protocol.wire.versions import CORPUS, FRAGMENT, GOSSIP, HELLO, REACH, STAGE, STATE
+from protocol.wire.versions import CONTENT, FRAGMENT, GOSSIP, HELLO, REACH, STAGE
 
 from .headers import KINDS, damaged_headers, messages_of
 from .values import World
@@ -53,10 +52,9 @@ FILES: Final = {
     fragment_messages.__name__: FRAGMENT,
     reach_messages.__name__: REACH,
     stage_messages.__name__: STAGE,
-    corpus_messages.__name__: CORPUS,
-    state_messages.__name__: STATE,
+    content_messages.__name__: CONTENT,
 }
-CONVERSATIONS: Final = (HELLO, GOSSIP, STATE, FRAGMENT, STAGE, REACH, CORPUS)
+CONVERSATIONS: Final = (HELLO, GOSSIP, CONTENT, FRAGMENT, STAGE, REACH)
 PART_ADAPTED: Final = 0.7
 """The share of fields that follow the victim, which has just said what they are to be."""
 PART_KNOWN: Final = 0.3

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from peer.content.state_file import HEADER_BYTES, state_bytes
 from peer.options.config import ConfigError
 from peer.state.export import export_hugging_face
 from peer.state.home import Home, HomeError
-from peer.state.state_file import HEADER_BYTES, state_bytes
 from peer.training.corpus import describe_corpus, kept_corpus
 from peer.training.corpus.tokenizer import (
     BYTES,

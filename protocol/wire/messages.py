@@ -11,10 +11,11 @@ the stream, < from the other:
                       packed vectors: Misread + map before Received, answered Blocks + codes
                       > Join    then both: Piece + payload    (a stripe of a long exchange)
                       > Settle  < Settled            (a later stream, when a receipt was lost)
-    /loco/state/1     > GetSpec < SpecReply + run spec          > GetBlob   < BlobReply + blob
-                      > GetState < StateReply + chunk digests
+    /loco/content/1   > GetSpec < SpecReply + run spec          > GetBlob   < BlobReply + blob
+                      > GetState < StateReply + digests of parts
                       > GetSample < SampleReply + values
-                      > GetChunks < Chunk + bytes, `count` times
+                      > GetHoldings < Holdings + a bit for each piece of the corpus
+                      > GetParts < Part + bytes, once for each
                       each answer may be a Refusal instead
     /loco/fragment/1  > Contribution + codes, Result + codes, NoResult, FragmentSettled ...
                         nothing comes back on a lasting stream
@@ -46,6 +47,7 @@ from typing import Annotated, Any, Final
 
 import msgpack
 
+from protocol.content.samples import SAMPLE_BYTES
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.limits import (
     MAX_BLOB_BYTES,
@@ -64,12 +66,23 @@ from protocol.limits import (
     MAX_STATEMENTS_PER_MESSAGE,
     PIECE_BYTES,
     RUN_SECRET_BYTES,
-    STATE_CHUNK_BYTES,
 )
 from protocol.outcomes import RefusalReason
-from protocol.state_sample import SAMPLE_BYTES
 
-from . import corpus_messages as corpus
+from .content_messages import (
+    BlobReply,
+    GetBlob,
+    GetHoldings,
+    GetParts,
+    GetSample,
+    GetSpec,
+    GetState,
+    Holdings,
+    Part,
+    SampleReply,
+    SpecReply,
+    StateReply,
+)
 from .fields import (
     MAX_SENTENCE_CHARS,
     Addresses,
@@ -143,29 +156,17 @@ from .stage_messages import (
     Resume,
     SnapshotReply,
 )
-from .state_messages import (
-    BlobReply,
-    Chunk,
-    GetBlob,
-    GetChunks,
-    GetSample,
-    GetSpec,
-    GetState,
-    SampleReply,
-    SpecReply,
-    StateReply,
-)
 
 __all__ = [
     "TYPES", "Accept", "AliveReply", "Announcement", "AskAlive", "Beat", "BlobReply", "Blocks",
-    "Boundary", "Chunk", "ChunkState", "Contribution", "Credit", "FragmentSettled", "Free",
-    "GetBlob", "GetChunkState", "GetChunks", "GetLinks", "GetResult", "GetSample", "GetSnapshot",
-    "GetSpec", "GetStamps", "GetState", "Halt", "Halted", "Hello", "Join", "Kept", "Leaving",
-    "LinksReply", "Lost", "Message", "Misread", "NoResult", "Noted", "Offer", "Passed", "PeerEntry",
-    "PeerList", "Piece", "Propose", "Received", "Refusal", "Result", "Resume", "SampleReply",
-    "Seen", "Settle", "Settled", "SettledOutcome", "SnapshotReply", "SpecReply", "Stamps",
-    "StateReply", "Statements", "Vector", "Whereabouts", "decode_message", "encode_message",
-    "max_payload_bytes", "peer_entry", "printable_sentence",
+    "Boundary", "ChunkState", "Contribution", "Credit", "FragmentSettled", "Free", "GetBlob",
+    "GetChunkState", "GetHoldings", "GetLinks", "GetParts", "GetResult", "GetSample", "GetSnapshot",
+    "GetSpec", "GetStamps", "GetState", "Halt", "Halted", "Hello", "Holdings", "Join", "Kept",
+    "Leaving", "LinksReply", "Lost", "Message", "Misread", "NoResult", "Noted", "Offer", "Part",
+    "Passed", "PeerEntry", "PeerList", "Piece", "Propose", "Received", "Refusal", "Result",
+    "Resume", "SampleReply", "Seen", "Settle", "Settled", "SettledOutcome", "SnapshotReply",
+    "SpecReply", "Stamps", "StateReply", "Statements", "Vector", "Whereabouts", "decode_message",
+    "encode_message", "max_payload_bytes", "peer_entry", "printable_sentence",
 ]  # fmt: skip
 
 
@@ -306,13 +307,13 @@ class Leaving:
 Message = (
     Hello | Refusal | Beat | PeerList | Statements | AskAlive | AliveReply | Leaving
     | Propose | Accept | Vector | Misread | Blocks | Received | Join | Piece | Settle | Settled
-    | GetSpec | SpecReply | GetBlob | BlobReply | GetState | StateReply | GetChunks | Chunk
-    | GetSample | SampleReply | Contribution | Result | NoResult | FragmentSettled | GetStamps
-    | Stamps | GetResult | GetChunkState | ChunkState
+    | GetSpec | SpecReply | GetBlob | BlobReply | GetState | StateReply | GetParts | Part
+    | GetHoldings | Holdings | GetSample | SampleReply
+    | Contribution | Result | NoResult | FragmentSettled | GetStamps | Stamps
+    | GetResult | GetChunkState | ChunkState
     | Offer | Credit | Boundary | Kept | Announcement | Noted | Lost | Passed | Halt | Halted
     | Resume | GetLinks | LinksReply | GetSnapshot | SnapshotReply | Whereabouts | Seen
     | AuditMessage
-    | corpus.GetHoldings | corpus.Holdings | corpus.GetPieces | corpus.PieceReply
 )  # fmt: skip
 
 TYPES: Final[dict[str, type[Message]]] = {
@@ -322,7 +323,7 @@ TYPES: Final[dict[str, type[Message]]] = {
     "join": Join, "piece": Piece, "settle": Settle, "settled": Settled,
     "misread": Misread, "blocks": Blocks,
     "get_spec": GetSpec, "spec": SpecReply, "get_blob": GetBlob, "blob": BlobReply,
-    "get_state": GetState, "state": StateReply, "get_chunks": GetChunks, "chunk": Chunk,
+    "get_state": GetState, "state": StateReply, "get_parts": GetParts, "part": Part,
     "get_sample": GetSample, "sample": SampleReply,
     "contribution": Contribution, "result": Result, "no_result": NoResult,
     "fragment_settled": FragmentSettled,
@@ -334,8 +335,7 @@ TYPES: Final[dict[str, type[Message]]] = {
     "get_links": GetLinks, "links": LinksReply,
     "get_snapshot": GetSnapshot, "snapshot": SnapshotReply, **AUDIT_TYPES,
     "whereabouts": Whereabouts, "seen": Seen,
-    "get_holdings": corpus.GetHoldings, "holdings": corpus.Holdings,
-    "get_pieces": corpus.GetPieces, "piece_of_corpus": corpus.PieceReply,
+    "get_holdings": GetHoldings, "holdings": Holdings,
 }  # fmt: skip
 """Every message, by its name on the wire."""
 
@@ -345,10 +345,10 @@ _MAX_PAYLOAD_BYTES: Final[dict[type[Message], int]] = {
     Vector: MAX_PAYLOAD_BYTES, Misread: MAX_PAYLOAD_BYTES, Blocks: MAX_PAYLOAD_BYTES,
     Piece: PIECE_BYTES, SpecReply: MAX_SPEC_BYTES,
     BlobReply: MAX_BLOB_BYTES, StateReply: MAX_CONTROL_PAYLOAD_BYTES, SampleReply: SAMPLE_BYTES,
-    Chunk: STATE_CHUNK_BYTES, Contribution: MAX_PAYLOAD_BYTES, Result: MAX_PAYLOAD_BYTES,
+    Part: MAX_PIECE_BYTES, Contribution: MAX_PAYLOAD_BYTES, Result: MAX_PAYLOAD_BYTES,
     ChunkState: MAX_PAYLOAD_BYTES, Boundary: MAX_PAYLOAD_BYTES, LinksReply: MAX_LINK_VECTOR_BYTES,
     SnapshotReply: MAX_SNAPSHOT_BYTES, Opening: MAX_EVIDENCE_BYTES, Proof: MAX_EVIDENCE_BYTES,
-    corpus.Holdings: MAX_CONTROL_PAYLOAD_BYTES, corpus.PieceReply: MAX_PIECE_BYTES,
+    Holdings: MAX_CONTROL_PAYLOAD_BYTES,
 }  # fmt: skip
 
 

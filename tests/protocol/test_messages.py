@@ -14,7 +14,6 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.microbatch.mending import Standing
 from protocol.microbatch.trip import Leg
 from protocol.outcomes import RefusalReason
-from protocol.wire.corpus_messages import GetHoldings, GetPieces, Holdings, PieceReply
 from protocol.wire.fields import MAX_SENTENCE_CHARS
 from protocol.wire.fragment_messages import (
     ChunkResult,
@@ -35,16 +34,16 @@ from protocol.wire.messages import (
     BlobReply,
     Blocks,
     Boundary,
-    Chunk,
     ChunkState,
     Contribution,
     Credit,
     FragmentSettled,
     Free,
     GetBlob,
-    GetChunks,
     GetChunkState,
+    GetHoldings,
     GetLinks,
+    GetParts,
     GetResult,
     GetSample,
     GetSnapshot,
@@ -54,6 +53,7 @@ from protocol.wire.messages import (
     Halt,
     Halted,
     Hello,
+    Holdings,
     Join,
     Kept,
     Leaving,
@@ -64,6 +64,7 @@ from protocol.wire.messages import (
     NoResult,
     Noted,
     Offer,
+    Part,
     Passed,
     PeerEntry,
     PeerList,
@@ -155,8 +156,6 @@ EXAMPLES: tuple[Message, ...] = (
     STATE_REPLY,
     GetSample(DIGEST, bytes(16)),
     SampleReply(),
-    GetChunks(DIGEST, 0, 16),
-    Chunk(DIGEST, 15),
     Contribution(GROUP, 1, 7, 1, 50, 51200, (STAMP,), (SHORT,), (0.5,), b"s" * 64),
     Result(
         GROUP,
@@ -199,8 +198,8 @@ EXAMPLES: tuple[Message, ...] = (
     SnapshotReply("cd" * 16),
     GetHoldings("cd" * 16, 3),
     Holdings(4, False),
-    GetPieces("cd" * 16, (0, 17)),
-    PieceReply(17),
+    GetParts("cd" * 16, (0, 17)),
+    Part(17),
 )
 DEFAULTS = {
     (Refusal, "round"),
@@ -349,7 +348,7 @@ def test_an_unknown_extra_field_is_ignored(message: Message) -> None:
         (Statements(()), "secret", b"s"),
         (PeerList(()), "peers", [[]]),
         (PeerList(()), "peers", [tree_of(AskAlive(PEER, 1)) | {"addresses": [ADDRESS] * 4}]),
-        (GetChunks(DIGEST, 0, 1), "count", 0),
+        (GetParts(DIGEST, (0,)), "parts", [-1]),
         (STATE_REPLY, "chunk_bytes", limits.STATE_CHUNK_BYTES + 1),
     ],
 )
@@ -425,7 +424,7 @@ def test_payloads_have_a_bound_by_type() -> None:
     assert max_payload_bytes(Vector) == limits.MAX_PAYLOAD_BYTES
     assert max_payload_bytes(Misread) == max_payload_bytes(Blocks) == limits.MAX_PAYLOAD_BYTES
     assert max_payload_bytes(Piece) == limits.PIECE_BYTES
-    assert max_payload_bytes(Chunk) == limits.STATE_CHUNK_BYTES
+    assert max_payload_bytes(Part) == limits.MAX_PIECE_BYTES
     assert max_payload_bytes(SpecReply) == limits.MAX_SPEC_BYTES
     assert max_payload_bytes(BlobReply) == limits.MAX_BLOB_BYTES
     assert max_payload_bytes(StateReply) == limits.MAX_CONTROL_PAYLOAD_BYTES

@@ -8,7 +8,7 @@ from test_messages import EXAMPLES, changed
 
 from protocol.errors import RemoteProtocolError
 from protocol.wire.fields import Digest, Maybe, fields_of
-from protocol.wire.messages import Chunk, GetChunks, Message, StateReply, decode_message
+from protocol.wire.messages import GetParts, Message, StateReply, decode_message
 
 CHECKER: Final = get_args(Digest)[1]
 
@@ -35,5 +35,5 @@ def test_a_digest_or_root_of_33_digits_is_refused(
 
 
 def test_roots_of_states_are_among_them() -> None:
-    wanted = {(StateReply, "root"), (GetChunks, "root"), (Chunk, "root")}
+    wanted = {(StateReply, "root"), (GetParts, "content")}
     assert {(type(message), field) for message, field in digests_in(EXAMPLES)} >= wanted

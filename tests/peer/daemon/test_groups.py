@@ -40,7 +40,7 @@ from protocol.wire.messages import (
     Settled,
     SettledOutcome,
 )
-from protocol.wire.versions import FRAGMENT, GOSSIP, STATE
+from protocol.wire.versions import CONTENT, FRAGMENT, GOSSIP
 
 pytestmark = pytest.mark.slow
 
@@ -234,7 +234,7 @@ async def test_a_proposal_that_crosses_groups_is_refused_and_counted(tmp_path):
         sentence = await refused(swarm, GOSSIP, proposal)
         assert ours in sentence
         assert theirs in sentence
-        await refused(swarm, STATE, GetState(ours, 0))
+        await refused(swarm, CONTENT, GetState(ours, 0))
         async with Conversation(await a.network.open_stream(b.peer_id, GOSSIP)) as talk:
             await talk.send(Settle(exchange_id(ours, (a.peer_id, 0), (b.peer_id, 0))))
             answer, _ = await talk.receive(Settled)
@@ -256,4 +256,4 @@ async def test_fragments_that_cross_groups_are_refused_and_counted(tmp_path):
             GetChunkState(ours, fragment, 0),
         ):
             await refused(swarm, FRAGMENT, message, RefusalReason.NOT_LINKED)
-        await refused(swarm, STATE, GetState(ours, 0))
+        await refused(swarm, CONTENT, GetState(ours, 0))

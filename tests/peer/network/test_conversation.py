@@ -15,19 +15,21 @@ from peer.network.conversation import (
     ConversationStatistics,
     StreamStalled,
 )
+from protocol.content.samples import SAMPLE_BYTES
 from protocol.errors import LocalProtocolError, Refused, RemoteProtocolError, StreamLost
-from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES, STATE_CHUNK_BYTES
+from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES
 from protocol.outcomes import RefusalReason
 from protocol.wire.frames import PREFIX_BYTES, encode_frame
 from protocol.wire.messages import (
     Accept,
     BlobReply,
-    Chunk,
     GetSpec,
     Leaving,
     Message,
+    Part,
     Received,
     Refusal,
+    SampleReply,
     Vector,
     encode_message,
 )
@@ -159,7 +161,7 @@ async def test_a_payload_of_another_size_than_the_buffer_is_refused(pair: Pair, 
         (encode_frame(b"\xc1"), "msgpack"),
         (encode_frame(encode_message(GetSpec()), 1) + b"x", "GetSpec came with 1 bytes"),
         (encode_frame(encode_message(BlobReply(DIGEST)), MAX_CONTROL_PAYLOAD_BYTES + 1), "payload"),
-        (encode_frame(encode_message(Chunk(DIGEST, 0)), STATE_CHUNK_BYTES + 1), "Chunk came with"),
+        (encode_frame(encode_message(SampleReply()), SAMPLE_BYTES + 1), "SampleReply came with"),
     ],
 )
 async def test_garbage_and_oversized_frames_are_their_fault(
@@ -249,8 +251,8 @@ async def test_frames_of_several_senders_do_not_interleave() -> None:
     payload = bytes(WRITE_BYTES + 1)
     async with trio.open_nursery() as nursery:
         for index in range(3):
-            nursery.start_soon(talk.send, Chunk(DIGEST, index), payload)
-        got = [await other.receive(Chunk) for _ in range(3)]
+            nursery.start_soon(talk.send, Part(index), payload)
+        got = [await other.receive(Part) for _ in range(3)]
     assert sorted(message.index for message, _ in got) == [0, 1, 2]
     assert {part for _, part in got} == {payload}
 

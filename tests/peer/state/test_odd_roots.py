@@ -9,9 +9,9 @@ import pytest
 from service_worlds import GROUP, P, empty_vectors, world
 from trio.testing import MockClock
 
+from peer.content.fetching import ExpectedState
+from peer.content.gathering import whole_state
 from peer.network import conversation
-from peer.state.fetching import ExpectedState
-from peer.state.gathering import whole_state
 from protocol.errors import Refused, RemoteProtocolError
 from protocol.wire.messages import Message, StateReply, encode_message
 

@@ -1,15 +1,17 @@
-"""What a peer asks of another's state, on `/loco/state/1`; the codec stands in messages.py.
+"""What a peer asks of another's content, on `/loco/content/1`; the codec stands in messages.py.
 
-Also the run spec and blobs, which a joiner needs before it has a state.
+Content is named by digests. The run spec and blobs are whole. A state and a corpus are cut into
+parts, under one name each: of a state, that of the list of its parts' digests; of a corpus, that of
+its manifest. One who asks for parts holds the list, and so knows what each has to be.
 """
 
 from dataclasses import dataclass
 from typing import Annotated
 
-from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES, STATE_CHUNK_BYTES
-from protocol.state_sample import SEED_BYTES
+from protocol.content.samples import SEED_BYTES
+from protocol.limits import MAX_PARTS_PER_REQUEST, STATE_CHUNK_BYTES
 
-from .fields import MAX_STATE_BYTES, Binary, Count, Digest, Integer, NonNegative
+from .fields import MAX_STATE_BYTES, Binary, Count, Digest, Flag, Integer, Many, NonNegative
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +55,11 @@ class GetState:
 
 @dataclass(frozen=True, slots=True)
 class StateReply:
-    """What the sender can serve; the chunks' 32-byte digests follow.
+    """What the sender can serve; the parts' 32-byte digests follow.
 
     Attributes:
         step: the nominal step that the sender was at when this state was its present one.
-        root: digest of the whole state, which chunks are asked by.
+        root: digest of the whole state, which parts are asked by.
         epoch, position: where the sender's data stands.
         gradient_norm: of the sender's last inner step, before clipping.
     """
@@ -84,21 +86,49 @@ class GetSample:
 
 @dataclass(frozen=True, slots=True)
 class SampleReply:
-    """The values follow, fp32, in the order of their places (protocol/state_sample.py)."""
+    """The values follow, fp32, in the order of their places (protocol/content/samples.py)."""
 
 
 @dataclass(frozen=True, slots=True)
-class GetChunks:
-    """Send me `count` chunks of that state, from `first` on."""
+class GetHoldings:
+    """Which pieces of this corpus do you have?
 
-    root: Digest
-    first: Count
-    count: Annotated[int, Integer(1, MAX_CONTROL_PAYLOAD_BYTES // 32)]
+    Attributes:
+        corpus: the manifest's digest.
+        known: `version` of the newest answer that the asker has; 0 before the first.
+    """
+
+    corpus: Digest
+    known: Count
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """One chunk of the state follows."""
+class Holdings:
+    """Those whose bits follow, the lowest first; none where the asker knows them.
 
-    root: Digest
-    index: Count
+    Attributes:
+        version: grows with each change; above 0.
+        whole: all of them; no bits follow.
+    """
+
+    version: Count
+    whole: Annotated[bool, Flag()]
+
+
+@dataclass(frozen=True, slots=True)
+class GetParts:
+    """Send me these parts, in this order; a Refusal ends the answer.
+
+    Attributes:
+        content: the root of a state, or the digest of a corpus's manifest.
+    """
+
+    content: Digest
+    parts: Annotated[tuple[int, ...], Many(Integer(0, (1 << 31) - 1), MAX_PARTS_PER_REQUEST)]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of them follows."""
+
+    index: Annotated[int, Integer(0, (1 << 31) - 1)]

@@ -1,11 +1,11 @@
 """Which chunk of a state a joiner asks of which source, and which bytes of it it wants.
 
-Idea. A state is cut into chunks, and a source names the digest of each (protocol/run/merkle.py).
-Where two sources name the same digest they hold the same bytes, so either may give them. Peers of a
-run of fragments hold the same outer copy, but for the fragments that are on their way, so nearly
-all chunks can come from several sources at once. Replicas that average in pairs differ in every
-chunk; but a state that is *mixed* of their chunks is as good as one of them, so there too several
-can give at once, each what it has itself.
+Idea. A state is cut into chunks, and a source names the digest of each. Where two sources name the
+same digest they hold the same bytes, so either may give them. Peers of a run of fragments hold the
+same outer copy, but for the fragments that are on their way, so nearly all chunks can come from
+several sources at once. Replicas that average in pairs differ in every chunk; but a state that is
+*mixed* of their chunks is as good as one of them, so there too several can give at once, each what
+it has itself.
 
 Rules
   1. One source leads. The first chunk holds its writer's own scalars, so it is the leader's.
