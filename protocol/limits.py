@@ -165,3 +165,7 @@ MAX_ASKED_PIECES_PER_SOURCE: Final = 2
 # --- pipelines ------------------------------------------------------------------------------------
 MAX_STAGES: Final = 64
 """Parts of a model, each on machines of its own."""
+
+# --- steps ----------------------------------------------------------------------------------------
+EPSILON: Final = 1e-6
+"""Nominal steps that are so near to a whole number are that: thirds of one, three times."""

@@ -35,7 +35,7 @@ from protocol.limits import (
     STATE_CHUNK_BYTES,
 )
 from protocol.run.signed_spec import SignedSpec
-from protocol.wire.messages import (
+from protocol.wire.content_messages import (
     BlobReply,
     GetBlob,
     GetHoldings,
@@ -44,12 +44,12 @@ from protocol.wire.messages import (
     GetSpec,
     GetState,
     Holdings,
-    Message,
     Part,
     SampleReply,
     SpecReply,
     StateReply,
 )
+from protocol.wire.fields import Message
 from protocol.wire.versions import CONTENT
 
 from .state_file import Float32Vector, StateManifest, StateScalars, state_bytes

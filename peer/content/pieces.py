@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
+from peer.facts import Facts
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
 from peer.ports import Network, PeerId, Work
 from protocol.content.needs import CorpusNeeds, first_to_go, kept_pieces
 from protocol.content.requests import AtOnce, PieceRequests, Request

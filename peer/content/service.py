@@ -36,12 +36,12 @@ from protocol.limits import (
     MAX_READERS_PER_PREFIX,
     STATE_CHUNK_BYTES,
 )
-from protocol.membership.budget import Shares
+from protocol.membership.book import Shares
 from protocol.membership.group import other_group_sentence
 from protocol.outcomes import RefusalReason
 from protocol.run.needs import KEPT_STATES
 from protocol.run.signed_spec import SignedSpec
-from protocol.wire.messages import (
+from protocol.wire.content_messages import (
     BlobReply,
     GetBlob,
     GetHoldings,

@@ -5,7 +5,7 @@ from typing import Final
 
 from peer.averaging.parts import Averaging
 from peer.content.state_file import StateManifest, StateScalars, copy_state, seal_state
-from peer.observe.facts import Facts
+from peer.facts import Facts
 from peer.ports import Work
 from protocol.content.samples import sample_of
 

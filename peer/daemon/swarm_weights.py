@@ -11,9 +11,9 @@ import trio
 
 from peer.content.fetching import ExpectedState, fetch_from
 from peer.content.gathering import whole_state
+from peer.facts import HeldPart
 from peer.observe.control import Handler
 from peer.ports import Network, PeerId, Work
-from peer.state.held_part import HeldPart
 from protocol.errors import LocoError
 
 from .peer import Peer

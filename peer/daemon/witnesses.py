@@ -11,7 +11,7 @@ import blake3
 import trio
 
 from peer.content.fetching import fetch_from
-from peer.observe.status import PeerState
+from peer.facts import PeerState
 from peer.ports import Network, PeerId
 from peer.training.ports import Float32Vector
 from protocol.content.samples import (

@@ -5,44 +5,54 @@ parts, under one name each: of a state, that of the list of its parts' digests; 
 its manifest. One who asks for parts holds the list, and so knows what each has to be.
 """
 
-from dataclasses import dataclass
 from typing import Annotated
 
-from protocol.content.samples import SEED_BYTES
-from protocol.limits import MAX_PARTS_PER_REQUEST, STATE_CHUNK_BYTES
+from msgspec import Meta
 
-from .fields import MAX_STATE_BYTES, Binary, Count, Digest, Flag, Integer, Many, NonNegative
+from protocol.content.samples import SAMPLE_BYTES, SEED_BYTES
+from protocol.limits import (
+    MAX_BLOB_BYTES,
+    MAX_CONTROL_PAYLOAD_BYTES,
+    MAX_PARAMETERS,
+    MAX_PARTS_PER_REQUEST,
+    MAX_PIECE_BYTES,
+    MAX_SPEC_BYTES,
+    STATE_CHUNK_BYTES,
+)
+
+from .fields import Count, Digest, Key, Message, NonNegative, Signature
+
+PartIndex = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
-@dataclass(frozen=True, slots=True)
-class GetSpec:
+class GetSpec(Message, frozen=True, tag="get_spec"):
     """Send me the run spec."""
 
 
-@dataclass(frozen=True, slots=True)
-class SpecReply:
+class SpecReply(Message, frozen=True, tag="spec"):
     """The spec's canonical bytes follow; signed by the founder (Ed25519)."""
 
-    founder_public_key: Annotated[bytes, Binary(32)]
-    signature: Annotated[bytes, Binary(64)]
+    max_payload_bytes = MAX_SPEC_BYTES
+
+    founder_public_key: Key
+    signature: Signature
 
 
-@dataclass(frozen=True, slots=True)
-class GetBlob:
+class GetBlob(Message, frozen=True, tag="get_blob"):
     """Send me the blob (tokenizer, manifest, corpus file) with this digest."""
 
     digest: Digest
 
 
-@dataclass(frozen=True, slots=True)
-class BlobReply:
+class BlobReply(Message, frozen=True, tag="blob"):
     """The blob follows."""
+
+    max_payload_bytes = MAX_BLOB_BYTES
 
     digest: Digest
 
 
-@dataclass(frozen=True, slots=True)
-class GetState:
+class GetState(Message, frozen=True, tag="get_state"):
     """Describe your state, if it is of this group, and at the nominal step `minimum_step` or later.
 
     Attributes:
@@ -53,8 +63,7 @@ class GetState:
     minimum_step: Count
 
 
-@dataclass(frozen=True, slots=True)
-class StateReply:
+class StateReply(Message, frozen=True, tag="state"):
     """What the sender can serve; the parts' 32-byte digests follow.
 
     Attributes:
@@ -64,11 +73,13 @@ class StateReply:
         gradient_norm: of the sender's last inner step, before clipping.
     """
 
+    max_payload_bytes = MAX_CONTROL_PAYLOAD_BYTES
+
     round: Count
     step: Count
     root: Digest
-    total_bytes: Annotated[int, Integer(1, MAX_STATE_BYTES)]
-    chunk_bytes: Annotated[int, Integer(1, STATE_CHUNK_BYTES)]
+    total_bytes: Annotated[int, Meta(ge=1, le=8 * MAX_PARAMETERS)]
+    chunk_bytes: Annotated[int, Meta(ge=1, le=STATE_CHUNK_BYTES)]
     epoch: Count
     position: Count
     tokens: Count
@@ -76,21 +87,20 @@ class StateReply:
     gradient_norm: NonNegative
 
 
-@dataclass(frozen=True, slots=True)
-class GetSample:
+class GetSample(Message, frozen=True, tag="get_sample"):
     """Send me the weights of this group at the places that follow from the seed."""
 
     group: Digest
-    seed: Annotated[bytes, Binary(SEED_BYTES)]
+    seed: Annotated[bytes, Meta(min_length=SEED_BYTES, max_length=SEED_BYTES)]
 
 
-@dataclass(frozen=True, slots=True)
-class SampleReply:
+class SampleReply(Message, frozen=True, tag="sample"):
     """The values follow, fp32, in the order of their places (protocol/content/samples.py)."""
 
+    max_payload_bytes = SAMPLE_BYTES
 
-@dataclass(frozen=True, slots=True)
-class GetHoldings:
+
+class GetHoldings(Message, frozen=True, tag="get_holdings"):
     """Which pieces of this corpus do you have?
 
     Attributes:
@@ -102,8 +112,7 @@ class GetHoldings:
     known: Count
 
 
-@dataclass(frozen=True, slots=True)
-class Holdings:
+class Holdings(Message, frozen=True, tag="holdings"):
     """Those whose bits follow, the lowest first; none where the asker knows them.
 
     Attributes:
@@ -111,12 +120,13 @@ class Holdings:
         whole: all of them; no bits follow.
     """
 
+    max_payload_bytes = MAX_CONTROL_PAYLOAD_BYTES
+
     version: Count
-    whole: Annotated[bool, Flag()]
+    whole: bool
 
 
-@dataclass(frozen=True, slots=True)
-class GetParts:
+class GetParts(Message, frozen=True, tag="get_parts"):
     """Send me these parts, in this order; a Refusal ends the answer.
 
     Attributes:
@@ -124,11 +134,12 @@ class GetParts:
     """
 
     content: Digest
-    parts: Annotated[tuple[int, ...], Many(Integer(0, (1 << 31) - 1), MAX_PARTS_PER_REQUEST)]
+    parts: Annotated[tuple[PartIndex, ...], Meta(max_length=MAX_PARTS_PER_REQUEST)]
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Message, frozen=True, tag="part"):
     """One of them follows."""
 
-    index: Annotated[int, Integer(0, (1 << 31) - 1)]
+    max_payload_bytes = MAX_PIECE_BYTES
+
+    index: PartIndex

@@ -14,7 +14,7 @@ HELLO: Final = "/loco/hello/1"
 GOSSIP: Final = "/loco/gossip/1"
 CONTENT: Final = "/loco/content/1"
 FRAGMENT: Final = "/loco/fragment/1"
-STAGE: Final = "/loco/stage/1"
+STAGE: Final = "/loco/stage/2"
 REACH: Final = "/loco/reach/1"
 
 SPOKEN: Final = (
@@ -22,7 +22,7 @@ SPOKEN: Final = (
     "gossip/1",
     "content/1",
     "fragment/1",
-    "stage/1",
+    "stage/2",
     "reach/1",
 )
 """What this release speaks, as told in a Hello."""

@@ -27,10 +27,9 @@ from peer.state.checkpoints import TRAINER_FILE, Checkpoint, CheckpointStore
 from peer.state.home import Home, HomeError
 from peer.training.model import model_shapes
 from protocol.membership.group import WHOLE_MODEL
-from protocol.run.layout import Layout
+from protocol.run.layout import Layout, stage_layouts
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
-from protocol.run.stages import stage_layouts
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from peer.training.corpus.blocks import PieceCorpus, piece_path
 from protocol.content.needs import CorpusNeeds
 from protocol.errors import Refused
 from protocol.limits import MAX_READER_REQUESTS, MAX_READERS_PER_PEER
-from protocol.wire.messages import GetHoldings, Holdings
+from protocol.wire.content_messages import GetHoldings, Holdings
 from protocol.wire.versions import CONTENT
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from peer.content.state_file import copy_state, seal_state
 from peer.daemon.outer_source import OuterSource
-from peer.observe.facts import Facts
+from peer.facts import Facts
 
 P = 256
 

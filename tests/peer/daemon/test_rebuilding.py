@@ -13,17 +13,15 @@ from peer.content.state_file import StateManifest, StateScalars, root_of, state_
 from peer.daemon.beginning import Arrival, FirstState, Fresh
 from peer.daemon.provision import Rebuilt
 from peer.daemon.witnesses import Witnesses, cannot_tell
+from peer.facts import Facts, HeldPart, PartShape
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
-from peer.state.held_part import HeldPart, PartShape
 from protocol.content.manifest import digest_of
 from protocol.membership.group import Group
 from protocol.membership.view import Progress, Roster, View
 from protocol.run.amendments import AmendedSpec
-from protocol.run.layout import Layout
+from protocol.run.layout import Layout, part_of_stage, stage_layouts
 from protocol.run.run_spec import RunSpec
-from protocol.run.stages import part_of_stage, stage_layouts
 
 STAGES = 3
 LOST = 1

@@ -13,7 +13,9 @@ from peer.content.fetching import ExpectedState
 from peer.content.gathering import whole_state
 from peer.network import conversation
 from protocol.errors import Refused, RemoteProtocolError
-from protocol.wire.messages import Message, StateReply, encode_message
+from protocol.wire.content_messages import StateReply
+from protocol.wire.fields import Message
+from protocol.wire.messages import encode_message
 
 
 @pytest.mark.parametrize("digits", [31, 33, 63])

@@ -30,7 +30,7 @@ from protocol.limits import (
 )
 from protocol.outcomes import RefusalReason
 from protocol.run.needs import KEPT_STATES
-from protocol.wire.messages import GetParts, GetSpec, GetState, Part, SpecReply, StateReply
+from protocol.wire.content_messages import GetParts, GetSpec, GetState, Part, SpecReply, StateReply
 from protocol.wire.versions import CONTENT
 
 THIN = LinkModel(latency_s=0.02, bandwidth_bytes_per_s=4 * MIN_FETCH_BYTES_PER_S)
