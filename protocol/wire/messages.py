@@ -11,10 +11,11 @@ stream, < from the other:
                       packed vectors: Misread + map before Received, answered Blocks + codes
                       > Join    then both: Piece + payload    (a stripe of a long exchange)
                       > Settle  < Settled            (a later stream, when a receipt was lost)
-    /loco/state/1     > GetSpec < SpecReply + run spec          > GetBlob   < BlobReply + blob
-                      > GetState < StateReply + chunk digests
+    /loco/content/1   > GetSpec < SpecReply + run spec          > GetBlob   < BlobReply + blob
+                      > GetState < StateReply + digests of parts
                       > GetSample < SampleReply + values
-                      > GetChunks < Chunk + bytes, `count` times
+                      > GetHoldings < Holdings + a bit for each piece of the corpus
+                      > GetParts < Part + bytes, once for each
                       each answer may be a Refusal instead
     /loco/fragment/1  > Contribution + codes, Result + codes, NoResult, FragmentSettled ...
                         nothing comes back on a lasting stream
@@ -65,10 +66,9 @@ from protocol.limits import (
 from protocol.outcomes import RefusalReason
 
 from . import (  # noqa: F401 - whose messages are among those of the codec
-    corpus_messages,
+    content_messages,
     fragment_messages,
     stage_messages,
-    state_messages,
 )
 from .fields import (
     MAX_SENTENCE_CHARS,

@@ -12,7 +12,20 @@ from msgspec.structs import fields, replace
 from protocol import limits
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.outcomes import RefusalReason
-from protocol.wire.corpus_messages import GetHoldings, GetPieces, Holdings, PieceReply
+from protocol.wire.content_messages import (
+    BlobReply,
+    GetBlob,
+    GetHoldings,
+    GetParts,
+    GetSample,
+    GetSpec,
+    GetState,
+    Holdings,
+    Part,
+    SampleReply,
+    SpecReply,
+    StateReply,
+)
 from protocol.wire.fields import MAX_SENTENCE_CHARS, Message
 from protocol.wire.fragment_messages import (
     ChunkResult,
@@ -83,18 +96,6 @@ from protocol.wire.stage_messages import (
     Standing,
     Trip,
 )
-from protocol.wire.state_messages import (
-    BlobReply,
-    Chunk,
-    GetBlob,
-    GetChunks,
-    GetSample,
-    GetSpec,
-    GetState,
-    SampleReply,
-    SpecReply,
-    StateReply,
-)
 
 RUN = "0123456789abcdef" * 2
 GROUP = "fedcba9876543210" * 2
@@ -160,8 +161,6 @@ EXAMPLES: tuple[Message, ...] = (
     STATE_REPLY,
     GetSample(DIGEST, bytes(16)),
     SampleReply(),
-    GetChunks(DIGEST, 0, 16),
-    Chunk(DIGEST, 15),
     Contribution(GROUP, 1, 7, 1, 50, 51200, (STAMP,), (SHORT,), (0.5,), b"s" * 64),
     Result(
         GROUP,
@@ -204,8 +203,8 @@ EXAMPLES: tuple[Message, ...] = (
     SnapshotReply("cd" * 16),
     GetHoldings("cd" * 16, 3),
     Holdings(4, False),
-    GetPieces("cd" * 16, (0, 17)),
-    PieceReply(17),
+    GetParts("cd" * 16, (0, 17)),
+    Part(17),
 )
 DEFAULTS = {
     (Trip, "attempt"),
@@ -359,7 +358,7 @@ def test_an_unknown_extra_field_is_ignored(message: Message) -> None:
         (Statements(()), "secret", b"s"),
         (PeerList(()), "peers", [[]]),
         (PeerList(()), "peers", [tree_of(AskAlive(PEER, 1)) | {"addresses": [ADDRESS] * 4}]),
-        (GetChunks(DIGEST, 0, 1), "count", 0),
+        (GetParts(DIGEST, (0,)), "parts", [-1]),
         (STATE_REPLY, "chunk_bytes", limits.STATE_CHUNK_BYTES + 1),
     ],
 )
@@ -441,7 +440,7 @@ def test_payloads_have_a_bound_by_type() -> None:
     assert Vector.max_payload_bytes == limits.MAX_PAYLOAD_BYTES
     assert Misread.max_payload_bytes == Blocks.max_payload_bytes == limits.MAX_PAYLOAD_BYTES
     assert Piece.max_payload_bytes == limits.PIECE_BYTES
-    assert Chunk.max_payload_bytes == limits.STATE_CHUNK_BYTES
+    assert Part.max_payload_bytes == limits.MAX_PIECE_BYTES
     assert SpecReply.max_payload_bytes == limits.MAX_SPEC_BYTES
     assert BlobReply.max_payload_bytes == limits.MAX_BLOB_BYTES
     assert StateReply.max_payload_bytes == limits.MAX_CONTROL_PAYLOAD_BYTES
