@@ -41,7 +41,7 @@ from peer.training.toy import simulated_layout
 from protocol.address.multiaddr import split_peer_id
 from protocol.content.manifest import CorpusManifest, digest_of
 from protocol.fragment.fragments import fragments_of_run
-from protocol.membership import conduct
+from protocol.membership import book
 from protocol.run.run_spec import RunSpec
 from protocol.wire.messages import Beat, Free, Hello
 from protocol.wire.versions import CONTENT, FRAGMENT, GOSSIP, HELLO, REACH, SPOKEN
@@ -107,7 +107,7 @@ def besieged(siege: Siege, folder: Path) -> Counter[str]:
 @contextmanager
 def patient() -> Iterator[None]:
     """No peer is slowed or ignored for its faults."""
-    with patch.multiple(conduct, SLOWED_FROM=math.inf, IGNORED_FROM=math.inf):
+    with patch.multiple(book, SLOWED_FROM=math.inf, IGNORED_FROM=math.inf):
         yield
 
 
