@@ -9,8 +9,8 @@ A code of blocks (`peer.codec.blocks`). For a block with largest magnitude m:
 So |value - x| <= scale / 2, at most m / 127 (m / 252 but for the last bits). (fp16 scales would
 underflow below m = 7.6e-6; these do below m = 1.5e-36.)
 
-Three ways lead to the same bytes: torch's operations (`PlainLoops`), which say what the code is;
-compiled loops for long vectors in main memory (`int8_kernels`); Triton on CUDA (`int8_cuda`).
+Three ways lead to the same bytes: torch's operations (`PlainInt8Loops`), which say what the code
+is; compiled loops for long vectors in main memory (`int8_kernels`); Triton on CUDA (`int8_cuda`).
 
 A block is coded to itself again if its largest code is 127. Where rounding up left 126, the scale
 shrinks by one bf16 step on the second coding, and the values move by at most half the scale again.
@@ -36,7 +36,7 @@ INT8_FORMAT: Final = BlockFormat(
 )
 
 
-class PlainLoops(TiledLoops):
+class PlainInt8Loops(TiledLoops):
     """int8 loops in torch's operations: a level is the code itself."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Int8Codec(BlockCodec):
     triton_module: ClassVar[str | None] = "peer.codec.int8_cuda"
 
     def __init__(self, part_of: int = 0) -> None:
-        super().__init__(PlainLoops(), part_of)
+        super().__init__(PlainInt8Loops(), part_of)
 
     def _cuda_loops(self) -> BlockLoops | None:
         assert self.triton_module is not None
