@@ -16,14 +16,11 @@ import torch
 from peer.codec import get_codec
 from peer.training.corpus import open_corpus
 from peer.training.device import choose_device, choose_precision
-from peer.training.loop import TrainerParts
+from peer.training.loop import TrainerParts, ready_of, trainer_parts
 from peer.training.messages import Ready, TrainerSettings
 from peer.training.model import FlatModel, model_config
 from peer.training.optimizer import inner_optimizer
 from peer.training.ring import MAX_SLOTS, MIN_SLOTS, RING_PER_SLOT, BoundaryRing, boundary_shape
-from peer.training.shared import CodeRegions
-from peer.training.sync import trainer_side
-from peer.training.weights import map_slow_weights
 from protocol.run.run_spec import RunSpec
 from protocol.run.stages import DATA_STAGE
 
@@ -128,37 +125,12 @@ def build_stage(
     else:
         stepper = RelayStepper(compute, desk, model, optimizer)
         channel.between_steps = stepper.score_what_has_come
-    slow_P = map_slow_weights(memory.slow_fd)
-    side = trainer_side(spec)
-    regions = CodeRegions.create_in(memory.codes_fd, side.regions_of(spec, model.layout))
-    parts = TrainerParts(
-        spec,
-        settings.peer_id,
-        open_corpus(
-            Path(settings.corpus_path), spec.model.context_length, spec.data.validation_blocks
-        ),
-        model,
-        optimizer,
-        stepper,
-        side.snapshots_of(spec, model, slow_P, regions),
-        slow_P,
-        settings.overlap_steps,
+    corpus = open_corpus(
+        Path(settings.corpus_path), spec.model.context_length, spec.data.validation_blocks
     )
-    loops = get_codec(spec.sync.codec, part_of=model.layout.padded_parameters).loops_for(
-        model.layout.padded_parameters, device
-    )
-    ready = Ready(
-        parameters=model.layout.parameters,
-        padded_parameters=model.layout.padded_parameters,
-        layout_digest=model.layout.digest,
-        device=str(device),
-        precision=precision,
-        micro_batch=sequences,
-        steps_per_s=NOMINAL_STEPS_PER_S,
-        shapes=tuple((entry.name, entry.shape) for entry in model.layout.entries),
-        loops=loops,
-    )
-    return parts, ready
+    shared = (memory.slow_fd, memory.codes_fd)
+    parts = trainer_parts(settings, shared, corpus, model, optimizer, stepper)
+    return parts, ready_of(parts, precision, sequences, NOMINAL_STEPS_PER_S)
 
 
 def measured_slots(

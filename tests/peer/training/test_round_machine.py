@@ -24,8 +24,7 @@ from peer.training.messages import (
     TrainerEvent,
     TrainRound,
 )
-from peer.training.round_in_progress import RoundData
-from peer.training.round_machine import RoundMachine, Settle, TrainStep, Wait
+from peer.training.round_machine import RoundData, RoundMachine, Settle, TrainStep, Wait
 from peer.training.schedule import learning_rate
 from peer.training.snapshot import Snapshot
 from protocol.run.run_spec import RunSpec, SyncSection, TrainingSection
