@@ -15,7 +15,7 @@ from protocol.pipeline.problem import (
     Problem,
     StageWork,
 )
-from protocol.pipeline.regions import SAME_PLACE, RegionLink, line_between
+from protocol.pipeline.tables import SAME_PLACE, RegionLink, line_between
 from protocol.run.run_spec import parse_toml
 
 PLACES: Final = (

@@ -67,9 +67,9 @@ from protocol.membership.records import (
 )
 from protocol.membership.view import Member, Roster, View
 from protocol.run.amendments import AmendedSpec
+from protocol.run.layout import DATA_STAGE, part_of_stage, stage_of_part
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
-from protocol.run.stages import DATA_STAGE, part_of_stage, stage_of_part
 from protocol.schedule.data_plan import DataPlan
 
 from .beginning import Arrival, Beginning

@@ -56,9 +56,8 @@ from protocol.membership.group import WHOLE_MODEL, Group
 from protocol.membership.heeded import heeded
 from protocol.membership.view import Roster, View
 from protocol.run.amendments import AmendedSpec
-from protocol.run.layout import Layout
+from protocol.run.layout import DATA_STAGE, Layout, part_of_stage, stage_layouts
 from protocol.run.run_spec import FrozenSection, RunSpec
-from protocol.run.stages import DATA_STAGE, part_of_stage, stage_layouts
 from protocol.schedule.data_plan import start_position
 from protocol.schedule.rounds import middle
 

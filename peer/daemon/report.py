@@ -18,8 +18,8 @@ from peer.ports import Network
 from peer.training.schedule import learning_rate
 from protocol.membership.group import WHOLE_MODEL, Group
 from protocol.membership.view import TRAINING, Member, Roster, View
-from protocol.run.stages import DATA_STAGE, part_of_stage, stage_of_part
-from protocol.schedule.pace import RunPace
+from protocol.run.layout import DATA_STAGE, part_of_stage, stage_of_part
+from protocol.schedule.rounds import RunPace
 
 from .join_address import join_address
 

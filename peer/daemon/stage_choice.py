@@ -10,8 +10,8 @@ from peer.stages.company import StageCompany
 from protocol.membership.group import Group
 from protocol.membership.view import Roster
 from protocol.run.assignment import needed_stage, newcomers_stage
+from protocol.run.layout import part_of_stage
 from protocol.run.run_spec import RunSpec
-from protocol.run.stages import part_of_stage
 
 from .provision import ChosenStage
 

@@ -21,7 +21,7 @@ from protocol.membership.group import Group
 from protocol.microbatch.core import Counted
 from protocol.outcomes import AuditOutcome, RefusalReason, SkipReason
 from protocol.run.amendments import AmendedSpec
-from protocol.run.stages import stage_of_part
+from protocol.run.layout import stage_of_part
 
 
 class CheckpointOutcome(StrEnum):

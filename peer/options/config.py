@@ -24,9 +24,18 @@ from protocol.errors import LocoError
 from protocol.limits import MAX_STAGES
 
 from . import values
-from .addresses import HostPort, parse_announce, parse_bootstrap, parse_host_port
-from .service_links import is_service_link
-from .values import LogFormat, flag, many, number, whole
+from .values import (
+    HostPort,
+    LogFormat,
+    flag,
+    is_service_link,
+    many,
+    number,
+    parse_announce,
+    parse_bootstrap,
+    parse_host_port,
+    whole,
+)
 
 if TYPE_CHECKING:
     from protocol.admission.statements import Token

@@ -53,8 +53,7 @@ from protocol.microbatch.trainer_messages import (
     Waiting,
 )
 from protocol.run.amendments import AmendedSpec
-from protocol.schedule.own_rounds import RoundPlan
-from protocol.schedule.rounds import is_lost, middle
+from protocol.schedule.rounds import RoundPlan, is_lost, middle
 
 from .checkpoints import Checkpoints
 from .microbatches import Microbatches

@@ -6,7 +6,7 @@ from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
 from protocol.routing.routers import PlannedRouter, plan_of, router_of, terms_of
 from protocol.run.amendments import AmendedSpec
-from protocol.run.stages import DATA_STAGE
+from protocol.run.layout import DATA_STAGE
 
 from .company import StageCompany
 from .exchange import PATIENCE_S, StageExchange, Surroundings

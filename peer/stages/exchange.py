@@ -48,7 +48,7 @@ from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trainer_messages import StageCommand, StageEvent
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
-from protocol.run.stages import DATA_STAGE
+from protocol.run.layout import DATA_STAGE
 from protocol.wire.messages import Refusal
 from protocol.wire.stage_messages import GetLinks, GetSnapshot, Halt, Kept, Lost, Offer
 from protocol.wire.versions import STAGE

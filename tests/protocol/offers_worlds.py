@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 from protocol.pipeline.planner import SearchBudget
-from protocol.pipeline.question import Question
+from protocol.pipeline.question import Question, Workload
 from protocol.pipeline.tables import MachineOffer, link_matrices
-from protocol.pipeline.workload import Workload
 
 WORKLOAD = Workload(
     parameters=1_000_000,

@@ -56,8 +56,7 @@ from protocol.membership.view import TRAINING, Member, View
 from protocol.outcomes import AuditOutcome, SkipReason
 from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import Layout
-from protocol.schedule.own_rounds import RoundPlan
-from protocol.schedule.rounds import Quotas, catch_up, is_left_behind, middle, next_round
+from protocol.schedule.rounds import Quotas, RoundPlan, catch_up, is_left_behind, middle, next_round
 
 from .fragment_exchange import FragmentExchange, FragmentSurroundings, KeptProofs
 from .nesterov import NesterovFactors

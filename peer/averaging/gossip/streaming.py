@@ -75,8 +75,7 @@ from protocol.limits import MAX_STRIPES
 from protocol.membership.group import Group
 from protocol.membership.view import Member
 from protocol.run.layout import Layout
-from protocol.schedule.own_rounds import OwnRounds, RoundPlan
-from protocol.schedule.rounds import keep_together
+from protocol.schedule.rounds import OwnRounds, RoundPlan, keep_together
 
 from .final_averaging import FinalRounds, Meetings
 from .lane import GossipDoor, Lane, lane_of

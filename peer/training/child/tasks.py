@@ -27,9 +27,9 @@ from peer.training.stages.desk import StageChannel
 from peer.training.stages.module import initial_stage
 from peer.training.step import Stepper
 from protocol.errors import LocoError
-from protocol.run.frozen_config import known_keys
 from protocol.run.needs import sequence_bytes
 from protocol.run.run_spec import RunSpec
+from protocol.run.sections import known_keys
 
 MAX_DETAIL_CHARS: Final = 2000
 """Length at which what is said of a failure is cut."""

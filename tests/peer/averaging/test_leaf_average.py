@@ -27,7 +27,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.fragment.code_tree import path_of
 from protocol.fragment.collection import Admitted
 from protocol.outcomes import AuditOutcome
-from protocol.run.codecs import CODECS
+from protocol.run.ways import CODECS
 from protocol.wire.fragment_messages import Contribution, Result, signed_result
 
 IDENTITIES = [Identity(bytes([n]) * 32) for n in range(1, 8)]

@@ -10,11 +10,13 @@ from typer.testing import CliRunner
 
 from peer.cli import doctor
 from peer.cli.app import app
-from peer.cli.doctor_machine import MIN_DISK_BYTES, disk_finding, machine_findings
-from peer.cli.doctor_network import (
+from peer.cli.doctor import (
     MAX_CLOCK_OFFSET_S,
+    MIN_DISK_BYTES,
     announced,
+    disk_finding,
     docker_line,
+    machine_findings,
     network_findings,
 )
 from peer.daemon.examination import Examination, LineRate, Met

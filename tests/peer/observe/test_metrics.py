@@ -23,7 +23,7 @@ from peer.observe.progress import RunProgress
 from peer.observe.reach_facts import ReachFacts
 from peer.observe.status import PeerState
 from peer.observe.timing import RoundPhase
-from peer.options.addresses import HostPort
+from peer.options.values import HostPort
 from peer.ports import NetworkStatistics
 from peer.state.held_part import HeldPart
 from protocol.membership.dial_back import Reach

@@ -32,8 +32,8 @@ from protocol.microbatch import trainer_messages as told
 from protocol.microbatch.trip import Leg
 from protocol.routing.routers import plan_of
 from protocol.run.amendments import AmendedSpec
+from protocol.run.layout import part_of_stage
 from protocol.run.run_spec import RunSpec
-from protocol.run.stages import part_of_stage
 
 RUN_ID = "ab" * 16
 SLOT_BYTES = 1024

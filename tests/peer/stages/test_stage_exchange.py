@@ -21,8 +21,8 @@ from protocol.microbatch.core import Counted
 from protocol.microbatch.relay import GONE_S
 from protocol.microbatch.trip import Leg
 from protocol.outcomes import RefusalReason
+from protocol.run.layout import part_of_stage
 from protocol.run.run_spec import RunSpec
-from protocol.run.stages import part_of_stage
 from protocol.wire.frames import encode_frame
 from protocol.wire.messages import encode_message
 from protocol.wire.stage_messages import Announcement, Boundary, Credit, Lost, Noted, Offer, Resume

@@ -31,9 +31,8 @@ from protocol.microbatch.trainer_messages import (
     Taken,
 )
 from protocol.microbatch.trip import Leg
-from protocol.run.layout import Layout
+from protocol.run.layout import Layout, stage_layouts
 from protocol.run.run_spec import RunSpec
-from protocol.run.stages import stage_layouts
 
 CPU = torch.device("cpu")
 STAGES = 3
