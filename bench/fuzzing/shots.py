@@ -56,8 +56,8 @@ OF_PAIRS: Final = (
     messages.Received,
     messages.Join,
     messages.Piece,
-    messages.Settle,
-    messages.Settled,
+    messages.AskSettled,
+    messages.SettledReply,
 )
 CONVERSATIONS: Final = (HELLO, GOSSIP, STATE, FRAGMENT, STAGE, REACH, CORPUS)
 PART_ADAPTED: Final = 0.7

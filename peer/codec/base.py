@@ -22,6 +22,7 @@ TILE: Final = 256 * 1024
 LARGEST_MAGNITUDE: Final = 2.0**120
 """No value beyond this is coded or accepted: sums of a few such values stay finite, so a hostile
 vector of huge finite values cannot put an infinity into the slow weights."""
+LARGEST_MAGNITUDE_BITS: Final = int(np.float32(LARGEST_MAGNITUDE).view(np.int32))
 NOT_FINITE: Final = "not finite: the vector holds a NaN or a value beyond 2**120"
 
 

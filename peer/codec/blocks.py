@@ -33,6 +33,7 @@ from protocol.run.ways import CODECS
 from .base import (
     BLOCK,
     LARGEST_MAGNITUDE,
+    LARGEST_MAGNITUDE_BITS,
     NOT_FINITE,
     TILE,
     Array,
@@ -42,8 +43,6 @@ from .base import (
 from .compiled import in_chunks, is_aligned, is_long, kernels_of, plain_because
 
 # --- through compiled loops, shared out among threads (compiled.py) -------------------------------
-
-_LARGEST_MAGNITUDE_BITS: Final = int(np.float32(LARGEST_MAGNITUDE).view(np.int32))
 
 
 class Kernels(Protocol):
@@ -79,7 +78,7 @@ class CompiledLoops:
         largest = in_chunks(
             lambda first, last: self._kernels.encode_blocks(*arrays, first, last), scales.numel()
         )
-        if max(largest, default=0) > _LARGEST_MAGNITUDE_BITS:
+        if max(largest, default=0) > LARGEST_MAGNITUDE_BITS:
             raise ValueError(NOT_FINITE)
 
     def decode(

@@ -26,13 +26,13 @@ from .compiled import kernels_of
 
 # --- the int8 code in torch's operations ----------------------------------------------------------
 
-_LARGEST_CODE: Final = 127
+LARGEST_CODE: Final = 127
 INT8_FORMAT: Final = BlockFormat(
     code_bytes=BLOCK,
     code_type=torch.int8,
-    largest_level=float(_LARGEST_CODE),
+    largest_level=float(LARGEST_CODE),
     smallest_scale=2.0**-126,
-    largest_scale=LARGEST_MAGNITUDE / (_LARGEST_CODE - 1),
+    largest_scale=LARGEST_MAGNITUDE / (LARGEST_CODE - 1),
 )
 
 
@@ -53,7 +53,7 @@ class PlainInt8Loops(TiledLoops):
 
     def _codes_valid(self, codes: torch.Tensor) -> bool:
         """Whether no code is -128, which `encode` never writes."""
-        return int(codes.min()) >= -_LARGEST_CODE
+        return int(codes.min()) >= -LARGEST_CODE
 
 
 # --- int8 -----------------------------------------------------------------------------------------

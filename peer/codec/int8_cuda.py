@@ -13,11 +13,10 @@ import torch
 import triton
 import triton.language as tl
 
-from .base import BLOCK, LARGEST_MAGNITUDE, NOT_FINITE
+from .base import BLOCK, LARGEST_MAGNITUDE_BITS, NOT_FINITE
 from .int8 import PlainInt8Loops
 
 BLOCKS_PER_PROGRAM: Final = 16
-_LARGEST_MAGNITUDE_BITS: Final = int(torch.tensor(LARGEST_MAGNITUDE).view(torch.int32))
 # Triton reads only globals that say they never change.
 _LARGEST_CODE = tl.constexpr(127.0)
 _SMALLEST_SCALE = tl.constexpr(2.0**-126)
@@ -75,7 +74,7 @@ class TritonLoops(PlainInt8Loops):
         largest = torch.zeros(1, dtype=torch.int32, device=x_P.device)
         bits = scales.view(torch.int16)
         _launch(_encode_kernel, scales.numel(), x_P.detach(), codes_P, bits, largest)
-        if int(largest) > _LARGEST_MAGNITUDE_BITS:
+        if int(largest) > LARGEST_MAGNITUDE_BITS:
             raise ValueError(NOT_FINITE)
 
     def decode(

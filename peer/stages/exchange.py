@@ -50,7 +50,7 @@ from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
 from protocol.run.layout import DATA_STAGE
 from protocol.wire.messages import Refusal
-from protocol.wire.stage_messages import GetLinks, GetSnapshot, Halt, Kept, Lost, Offer
+from protocol.wire.stage_messages import BoundaryKept, GetLinks, GetSnapshot, Halt, Lost, Offer
 from protocol.wire.versions import STAGE
 
 from .arrivals import Arrivals, Kind, Line, Unusual
@@ -362,7 +362,7 @@ class StageExchange:
         if FreeInbound(arrived.slot) in commands:
             self._take_back(trip)
         self._do(commands)
-        await talk.send(Kept(), stall_s=ANSWER_S)
+        await talk.send(BoundaryKept(), stall_s=ANSWER_S)
 
     async def _ask_core(self, trip: Trip) -> RefusalReason | None:
         """Whether a trip is welcome; waits for its turn."""

@@ -2,7 +2,7 @@
 
 sender      Offer            what it is; the answer is the credit, and may take a while
             Boundary         the codes, straight from shared memory into shared memory
-receiver    Credit, Kept     from then on the receiver answers for it
+receiver    Credit, BoundaryKept     from then on the receiver answers for it
 
 Rules
   1. A move is offered *ahead*, with the first byte of the move before it: while the boundary comes
@@ -37,7 +37,7 @@ from peer.network.pacing import Pacing
 from peer.ports import Network, PeerId
 from protocol.errors import LocoError, Refused, RemoteProtocolError
 from protocol.microbatch.trip import Leg, Microbatch, Trip
-from protocol.wire.stage_messages import Boundary, Credit, Halted, Kept, Noted, Offer
+from protocol.wire.stage_messages import Boundary, BoundaryKept, Credit, Halted, Noted, Offer
 from protocol.wire.versions import STAGE
 
 from .notices import Notice
@@ -195,7 +195,7 @@ class Transfers:
                     await talk.send(Boundary(outgoing.loss), outgoing.codes, stall_s=ANSWER_S)
                     is_kept = await self._drained(talk, outgoing.trip.receiver, began_s)
                 if not is_kept:
-                    await talk.receive(Kept, timeout_s=KEPT_S)
+                    await talk.receive(BoundaryKept, timeout_s=KEPT_S)
                 self._note_sent(outgoing, trio.current_time() - began_s)
         except LocoError as error:
             await self._forget(outgoing.trip.receiver, error)
@@ -207,7 +207,7 @@ class Transfers:
         """Wait until the line is nearly free again (rule 2). Returns whether the receipt is in."""
         line_s = self._stopwatch.line_s(receiver) or 0.0
         with trio.move_on_at(began_s + DRAINED * line_s):
-            await talk.receive(Kept, timeout_s=KEPT_S)
+            await talk.receive(BoundaryKept, timeout_s=KEPT_S)
             return True
         return False
 

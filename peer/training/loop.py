@@ -43,7 +43,7 @@ from .messages import (
 )
 from .model import FlatModel
 from .optimizer import FlatOptimizer
-from .round_machine import Action, RoundMachine, Settle, TrainStep, Wait
+from .round_machine import Action, RoundMachine, SettleStep, TrainStep, Wait
 from .shared import CodeRegions
 from .snapshot import Snapshots
 from .step import StepResult
@@ -184,7 +184,7 @@ class InnerLoop:
         """
         while not isinstance(action := self._next_action(), Stop):
             match action:
-                case Settle():
+                case SettleStep():
                     self._settle()
                 case Evaluate():
                     self._evaluate(action)

@@ -7,7 +7,7 @@ trains a model in a process of its own, simulated.py a toy in virtual time.
     driver                              machine
     obey(command)
     next_action()                       does what is due, and says what comes next:
-      Settle                            look at the numbers of the last step, then settled()
+      SettleStep                        look at the numbers of the last step, then settled()
       Evaluate(round)                   measure the slow weights, then measured()
       Keep(path)                        write the fast weights to a file, then kept()
       TrainStep(...)                    unless a command has come: train on blocks(), then stepped()
@@ -33,9 +33,9 @@ Rules:
        warms up (schedule.py).
     3. Nothing is trained while the way of averaging holds it up. Commands are obeyed.
     4. The numbers of a step may become known when the next one has begun (a GPU computes while that
-       is prepared), but before anything is sent, closed or told: `Settle` asks for them. (So does
-       the driver before it merges or measures, for whose time the rest of a step would count.) So a
-       number that is not finite ends the trainer before it can get into what is sent.
+       is prepared), but before anything is sent, closed or told: `SettleStep` asks for them. (So
+       does the driver before it merges or measures, for whose time the rest of a step would count.)
+       So a number that is not finite ends the trainer before it can get into what is sent.
     5. A command that makes no sense here is a bug of the daemon: `WrongCommand`, and the trainer
        ends.
     6. A round with quota 0 trains nothing: it is closed, at its start_step, as soon as nothing
@@ -70,12 +70,12 @@ from .messages import (
     Kept,
     Load,
     Merge,
-    Progress,
     RoundClosed,
     Stop,
     SyncCommand,
     TrainerCommand,
     TrainerEvent,
+    TrainerProgress,
     TrainRound,
     Yield,
 )
@@ -230,11 +230,11 @@ class RoundInProgress:
         to_half = math.ceil(self.order.quota / 2) - self.steps
         return min(usual, to_half) if to_half > 0 else usual
 
-    def progress(self, now_s: float) -> Progress:
+    def progress(self, now_s: float) -> TrainerProgress:
         """What is told of it now."""
         told, self._told = self._told, _Told(now_s)
         self.is_progress_wanted = False
-        return Progress(
+        return TrainerProgress(
             round=self.order.round,
             steps=self.steps,
             tokens=self.steps * self.tokens_per_step,
@@ -281,7 +281,7 @@ class TrainStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Settle:
+class SettleStep:
     """Look at the numbers of the last step."""
 
 
@@ -290,7 +290,7 @@ class Wait:
     """There is nothing to do until a command comes."""
 
 
-Action = TrainStep | Settle | Evaluate | Keep | Wait | Stop
+Action = TrainStep | SettleStep | Evaluate | Keep | Wait | Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,12 +418,12 @@ class RoundMachine:
             return self._to_measure[0]
         if self._to_keep:
             unsettled = self._state.round is not None and self._state.round.unsettled
-            return Settle() if unsettled else self._to_keep[0]
+            return SettleStep() if unsettled else self._to_keep[0]
         while (current := self._state.round) is not None:
             if current.unsettled and (
                 current.is_progress_wanted or self._sync.is_send_due or self._closes(current)
             ):
-                return Settle()
+                return SettleStep()
             if current.is_progress_wanted:
                 self._events.append(current.progress(now_s))
             self._sync.advance()

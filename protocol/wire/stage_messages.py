@@ -1,7 +1,7 @@
 """What peers of a pipeline say to each other on `/loco/stage/1`; the codec stands in messages.py.
 
     > Offer         < Credit or Refusal       the answer may take a while: it is the credit
-    > Boundary + codes    < Kept
+    > Boundary + codes    < BoundaryKept
     > Announcement  < Noted
     > Lost, Passed  < Noted
     > Halt          < Halted or Refusal       of a data peer, where a relay of a path is gone
@@ -81,7 +81,7 @@ class Boundary(Message, frozen=True, tag="boundary"):
     loss: NonNegative | None
 
 
-class Kept(Message, frozen=True, tag="kept"):
+class BoundaryKept(Message, frozen=True, tag="kept"):
     """They have come whole, and the receiver answers for them."""
 
 

@@ -18,7 +18,7 @@ from peer.training.corpus import Corpus, PieceCorpus, open_corpus
 from peer.training.device import choose_device, choose_precision, is_of_device, is_out_of_memory
 from peer.training.errors import Interrupted, NonFinite
 from peer.training.loop import Channel, InnerLoop, TrainerParts, ready_of, trainer_parts
-from peer.training.messages import Failed, ModelCreated, Ready, TrainerSettings
+from peer.training.messages import MAX_FAILURE_CHARS, Failed, ModelCreated, Ready, TrainerSettings
 from peer.training.model import FlatModel, empty_module, initial_module, model_config, model_shapes
 from peer.training.optimizer import inner_optimizer
 from peer.training.pipe import PipeError, SocketChannel
@@ -31,8 +31,6 @@ from protocol.run.needs import sequence_bytes
 from protocol.run.run_spec import RunSpec
 from protocol.run.sections import known_keys
 
-MAX_DETAIL_CHARS: Final = 2000
-"""Length at which what is said of a failure is cut."""
 NICENESS_ON_CPU: Final = 10
 """Added to the priority of a trainer that computes on the CPU: it would take all cores, and daemons
 that answer late keep other machines waiting. Where a GPU computes, the trainer hardly uses them."""
@@ -109,7 +107,7 @@ def _failed(channel: SocketChannel, error: Exception, *, unknown: str) -> int:
         reason = "out_of_memory"
     told = isinstance(error, (LocoError, ValueError, OSError))  # their messages are for people
     detail = str(error) if told else f"{type(error).__name__}: {error}"
-    channel.emit(Failed(reason, detail[:MAX_DETAIL_CHARS]))
+    channel.emit(Failed(reason, detail[:MAX_FAILURE_CHARS]))
     return 1
 
 

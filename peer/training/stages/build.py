@@ -15,7 +15,7 @@ import torch
 
 from peer.codec import get_codec
 from peer.training.corpus import open_corpus
-from peer.training.device import choose_device, choose_precision
+from peer.training.device import CPU_MEMORY_SHARE, choose_device, choose_precision
 from peer.training.loop import TrainerParts, ready_of, trainer_parts
 from peer.training.messages import Ready, TrainerSettings
 from peer.training.model import FlatModel, model_config
@@ -31,8 +31,6 @@ from .steppers import DataPeerStepper, RelayStepper, stage_clip_norm
 
 # --- how many microbatches this machine holds at once ---------------------------------------------
 
-CPU_SHARE: Final = 0.25
-"""Part of the free memory for graphs on a CPU, where running out kills other processes."""
 CUDA_SHARE: Final = 0.8
 PROBE: Final = -1
 """Number of the microbatch that is measured."""
@@ -70,7 +68,7 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * CUDA_SHARE)
-    return int(psutil.virtual_memory().available * CPU_SHARE)
+    return int(psutil.virtual_memory().available * CPU_MEMORY_SHARE)
 
 
 def slots_for(graph: int, free: int) -> int:

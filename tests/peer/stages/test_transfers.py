@@ -20,7 +20,7 @@ from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
 from protocol.routing.measures import ENOUGH, Measures
 from protocol.wire.messages import Refusal
-from protocol.wire.stage_messages import Boundary, Credit, Kept, Offer
+from protocol.wire.stage_messages import Boundary, BoundaryKept, Credit, Offer
 from protocol.wire.versions import STAGE
 
 LATENCY_S = 0.1
@@ -63,7 +63,7 @@ class Receiver:
         await talk.send(Credit(0.0))
         await talk.receive(Boundary, into=memoryview(bytearray(len(CODES))))
         self.arrived_s[offer.index] = trio.current_time()
-        await talk.send(Kept())
+        await talk.send(BoundaryKept())
 
 
 @asynccontextmanager

@@ -21,10 +21,10 @@ from peer.training.messages import (
     FragmentSent,
     Load,
     Merge,
-    Progress,
     Ready,
     RoundClosed,
     TrainerEvent,
+    TrainerProgress,
     TrainerSettings,
     TrainRound,
 )
@@ -138,7 +138,9 @@ class Life:
         return (taken.epoch, taken.position) if steps else place
 
 
-def assert_steps(events: list[Progress | RoundClosed], start_step: float, stride: float) -> None:
+def assert_steps(
+    events: list[TrainerProgress | RoundClosed], start_step: float, stride: float
+) -> None:
     """That their nominal steps are those of their own steps."""
     expected = [start_step + stride * event.steps for event in events]
     assert [event.step for event in events] == expected
