@@ -22,6 +22,7 @@ loops for long vectors in main memory (`CompiledLoops`), and on CUDA what a code
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import ClassVar, Final, Protocol, cast
 
 import numpy as np
@@ -36,7 +37,6 @@ from .base import (
     LARGEST_MAGNITUDE_BITS,
     NOT_FINITE,
     TILE,
-    Array,
     Codec,
     FusedLoops,
 )
@@ -45,30 +45,14 @@ from .compiled import in_chunks, is_aligned, is_long, kernels_of, plain_because
 # --- through compiled loops, shared out among threads (compiled.py) -------------------------------
 
 
-class Kernels(Protocol):
-    """The loops of one code over blocks first .. last - 1; `scales` are the bits of bf16 numbers.
+class CompiledLoops:
+    """Compiled loops for tensors in main memory; their bytes are those of `TiledLoops`.
 
-    A module of kernels is one, as numba compiles it.
+    Args:
+        kernels: the module of a code's loops over blocks (int8_kernels.py).
     """
 
-    def encode_blocks(
-        self, x_P: Array, x_bits: Array, codes: Array, scales: Array, first: int, last: int, /
-    ) -> int:
-        """Code the blocks. Returns the bits of the largest magnitude met."""
-
-    def decode_blocks(
-        self, codes: Array, scales: Array, out: Array, out_first: int, first: int, last: int, /
-    ) -> None:
-        """Write the values of the blocks into `out`, which begins at block `out_first`."""
-
-    def are_valid(self, codes: Array, scales: Array, first: int, last: int, /) -> bool:
-        """Whether the codes and scales of the blocks are what `encode_blocks` can write."""
-
-
-class CompiledLoops:
-    """Compiled loops for tensors in main memory; their bytes are those of `TiledLoops`."""
-
-    def __init__(self, kernels: Kernels) -> None:
+    def __init__(self, kernels: ModuleType) -> None:
         self._kernels = kernels
 
     def encode(self, x_P: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> None:
@@ -223,13 +207,14 @@ class BlockCodec(Codec):
         arrays = ((codes[first:].numpy(), scale_bits(scales[block:])) for codes, scales in parts)
         return FusedLoops(kernels, tuple(arrays))
 
-    def _kernels(self) -> Kernels | None:
+    def _kernels(self) -> ModuleType | None:
         """Compiled loops; None where numba does not work."""
-        return cast("Kernels | None", kernels_of(self.kernels_module))
+        return kernels_of(self.kernels_module)
 
     def _cuda_loops(self) -> BlockLoops | None:
         """Loops made for CUDA; None for torch's operations."""
-        return None
+        triton = None if self.triton_module is None else kernels_of(self.triton_module)
+        return None if triton is None else cast("BlockLoops", triton.TritonLoops())
 
     def _loops(
         self, codes: torch.Tensor, scales: torch.Tensor, *values: torch.Tensor

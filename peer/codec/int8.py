@@ -16,13 +16,12 @@ A block is coded to itself again if its largest code is 127. Where rounding up l
 shrinks by one bf16 step on the second coding, and the values move by at most half the scale again.
 """
 
-from typing import ClassVar, Final, cast
+from typing import ClassVar, Final
 
 import torch
 
 from .base import BLOCK, LARGEST_MAGNITUDE
-from .blocks import BlockCodec, BlockFormat, BlockLoops, TiledLoops
-from .compiled import kernels_of
+from .blocks import BlockCodec, BlockFormat, TiledLoops
 
 # --- the int8 code in torch's operations ----------------------------------------------------------
 
@@ -69,11 +68,6 @@ class Int8Codec(BlockCodec):
 
     def __init__(self, part_of: int = 0) -> None:
         super().__init__(PlainInt8Loops(), part_of)
-
-    def _cuda_loops(self) -> BlockLoops | None:
-        assert self.triton_module is not None
-        triton = kernels_of(self.triton_module)
-        return cast("BlockLoops", triton.TritonLoops()) if triton else None
 
 
 class Int8DiffCodec(Int8Codec):

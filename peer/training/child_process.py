@@ -162,10 +162,11 @@ class SpareChild:
 
     async def take(self) -> TrainerChild:
         """The spare child, or a new one; whoever takes it closes it, or puts it back."""
-        child, self._child = self._child, None
+        child = self._child
         if child is None or child.process.poll() is not None:
-            await _closed(child)
+            await self.aclose()
             child = await TrainerChild.start(self._threads)
+        self._child = None
         return child
 
     def put_back(self, child: TrainerChild) -> None:
@@ -176,12 +177,8 @@ class SpareChild:
     async def aclose(self) -> None:
         """End what nobody took."""
         child, self._child = self._child, None
-        await _closed(child)
-
-
-async def _closed(child: TrainerChild | None) -> None:
-    if child is not None:
-        await child.aclose()
+        if child is not None:
+            await child.aclose()
 
 
 @asynccontextmanager

@@ -52,16 +52,7 @@ from .toy import (
     loss_at,
     loss_of,
     optimum,
-    simulated_layout,
 )
-
-__all__ = [
-    "SimulatedSpeed",
-    "SimulatedTrainer",
-    "ToyProblem",
-    "simulated_layout",
-    "simulated_starter",
-]
 
 
 @dataclass(slots=True)

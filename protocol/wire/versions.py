@@ -18,25 +18,13 @@ STAGE: Final = "/loco/stage/1"
 REACH: Final = "/loco/reach/1"
 CORPUS: Final = "/loco/corpus/1"
 
-SPOKEN: Final = (
-    "hello/1",
-    "gossip/1",
-    "state/1",
-    "fragment/1",
-    "stage/1",
-    "reach/1",
-    "corpus/1",
+_ROOT: Final = "/loco/"
+SPOKEN: Final = tuple(
+    each.removeprefix(_ROOT) for each in (HELLO, GOSSIP, STATE, FRAGMENT, STAGE, REACH, CORPUS)
 )
 """What this release speaks, as told in a Hello."""
 REQUIRED: Final = ("hello", "gossip", "state")
 """Conversations without which two peers cannot train together."""
-
-_ROOT: Final = "/loco/"
-
-
-def protocol_id(short: str) -> str:
-    """`hello/1` to `/loco/hello/1`."""
-    return _ROOT + short
 
 
 def common(ours: Iterable[str], theirs: Iterable[str]) -> dict[str, int]:

@@ -24,7 +24,8 @@ from peer.training.messages import (
     TrainRound,
 )
 from peer.training.ports import Trainer, TrainerDied
-from peer.training.simulated import SimulatedSpeed, simulated_starter
+from peer.training.simulated import simulated_starter
+from peer.training.toy import SimulatedSpeed
 from protocol.run.run_spec import RunSpec
 
 Event = TypeVar("Event", bound=TrainerEvent)

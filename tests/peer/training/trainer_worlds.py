@@ -32,7 +32,8 @@ from peer.training.model import FlatModel, initial_module
 from peer.training.ports import Trainer
 from peer.training.process import ProcessTrainer, trainer_starter
 from peer.training.shared import SharedVector
-from peer.training.simulated import SimulatedSpeed, ToyProblem, simulated_starter
+from peer.training.simulated import simulated_starter
+from peer.training.toy import SimulatedSpeed, ToyProblem
 from protocol.run.run_spec import (
     DataSection,
     ModelSection,
