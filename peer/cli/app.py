@@ -60,29 +60,21 @@ def loco_peer(version: opt.Version = False) -> None:
 
 @command
 def new(
-    run_toml: Annotated[Path, typer.Argument(metavar="RUN.toml", help="File to write.")],
+    run_toml: Annotated[Path, opt.argument("RUN.toml", "File to write.")],
     preset: Annotated[
         str,
-        typer.Option(
-            "--preset",
-            metavar="demo|125m|1b",
-            help="Model size and settings; only demo has been run.",
-        ),
+        opt.option("--preset", "demo|125m|1b", "Model size and settings; only demo has been run."),
     ] = "demo",
     method: Annotated[
-        str,
-        typer.Option("--method", metavar="noloco|diloco|streaming", help="How peers average."),
+        str, opt.option("--method", "noloco|diloco|streaming", "How peers average.")
     ] = "noloco",
     optimizer: Annotated[
-        str, typer.Option("--optimizer", metavar="muon|adamw", help="How each peer trains.")
+        str, opt.option("--optimizer", "muon|adamw", "How each peer trains.")
     ] = "muon",
     stages: Annotated[
-        int,
-        typer.Option(
-            "--stages", min=1, metavar="N", help="Stages of a pipeline; 1 is no pipeline."
-        ),
+        int, opt.option("--stages", "N", "Stages of a pipeline; 1 is no pipeline.", min=1)
     ] = 1,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    force: Annotated[bool, opt.option("--force", "", "Overwrite an existing file.")] = False,
 ) -> None:
     """Write a run spec in which every key is explained."""
     from .new import write_new
@@ -180,11 +172,9 @@ def resume(home: opt.Home = None) -> None:
 def invite(
     home: opt.Home = None,
     expires: Annotated[
-        str, typer.Option("--expires", metavar="TIME", help="How long it is valid: 12h, 7d.")
+        str, opt.option("--expires", "TIME", "How long it is valid: 12h, 7d.")
     ] = "7d",
-    uses: Annotated[
-        int, typer.Option("--uses", metavar="N", help="How many peers may join with it.")
-    ] = 1,
+    uses: Annotated[int, opt.option("--uses", "N", "How many peers may join with it.")] = 1,
 ) -> None:
     """Print a join command for a run that admits invited peers only."""
     from .client import home_of, print_invitation
@@ -213,17 +203,15 @@ def delegate(peer: opt.Peer, home: opt.Home = None) -> None:
 @command
 def amend(
     run_toml: Annotated[
-        Path | None,
-        typer.Argument(metavar="RUN.toml", help="The changed run spec, or only the changed keys."),
+        Path | None, opt.argument("RUN.toml", "The changed run spec, or only the changed keys.")
     ] = None,
     at_round: Annotated[
-        int | None,
-        typer.Option("--at-round", metavar="N", help="First changed round. Default: in 3 rounds."),
+        int | None, opt.option("--at-round", "N", "First changed round. Default: in 3 rounds.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")
+        bool, opt.option("--dry-run", "", "Show what would change, and change nothing.")
     ] = False,
-    show: Annotated[bool, typer.Option("--show", help="Show what has been amended.")] = False,
+    show: Annotated[bool, opt.option("--show", "", "Show what has been amended.")] = False,
     home: opt.Home = None,
 ) -> None:
     """Change length, learning rate or admission of a run under way; founder only."""
@@ -245,11 +233,9 @@ def _rule(verdict: str, peer: str, home: Path | None) -> None:
 
 @command
 def export(
-    hf: Annotated[
-        Path, typer.Option("--hf", metavar="DIR", help="Write a Hugging Face checkpoint here.")
-    ],
+    hf: Annotated[Path, opt.option("--hf", "DIR", "Write a Hugging Face checkpoint here.")],
     swarm: Annotated[
-        bool, typer.Option("--swarm", help="Export the mean of all peers that can be reached.")
+        bool, opt.option("--swarm", "", "Export the mean of all peers that can be reached.")
     ] = False,
     home: opt.Home = None,
 ) -> None:
@@ -267,47 +253,33 @@ def export(
 
 @command
 def generate(
-    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="Text to continue.")],
+    prompt: Annotated[str, opt.option("--prompt", "TEXT", "Text to continue.")],
     hf: Annotated[
-        Path | None,
-        typer.Option(
-            "--hf", metavar="DIR", help="Use this export. Default: the peer of this home."
-        ),
+        Path | None, opt.option("--hf", "DIR", "Use this export. Default: the peer of this home.")
     ] = None,
     home: opt.Home = None,
     tokens: Annotated[
-        int | None,
-        typer.Option("--tokens", min=1, metavar="N", help="Tokens to write. Default: up to 200."),
+        int | None, opt.option("--tokens", "N", "Tokens to write. Default: up to 200.", min=1)
     ] = None,
     temperature: Annotated[
-        float,
-        typer.Option(
-            "--temperature", min=0, metavar="X", help="0 always takes the likeliest token."
-        ),
+        float, opt.option("--temperature", "X", "0 always takes the likeliest token.", min=0)
     ] = 1.0,
     top_p: Annotated[
         float,
-        typer.Option(
+        opt.option(
             "--top-p",
+            "SHARE",
+            "Draw from the likeliest tokens with this total probability.",
             min=0.01,
             max=1,
-            metavar="SHARE",
-            help="Draw from the likeliest tokens with this total probability.",
         ),
     ] = 1.0,
     seed: Annotated[
         int,
-        typer.Option(
-            "--seed",
-            min=0,
-            max=(1 << 63) - 1,
-            metavar="N",
-            help="The same seed gives the same text.",
-        ),
+        opt.option("--seed", "N", "The same seed gives the same text.", min=0, max=(1 << 63) - 1),
     ] = 0,
     without_stages: Annotated[
-        str | None,
-        typer.Option("--without-stages", metavar="N,M", help="Leave these stages out."),
+        str | None, opt.option("--without-stages", "N,M", "Leave these stages out.")
     ] = None,
 ) -> None:
     """Generate text with the run's model, with all stages or without some."""
@@ -323,12 +295,9 @@ def generate(
 @opt.takes_plan_options
 def plan(
     run_toml: opt.RunToml,
-    peers: Annotated[
-        Path, typer.Option("--peers", metavar="CSV", help="Machines on offer, one a line.")
-    ],
+    peers: Annotated[Path, opt.option("--peers", "CSV", "Machines on offer, one a line.")],
     links: Annotated[
-        Path | None,
-        typer.Option("--links", metavar="CSV", help="Links. Missing pairs: by location."),
+        Path | None, opt.option("--links", "CSV", "Links. Missing pairs: by location.")
     ] = None,
     **given: Any,
 ) -> None:
@@ -341,29 +310,22 @@ def plan(
 @command
 def measure(
     run_toml: Annotated[
-        Path | None,
-        typer.Argument(metavar="[RUN.toml]", help="The run spec. Default: the demo preset's."),
+        Path | None, opt.argument("[RUN.toml]", "The run spec. Default: the demo preset's.")
     ] = None,
     peers: Annotated[
-        Path | None,
-        typer.Option(
-            "--peers", metavar="CSV", help="Add the row to this table. Default: print it."
-        ),
+        Path | None, opt.option("--peers", "CSV", "Add the row to this table. Default: print it.")
     ] = None,
     name: Annotated[
-        str | None,
-        typer.Option("--name", metavar="NAME", help="This machine's name. Default: host name."),
+        str | None, opt.option("--name", "NAME", "This machine's name. Default: host name.")
     ] = None,
     location: Annotated[
-        str, typer.Option("--location", metavar="PLACE", help="Its place, such as Iowa or London.")
+        str, opt.option("--location", "PLACE", "Its place, such as Iowa or London.")
     ] = "here",
-    price: Annotated[
-        float, typer.Option("--price", min=0, metavar="DOLLARS", help="Price of an hour.")
-    ] = 0.0,
+    price: Annotated[float, opt.option("--price", "DOLLARS", "Price of an hour.", min=0)] = 0.0,
     device: opt.Device = None,
     threads: opt.Threads = None,
     seconds: Annotated[
-        float, typer.Option("--seconds", min=0, metavar="S", help="How long to time steps.")
+        float, opt.option("--seconds", "S", "How long to time steps.", min=0)
     ] = 10.0,
 ) -> None:
     """Time the trainer on this machine and print its row for the table of `plan`."""

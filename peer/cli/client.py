@@ -181,11 +181,7 @@ def rule(home: Home, verdict: Verdict, peer: str) -> None:
 
 
 def duration_s(text: str) -> int:
-    """A time as users write it: a whole number and m, h, d or w.
-
-    Raises:
-        ConfigError
-    """
+    """A time as users write it: a whole number and m, h, d or w. Raises ConfigError."""
     found = re.fullmatch(r"([1-9][0-9]{0,5})([mhdw])", text)
     lasts_s = 0 if found is None else int(found[1]) * UNITS_S[found[2]]
     if not 0 < lasts_s <= MAX_LASTS_S:

@@ -61,11 +61,7 @@ def _folder_in(home: Home) -> Iterator[Path]:
 
 
 def check_left_out(without: Collection[int], stages: int) -> None:
-    """Refuse stages that cannot be left out.
-
-    Raises:
-        ConfigError
-    """
+    """Refuse stages that cannot be left out. Raises ConfigError."""
     if without and stages == 1:
         raise ConfigError("this run's model is not cut into stages: leave --without-stages out")
     if DATA_STAGE in without:

@@ -226,11 +226,7 @@ def show_measured(
     row: tuple[str | None, str, str],
     peers: Path | None,
 ) -> None:
-    """Measure, and print the row or add it to a table.
-
-    Raises:
-        ConfigError, InvalidRunSpec
-    """
+    """Measure, and print the row or add it to a table. Raises ConfigError, InvalidRunSpec."""
     if threads is not None:
         if threads < 1:
             raise ConfigError(f"--threads {threads}: must be from 1")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from peer.options.config import OPTIONS, ConfigError, Group, Option, Taken
+from peer.options.config import OPTIONS, ConfigError, Option, OptionArity, OptionGroup
 
 if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter
@@ -36,52 +36,55 @@ def print_version(wanted: bool = True) -> None:
         raise typer.Exit
 
 
-def _spelled(option: Option, hidden: bool = False) -> Any:
+def option(name: str, metavar: str, help: str, *letter: str, **more: Any) -> Any:
+    """How typer takes an option; a flag has no metavar."""
+    return typer.Option(name, *letter, metavar=metavar or None, help=help, **more)
+
+
+def argument(metavar: str, help: str, **more: Any) -> Any:
+    """How typer takes an argument."""
+    return typer.Argument(metavar=metavar, help=help, **more)
+
+
+def _spelled(of: Option, hidden: bool = False) -> Any:
     """How typer takes an option of a peer."""
-    names = [f"--{option.name}", *([option.letter] if option.letter else [])]
-    metavar = option.metavar or None
-    return typer.Option(*names, metavar=metavar, help=option.told, hidden=hidden)
+    letter = [of.letter] if of.letter else []
+    return option(f"--{of.name}", of.metavar, of.told, *letter, hidden=hidden)
 
 
 Version = Annotated[
-    bool,
-    typer.Option("--version", help="Print the version.", callback=print_version, is_eager=True),
+    bool, option("--version", "", "Print the version.", callback=print_version, is_eager=True)
 ]
-RunToml = Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run spec.")]
+RunToml = Annotated[Path, argument("RUN.toml", "The run spec.")]
 RunTomlIfNew = Annotated[
     Path | None,
-    typer.Argument(
-        metavar="[RUN.toml]",
-        help="The run spec; not needed if the home has a run.",
-        show_default=False,
-    ),
+    argument("[RUN.toml]", "The run spec; not needed if the home has a run.", show_default=False),
 ]
 NewRun = Annotated[
-    bool,
-    typer.Option("--new-run", help="Found a new run; the home's old run is moved to old-runs/."),
+    bool, option("--new-run", "", "Found a new run; the home's old run is moved to old-runs/.")
 ]
 Restore = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--restore",
-        metavar="URL",
-        help="Fill an empty home from what --checkpoint-upload copied, and continue from it.",
+        "URL",
+        "Fill an empty home from what --checkpoint-upload copied, and continue from it.",
     ),
 ]
-Peer = Annotated[str, typer.Argument(metavar="PEER", help="A peer id, as `status` shows it.")]
+Peer = Annotated[str, argument("PEER", "A peer id, as `status` shows it.")]
 Home = Annotated[Path | None, _spelled(OPTIONS["home"])]
 Bootstrap = Annotated[list[str] | None, _spelled(OPTIONS["bootstrap"])]
 Invite = Annotated[str | None, _spelled(OPTIONS["invite"])]
 Listen = Annotated[str | None, _spelled(OPTIONS["listen"])]
 Device = Annotated[str | None, _spelled(OPTIONS["device"])]
 Threads = Annotated[int | None, _spelled(OPTIONS["threads"])]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsJson = Annotated[bool, option("--json", "", "Print JSON.")]
 Verbose = Annotated[bool | None, _spelled(OPTIONS["verbose"])]
 
 _TYPES: Final = {
-    Taken.ONCE: str | None,
-    Taken.MANY: list[str] | None,
-    Taken.FLAG: bool | None,
+    OptionArity.ONCE: str | None,
+    OptionArity.MANY: list[str] | None,
+    OptionArity.FLAG: bool | None,
 }
 Handler = Callable[..., None]
 
@@ -143,40 +146,26 @@ class PlanOptions:
     """What the command line of `plan` says in place of the run spec; None leaves it to that."""
 
     stages: Annotated[
-        int | None,
-        typer.Option("--stages", metavar="N", help="Stages of the pipeline. Default: the spec's."),
+        int | None, option("--stages", "N", "Stages of the pipeline. Default: the spec's.")
     ] = None
     visited: Annotated[
-        int | None,
-        typer.Option(
-            "--visited", metavar="N", help="Stages on a path. Default: the spec's, or 3 of 4."
-        ),
+        int | None, option("--visited", "N", "Stages on a path. Default: the spec's, or 3 of 4.")
     ] = None
     full_every: Annotated[
-        int | None,
-        typer.Option(
-            "--full-every", metavar="K", help="Every K-th iteration skips no stage; 0: none."
-        ),
+        int | None, option("--full-every", "K", "Every K-th iteration skips no stage; 0: none.")
     ] = None
     microbatches: Annotated[
-        int | None,
-        typer.Option("--microbatches", metavar="N", help="Microbatches per iteration, in total."),
+        int | None, option("--microbatches", "N", "Microbatches per iteration, in total.")
     ] = None
     sequences: Annotated[
         int | None,
-        typer.Option(
-            "--sequences", min=1, metavar="N", help="Sequences per microbatch. Default: the spec's."
-        ),
+        option("--sequences", "N", "Sequences per microbatch. Default: the spec's.", min=1),
     ] = None
     codec: Annotated[
-        str | None,
-        typer.Option(
-            "--codec", metavar="fp32|bf16|int8", help="Format of values sent between stages."
-        ),
+        str | None, option("--codec", "fp32|bf16|int8", "Format of values sent between stages.")
     ] = None
     picture: Annotated[
-        Path | None,
-        typer.Option("--picture", metavar="FILE", help="Draw the timeline: a .png or .svg file."),
+        Path | None, option("--picture", "FILE", "Draw the timeline: a .png or .svg file.")
     ] = None
     as_json: AsJson = False
 
@@ -221,10 +210,10 @@ _OF_START: Final = ("home", "new_run", "restore")
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     **{
         group: (
-            *(_OF_START if group is Group.RUN else ()),
+            *(_OF_START if group is OptionGroup.RUN else ()),
             *(option.key for option in OPTIONS.values() if option.group is group),
         )
-        for group in Group
+        for group in OptionGroup
     },
     "Machines": ("peers", "links", "microbatches", "sequences"),
     "Pipeline": ("stages", "visited", "full_every", "codec"),

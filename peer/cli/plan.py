@@ -18,7 +18,13 @@ from rich.table import Table
 from peer.options.config import ConfigError
 from protocol.names import size_text
 from protocol.pipeline.pipelines import TRAINING_PER_FORWARD, Estimate, replicas_of
-from protocol.pipeline.question import BOUNDARY_CODECS, Question, effort_for, rules_of, workload_of
+from protocol.pipeline.question import (
+    BOUNDARY_CODECS,
+    PlanQuestion,
+    effort_for,
+    rules_of,
+    workload_of,
+)
 from protocol.pipeline.tables import HOW, link_matrices, parse_links, parse_peers
 from protocol.pipeline.what_if import (
     LEAST_HELP,
@@ -107,7 +113,9 @@ def show_plan(run_toml: Path, peers: Path, links: Path | None, options: PlanOpti
     _print(_judgement(question, answer))
 
 
-def question_of(spec: RunSpec, peers: Path, links: Path | None, options: PlanOptions) -> Question:
+def question_of(
+    spec: RunSpec, peers: Path, links: Path | None, options: PlanOptions
+) -> PlanQuestion:
     """What is asked for by a run spec, tables and options."""
     pipeline, workload = spec.pipeline, workload_of(spec, options.sequences)
     codec = pipeline.codec if options.codec is None else options.codec
@@ -123,7 +131,7 @@ def question_of(spec: RunSpec, peers: Path, links: Path | None, options: PlanOpt
     if visited is None:  # those of the run spec, where its stages are the ones that are planned for
         own = stages == pipeline.stages
         visited = pipeline.num_visited if own else max(2, visited_of(stages))
-    return Question(
+    return PlanQuestion(
         offers,
         *link_matrices(offers, lines),
         workload,
@@ -142,7 +150,7 @@ def _print(lines: Iterator[str] | list[str]) -> None:
 
 
 def _first(
-    question: Question, verdict: RunEstimate, others: Mapping[str, RunEstimate]
+    question: PlanQuestion, verdict: RunEstimate, others: Mapping[str, RunEstimate]
 ) -> Iterator[str]:
     """How long, for what money, which way, known how."""
     number = len(question.offers)
@@ -176,7 +184,7 @@ def _first(
             yield "A model this small keeps no card busy: it takes longer, maybe many times."
 
 
-def _head(question: Question, answer: Answer) -> Iterator[str]:
+def _head(question: PlanQuestion, answer: Answer) -> Iterator[str]:
     workload, chosen = question.workload, answer.skippipe
     number = chosen.problem.microbatches
     yield (
@@ -192,7 +200,7 @@ def _head(question: Question, answer: Answer) -> Iterator[str]:
         )
 
 
-def _judgement(question: Question, answer: Answer) -> Iterator[str]:
+def _judgement(question: PlanQuestion, answer: Answer) -> Iterator[str]:
     chosen = answer.skippipe
     if chosen.lower_bound_us is not None:
         yield f"SkipPipe's lower bound: {chosen.lower_bound_us / 1e6:.2f} s per iteration"
@@ -209,7 +217,7 @@ def _judgement(question: Question, answer: Answer) -> Iterator[str]:
     yield f"Plan: {chosen.planned.plan.digest(chosen.problem)}"
 
 
-def _way(question: Question, way: str) -> str:
+def _way(question: PlanQuestion, way: str) -> str:
     if len(question.offers) == 1:
         return "one that trains alone"
     visited = f" ({question.visited} of {question.stages} visited)"
@@ -232,7 +240,7 @@ def _named(names: list[str]) -> str:
 
 
 # --- tables ---------------------------------------------------------------------------------------
-def _of_replicas(question: Question, estimate: Estimate) -> Table:
+def _of_replicas(question: PlanQuestion, estimate: Estimate) -> Table:
     """What each machine does, where no pipeline was planned."""
     table = Table("peer", "location", "speed by", "tokens/s", "busy", "MB/h sent", "dollars/h")
     for offer in question.offers:
@@ -281,7 +289,7 @@ def _working(answer: Answer) -> Table:
     return table
 
 
-def _machines(question: Question, answer: Answer) -> Table:
+def _machines(question: PlanQuestion, answer: Answer) -> Table:
     table = Table("peer", "location", "full: stage", "busy", "SkipPipe: stage", "busy", "sends")
     for machine, offer in enumerate(question.offers):
         cells: list[str] = []

@@ -60,7 +60,7 @@ from .problem import THOUSAND, US_PER_S, Problem
 from .question import (
     CannotPlan,
     Effort,
-    Question,
+    PlanQuestion,
     effort_for,
     microbatches_of,
     numbers_of_data_peers,
@@ -108,7 +108,7 @@ def state_fits(offers: Sequence[MachineOffer], state_bytes: int) -> bool | None:
     return True if len(known) == len(offers) else None
 
 
-def replicas_of(question: Question) -> dict[str, Estimate]:
+def replicas_of(question: PlanQuestion) -> dict[str, Estimate]:
     """What these machines would do as replicas, for one microbatch each if none are asked for."""
     offers, workload, number = question.offers, question.workload, len(question.offers)
     step_us = [workload.batch_microbatches * o.compute_us * TRAINING_PER_FORWARD for o in offers]
@@ -134,7 +134,7 @@ def replicas_of(question: Question) -> dict[str, Estimate]:
 
 
 def _of_rounds(
-    question: Question,
+    question: PlanQuestion,
     rounds: Sequence[tuple[float, float]],
     sent_bytes: float,
     shares: Sequence[float],
@@ -390,16 +390,12 @@ class Pipeline:
         return self.iterations[0].planned
 
 
-def full_pipeline(question: Question) -> Pipeline:
-    """The best that is found when nothing is skipped.
-
-    Raises:
-        CannotPlan
-    """
+def full_pipeline(question: PlanQuestion) -> Pipeline:
+    """The best that is found when nothing is skipped. Raises CannotPlan."""
     return _put_together(question, [_best(question, question.stages)], bound=False)
 
 
-def skipping_pipeline(question: Question) -> Pipeline:
+def skipping_pipeline(question: PlanQuestion) -> Pipeline:
     """The best that is found when stages are skipped, but for every k-th iteration if so asked.
 
     Raises:
@@ -416,11 +412,7 @@ def skipping_pipeline(question: Question) -> Pipeline:
 
 
 def searched(problem: Problem, effort: Effort, searches: int) -> list[Planned]:
-    """Plans by searches with different seeds, each one mended; the best first.
-
-    Raises:
-        NoPlan
-    """
+    """Plans by searches with different seeds, each one mended; the best first. Raises NoPlan."""
     first = effort.budget.seed
     budgets = [replace(effort.budget, seed=first + more) for more in range(searches)]
     found = [plan(problem, budget) for budget in budgets]
@@ -428,7 +420,7 @@ def searched(problem: Problem, effort: Effort, searches: int) -> list[Planned]:
     return sorted(ends, key=lambda each: each.makespan_us)
 
 
-def _best(question: Question, visited: int) -> PricedIteration:
+def _best(question: PlanQuestion, visited: int) -> PricedIteration:
     """The best plan with each number of data peers that is tried."""
     effort = effort_for(len(question.offers), question.budget)
     sizes = list(numbers_of_data_peers(question, visited))[: effort.numbers]
@@ -449,7 +441,7 @@ def _best(question: Question, visited: int) -> PricedIteration:
     return min(found, key=lambda each: each.planned.makespan_us)
 
 
-def _unskipped(question: Question, usual: PricedIteration) -> PricedIteration:
+def _unskipped(question: PlanQuestion, usual: PricedIteration) -> PricedIteration:
     """An iteration of the same machines on the same stages, with as many microbatches of each."""
     problem = replace(usual.problem, visited=question.stages)
     stages, paths = usual.planned.plan.stages, usual.planned.plan.paths
@@ -472,7 +464,7 @@ def _simulated(problem: Problem, planned: Planned, next_us: int = 0) -> PricedIt
 
 
 def _put_together(
-    question: Question, iterations: Sequence[PricedIteration], *, bound: bool = True
+    question: PlanQuestion, iterations: Sequence[PricedIteration], *, bound: bool = True
 ) -> Pipeline:
     usual = iterations[0]
     outcome = Simulator(usual.problem).run(usual.jobs)
@@ -489,7 +481,7 @@ def _mean(weighted: Sequence[tuple[int, int]]) -> int:
     return sum(value * times for value, times in weighted) // sum(times for _, times in weighted)
 
 
-def _estimate(question: Question, iterations: Sequence[PricedIteration]) -> Estimate:
+def _estimate(question: PlanQuestion, iterations: Sequence[PricedIteration]) -> Estimate:
     """What the iterations amount to, each as often as it comes."""
     names = [offer.name for offer in question.offers]
     total_s = sum(i.planned.makespan_us * i.times for i in iterations) / US_PER_S

@@ -289,21 +289,13 @@ def plan_paths(
     budget: SearchBudget | None = None,
     order: Order = Order.ARRIVAL,
 ) -> Planned:
-    """Plan the paths alone, for a given arrangement and given quotas.
-
-    Raises:
-        NoPlan
-    """
+    """Plan the paths alone, for a given arrangement and given quotas. Raises NoPlan."""
     search = Search(problem, budget or SearchBudget(), order)
     return search.improve(search.start(stages, quotas), OF_PATHS)
 
 
 def plan(problem: Problem, budget: SearchBudget | None = None) -> Planned:
-    """Plan arrangement, quotas and paths together.
-
-    Raises:
-        NoPlan
-    """
+    """Plan arrangement, quotas and paths together. Raises NoPlan."""
     search = Search(problem, budget or SearchBudget(), Order.ARRIVAL)
     return search.improve(_best_start(search), OF_ALL)
 
@@ -441,11 +433,7 @@ class Search(_Pricing):
         return draft
 
     def improve(self, draft: PlanDraft, choice: Sequence[Move]) -> Planned:
-        """Search from this draft on, until the budget is used up.
-
-        Raises:
-            NoPlan: it never ends.
-        """
+        """Search from this draft on, until the budget is used up. Raises NoPlan: it never ends."""
         now = self.price(draft)
         if now is None:
             raise NoPlan("paths wait for each other's slots; give machines more slots")

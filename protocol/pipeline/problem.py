@@ -134,11 +134,7 @@ class Problem:
     queued_links: bool = False
 
     def __post_init__(self) -> None:
-        """Check that it is a problem at all.
-
-        Raises:
-            LocalProtocolError
-        """
+        """Check that it is a problem at all. Raises LocalProtocolError."""
         number = len(self.peers)
         checks = (
             (2 <= len(self.stage_sizes) <= MAX_STAGES, "a pipeline has two stages or more"),

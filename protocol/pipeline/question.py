@@ -189,7 +189,7 @@ class CannotPlan(LocoError):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PlanQuestion:
     """What to plan for.
 
     Attributes:
@@ -234,12 +234,8 @@ def rules_of(pipeline: PipelineSection) -> PathRules:
     )
 
 
-def check(question: Question) -> None:
-    """Refuse what no machines can do, and what these cannot.
-
-    Raises:
-        CannotPlan
-    """
+def check(question: PlanQuestion) -> None:
+    """Refuse what no machines can do, and what these cannot. Raises CannotPlan."""
     machines, stages, layers = len(question.offers), question.stages, question.workload.num_layers
     if layers < 2:
         raise CannotPlan(f"a model of {layers} layer cannot be cut into stages")
@@ -265,7 +261,7 @@ def check(question: Question) -> None:
     _check_memory(question)
 
 
-def _check_memory(question: Question) -> None:
+def _check_memory(question: PlanQuestion) -> None:
     if len(question.too_small) == len(question.offers):
         needed, most = (
             f"{size / GB:.1f} GB"
@@ -280,7 +276,7 @@ def _check_memory(question: Question) -> None:
         )
 
 
-def numbers_of_data_peers(question: Question, visited: int) -> Iterator[int]:
+def numbers_of_data_peers(question: PlanQuestion, visited: int) -> Iterator[int]:
     """How many machines could hold the data; first the most of which each has relays of its own."""
     likely = _likely_data_peers(question, visited)
     near = sorted((likely - 1, likely, likely + 1), key=lambda n: (abs(n - likely), n))
@@ -288,19 +284,19 @@ def numbers_of_data_peers(question: Question, visited: int) -> Iterator[int]:
     yield from sorted(fitting, key=lambda number: number * visited > len(question.offers))
 
 
-def _likely_data_peers(question: Question, visited: int) -> int:
+def _likely_data_peers(question: PlanQuestion, visited: int) -> int:
     machines = len(question.offers)
     return min(max(1, round(machines / visited)), machines - (question.stages - 1))
 
 
-def microbatches_of(question: Question, visited: int) -> int:
+def microbatches_of(question: PlanQuestion, visited: int) -> int:
     """The microbatches of an iteration: as asked for, or two waves of the likely data peers."""
     slots = sorted((offer.slots for offer in question.offers), reverse=True)
     two_waves = 2 * sum(slots[: _likely_data_peers(question, visited)])
     return question.microbatches or min(two_waves, MOST_BY_DEFAULT)
 
 
-def problem_of(question: Question, visited: int, data_peers: int, microbatches: int) -> Problem:
+def problem_of(question: PlanQuestion, visited: int, data_peers: int, microbatches: int) -> Problem:
     """The problem with this number of data peers, and the relays shared out evenly."""
     relays = question.stages - 1
     share, rest = divmod(len(question.offers) - data_peers, relays)

@@ -287,11 +287,7 @@ def parse_peers(
 def parse_links(
     text: str, offers: Sequence[MachineOffer], name: str = "links"
 ) -> dict[tuple[str, str], RegionLink]:
-    """Read the table of links.
-
-    Raises:
-        BadTable
-    """
+    """Read the table of links. Raises BadTable."""
     names = {offer.name for offer in offers}
     links: dict[tuple[str, str], RegionLink] = {}
     for where, row in _rows(text, name, LINK_COLUMNS, ()):

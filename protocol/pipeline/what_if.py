@@ -52,7 +52,7 @@ from .pipelines import (
 )
 from .planner import mended
 from .problem import THOUSAND, US_PER_S, Problem
-from .question import BOUNDARY_CODECS, Effort, Question, check, effort_for
+from .question import BOUNDARY_CODECS, Effort, PlanQuestion, check, effort_for
 from .simulator import Order, Plan, Simulator, jobs_of
 from .tables import MachineOffer
 
@@ -92,7 +92,7 @@ class _Change(NamedTuple):
     plan: Plan
 
 
-def what_helps(question: Question, now: Pipeline) -> Help:
+def what_helps(question: PlanQuestion, now: Pipeline) -> Help:
     """Judge every change."""
     effort = effort_for(len(question.offers), question.budget)
     unchanged = _Change("nothing", now.problem, now.planned.plan)
@@ -107,7 +107,7 @@ def what_helps(question: Question, now: Pipeline) -> Help:
     return Help(tuple(sorted(told, key=lambda gain: gain.share)), noise)
 
 
-def _best_places(question: Question, now: Pipeline, effort: Effort) -> list[_Change]:
+def _best_places(question: PlanQuestion, now: Pipeline, effort: Effort) -> list[_Change]:
     """One more machine on each stage, at the place that a brief mending likes best."""
     best: dict[int, tuple[int, _Change]] = {}
     for stage, model in _places(question, now)[: effort.places]:
@@ -133,7 +133,7 @@ def _anew_us(problem: Problem, effort: Effort) -> int:
         return NEVER_US
 
 
-def _changes(question: Question, now: Pipeline) -> Iterator[_Change]:
+def _changes(question: PlanQuestion, now: Pipeline) -> Iterator[_Change]:
     """Changes of the machines that are there."""
     problem, plan, one = now.problem, now.planned.plan, now.bottleneck.machine
     work, name = problem.work, problem.peers[one].name
@@ -157,7 +157,7 @@ def _faster_lines(problem: Problem, machine: int) -> Problem:
     return replace(problem, bytes_per_s=rates)
 
 
-def _places(question: Question, now: Pipeline) -> list[tuple[int, int]]:
+def _places(question: PlanQuestion, now: Pipeline) -> list[tuple[int, int]]:
     """Stages, and machines to add a twin of: busy stages and central places first."""
     problem = now.problem
     fastest: dict[str, int] = {}
@@ -186,7 +186,7 @@ def _busiest_stages(now: Pipeline) -> list[int]:
     return sorted(range(len(sizes)), key=lambda stage: (-worked[stage] / sizes[stage], stage))
 
 
-def _one_more(question: Question, now: Pipeline, stage: int, model: int) -> _Change:
+def _one_more(question: PlanQuestion, now: Pipeline, stage: int, model: int) -> _Change:
     problem, plan, offer = now.problem, now.planned.plan, question.offers[model]
     what = f"relay for stage {stage}" if stage else "machine for the data (stage 0)"
     words = f"{_ordinal(problem.stage_sizes[stage])} {what}, in {offer.location} like {offer.name}"
@@ -237,19 +237,19 @@ class RunEstimate:
     tokens_per_s: float
 
 
-def needs_pipeline(question: Question) -> bool:
+def needs_pipeline(question: PlanQuestion) -> bool:
     """Whether a machine is known to be too small for the whole model."""
     return state_fits(question.offers, question.workload.state_bytes) is False
 
 
-def too_small_for_the_whole(question: Question) -> tuple[MachineOffer, ...]:
+def too_small_for_the_whole(question: PlanQuestion) -> tuple[MachineOffer, ...]:
     """Machines that are known to lack the memory for the whole model's state."""
     needed = question.workload.state_bytes
     return tuple(o for o in question.offers if o.memory_bytes and o.memory_bytes < needed)
 
 
 def verdict_of(
-    question: Question, way: str, estimate: Estimate, tokens_per_peer: int, data_peers: int
+    question: PlanQuestion, way: str, estimate: Estimate, tokens_per_peer: int, data_peers: int
 ) -> RunEstimate:
     """How long the run takes this way, and what it costs."""
     tokens = tokens_per_peer * data_peers
@@ -347,12 +347,8 @@ class Answer:
         }
 
 
-def what_if(question: Question) -> Answer:
-    """Plan, price and compare.
-
-    Raises:
-        CannotPlan
-    """
+def what_if(question: PlanQuestion) -> Answer:
+    """Plan, price and compare. Raises CannotPlan."""
     check(question)
     skippipe = skipping_pipeline(question)
     same = replace(question, microbatches=skippipe.problem.microbatches)

@@ -198,11 +198,7 @@ class Amendment:
 
     @classmethod
     def read(cls, data: bytes, run_id: str, founder: bytes) -> Self:
-        """An amendment of this run, its signature checked.
-
-        Raises:
-            RemoteProtocolError
-        """
+        """An amendment of this run, its signature checked. Raises RemoteProtocolError."""
         fields, body, signature = opened(data)
         match fields:
             case ["amendment", str(run), int(version), int(from_round), list(pairs), bytes(key)]:

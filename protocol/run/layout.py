@@ -59,11 +59,7 @@ class Layout:
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, Sequence[int]]) -> "Layout":
-        """Lay out these tensors.
-
-        Raises:
-            ValueError: no tensor, or one without values.
-        """
+        """Lay out these tensors. Raises ValueError: no tensor, or one without values."""
         entries = []
         offset = 0
         for name in sorted(shapes):

@@ -386,11 +386,7 @@ def parse_toml(text: str, *, beside: RunSpec | None = None) -> RunSpec:
 
 
 def parse_bytes(data: bytes) -> RunSpec:
-    """Read canonical bytes as they travel; refuses what is not canonical.
-
-    Raises:
-        InvalidRunSpec
-    """
+    """Read canonical bytes as they travel; refuses what is not canonical. Raises InvalidRunSpec."""
     if len(data) > MAX_SPEC_BYTES:
         raise InvalidRunSpec(f"run spec of {len(data)} bytes; at most {MAX_SPEC_BYTES} are allowed")
     try:
