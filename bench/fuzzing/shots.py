@@ -54,8 +54,8 @@ OF_PAIRS: Final = (
     messages.Received,
     messages.Join,
     messages.Piece,
-    messages.Settle,
-    messages.Settled,
+    messages.AskSettled,
+    messages.SettledReply,
 )
 CONVERSATIONS: Final = (HELLO, GOSSIP, CONTENT, FRAGMENT, STAGE, REACH, CONTENT)
 PART_ADAPTED: Final = 0.7

@@ -265,7 +265,7 @@ async def _joining(busy: Trace | None) -> Trace:
     trace = Trace()
     ends = Ends(trace)
     wrapped = {
-        "peer.content.fetching.Fetcher.chunks": ends.first,
+        "peer.content.fetching.Fetcher.request": ends.first,
         "peer.content.gathering.digest_of": ends.last,
     }
     with tempfile.TemporaryDirectory() as folder:

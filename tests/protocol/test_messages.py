@@ -30,7 +30,7 @@ from protocol.wire.fields import MAX_SENTENCE_CHARS, Message
 from protocol.wire.fragment_messages import (
     ChunkResult,
     ChunkStamp,
-    ChunkState,
+    ChunkStateReply,
     Contribution,
     Doubt,
     FragmentSettled,
@@ -50,6 +50,7 @@ from protocol.wire.messages import (
     Accept,
     AliveReply,
     AskAlive,
+    AskSettled,
     Beat,
     Blocks,
     Free,
@@ -64,9 +65,8 @@ from protocol.wire.messages import (
     Received,
     Refusal,
     Seen,
-    Settle,
-    Settled,
     SettledOutcome,
+    SettledReply,
     Statements,
     Vector,
     Whereabouts,
@@ -78,12 +78,12 @@ from protocol.wire.messages import (
 from protocol.wire.stage_messages import (
     Announcement,
     Boundary,
+    BoundaryKept,
     Credit,
     GetLinks,
     GetSnapshot,
     Halt,
     Halted,
-    Kept,
     Leg,
     LinksReply,
     Lost,
@@ -107,7 +107,7 @@ SHORT = bytes(range(16))
 EXCHANGE = "0f1e2d3c4b5a6978" * 2
 PROPOSE = Propose(GROUP, 3, 150, False, DIGEST, "int8", 1, 50, 51200)
 FREE = {"fragment": 0, "round": 1, "step": 70}
-SETTLED = Settled(EXCHANGE, SettledOutcome.AVERAGED)
+SETTLED = SettledReply(EXCHANGE, SettledOutcome.AVERAGED)
 STATE_REPLY = StateReply(3, 190, DIGEST * 2, 1 << 30, 1 << 20, 0, 40, 4096, DIGEST, 0.75)
 STAMP = ChunkStamp(2, 6, 24, SHORT)
 
@@ -149,7 +149,7 @@ EXAMPLES: tuple[Message, ...] = (
     Misread(EXCHANGE),
     Blocks(EXCHANGE),
     Received(EXCHANGE, DIGEST),
-    Settle(EXCHANGE),
+    AskSettled(EXCHANGE),
     SETTLED,
     Join(EXCHANGE),
     Piece(1 << 20),
@@ -181,7 +181,7 @@ EXAMPLES: tuple[Message, ...] = (
     Stamps(1, (STAMP,), (-1,)),
     GetResult(GROUP, 1, 7, 2),
     GetChunkState(GROUP, 1, 2),
-    ChunkState(1, 7, STAMP),
+    ChunkStateReply(1, 7, STAMP),
     GetOpening(GROUP, 1, 7, 2, 3),
     Opening(),
     Doubt(GROUP, 1, 7, PEER),
@@ -189,7 +189,7 @@ EXAMPLES: tuple[Message, ...] = (
     Trip(MICROBATCH, Leg.BACKWARD, Path(("a", "b"), (2, 1), "cd" * 16), 1, 1, 2),
     Credit(0.25),
     Boundary(2.5),
-    Kept(),
+    BoundaryKept(),
     Announcement(4),
     Noted(5),
     Lost(MICROBATCH, 1, "b", True),
@@ -326,7 +326,7 @@ def test_an_unknown_extra_field_is_ignored(message: Message) -> None:
         (PROPOSE, "group", "ab" * 33),
         (Received(EXCHANGE, DIGEST), "exchange", 3),
         (Received(EXCHANGE, DIGEST), "exchange", "ab" * 8),
-        (Settle(EXCHANGE), "exchange", None),
+        (AskSettled(EXCHANGE), "exchange", None),
         (Join(EXCHANGE), "exchange", "AB" * 16),
         (EXAMPLES[4], "free", [{"fragment": 0, "round": -1, "step": 0}]),
         (EXAMPLES[4], "free", [{"fragment": 0, "round": 1, "step": None}]),

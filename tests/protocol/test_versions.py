@@ -12,7 +12,7 @@ def test_what_we_speak_can_be_said_and_is_complete() -> None:
     hello = Hello("loco-peer 0.1.0", versions.SPOKEN, None, 1, (), 0.0, "starting", 0, None)
     assert decode_message(encode_message(hello)) == hello
     assert versions.missing(versions.SPOKEN, versions.SPOKEN) == ()
-    ids = {versions.protocol_id(short) for short in versions.SPOKEN}
+    ids = {f"/loco/{short}" for short in versions.SPOKEN}
     assert ids == {
         versions.HELLO,
         versions.GOSSIP,
