@@ -6,8 +6,8 @@ from typing import Any
 
 import trio
 
-from peer.observe.amendment_lines import amendment_lines
 from peer.observe.control import REPLY_TIMEOUT_S
+from peer.observe.status import amendment_lines
 from peer.options.config import ConfigError
 from protocol.errors import InvalidRunSpec
 from protocol.run.amendments import MODE, values_of

@@ -28,6 +28,7 @@ from typing import Final, Protocol
 
 import trio
 
+from peer.daemon.comparison import MeasureLoss, Witnesses
 from peer.facts import Facts, HeldPart, PeerState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
@@ -47,7 +48,6 @@ from protocol.state_sample import LEAST_WITNESSES
 from .checkpointing import GoOn
 from .comparison import Comparison
 from .sources import Sources
-from .witnesses import MeasureLoss, Witnesses
 
 # --- fetch progress -------------------------------------------------------------------------------
 

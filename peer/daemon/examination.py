@@ -18,6 +18,7 @@ import numpy as np
 import trio
 
 from peer.corpus.fetcher import Asker, asking
+from peer.daemon.joining import resolve_bootstrap
 from peer.network.conversation import Conversation
 from peer.network.identity import load_or_create
 from peer.network.libp2p import open_libp2p_network
@@ -44,7 +45,6 @@ from protocol.wire.messages import Hello, Leaving, PeerList, Seen, Whereabouts
 from protocol.wire.versions import HELLO, REACH, SPOKEN
 
 from .link import FROM_LINK
-from .resolve import resolve_bootstrap
 
 MEET_S: Final = 20.0
 SEEN_S: Final = 40.0

@@ -15,8 +15,8 @@ from swarm_worlds import outcomes, simulated, start, toy_spec
 
 from peer.daemon import beginning
 from peer.daemon.beginning import NOTHING_TRAINED, Arrival, Fetched, FirstState, Fresh
+from peer.daemon.comparison import Witnesses, cannot_tell
 from peer.daemon.provision import Supplies
-from peer.daemon.witnesses import Witnesses, cannot_tell
 from peer.facts import Facts, HeldPart, PartShape
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog

@@ -8,7 +8,7 @@ import numpy as np
 import trio
 from trio.testing import MockClock
 
-from peer.daemon.outer_source import OuterSource
+from peer.daemon.group import OuterSource
 from peer.facts import Facts
 from peer.state.state_file import copy_state, seal_state
 

@@ -9,8 +9,8 @@ import numpy as np
 import trio
 
 from peer.daemon.beginning import Arrival, FirstState, Fresh
+from peer.daemon.comparison import Witnesses, cannot_tell
 from peer.daemon.provision import Rebuilt
-from peer.daemon.witnesses import Witnesses, cannot_tell
 from peer.facts import Facts, HeldPart, PartShape
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
