@@ -14,7 +14,8 @@ from peer.network.pacing import NO_LIMITS, Pacing
 from peer.network.wrapped import PacedNetwork
 from peer.ports import Network, PeerId, Stream
 from peer.ports.real import RealEntropy
-from protocol.wire.messages import Beat, Chunk
+from protocol.wire.messages import Beat
+from protocol.wire.state_messages import Chunk
 from protocol.wire.versions import HELLO
 
 from .children import Answer, answer_parent

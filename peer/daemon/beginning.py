@@ -228,7 +228,7 @@ class FirstState:
         round: of the last outer step in it; -1 before the first.
         step: the nominal step.
         epoch, position: where the data stands (protocol/schedule/data_plan.py).
-        debt: of our rounds (protocol/schedule/own_rounds.py).
+        debt: of our rounds (protocol/schedule/rounds.py).
         over: the run was over.
         go_on: what the trainer goes on from; None begins with the slow weights alone.
     """

@@ -53,7 +53,7 @@ from peer.corpus.store import PieceStore
 from peer.facts import CheckpointOutcome, Facts, HeldPart
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.options.corpus_size import least_corpus_bytes
+from peer.options.needs_told import least_corpus_bytes
 from peer.ports import Work
 from peer.rounds.way import TrainerLine, Way
 from peer.state.checkpoints import TRAINER_FILE, Checkpoint, CheckpointStore, Manifest, write_outer

@@ -16,7 +16,7 @@ Rules
 Other peers that a joiner holds a state against.
 
 It asks some for samples of their weights (protocol/state_sample.py), and reads in their beats what
-losses they have (protocol/state_loss.py). What follows from them is decided in comparison.py.
+losses they have (protocol/state_sample.py). What follows from them is decided in comparison.py.
 """
 
 from collections import defaultdict
@@ -36,7 +36,6 @@ from protocol.errors import LocoError, RemoteProtocolError
 from protocol.membership.heeded import heeded
 from protocol.membership.records import Sign
 from protocol.membership.view import Member, View
-from protocol.state_loss import LEAST_TOLD, is_worse
 from protocol.state_sample import (
     BLOCK_VALUES,
     LEAST_BLOCKS,
@@ -44,6 +43,7 @@ from protocol.state_sample import (
     NUM_WITNESSES,
     SEED_BYTES,
     block_starts,
+    is_worse,
 )
 
 # --- witnesses ------------------------------------------------------------------------------------
@@ -200,7 +200,9 @@ class Comparison:
             raise RemoteProtocolError(
                 f"the state of {leader} is unlike those of {witnesses.num_samples} others"
             )
-        known = [each.losses for each in self._by_source.values() if len(each.losses) >= LEAST_TOLD]
+        known = [
+            each.losses for each in self._by_source.values() if len(each.losses) >= LEAST_WITNESSES
+        ]
         if not known or (loss := await self._measure()) is None:
             return
         for told in known:

@@ -22,7 +22,7 @@ from protocol.admission.statements import Verdict
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.membership.group import Group
 from protocol.membership.view import View
-from protocol.run.stages import part_of_stage
+from protocol.run.layout import part_of_stage
 
 from .peer import Peer
 from .report import Report, join_address

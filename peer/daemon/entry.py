@@ -44,9 +44,9 @@ from protocol.membership.returning import Course, choose_course
 from protocol.membership.view import Roster
 from protocol.outcomes import RefusalReason
 from protocol.run.assignment import needed_stage, newcomers_stage
+from protocol.run.layout import part_of_stage, stage_of_part
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
-from protocol.run.stages import part_of_stage, stage_of_part
 from protocol.schedule.rounds import is_lost, lost_lag
 
 from .beginning import Arrival, Beginning, Fetched, FirstState

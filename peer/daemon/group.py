@@ -34,8 +34,8 @@ from protocol.membership.records import (
     record_keys,
 )
 from protocol.membership.view import Member, Roster, View
+from protocol.run.layout import DATA_STAGE, stage_of_part
 from protocol.run.run_spec import RunSpec
-from protocol.run.stages import DATA_STAGE, stage_of_part
 from protocol.schedule.data_plan import DataPlan
 
 from .peer_parts import PeerParts

@@ -21,7 +21,7 @@ from peer.network.dial_errors import BACKOFF, cure_of, mismatch_sentence
 from peer.network.tls_probe import read_peer_id
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.options.addresses import parse_host_port
+from peer.options.values import parse_host_port
 from peer.ports import Address, PeerId
 from peer.state.pins import PassingPins, Pins
 from protocol.address.multiaddr import split_peer_id

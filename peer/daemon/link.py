@@ -14,15 +14,7 @@ from peer.ports import PeerId
 from protocol.limits import LINK_MESSAGES_PER_S, MAX_FRAGMENTS_FREE
 from protocol.membership.paces import Allowance
 from protocol.membership.view import Progress
-from protocol.wire.messages import (
-    AliveReply,
-    AskAlive,
-    Beat,
-    Free,
-    Leaving,
-    PeerList,
-    Statements,
-)
+from protocol.wire.messages import AliveReply, AskAlive, Beat, Free, Leaving, PeerList, Statements
 
 Outgoing = Beat | PeerList | Statements | AskAlive | AliveReply
 FromLink = Outgoing | Leaving

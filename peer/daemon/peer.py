@@ -31,9 +31,9 @@ from peer.training.warm import warmed_up
 from protocol.membership.group import Group
 from protocol.membership.view import View
 from protocol.run.amendments import AmendedSpec
+from protocol.run.layout import stage_of_part
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
-from protocol.run.stages import stage_of_part
 
 from .beginning import Arrival, Beginning
 from .checkpointing import Checkpointing, NoCheckpoints, check_room, checkpointing_of

@@ -22,8 +22,8 @@ from peer.training.schedule import learning_rate
 from protocol.membership.dial_back import Reach
 from protocol.membership.group import WHOLE_MODEL, Group
 from protocol.membership.view import TRAINING, Member, Roster, View
-from protocol.run.stages import DATA_STAGE, part_of_stage, stage_of_part
-from protocol.schedule.pace import RunPace
+from protocol.run.layout import DATA_STAGE, part_of_stage, stage_of_part
+from protocol.schedule.rounds import RunPace
 
 # --- the address to join by -----------------------------------------------------------------------
 

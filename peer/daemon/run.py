@@ -27,11 +27,11 @@ from peer.observe.endpoint import serve_metrics
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.log_file import LineFile
-from peer.options.addresses import HostPort
 from peer.options.config import ConfigError, Origin, PeerConfig
 from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import say_needs
 from peer.options.run_options import check_options
+from peer.options.values import HostPort
 from peer.ports import PeerId
 from peer.ports.real import RealEntropy, RealWork
 from peer.process.rejoin import JoinAgain

@@ -29,8 +29,8 @@ from protocol.microbatch.core import Counted
 from protocol.outcomes import AuditOutcome, RefusalReason, SkipReason
 from protocol.routing.vectors import LinkTimes, WorkTimes
 from protocol.run.amendments import AmendedSpec
+from protocol.run.layout import stage_of_part
 from protocol.run.run_spec import RunSpec
-from protocol.run.stages import stage_of_part
 
 RECENT_ROUNDS: Final = 50
 """Rounds whose outcomes are kept, to tell the present share of those that were averaged."""

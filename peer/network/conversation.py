@@ -28,6 +28,7 @@ from peer.ports import Stream
 from protocol.errors import LocalProtocolError, Refused, RemoteProtocolError, StreamLost
 from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES, SEND_STALL_S
 from protocol.outcomes import RefusalReason
+from protocol.wire.fields import Message
 from protocol.wire.frames import (
     FrameEnd,
     FrameReader,
@@ -36,14 +37,7 @@ from protocol.wire.frames import (
     PayloadChunk,
     encode_frame,
 )
-from protocol.wire.messages import (
-    Message,
-    Refusal,
-    decode_message,
-    encode_message,
-    max_payload_bytes,
-    printable_sentence,
-)
+from protocol.wire.messages import Refusal, decode_message, encode_message, printable_sentence
 
 WRITE_BYTES: Final = 256 * 1024
 READ_BYTES: Final = 64 * 1024
@@ -162,7 +156,7 @@ class Conversation:
             StreamLost: the stream broke (StreamStalled: nothing was taken for `stall_s`).
         """
         view = memoryview(b"" if payload is None else payload).cast("B")
-        if len(view) > max_payload_bytes(type(message)):
+        if len(view) > message.max_payload_bytes:
             raise LocalProtocolError(f"{len(view)} bytes of payload for {type(message).__name__}")
         frame = encode_frame(encode_message(message), len(view))
         async with self._send_lock:
@@ -225,7 +219,7 @@ class Conversation:
             message = decode_message(start.header)
             self._check_expected(message, start.payload_bytes, expected, options)
             into = options.get("into")
-            if "place" in options and max_payload_bytes(type(message)):
+            if "place" in options and message.max_payload_bytes:
                 into = options["place"](message, start.payload_bytes)
             payload = await self._read_payload(start.payload_bytes, into, options)
             self._cut_off_receiving = False
@@ -246,7 +240,7 @@ class Conversation:
         options: ReceiveOptions,
     ) -> None:
         kind = type(message)
-        if payload_bytes > min(max_payload_bytes(kind), self._limit_bytes(options)):
+        if payload_bytes > min(kind.max_payload_bytes, self._limit_bytes(options)):
             raise RemoteProtocolError(f"{kind.__name__} came with {payload_bytes} bytes of payload")
         if kind is Refusal or not expected:
             return
@@ -254,7 +248,7 @@ class Conversation:
             names = " or ".join(kind.__name__ for kind in expected)
             raise RemoteProtocolError(f"expected {names}, got {kind.__name__}")
         into = options.get("into")
-        if into is not None and max_payload_bytes(kind) and payload_bytes != into.nbytes:
+        if into is not None and kind.max_payload_bytes and payload_bytes != into.nbytes:
             raise RemoteProtocolError(
                 f"{kind.__name__} came with {payload_bytes} bytes of payload, not {into.nbytes}"
             )

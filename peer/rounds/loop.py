@@ -15,10 +15,10 @@ What it promises:
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from typing import Final
 
 import trio
+from msgspec.structs import replace
 
 from peer.facts import Facts, PeerState
 from peer.observe.event_names import EventName
@@ -52,8 +52,7 @@ from protocol.microbatch.trainer_messages import (
     Waiting,
 )
 from protocol.run.amendments import AmendedSpec
-from protocol.schedule.own_rounds import RoundPlan
-from protocol.schedule.rounds import is_lost, middle
+from protocol.schedule.rounds import RoundPlan, is_lost, middle
 
 from .checkpoints import Checkpoints
 from .microbatches import Microbatches

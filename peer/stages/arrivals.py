@@ -29,14 +29,15 @@ import trio
 from peer.network.conversation import Conversation, StreamStalled
 from peer.ports import Work
 from peer.rounds.way import TrainerLine
-from peer.training.stages.ring import BoundaryRing
+from peer.training.ring import BoundaryRing
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.microbatch import trainer_messages as told
 from protocol.microbatch.sizes import BoundarySizes, SizeVerdict
 from protocol.microbatch.trainer_messages import StageCommand
 from protocol.outcomes import RefusalReason
 from protocol.schedule.deadline import ObservedDeadline
-from protocol.wire.messages import Boundary, Credit, Refusal
+from protocol.wire.messages import Refusal
+from protocol.wire.stage_messages import Boundary, Credit
 
 from .transfers import ANSWER_S
 

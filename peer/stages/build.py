@@ -1,12 +1,12 @@
 """The exchange of a peer that holds a stage, put together from its parts."""
 
-from peer.training.stages.ring import MIN_SLOTS, SLOTS
+from peer.training.ring import MIN_SLOTS, SLOTS
 from protocol.microbatch.core import StageCore
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
 from protocol.routing.routers import PlannedRouter, plan_of, router_of, terms_of
 from protocol.run.amendments import AmendedSpec
-from protocol.run.stages import DATA_STAGE
+from protocol.run.layout import DATA_STAGE
 
 from .company import StageCompany
 from .exchange import PATIENCE_S, StageExchange, Surroundings

@@ -17,7 +17,7 @@ from protocol.membership.group import Group
 from protocol.membership.view import Member, Roster, View, relayed_last
 from protocol.microbatch.paths import Relays
 from protocol.run.assignment import Balance
-from protocol.run.stages import DATA_STAGE, part_of_stage
+from protocol.run.layout import DATA_STAGE, part_of_stage
 
 # --- company --------------------------------------------------------------------------------------
 

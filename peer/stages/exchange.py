@@ -25,7 +25,7 @@ from peer.observe.events import Events
 from peer.ports import Network, PeerId, Stream, Work
 from peer.process.bell import Bell
 from peer.rounds.way import TrainerLine
-from peer.training.stages.ring import RING_PER_SLOT
+from peer.training.ring import RING_PER_SLOT
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.membership.group import other_group_sentence
 from protocol.membership.records import Sign
@@ -47,8 +47,9 @@ from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trainer_messages import StageCommand, StageEvent
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
-from protocol.run.stages import DATA_STAGE
-from protocol.wire.messages import GetLinks, GetSnapshot, Halt, Kept, Lost, Offer, Refusal
+from protocol.run.layout import DATA_STAGE
+from protocol.wire.messages import Refusal
+from protocol.wire.stage_messages import GetLinks, GetSnapshot, Halt, Kept, Lost, Offer
 from protocol.wire.versions import STAGE
 
 from .arrivals import Arrivals, Kind, Line, Unusual

@@ -17,7 +17,7 @@ from protocol.microbatch.core import (
     TellPassed,
 )
 from protocol.microbatch.data_peer import DataPeerCore
-from protocol.wire.messages import Announcement, Halted, Lost, Noted, Passed
+from protocol.wire.stage_messages import Announcement, Halted, Lost, Noted, Passed
 
 from .company import StageCompany
 from .notices import halt_message, resume_message

@@ -12,7 +12,8 @@ from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
-from protocol.wire.messages import (
+from protocol.wire.messages import Refusal
+from protocol.wire.stage_messages import (
     Announcement,
     Halt,
     Halted,
@@ -20,7 +21,6 @@ from protocol.wire.messages import (
     Noted,
     Offer,
     Passed,
-    Refusal,
     Resume,
 )
 

@@ -17,7 +17,7 @@ import trio
 from peer.facts import Facts
 from peer.network.conversation import Conversation
 from peer.ports import Network, PeerId, Work
-from peer.training.stages.ring import SLOTS
+from peer.training.ring import SLOTS
 from protocol.errors import LocoError
 from protocol.limits import MAX_LINK_VECTOR_BYTES, MAX_SNAPSHOT_BYTES
 from protocol.membership.records import Sign
@@ -28,7 +28,7 @@ from protocol.routing.proposals import Proposals, proposer_of
 from protocol.routing.routers import PlannedPaths, PlannedRouter
 from protocol.routing.snapshots import LinkSnapshot, Terms
 from protocol.routing.vectors import decode_vector, encode_vector
-from protocol.wire.messages import GetLinks, GetSnapshot, LinksReply, SnapshotReply
+from protocol.wire.stage_messages import GetLinks, GetSnapshot, LinksReply, SnapshotReply
 from protocol.wire.versions import STAGE
 
 from .company import StageCompany

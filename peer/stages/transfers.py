@@ -37,7 +37,7 @@ from peer.network.pacing import Pacing
 from peer.ports import Network, PeerId
 from protocol.errors import LocoError, Refused, RemoteProtocolError
 from protocol.microbatch.trip import Leg, Microbatch, Trip
-from protocol.wire.messages import Boundary, Credit, Halted, Kept, Noted, Offer
+from protocol.wire.stage_messages import Boundary, Credit, Halted, Kept, Noted, Offer
 from protocol.wire.versions import STAGE
 
 from .notices import Notice

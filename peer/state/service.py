@@ -34,7 +34,7 @@ from protocol.membership.budget import Shares
 from protocol.membership.group import other_group_sentence
 from protocol.outcomes import RefusalReason
 from protocol.run.signed_spec import SignedSpec
-from protocol.wire.messages import (
+from protocol.wire.state_messages import (
     BlobReply,
     Chunk,
     GetBlob,

@@ -5,7 +5,7 @@ returns what is to be done by the streams to other peers and by the trainer: com
 trainer is to do is said in the very messages that it is sent (trainer_messages.py). What is counted
 of microbatches is in status and metrics by the names that it has here.
 
-Slots are those of the memory that daemon and trainer share (peer/training/stages/ring.py); a
+Slots are those of the memory that daemon and trainer share (peer/training/ring.py); a
 *number* is what a microbatch is called between those two.
 """
 

@@ -2,7 +2,7 @@
 
 A *boundary* is what travels between two stages: activations on the way forward, their gradient on
 the way back. It never passes through the socket: it lies in a slot of shared memory
-(peer/training/stages/ring.py), and messages name the slot. A *leg* says which way it travels:
+(peer/training/ring.py), and messages name the slot. A *leg* says which way it travels:
 `forward` or `backward`, or `score`, a forward for validation alone, which relays answer between
 their steps too.
 
@@ -35,13 +35,16 @@ Slots: `Taken(s')` gives an inbound slot back to the daemon, `Release(s)` an out
 trainer. `Waiting` is a sign of life while nothing comes. `m` is a number that only the two know.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from .trip import Leg
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class TrainerMessage(Struct, frozen=True, tag=True, tag_field="kind", forbid_unknown_fields=True):
+    """What daemon and trainer process say to each other, with its name as its kind."""
+
+
+class Deliver(TrainerMessage, frozen=True):
     """A boundary has come; it lies in this inbound slot.
 
     Attributes:
@@ -57,41 +60,35 @@ class Deliver:
     adds: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Drop:
+class Drop(TrainerMessage, frozen=True):
     """Forget this microbatch: it will not come again."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Resend:
+class Resend(TrainerMessage, frozen=True):
     """Produce the activations of this microbatch once more: they were lost, or a relay was."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(TrainerMessage, frozen=True):
     """The iteration is over for this relay: step with the gradients that are there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(TrainerMessage, frozen=True):
     """This outbound slot may be written again."""
 
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
+class Begun(TrainerMessage, frozen=True):
     """The data peer begins an iteration of so many microbatches."""
 
     microbatches: int
 
 
-@dataclass(frozen=True, slots=True)
-class Produced:
+class Produced(TrainerMessage, frozen=True):
     """A boundary lies in this outbound slot.
 
     Attributes:
@@ -104,22 +101,19 @@ class Produced:
     loss: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Returned:
+class Returned(TrainerMessage, frozen=True):
     """The gradient of this microbatch is in; nothing of it is held any more."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(TrainerMessage, frozen=True):
     """This inbound slot may be written again."""
 
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stepped:
+class Stepped(TrainerMessage, frozen=True):
     """The iteration's step is taken, with the gradients of so many microbatches.
 
     Attributes:
@@ -130,8 +124,7 @@ class Stepped:
     clipped: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(TrainerMessage, frozen=True):
     """Nothing has come for a while, and the trainer lives."""
 
 

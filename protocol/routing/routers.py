@@ -16,7 +16,7 @@ the limits of paths forbid it; nor do two relays of a stage.
 
 The plan of a snapshot is the same for all that hold it. Paths are planned for machines that keep
 their stages, each data peer with the microbatches of its own batch; then the plan is mended
-(protocol/pipeline/mending.py). Where the stages cannot be shared out evenly to the last microbatch,
+(protocol/pipeline/planner.py). Where the stages cannot be shared out evenly to the last microbatch,
 a little more is allowed (`stage_slack`), until there is a plan.
 
 Planned paths: those of the newest plan, mended where relays are not there, else random ones.
@@ -34,17 +34,13 @@ from typing import Final
 
 from protocol.errors import LocalProtocolError
 from protocol.microbatch.paths import Path, Relays
-from protocol.pipeline.assignment import NoPlan
-from protocol.pipeline.draws import Draws
-from protocol.pipeline.mending import mended
-from protocol.pipeline.plan import Plan
-from protocol.pipeline.planner import Planned, SearchBudget, plan_paths
-from protocol.pipeline.problem import US_PER_S, PathRules, Problem
+from protocol.pipeline.drafts import NoPlan
+from protocol.pipeline.planner import Planned, SearchBudget, mended, plan_paths
+from protocol.pipeline.problem import US_PER_S, Draws, PathRules, Problem, Stages, within
 from protocol.pipeline.question import rules_of
-from protocol.pipeline.simulator import Order
-from protocol.pipeline.stage_orders import Stages, within
-from protocol.run.codecs import CODECS
+from protocol.pipeline.simulator import Order, Plan
 from protocol.run.run_spec import RunSpec
+from protocol.run.ways import CODECS
 
 from .snapshots import LinkSnapshot, Terms, within_slots
 

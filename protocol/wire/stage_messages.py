@@ -12,34 +12,32 @@
 What is meant by them stands in protocol/microbatch, and in protocol/routing for the last two.
 """
 
-from dataclasses import dataclass
 from typing import Annotated
 
-from protocol.limits import MAX_RELAYS_OF_PATH
+from msgspec import Meta
+
+from protocol.limits import (
+    MAX_ITERATION,
+    MAX_LINK_VECTOR_BYTES,
+    MAX_PAYLOAD_BYTES,
+    MAX_RELAYS_OF_PATH,
+    MAX_SNAPSHOT_BYTES,
+)
 from protocol.microbatch.mending import Standing
 from protocol.microbatch.trip import Leg
 
-from .fields import (
-    Choice,
-    Count,
-    Digest,
-    Flag,
-    Integer,
-    Iteration,
-    MaybeDigest,
-    MaybeNonNegative,
-    MaybePeerId,
-    NonNegative,
-    PeerIdText,
-    RelayPath,
-    RelayStages,
-)
+from .fields import Count, Digest, Message, NonNegative, PeerIdText
 
-Place = Annotated[int, Integer(0, MAX_RELAYS_OF_PATH + 1)]
+Iteration = Annotated[int, Meta(ge=0, le=MAX_ITERATION)]
+Place = Annotated[int, Meta(ge=0, le=MAX_RELAYS_OF_PATH + 1)]
+RelayPath = Annotated[tuple[PeerIdText, ...], Meta(max_length=MAX_RELAYS_OF_PATH)]
+RelayStages = Annotated[
+    tuple[Annotated[int, Meta(ge=1, le=MAX_RELAYS_OF_PATH)], ...],
+    Meta(max_length=MAX_RELAYS_OF_PATH),
+]
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(Message, frozen=True, tag="offer"):
     """May this microbatch come? Fields as in `Trip` and `Microbatch` (trip.py).
 
     Attributes:
@@ -52,17 +50,16 @@ class Offer:
     origin: PeerIdText
     iteration: Iteration
     index: Count
-    leg: Annotated[Leg, Choice(Leg)]
+    leg: Leg
     path: RelayPath
     place: Place
     stages: RelayStages
-    plan: MaybeDigest
+    plan: Digest | None
     attempt: Count
     until: Place
 
 
-@dataclass(frozen=True, slots=True)
-class Credit:
+class Credit(Message, frozen=True, tag="credit"):
     """The boundary may be sent.
 
     Attributes:
@@ -72,39 +69,36 @@ class Credit:
     waited_s: NonNegative
 
 
-@dataclass(frozen=True, slots=True)
-class Boundary:
+class Boundary(Message, frozen=True, tag="boundary"):
     """The codes follow.
 
     Attributes:
         loss: of the microbatch, nats per token, where its gradient travels.
     """
 
-    loss: MaybeNonNegative
+    max_payload_bytes = MAX_PAYLOAD_BYTES
+
+    loss: NonNegative | None
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(Message, frozen=True, tag="kept"):
     """They have come whole, and the receiver answers for them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Announcement:
+class Announcement(Message, frozen=True, tag="announcement"):
     """Nothing of the sender's before this iteration is under way."""
 
     group: Digest
     iteration: Iteration
 
 
-@dataclass(frozen=True, slots=True)
-class Noted:
+class Noted(Message, frozen=True, tag="noted"):
     """The newest iteration that the sender has heard of."""
 
     iteration: Iteration
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(Message, frozen=True, tag="lost"):
     """This microbatch will not come again: from a relay to its data peer, or the other way.
 
     Attributes:
@@ -117,12 +111,11 @@ class Lost:
     iteration: Iteration
     index: Count
     attempt: Count
-    failed: MaybePeerId
-    refused: Annotated[bool, Flag()]
+    failed: PeerIdText | None
+    refused: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Passed:
+class Passed(Message, frozen=True, tag="passed"):
     """The gradient that we made of yours has been taken: you need not keep yours."""
 
     group: Digest
@@ -132,8 +125,7 @@ class Passed:
     attempt: Count
 
 
-@dataclass(frozen=True, slots=True)
-class Halt:
+class Halt(Message, frozen=True, tag="halt"):
     """Do nothing more for this microbatch of ours; where do you stand with it (mending.py)?"""
 
     group: Digest
@@ -142,15 +134,13 @@ class Halt:
     attempt: Count
 
 
-@dataclass(frozen=True, slots=True)
-class Halted:
+class Halted(Message, frozen=True, tag="halted"):
     """Where the relay stands."""
 
-    standing: Annotated[Standing, Choice(Standing)]
+    standing: Standing
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
+class Resume(Message, frozen=True, tag="resume"):
     """It goes on like this. Fields as in `Trip` and `commands.Resume`."""
 
     group: Digest
@@ -159,39 +149,39 @@ class Resume:
     path: RelayPath
     place: Place
     stages: RelayStages
-    plan: MaybeDigest
+    plan: Digest | None
     attempt: Count
     until: Place
-    returns: Annotated[bool, Flag()]
+    returns: bool
 
 
-@dataclass(frozen=True, slots=True)
-class GetLinks:
+class GetLinks(Message, frozen=True, tag="get_links"):
     """What have you measured?"""
 
 
-@dataclass(frozen=True, slots=True)
-class LinksReply:
+class LinksReply(Message, frozen=True, tag="links"):
     """The sender's newest link vector follows (protocol/routing/vectors.py)."""
 
+    max_payload_bytes = MAX_LINK_VECTOR_BYTES
 
-@dataclass(frozen=True, slots=True)
-class GetSnapshot:
+
+class GetSnapshot(Message, frozen=True, tag="get_snapshot"):
     """From which snapshot do you plan?
 
     Attributes:
         known: digest of the asker's own.
     """
 
-    known: MaybeDigest
+    known: Digest | None
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotReply:
+class SnapshotReply(Message, frozen=True, tag="snapshot"):
     """The snapshot follows, unless the asker has it (protocol/routing/snapshots.py).
 
     Attributes:
         digest: of the sender's snapshot; None before the first.
     """
 
-    digest: MaybeDigest
+    max_payload_bytes = MAX_SNAPSHOT_BYTES
+
+    digest: Digest | None

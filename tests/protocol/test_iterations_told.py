@@ -13,7 +13,8 @@ from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trainer_messages import Finish
 from protocol.pipeline.problem import NO_SWAPS
 from protocol.routing.routers import RandomRouter
-from protocol.wire.messages import Announcement, Noted, decode_message
+from protocol.wire.messages import decode_message
+from protocol.wire.stage_messages import Announcement, Noted
 
 MORE_THAN_ALL = (1 << 63) - 1
 

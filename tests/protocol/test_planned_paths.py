@@ -10,8 +10,7 @@ from routing_worlds import RUN_ID, MeasuredWorld
 from bench.pipeline.checker import violations
 from bench.pipeline_world.given_paths import GivenPaths
 from protocol.microbatch.paths import Path
-from protocol.pipeline.plan import Plan, jobs_of
-from protocol.pipeline.simulator import Order, Simulator
+from protocol.pipeline.simulator import Order, Plan, Simulator, jobs_of
 from protocol.routing.routers import PlannedRouter, RandomRouter, plan_of
 from protocol.routing.snapshots import LinkSnapshot
 

@@ -5,8 +5,7 @@ from collections import Counter
 import pytest
 
 from protocol.microbatch.paths import descents
-from protocol.pipeline.problem import NO_SWAPS, PathRules
-from protocol.pipeline.stage_orders import stage_orders, within
+from protocol.pipeline.problem import NO_SWAPS, PathRules, stage_orders, within
 from protocol.routing.routers import RandomRouter
 from protocol.routing.snapshots import within_slots
 

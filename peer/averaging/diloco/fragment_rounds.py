@@ -54,8 +54,7 @@ from protocol.membership.view import TRAINING, Member, View
 from protocol.outcomes import AuditOutcome, SkipReason
 from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import Layout
-from protocol.schedule.own_rounds import RoundPlan
-from protocol.schedule.rounds import Quotas, catch_up, is_left_behind, middle, next_round
+from protocol.schedule.rounds import Quotas, RoundPlan, catch_up, is_left_behind, middle, next_round
 
 from .fragment_exchange import FragmentExchange, FragmentSurroundings, KeptProofs
 from .nesterov import NesterovFactors
@@ -469,7 +468,7 @@ class FragmentRounds:
     def _sent(self, event: FragmentSent) -> None:
         assert self._exchange is not None
         self._trainer.sent(event)
-        codes = self._trainer.line.trainer.fragment_codes(event.fragment)
+        codes = self._trainer.line.trainer.codes(event.fragment)
         self._exchange.sent(Sent(event.fragment, event.cycle, codes, event.steps, event.tokens))
 
     async def died(self) -> None:

@@ -24,7 +24,7 @@ from protocol.gossip.exchange import Exchange, ExchangeEvent, ExchangeState, exc
 from protocol.limits import MAX_STRIPES, PIECE_BYTES, STRIPE_FROM_BYTES
 from protocol.membership.group import other_group_sentence
 from protocol.outcomes import RefusalReason, SkipReason
-from protocol.run.codecs import CODECS
+from protocol.run.ways import CODECS
 from protocol.wire.messages import Accept, Join, Propose, Refusal, Settle, Settled, SettledOutcome
 from protocol.wire.versions import GOSSIP
 

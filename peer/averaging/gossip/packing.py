@@ -29,7 +29,7 @@ from peer.facts import PackingFacts
 from peer.ports import Work
 from protocol.errors import RemoteProtocolError
 from protocol.gossip.misreadings import Answering, Asking, Marks
-from protocol.run.codecs import CODECS
+from protocol.run.ways import CODECS
 
 CheckVector = Callable[[memoryview, str], Awaitable[bool]]
 """Whether these bytes have this digest and can be decoded to finite values."""

@@ -75,8 +75,7 @@ from protocol.limits import MAX_STRIPES
 from protocol.membership.group import Group
 from protocol.membership.view import Member
 from protocol.run.layout import Layout
-from protocol.schedule.own_rounds import OwnRounds, RoundPlan
-from protocol.schedule.rounds import keep_together
+from protocol.schedule.rounds import OwnRounds, RoundPlan, keep_together
 
 from .final_averaging import FinalRounds, Meetings
 from .lane import GossipDoor, Lane, lane_of
@@ -295,7 +294,7 @@ class StreamingRounds:
         train_s, self._sent_s[sent.fragment] = now_s - self._sent_s[sent.fragment], now_s
         try:
             own = await lane.steps.contribution(
-                line.trainer.fragment_codes(sent.fragment),
+                line.trainer.codes(sent.fragment),
                 sent.digest,
                 round=lane.outer.round + 1,
                 step=int(sent.step),

@@ -20,16 +20,16 @@ from peer.training.loop import TrainerParts
 from peer.training.messages import Ready, TrainerSettings
 from peer.training.model import FlatModel, model_config
 from peer.training.optimizer import inner_optimizer
+from peer.training.ring import MAX_SLOTS, MIN_SLOTS, RING_PER_SLOT, BoundaryRing, boundary_shape
 from peer.training.shared import CodeRegions
 from peer.training.sync import trainer_side
 from peer.training.weights import map_slow_weights
+from protocol.run.layout import DATA_STAGE
 from protocol.run.run_spec import RunSpec
-from protocol.run.stages import DATA_STAGE
 
 from .compute import StageCompute
 from .desk import BoundaryCoder, Desk, StageChannel
 from .module import initial_stage
-from .ring import MAX_SLOTS, MIN_SLOTS, RING_PER_SLOT, BoundaryRing, boundary_shape
 from .steppers import DataPeerStepper, RelayStepper, stage_clip_norm
 
 # --- how many microbatches this machine holds at once ---------------------------------------------

@@ -23,6 +23,7 @@ import torch
 from peer.codec import Codec, codes_as_tensor, codes_on
 from peer.training.errors import Interrupted
 from peer.training.messages import Stop, TrainerCommand, TrainerEvent
+from peer.training.ring import BoundaryRing
 from protocol.microbatch.trainer_messages import (
     Deliver,
     Drop,
@@ -35,8 +36,6 @@ from protocol.microbatch.trainer_messages import (
     Waiting,
 )
 from protocol.microbatch.trip import Leg
-
-from .ring import BoundaryRing
 
 # --- boundary -------------------------------------------------------------------------------------
 

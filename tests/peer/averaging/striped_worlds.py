@@ -3,12 +3,13 @@
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import blake3
 import numpy as np
 import torch
 import trio
+from msgspec.structs import replace
 
 from peer.averaging.gossip.exchange_io import OwnVector
 from peer.averaging.gossip.exchanges import Agreement, Exchanges, RoundOutcome

@@ -16,7 +16,7 @@ from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
 from peer.training.messages import Evaluate, Evaluated, FragmentSent, Merge, Ready, RoundClosed
 from protocol.gossip.final_averaging import Meeting
-from protocol.schedule.own_rounds import OwnRounds
+from protocol.schedule.rounds import OwnRounds
 
 H, ROUNDS, FRAGMENTS = 10, 4, 6
 EXCHANGE_S, STEP_S = 1.0, 0.25
@@ -74,7 +74,7 @@ class World:
     async def send(self, command: Any) -> None:
         self.told.append((self.now_s, command))
 
-    def fragment_codes(self, fragment: int) -> memoryview:
+    def codes(self, fragment: int) -> memoryview:
         return memoryview(bytes([fragment]))
 
     @property

@@ -16,8 +16,8 @@ import trio
 from tokenizers import Tokenizer, models
 
 from peer.cli import run as run_file
-from peer.cli.run import read_spec, run_peer
-from peer.cli.start import Start
+from peer.cli.options import Start, read_spec
+from peer.cli.run import run_peer
 from peer.daemon.run import _Daemon
 from peer.facts import Facts
 from peer.network.identity import Identity, load, load_or_create

@@ -23,7 +23,8 @@ from peer.simulation.swarm import SimulatedSwarm
 from peer.training.messages import TrainerEvent
 from protocol.diloco.fragment_events import Sent
 from protocol.fragment.chunk_ledger import ChunkLedger, Stamp
-from protocol.wire.messages import ChunkState, Contribution, Message, Result
+from protocol.wire.fields import Message
+from protocol.wire.fragment_messages import ChunkState, Contribution, Result
 from protocol.wire.versions import FRAGMENT
 
 Kind = TypeVar("Kind", bound=Message)

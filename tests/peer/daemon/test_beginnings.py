@@ -28,8 +28,8 @@ from peer.state.state_file import StateManifest, StateScalars, state_bytes, stat
 from protocol.membership.group import Group
 from protocol.membership.view import Roster, View
 from protocol.run.amendments import AmendedSpec
-from protocol.run.merkle import chunk_digest, merkle_root
 from protocol.run.run_spec import RunSpec
+from protocol.state_chunks import chunk_digest, merkle_root
 
 P = 256
 LAYOUT = "cd" * 16

@@ -18,10 +18,10 @@ from peer.options.run_options import check_options
 from protocol.errors import InvalidRunSpec
 from protocol.membership.group import Group
 from protocol.membership.view import Progress, Roster
+from protocol.run.layout import part_of_stage
 from protocol.run.run_spec import RunSpec, SyncSection
 from protocol.run.sections import PipelineSection
 from protocol.run.signed_spec import SignedSpec
-from protocol.run.stages import part_of_stage
 
 
 class Swarm:

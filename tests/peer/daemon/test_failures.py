@@ -28,7 +28,7 @@ from peer.simulation.machine import Machine
 from peer.simulation.swarm import GRACE_S, SwarmOptions, open_swarm
 from peer.training.errors import CannotTrain
 from peer.training.toy import SimulatedSpeed
-from protocol.schedule.own_rounds import VARIED
+from protocol.schedule.rounds import VARIED
 from protocol.wire.versions import STATE
 
 ROUNDS = 5

@@ -19,10 +19,9 @@ from peer.state.state_file import StateManifest, StateScalars, state_bytes, stat
 from protocol.membership.group import Group
 from protocol.membership.view import Progress, Roster, View
 from protocol.run.amendments import AmendedSpec
-from protocol.run.layout import Layout
-from protocol.run.merkle import chunk_digest, merkle_root
+from protocol.run.layout import Layout, part_of_stage, stage_layouts
 from protocol.run.run_spec import RunSpec
-from protocol.run.stages import part_of_stage, stage_layouts
+from protocol.state_chunks import chunk_digest, merkle_root
 
 STAGES = 3
 LOST = 1

@@ -9,7 +9,7 @@ from peer.stages.company import StageCompany
 from protocol.diloco.peers import Peers
 from protocol.membership.group import WHOLE_MODEL, Group
 from protocol.membership.view import Progress, Roster, View
-from protocol.run.stages import part_of_stage
+from protocol.run.layout import part_of_stage
 
 RUN = "ab" * 16
 RELAYED = ("/ip4/8.8.8.8/tcp/1/p2p-circuit",)

@@ -18,19 +18,10 @@ from peer.network.conversation import (
 from protocol.errors import LocalProtocolError, Refused, RemoteProtocolError, StreamLost
 from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES, STATE_CHUNK_BYTES
 from protocol.outcomes import RefusalReason
+from protocol.wire.fields import Message
 from protocol.wire.frames import PREFIX_BYTES, encode_frame
-from protocol.wire.messages import (
-    Accept,
-    BlobReply,
-    Chunk,
-    GetSpec,
-    Leaving,
-    Message,
-    Received,
-    Refusal,
-    Vector,
-    encode_message,
-)
+from protocol.wire.messages import Accept, Leaving, Received, Refusal, Vector, encode_message
+from protocol.wire.state_messages import BlobReply, Chunk, GetSpec
 
 DIGEST = "ab" * 16
 PAYLOAD = bytes(range(256)) * (3 * READ_BYTES // 256) + b"tail"
@@ -155,8 +146,8 @@ async def test_a_payload_of_another_size_than_the_buffer_is_refused(pair: Pair, 
     ("raw", "sentence"),
     [
         (b"GET / HTTP/1.1\r\n\r\n", "not a loco-peer frame"),
-        (encode_frame(b"\x91\x01"), "not a map"),
-        (encode_frame(b"\xc1"), "msgpack"),
+        (encode_frame(b"\x91\x01"), "Expected `object`"),
+        (encode_frame(b"\xc1"), "MessagePack"),
         (encode_frame(encode_message(GetSpec()), 1) + b"x", "GetSpec came with 1 bytes"),
         (encode_frame(encode_message(BlobReply(DIGEST)), MAX_CONTROL_PAYLOAD_BYTES + 1), "payload"),
         (encode_frame(encode_message(Chunk(DIGEST, 0)), STATE_CHUNK_BYTES + 1), "Chunk came with"),

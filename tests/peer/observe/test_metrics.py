@@ -30,7 +30,7 @@ from peer.observe.endpoint import (
 )
 from peer.observe.metrics import REFUSED_CONTRIBUTIONS, Metrics, Now
 from peer.observe.progress import RunProgress
-from peer.options.addresses import HostPort
+from peer.options.values import HostPort
 from peer.ports import NetworkStatistics
 from protocol.membership.dial_back import Reach
 from protocol.membership.group import Group

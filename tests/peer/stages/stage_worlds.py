@@ -22,8 +22,8 @@ from peer.rounds.way import TrainerLine
 from peer.stages.build import stage_exchange
 from peer.stages.company import StageCompany
 from peer.stages.exchange import Surroundings
+from peer.training.ring import RING_PER_SLOT, SLOTS, BoundaryRing
 from peer.training.shared import code_memory
-from peer.training.stages.ring import RING_PER_SLOT, SLOTS, BoundaryRing
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.membership.group import Group
 from protocol.membership.view import Progress, Roster
@@ -31,8 +31,8 @@ from protocol.microbatch import trainer_messages as told
 from protocol.microbatch.trip import Leg
 from protocol.routing.routers import plan_of
 from protocol.run.amendments import AmendedSpec
+from protocol.run.layout import part_of_stage
 from protocol.run.run_spec import RunSpec
-from protocol.run.stages import part_of_stage
 
 RUN_ID = "ab" * 16
 SLOT_BYTES = 1024

@@ -12,14 +12,14 @@ from peer.network.simulated import SimulatedInternet
 from peer.network.simulated_stream import LinkModel
 from peer.ports.simulated import SimulatedWork
 from peer.stages.arrivals import FLOOR_S, SEVERAL, Arrivals, Kind, Line, Unusual
+from peer.training.ring import BoundaryRing
 from peer.training.shared import code_memory
-from peer.training.stages.ring import BoundaryRing
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
 from protocol.microbatch.sizes import FACTOR, LARGEST
 from protocol.outcomes import RefusalReason
 from protocol.schedule.deadline import FIRST_OBSERVATIONS, WINDOW
-from protocol.wire.messages import Boundary, Credit, Kept
+from protocol.wire.stage_messages import Boundary, Credit, Kept
 from protocol.wire.versions import STAGE
 
 LINK = LinkModel(latency_s=0.1, bandwidth_bytes_per_s=1e6)

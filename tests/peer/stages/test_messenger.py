@@ -13,7 +13,7 @@ from protocol.microbatch.core import Announce
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.pipeline.problem import NO_SWAPS
 from protocol.routing.routers import RandomRouter
-from protocol.wire.messages import Noted
+from protocol.wire.stage_messages import Noted
 
 MISSED = 3
 GROUP = "ab" * 16

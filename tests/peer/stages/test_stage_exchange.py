@@ -1,10 +1,10 @@
 """Microbatches over streams: each stage changes them, and nobody waits for the dead."""
 
 from contextlib import suppress
-from dataclasses import replace
 
 import pytest
 import trio
+from msgspec.structs import replace
 from stage_worlds import BACKWARD_S, FORWARD_S, LINK, RUN_ID, SLOT_BYTES, StageWorld
 
 from peer.network.conversation import Conversation
@@ -12,7 +12,7 @@ from peer.observe.event_names import EventName
 from peer.simulation.virtual_time import run_in_virtual_time
 from peer.stages.exchange import PATIENCE_S, TICK_S
 from peer.stages.transfers import trip_of
-from peer.training.stages.ring import SLOTS
+from peer.training.ring import SLOTS
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
 from protocol.membership.group import Group
 from protocol.membership.view import Progress
@@ -21,19 +21,11 @@ from protocol.microbatch.core import Counted
 from protocol.microbatch.relay import GONE_S
 from protocol.microbatch.trip import Leg
 from protocol.outcomes import RefusalReason
+from protocol.run.layout import part_of_stage
 from protocol.run.run_spec import RunSpec
-from protocol.run.stages import part_of_stage
 from protocol.wire.frames import encode_frame
-from protocol.wire.messages import (
-    Announcement,
-    Boundary,
-    Credit,
-    Lost,
-    Noted,
-    Offer,
-    Resume,
-    encode_message,
-)
+from protocol.wire.messages import encode_message
+from protocol.wire.stage_messages import Announcement, Boundary, Credit, Lost, Noted, Offer, Resume
 from protocol.wire.versions import STAGE
 
 

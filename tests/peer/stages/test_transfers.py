@@ -19,7 +19,8 @@ from protocol.errors import StreamLost
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
 from protocol.routing.measures import ENOUGH, Measures
-from protocol.wire.messages import Boundary, Credit, Kept, Offer, Refusal
+from protocol.wire.messages import Refusal
+from protocol.wire.stage_messages import Boundary, Credit, Kept, Offer
 from protocol.wire.versions import STAGE
 
 LATENCY_S = 0.1

@@ -1,8 +1,8 @@
 """Stages of a pipeline compute what the whole model computes."""
 
-import dataclasses
 from collections import deque
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -11,11 +11,11 @@ from transformers import LlamaForCausalLM
 from peer.codec import get_codec
 from peer.training.model import FlatModel, model_config
 from peer.training.optimizer import inner_optimizer
+from peer.training.ring import BoundaryRing
 from peer.training.shared import code_memory
 from peer.training.stages.compute import StageCompute
 from peer.training.stages.desk import BoundaryCoder, Desk, StageChannel
 from peer.training.stages.module import StageModule, initial_stage
-from peer.training.stages.ring import BoundaryRing
 from peer.training.stages.steppers import DataPeerStepper, RelayStepper, stage_clip_norm
 from peer.training.step import Stepper
 from protocol.microbatch.trainer_messages import (
@@ -31,9 +31,8 @@ from protocol.microbatch.trainer_messages import (
     Taken,
 )
 from protocol.microbatch.trip import Leg
-from protocol.run.layout import Layout
+from protocol.run.layout import Layout, stage_layouts
 from protocol.run.run_spec import RunSpec
-from protocol.run.stages import stage_layouts
 
 CPU = torch.device("cpu")
 STAGES = 3
@@ -356,4 +355,4 @@ def test_slots_beyond_the_ring_do_not_exist():
 
 
 def test_messages_of_stages_are_plain_data():
-    assert dataclasses.asdict(Deliver(Leg.FORWARD, 1, 2, None))["leg"] == "forward"
+    assert msgspec.to_builtins(Deliver(Leg.FORWARD, 1, 2, None))["leg"] == "forward"

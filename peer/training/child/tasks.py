@@ -14,27 +14,26 @@ import torch
 from torch import nn
 
 from peer.codec import get_codec
+from peer.training import calibrate
+from peer.training.corpus import Corpus, PieceCorpus, open_corpus
+from peer.training.device import choose_device, choose_precision, is_of_device, is_out_of_memory
+from peer.training.errors import Interrupted, NonFinite
+from peer.training.loop import Channel, InnerLoop, TrainerParts
+from peer.training.messages import Failed, ModelCreated, Ready, TrainerSettings
+from peer.training.model import FlatModel, empty_module, initial_module, model_config, model_shapes
+from peer.training.optimizer import inner_optimizer
+from peer.training.pipe import PipeError, SocketChannel
+from peer.training.shared import CodeRegions
+from peer.training.stages.build import StageMemory, build_stage
+from peer.training.stages.desk import StageChannel
+from peer.training.stages.module import initial_stage
+from peer.training.step import Stepper
+from peer.training.sync import trainer_side
+from peer.training.weights import map_slow_weights
 from protocol.errors import LocoError
-from protocol.run.frozen_config import known_keys
 from protocol.run.needs import sequence_bytes
 from protocol.run.run_spec import RunSpec
-
-from . import calibrate
-from .corpus import Corpus, PieceCorpus, open_corpus
-from .device import choose_device, choose_precision, is_of_device, is_out_of_memory
-from .errors import Interrupted, NonFinite
-from .loop import Channel, InnerLoop, TrainerParts
-from .messages import Failed, Ready, TrainerSettings
-from .model import FlatModel, empty_module, initial_module, model_config, model_shapes
-from .optimizer import inner_optimizer
-from .pipe import ModelCreated, PipeError, SocketChannel
-from .shared import CodeRegions
-from .stages.build import StageMemory, build_stage
-from .stages.desk import StageChannel
-from .stages.module import initial_stage
-from .step import Stepper
-from .sync import trainer_side
-from .weights import map_slow_weights
+from protocol.run.sections import known_keys
 
 MAX_DETAIL_CHARS: Final = 2000
 """Length at which what is said of a failure is cut."""
@@ -46,21 +45,22 @@ that answer late keep other machines waiting. Where a GPU computes, the trainer 
 def serve(channel: SocketChannel) -> int:
     """Do what the daemon wants, until it wants a trainer: that is the last. The exit status."""
     while True:
-        task = channel.next_task()
-        match task.name, task.descriptors:
+        begin, descriptors = channel.next_task()
+        settings = begin.settings
+        match begin.task, descriptors:
             case "create", (weights_fd,):
                 try:
-                    create(channel, task.settings, weights_fd)
+                    create(channel, settings, weights_fd)
                 except Exception as error:  # noqa: BLE001 - whatever it is, the daemon should read it
                     return _failed(channel, error, unknown="unusable")
                 os.close(weights_fd)
             case "train", (slow_fd, codes_fd):
-                return train(channel, partial(build, task.settings, slow_fd, codes_fd))
+                return train(channel, partial(build, settings, slow_fd, codes_fd))
             case "train", (slow_fd, codes_fd, ring_fd):
                 memory = StageMemory(slow_fd, codes_fd, ring_fd)
-                return train_stage(channel, task.settings, memory)
+                return train_stage(channel, settings, memory)
             case _:
-                raise PipeError(f"{task.name} with {len(task.descriptors)} descriptors")
+                raise PipeError(f"{begin.task} with {len(descriptors)} descriptors")
 
 
 def train(

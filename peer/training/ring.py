@@ -15,8 +15,8 @@ from typing import Final, Self
 
 from peer.codec import BLOCK, Codec, codes_as_tensor
 from peer.codec.base import root_mean_square
-from protocol.run.codecs import CODECS
 from protocol.run.run_spec import RunSpec
+from protocol.run.ways import CODECS
 
 # --- sizes on which daemon and trainer agree: of boundaries, and of the memory for them -----------
 

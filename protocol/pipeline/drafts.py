@@ -1,6 +1,16 @@
-"""A start for the joint search: every data peer gets relays of its own, near to it.
+"""First drafts, from which the planner's search sets out: of paths alone, and of all together.
 
-Idea:
+Paths alone: every microbatch gets a cheap path, the dearest data peers choosing first. Assign min-
+max. In every wave the data peers choose a path for each of their slots, those with the dearest
+cheapest path first (they decide when the iteration ends), and each takes the cheapest that leaves
+enough for all others. Enough is: the stages that are left can still be dealt out so that no path
+visits one twice, in this wave (TC1) and in the iteration (CC2). Where waves need not fit, every
+relay has a share of its stage instead, as its speed is: else the nearest would be given everything.
+As a path takes at most one visit of each stage, R paths of m visits can be dealt from visits v_s
+exactly when sum over s of min(v_s, R) >= R * m (limits of order aside).
+
+All together: every data peer gets relays of its own, near to it.
+
 1. Machines are dealt into groups of one data peer and `visited` - 1 relays, and exchanged between
    them until the groups together train fastest: rate = sum over groups of slots / time of a
    microbatch that meets nobody. Stages do not matter yet, so a try costs two sums.
@@ -31,11 +41,145 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, islice
 from typing import Final
 
-from .draws import Draws
-from .plan import Draft, fits
-from .problem import THOUSAND, Problem
-from .simulator import Relays
-from .stage_orders import Stages, cheapest_relays
+from protocol.errors import LocalProtocolError
+
+from .problem import THOUSAND, Draws, Problem, Relays, Stages, cheapest_relays
+from .simulator import PlanDraft, fits
+
+# --- assignment -----------------------------------------------------------------------------------
+RATE_UNIT: Final = 1 << 50
+
+
+class NoPlan(LocalProtocolError):
+    """No legal plan was found; the message says for what."""
+
+
+def hop_prices(problem: Problem) -> list[list[int]]:
+    """What a hop costs there and back, with the work at its end that a microbatch waits for."""
+    numbers = range(len(problem.peers))
+    permille = THOUSAND + problem.work.backward_permille * problem.work.input_permille // THOUSAND
+    work = [peer.forward_us * permille // THOUSAND for peer in problem.peers]
+    return [
+        [
+            problem.travel_us(a, b) + problem.travel_us(b, a) + work[b] if a != b else 0
+            for b in numbers
+        ]
+        for a in numbers
+    ]
+
+
+def first_draft(
+    problem: Problem,
+    stages: tuple[int, ...],
+    quotas: Mapping[int, int],
+    orders: Sequence[Stages],
+    prices: Sequence[Sequence[int]],
+) -> PlanDraft:
+    """A legal draft for this arrangement, with so many microbatches from each data peer.
+
+    Raises:
+        NoPlan
+    """
+    dealer = _Dealer(problem, stages, orders, prices, sum(quotas.values()))
+    paths: dict[int, list[Relays]] = {origin: [] for origin in quotas}
+    peers = problem.peers
+    while wave := sum(min(peers[o].slots, quotas[o] - len(paths[o])) for o in quotas):
+        dealer.open_wave(wave)
+        for origin, count in dealer.by_need(quotas, paths):
+            paths[origin] += [dealer.deal(origin) for _ in range(count)]
+    return PlanDraft(stages, {origin: tuple(chosen) for origin, chosen in paths.items()})
+
+
+class _Dealer:
+    """What is left of stages, in the iteration and in the wave."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        stages: tuple[int, ...],
+        orders: Sequence[Stages],
+        prices: Sequence[Sequence[int]],
+        microbatches: int,
+    ) -> None:
+        self.problem = problem
+        self.stages = stages
+        self.orders = orders
+        self.prices = prices
+        self.members: list[list[int]] = [[] for _ in problem.stage_sizes]
+        for machine, stage in enumerate(stages):
+            self.members[stage].append(machine)
+        self.visits = [problem.stage_cap] * problem.num_stages
+        self.paths_left = microbatches
+        self.wave_left = 0
+        self.room: dict[int, int] = {}
+
+    def open_wave(self, microbatches: int) -> None:
+        """Give relays their slots back; where waves need not fit, their shares of this wave."""
+        for members in self.members[1:]:
+            visits = self._visits_of_stage(microbatches)
+            speeds = sum(RATE_UNIT // self.problem.peers[m].forward_us for m in members)
+            for machine in members:
+                peer = self.problem.peers[machine]
+                share = -(-visits * (RATE_UNIT // peer.forward_us) // speeds)
+                self.room[machine] = peer.slots if self.problem.rules.waves_fit else share
+
+    def _visits_of_stage(self, microbatches: int) -> int:
+        visits = microbatches * (self.problem.visited - 1)
+        return -(-visits // (self.problem.num_stages - 1))
+
+    def by_need(
+        self, quotas: Mapping[int, int], paths: Mapping[int, list[Relays]]
+    ) -> list[tuple[int, int]]:
+        """Data peers and their microbatches of this wave, the dearest first."""
+        counts = [
+            (origin, min(self.problem.peers[origin].slots, quota - len(paths[origin])))
+            for origin, quota in quotas.items()
+            if quota > len(paths[origin])
+        ]
+        self.wave_left = sum(count for _, count in counts)
+        return sorted(counts, key=lambda each: (-self._cheapest(each[0]), each[0]))
+
+    def _cheapest(self, origin: int) -> int:
+        found = [self._path(origin, order) for order in self.orders]
+        return min((price for price, _ in filter(None, found)), default=0)
+
+    def _path(self, origin: int, order: Stages) -> tuple[int, Relays] | None:
+        layers = [[m for m in self.members[s] if self.room[m] > 0] for s in order]
+        return cheapest_relays(origin, layers, self.prices)
+
+    def deal(self, origin: int) -> Relays:
+        """Take the cheapest path that leaves enough for the others."""
+        likely = filter(self._leaves_enough, self.orders)
+        found = [path for order in likely if (path := self._path(origin, order))]
+        if not found:
+            raise NoPlan(
+                f"no path is left for {self.problem.peers[origin].name}: the stages cannot be"
+                " shared out within these limits and slots"
+            )
+        _, relays = min(found)
+        for relay in relays:
+            self.visits[self.stages[relay]] -= 1
+            self.room[relay] -= 1
+        self.paths_left -= 1
+        self.wave_left -= 1
+        return relays
+
+    def _leaves_enough(self, order: Stages) -> bool:
+        visits = [v - (s in order) for s, v in enumerate(self.visits)][1:]
+        room = [
+            sum(self.room[m] for m in members) - (stage in order)
+            for stage, members in enumerate(self.members) if stage
+        ]  # fmt: skip
+        return (
+            min(visits) >= 0
+            and self._can_be_dealt(visits, self.paths_left - 1)
+            and self._can_be_dealt(room, self.wave_left - 1)
+        )
+
+    def _can_be_dealt(self, visits: Sequence[int], paths: int) -> bool:
+        enough = paths * (self.problem.visited - 1)
+        return sum(min(v, paths) for v in visits) >= enough
+
 
 # --- evening out ----------------------------------------------------------------------------------
 Change = tuple[int, int, int, Relays]
@@ -43,8 +187,8 @@ Change = tuple[int, int, int, Relays]
 
 
 def evened_out(
-    problem: Problem, draft: Draft, orders: Sequence[Stages], prices: Sequence[Sequence[int]]
-) -> Draft | None:
+    problem: Problem, draft: PlanDraft, orders: Sequence[Stages], prices: Sequence[Sequence[int]]
+) -> PlanDraft | None:
     """A draft in which every stage has at most its share; None where paths cannot change so."""
     by_set: defaultdict[frozenset[int], list[Stages]] = defaultdict(list)
     for order in orders:
@@ -66,7 +210,7 @@ def evened_out(
 
 def _changes(
     problem: Problem,
-    draft: Draft,
+    draft: PlanDraft,
     crowded: int,
     under: Sequence[int],
     by_set: dict[frozenset[int], list[Stages]],
@@ -118,7 +262,6 @@ MAX_TRIES: Final = 10_000
 """Exchanges tried, at most."""
 TRIES_PER_PAIR: Final = 25
 """More exchanges than that are wasted on few machines."""
-RATE_UNIT: Final = 1 << 50
 Groups = list[list[int]]
 """The data peer of each group, then its relays in order."""
 
@@ -128,7 +271,7 @@ def grouped_draft(
     prices: Sequence[Sequence[int]],
     orders: Sequence[Stages],
     draws: Draws,
-) -> Draft | None:
+) -> PlanDraft | None:
     """A legal draft of groups; None where there is none."""
     size = problem.visited
     number = min(problem.stage_sizes[0], len(problem.peers) // size)
@@ -156,7 +299,7 @@ def _with_exact_shares(
     groups: Groups,
     times: Mapping[int, int],
     spare: Sequence[int],
-) -> Draft | None:
+) -> PlanDraft | None:
     """A draft of the first quotas that stages can be found for; None if it is not legal."""
     refused: set[tuple[int, ...]] = set()
     for quotas in islice(likely_quotas(problem, times), QUOTAS_TRIED):
@@ -171,11 +314,11 @@ def _with_exact_shares(
     return None
 
 
-def _draft_of(groups: Groups, quotas: Mapping[int, int], stages: tuple[int, ...]) -> Draft:
+def _draft_of(groups: Groups, quotas: Mapping[int, int], stages: tuple[int, ...]) -> PlanDraft:
     """Every group's microbatches over its own relays; data peers without a group rest."""
     resting: dict[int, tuple[Relays, ...]] = {m: () for m, s in enumerate(stages) if s == 0}
     busy = {g[0]: (tuple(g[1:]),) * quotas[g[0]] for g in groups}
-    return Draft(stages, {**resting, **busy})
+    return PlanDraft(stages, {**resting, **busy})
 
 
 def round_trip_us(problem: Problem, prices: Sequence[Sequence[int]], group: Sequence[int]) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 DASHBOARD = ROOT / "deploy/grafana/dashboards/loco-peer.json"
 _ROW = re.compile(r"^\| `(loco_\w+)` \| (\w+) \|([^|]*)\|", re.MULTILINE)
 _SUFFIX = re.compile(r"_(bucket|sum|count)$")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import trio
 import yaml
-from dashboard import ROOT
+from dashboard import ROOT, queries
 from existing import existing
 
 SCRAPE_INTERVAL_S = 1
@@ -113,3 +113,13 @@ async def _wait_ready(process: trio.Process) -> None:
 async def _drain(process: trio.Process) -> None:
     async for _ in existing(process.stderr):
         pass
+
+
+async def empty_panels(prometheus: Prometheus, without: str = "nothing") -> list[str]:
+    """Queries of the dashboard that return nothing yet, but for those whose titles say this."""
+    asked = [query for query in queries() if without not in query.panel + query.legend]
+    return [
+        f"{query.panel}: {query.runnable()}"
+        for query in asked
+        if not await prometheus.query(query.runnable())
+    ]

@@ -1,14 +1,13 @@
 """The child processes of peer/training/child_process.py; not for people.
 
-python -m peer.training SOCKET_FD
+python -m peer.training.child SOCKET_FD
 """
 
 import signal
 import sys
 
-from peer.process.imports import large_imports
-
-from .pipe import SocketChannel
+from peer.ports.imports import large_imports
+from peer.training.pipe import SocketChannel
 
 
 def main() -> int:
@@ -21,9 +20,9 @@ def main() -> int:
     # below, which nobody waits for if we were started early enough.
     channel = SocketChannel(int(sys.argv[1]))
     with large_imports():
-        from . import child
+        from . import tasks
 
-    return child.serve(channel)
+    return tasks.serve(channel)
 
 
 if __name__ == "__main__":
