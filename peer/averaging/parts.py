@@ -24,7 +24,7 @@ from peer.rounds.way import Way
 from peer.state.kept_proofs import KeptProofs
 from peer.training.ports import Float32Vector, StartTrainer
 from protocol.gossip.matchmaking_events import RoundSnapshot
-from protocol.membership.conduct import Fault
+from protocol.membership.book import Fault
 from protocol.membership.records import Sign
 from protocol.run.amendments import AmendedSpec
 from protocol.run.run_spec import RunSpec

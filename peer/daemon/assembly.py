@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import trio
 
 from peer.facts import Facts
-from peer.network.pacing import NO_LIMITS, BandwidthLimits, Pacing
-from peer.network.wrapped import AdmittedNetwork, PacedNetwork
+from peer.network.pacing import NO_LIMITS, BandwidthLimits, PacedNetwork, Pacing
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.ports import Directory, Network, Work
@@ -81,7 +80,8 @@ class Assembly:
             events=events,
         )
         standing = Standing(door, facts, events)
-        network = AdmittedNetwork(PacedNetwork(ports.network, pacing), standing)
+        ports.network.admit_by(standing)
+        network = PacedNetwork(ports.network, pacing)
         greeter = Greeter(
             network=network,
             directory=directory,

@@ -49,7 +49,7 @@ import numpy as np
 import trio
 
 from peer.averaging.parts import Averaging
-from peer.corpus.store import PieceStore
+from peer.content.store import PieceStore
 from peer.facts import CheckpointOutcome, Facts, HeldPart
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog

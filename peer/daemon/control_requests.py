@@ -10,13 +10,13 @@ from typing import Any, Final
 import numpy as np
 import trio
 
+from peer.content.fetching import ExpectedState, fetch_from
+from peer.content.gathering import whole_state
 from peer.facts import HeldPart
 from peer.network.identity import SEED_BYTES
 from peer.observe.control import Handler, NotNow
 from peer.ports import Entropy, PeerId
 from peer.rounds.pause import Pause, PauseRefused
-from peer.state.fetching import ExpectedState, fetch_from
-from peer.state.gathering import whole_state
 from protocol.address.peer_id import peer_id_to_bytes
 from protocol.admission.statements import Verdict
 from protocol.errors import LocoError, RemoteProtocolError
@@ -31,7 +31,7 @@ from .sources import fetch_weights
 MAX_NAMED: Final = 8
 """Peers that are named to somebody whose short id is not clear."""
 MAX_FETCH_S: Final = 3600.0
-"""For one peer's weights; below the least rate it is left sooner (steady.py)."""
+"""For one peer's weights; below the least rate it is left sooner (peer/content/fetching.py)."""
 
 
 class ControlRequests:

@@ -28,14 +28,14 @@ from typing import Final, Protocol
 import blake3
 import trio
 
+from peer.content.fetching import BlobSource, Fetcher
+from peer.content.gathering import own_digests
 from peer.facts import Facts, PeerState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.ports import Work
 from peer.stages.company import StageCompany
 from peer.state.checkpoints import Checkpoint, CheckpointStore
-from peer.state.fetching import BlobSource, Fetcher
-from peer.state.gathering import own_digests
 from peer.state.home import OtherRun
 from peer.training.tensor_file import FileUnusable
 from protocol.errors import LocoError, Refused

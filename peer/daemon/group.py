@@ -13,18 +13,17 @@ from typing import Final
 import trio
 
 from peer.averaging.parts import Averaging
-from peer.corpus.fetcher import PieceFetcher
-from peer.corpus.service import PieceService
+from peer.content.pieces import PieceFetcher
+from peer.content.state_file import StateManifest, StateScalars, copy_state, seal_state
 from peer.facts import Facts, PeerState
 from peer.ports import Directory, DirectoryUnrecoverable, Network, PeerId, Work
 from peer.process.bell import Bell
 from peer.process.rejoin import JoinAgain, addresses_of
 from peer.rounds.feed import AllHere, DataFeed
-from peer.state.sample import sample_of
-from peer.state.state_file import StateManifest, StateScalars, copy_state, seal_state
+from protocol.content.samples import sample_of
 from protocol.errors import RemoteProtocolError
 from protocol.gossip.matchmaking_events import RoundSnapshot
-from protocol.membership.conduct import Fault
+from protocol.membership.book import Fault
 from protocol.membership.records import (
     PeerRecord,
     Sign,
@@ -197,7 +196,7 @@ MAX_FIRST_BLOCKS: Final = 1024
 
 
 class CorpusPieces:
-    """Serves the pieces of one corpus, and brings those that are needed.
+    """Brings the pieces of one corpus that are needed.
 
     Args:
         max_bytes: of the disk that pieces may take; None for no limit.
@@ -207,11 +206,9 @@ class CorpusPieces:
         self, parts: PeerParts, supplies: Supplies, spec: RunSpec, max_bytes: float | None
     ) -> None:
         self.plan = DataPlan(spec.seed, supplies.num_blocks, supplies.piece_blocks)
-        self._service: PieceService | None = None
         self._fetcher: PieceFetcher | None = None
         if (store := supplies.store) is None:
             return
-        self._service = PieceService(store.manifest.name, store, parts.network, parts.work)
         if stage_of_part(supplies.part) in (None, DATA_STAGE):  # no other stage reads tokens
             batch_size = spec.training.batch_size
             most = math.inf if max_bytes is None else max_bytes // store.manifest.piece_bytes(0)
@@ -233,11 +230,6 @@ class CorpusPieces:
     def feed(self) -> DataFeed:
         """What the outer loop asks for pieces."""
         return self._fetcher or AllHere()
-
-    async def serve(self) -> None:
-        """Serve pieces to others from now on."""
-        if self._service is not None:
-            await self._service.start()
 
     async def run(self) -> None:
         """Fetch pieces until cancelled."""

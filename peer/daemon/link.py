@@ -12,7 +12,7 @@ from peer.network.conversation import Conversation
 from peer.network.pacing import Pacing
 from peer.ports import PeerId
 from protocol.limits import LINK_MESSAGES_PER_S, MAX_FRAGMENTS_FREE
-from protocol.membership.paces import Allowance
+from protocol.membership.book import Allowance
 from protocol.membership.view import Progress
 from protocol.wire.messages import AliveReply, AskAlive, Beat, Free, Leaving, PeerList, Statements
 

@@ -35,8 +35,8 @@ from peer.observe.events import EventLog
 from peer.ports import Address, Directory, Network, PeerId, Stream
 from peer.process.bell import Bell
 from protocol.errors import Declined, LocoError, StreamLost
-from protocol.limits import MAX_PEERS_PER_EXCHANGE, PEER_LIST_COST
-from protocol.membership.budget import Budget
+from protocol.limits import ANSWER_S, MAX_PEERS_PER_EXCHANGE, PEER_LIST_COST
+from protocol.membership.book import Budget
 from protocol.membership.view import Progress, Roster
 from protocol.wire.messages import (
     AliveReply,
@@ -59,7 +59,6 @@ from .passing_on import PassingOn
 from .standing import Standing
 
 SILENCE_S: Final = 10.0
-HELLO_S: Final = 10.0
 PEER_LIST_EVERY_BEATS: Final = 10
 MAX_OUTBOX: Final = 32
 """Messages waiting to be sent on one link; one that falls behind further is closed."""
@@ -108,7 +107,10 @@ class Links:
         self._facts = facts
         self._events = events
         self._links: dict[PeerId, list[Link]] = {}
-        self.dialler = Dialler(roster, facts.peer_id, self.dial, standing.may_be_dialled)
+        self._book = standing.book
+        self.dialler = Dialler(
+            roster, facts.peer_id, self.dial, self._book, standing.may_be_dialled
+        )
         self._places = Budget(LINK_PLACES)
         self._sequence = 0
         self._opened = self._lost = self._refused = 0
@@ -179,8 +181,8 @@ class Links:
         talk = Conversation(stream)
         try:
             asked_s = trio.current_time()
-            await talk.send(self._greeter.hello(), stall_s=HELLO_S)
-            theirs, _ = await talk.receive(Hello, timeout_s=HELLO_S)
+            await talk.send(self._greeter.hello(), stall_s=ANSWER_S)
+            theirs, _ = await talk.receive(Hello, timeout_s=ANSWER_S)
             self._greeter.compare_clocks(peer_id, theirs, trio.current_time() - asked_s)
             refusal = self._greeter.fault(peer_id, theirs)
             if refusal is not None:
@@ -194,7 +196,7 @@ class Links:
 
     async def _serve(self, stream: Stream) -> None:
         talk, peer_id, address = Conversation(stream), stream.remote_peer_id, stream.remote_address
-        theirs, _ = await talk.receive(Hello, timeout_s=HELLO_S)
+        theirs, _ = await talk.receive(Hello, timeout_s=ANSWER_S)
         refusal = self._greeter.fault(peer_id, theirs)
         if refusal is None and not self._places.has_room(peer_id, address):
             refusal = NO_ROOM
@@ -214,12 +216,12 @@ class Links:
             await self._refuse(talk, refusal)
             return
         self._replace_silent(peer_id, asked_s)
-        await talk.send(self._greeter.hello(), stall_s=HELLO_S)
+        await talk.send(self._greeter.hello(), stall_s=ANSWER_S)
         await self._live(talk, theirs)
 
     async def _refuse(self, talk: Conversation, refusal: Refusal) -> None:
         self._refused += 1
-        await talk.send(refusal, stall_s=HELLO_S)
+        await talk.send(refusal, stall_s=ANSWER_S)
 
     def _replace_silent(self, peer_id: PeerId, asked_s: float) -> None:
         """End the links of this identity that have been silent since it greeted."""
@@ -285,7 +287,7 @@ class Links:
             self._lost += 1
             self._roster.gone(trio.current_time(), link.peer_id, link.incarnation)
             self._events.emit(EventName.PEER_LOST, remote=link.peer_id, reason=why)
-            self.dialler.redials.lost(link.peer_id, trio.current_time())
+            self._book.dials.put_off(link.peer_id, trio.current_time())
             self.heard.ring()
 
     async def _send_all(self, link: Link, outbox: trio.MemoryReceiveChannel[Outgoing]) -> None:
@@ -303,7 +305,7 @@ class Links:
                     self._heard_beat(link, message, now_s)
                 case PeerList():
                     link.messages += PEER_LIST_COST
-                    self.dialler.hearsay.told(now_s, link.peer_id, message)
+                    self.dialler.told(now_s, link.peer_id, message)
                 case Statements():
                     link.messages += len(message.statements)
                     self.passing_on.heard(link, message)
@@ -314,7 +316,7 @@ class Links:
                     self._duplicates.answered(link.peer_id, message)
                 case Leaving():
                     self._roster.gone(now_s, link.peer_id, link.incarnation)
-                    self.dialler.redials.left(link.peer_id, now_s)
+                    self._book.dials.put_off(link.peer_id, now_s, long=True)
                     self._events.emit(EventName.PEER_LEFT, remote=link.peer_id)
                     raise StreamLost("left")
 

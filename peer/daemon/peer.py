@@ -16,16 +16,15 @@ import trio
 from peer.averaging.parts import Averaging, AveragingParts
 from peer.averaging.ways import averaging_of
 from peer.codec import MAIN_MEMORY, get_codec
+from peer.content.service import ContentService
 from peer.facts import HeldPart, PeerState
 from peer.observe.event_names import EventName
 from peer.process.rejoin import JoinAgain, addresses_of
 from peer.rounds.loop import RoundLoop
 from peer.rounds.shares import DataShares
-from peer.stages.build import stage_exchange
-from peer.stages.company import StageCompany, keep_balance
-from peer.stages.exchange import StageExchange, Surroundings
+from peer.stages.company import StageCompany, Surroundings, keep_balance
+from peer.stages.exchange import StageExchange
 from peer.state.kept_proofs import KeptProofs
-from peer.state.service import StateService
 from peer.training.ports import Float32Vector, StartTrainer
 from peer.training.warm import warmed_up
 from protocol.membership.group import Group
@@ -59,7 +58,7 @@ class Peer:
     def __init__(self, settings: PeerSettings, parts: PeerParts) -> None:
         self.settings = settings
         self.parts = parts
-        self.service: StateService | None = None
+        self.service: ContentService | None = None
         self.rounds: RoundLoop | None = None
         self._kept: Checkpointing | NoCheckpoints = NoCheckpoints()
 
@@ -166,17 +165,17 @@ class Peer:
         if (plan := self.settings.checkpoints) is not None:
             size = held.shape.padded_parameters
             check_room(plan.store, size, supplies.store, most, parts.events)
-        service = self.service = StateService(
+        service = self.service = ContentService(
             network=parts.network,
             work=parts.work,
             state_dir=self.settings.state_dir,
             signed=signed,
             blobs=supplies.blobs,
+            store=supplies.store,
         )
         service.refused = facts.refused
         await service.start()
         pieces = CorpusPieces(parts, supplies, spec, most)
-        await pieces.serve()
         with supplies.engine.memory(held.shape.padded_parameters) as slow:
             start = supplies.engine.starter(slow)
             exchange = self._exchange(amended, held)
@@ -223,7 +222,7 @@ class Peer:
             work=self.parts.work,
             pacing=self.parts.pacing,
         )
-        return stage_exchange(amended, stage, self._stages(spec, held), around)
+        return StageExchange(amended, stage, self._stages(spec, held), around)
 
     async def _keep_balance(self, spec: RunSpec, held: HeldPart) -> None:
         """Go where another stage needs us more, unless we were told to stay. Raises JoinAgain."""

@@ -10,18 +10,19 @@ rounds that move them (peer/averaging).
 
 import bisect
 import itertools
-import json
 import math
 from collections import Counter, deque
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Self
 
+import msgspec
 import trio
+from msgspec import structs
 
 from protocol.errors import InvalidRunSpec
 from protocol.gossip.matchmaking_events import RoundSnapshot
-from protocol.membership.conduct import Fault
+from protocol.membership.book import Fault
 from protocol.membership.dial_back import NatKind, Reach
 from protocol.membership.group import Group
 from protocol.membership.view import View
@@ -144,7 +145,7 @@ class RoundTiming:
 
 def _plain(record: "PipelineFacts | ReachFacts") -> dict[str, Any]:
     """The fields of a record, in values that JSON knows."""
-    tree: dict[str, Any] = json.loads(json.dumps(asdict(record)))
+    tree: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(record))
     return tree
 
 
@@ -194,8 +195,11 @@ class PipelineFacts:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for the status."""
-        spent_s = {str(what): round(seconds, 3) for what, seconds in self.spent_s.items()}
-        return _plain(self) | {"spent_s": spent_s}
+        return _plain(self) | {
+            "spent_s": {str(what): round(seconds, 3) for what, seconds in self.spent_s.items()},
+            "links": [structs.asdict(link) for link in self.links],
+            "work": structs.asdict(self.work),
+        }
 
 
 # --- reach ----------------------------------------------------------------------------------------

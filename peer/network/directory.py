@@ -6,15 +6,15 @@ back through trio's token. p2pd is the Network's; the node attaches to its contr
 
 The thread is not trusted. Each call has two deadlines: inside the loop CALL_TIMEOUT_S ends a
 slow call, which is an ordinary failure; when even that end is not heard of HUNG_AFTER_S later,
-the loop itself does not run. After MAX_HUNG_CALLS of these in a row the thread is *abandoned*:
-a thread cannot be killed, so its connection to p2pd is cut (it can then neither answer nor ask
-as a node of ours), it is told to stop should it ever wake, and a new one takes its place and is
-told the peers that the old one was. After MAX_RESTARTS_IN_A_ROW without one answered call
-between, `DirectoryUnrecoverable` says that only a new process will help.
+the loop itself does not run. Such a thread is *abandoned*: a thread cannot be killed, so its
+connection to p2pd is cut (it can then neither answer nor ask as a node of ours), and it is told to
+stop should it ever wake. A p2pd that goes away ends the node's thread, too.
 
-A p2pd that goes away is another matter: the node's thread ends by itself and the directory is
-*detached*. Its calls then return empty at once, and it tries to attach again every
-REATTACH_EVERY_S when it is called, or at `reattach`.
+Without a thread the directory is *detached*: its calls return empty at once. It attaches again,
+with a new thread that is told the peers that the old one was: after a hang, when it is called
+(every REATTACH_EVERY_S at most), or at `reattach`. When MAX_RESTARTS_IN_A_ROW threads and one more
+have hung without one answered call between, `DirectoryUnrecoverable` says that only a new process
+will help.
 
 Store and get are best effort and raise nothing else: their failures are counted by reason.
 """
@@ -27,7 +27,6 @@ import warnings
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -45,7 +44,6 @@ START_TIMEOUT_S: Final = 60.0
 """Importing torch on a busy machine with a cold disk takes its time."""
 CLOSE_TIMEOUT_S: Final = 1.0
 REATTACH_EVERY_S: Final = 2.0
-MAX_HUNG_CALLS: Final = 2
 MAX_RESTARTS_IN_A_ROW: Final = 3
 MAX_ENTRY_PEERS: Final = 64
 """Addresses remembered, to enter the table by after a restart; the oldest give way."""
@@ -62,23 +60,6 @@ class _Hung(Exception):
 
 class _Lost(Exception):
     """The thread has ended: p2pd is gone, or was never there."""
-
-
-@dataclass(frozen=True, slots=True)
-class DirectoryStatistics:
-    """Counts of a directory since it was opened.
-
-    Attributes:
-        failures: by reason: `timeout`, `hung`, `detached`, or the name of what was raised.
-        known_peers: nodes in the routing table now.
-    """
-
-    stores: int
-    gets: int
-    failures: Mapping[str, int]
-    restarts: int
-    known_peers: int
-    attached: bool
 
 
 class _NodeThread:
@@ -193,7 +174,12 @@ class _NodeThread:
 
 
 class HivemindDirectory:
-    """Implements `peer.ports.Directory`; made by `open_hivemind_directory`."""
+    """Implements `peer.ports.Directory`; made by `open_hivemind_directory`.
+
+    Attributes:
+        failures: by reason: `timeout`, `hung`, `detached`, or the name of what was raised.
+        restarts: threads that hung, and were replaced.
+    """
 
     def __init__(self, control_address: str, wall_clock: Callable[[], float]) -> None:
         self._control_address = control_address
@@ -202,15 +188,11 @@ class HivemindDirectory:
         self._thread: _NodeThread | None = None
         self._changing = trio.Lock()
         self._entry_peers: dict[Address, None] = {}
-        self._hung_calls = 0
-        self._restarts_in_a_row = 0
+        self._hung_in_a_row = 0
         self._next_attach_s = 0.0
-        self._broken = False
         self._why_detached = ""
-        self._stores = 0
-        self._gets = 0
-        self._restarts = 0
-        self._failures: Counter[str] = Counter()
+        self.restarts = 0
+        self.failures: Counter[str] = Counter()
 
     def swarm_time_s(self) -> float:
         """Unix time as the swarm sees it."""
@@ -222,12 +204,10 @@ class HivemindDirectory:
 
     async def store(self, key: bytes, subkey: str, value: bytes, expires_s: float) -> None:
         """Best effort. Raises DirectoryUnrecoverable."""
-        self._stores += 1
         await self._attempt(lambda node: node.store(key, subkey, value, expires_s))
 
     async def get(self, key: bytes) -> Mapping[str, bytes]:
         """Live valid records by peer id; empty without an answer. Raises DirectoryUnrecoverable."""
-        self._gets += 1
         found: Mapping[str, bytes] | None = await self._attempt(lambda node: node.get(key))
         return found or {}
 
@@ -244,26 +224,17 @@ class HivemindDirectory:
         await self._attempt(lambda node: node.add_peers(wanted))
 
     async def reattach(self, control_address: str) -> None:
-        """Attach to a restarted p2pd. Best effort; see `statistics().attached`."""
+        """Attach to a restarted p2pd. Best effort; see `attached`."""
         async with self._changing:
             self._control_address = control_address
             if self._thread is not None:
                 await self._thread.close()
             await self._attach()
 
-    def statistics(self) -> DirectoryStatistics:
-        """Counts so far."""
-        thread = self._thread
-        attached = thread is not None and thread.attached
-        node = thread.node if thread is not None and attached else None
-        return DirectoryStatistics(
-            stores=self._stores,
-            gets=self._gets,
-            failures=dict(self._failures),
-            restarts=self._restarts,
-            known_peers=node.known_peers() if node is not None else 0,
-            attached=attached,
-        )
+    @property
+    def attached(self) -> bool:
+        """Whether the node runs on a p2pd now."""
+        return self._thread is not None and self._thread.attached
 
     async def aclose(self) -> None:
         """Let go of p2pd; takes at most CLOSE_TIMEOUT_S."""
@@ -275,81 +246,69 @@ class HivemindDirectory:
         """Attach for the first time. Raises StreamLost when p2pd is not there."""
         async with self._changing:
             await self._attach()
-        if not self.statistics().attached:
+        if not self.attached:
             where, why = self._control_address, self._why_detached
             raise StreamLost(f"the directory cannot attach to p2pd at {where}: {why}")
 
     async def _attempt(self, start: "Callable[[DhtNode], Awaitable[Any]]") -> Any:
         thread = await self._attached_thread()
         if thread is None:
-            self._failures["detached"] += 1
+            self.failures["detached"] += 1
             return None
         try:
             result = await thread.call(start)
         except _Hung:
-            self._failures["hung"] += 1
-            await self._hung(thread)
+            async with self._changing:
+                if thread is self._thread:  # no other call has seen to it
+                    self._abandon(thread, "calls get no answer")
+                    await self._attach()
             return None
         except _Lost:
-            self._failures["detached"] += 1
+            self.failures["detached"] += 1
             return None
         except Exception as error:  # noqa: BLE001 - hivemind raises what it likes; it is counted
             reason = "timeout" if isinstance(error, TimeoutError) else type(error).__name__
-            self._failures[reason] += 1
+            self.failures[reason] += 1
             result = None
-        self._hung_calls = 0
-        self._restarts_in_a_row = 0
+        self._hung_in_a_row = 0
         return result
 
     async def _attached_thread(self) -> _NodeThread | None:
-        if self._broken:
-            raise DirectoryUnrecoverable(
-                f"the directory's thread hung {MAX_RESTARTS_IN_A_ROW + 1} times in a row"
-            )
         async with self._changing:
-            detached = self._thread is None or not self._thread.attached
-            if detached and trio.current_time() >= self._next_attach_s:
+            if not self.attached and trio.current_time() >= self._next_attach_s:
                 await self._attach()
+        if self._hung_in_a_row > MAX_RESTARTS_IN_A_ROW:
+            raise DirectoryUnrecoverable(
+                f"the directory's thread hung {self._hung_in_a_row} times in a row"
+            )
         return self._thread
 
-    async def _hung(self, thread: _NodeThread) -> None:
-        async with self._changing:
-            if thread is not self._thread:
-                return  # another call has seen to it
-            self._hung_calls += 1
-            if self._hung_calls < MAX_HUNG_CALLS:
-                return
-            thread.abandon()
-            self._thread = None
-            await self._restart("calls get no answer")
-
-    async def _restart(self, why: str) -> None:
-        self._hung_calls = 0
-        if self._restarts_in_a_row >= MAX_RESTARTS_IN_A_ROW:
-            self._broken = True
-            raise DirectoryUnrecoverable(
-                f"the directory's thread hung {MAX_RESTARTS_IN_A_ROW + 1} times in a row"
-            )
-        self._restarts_in_a_row += 1
-        self._restarts += 1
-        _log.warning("directory restarted", why=why, restarts=self._restarts)
-        await self._attach()
+    def _abandon(self, thread: _NodeThread, why: str) -> None:
+        """Give a thread up that hangs."""
+        thread.abandon()
+        self._thread = None
+        self._why_detached = why
+        self.failures["hung"] += 1
+        self._hung_in_a_row += 1
+        if self._hung_in_a_row <= MAX_RESTARTS_IN_A_ROW:
+            self.restarts += 1
+            _log.warning("directory restarted", why=why, restarts=self.restarts)
 
     async def _attach(self) -> None:
         """A fresh thread, which knows the peers that the last one was told of."""
+        if self._hung_in_a_row > MAX_RESTARTS_IN_A_ROW:
+            return
         self._next_attach_s = trio.current_time() + REATTACH_EVERY_S
         thread = _NodeThread(self._control_address, self.swarm_time_s)
+        self._thread = None
         try:
             await thread.start()
         except _Lost as error:
-            self._thread = None
             self._why_detached = str(error)
             _log.warning("directory detached", why=self._why_detached)
             return
         except _Hung:
-            thread.abandon()
-            self._thread = None
-            await self._restart("the thread does not start")
+            self._abandon(thread, "the thread does not start")
             return
         self._thread = thread
         if self._entry_peers:

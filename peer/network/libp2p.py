@@ -15,28 +15,28 @@
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import trio
 
-from peer.ports import Address, NetworkStatistics, PeerId, StreamHandler
-from peer.process.exception_groups import leaves
+from peer.ports import Address, Judge, NetworkStatistics, PeerId, StreamHandler
 from protocol.address import multiaddr
 from protocol.address.peer_id import peer_id_from_bytes, peer_id_to_bytes
-from protocol.errors import LocoError, StreamLost
-from protocol.limits import MAX_ADDRESSES_PER_PEER, MAX_MEMBERS
+from protocol.errors import LocoError, StreamLost, leaves
+from protocol.limits import ANSWER_S, MAX_ADDRESSES_PER_PEER, MAX_MEMBERS
+from protocol.membership.book import BackOff
 
 from .dial_errors import dial_sentence, unresolved_sentence
-from .handlers import Handlers, TellBug, Traffic, print_bug
+from .handlers import Handlers, TellBug, print_bug
 from .libp2p_stream import Libp2pStream
 from .p2pd_client import P2pdClient, attach, connect_past_backoff, receive_stream_info, size_buffers
 from .p2pd_process import (
-    ListenPorts,
     P2pdConfig,
     P2pdFailed,
     P2pdProcess,
+    held_ports,
     listen_at,
     run_p2pd,
     runtime_directory,
@@ -101,29 +101,10 @@ def is_quic(address: Address) -> bool:
 
 RESTART_MIN_S: Final = 0.1
 RESTART_MAX_S: Final = 30.0
-STEADY_LIFE_S: Final = 60.0
-"""After a life of this length the back-off begins anew."""
 HEALTH_CHECK_S: Final = 20.0
 """How often p2pd is asked who it is: finds a hung one, and addresses that it learned since."""
-UP_TIMEOUT_S: Final = 10.0
-"""How long `open_stream` and `connect` wait for a p2pd that is being restarted."""
 MAX_CONTROL_REQUESTS: Final = 64
 MAX_OPEN_STREAMS: Final = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Libp2pStatistics(NetworkStatistics):
-    """What was carried, and how p2pd is doing.
-
-    Attributes:
-        restarts: times that p2pd had to be started again.
-        p2pd_pid: None while no p2pd runs.
-        last_failure: why p2pd last ended; empty when it never did.
-    """
-
-    restarts: int = 0
-    p2pd_pid: int | None = None
-    last_failure: str = ""
 
 
 class Libp2pNetwork:
@@ -139,24 +120,14 @@ class Libp2pNetwork:
         self._changed = trio.Event()
         self._requests = trio.CapacityLimiter(MAX_CONTROL_REQUESTS)
         self._handlers = Handlers(print_bug)
-        self._traffic = Traffic()
         self._streams: set[Libp2pStream] = set()
         self._book = AddressBook(quic=config.quic)
         self._relayed_peers = 0
         self._announced: tuple[Address, ...] = ()
-        self._peer_id: PeerId = ""
-        self._addresses: tuple[Address, ...] = ()
-        self._last_failure = ""
-
-    @property
-    def peer_id(self) -> PeerId:
-        """Our peer id."""
-        return self._peer_id
-
-    @property
-    def addresses(self) -> Sequence[Address]:
+        self.peer_id: PeerId = ""
+        self.addresses: Sequence[Address] = ()
         """Full multiaddrs with /p2p/, best first, one of them dialable locally."""
-        return self._addresses
+        self._last_failure = ""
 
     @property
     def daemon_control_address(self) -> Address:
@@ -202,27 +173,21 @@ class Libp2pNetwork:
             raise StreamLost(f"{len(self._streams)} streams are open, no more are allowed")
         async with self._requests:
             client = await self._wait_up(peer_id)
-            dialled_now = peer_id in self._book and peer_id not in self._book.dialled
-            if dialled_now:
+            may_dial = peer_id in self._book
+            if may_dial and peer_id not in self._book.dialled:
                 await self._dial(client, peer_id, peer)
-            try:
-                opened = await client.open_stream(peer, protocol)
-            except LocoError as error:
-                if dialled_now or peer_id not in self._book or "protocol" in str(error):
-                    raise StreamLost(dial_sentence(peer_id, error, protocol)) from error
+                may_dial = False
+            while True:
+                try:
+                    connection, goes_to = await client.open_stream(peer, protocol)
+                    break
+                except LocoError as error:
+                    if not may_dial or "protocol" in str(error):
+                        raise StreamLost(dial_sentence(peer_id, error, protocol)) from error
                 # The connection may have gone, and p2pd forgets addresses: tell it again.
                 await self._dial(client, peer_id, peer)
-                opened = await self._open_again(client, peer_id, protocol)
-        connection, goes_to = opened
+                may_dial = False
         return self._stream(client, connection, peer_id, protocol, text_of(goes_to))
-
-    async def _open_again(
-        self, client: P2pdClient, peer_id: PeerId, protocol: str
-    ) -> tuple[trio.SocketStream, bytes]:
-        try:
-            return await client.open_stream(peer_id_to_bytes(peer_id), protocol)
-        except LocoError as error:
-            raise StreamLost(dial_sentence(peer_id, error, protocol)) from error
 
     async def _dial(self, client: P2pdClient, peer_id: PeerId, peer: bytes) -> None:
         try:
@@ -235,7 +200,7 @@ class Libp2pNetwork:
             self._book.dialled.add(peer_id)
 
     async def _wait_up(self, peer_id: PeerId) -> P2pdClient:
-        with trio.move_on_after(UP_TIMEOUT_S):
+        with trio.move_on_after(ANSWER_S):
             while self._client is None:
                 await self._changed.wait()
         if self._client is None:
@@ -261,16 +226,15 @@ class Libp2pNetwork:
         """Tell `tell` too of each bug that has ended a stream, once for each peer and kind."""
         self._handlers.also_tell(tell)
 
-    def statistics(self) -> Libp2pStatistics:
+    def admit_by(self, judge: Judge) -> None:
+        """Serve only whom this one lets pass, from now on."""
+        self._handlers.admit_by(judge)
+
+    def statistics(self) -> NetworkStatistics:
         """What was carried, and how p2pd is doing."""
-        carried = self._traffic.statistics()
-        return Libp2pStatistics(
-            sent_bytes=carried.sent_bytes,
-            received_bytes=carried.received_bytes,
-            open_streams=carried.open_streams,
+        return replace(
+            self._handlers.statistics(),
             restarts=max(0, self.generation - 1),
-            refused_streams=self._handlers.refused_streams,
-            failed_streams=self._handlers.failed_streams,
             p2pd_pid=self._process.pid if self._process else None,
             relayed_peers=self._relayed_peers,
             last_failure=self._last_failure,
@@ -285,7 +249,7 @@ class Libp2pNetwork:
         address: Address,
     ) -> Libp2pStream:
         forget = self._streams.discard
-        talk = (connection, peer_id, protocol, self._traffic)
+        talk = (connection, peer_id, protocol, self._handlers.traffic)
         lingers = is_quic(address)
         stream = Libp2pStream(*talk, client.is_lost, forget, address, lingers=lingers)
         self._streams.add(stream)
@@ -326,17 +290,13 @@ class Libp2pNetwork:
         Raises:
             P2pdFailed: the first one did not come up.
         """
-        delay_s = RESTART_MIN_S
+        pauses = BackOff(RESTART_MIN_S, RESTART_MAX_S)
         while True:
-            began_s = trio.current_time()
             failure = await self._live_once(task_status if self.generation == 0 else None)
             if self.generation == 0:
                 raise P2pdFailed(failure)
             self._last_failure = failure
-            if trio.current_time() - began_s > STEADY_LIFE_S:
-                delay_s = RESTART_MIN_S
-            await trio.sleep(delay_s)
-            delay_s = min(2 * delay_s, RESTART_MAX_S)
+            await trio.sleep(pauses.failed("p2pd", trio.current_time()))
 
     async def _live_once(self, task_status: trio.TaskStatus[None] | None) -> str:
         """One life of p2pd; returns why it ended."""
@@ -389,7 +349,7 @@ class Libp2pNetwork:
             self._relayed_peers = num_relayed(await client.list_peers())
 
     async def _read_identity(self, client: P2pdClient) -> None:
-        self._peer_id = peer_id_from_bytes((await client.identify()).peer)
+        self.peer_id = peer_id_from_bytes((await client.identify()).peer)
         self._note_addresses()
 
     def _note_addresses(self) -> None:
@@ -398,8 +358,8 @@ class Libp2pNetwork:
         told = [*self._announced, *self._config.announced(), *local]
         best = given_first(filter(is_usable, told), self._config.announce)
         kept = best[: MAX_ADDRESSES_PER_PEER - 1] + best[-1:]
-        named = (multiaddr.with_peer_id(address, self._peer_id) for address in kept)
-        self._addresses = tuple(dict.fromkeys(named))
+        named = (multiaddr.with_peer_id(address, self.peer_id) for address in kept)
+        self.addresses = tuple(dict.fromkeys(named))
 
 
 @asynccontextmanager
@@ -430,9 +390,9 @@ async def open_libp2p_network(
     control_path, listener_path = socket_paths(identity_path, runtime_dir or runtime_directory())
     await wait_until_unused(control_path)
     failure: P2pdFailed | None = None
-    with ListenPorts(listen) as ports:
+    with held_ports(listen) as addresses:
         config = P2pdConfig(
-            identity_path, control_path, ports.addresses, tuple(announce),
+            identity_path, control_path, addresses, tuple(announce),
             route_by_dht=route_by_dht, map_ports=map_ports, quic=quic,
         )  # fmt: skip
         network = Libp2pNetwork(config, listener_path)

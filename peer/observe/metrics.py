@@ -30,7 +30,7 @@ from prometheus_client.registry import Collector
 
 from peer.facts import CheckpointOutcome, Durations, Facts, PeerState, RoundPhase, Spent
 from peer.ports import NetworkStatistics
-from protocol.membership.conduct import Fault
+from protocol.membership.book import Fault
 from protocol.membership.dial_back import Reach
 from protocol.membership.view import Member
 from protocol.microbatch.core import Counted

@@ -23,7 +23,6 @@ from msgspec.structs import replace
 from peer.facts import Facts, PeerState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.process.exception_groups import leaves
 from peer.process.rejoin import JoinAgain, addresses_of
 from peer.training.messages import (
     CloseRound,
@@ -32,23 +31,23 @@ from peer.training.messages import (
     Kept,
     PiecesHere,
     PiecesMissing,
-    Progress,
     Ready,
     RoundClosed,
     Stop,
     TrainerEvent,
+    TrainerProgress,
     TrainRound,
 )
 from peer.training.ports import Trainer, TrainerDied
-from protocol.errors import LocoError
+from protocol.errors import LocoError, leaves
 from protocol.membership.heeded import heeded
 from protocol.membership.view import Member, View
 from protocol.microbatch.trainer_messages import (
     Begun,
-    Produced,
+    Filled,
+    Freed,
     Returned,
     Stepped,
-    Taken,
     Waiting,
 )
 from protocol.run.amendments import AmendedSpec
@@ -211,7 +210,7 @@ class RoundLoop:
     # --- events of the trainer --------------------------------------------------------------------
     async def _take(self, line: TrainerLine, event: TrainerEvent) -> None:
         match event:
-            case Progress():
+            case TrainerProgress():
                 self._note_progress(line, event)
             case RoundClosed():
                 self._note_closed(event)
@@ -226,13 +225,13 @@ class RoundLoop:
                 line.nursery.start_soon(self._bring, line, pieces)
             case Ready():
                 pass
-            case Begun() | Produced() | Returned() | Taken() | Stepped() | Waiting():
+            case Begun() | Filled() | Returned() | Freed() | Stepped() | Waiting():
                 if self._microbatches is not None:
                     await self._microbatches.took(event)
             case _:
                 await self._way.took(event)
 
-    def _note_progress(self, line: TrainerLine, progress: Progress) -> None:
+    def _note_progress(self, line: TrainerLine, progress: TrainerProgress) -> None:
         facts = self._facts
         if progress.round != facts.round:
             return

@@ -28,8 +28,8 @@ from stage_worlds import PretendedTrainer, StageWorld
 from swarm_worlds import toy_spec
 
 from peer.simulation.swarm import SwarmOptions, open_swarm
-from protocol.microbatch.trip import Leg
 from protocol.run.run_spec import RunSpec
+from protocol.wire.stage_messages import Leg
 
 ROOT: Final = Path(__file__).parents[2]
 HARNESS: Final = "peer/simulation"
@@ -265,8 +265,8 @@ async def _joining(busy: Trace | None) -> Trace:
     trace = Trace()
     ends = Ends(trace)
     wrapped = {
-        "peer.state.fetching.Fetcher.chunks": ends.first,
-        "peer.state.gathering.chunk_digest": ends.last,
+        "peer.content.fetching.Fetcher.request": ends.first,
+        "peer.content.gathering.digest_of": ends.last,
     }
     with tempfile.TemporaryDirectory() as folder:
         async with open_swarm(0, toy_spec(10, IDLE_STEPS), Path(folder), SMALL) as swarm:

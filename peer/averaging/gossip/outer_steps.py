@@ -33,7 +33,7 @@ from peer.observe.events import Events
 from peer.ports import Work
 from protocol.gossip.final_averaging import Meeting
 from protocol.gossip.patience import Patience
-from protocol.membership.conduct import Fault
+from protocol.membership.book import Fault
 from protocol.outcomes import SkipReason
 from protocol.plausible import Plausibility
 from protocol.run.run_spec import RunSpec

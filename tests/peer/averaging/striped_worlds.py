@@ -27,7 +27,7 @@ from peer.ports.simulated import SimulatedWork
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.gossip.exchange import exchange_id
 from protocol.gossip.matchmaking_events import RoundSnapshot
-from protocol.membership.conduct import Fault
+from protocol.membership.book import Fault
 from protocol.outcomes import RefusalReason
 from protocol.wire.messages import Accept, Join, Piece, Received, Vector
 from protocol.wire.versions import GOSSIP

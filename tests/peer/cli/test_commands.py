@@ -23,7 +23,7 @@ from peer.cli.app import app
 from peer.cli.client import _leave
 from peer.cli.reporting import exit_code_of
 from peer.facts import PeerState
-from peer.network.p2pd_process import CannotListen, ListenPorts
+from peer.network.p2pd_process import CannotListen, held_ports
 from peer.observe.control import serve_control
 from peer.observe.status import Status
 from peer.options.config import PeerConfig
@@ -477,8 +477,11 @@ def test_a_port_that_is_taken_is_wrong_usage() -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(CannotListen, match=f"port {port} is taken.*--listen") as taken:
-            ListenPorts([f"/ip4/127.0.0.1/tcp/{port}"])
+        with (
+            pytest.raises(CannotListen, match=f"port {port} is taken.*--listen") as taken,
+            held_ports([f"/ip4/127.0.0.1/tcp/{port}"]),
+        ):
+            pass
     assert exit_code_of(taken.value) is ExitCode.USAGE
 
 

@@ -6,6 +6,8 @@ import pytest
 import trio
 from swarm_worlds import simulated, start, toy_spec
 
+from peer.content import service
+from peer.content.service import ContentService
 from peer.daemon import sources
 from peer.daemon.sources import (
     DOUBT_PAUSE_S,
@@ -13,16 +15,15 @@ from peer.daemon.sources import (
     SOURCE_PAUSE_S,
     TOO_LARGE_PAUSE_S,
     Sources,
-    Waits,
     _in_order,
+    pause_after,
 )
 from peer.facts import Facts
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.simulation.swarm import open_swarm
-from peer.state import service
 from peer.state.home import HomeError
-from peer.state.service import StateService
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
+from protocol.membership.book import BackOff
 from protocol.membership.view import Progress, Roster
 from protocol.outcomes import RefusalReason
 
@@ -40,18 +41,18 @@ NUM_PEERS = 9
     ],
 )
 def test_a_source_that_could_not_help_is_asked_later(error, pause_s):
-    waits = Waits()
-    waits.failed("a", error, 0.0)
+    waits = BackOff(SOURCE_PAUSE_S, MAX_SOURCE_PAUSE_S)
+    waits.failed("a", 0.0, pause_after(error))
     assert not waits.is_due("a", pause_s - 0.01)
     assert waits.is_due("a", pause_s)
     assert waits.is_due("b", 0.0)
 
 
 def test_what_may_pass_is_asked_for_less_and_less_often():
-    waits, now_s, times = Waits(), 0.0, []
+    waits, now_s, times = BackOff(SOURCE_PAUSE_S, MAX_SOURCE_PAUSE_S), 0.0, []
     while now_s < 60:
         if waits.is_due("a", now_s):
-            waits.failed("a", StreamLost("away"), now_s)
+            waits.failed("a", now_s, pause_after(StreamLost("away")))
             times.append(now_s)
         now_s += SOURCE_PAUSE_S
     assert times[1] == SOURCE_PAUSE_S
@@ -98,13 +99,13 @@ async def test_what_fails_on_this_machine_is_asked_of_nobody_else(autojump_clock
 @simulated()
 async def test_a_corpus_that_is_too_large_is_not_asked_for_again_and_again(tmp_path, monkeypatch):
     asked: list[float] = []
-    honest = StateService._send_blob
+    honest = ContentService._send_blob
 
     async def count(self, talk, digest):
         asked.append(trio.current_time())
         await honest(self, talk, digest)
 
-    monkeypatch.setattr(StateService, "_send_blob", count)
+    monkeypatch.setattr(ContentService, "_send_blob", count)
     async with open_swarm(1, toy_spec(2000), tmp_path) as swarm:
         await start(swarm, "a", "b")
         monkeypatch.setattr(service, "MAX_BLOB_BYTES", 1)

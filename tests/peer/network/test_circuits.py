@@ -9,14 +9,18 @@ import trio
 from network_worlds import peer_id_of
 
 from peer.network import relay as relay_module
-from peer.network.circuit_messages import (
+from peer.network.relay import (
+    CIRCUIT_IDLE_S,
     HOP,
+    RESERVATION_S,
     STOP,
     CircuitStatus,
+    Relay,
     connect_request,
     parse_hop_answer,
+    receive_delimited,
+    reserve,
 )
-from peer.network.relay import CIRCUIT_IDLE_S, RESERVATION_S, Relay, receive_delimited, reserve
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.ports import Stream
 from protocol.address.peer_id import peer_id_to_bytes
@@ -52,7 +56,7 @@ class World:
         """A stream on which a circuit was asked for, and the answer."""
         stream = await self.dialler.open_stream(self.hub.peer_id, HOP)
         await stream.send_all(connect_request(peer_id_to_bytes(self.behind.peer_id)))
-        return stream, parse_hop_answer(await receive_delimited(stream)).status
+        return stream, parse_hop_answer(await receive_delimited(stream))
 
 
 async def echo(stream: Stream) -> None:
@@ -72,7 +76,7 @@ async def world(mbps: float = 1000.0) -> AsyncIterator[World]:
             for name in ("hub", "behind", "dialler")
         ]
         hub, behind, dialler = networks
-        relay = Relay(hub, line, offers=lambda: offers[0], mbps=mbps, wall_time_s=lambda: 1e9)
+        relay = Relay(hub, line.carry, offers=lambda: offers[0], mbps=mbps, wall_time_s=lambda: 1e9)
         await relay.start()
         await behind.serve(STOP, echo)
         for other in (behind, dialler):
@@ -89,10 +93,10 @@ async def test_bytes_go_both_ways(autojump_clock: object) -> None:
         back = bytearray(100_000)
         await stream.receive_into(memoryview(back))
         assert bytes(back) == b"x" * 100_000
-        assert made.relay.statistics().circuits == 1
+        assert made.relay.circuits == 1
         await stream.aclose()
         await trio.sleep(1)
-        now = made.relay.statistics()
+        now = made.relay
         assert (now.circuits, now.reservations, now.carried_bytes) == (0, 1, 200_000)
         assert made.line.carried == 200_000
 
@@ -136,7 +140,7 @@ async def test_a_circuit_is_refused(
 ) -> None:
     async with world() as made:
         assert await attempt(made) == status
-        assert made.relay.statistics().refused == 1
+        assert made.relay.refused == 1
 
 
 async def test_who_is_out_of_reach_relays_for_nobody(autojump_clock: object) -> None:
@@ -171,7 +175,7 @@ async def test_a_circuit_that_is_idle_or_has_carried_its_share_ends(
         stream, _ = await made.ask()
         await stream.send_all(b"x" * 2000)
         assert await stream.receive_some() == b""
-        assert made.relay.statistics().carried_bytes == 0
+        assert made.relay.carried_bytes == 0
 
 
 async def test_circuits_keep_to_the_rate(autojump_clock: object) -> None:

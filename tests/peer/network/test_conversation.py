@@ -12,16 +12,16 @@ from peer.network.conversation import (
     READ_BYTES,
     WRITE_BYTES,
     Conversation,
-    ConversationStatistics,
     StreamStalled,
 )
+from protocol.content.samples import SAMPLE_BYTES
 from protocol.errors import LocalProtocolError, Refused, RemoteProtocolError, StreamLost
-from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES, STATE_CHUNK_BYTES
+from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES
 from protocol.outcomes import RefusalReason
+from protocol.wire.content_messages import BlobReply, GetSpec, Part, SampleReply
 from protocol.wire.fields import Message
 from protocol.wire.frames import PREFIX_BYTES, encode_frame
 from protocol.wire.messages import Accept, Leaving, Received, Refusal, Vector, encode_message
-from protocol.wire.state_messages import BlobReply, Chunk, GetSpec
 
 DIGEST = "ab" * 16
 PAYLOAD = bytes(range(256)) * (3 * READ_BYTES // 256) + b"tail"
@@ -107,11 +107,7 @@ async def test_bytes_are_counted_with_their_framing(pair: Pair) -> None:
     await pair[1].receive(Accept)
     total = 2 * PREFIX_BYTES + len(encode_message(VECTOR) + encode_message(ACCEPT)) + len(PAYLOAD)
     assert pair[0].bytes_sent == pair[1].bytes_received == total
-    assert pair[0].statistics() == ConversationStatistics(total, 0, 2, 0)
-    assert pair[1].statistics() == ConversationStatistics(0, total, 0, 2)
-    assert repr(pair[0]) == (
-        f"<Conversation with 12D3KooWOther: 2 messages ({total} bytes) sent, 0 (0 bytes) received>"
-    )
+    assert pair[0].bytes_received == pair[1].bytes_sent == 0
 
 
 async def test_a_refusal_raises_unless_expected(pair: Pair) -> None:
@@ -150,7 +146,7 @@ async def test_a_payload_of_another_size_than_the_buffer_is_refused(pair: Pair, 
         (encode_frame(b"\xc1"), "MessagePack"),
         (encode_frame(encode_message(GetSpec()), 1) + b"x", "GetSpec came with 1 bytes"),
         (encode_frame(encode_message(BlobReply(DIGEST)), MAX_CONTROL_PAYLOAD_BYTES + 1), "payload"),
-        (encode_frame(encode_message(Chunk(DIGEST, 0)), STATE_CHUNK_BYTES + 1), "Chunk came with"),
+        (encode_frame(encode_message(SampleReply()), SAMPLE_BYTES + 1), "SampleReply came with"),
     ],
 )
 async def test_garbage_and_oversized_frames_are_their_fault(
@@ -240,8 +236,8 @@ async def test_frames_of_several_senders_do_not_interleave() -> None:
     payload = bytes(WRITE_BYTES + 1)
     async with trio.open_nursery() as nursery:
         for index in range(3):
-            nursery.start_soon(talk.send, Chunk(DIGEST, index), payload)
-        got = [await other.receive(Chunk) for _ in range(3)]
+            nursery.start_soon(talk.send, Part(index), payload)
+        got = [await other.receive(Part) for _ in range(3)]
     assert sorted(message.index for message, _ in got) == [0, 1, 2]
     assert {part for _, part in got} == {payload}
 
