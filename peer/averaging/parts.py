@@ -33,7 +33,7 @@ from protocol.run.run_spec import RunSpec
 
 
 class Company(Protocol):
-    """Implemented by `peer.daemon.peer.LinkedCompany`."""
+    """Implemented by `peer.daemon.group.LinkedCompany`."""
 
     def free(self) -> Sequence[tuple[PeerId, RoundSnapshot]]:
         """The others that say they look for a partner, and what they bring."""
