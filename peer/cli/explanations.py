@@ -14,7 +14,7 @@ SECTIONS: Final[Mapping[str, str]] = {
     "training": "One inner step, and the length of the run.",
     "sync": "How peers average.",
     "sync.diloco": "Streaming DiLoCo: all peers average fragments, each at its moment.",
-    "sync.streaming": "Streaming gossip: pairs average fragments, each at its moment.",
+    "sync.noloco": "NoLoCo: pairs average whole models, or fragments, each at its moment.",
     "pipeline": "The model cut into stages on separate machines.",
     "admission": "Who may join.",
 }
@@ -66,7 +66,7 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "training.micro_batch": "Sequences per forward pass; 'auto' finds what fits the memory.",
     "training.precision": "'fp32', 'bf16', or 'auto': bf16 on GPUs that compute in it, else fp32.",
     "training.compile": "Use torch.compile: slower to start, faster to train.",
-    "sync.method": "'noloco': pairs; 'streaming': fragments in pairs; 'diloco': by all.",
+    "sync.method": "'noloco': pairs average; 'diloco': all do, in fragments.",
     "sync.inner_steps": (
         "H: inner steps of a round; 'auto' fills each line. More: less traffic, looser replicas."
     ),
@@ -79,8 +79,8 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "sync.validate_every": (
         "Rounds between two validations; more where they would take over a tenth of a peer's time."
     ),
-    "sync.streaming.fragments": "'strided' or 'sequential' blocks, or 'whole': one fragment.",
-    "sync.streaming.blocks_per_fragment": "Transformer blocks in one fragment, at most.",
+    "sync.noloco.fragments": "'whole' models, or fragments of 'strided' or 'sequential' blocks.",
+    "sync.noloco.blocks_per_fragment": "Transformer blocks in one fragment, at most.",
     "sync.diloco.fragments": "'strided' or 'sequential' blocks, or 'whole': plain DiLoCo.",
     "sync.diloco.blocks_per_fragment": "Transformer blocks in one fragment, at most.",
     "sync.diloco.learning_rate": "Rate of the outer optimizer, SGD with Nesterov momentum.",

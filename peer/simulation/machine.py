@@ -161,10 +161,6 @@ class _GatedTrainer:
         await self._gate.wait()
         return event if self._unusable is None else Failed("unusable", self._unusable)
 
-    def codes(self, slot: int) -> memoryview:
-        """Codes of the snapshot in `slot`."""
-        return self._trainer.codes(slot)
-
     def fragment_codes(self, fragment: int) -> memoryview:
         """Codes of the fragment's last send."""
         return self._trainer.fragment_codes(fragment)

@@ -26,7 +26,6 @@ from .errors import NonFinite
 from .fragments import FragmentSnapshots
 from .kept import keep_weights, take_over_weights
 from .messages import (
-    Apply,
     Evaluate,
     Evaluated,
     Keep,
@@ -40,10 +39,9 @@ from .messages import (
 )
 from .model import FlatModel
 from .optimizer import FlatOptimizer
+from .pairs import FragmentDeltas
 from .round_machine import Action, RoundMachine, Settle, TrainStep, Wait
-from .snapshot import Snapshots
 from .step import StepResult
-from .streaming_gossip import FragmentDeltas
 from .sync import trainer_side
 from .weights import set_aside
 
@@ -85,7 +83,7 @@ class TrainerParts:
     model: FlatModel
     optimizer: FlatOptimizer
     stepper: InnerStepper
-    snapshots: Snapshots | FragmentSnapshots | FragmentDeltas
+    snapshots: FragmentSnapshots | FragmentDeltas
     slow_P: torch.Tensor
     overlap_steps: int | None = None
 
@@ -181,7 +179,7 @@ class InnerLoop:
         if isinstance(command, PiecesHere):
             self._told_missing = ()
             return
-        if isinstance(command, Apply | Merge):
+        if isinstance(command, Merge):
             self._settle()  # the time until the step is done is the step's, not the pause's
         self._round_machine.obey(command, self._clock_s())
         if isinstance(command, Load):

@@ -36,11 +36,8 @@ class Trainer(Protocol):
     async def receive(self) -> TrainerEvent:
         """The next event, in order. Raises TrainerDied."""
 
-    def codes(self, slot: int) -> memoryview:
-        """Codes of the snapshot in `slot` (as `peer.codec` lays them out)."""
-
     def fragment_codes(self, fragment: int) -> memoryview:
-        """Codes of the fragment's last send, chunk after chunk."""
+        """Codes of the fragment's last send, chunk after chunk (as `peer.codec` has them)."""
 
 
 StartTrainer = Callable[[Float32Vector, int | None], AbstractAsyncContextManager[Trainer]]

@@ -9,7 +9,6 @@ import numpy.typing as npt
 from protocol.schedule.data_plan import DataPlan, TakenBlocks
 
 from .messages import PROGRESS_INTERVAL_S, Progress, RoundClosed, TrainRound
-from .snapshot import Snapshot
 
 # --- the blocks of one round, in the order of the data plan ---------------------------------------
 
@@ -173,16 +172,14 @@ class RoundInProgress:
             step=self.nominal_step,
         )
 
-    def closed(self, snapshot: Snapshot | None, now_s: float) -> RoundClosed:
+    def closed(self, now_s: float) -> RoundClosed:
         """What is told of its end."""
         epoch, position = self.data.after(self.steps)
         return RoundClosed(
             round=self.order.round,
-            slot=snapshot.slot if snapshot else None,
             steps=self.steps,
             tokens=self.steps * self.tokens_per_step,
             loss=self.loss_sum / max(1, self.steps),
-            digest=snapshot.digest if snapshot else None,
             epoch=epoch,
             position=position,
             seconds=now_s - self.started_s,

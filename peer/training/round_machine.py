@@ -61,7 +61,6 @@ from protocol.schedule.data_plan import DataPlan
 from .errors import WrongCommand
 from .messages import (
     Amend,
-    Apply,
     CloseRound,
     Evaluate,
     Evaluated,
@@ -189,7 +188,7 @@ class RoundMachine:
                 self._to_keep.append(command)
             case Stop():
                 self._stopped = True
-            case Apply() | Merge() | Yield() | Amend():
+            case Merge() | Yield() | Amend():
                 self._obey_sync(command)
             case _:
                 raise WrongCommand(f"{command}, but no stage is trained here")
@@ -357,10 +356,10 @@ class RoundMachine:
 
     def _close(self, current: RoundInProgress, now_s: float) -> None:
         state = self._state
-        snapshot = self._sync.close(current.order)
+        self._sync.close(current.order)
         state.round = None
         state.last_closed = current.order.round
-        closed = current.closed(snapshot, now_s)
+        closed = current.closed(now_s)
         state.closed_at = _Stand(closed.step, closed.epoch, closed.position)
         self._events.append(closed)
         self._begin_round(now_s)

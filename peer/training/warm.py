@@ -57,10 +57,6 @@ class _Heard:
             if isinstance(event, Evaluated) and event.round == question.round:
                 return event.loss
 
-    def codes(self, slot: int) -> memoryview:
-        """Codes of the snapshot in `slot`."""
-        return self._trainer.codes(slot)
-
     def fragment_codes(self, fragment: int) -> memoryview:
         """Codes of the fragment's last send."""
         return self._trainer.fragment_codes(fragment)

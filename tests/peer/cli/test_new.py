@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from peer.cli.app import app
 from peer.cli.explanations import EXAMPLES, EXPLANATIONS, SECTIONS
 from peer.cli.new import (
+    IN_FRAGMENTS,
     METHODS,
     OPTIMIZERS,
     PRESETS,
@@ -23,7 +24,7 @@ from peer.options.config import ConfigError
 from peer.options.corpus_size import corpus_tokens_of
 from peer.options.needs_told import told_needs
 from protocol.errors import InvalidRunSpec
-from protocol.run.run_spec import parse_toml
+from protocol.run.run_spec import KEYS_OF_WHOLE_MODELS, parse_toml
 from protocol.run.ways import WAYS, others_keys
 
 
@@ -63,9 +64,13 @@ def test_every_key_is_explained_and_no_other() -> None:
 def test_presets_are_valid_and_whole(preset: str, method: str, optimizer: str) -> None:
     text = preset_toml(preset, method, optimizer)
     assert parse_toml(text) == preset_spec(preset, method, optimizer)
+    in_pairs = method == IN_FRAGMENTS
+    method = "noloco" if in_pairs else method
     idle = {f"sync.{key}" for key in others_keys(method)}
+    if in_pairs:
+        idle |= {f"sync.{key}" for key in KEYS_OF_WHOLE_MODELS}
     for other, row in WAYS.items():
-        if row.section and other != method:
+        if other != method:
             idle |= {key for key in ALL_KEYS if key.startswith(f"sync.{row.section}")}
     if optimizer != "muon":
         idle |= {key for key in ALL_KEYS if key.startswith("optimizer.muon")}
