@@ -16,8 +16,10 @@ is told nothing, for it is as it was sent; of any other, that it was redone or m
 import math
 from collections import defaultdict, deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec.structs import replace
 
 from protocol.fragment.chunk_ledger import ChunkLedger, ResultVerdict, Stamp
 from protocol.wire.fragment_messages import Result

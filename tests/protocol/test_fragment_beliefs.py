@@ -1,11 +1,10 @@
 """What one peer alone says of fragments moves nothing: results, states, ends of cycles."""
 
-from dataclasses import replace
-
 from core_worlds import stamp_of
 from existing import existing
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from test_fragment_core import Alone, of_kind
 
 from protocol.diloco import fragment_events as e

@@ -8,6 +8,7 @@ import pytest
 from core_worlds import CODE_BYTES, GROUP, Peer, World, stamp_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from protocol.diloco import fragment_events as e
 from protocol.diloco.keeper import MAX_RETURN_S, WAIT_S
@@ -387,7 +388,7 @@ def test_an_answer_that_was_not_asked_for_is_none(wrong):
     better = ChunkStamp(1, 5, 5, bytes(16))
     result = alone.result("b", 0 if wrong == "chunk" else 1, 1 if wrong == "cycle" else 0)
     if wrong == "fragment":
-        result = replace(result, fragment=1)
+        result = structs.replace(result, fragment=1)
     codes = {} if wrong == "codes" else {result.chunks[0].chunk: memoryview(bytes(CODE_BYTES))}
     alone.send()
     commands = alone(e.ResultAnswered(0, "b", 0, better, result, codes))

@@ -52,8 +52,7 @@ from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import MAX_CONVICTED
 from protocol.membership.records import Sign
 from protocol.outcomes import AuditOutcome, RefusalReason
-from protocol.wire.fragment_messages import GetOpening, Proof
-from protocol.wire.messages import GetChunkState, GetResult, GetStamps
+from protocol.wire.fragment_messages import GetChunkState, GetOpening, GetResult, GetStamps, Proof
 from protocol.wire.versions import FRAGMENT
 
 from .chunk_averages import ChunkAverages

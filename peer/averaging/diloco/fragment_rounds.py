@@ -24,11 +24,9 @@ from dataclasses import dataclass
 import trio
 
 from peer.codec import get_codec
+from peer.facts import Facts, PeerState, RoundTiming
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
-from peer.observe.timing import RoundTiming
 from peer.ports import Network, PeerId, Work
 from peer.process.rejoin import join_the_finished
 from peer.rounds.pace import Pace
@@ -56,8 +54,7 @@ from protocol.membership.view import TRAINING, Member, View
 from protocol.outcomes import AuditOutcome, SkipReason
 from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import Layout
-from protocol.schedule.own_rounds import RoundPlan
-from protocol.schedule.rounds import Quotas, catch_up, is_left_behind, middle, next_round
+from protocol.schedule.rounds import Quotas, RoundPlan, catch_up, is_left_behind, middle, next_round
 
 from .fragment_exchange import FragmentExchange, FragmentSurroundings, KeptProofs
 from .nesterov import NesterovFactors
@@ -471,7 +468,7 @@ class FragmentRounds:
     def _sent(self, event: FragmentSent) -> None:
         assert self._exchange is not None
         self._trainer.sent(event)
-        codes = self._trainer.line.trainer.fragment_codes(event.fragment)
+        codes = self._trainer.line.trainer.codes(event.fragment)
         self._exchange.sent(Sent(event.fragment, event.cycle, codes, event.steps, event.tokens))
 
     async def died(self) -> None:

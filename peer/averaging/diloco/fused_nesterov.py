@@ -9,7 +9,7 @@ from peer.codec import BLOCK, Codec
 from peer.codec.compiled import in_chunks
 
 WAY: Final = "diloco"
-"""The name under which a codec's row has loops for both (protocol/run/codecs.py)."""
+"""The name under which a codec's row has loops for both (protocol/run/ways.py)."""
 
 Vectors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """phi and v before, phi and v after."""

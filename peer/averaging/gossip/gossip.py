@@ -16,16 +16,16 @@ from typing import Final
 import trio
 
 from peer.averaging.parts import Company
+from peer.facts import PackingFacts
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
-from peer.observe.facts import PackingFacts
 from peer.ports import Network, PeerId, Stream, Work
 from protocol.errors import LocoError, Refused, StreamLost
 from protocol.gossip import matchmaking_events as mm
 from protocol.gossip.final_averaging import Meeting
 from protocol.gossip.matchmaking import Matchmaker, MatchmakerStatistics
-from protocol.membership.conduct import Fault
+from protocol.membership.book import Fault
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire.messages import Join, Propose, Settle
 from protocol.wire.versions import GOSSIP

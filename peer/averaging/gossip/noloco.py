@@ -24,7 +24,7 @@ what a fragment weighs. The trainer merges as a difference, so an average may co
   partner of its own, outer step, `Merge`. Flights of different fragments know nothing of each other
   but for the memory of slow weights and momentum; a fragment has one at a time.
 - A round of a whole model is closed when its quota is done and the one before is settled; meanwhile
-  it trains on (protocol/schedule/own_rounds.py). The next one is opened when it is closed; after
+  it trains on (protocol/schedule/rounds.py). The next one is opened when it is closed; after
   the last round, without overlap, or alone, when it is settled: a peer alone waits for no line, and
   its training is then the same each time.
 - With fragments rounds pace data and schedule alone: one is closed when its quota is done.
@@ -59,10 +59,9 @@ import trio
 
 from peer.averaging.parts import AveragingParts
 from peer.codec import get_codec
+from peer.facts import Facts, PeerState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog, Events, NamedEvents
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
 from peer.ports import PeerId
 from peer.rounds.loop import RoundLoop
 from peer.rounds.pace import Pace
@@ -88,8 +87,7 @@ from protocol.membership.view import Member, View
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.run.layout import Layout
 from protocol.run.run_spec import SyncSection
-from protocol.schedule.own_rounds import OwnRounds, RoundPlan
-from protocol.schedule.rounds import keep_together
+from protocol.schedule.rounds import OwnRounds, RoundPlan, keep_together
 
 from .exchanges import Agreement, Averaged
 from .final_averaging import FinalMeetings, FinalRounds
@@ -371,7 +369,7 @@ class PairRounds:
         train_s, self._sent_s[sent.fragment] = now_s - self._sent_s[sent.fragment], now_s
         try:
             own = await lane.contribution(
-                line.trainer.fragment_codes(sent.fragment),
+                line.trainer.codes(sent.fragment),
                 sent.digest,
                 round=closed.round if closed else lane.outer.round + 1,
                 step=int(self._rounds.step if closed else sent.step),

@@ -24,14 +24,13 @@ from typing import Final
 import blake3
 import trio
 
+from peer.facts import Facts, RoundTiming
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
-from peer.observe.facts import Facts
-from peer.observe.timing import RoundTiming
 from peer.ports import Work
 from protocol.gossip.final_averaging import Meeting
 from protocol.gossip.patience import Patience
-from protocol.membership.conduct import Fault
+from protocol.membership.book import Fault
 from protocol.outcomes import SkipReason
 from protocol.plausible import Plausibility
 from protocol.run.run_spec import RunSpec

@@ -11,8 +11,7 @@ from protocol.diloco import fragment_events as e
 from protocol.diloco.keeper import Departures, Keeper, digest_of_stamps
 from protocol.diloco.peers import Peers, SendPlan
 from protocol.fragment.chunk_ledger import Stamp
-from protocol.wire.fragment_messages import ChunkResult, mask_of
-from protocol.wire.messages import Result
+from protocol.wire.fragment_messages import ChunkResult, Result, mask_of
 
 NUM_CHUNKS = 2
 """Of the one fragment of `outer_copy`."""

@@ -9,8 +9,8 @@ import trio
 from trio.testing import MockClock
 
 from peer.averaging.gossip.noloco import MEETINGS_AT_ONCE, PairRounds
+from peer.facts import Facts
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
 from peer.rounds.pace import Pace
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
@@ -18,7 +18,7 @@ from peer.training.messages import Evaluate, Evaluated, FragmentSent, Merge, Rea
 from protocol.gossip.final_averaging import Meeting
 from protocol.run.run_spec import SyncSection
 from protocol.run.sections import NolocoSection
-from protocol.schedule.own_rounds import OwnRounds
+from protocol.schedule.rounds import OwnRounds
 
 H, ROUNDS, FRAGMENTS = 10, 4, 6
 EXCHANGE_S, STEP_S = 1.0, 0.25
@@ -76,7 +76,7 @@ class World:
     async def send(self, command: Any) -> None:
         self.told.append((self.now_s, command))
 
-    def fragment_codes(self, fragment: int) -> memoryview:
+    def codes(self, fragment: int) -> memoryview:
         return memoryview(bytes([fragment]))
 
     @property

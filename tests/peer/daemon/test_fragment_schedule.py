@@ -19,7 +19,8 @@ from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
 from peer.training.messages import FragmentMerged, FragmentSent
 from peer.training.streaming import FragmentSync
 from peer.training.toy import SimulatedSpeed, ToyProblem, optimum
-from protocol.wire.messages import Contribution, FragmentSettled, Message, Result
+from protocol.wire.fields import Message
+from protocol.wire.fragment_messages import Contribution, FragmentSettled, Result
 
 pytestmark = pytest.mark.slow
 

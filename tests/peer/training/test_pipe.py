@@ -1,8 +1,10 @@
 """Messages between daemon and trainer: there and back, and nothing else."""
 
+import contextlib
 from typing import Any
 
 import msgpack
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,24 +12,27 @@ from hypothesis import strategies as st
 from peer.training import pipe
 from peer.training.messages import (
     Amend,
+    Begin,
     Evaluated,
     FragmentMerged,
     FragmentSent,
     Load,
     Merge,
+    ModelCreated,
     Progress,
     Ready,
     RoundClosed,
     Stop,
+    TrainerCommand,
+    TrainerEvent,
     TrainerSettings,
     TrainRound,
 )
 from protocol.microbatch.trainer_messages import (
     Begun,
-    Deliver,
-    Produced,
+    Filled,
 )
-from protocol.microbatch.trip import Leg
+from protocol.wire.stage_messages import Leg
 
 MESSAGES: list[Any] = [
     Load(3),
@@ -36,10 +41,10 @@ MESSAGES: list[Any] = [
     FragmentMerged(2, 7, 0.25),
     Evaluated(7, 2.5, 8192, 0.25),
     Ready(10, 128, "ab", "cpu", "fp32", 8, 11.5, (("a", (2, 3)),)),
-    TrainerSettings(b"{}", "a", "/c", 256),
-    pipe.ModelCreated((("a", (2, 3)), ("b", ())), (("a", (2, 3)), ("b", ()), ("c", (4,))), "{}"),
-    Deliver(Leg.BACKWARD, 3, 1, 2.5),
-    Produced(Leg.FORWARD, 3, 9, None),
+    Begin("train", TrainerSettings(b"{}", "a", "/c", 256), 2),
+    ModelCreated((("a", (2, 3)), ("b", ())), (("a", (2, 3)), ("b", ()), ("c", (4,))), "{}"),
+    Filled(Leg.BACKWARD, 3, 1, 2.5),
+    Filled(Leg.FORWARD, 3, 9, None),
     Begun(4),
     RoundClosed(3, 5, 40, 2.5, 0, 40, 1.5, 200.0),
     FragmentSent(2, 7, 5, 40, "ab", 0.25, 0.0, 362.5),
@@ -47,6 +52,9 @@ MESSAGES: list[Any] = [
     Amend(2, (), (0,), (1,)),
     Stop(),
 ]
+
+
+ALL = msgspec.msgpack.Decoder(Begin | TrainerCommand | TrainerEvent | ModelCreated)
 
 
 def _frame(tree):
@@ -57,10 +65,10 @@ def _frame(tree):
 @given(st.integers(1, 50))
 def test_messages_survive_in_pieces(size):
     data = b"".join(pipe.encode(message) for message in MESSAGES)
-    decoder = pipe.Decoder()
+    frames = pipe.FrameDecoder(ALL)
     received: list[object] = []
     for start in range(0, len(data), size):
-        received += decoder.feed(data[start : start + size])
+        received += frames.feed(data[start : start + size])
     assert received == MESSAGES
 
 
@@ -82,20 +90,29 @@ def test_messages_survive_in_pieces(size):
 )
 def test_anything_else_is_refused(tree):
     with pytest.raises(pipe.PipeError):
-        list(pipe.Decoder().feed(_frame(tree)))
+        list(pipe.FrameDecoder(ALL).feed(_frame(tree)))
 
 
 def test_a_frame_over_the_bound_is_refused_before_it_is_read():
     with pytest.raises(pipe.PipeError, match="allowed"):
-        list(pipe.Decoder().feed((pipe.MAX_FRAME_BYTES + 1).to_bytes(4, "big")))
+        list(pipe.FrameDecoder(ALL).feed((pipe.MAX_FRAME_BYTES + 1).to_bytes(4, "big")))
     with pytest.raises(pipe.PipeError, match="allowed"):
-        pipe.encode(TrainerSettings(bytes(pipe.MAX_FRAME_BYTES), "a", "/c", 256))
+        pipe.encode(Load(1, "x" * pipe.MAX_FRAME_BYTES))
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_each_end_takes_what_the_other_says_and_nothing_else(message):
+    taken = 0
+    for decoder in (pipe.TO_TRAINER, pipe.FROM_TRAINER):
+        with contextlib.suppress(pipe.PipeError):
+            taken += list(pipe.FrameDecoder(decoder).feed(pipe.encode(message))) == [message]
+    assert taken == (2 if isinstance(message, Filled) else 1)  # slots are filled at both ends
 
 
 @given(st.binary(max_size=200))
 def test_garbage_never_gets_through(data):
     try:
-        messages = list(pipe.Decoder().feed(data))
+        messages = list(pipe.FrameDecoder(ALL).feed(data))
     except pipe.PipeError:
         return
     assert all(pipe.encode(message) in data for message in messages)

@@ -122,7 +122,7 @@ async def a_whole_model_is_sent_with_the_end_of_each_round(life: Life) -> None:
         assert life.seen[-2:] == [sent, closed]
         assert (sent.fragment, sent.cycle, sent.step) == (0, round_, closed.step)
         assert (sent.steps, sent.tokens) == (closed.steps, closed.tokens)
-        assert digest_of(life.trainer.fragment_codes(0)) == sent.digest
+        assert digest_of(life.trainer.codes(0)) == sent.digest
         await life.merge()
         assert (await life.until(FragmentMerged)).cycle == round_
 
@@ -158,7 +158,7 @@ async def a_round_of_no_steps_sends_the_weights_as_they_are(life: Life) -> None:
     closed = await life.train(0, quota=0)
     (sent,) = life.of(FragmentSent)
     assert (sent.steps, sent.tokens, closed.steps) == (0, 0, 0)
-    assert digest_of(life.trainer.fragment_codes(0)) == sent.digest
+    assert digest_of(life.trainer.codes(0)) == sent.digest
     await life.merge()
     await life.until(FragmentMerged)
 
@@ -188,7 +188,7 @@ async def fragments_are_sent_and_merged_at_their_steps(life: Life) -> None:
     ends = [type(e) for e in life.seen if isinstance(e, FragmentSent | RoundClosed)]
     assert ends == 2 * [FragmentSent, FragmentSent, RoundClosed]
     for sent in life.of(FragmentSent)[-2:]:
-        assert digest_of(life.trainer.fragment_codes(sent.fragment)) == sent.digest
+        assert digest_of(life.trainer.codes(sent.fragment)) == sent.digest
 
 
 async def fragments_follow_the_number_of_the_round(life: Life) -> None:
@@ -245,7 +245,7 @@ async def fragments_leave_at_their_nominal_steps(life: Life) -> None:
     merged = {(e.fragment, e.cycle) for e in life.of(FragmentMerged)}
     assert {(e.fragment, e.cycle) for e in sent[:3]} <= merged
     for event in sent[-2:]:
-        assert digest_of(life.trainer.fragment_codes(event.fragment)) == event.digest
+        assert digest_of(life.trainer.codes(event.fragment)) == event.digest
 
 
 async def fragments_follow_the_nominal_step_and_not_the_round(life: Life) -> None:

@@ -49,8 +49,8 @@ class Trainers:
                 said.append(trainers.first)
                 return trainers.first
 
-            def fragment_codes(self, fragment):
-                return memoryview(bytes([number, fragment, 0]))
+            def codes(self, slot):
+                return memoryview(bytes([number, slot]))
 
         try:
             yield One()
@@ -65,7 +65,7 @@ async def test_the_first_is_there_before_it_is_asked_for_and_goes_before_the_nex
         async with warm.start(SLOW, None) as first:
             assert await first.receive() == READY
             await first.send(Load(1))
-            assert first.fragment_codes(2).tolist() == [1, 2, 0]
+            assert first.codes(7).tolist() == [1, 7]
             assert trainers.started == 1
         assert trainers.living == 0
         async with warm.start(SLOW, 4) as second:

@@ -1,7 +1,8 @@
 """What silence of a trainer is normal."""
 
 import math
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from peer.training.messages import (
     Amend,
