@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import trio
 
@@ -36,10 +36,10 @@ from protocol.run.layout import DATA_STAGE
 from protocol.wire.messages import Refusal
 from protocol.wire.stage_messages import (
     Announcement,
+    BoundaryKept,
     GetLinks,
     GetSnapshot,
     Halt,
-    Kept,
     Leg,
     Lost,
     Microbatch,
@@ -322,7 +322,7 @@ class StageExchange:
         if Freed(slot) in commands:
             self._take_back(onward)
         self._do(commands)
-        await talk.send(Kept(), stall_s=ANSWER_S)
+        await talk.send(BoundaryKept(), stall_s=ANSWER_S)
 
     async def _wait_turn(self, trip: Trip) -> RefusalReason | None:
         """Wait until a trip is welcome. Returns None then, or why it is not."""
@@ -381,7 +381,7 @@ class StageExchange:
         it is noted, or a later one is made. A link that breaks may be back before anybody looks
         around, so a relay that seems to be gone is tried again, too.
         """
-        core: Any = self._core
+        core = self._core if isinstance(self._core, DataPeerCore) else None
         said = peer_id, message
         if said in self._saying:
             return  # it went, and is back; we have tried all the while
@@ -396,10 +396,10 @@ class StageExchange:
             if answer is not None or (tries <= 0 and not isinstance(message, Announcement)):
                 break
             await trio.sleep(TICK_S)
-            if isinstance(message, Announcement) and core.announced != message.iteration:
+            if core and isinstance(message, Announcement) and message.iteration != core.announced:
                 break
         self._saying.remove(said)
-        if isinstance(core, DataPeerCore):
+        if core is not None:
             self._do(core.answered(peer_id, message, answer))
 
     def _offer_ahead(self, trip: Trip | None) -> None:

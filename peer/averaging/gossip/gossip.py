@@ -27,7 +27,7 @@ from protocol.gossip.final_averaging import Meeting
 from protocol.gossip.matchmaking import Matchmaker, MatchmakerStatistics
 from protocol.membership.book import Fault
 from protocol.outcomes import RefusalReason, SkipReason
-from protocol.wire.messages import Join, Propose, Settle
+from protocol.wire.messages import AskSettled, Join, Propose
 from protocol.wire.versions import GOSSIP
 
 from .exchange_io import STALL_S, OwnVector
@@ -364,14 +364,14 @@ class GossipServer:
 
     async def _serve(self, stream: Stream) -> None:
         talk, peer_id = Conversation(stream), stream.remote_peer_id
-        message, _ = await talk.receive(Propose, Join, Settle, timeout_s=FIRST_MESSAGE_S)
+        message, _ = await talk.receive(Propose, Join, AskSettled, timeout_s=FIRST_MESSAGE_S)
         match message:
             case Propose():
                 gossip = self._by_group.get(message.group, self._gossips[0])
                 await gossip.proposed(talk, stream, message)
             case Join():
                 await self._exchanges(peer_id, message.exchange).join(talk, message)
-            case Settle():
+            case AskSettled():
                 answer = self._exchanges(peer_id, message.exchange).answer(peer_id, message)
                 await talk.send(answer, stall_s=STALL_S)
 

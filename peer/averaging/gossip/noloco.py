@@ -72,10 +72,10 @@ from peer.training.messages import (
     FragmentMerged,
     FragmentSent,
     Merge,
-    Progress,
     Ready,
     RoundClosed,
     SyncEvent,
+    TrainerProgress,
 )
 from peer.training.ports import StartTrainer
 from protocol.fragment.fragments import Fragment, fragment_layout_digest, fragments_of_run
@@ -291,7 +291,7 @@ class PairRounds:
             self._cut(Layout.from_shapes(dict(ready.shapes)))
         self._sent_s = dict.fromkeys(range(len(self._lanes)), trio.current_time())
 
-    def progressed(self, progress: Progress) -> None:
+    def progressed(self, progress: TrainerProgress) -> None:
         """Note it, where lengths of rounds are ours."""
         if self._own_length is not None:
             self._own_length.progressed(progress.steps)
