@@ -24,7 +24,7 @@ from peer.ports import Network, PeerId, Stream, Work
 from protocol.errors import LocoError, Refused, StreamLost
 from protocol.gossip import matchmaking_events as mm
 from protocol.gossip.final_averaging import Meeting
-from protocol.gossip.matchmaking import Matchmaker, MatchmakerStatistics
+from protocol.gossip.matchmaking import Matchmaker
 from protocol.membership.book import Fault
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire.messages import AskSettled, Join, Propose
@@ -152,10 +152,6 @@ class Gossip:
     async def believe(self, own: OwnVector, theirs: memoryview) -> None:
         """A partner's codes are averaged with: they tell how near partners are."""
         await self.exchanges.learn(own, theirs)
-
-    def statistics(self) -> MatchmakerStatistics:
-        """Counts since the start."""
-        return self._matchmaker.statistics()
 
     # --- the matchmaker's side --------------------------------------------------------------------
     async def _tick(self) -> None:

@@ -138,11 +138,19 @@ class OuterSteps:
             meeting: of the final averaging's plan; None to average with whoever is free.
             meanwhile: nominal steps until the next snapshot is due; 0 if training waits.
         """
-        slack_s = self._facts.round_s * meanwhile / self._spec.sync.round_steps
+        round_s = self._facts.round_s
+        exchange_s = max(MIN_EXCHANGE_S, MAX_EXCHANGE_ROUNDS * round_s)
+        # For so long a partner may be awaited at no cost, exchange included.
+        slack_s = round_s * meanwhile / self._spec.sync.round_steps
         if meeting is None:
-            outcome, timing = await self.gossip.average(own, self._bounds(slack_s))
+            bounds = Bounds(
+                fresh_s=self._patience.for_fresh_s(slack_s),
+                search_s=max(MIN_SEARCH_S, SEARCH_ROUNDS * round_s, self._facts.own_round_s),
+                exchange_s=exchange_s,
+            )
+            outcome, timing = await self.gossip.average(own, bounds)
         else:
-            outcome, timing = await self.gossip.meet(own, meeting, self._exchange_s())
+            outcome, timing = await self.gossip.meet(own, meeting, exchange_s)
         if isinstance(outcome, Averaged):
             self._patience.exchanged(timing.match_s, timing.exchange_s, slack_s)
         return Settled(own, outcome, timing)
@@ -211,22 +219,6 @@ class OuterSteps:
             return math.inf
         moved = await self._work.run(self.outer.moved, own_codes)
         return min(EXPECTED_AT_FIRST * moved, own_length) or math.inf
-
-    def _bounds(self, slack_s: float) -> Bounds:
-        """How long averaging a snapshot may take now.
-
-        Args:
-            slack_s: for how long a partner may be awaited at no cost, exchange included.
-        """
-        round_s = self._facts.round_s
-        return Bounds(
-            fresh_s=self._patience.for_fresh_s(slack_s),
-            search_s=max(MIN_SEARCH_S, SEARCH_ROUNDS * round_s, self._facts.own_round_s),
-            exchange_s=self._exchange_s(),
-        )
-
-    def _exchange_s(self) -> float:
-        return max(MIN_EXCHANGE_S, MAX_EXCHANGE_ROUNDS * self._facts.round_s)
 
     def _with_phi(self, codes: memoryview) -> memoryview:
         both = memoryview(bytearray(2 * len(codes)))
