@@ -217,8 +217,8 @@ def codes_of(method: str) -> tuple[bytes, ...]:
     """Codes of the lengths that this run's vectors, fragments and chunks have."""
     sizes = {PARAMETERS[method]}
     section = spec_of(method).sync
-    cut = {"diloco": section.diloco, "streaming": section.streaming}.get(method)
-    if cut is not None:
+    cut = section.diloco or section.pairs
+    if cut.fragments != "whole":
         for fragment in fragments_of_run(cut, simulated_layout(PARAMETERS[method])):
             sizes |= {fragment.size, *(stop - start for start, stop in fragment.chunks)}
     codec, made = get_codec("int8"), []

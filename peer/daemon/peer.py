@@ -13,8 +13,7 @@ from typing import Final
 
 import trio
 
-from peer.averaging.parts import Averaging, AveragingParts
-from peer.averaging.ways import averaging_of
+from peer.averaging.parts import Averaging, AveragingParts, averaging_of
 from peer.codec import MAIN_MEMORY, get_codec
 from peer.content.service import ContentService
 from peer.facts import HeldPart, PeerState

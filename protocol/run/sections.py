@@ -288,8 +288,45 @@ class DilocoSection(FragmentsSection):
         return {key: value for key, value in tree.items() if key != "error_feedback"}
 
 
-class StreamingSection(FragmentsSection):
-    """Streaming gossip: each fragment finds a partner of its own, at its own moment."""
+STREAMING_WHOLE_GONE: Final = (
+    "one fragment of everything in the middle of rounds is gone: loco-peer 0.1.0 had it last;"
+    " go on with the run in that, or found a new one with sync.noloco.fragments = 'whole'"
+)
+
+
+class NolocoSection(FragmentsSection):
+    """NoLoCo: what pairs average. Each fragment finds a partner of its own, at its own moment."""
+
+    fragments: Literal["strided", "sequential", "whole"] = "whole"
+    """'whole' models, or fragments of 'strided' or 'sequential' blocks."""
+
+    @model_validator(mode="after")
+    def _whole_has_no_blocks(self) -> Self:
+        if self.is_whole and self.blocks_per_fragment != (
+            type(self).model_fields["blocks_per_fragment"].default
+        ):
+            what = "says nothing to whole models: leave it out, or set fragments"
+            raise self._misfit("blocks_per_fragment", what)
+        return self
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the whole model is one fragment."""
+        return self.fragments == "whole"
+
+
+def without_streaming(tree: dict[str, Any]) -> dict[str, Any]:
+    """A tree of [sync] as it was signed, or written, when fragments in pairs were a method."""
+    method, section = tree.get("method"), tree.get("streaming")
+    tree = {key: value for key, value in tree.items() if key != "streaming"}
+    if method != "streaming":
+        if section is not None:
+            raise misfit("streaming", 'is [sync.noloco] now, with method = "noloco"', section)
+        return tree
+    section = {"fragments": "strided", **(section or {})}
+    if section["fragments"] == "whole":
+        raise misfit("streaming.fragments", STREAMING_WHOLE_GONE, "whole")
+    return {**tree, "method": "noloco", "noloco": section}
 
 
 # --- frozen config --------------------------------------------------------------------------------
