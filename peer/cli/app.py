@@ -104,8 +104,8 @@ def join(**given: object) -> None:
 
 
 def _run(given: Mapping[str, object], start: Start | None) -> None:
-    from peer.process.sigterm import end_on_sigterm
     from peer.ports.terminal import CONSOLE_LOG, outlive_terminal
+    from peer.process.sigterm import end_on_sigterm
 
     end_on_sigterm()
     named = {name.replace("_", "-"): value for name, value in given.items()}

@@ -19,10 +19,10 @@ from peer.network.handlers import Readers
 from peer.ports import Network, Stream, Work
 from protocol.corpus.at_once import AtOnce
 from protocol.limits import (
-    MAX_PIECE_READERS,
+    MAX_HELD,
     MAX_PIECE_READERS_PER_PEER,
     MAX_PIECE_READERS_PER_PREFIX,
-    MAX_PIECE_REQUESTS,
+    MAX_REQUESTS,
 )
 from protocol.membership.budget import Shares
 from protocol.outcomes import RefusalReason
@@ -38,7 +38,7 @@ TURN_S: Final = 20.0
 """Longest wait of a reader for its turn: it takes us for dead after ANSWER_S (fetcher.py)."""
 LOOK_EVERY_S: Final = 1.0
 """A turn may come with time alone."""
-READERS: Final = Shares(MAX_PIECE_READERS, MAX_PIECE_READERS_PER_PEER, MAX_PIECE_READERS_PER_PREFIX)
+READERS: Final = Shares(MAX_HELD, MAX_PIECE_READERS_PER_PEER, MAX_PIECE_READERS_PER_PREFIX)
 
 
 class PieceService:
@@ -50,7 +50,7 @@ class PieceService:
         self._network = network
         self._work = work
         self._readers = Readers(READERS)
-        self._at_once = AtOnce(MAX_PIECE_READERS)
+        self._at_once = AtOnce(MAX_HELD)
         self._turns = trio.Lock()
         self._ended = trio.Event()
 
@@ -63,7 +63,7 @@ class PieceService:
 
     async def _answer(self, talk: Conversation) -> None:
         patience_s = FIRST_REQUEST_S
-        for _ in range(MAX_PIECE_REQUESTS):
+        for _ in range(MAX_REQUESTS):
             request, _ = await talk.receive(GetHoldings, GetPieces, timeout_s=patience_s)
             patience_s = REQUEST_S
             if request.corpus != self._corpus:
@@ -73,7 +73,7 @@ class PieceService:
                 await self._tell(talk, request.known)
             else:
                 await self._send(talk, request.pieces)
-        sentence = f"{MAX_PIECE_REQUESTS} requests on one stream are enough"
+        sentence = f"{MAX_REQUESTS} requests on one stream are enough"
         await talk.refuse(RefusalReason.TOO_MANY, sentence)
 
     async def _tell(self, talk: Conversation, known: int) -> None:

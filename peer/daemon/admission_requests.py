@@ -13,7 +13,7 @@ from protocol.errors import LocoError, RemoteProtocolError
 from .join_address import join_address
 from .peer_parts import PeerParts
 
-MAX_NAMED: Final = 8
+MOST_NAMED: Final = 8
 """Peers that are named to somebody whose short id is not clear."""
 
 
@@ -74,5 +74,5 @@ def named_peer(text: str, known: Collection[PeerId]) -> PeerId:
             f"no peer is known here whose id ends in {text}; `loco-peer status --verbose` shows"
             " whole ids, and a whole id is taken of peers that are not here, too"
         )
-    named = ", ".join(meant[:MAX_NAMED])
+    named = ", ".join(meant[:MOST_NAMED])
     raise LocoError(f"{len(meant)} peers have ids that end in {text}; give more of one: {named}")

@@ -12,7 +12,7 @@ import trio
 
 from peer.ports import Address, PeerId
 from protocol.errors import Declined, LocoError, Refused
-from protocol.limits import MAX_DIALS, MAX_LINKS
+from protocol.limits import MAX_LINKS, MAX_TRIED
 from protocol.membership.view import Member, Roster
 
 from .hearsay import Hearsay
@@ -66,7 +66,7 @@ class Dialler:
         room, members = MAX_LINKS - len(linked), self._roster.members()
         self._forget(now_s, {member.peer_id for member in members})
         for member in members:
-            if room <= 0 or len(self._dialling) >= MAX_DIALS:
+            if room <= 0 or len(self._dialling) >= MAX_TRIED:
                 return
             if member.peer_id not in linked and self._is_due(member, now_s):
                 self.redials.dialled(member.peer_id, now_s)

@@ -15,18 +15,18 @@ from typing import Final
 
 from peer.ports import PeerId
 from protocol.limits import (
-    MAX_HEARSAY,
-    MAX_HEARSAY_DIALS,
-    MAX_HEARSAY_DIALS_PER_PEER,
-    MAX_HEARSAY_PER_PEER,
+    MAX_AT_ONCE,
     MAX_HEARSAY_TRIES,
+    MAX_HELD,
+    MAX_LISTED,
+    MAX_NAMED,
 )
 from protocol.membership.budget import Budget, Shares
 from protocol.membership.view import Roster
 from protocol.wire.messages import PeerList
 
-NAMES: Final = Shares(MAX_HEARSAY, MAX_HEARSAY_PER_PEER, MAX_HEARSAY)
-DIALS: Final = Shares(MAX_HEARSAY_DIALS, MAX_HEARSAY_DIALS_PER_PEER, MAX_HEARSAY_DIALS)
+NAMES: Final = Shares(MAX_NAMED, MAX_LISTED, MAX_NAMED)
+DIALS: Final = Shares(MAX_HELD, MAX_AT_ONCE, MAX_HELD)
 NOWHERE: Final = ""
 """Budgets here go by the peer that said it, wherever that is."""
 

@@ -31,7 +31,7 @@ from peer.observe.facts import Facts
 from peer.ports import Address, Network, PeerId, Stream
 from protocol.address.multiaddr import split_peer_id
 from protocol.errors import LocoError
-from protocol.limits import DIAL_BACK_EVERY_S, MAX_DIAL_BACKS, MAX_LINKS
+from protocol.limits import DIAL_BACK_EVERY_S, MAX_AT_ONCE, MAX_LINKS
 from protocol.membership.dial_back import (
     DialBacks,
     Reach,
@@ -84,7 +84,7 @@ class Reaching:
         self._relays: dict[PeerId, tuple[float, Address]] = {}
         self._not_before_s: dict[PeerId, float] = {}
         self._tried_at_s: dict[PeerId, float] = {}
-        self._trying = trio.CapacityLimiter(MAX_DIAL_BACKS)
+        self._trying = trio.CapacityLimiter(MAX_AT_ONCE)
         self._ask_at_s = 0.0
 
     async def run(self) -> None:

@@ -16,7 +16,7 @@ from peer.observe.facts import Facts
 from peer.ports import PeerId
 from peer.process.bell import Bell
 from protocol.errors import LocoError, RemoteProtocolError
-from protocol.limits import MAX_CONVICTED
+from protocol.limits import MAX_CONTRIBUTORS
 from protocol.membership.conduct import Conduct, Fault
 from protocol.outcomes import RefusalReason
 from protocol.wire.messages import Refusal
@@ -82,7 +82,7 @@ class Standing:
         """Have nothing to do with a peer any more that was proved to have lied."""
         self._facts.convicted += 1
         self._convicted[peer_id] = None
-        while len(self._convicted) > MAX_CONVICTED:
+        while len(self._convicted) > MAX_CONTRIBUTORS:
             self._convicted.popitem(last=False)
         self._events.emit(EventName.PEER_CONVICTED, remote=peer_id)
         self._one_more_ignored.ring()

@@ -16,6 +16,7 @@ from peer.state.fetching import fetch_from
 from peer.state.sample import blocks_of, is_unlike, sample_of
 from peer.training.ports import Float32Vector
 from protocol.errors import LocoError
+from protocol.limits import SECRET_BYTES
 from protocol.membership.heeded import heeded
 from protocol.membership.records import Sign
 from protocol.membership.view import Member, View
@@ -23,7 +24,6 @@ from protocol.state_sample import (
     BLOCK_VALUES,
     LEAST_BLOCKS,
     NUM_WITNESSES,
-    SEED_BYTES,
     block_starts,
 )
 
@@ -58,7 +58,7 @@ class Witnesses:
         self._view = view
         self._source = source
         drawn = sign(f"loco/v1/witnesses/{source}/{root}".encode())
-        self._seed = blake3.blake3(drawn).digest(length=SEED_BYTES)
+        self._seed = blake3.blake3(drawn).digest(length=SECRET_BYTES)
         self._samples: list[Float32Vector] = []
         self.losses: list[float] = []
         self.asked = trio.Event()

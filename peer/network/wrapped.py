@@ -27,8 +27,8 @@ from peer.ports import Address, Network, NetworkStatistics, OnBytes, PeerId, Str
 from protocol.errors import RemoteProtocolError
 from protocol.limits import (
     INBOUND_STREAMS_BURST_S,
-    INBOUND_STREAMS_PER_S,
     INBOUND_STREAMS_PER_S_OF_PREFIX,
+    PER_PEER_PER_S,
 )
 from protocol.membership.conduct import Fault
 from protocol.membership.paces import Paces
@@ -155,7 +155,7 @@ class AdmittedNetwork(WrappedNetwork):
         super().__init__(network)
         self._judge = judge
         self._paces = Paces(
-            INBOUND_STREAMS_PER_S, INBOUND_STREAMS_PER_S_OF_PREFIX, INBOUND_STREAMS_BURST_S
+            PER_PEER_PER_S, INBOUND_STREAMS_PER_S_OF_PREFIX, INBOUND_STREAMS_BURST_S
         )
 
     async def serve(self, protocol: str, handler: StreamHandler) -> None:

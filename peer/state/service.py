@@ -24,10 +24,10 @@ from peer.network.handlers import Readers
 from peer.ports import Network, Stream, Work
 from protocol.limits import (
     MAX_BLOB_BYTES,
+    MAX_PER_PEER,
+    MAX_REQUESTS,
     MAX_STATE_READERS,
-    MAX_STATE_READERS_PER_PEER,
     MAX_STATE_READERS_PER_PREFIX,
-    MAX_STATE_REQUESTS,
     STATE_CHUNK_BYTES,
 )
 from protocol.membership.budget import Shares
@@ -63,7 +63,7 @@ PINNED_REQUEST_S: Final = 10.0
 STALL_S: Final = 15.0
 READINGS_OF_A_STATE: Final = 2
 """A reader that lost chunks asks for some again; nobody reads for ever."""
-READERS: Final = Shares(MAX_STATE_READERS, MAX_STATE_READERS_PER_PEER, MAX_STATE_READERS_PER_PREFIX)
+READERS: Final = Shares(MAX_STATE_READERS, MAX_PER_PEER, MAX_STATE_READERS_PER_PREFIX)
 
 
 @dataclass(slots=True, eq=False)
@@ -155,8 +155,8 @@ class StateService:
                 GetSpec, GetBlob, GetState, GetSample, GetChunks, timeout_s=reader.patience_s
             )
             reader.requests += not isinstance(request, GetChunks)
-            if reader.requests > MAX_STATE_REQUESTS:
-                sentence = f"{MAX_STATE_REQUESTS} requests on one stream are enough"
+            if reader.requests > MAX_REQUESTS:
+                sentence = f"{MAX_REQUESTS} requests on one stream are enough"
                 await talk.refuse(RefusalReason.TOO_MANY, sentence)
                 return
             match request:

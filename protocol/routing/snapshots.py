@@ -26,10 +26,9 @@ import blake3
 import msgpack
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.limits import MAX_SNAPSHOT_BYTES
+from protocol.limits import MAX_NAMED, MAX_SNAPSHOT_BYTES
 from protocol.membership.records import Verify, verify_with_peer_id
 from protocol.pipeline.problem import (
-    MAX_PEERS,
     THOUSAND,
     US_PER_S,
     Matrix,
@@ -90,7 +89,7 @@ class LinkSnapshot:
         ordered = tuple(sorted(vectors, key=lambda vector: vector.peer_id))
         pairs = [[vector.peer_id, signed[vector.peer_id]] for vector in ordered]
         data: bytes = msgpack.packb([FORM, run_id, pairs])
-        if len(data) > MAX_SNAPSHOT_BYTES or not 1 <= len(ordered) <= MAX_PEERS:
+        if len(data) > MAX_SNAPSHOT_BYTES or not 1 <= len(ordered) <= MAX_NAMED:
             raise LocalProtocolError(f"a snapshot of {len(ordered)} peers, {len(data)} bytes")
         return cls(ordered, data)
 
@@ -110,7 +109,7 @@ class LinkSnapshot:
             raise RemoteProtocolError(f"not a snapshot: {error}") from error
         if form != FORM or run != run_id:
             raise RemoteProtocolError(f"not a snapshot of form {FORM} of this run")
-        if not 1 <= len(signed) <= MAX_PEERS:
+        if not 1 <= len(signed) <= MAX_NAMED:
             raise RemoteProtocolError(f"a snapshot of {len(signed)} peers")
         vectors = [decode_vector(*pair, run_id, verify) for pair in signed.items()]
         snapshot = cls.of(run_id, signed, vectors)

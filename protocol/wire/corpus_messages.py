@@ -10,8 +10,8 @@ from msgspec import Meta
 
 from protocol.limits import (
     MAX_CONTROL_PAYLOAD_BYTES,
+    MAX_HELD,
     MAX_PIECE_BYTES,
-    MAX_PIECES_PER_REQUEST,
 )
 
 from .fields import Count, Digest, Message
@@ -49,7 +49,7 @@ class GetPieces(Message, frozen=True, tag="get_pieces"):
     """Send me these pieces, in this order."""
 
     corpus: Digest
-    pieces: Annotated[tuple[PieceIndex, ...], Meta(max_length=MAX_PIECES_PER_REQUEST)]
+    pieces: Annotated[tuple[PieceIndex, ...], Meta(max_length=MAX_HELD)]
 
 
 class PieceReply(Message, frozen=True, tag="piece_of_corpus"):

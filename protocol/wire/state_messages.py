@@ -12,9 +12,10 @@ from protocol.limits import (
     MAX_CONTROL_PAYLOAD_BYTES,
     MAX_PARAMETERS,
     MAX_SPEC_BYTES,
+    SECRET_BYTES,
     STATE_CHUNK_BYTES,
 )
-from protocol.state_sample import SAMPLE_BYTES, SEED_BYTES
+from protocol.state_sample import SAMPLE_BYTES
 
 from .fields import Count, Digest, Key, Message, NonNegative, Signature
 
@@ -85,7 +86,7 @@ class GetSample(Message, frozen=True, tag="get_sample"):
     """Send me the weights of this group at the places that follow from the seed."""
 
     group: Digest
-    seed: Annotated[bytes, Meta(min_length=SEED_BYTES, max_length=SEED_BYTES)]
+    seed: Annotated[bytes, Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
 
 
 class SampleReply(Message, frozen=True, tag="sample"):

@@ -13,7 +13,7 @@ from peer.network.conversation import Conversation
 from peer.training.corpus.blocks import PieceCorpus, piece_path
 from protocol.corpus.needs import CorpusNeeds
 from protocol.errors import Refused
-from protocol.limits import MAX_PIECE_READERS_PER_PEER, MAX_PIECE_REQUESTS
+from protocol.limits import MAX_PIECE_READERS_PER_PEER, MAX_REQUESTS
 from protocol.wire.corpus_messages import GetHoldings, Holdings
 from protocol.wire.versions import CORPUS
 
@@ -157,7 +157,7 @@ async def test_what_one_reader_may_cost_is_bounded(
                 await asker.piece(0)
         talk = Conversation(await joiner.network.open_stream(founder.network.peer_id, CORPUS))
         with pytest.raises(Refused, match="are enough"):
-            for _ in range(MAX_PIECE_REQUESTS + 1):
+            for _ in range(MAX_REQUESTS + 1):
                 await talk.send(GetHoldings(corpus, 0))
                 await talk.receive(Holdings)
         streams = [

@@ -21,10 +21,10 @@ from peer.state.service import FIRST_REQUEST_S, READINGS_OF_A_STATE, REQUEST_S, 
 from peer.state.steady import RATE_WINDOW_S, slowest_rate
 from protocol.errors import Refused, StreamLost
 from protocol.limits import (
+    MAX_PER_PEER,
+    MAX_REQUESTS,
     MAX_STATE_READERS,
-    MAX_STATE_READERS_PER_PEER,
     MAX_STATE_READERS_PER_PREFIX,
-    MAX_STATE_REQUESTS,
     MAX_TRANSFER_S,
     MIN_FETCH_BYTES_PER_S,
     STATE_CHUNK_BYTES,
@@ -78,7 +78,7 @@ async def test_one_peer_takes_its_own_places_alone(
         made.another("greedy") as greedy,
         trio.open_nursery() as nursery,
     ):
-        for _ in range(MAX_STATE_READERS_PER_PEER):
+        for _ in range(MAX_PER_PEER):
             nursery.start_soon(hold, made, greedy)
         await trio.sleep(1.0)
         assert not await is_served(made, greedy)
@@ -116,7 +116,7 @@ async def test_a_stream_that_says_nothing_is_given_up_soon(
 async def ask_and_read_nothing(made: World, network: Any, request: Any) -> None:
     talk = Conversation(await network.open_stream(made.server.peer_id, STATE))
     with contextlib.suppress(StreamLost):
-        for _ in range(MAX_STATE_REQUESTS):
+        for _ in range(MAX_REQUESTS):
             await talk.send(request)
     await trio.sleep_forever()
 
@@ -229,7 +229,7 @@ async def test_requests_on_one_stream_are_bounded(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:
     async with world(tmp_path) as made, made.fetcher() as fetcher:
-        for _ in range(MAX_STATE_REQUESTS):
+        for _ in range(MAX_REQUESTS):
             await fetcher.spec(None)
         with pytest.raises(Refused, match="are enough"):
             await fetcher.spec(None)
