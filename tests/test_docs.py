@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from peer.cli.app import app
 from peer.cli.new import EXPLANATIONS
-from peer.observe.status import PeerState
+from peer.facts import PeerState
 from peer.options.config import ENVIRONMENT_PREFIX, OPTIONS
 from peer.options.exit_codes import ExitCode
 from protocol.outcomes import RefusalReason, SkipReason

@@ -14,8 +14,7 @@ import typer
 from peer.options.config import PeerConfig
 from peer.options.exit_codes import ExitCode
 from peer.options.values import LogFormat
-from peer.process.exception_groups import leaves
-from protocol.errors import InvalidRunSpec, LocoError, Refused
+from protocol.errors import InvalidRunSpec, LocoError, Refused, leaves
 
 
 # --- reporting ------------------------------------------------------------------------------------

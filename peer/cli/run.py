@@ -14,12 +14,12 @@ from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import say_before_founding
 from peer.options.run_options import check_options
 from peer.ports.imports import large_imports
-from peer.process.exception_groups import leaves
 from peer.process.rejoin import JoinAgain, rejoin_command
 from peer.process.sigterm import hold_back_sigterm
 from peer.state.export_folder import check_export_folder
 from peer.state.home import Home, OtherRun
 from peer.training.child_process import spare_child
+from protocol.errors import leaves
 from protocol.run.amendments import differing_keys
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec

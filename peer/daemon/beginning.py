@@ -28,14 +28,12 @@ from typing import Final, Protocol
 
 import trio
 
+from peer.facts import Facts, HeldPart, PeerState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
 from peer.ports import PeerId
 from peer.state.fetching import ExpectedState, Fetcher
 from peer.state.gathering import CHUNKS_PER_SOURCE, Gathering
-from peer.state.held_part import HeldPart
 from peer.state.state_file import StateManifest, StateScalars
 from peer.training.ports import Float32Vector
 from protocol.errors import RemoteProtocolError

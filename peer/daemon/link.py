@@ -7,12 +7,12 @@ from typing import Final
 
 import trio
 
+from peer.facts import Facts
 from peer.network.conversation import Conversation
 from peer.network.pacing import Pacing
-from peer.observe.facts import Facts
 from peer.ports import PeerId
 from protocol.limits import MAX_LISTED, PER_PEER_PER_S
-from protocol.membership.paces import Allowance
+from protocol.membership.book import Allowance
 from protocol.membership.view import Progress
 from protocol.wire.messages import AliveReply, AskAlive, Beat, Free, Leaving, PeerList, Statements
 

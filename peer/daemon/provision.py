@@ -29,10 +29,10 @@ import numpy as np
 import trio
 
 from peer.corpus.store import PieceStore, open_store
+from peer.facts import PartShape
 from peer.observe.event_names import EventName
 from peer.ports import PeerId, Work
 from peer.state.fetching import BlobSource
-from peer.state.held_part import PartShape
 from peer.state.home import HomeError, replace_file
 from peer.state.rebuilt_stage import Neighbour, rebuild
 from peer.training.child_process import SpareChild

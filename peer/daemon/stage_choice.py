@@ -5,7 +5,7 @@ from typing import Final
 import blake3
 import trio
 
-from peer.observe.facts import Facts
+from peer.facts import Facts
 from peer.stages.company import StageCompany
 from protocol.membership.group import Group
 from protocol.membership.view import Roster

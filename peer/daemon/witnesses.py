@@ -10,7 +10,7 @@ from typing import Final
 import blake3
 import trio
 
-from peer.observe.status import PeerState
+from peer.facts import PeerState
 from peer.ports import Network, PeerId
 from peer.state.fetching import fetch_from
 from peer.state.sample import blocks_of, is_unlike, sample_of

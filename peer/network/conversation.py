@@ -18,7 +18,6 @@ pure core cannot do: waiting, patience, counting.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self, TypedDict, TypeVar, Unpack, cast, overload
 
@@ -74,68 +73,34 @@ class ReceiveOptions(TypedDict, total=False):
     on_progress: OnProgress
 
 
-@dataclass(frozen=True, slots=True)
-class ConversationStatistics:
-    """Bytes that have passed, framing included."""
-
-    bytes_sent: int
-    bytes_received: int
-    messages_sent: int
-    messages_received: int
-
-
 class Conversation:
     """Messages over `stream`, which it owns: closed by `aclose` or on leaving `async with`.
 
     Args:
         stream: an open stream to one peer.
         max_payload_bytes: longest payload accepted where neither a buffer nor a bound is given.
+
+    Attributes:
+        remote_peer_id: the peer at the other end, as the network has authenticated it.
+        bytes_sent, bytes_received: handed to and taken from the stream, framing included.
     """
 
     def __init__(
         self, stream: Stream, *, max_payload_bytes: int = MAX_CONTROL_PAYLOAD_BYTES
     ) -> None:
         self._stream = stream
+        self.remote_peer_id: Final = stream.remote_peer_id
         self._max_payload_bytes = max_payload_bytes
         self._reader = FrameReader()
         self._send_lock, self._receive_lock = trio.Lock(), trio.Lock()
         self._cut_off_sending = self._cut_off_receiving = False
-        self._bytes_sent = self._bytes_received = 0
-        self._messages_sent = self._messages_received = 0
-
-    def __repr__(self) -> str:
-        return (
-            f"<Conversation with {self.remote_peer_id}: {self._messages_sent} messages "
-            f"({self._bytes_sent} bytes) sent, {self._messages_received} "
-            f"({self._bytes_received} bytes) received>"
-        )
+        self.bytes_sent = self.bytes_received = 0
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-    @property
-    def remote_peer_id(self) -> str:
-        """The peer at the other end, as the network has authenticated it."""
-        return self._stream.remote_peer_id
-
-    @property
-    def bytes_sent(self) -> int:
-        """Bytes handed to the stream, framing included."""
-        return self._bytes_sent
-
-    @property
-    def bytes_received(self) -> int:
-        """Bytes taken from the stream, framing included."""
-        return self._bytes_received
-
-    def statistics(self) -> ConversationStatistics:
-        """What has passed so far."""
-        return ConversationStatistics(
-            self._bytes_sent, self._bytes_received, self._messages_sent, self._messages_received
-        )
 
     async def aclose(self) -> None:
         """Close the stream."""
@@ -166,7 +131,6 @@ class Conversation:
             await self._write(frame, stall_s)
             await self._write_payload(view, stall_s, on_progress or _ignore)
             self._cut_off_sending = False
-            self._messages_sent += 1
 
     async def refuse(
         self, reason: RefusalReason, sentence: str, *, round: int | None = None
@@ -223,7 +187,6 @@ class Conversation:
                 into = options["place"](message, start.payload_bytes)
             payload = await self._read_payload(start.payload_bytes, into, options)
             self._cut_off_receiving = False
-            self._messages_received += 1
         return message, payload
 
     def _limit_bytes(self, options: ReceiveOptions) -> int:
@@ -299,13 +262,13 @@ class Conversation:
             return 0
         place = into.cast("B")[done_bytes : done_bytes + step_bytes]
         await self._stream.receive_into(place, lambda came: on_progress(done_bytes + came))
-        self._bytes_received += step_bytes
+        self.bytes_received += step_bytes
         self._reader.skip_payload(step_bytes)
         return step_bytes
 
     async def _feed(self, max_bytes: int) -> None:
         data = await self._stream.receive_some(max_bytes)
-        self._bytes_received += len(data)
+        self.bytes_received += len(data)
         self._reader.feed(data)
 
     async def _write_payload(
@@ -322,7 +285,7 @@ class Conversation:
     async def _write(self, data: bytes | memoryview, stall_s: float) -> None:
         with self._patience(stall_s, "took nothing"):
             await self._stream.send_all(data)
-        self._bytes_sent += len(data)
+        self.bytes_sent += len(data)
 
     def _patience(self, seconds: float, what: str) -> "_Patience":
         return _Patience(self, seconds, what)

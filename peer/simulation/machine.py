@@ -18,10 +18,10 @@ import trio
 from peer.daemon.beginning import Beginning, Fetched, Fresh
 from peer.daemon.engine import SlowWeights
 from peer.daemon.provision import ChooseStage, Supplies
+from peer.facts import PartShape
 from peer.network.pacing import NO_LIMITS, BandwidthLimits
 from peer.ports import PeerId
 from peer.state.fetching import BlobSource
-from peer.state.held_part import PartShape
 from peer.training.messages import Failed, TrainerCommand, TrainerEvent
 from peer.training.ports import Float32Vector, StartTrainer, Trainer
 from peer.training.simulated import simulated_starter

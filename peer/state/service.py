@@ -30,7 +30,7 @@ from protocol.limits import (
     MAX_STATE_READERS_PER_PREFIX,
     STATE_CHUNK_BYTES,
 )
-from protocol.membership.budget import Shares
+from protocol.membership.book import Shares
 from protocol.membership.group import other_group_sentence
 from protocol.outcomes import RefusalReason
 from protocol.run.signed_spec import SignedSpec

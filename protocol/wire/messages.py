@@ -21,7 +21,7 @@ stream, < from the other:
                       > GetStamps < Stamps           > GetResult < Result + codes
                       > GetChunkState < ChunkState + values          or a Refusal
                       > GetOpening < Opening + leaves   > Doubt, Proof + evidence
-    /loco/stage/1     > Offer   < Credit or Refusal  > Boundary + codes  < Kept
+    /loco/stage/2     > Trip    < Credit or Refusal  > Boundary + codes  < Kept
                       > Announcement, Lost, Passed, Resume  < Noted    > Halt  < Halted
                       > GetLinks < LinksReply + vector  > GetSnapshot < SnapshotReply + snapshot
     /loco/reach/1     > Whereabouts < Seen or Refusal

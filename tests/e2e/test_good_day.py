@@ -8,8 +8,8 @@ import signal
 import pytest
 from swarm import NUM_ROUNDS_ALONE, Peer, Swarm, all_averaging, ending, port_of
 
+from peer.facts import PeerState
 from peer.observe.event_names import EventName
-from peer.observe.status import PeerState
 from peer.options.exit_codes import ExitCode
 from peer.ports.terminal import CONSOLE_LOG
 from protocol.outcomes import SkipReason

@@ -28,8 +28,8 @@ from stage_worlds import PretendedTrainer, StageWorld
 from swarm_worlds import toy_spec
 
 from peer.simulation.swarm import SwarmOptions, open_swarm
-from protocol.microbatch.trip import Leg
 from protocol.run.run_spec import RunSpec
+from protocol.wire.stage_messages import Leg
 
 ROOT: Final = Path(__file__).parents[2]
 HARNESS: Final = "peer/simulation"

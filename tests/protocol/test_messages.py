@@ -11,8 +11,6 @@ from msgspec.structs import fields, replace
 
 from protocol import limits
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.microbatch.mending import Standing
-from protocol.microbatch.trip import Leg
 from protocol.outcomes import RefusalReason
 from protocol.wire.corpus_messages import GetHoldings, GetPieces, Holdings, PieceReply
 from protocol.wire.fields import MAX_SENTENCE_CHARS, Message
@@ -73,13 +71,17 @@ from protocol.wire.stage_messages import (
     Halt,
     Halted,
     Kept,
+    Leg,
     LinksReply,
     Lost,
+    Microbatch,
     Noted,
-    Offer,
     Passed,
+    Path,
     Resume,
     SnapshotReply,
+    Standing,
+    Trip,
 )
 from protocol.wire.state_messages import (
     BlobReply,
@@ -96,6 +98,7 @@ from protocol.wire.state_messages import (
 
 RUN = "0123456789abcdef" * 2
 GROUP = "fedcba9876543210" * 2
+MICROBATCH = Microbatch("data", 4, 2)
 DIGEST = "ab" * 16
 PEER = "12D3KooWPeer"
 ADDRESS = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWPeer"
@@ -184,17 +187,17 @@ EXAMPLES: tuple[Message, ...] = (
     Opening(),
     Doubt(GROUP, 1, 7, PEER),
     Proof(GROUP, PEER),
-    Offer(GROUP, "data", 4, 2, Leg.BACKWARD, ("a", "b"), 1, (2, 1), "cd" * 16, 1, 2),
+    Trip(MICROBATCH, Leg.BACKWARD, Path(("a", "b"), (2, 1), "cd" * 16), 1, 1, 2),
     Credit(0.25),
     Boundary(2.5),
     Kept(),
-    Announcement(GROUP, 4),
+    Announcement(4),
     Noted(5),
-    Lost(GROUP, 4, 2, 1, "b", True),
-    Passed(GROUP, "data", 4, 2, 1),
-    Halt(GROUP, 4, 2, 1),
+    Lost(MICROBATCH, 1, "b", True),
+    Passed(MICROBATCH, 1),
+    Halt(MICROBATCH, 1),
     Halted(Standing.WAITS),
-    Resume(GROUP, 4, 2, ("a", "b"), 1, (2, 1), None, 1, 2, True),
+    Resume(Trip(MICROBATCH, Leg.FORWARD, Path(("a", "b"), (2, 1)), 1, 1, 2), True),
     GetLinks(),
     LinksReply(),
     GetSnapshot("cd" * 16),
@@ -205,6 +208,11 @@ EXAMPLES: tuple[Message, ...] = (
     PieceReply(17),
 )
 DEFAULTS = {
+    (Trip, "attempt"),
+    (Trip, "until"),
+    (Lost, "attempt"),
+    (Lost, "failed"),
+    (Lost, "refused"),
     (Refusal, "round"),
     (Propose, "stripes"),
     (Propose, "roster"),

@@ -24,11 +24,9 @@ from dataclasses import dataclass
 import trio
 
 from peer.codec import get_codec
+from peer.facts import Facts, PeerState, RoundTiming
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
-from peer.observe.timing import RoundTiming
 from peer.ports import Network, PeerId, Work
 from peer.process.rejoin import join_the_finished
 from peer.rounds.pace import Pace

@@ -5,7 +5,7 @@ import trio
 
 from peer.averaging.diloco.fragment_rounds import FragmentMeans, FragmentRounds
 from peer.averaging.parts import AveragingParts
-from peer.observe.status import PeerState
+from peer.facts import PeerState
 from peer.rounds.loop import RoundLoop
 from peer.training.ports import StartTrainer
 

@@ -16,8 +16,8 @@ import blake3
 import trio
 
 from peer.codec import codes_as_tensor, get_codec
+from peer.facts import PackingFacts
 from peer.network.conversation import Conversation
-from peer.observe.facts import PackingFacts
 from peer.ports import Network, PeerId, Work
 from protocol.errors import LocoError, RemoteProtocolError, StreamLost
 from protocol.gossip.exchange import Exchange, ExchangeEvent, ExchangeState, exchange_id

@@ -37,10 +37,9 @@ import trio
 
 from peer.averaging.parts import AveragingParts
 from peer.codec import get_codec
+from peer.facts import Facts, PeerState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
 from peer.ports import PeerId
 from peer.rounds.loop import RoundLoop
 from peer.rounds.pace import Pace

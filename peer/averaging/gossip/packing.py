@@ -25,7 +25,7 @@ from peer.codec.differences import (
     unpack,
     widths_for,
 )
-from peer.observe.facts import PackingFacts
+from peer.facts import PackingFacts
 from peer.ports import Work
 from protocol.errors import RemoteProtocolError
 from protocol.gossip.misreadings import Answering, Asking, Marks

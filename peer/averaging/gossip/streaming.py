@@ -53,8 +53,8 @@ import trio
 
 from peer.averaging.parts import AveragingParts
 from peer.codec import get_codec
+from peer.facts import PeerState
 from peer.observe.events import NamedEvents
-from peer.observe.status import PeerState
 from peer.rounds.loop import RoundLoop
 from peer.rounds.pace import Pace
 from peer.rounds.validation import Validation

@@ -25,7 +25,6 @@ from peer.training.optimizer import inner_optimizer
 from peer.training.pipe import PipeError, SocketChannel
 from peer.training.shared import CodeRegions
 from peer.training.stages.build import StageMemory, build_stage
-from peer.training.stages.desk import StageChannel
 from peer.training.stages.module import initial_stage
 from peer.training.step import Stepper
 from peer.training.sync import trainer_side
@@ -55,47 +54,37 @@ def serve(channel: SocketChannel) -> int:
                     return _failed(channel, error, unknown="unusable")
                 os.close(weights_fd)
             case "train", (slow_fd, codes_fd):
-                return train(channel, partial(build, settings, slow_fd, codes_fd))
+                return train(channel, partial(build, settings, slow_fd, codes_fd, channel))
             case "train", (slow_fd, codes_fd, ring_fd):
                 memory = StageMemory(slow_fd, codes_fd, ring_fd)
-                return train_stage(channel, settings, memory)
+                return train(channel, partial(build_stage, settings, memory, channel))
             case _:
                 raise PipeError(f"{begin.task} with {len(descriptors)} descriptors")
 
 
 def train(
     channel: SocketChannel,
-    build_parts: Callable[[], tuple[TrainerParts, Ready]],
-    loops: Channel | None = None,
+    build_parts: Callable[[], tuple[TrainerParts, Ready, Channel]],
 ) -> int:
-    """Be a trainer until `Stop`.
+    """Be a trainer until `Stop`. Returns the exit status.
 
     Args:
-        loops: the channel of the inner loop, where that is another one.
-
-    Returns:
-        The exit status.
+        build_parts: makes the parts of the inner loop, and the channel that it is to use.
     """
     try:
-        parts, ready = build_parts()
+        parts, ready, loops = build_parts()
     except Exception as error:  # noqa: BLE001 - whatever it is, the daemon should read it
         return _failed(channel, error, unknown="unusable")
     try:
         channel.emit(ready)
         if ready.device == "cpu":
             os.nice(NICENESS_ON_CPU)
-        InnerLoop(parts, loops or channel).run()
+        InnerLoop(parts, loops).run()
     except Interrupted:
         return 0
     except Exception as error:  # noqa: BLE001 - as above
         return _failed(channel, error, unknown="error")
     return 0
-
-
-def train_stage(channel: SocketChannel, settings: TrainerSettings, memory: StageMemory) -> int:
-    """Be a trainer of one stage until `Stop`. Returns the exit status."""
-    stage_channel = StageChannel(channel)
-    return train(channel, partial(build_stage, settings, memory, stage_channel), stage_channel)
 
 
 def _failed(channel: SocketChannel, error: Exception, *, unknown: str) -> int:
@@ -140,7 +129,9 @@ def create(channel: SocketChannel, settings: TrainerSettings, weights_fd: int) -
     channel.emit(ModelCreated(shapes, whole, text))
 
 
-def build(settings: TrainerSettings, slow_fd: int, codes_fd: int) -> tuple[TrainerParts, Ready]:
+def build(
+    settings: TrainerSettings, slow_fd: int, codes_fd: int, channel: SocketChannel
+) -> tuple[TrainerParts, Ready, SocketChannel]:
     """Model, optimizer and corpus; with the micro-batch found and the speed measured."""
     spec = settings.run_spec()
     if settings.threads:
@@ -190,7 +181,7 @@ def build(settings: TrainerSettings, slow_fd: int, codes_fd: int) -> tuple[Train
         shapes=tuple((entry.name, entry.shape) for entry in model.layout.entries),
         loops=codec.loops_for(model.layout.padded_parameters, device),
     )
-    return parts, ready
+    return parts, ready, channel
 
 
 def _first_micro_batch(settings: TrainerSettings, spec: RunSpec, device: torch.device) -> int:

@@ -9,8 +9,8 @@ import trio
 from trio.testing import MockClock
 
 from peer.averaging.gossip.streaming import MEETINGS_AT_ONCE, StreamingRounds
+from peer.facts import Facts
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
 from peer.rounds.pace import Pace
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine

@@ -149,7 +149,7 @@ def watch(swarm: SimulatedSwarm, monkeypatch: pytest.MonkeyPatch) -> Tap:
         stream: Any = getattr(talk._stream, "_stream", talk._stream)  # within its pace
         if stream._protocol == FRAGMENT:
             traffic = stream._traffic
-            theirs = (n for n, p in swarm.peers.items() if p.network._traffic is traffic)
+            theirs = (n for n, p in swarm.peers.items() if p.network._handlers.traffic is traffic)
             sender = next(theirs, "stranger")
             receiver = tap.name_of(stream.remote_peer_id)
             if tap.loses(sender, receiver, message):

@@ -46,7 +46,7 @@ class Tap:
         return (
             self.armed
             and stream._protocol == GOSSIP
-            and stream._traffic is self.peer().network._traffic
+            and stream._traffic is self.peer().network._handlers.traffic
         )
 
     def operation(self, stream: SimulatedStream) -> None:

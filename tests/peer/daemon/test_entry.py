@@ -10,8 +10,8 @@ from peer.cli.reporting import exit_code_of
 from peer.daemon.entry import Joining
 from peer.daemon.provision import ChosenStage
 from peer.daemon.stage_choice import LATECOMERS, LOOK_AROUND_S, StageChoice
+from peer.facts import Facts
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
 from peer.options.config import load_config
 from peer.options.exit_codes import ExitCode
 from peer.options.run_options import check_options

@@ -17,9 +17,9 @@ from swarm_worlds import (
 )
 
 from peer.daemon.links import Links
+from peer.facts import PeerState
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
-from peer.observe.status import PeerState
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm
 from protocol.errors import Refused

@@ -11,11 +11,10 @@ import trio
 from peer.daemon.beginning import Arrival, FirstState, Fresh
 from peer.daemon.provision import Rebuilt
 from peer.daemon.witnesses import Witnesses, cannot_tell
+from peer.facts import Facts, HeldPart, PartShape
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
 from peer.state.fetching import ExpectedState
-from peer.state.held_part import HeldPart, PartShape
 from peer.state.state_file import StateManifest, StateScalars, state_bytes, state_chunks
 from protocol.membership.group import Group
 from protocol.membership.view import Progress, Roster, View

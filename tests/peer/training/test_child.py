@@ -63,7 +63,7 @@ def test_failures_are_told_apart(monkeypatch, capsys, error, reason, when):
     def build(*_):
         if when == "build":
             raise error
-        return None, READY
+        return None, READY, channel
 
     monkeypatch.setattr(tasks, "InnerLoop", Loop)
     channel = FakeChannel()

@@ -8,15 +8,13 @@ from typing import Any
 import pytest
 import trio
 
-from peer.stages.messenger import PAUSE_S, Messenger
-from protocol.microbatch.core import Announce
+from peer.stages.exchange import TICK_S, StageExchange
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.pipeline.problem import NO_SWAPS
 from protocol.routing.routers import RandomRouter
-from protocol.wire.stage_messages import Noted
+from protocol.wire.stage_messages import Announcement, Noted
 
 MISSED = 3
-GROUP = "ab" * 16
 
 
 class Deaf:
@@ -26,7 +24,7 @@ class Deaf:
         self.asked: list[int] = []
         self.deaf_for = MISSED
 
-    async def ask(self, _relay: str, question: Any, _answer: Any) -> Noted | None:
+    async def ask(self, _relay: str, question: Any) -> Noted | None:
         await trio.lowlevel.checkpoint()
         self.asked.append(question.iteration)
         return None if len(self.asked) <= self.deaf_for else Noted(7)
@@ -40,36 +38,38 @@ def core() -> DataPeerCore:
 
 
 async def announce(
-    core: DataPeerCore, transfers: Any, groups: Iterable[str | None], times: int = 1
+    core: DataPeerCore, transfers: Any, stages: Iterable[int | None], times: int = 1
 ) -> None:
-    of_each_look = iter(groups)
-    company: Any = SimpleNamespace(group_of=lambda _: next(of_each_look))
-    messenger = Messenger(core, company, transfers, lambda _: None)
+    of_each_look = iter(stages)
+    company = SimpleNamespace(stage_of=lambda _: next(of_each_look))
+    exchange: Any = SimpleNamespace(
+        _core=core, _company=company, _transfers=transfers, _saying=set(), _do=lambda _: None
+    )
     async with trio.open_nursery() as nursery:
-        for job in [*messenger.jobs(Announce(4, ("relay",)))] * times:
-            nursery.start_soon(job)
+        for _ in range(times):
+            nursery.start_soon(StageExchange._tell, exchange, "relay", Announcement(4))
 
 
 async def test_it_is_said_again_until_it_is_noted(core, autojump_clock):
     transfers = Deaf()
-    await announce(core, transfers, repeat(GROUP))
+    await announce(core, transfers, repeat(1))
     assert transfers.asked == [4] * (MISSED + 1)
-    assert trio.current_time() == pytest.approx(MISSED * PAUSE_S)
+    assert trio.current_time() == pytest.approx(MISSED * TICK_S)
 
 
 async def test_a_relay_that_comes_and_goes_is_told_once_at_a_time(core, autojump_clock):
     transfers = Deaf()
-    await announce(core, transfers, repeat(GROUP), times=3)
+    await announce(core, transfers, repeat(1), times=3)
     assert transfers.asked == [4] * (MISSED + 1)
 
 
-@pytest.mark.parametrize(("group", "said"), [(GROUP, [4, 4]), (None, [])])
-async def test_it_is_not_said_any_more_when_a_later_one_is(core, group, said, autojump_clock):
+@pytest.mark.parametrize(("stage", "said"), [(1, [4, 4]), (None, [])])
+async def test_it_is_not_said_any_more_when_a_later_one_is(core, stage, said, autojump_clock):
     transfers = Deaf()
     transfers.deaf_for = 10**6
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(announce, core, transfers, repeat(group))
-        await trio.sleep(1.2 * PAUSE_S)
+        nursery.start_soon(announce, core, transfers, repeat(stage))
+        await trio.sleep(1.2 * TICK_S)
         core.announced = 5
     assert transfers.asked == said
 
@@ -77,6 +77,6 @@ async def test_it_is_not_said_any_more_when_a_later_one_is(core, group, said, au
 async def test_a_relay_whose_link_is_back_soon_is_told(core, autojump_clock):
     transfers = Deaf()
     transfers.deaf_for = 0
-    await announce(core, transfers, [None, None, GROUP])
+    await announce(core, transfers, [None, None, 1])
     assert transfers.asked == [4]
-    assert trio.current_time() == pytest.approx(2 * PAUSE_S)
+    assert trio.current_time() == pytest.approx(2 * TICK_S)

@@ -1,27 +1,247 @@
-"""What this peer knows of itself: beats, `status`, metrics and events all read it from here.
+"""The record of what one peer is and does.
 
-Each fact is written only by the part that makes it true; everything else reads.
+It steers the daemon, and beats, `status`, metrics and events all read it. Each field is written by
+one part, the one that makes it true, or by a method here.
+
+The run has spec, links, clock, data plan and admission, whichever part of the model a peer holds. A
+group has what is here, and the state: weights and momentum of the part, where they stand, and the
+rounds that move them (peer/averaging).
 """
 
+import bisect
+import itertools
 import math
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, Final, Self
 
+import msgspec
 import trio
+from msgspec import structs
 
-from peer.observe.pipeline_facts import PipelineFacts
-from peer.observe.reach_facts import ReachFacts
-from peer.observe.status import RECENT_ROUNDS, Outcomes, PeerState
-from peer.observe.timing import Durations, RoundPhase, RoundTiming
-from peer.state.held_part import HeldPart
+from protocol.errors import InvalidRunSpec
 from protocol.gossip.matchmaking_events import RoundSnapshot
-from protocol.membership.conduct import Fault
+from protocol.membership.book import Fault
+from protocol.membership.dial_back import NatKind, Reach
 from protocol.membership.group import Group
+from protocol.membership.view import View
 from protocol.microbatch.core import Counted
 from protocol.outcomes import AuditOutcome, RefusalReason, SkipReason
+from protocol.routing.vectors import LinkTimes, WorkTimes
 from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import stage_of_part
+from protocol.run.run_spec import RunSpec
+
+RECENT_ROUNDS: Final = 50
+"""Rounds whose outcomes are kept, to tell the present share of those that were averaged."""
+
+
+class PeerState(StrEnum):
+    """Stages in the life of a peer. It tells other peers too, under these names."""
+
+    STARTING = "starting"
+    CONNECTING = "connecting"
+    """Looking for the swarm."""
+    RETURNING = "returning"
+    """Back with a checkpoint of the run, looking for the others."""
+    DOWNLOADING = "downloading"
+    """Taking run spec, data or weights from peers."""
+    TRAINING = "training"
+    PAUSED = "paused"
+    """Told to rest: trains nothing, and serves others."""
+    FINISHED = "finished"
+    """The run is over; serving its state."""
+    LEAVING = "leaving"
+
+
+# --- the part of the model that is held -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PartShape:
+    """What a part of a model looks like, as its layout says (protocol/run/layout.py)."""
+
+    layout_digest: str
+    padded_parameters: int
+
+    @classmethod
+    def of_whole_model(cls, spec: RunSpec) -> Self:
+        """The shape that the founder has frozen. Raises InvalidRunSpec when nobody has."""
+        frozen = spec.frozen
+        if frozen is None:
+            raise InvalidRunSpec("the run spec does not say what its model looks like")
+        return cls(frozen.layout_digest, frozen.padded_parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPart:
+    """What belongs to the group that a peer is in.
+
+    Attributes:
+        shape: of the part's flat vector.
+        codec: how the vector is coded.
+        view: who else is in the group.
+    """
+
+    group: Group
+    shape: PartShape
+    codec: str
+    view: View
+
+
+# --- durations of rounds --------------------------------------------------------------------------
+
+ROUND_SECONDS_BUCKETS: Final = (
+    0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0,
+)  # fmt: skip
+
+
+class RoundPhase(StrEnum):
+    """Parts of a round."""
+
+    TRAIN = "train"
+    """Inner steps, from opening the round to closing it."""
+    MATCH = "match"
+    """Finding a partner."""
+    EXCHANGE = "exchange"
+    """Swapping vectors with the partner."""
+    APPLY = "apply"
+    """The outer step, and the trainer taking it over."""
+
+
+class Durations:
+    """One histogram of durations. The library's own would read the wall clock, and expose it."""
+
+    def __init__(self) -> None:
+        self._in_bucket = [0] * (len(ROUND_SECONDS_BUCKETS) + 1)
+        self.sum_s = 0.0
+
+    @property
+    def count(self) -> int:
+        """Durations observed."""
+        return sum(self._in_bucket)
+
+    def observe(self, seconds: float) -> None:
+        """Count one."""
+        self._in_bucket[bisect.bisect_left(ROUND_SECONDS_BUCKETS, seconds)] += 1
+        self.sum_s += seconds
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Upper bounds, and how many durations are no longer."""
+        bounds = [str(bound) for bound in ROUND_SECONDS_BUCKETS] + ["+Inf"]
+        return list(zip(bounds, itertools.accumulate(self._in_bucket), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTiming:
+    """Seconds that one round spent in each phase."""
+
+    train_s: float
+    match_s: float
+    exchange_s: float
+    apply_s: float
+
+
+def _plain(record: "PipelineFacts | ReachFacts") -> dict[str, Any]:
+    """The fields of a record, in values that JSON knows."""
+    tree: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(record))
+    return tree
+
+
+# --- pipelines ------------------------------------------------------------------------------------
+
+
+class Spent(StrEnum):
+    """What time goes into, summed over microbatches, which are under way at once."""
+
+    COMPUTING = "computing"
+    """The trainer works on one."""
+    SENDING = "sending"
+    """A boundary is on its way to the next peer."""
+    WAITING = "waiting"
+    """A boundary waits until the next peer has a slot and is in its iteration."""
+
+
+@dataclass(slots=True)
+class PipelineFacts:
+    """What a peer that holds a stage knows of its pipeline.
+
+    Attributes:
+        snapshot: digest of the snapshot that we plan from; None before the first.
+        plan: digest of its plan; None while paths are drawn.
+        planned_s: an iteration of that plan.
+        iteration_s: our last iterations, measured; the median.
+        spent_s: since the start.
+        other_plans: microbatches that came here by another plan than those of other data peers.
+        links: as measured here.
+        work: of a microbatch here.
+        paths: our own in the plan, each hop as `stage:peer`.
+        replicas_apart: distance of our weights to those of the replica of our stage that we
+            averaged with last, over their size. About ten times the relative error of the gradient
+            that one of us would make in the other's place (docs/stages.md).
+    """
+
+    snapshot: str | None = None
+    plan: str | None = None
+    planned_s: float | None = None
+    iteration_s: float | None = None
+    spent_s: dict[Spent, float] = field(default_factory=lambda: dict.fromkeys(Spent, 0.0))
+    other_plans: int = 0
+    links: tuple[LinkTimes, ...] = ()
+    work: WorkTimes = field(default_factory=WorkTimes)
+    paths: tuple[str, ...] = ()
+    replicas_apart: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for the status."""
+        return _plain(self) | {
+            "spent_s": {str(what): round(seconds, 3) for what, seconds in self.spent_s.items()},
+            "links": [structs.asdict(link) for link in self.links],
+            "work": structs.asdict(self.work),
+        }
+
+
+# --- reach ----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class ReachFacts:
+    """Whether and how others can reach this peer now.
+
+    Attributes:
+        reach: whether others can dial us at all; `v4` and `v6` by family of addresses.
+        given: addresses that the user has named.
+        working: those of ours where others get through.
+        observed: the IP addresses that others see.
+        relays: peers that relay for us.
+        answers: peers that have told us.
+        relayed_peers: those that we are connected to through relays alone.
+        reservations, circuits, carried_bytes: of our own relay.
+    """
+
+    reach: Reach = Reach.UNKNOWN
+    v4: Reach = Reach.UNKNOWN
+    v6: Reach = Reach.UNKNOWN
+    nat: NatKind = NatKind.UNKNOWN
+    given: tuple[str, ...] = ()
+    working: tuple[str, ...] = ()
+    observed: tuple[str, ...] = ()
+    relays: tuple[str, ...] = ()
+    answers: int = 0
+    relayed_peers: int = 0
+    reservations: int = 0
+    circuits: int = 0
+    carried_bytes: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        tree = _plain(self)
+        del tree["given"], tree["working"]
+        return {"reachable": tree.pop("reach"), **tree}
+
+
+# --- the record -----------------------------------------------------------------------------------
 
 
 class CheckpointOutcome(StrEnum):
@@ -244,10 +464,10 @@ class Facts:
         for phase in RoundPhase:
             self.phases[phase].observe(getattr(timing, f"{phase}_s"))
 
-    def outcomes(self) -> Outcomes:
-        """How rounds have ended."""
-        share = sum(self.recent) / len(self.recent) if self.recent else None
-        return Outcomes(self.averaged, dict(self.skipped), share)
+    @property
+    def averaged_share(self) -> float | None:
+        """Part of the last RECENT_ROUNDS rounds that were averaged; None before the first."""
+        return sum(self.recent) / len(self.recent) if self.recent else None
 
     @property
     def holds_stage(self) -> bool:
