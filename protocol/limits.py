@@ -8,20 +8,17 @@ from typing import Final
 
 # --- everywhere -----------------------------------------------------------------------------------
 MAX_PER_PEER: Final = 2
-"""Links, readers of a state and pieces asked, of one peer: one, and one that is to take its place,
-or whose end was not noticed yet."""
+"""Links, and pieces asked, of one peer: one, and one that is to take its place."""
 MAX_AT_ONCE: Final = 8
 """Pieces asked at once, peers whose addresses are tried, dials at one peer's word; and
 results of our own that can be audited: the newest, each with the codes it was made of."""
 MAX_HELD: Final = 16
-"""Proposals held unanswered, circuits of one peer, readers and pieces
-of one request, dials at others' word, answers to dial-backs, addresses of one peer."""
+"""Proposals held unanswered, circuits of one peer, dials at others' word, answers to dial-backs,
+addresses of one peer."""
 MAX_TRIED: Final = 32
 """Peers dialled and results audited at once, and proposals for one average."""
 MAX_LISTED: Final = 64
 """Things that one message lists, that one directory key holds, or that one peer has named."""
-MAX_REQUESTS: Final = 64
-"""Requests on one stream, without those for chunks."""
 MAX_NAMED: Final = 1024
 """Peers known by name alone, or named by a list of admission or a table of machines."""
 MAX_MEMBERS: Final = 4096
@@ -51,6 +48,8 @@ MAX_INBOUND_STREAMS_PER_PREFIX: Final = 192
 INBOUND_STREAMS_PER_S_OF_PREFIX: Final = 150.0
 INBOUND_STREAMS_BURST_S: Final = 4.0
 """So many seconds' worth of them may come at once: stripes, and questions after many chunks."""
+ANSWER_S: Final = 10.0
+"""How long another peer, or p2pd, may take for a short answer, or to be reached."""
 SEND_STALL_S: Final = 60.0
 """A peer that takes nothing of what we send for so long is given up, in every conversation."""
 
@@ -99,8 +98,7 @@ MAX_CHUNKS_PER_FRAGMENT: Final = 64
 """Pieces of a fragment that are averaged each by itself."""
 MAX_FRAGMENTS: Final = 1024
 MAX_CONTRIBUTORS: Final = 256
-"""Peers in one average of a fragment: more than the links that a peer holds; and owners of whom it
-is remembered that they have lied."""
+"""Peers in one average of a fragment: more than the links that a peer holds."""
 MAX_CONTRIBUTION_WEIGHT: Final = 1
 """What one peer counts in an average of a fragment, at most: as much as any other."""
 MIN_CHUNK_VALUES: Final = 8192
@@ -120,17 +118,21 @@ MAX_LINK_VECTOR_BYTES: Final = 16 * 1024
 MAX_SNAPSHOT_BYTES: Final = MAX_CONTROL_PAYLOAD_BYTES
 """The vectors of all peers of a pipeline, from which paths are planned."""
 
-# --- state transfer -------------------------------------------------------------------------------
+# --- content: run spec, blobs, states, corpora ----------------------------------------------------
+MAX_PARTS_PER_REQUEST: Final = 16
+MAX_READERS: Final = 16
+"""Streams on which content is asked of us at once."""
+MAX_READERS_PER_PEER: Final = 4
+MAX_READERS_PER_PREFIX: Final = 12
+MAX_READER_REQUESTS: Final = 64
+"""Requests on one such stream, without those for parts of a state."""
 STATE_CHUNK_BYTES: Final = 1 << 20
 MAX_PARAMETERS: Final = MAX_CONTROL_PAYLOAD_BYTES // 32 * STATE_CHUNK_BYTES // 8
 """Parameters of a run's model: the digests of its state's chunks fit into one payload."""
-MAX_STATE_READERS: Final = 6
-MAX_STATE_READERS_PER_PREFIX: Final = 4
 MIN_FETCH_BYTES_PER_S: Final = 16 * 1024
 """A source that sends less is left for another one."""
 MAX_TRANSFER_S: Final = 24 * 3600.0
-"""What is so large that it would take longer at that rate has to come faster; and how long one
-relayed connection may last."""
+"""What is so large that it would take longer at that rate has to come faster."""
 MAX_SPEC_BYTES: Final = 256 * 1024
 MAX_BLOB_BYTES: Final = 64 * 1024 * 1024
 """Largest blob (tokenizer, manifest of a corpus, what is held out of it) served by a peer."""
@@ -138,8 +140,6 @@ MAX_BLOB_BYTES: Final = 64 * 1024 * 1024
 # --- pieces of a corpus ---------------------------------------------------------------------------
 MAX_PIECE_BYTES: Final = 16 * 1024 * 1024 + 1024
 """Longest piece; some more than the largest `data.piece_kib`, for the token that a piece shares."""
-MAX_PIECE_READERS_PER_PEER: Final = 4
-MAX_PIECE_READERS_PER_PREFIX: Final = 12
 
 # --- pipelines ------------------------------------------------------------------------------------
 MAX_STAGES: Final = 64

@@ -51,7 +51,7 @@ from protocol.plausible import is_length, told_length
 from protocol.wire.fields import Message
 from protocol.wire.fragment_messages import (
     ChunkStamp,
-    ChunkState,
+    ChunkStateReply,
     Contribution,
     Doubt,
     FragmentSettled,
@@ -417,7 +417,7 @@ class FragmentQuestions:
             async with self.stream_to(asked.peer_id) as talk:
                 await talk.send(GetChunkState(self._group, fragment, chunk))
                 room = memoryview(bytearray(8 * self._outer.chunk_values(fragment, chunk)))
-                state, _ = await talk.receive(ChunkState, into=room, stall_s=STALL_S)
+                state, _ = await talk.receive(ChunkStateReply, into=room, stall_s=STALL_S)
         except LocoError:
             return FetchFailed(fragment, chunk)
         if (state.fragment, state.stamp.chunk) != (fragment, chunk):
@@ -477,9 +477,9 @@ class FragmentAnswers:
         else:
             await talk.send(*kept, stall_s=STALL_S)
 
-    async def _read(self, fragment: int, chunk: int) -> tuple[ChunkState, bytes]:
+    async def _read(self, fragment: int, chunk: int) -> tuple[ChunkStateReply, bytes]:
         async with self._lock:
             ledger = self._core.ledger(fragment)
             stamp = ChunkStamp.of(chunk, ledger.stamp(chunk))
-            state = ChunkState(fragment, ledger.cycle(chunk), stamp)
+            state = ChunkStateReply(fragment, ledger.cycle(chunk), stamp)
             return state, await self._work.run(self._outer.read, fragment, chunk)

@@ -37,10 +37,10 @@ from peer.training.messages import (
     FragmentMerged,
     FragmentSent,
     Merge,
-    Progress,
     Ready,
     RoundClosed,
     SyncEvent,
+    TrainerProgress,
     Yield,
     Yielded,
 )
@@ -404,7 +404,7 @@ class FragmentRounds:
             self._exchange = self._new_exchange(Layout.from_shapes(dict(ready.shapes)))
             self._begun.set()
 
-    def progressed(self, progress: Progress) -> None:
+    def progressed(self, progress: TrainerProgress) -> None:
         """The trainer has taken what it loaded."""
         self._trainer.loaded()
 

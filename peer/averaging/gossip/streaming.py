@@ -63,10 +63,10 @@ from peer.training.messages import (
     ONE_CHUNK,
     FragmentSent,
     Merge,
-    Progress,
     Ready,
     RoundClosed,
     SyncEvent,
+    TrainerProgress,
 )
 from peer.training.ports import StartTrainer
 from protocol.fragment.fragments import Fragment, fragment_layout_digest, fragments_of_run
@@ -244,7 +244,7 @@ class StreamingRounds:
             self._finale = self._new_finale(self._lanes)
         self._sent_s = dict.fromkeys(range(len(self._lanes.lanes)), trio.current_time())
 
-    def progressed(self, progress: Progress) -> None:
+    def progressed(self, progress: TrainerProgress) -> None:
         """Nothing to do."""
 
     async def closed(self, closed: RoundClosed, others: Sequence[Member]) -> None:

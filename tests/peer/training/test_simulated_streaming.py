@@ -23,8 +23,8 @@ from peer.training.messages import (
     Yielded,
 )
 from peer.training.ports import Trainer
-from peer.training.simulated import SimulatedSpeed, simulated_starter
-from peer.training.toy import simulated_layout
+from peer.training.simulated import simulated_starter
+from peer.training.toy import SimulatedSpeed, simulated_layout
 from protocol.fragment.fragments import fragments_of_run
 from protocol.run.run_spec import RunSpec, SyncSection
 from protocol.run.sections import DilocoSection
