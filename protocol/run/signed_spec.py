@@ -21,7 +21,7 @@ import msgpack
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from protocol.address.peer_id import SIGNATURE_BYTES
+from protocol.address.peer_id import PUBLIC_KEY_BYTES, SIGNATURE_BYTES
 from protocol.errors import InvalidRunSpec, RemoteProtocolError
 from protocol.limits import MAX_SPEC_BYTES
 
