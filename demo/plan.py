@@ -68,7 +68,8 @@ class Plan:
         short_rounds = {"inner_steps": INNER_STEPS, "validate_every": VALIDATE_EVERY}
         changes: dict[str, dict[str, Any]] = {}
         if self.method == "diloco":
-            changes = {"sync": {**short_rounds, "method": "diloco", "diloco": DILOCO}}
+            sync = {**short_rounds, "method": "diloco", "noloco": None, "diloco": DILOCO}
+            changes = {"sync": sync}
         elif self.method == "pipeline":
             micro_batch = {"micro_batch": MICRO_BATCH}
             changes = {"sync": short_rounds, "training": micro_batch, "pipeline": PIPELINE}

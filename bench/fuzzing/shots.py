@@ -57,7 +57,7 @@ OF_PAIRS: Final = (
     messages.AskSettled,
     messages.SettledReply,
 )
-CONVERSATIONS: Final = (HELLO, GOSSIP, CONTENT, FRAGMENT, STAGE, REACH, CONTENT)
+CONVERSATIONS: Final = (HELLO, GOSSIP, CONTENT, FRAGMENT, STAGE, REACH)
 PART_ADAPTED: Final = 0.7
 """The share of fields that follow the victim, which has just said what they are to be."""
 PART_KNOWN: Final = 0.3

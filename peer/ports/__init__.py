@@ -9,11 +9,13 @@ Peer ids are the base58 text of a libp2p peer id (`12D3KooW...`); addresses are 
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from protocol.errors import LocoError
-from protocol.membership.book import Fault
-from protocol.wire.messages import Refusal
+
+if TYPE_CHECKING:  # a command says its first line before these are imported
+    from protocol.membership.book import Fault
+    from protocol.wire.messages import Refusal
 
 T = TypeVar("T")
 PeerId = str
@@ -84,16 +86,16 @@ class NetworkStatistics:
 class Judge(Protocol):
     """Decides which peers are served; implemented by `peer.daemon.standing.Standing`."""
 
-    def judge(self, peer_id: PeerId) -> Refusal | None:
+    def judge(self, peer_id: PeerId) -> "Refusal | None":
         """Why a peer is not served; None when it is."""
 
-    def judge_conduct(self, peer_id: PeerId) -> Refusal | None:
+    def judge_conduct(self, peer_id: PeerId) -> "Refusal | None":
         """Why a peer is not even greeted; None when it is."""
 
     def wait_s(self, peer_id: PeerId) -> float:
         """For how long a stream of this peer waits before it is served."""
 
-    def blame(self, peer_id: PeerId, fault: Fault) -> None:
+    def blame(self, peer_id: PeerId, fault: "Fault") -> None:
         """Hold a fault against a peer."""
 
 
