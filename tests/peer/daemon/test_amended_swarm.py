@@ -8,6 +8,7 @@ from peer.daemon.amending import LEAD_ROUNDS, Amending
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
 from peer.process.rejoin import JoinAgain
+from peer.rounds import loop
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import identity_of, open_swarm
 from peer.state.admission_file import AdmissionFile
@@ -46,13 +47,13 @@ def ends(peer):
 def orders(monkeypatch):
     """Each `TrainRound` that anybody opened: where it begins, and with which peak and end."""
     seen = []
-    made = TrainRound.__init__
 
-    def note(self, *given, **named):
-        made(self, *given, **named)
-        seen.append((self.start_step, self.total_steps, self.learning_rate))
+    def noted(*given, **named):
+        order = TrainRound(*given, **named)
+        seen.append((order.start_step, order.total_steps, order.learning_rate))
+        return order
 
-    monkeypatch.setattr(TrainRound, "__init__", note)
+    monkeypatch.setattr(loop, "TrainRound", noted)
     return seen
 
 
@@ -72,6 +73,7 @@ def test_all_train_by_the_new_numbers_from_the_same_step_on(tmp_path, orders, me
                 assert swarm[name].facts.step == 14 * H
                 assert 13 * H < ends(swarm[name]) < 15 * H
             assert {event["round"] for event in swarm["a"].events(EventName.RUN_FINISHED)}
+            assert orders
             for step, total_steps, peak in orders:
                 new = step >= told["step"] - 1e-6
                 assert (total_steps, peak) == ((14 * H, rate / 2) if new else (10 * H, rate))

@@ -1,10 +1,9 @@
 """One peer that is, or says it is, far ahead: nobody jumps there, or gives its weights up."""
 
-import dataclasses
-
 import pytest
 import trio
 from existing import existing
+from msgspec import structs
 from streaming_worlds import OPTIONS, assert_equal, contributors, fragment_spec
 from swarm_worlds import STEP_S, jumps, simulated, start, toy_spec
 from test_admission import BEAT, greet
@@ -27,7 +26,7 @@ async def lie(swarm, network, name: str, rounds: int) -> None:
     group = existing(swarm[name].facts.held).group.digest
     talk, _ = await greet(swarm, network, name, state="training", group=group)
     step = (rounds - 1) * 20
-    claim = dataclasses.replace(
+    claim = structs.replace(
         BEAT, round=rounds - 1, step=step, group=group, steps_per_s=10.0, fraction=0.5
     )
     while True:
