@@ -26,8 +26,8 @@ BYTE_FREQUENCIES_NATS = 3.147
 LEAST_NATS = 1.6
 """So few steps lead to 2 and more; less would be another corpus."""
 LEAST_GAIN_NATS = {"noloco": 0.05, "diloco": 0.05, "pipeline": -0.1}
-"""In pairs 0.19 to 0.24 was seen (four runs on two slow cores that others used) and 0.08 (three runs
-on two faster ones, where joiners miss more), with fragments 0.17, in a pipeline 0.02: two peers of
+"""In pairs 0.19 to 0.24 was seen (four runs on two slow cores that others used) and 0.08 (three on
+two faster ones, where joiners miss more), with fragments 0.17, in a pipeline 0.02: two peers of
 it have data, so the mean is of two and not of four."""
 SPREAD_NATS = {"noloco": 0.05, "diloco": 0.0, "pipeline": 0.05}
 """Between the four: pairs end with log2 N averages, fragments with the same bytes for all."""
