@@ -36,6 +36,7 @@ from protocol.content.samples import (
     LEAST_BLOCKS,
     LEAST_WITNESSES,
     NUM_WITNESSES,
+    SEED_BYTES,
     block_starts,
     blocks_of,
     is_unlike,
@@ -43,7 +44,6 @@ from protocol.content.samples import (
     sample_of,
 )
 from protocol.errors import LocoError, RemoteProtocolError
-from protocol.limits import SECRET_BYTES
 from protocol.membership.heeded import heeded
 from protocol.membership.records import Sign
 from protocol.membership.view import Member, View
@@ -81,7 +81,7 @@ class Witnesses:
         self._view = view
         self._source = source
         drawn = sign(f"loco/v1/witnesses/{source}/{root}".encode())
-        self._seed = blake3.blake3(drawn).digest(length=SECRET_BYTES)
+        self._seed = blake3.blake3(drawn).digest(length=SEED_BYTES)
         self._samples: list[Float32Vector] = []
         self.losses: list[float] = []
         self.asked = trio.Event()

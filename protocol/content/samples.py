@@ -49,6 +49,7 @@ import numpy.typing as npt
 
 from protocol.errors import RemoteProtocolError
 
+SEED_BYTES: Final = 16
 NUM_BLOCKS: Final = 64
 BLOCK_VALUES: Final = 256
 SAMPLE_BYTES: Final = 4 * NUM_BLOCKS * BLOCK_VALUES

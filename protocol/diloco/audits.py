@@ -32,7 +32,7 @@ Rules
      the state before its last step is there (chunk_ledger.py). The chunk has no step in that cycle
      then, as if its owner had died. Such a state is not taken back from others in that cycle.
   5. Nobody is blamed for a doubt: lines and processes fail. One peer's doubts are followed up once
-     for each result, MAX_TRIED at once.
+     for each result, MAX_AUDITS at once.
 
   6. Two different results that one life of an owner has signed for a fragment and cycle are a proof
      too (evidence.py). Peers to which an owner has told different things see that they differ
@@ -56,7 +56,7 @@ from typing import Final
 
 import blake3
 
-from protocol.limits import MAX_CONTRIBUTORS, MAX_KEPT_EVIDENCE_BYTES, MAX_TRIED
+from protocol.limits import MAX_AUDITS, MAX_CONVICTED, MAX_KEPT_EVIDENCE_BYTES
 from protocol.outcomes import AuditOutcome
 from protocol.wire.fragment_messages import Doubt, Proof, Result
 
@@ -122,7 +122,7 @@ class Audits:
     def _audit(self, key: Key) -> Output:
         kept = self._results.get(key)
         known = key in self._doubted or key in self._under_way
-        if kept is None or known or len(self._under_way) >= MAX_TRIED:
+        if kept is None or known or len(self._under_way) >= MAX_AUDITS:
             return
         self._under_way.add(key)
         result, codes = kept
@@ -179,7 +179,7 @@ class Audits:
             return
         kept_bytes = sum(map(len, self._proofs.values())) + len(proof)
         self._proofs[owner] = proof if kept_bytes <= MAX_KEPT_EVIDENCE_BYTES else b""
-        while len(self._proofs) > MAX_CONTRIBUTORS:
+        while len(self._proofs) > MAX_CONVICTED:
             self._proofs.popitem(last=False)
         self._results = OrderedDict(
             (key, kept) for key, kept in self._results.items() if key[2] != owner

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from protocol.limits import MAX_CONTRIBUTORS
+from protocol.limits import MAX_CONVICTED
 from protocol.wire.fragment_messages import Result
 
 from .fragment_events import GroupSeen
@@ -179,7 +179,7 @@ class Peers:
     def note_untrue(self, owner: str) -> None:
         """Learn that an owner has lied."""
         self._untrue[owner] = None
-        while len(self._untrue) > MAX_CONTRIBUTORS:
+        while len(self._untrue) > MAX_CONVICTED:
             self._untrue.popitem(last=False)
 
     def note_unopened(self, fragment: int, cycle: int, owner: str) -> None:

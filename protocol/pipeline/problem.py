@@ -41,7 +41,7 @@ from typing import Final, TypeVar
 import blake3
 
 from protocol.errors import LocalProtocolError
-from protocol.limits import MAX_NAMED, MAX_STAGES
+from protocol.limits import MAX_STAGES
 
 # --- problem --------------------------------------------------------------------------------------
 Relays = tuple[int, ...]
@@ -51,6 +51,7 @@ Stages = tuple[int, ...]
 Matrix = tuple[tuple[int, ...], ...]
 """One row for each source, one column for each destination."""
 
+MAX_PEERS: Final = 1024
 US_PER_S: Final = 1_000_000
 THOUSAND: Final = 1000
 
@@ -137,7 +138,7 @@ class Problem:
         number = len(self.peers)
         checks = (
             (2 <= len(self.stage_sizes) <= MAX_STAGES, "a pipeline has two stages or more"),
-            (number <= MAX_NAMED, f"at most {MAX_NAMED} machines"),
+            (number <= MAX_PEERS, f"at most {MAX_PEERS} machines"),
             (sum(self.stage_sizes) == number, "stage_sizes must add up to the machines"),
             (min(self.stage_sizes) >= 1, "every stage needs a machine"),
             (2 <= self.visited <= len(self.stage_sizes), "a path visits two stages to all"),

@@ -36,9 +36,8 @@ from math import isfinite
 from typing import Final, NamedTuple
 
 from protocol.errors import LocoError
-from protocol.limits import MAX_NAMED
 
-from .problem import THOUSAND, US_PER_S, Matrix
+from .problem import MAX_PEERS, THOUSAND, US_PER_S, Matrix
 
 # --- regions --------------------------------------------------------------------------------------
 
@@ -278,8 +277,8 @@ def parse_peers(
         offers[offer.name] = offer
     if not offers:
         raise BadTable(f"{name}: no machine in it, only the names of columns")
-    if len(offers) > MAX_NAMED:
-        raise BadTable(f"{name}: {len(offers)} machines; at most {MAX_NAMED} can be planned for")
+    if len(offers) > MAX_PEERS:
+        raise BadTable(f"{name}: {len(offers)} machines; at most {MAX_PEERS} can be planned for")
     return tuple(offers.values())
 
 

@@ -39,11 +39,12 @@ from pydantic import ValidationError
 from protocol.address.peer_id import PUBLIC_KEY_BYTES
 from protocol.admission.statements import Sign, check, opened, seal
 from protocol.errors import InvalidRunSpec, RemoteProtocolError
-from protocol.limits import EPSILON, MAX_AMENDMENTS, MAX_ITERATION
+from protocol.limits import EPSILON, MAX_AMENDMENTS
 
 from .run_spec import RunSpec, what_is_wrong
 
 # --- changes --------------------------------------------------------------------------------------
+MAX_FROM_ROUND: Final = (1 << 53) - 1
 TOTAL_STEPS: Final = "training.total_steps"
 LEARNING_RATE: Final = "optimizer.learning_rate"
 MODE: Final = "admission.mode"
@@ -203,7 +204,7 @@ class Amendment:
         match fields:
             case ["amendment", str(run), int(version), int(from_round), list(pairs), bytes(key)]:
                 known = run == run_id and key == founder and len(key) == PUBLIC_KEY_BYTES
-                if known and 0 < version <= MAX_AMENDMENTS and 0 <= from_round < MAX_ITERATION:
+                if known and 0 < version <= MAX_AMENDMENTS and 0 <= from_round <= MAX_FROM_ROUND:
                     changes = _changes(pairs)
                     check(founder, body, signature)
                     return cls(version, from_round, changes, data)

@@ -33,9 +33,11 @@ from pydantic_core import PydanticCustomError
 
 from protocol.address.peer_id import public_key_from_peer_id
 from protocol.errors import RemoteProtocolError
-from protocol.limits import MAX_NAMED, MAX_PARAMETERS, MAX_STAGES
+from protocol.limits import MAX_PARAMETERS, MAX_STAGES
 
 # --- any section ----------------------------------------------------------------------------------
+MAX_LISTED: Final = 1024
+"""Peers that a list of admission names; four times as many values in a list of the model's."""
 MAX_STEPS: Final = 1 << 40
 """Largest number of steps that a run spec may name, for any purpose: every float and every integer
 on the wire and on the disk holds it.
@@ -112,7 +114,7 @@ class AdmissionSection(Section):
     mode: Literal["open", "invite", "list"] = "open"
     """'open' to everybody, 'invite' (see `loco-peer invite`) or 'list'."""
     peers: Annotated[
-        tuple[Annotated[str, AfterValidator(_peer_id)], ...], Field(max_length=MAX_NAMED), LIST
+        tuple[Annotated[str, AfterValidator(_peer_id)], ...], Field(max_length=MAX_LISTED), LIST
     ] = ()
     """Peer ids that may join in any case; for 'invite' and 'list'."""
     secret_digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
@@ -348,7 +350,7 @@ def _short_text(value: Any) -> bool:
 
 def _many(check: Check) -> Check:
     return lambda value: (
-        isinstance(value, list) and len(value) <= 4 * MAX_NAMED and all(map(check, value))
+        isinstance(value, list) and len(value) <= 4 * MAX_LISTED and all(map(check, value))
     )
 
 

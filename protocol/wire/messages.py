@@ -52,14 +52,16 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.limits import (
     MAX_DIAL_BACK_ADDRESSES,
     MAX_FRAGMENTS,
+    MAX_FRAGMENTS_FREE,
     MAX_HEADER_BYTES,
-    MAX_LISTED,
     MAX_PAYLOAD_BYTES,
+    MAX_PEERS_PER_EXCHANGE,
     MAX_RECORD_ADDRESSES,
     MAX_STATEMENT_BYTES,
+    MAX_STATEMENTS_PER_MESSAGE,
     MAX_STRIPES,
     PIECE_BYTES,
-    SECRET_BYTES,
+    RUN_SECRET_BYTES,
 )
 from protocol.outcomes import RefusalReason
 
@@ -88,7 +90,7 @@ Protocols = Annotated[
     tuple[Annotated[str, matching(r"[a-z][a-z0-9-]*/[1-9][0-9]{0,5}", 64)], ...],
     Meta(max_length=32),
 ]
-Secret = Annotated[bytes, Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
+Secret = Annotated[bytes, Meta(min_length=RUN_SECRET_BYTES, max_length=RUN_SECRET_BYTES)]
 Stripes = Annotated[int, Meta(ge=0, le=MAX_STRIPES)]
 TriedAddresses = Annotated[tuple[Address, ...], Meta(max_length=MAX_DIAL_BACK_ADDRESSES)]
 
@@ -183,7 +185,7 @@ class Beat(Message, frozen=True, tag="beat"):
     swarm_time_s: Seconds
     received_bytes: Count = 0
     may_send_bytes_per_s: NonNegative | None = None
-    free: Annotated[tuple[Free, ...], Meta(max_length=MAX_LISTED)] = ()
+    free: Annotated[tuple[Free, ...], Meta(max_length=MAX_FRAGMENTS_FREE)] = ()
     ended: bool = False
     group: Digest | None = None
     validation_loss: NonNegative | None = None
@@ -205,7 +207,7 @@ def peer_entry(peer_id: str, incarnation: int, addresses: tuple[str, ...]) -> Pe
 class PeerList(Message, frozen=True, tag="peers"):
     """Peers that the sender knows to be alive."""
 
-    peers: Annotated[tuple[PeerEntry, ...], Meta(max_length=MAX_LISTED)]
+    peers: Annotated[tuple[PeerEntry, ...], Meta(max_length=MAX_PEERS_PER_EXCHANGE)]
 
 
 class Statements(Message, frozen=True, tag="statements"):
@@ -217,7 +219,7 @@ class Statements(Message, frozen=True, tag="statements"):
 
     statements: Annotated[
         tuple[Annotated[bytes, Meta(max_length=MAX_STATEMENT_BYTES)], ...],
-        Meta(max_length=MAX_LISTED),
+        Meta(max_length=MAX_STATEMENTS_PER_MESSAGE),
     ]
     secret: Secret | None = None
 

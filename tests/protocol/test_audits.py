@@ -15,7 +15,7 @@ from protocol.diloco.evidence import Contradiction, read_proof
 from protocol.diloco.fragment_events import Audited, GroupSeen
 from protocol.diloco.keeper import short_digest
 from protocol.diloco.peers import Peers
-from protocol.limits import MAX_CONTRIBUTORS, MAX_KEPT_EVIDENCE_BYTES, MAX_TRIED
+from protocol.limits import MAX_AUDITS, MAX_CONVICTED, MAX_KEPT_EVIDENCE_BYTES
 from protocol.outcomes import AuditOutcome
 from protocol.wire.fragment_messages import ChunkResult, Doubt, Proof, Result, mask_of
 
@@ -100,11 +100,11 @@ def test_a_doubt_about_what_is_not_here_is_nothing():
 
 def test_no_more_are_audited_at_once_than_may_be():
     audits, asked = audits_of(NAMES[1]), 0
-    for number in range(4 * MAX_TRIED):
+    for number in range(4 * MAX_AUDITS):
         owner = f"{NAMES[0]}/{number}"
         asked += len(list(audits.arrived(result(owner), CODES)))
         asked += len(list(audits.doubted(Doubt(GROUP, 0, 7, owner))))
-    assert asked == MAX_TRIED
+    assert asked == MAX_AUDITS
 
 
 # --- what follows ---------------------------------------------------------------------------------
@@ -144,11 +144,11 @@ def test_an_owner_that_has_gone_is_neither():
 
 def test_what_is_remembered_of_liars_is_bounded():
     audits, proof = audits_of(NAMES[1]), bytes(MAX_KEPT_EVIDENCE_BYTES // 2)
-    for number in range(2 * MAX_CONTRIBUTORS):
+    for number in range(2 * MAX_CONVICTED):
         list(audits.proved(f"liar{number}", proof))
     told = list(audits.told("newcomer"))
     assert sum(len(each.codes) for each in told) <= MAX_KEPT_EVIDENCE_BYTES
-    assert audits.is_convicted(f"liar{2 * MAX_CONTRIBUTORS - 1}")
+    assert audits.is_convicted(f"liar{2 * MAX_CONVICTED - 1}")
     assert not audits.is_convicted("liar0")
 
 

@@ -49,7 +49,7 @@ from protocol.diloco.healing import HealingStatistics, most_say
 from protocol.diloco.owner import MAX_COLLECTIONS
 from protocol.diloco.peers import SendPlan
 from protocol.errors import LocoError, RemoteProtocolError
-from protocol.limits import MAX_CONTRIBUTORS
+from protocol.limits import MAX_CONVICTED
 from protocol.membership.records import Sign
 from protocol.outcomes import AuditOutcome, RefusalReason
 from protocol.wire.fragment_messages import GetChunkState, GetOpening, GetResult, GetStamps, Proof
@@ -249,7 +249,7 @@ class FragmentExchange:
         self._changed = trio.Event()
         self._further: dict[tuple[int, PeerId], deque[commands.AskResult]] = {}
         self._ask, self._to_ask = trio.open_memory_channel[Question](MAX_QUESTIONS)
-        self._keep, self._to_keep = trio.open_memory_channel[commands.Convict](MAX_CONTRIBUTORS)
+        self._keep, self._to_keep = trio.open_memory_channel[commands.Convict](MAX_CONVICTED)
         self._average, self._to_average = trio.open_memory_channel[commands.Average](
             MAX_COLLECTIONS
         )

@@ -6,7 +6,7 @@ before it, that of the mean after it (by the round loop).
 
 A planned meeting is with a given partner, at its turn. The two sides of a meeting come
 together: the one asks until the other has come to the same meeting, the other waits to be asked. A
-proposal that comes before its turn is held (at most MAX_HELD). A peer that waits cannot
+proposal that comes before its turn is held (at most MAX_HELD_PROPOSALS). A peer that waits cannot
 know whether it waits in vain, for a partner with another roster has another plan. So now and then
 it asks too, and is refused, with the reason.
 """
@@ -35,7 +35,7 @@ from protocol.gossip.final_averaging import (
     meetings,
     roster_digest,
 )
-from protocol.limits import MAX_HELD
+from protocol.limits import MAX_HELD_PROPOSALS
 from protocol.membership.view import View
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire.messages import Propose
@@ -344,7 +344,7 @@ class FinalMeetings:
             return RefusalReason.BUSY
         if self._roster is not None and proposal.meeting < self._number:
             return RefusalReason.AHEAD
-        full = peer_id in self._calls or len(self._calls) >= MAX_HELD
+        full = peer_id in self._calls or len(self._calls) >= MAX_HELD_PROPOSALS
         return RefusalReason.TOO_MANY if full else None
 
     async def _wait_decided(self, stream: Stream, call: _Call) -> None:
