@@ -86,7 +86,7 @@ class _Distance(NamedTuple):
 
 
 class Plausibility:
-    """What one peer expects of values of one kind. See the top of the file."""
+    """What one peer expects of values of one kind."""
 
     def __init__(self) -> None:
         self._seen: deque[_Distance] = deque(maxlen=WINDOW)

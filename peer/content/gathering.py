@@ -45,7 +45,7 @@ CHUNKS_PER_SOURCE: Final = 4
 
 
 class Gathering:
-    """See the top of the file.
+    """One state, put together of the chunks that its sources give.
 
     Args:
         phi_P, delta_P: where the state goes; they hold no state before there is a `result`.

@@ -211,7 +211,7 @@ class _Reader:
 
 
 class ContentService:
-    """See the top of the file.
+    """Answers the requests of readers, each on a stream of its own.
 
     Attributes:
         refused: requests for the state of another group.

@@ -1,7 +1,7 @@
 """The record of what one peer is and does.
 
-It steers the daemon, and beats, `status`, metrics and events all read it. Each field is written by
-one part, the one that makes it true, or by a method here.
+It steers the daemon, and beats, `status`, metrics and events all read it. A field is written by the
+part that makes it true, or by a method here; a few still have several writers (docs/open.md).
 
 The run has spec, links, clock, data plan and admission, whichever part of the model a peer holds. A
 group has what is here, and the state: weights and momentum of the part, where they stand, and the

@@ -47,7 +47,7 @@ from .conversation import Conversation
 
 
 class Readers:
-    """See the top of the file."""
+    """Places of those that read from us, shared out by peer and network (book.py)."""
 
     def __init__(self, shares: Shares) -> None:
         self._places = Budget(shares)

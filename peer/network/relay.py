@@ -164,7 +164,7 @@ async def receive_delimited(stream: Stream) -> bytes:
 
 # --- relay ----------------------------------------------------------------------------------------
 class Relay:
-    """See the top of the file.
+    """Serves reservations and circuits to peers that nobody can dial.
 
     Args:
         network: its streams are not paced, since p2pd counts what circuits carry for itself.

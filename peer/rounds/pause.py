@@ -31,7 +31,7 @@ class PauseRefused(LocoError):
 
 
 class Pause:
-    """See the top of the file."""
+    """Whether the user wants a pause, and when it begins and ends."""
 
     def __init__(self, facts: Facts, events: EventLog, view: View) -> None:
         self._facts = facts

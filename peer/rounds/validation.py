@@ -21,7 +21,7 @@ MAX_VALIDATION_SHARE: Final = 0.1
 
 
 class Validation:
-    """See the top of the file.
+    """Asks the trainer for the loss of the held-out blocks when that is due.
 
     Args:
         every_rounds: rounds between two validations, at least.

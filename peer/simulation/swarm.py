@@ -259,7 +259,7 @@ _STEPS: Final = 2**64
 
 
 class HoledRoster(Roster):
-    """See the top of the file.
+    """A roster that hides some of the others from its reader.
 
     Args:
         reader: whose roster it is.

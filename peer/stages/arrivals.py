@@ -111,7 +111,7 @@ class Unusual(LocoError):
 
 
 class Arrivals:
-    """See the top of the file.
+    """Takes boundaries from streams into the slots of the ring.
 
     Args:
         patience_s: longest wait for the first byte.

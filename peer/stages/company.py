@@ -50,7 +50,7 @@ class Surroundings:
 
 
 class StageCompany:
-    """See the top of the file."""
+    """The other peers of a pipeline, by stage, as the roster knows them now."""
 
     def __init__(self, roster: Roster, run_id: str, stages: int) -> None:
         self._groups = [Group(run_id, part_of_stage(stage)).digest for stage in range(stages)]

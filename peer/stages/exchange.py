@@ -122,7 +122,7 @@ waited for; this is for what nobody notices, so it is longer than the iterations
 
 
 class StageExchange:
-    """See the top of the file.
+    """Carries out what the core of a data peer or of a relay commands.
 
     Args:
         stage: ours.

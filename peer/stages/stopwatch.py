@@ -12,7 +12,9 @@ from protocol.wire.stage_messages import Leg
 
 
 class Stopwatch:
-    """See the top of the file. Feeds the measures that are told, and the facts that are shown.
+    """Times the way of each microbatch through this peer.
+
+    It feeds the measures that are told, and the facts that are shown.
 
     Args:
         has_loss: whether head and loss are ours, as a data peer's are.

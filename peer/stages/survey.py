@@ -40,7 +40,7 @@ It runs in a thread."""
 
 
 class Survey:
-    """See the top of the file.
+    """Signs our link vector, agrees with data peers on a snapshot, and has it planned.
 
     Args:
         router: takes the plans; None at relays, and where paths are drawn.

@@ -21,7 +21,7 @@ Known = Mapping[str, tuple[str, ...]]
 
 
 class Acquaintances:
-    """See the top of the file. Blocking."""
+    """The file of peers that were linked of late. Blocking."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

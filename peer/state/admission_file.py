@@ -20,7 +20,7 @@ MAX_FILE_BYTES: Final = (MAX_STATEMENTS + 2) * (MAX_STATEMENT_BYTES + 8)
 
 @dataclass(frozen=True, slots=True)
 class KeptAdmission:
-    """See the top of the file; the run id is None before the first run."""
+    """The statements that a home keeps; the run id is None before the first run."""
 
     run_id: str | None = None
     secret: bytes | None = None

@@ -21,7 +21,7 @@ MAX_FILE_BYTES: Final = MAX_KEPT_EVIDENCE_BYTES + MAX_CONVICTED * 256
 
 
 class KeptProofs:
-    """See the top of the file. Blocking."""
+    """The file of proofs against owners. Blocking."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

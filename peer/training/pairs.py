@@ -169,7 +169,10 @@ class _Flight:
 
 
 class PairSync:
-    """See the top of the file. Implements `peer.training.sync.Sync`."""
+    """Sends fragments of the weights, and merges the pair's averages.
+
+    Implements `peer.training.sync.Sync`.
+    """
 
     def __init__(
         self,

@@ -46,7 +46,7 @@ def boundary_bytes(spec: RunSpec) -> int:
 
 
 class BoundaryRing:
-    """See the top of the file.
+    """The slots of both directions, in one shared memory.
 
     Args:
         slots: of each direction.

@@ -316,7 +316,7 @@ class _SinceLoad:
 
 
 class RoundMachine:
-    """See the top of the file.
+    """Says what the inner loop does next, from commands and finished steps.
 
     Args:
         peer_id: ourselves in the members of a round.

@@ -42,7 +42,7 @@ class Mode(StrEnum):
 
 
 class Register:
-    """See the top of the file.
+    """The rulings and invitations that one peer knows, and whom they let in.
 
     Args:
         founder: the key that signed the run spec.

@@ -100,7 +100,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """See the top of the file.
+    """What a signer has ruled about a peer: admitted, banned, or a delegate.
 
     Attributes:
         signer: Ed25519 public key.
@@ -160,7 +160,7 @@ class BadToken(LocoError):
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """See the top of the file.
+    """What lets the holder of a key join, until a time.
 
     Attributes:
         signer, guest: Ed25519 public keys.

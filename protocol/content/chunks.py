@@ -68,7 +68,7 @@ class _Here(NamedTuple):
 
 
 class ChunkPlan:
-    """See the top of the file.
+    """Which chunks are here, which are asked of whom, and which bytes are wanted.
 
     Args:
         own: digests of chunks that are here at first.

@@ -37,7 +37,7 @@ _TYPES: Final = (int, int, int, int, str, int, str, int, str, bytes)
 
 @dataclass(frozen=True, slots=True)
 class CorpusManifest:
-    """See the top of the file.
+    """The sizes of a corpus, and the digests of its pieces.
 
     Attributes:
         num_tokens: to train on.

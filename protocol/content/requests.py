@@ -45,7 +45,7 @@ class Request:
 
 
 class PieceRequests:
-    """See the top of the file.
+    """Which pieces are wanted, who has them, and which are asked of whom.
 
     Args:
         me: our peer id.

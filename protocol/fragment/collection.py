@@ -50,7 +50,7 @@ class _Collected:
 
 
 class Collection:
-    """See the top of the file.
+    """The contributions to an owner's chunks of one fragment and cycle.
 
     Args:
         expected: peer ids, our own among them.

@@ -53,7 +53,7 @@ def exchange_id(group: str, one: tuple[str, int], other: tuple[str, int]) -> str
 
 
 class ExchangeState(Enum):
-    """See the top of the file."""
+    """Where an exchange stands, at one of its two peers."""
 
     EXCHANGING = "exchanging"
     HOLDING = "holding"

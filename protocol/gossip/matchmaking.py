@@ -184,7 +184,7 @@ class MatchmakerStatistics:
 
 
 class Matchmaker:
-    """One peer's search for partners, round after round. See the top of the file.
+    """One peer's search for partners, round after round.
 
     Args:
         group: digest of the group.

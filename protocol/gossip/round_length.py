@@ -103,7 +103,7 @@ class TimedAverage:
 
 
 class RoundLength:
-    """The H of one peer. See the top of the file.
+    """The H of one peer.
 
     Args:
         inner_steps: to begin with.

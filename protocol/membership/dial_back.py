@@ -128,7 +128,7 @@ def may_try(address: str, observed: str) -> bool:
 
 
 class DialBacks:
-    """See the top of the file."""
+    """The newest answers of peers that have tried to dial us."""
 
     def __init__(self) -> None:
         self._answers: OrderedDict[str, tuple[float, DialBack]] = OrderedDict()

@@ -46,7 +46,7 @@ _RUN_ID: Final = re.compile(r"[0-9a-f]{32,64}")
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """See the top of the file.
+    """The peers of a run that hold the same part of its model.
 
     Raises LocalProtocolError unless both are well formed.
     """

@@ -89,7 +89,9 @@ class OwnIteration:
 
 
 class DataPeerCore(StageCore):
-    """See the top of the file. Every event returns what is to be done.
+    """Sends the microbatches of a data peer on their ways, and mends what is lost.
+
+    Every event returns what is to be done.
 
     Args:
         peer_id: ours.

@@ -32,7 +32,7 @@ CLIP: Final = 4.0
 
 
 class GradientShares:
-    """See the top of the file.
+    """The share of each gradient, by the lengths of those of late.
 
     Args:
         first: the bound before anything was seen.

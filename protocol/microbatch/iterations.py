@@ -51,7 +51,7 @@ def next_iteration(present: int, others: int) -> int:
 
 
 class Announced:
-    """See the top of the file.
+    """The iterations that data peers have announced to a relay.
 
     Attributes:
         present: the peers that train.
@@ -95,7 +95,7 @@ MOST_LEFT_OUT: Final = 64
 
 
 class Awaited:
-    """See the top of the file.
+    """For how long a relay waits for the data peers of an iteration.
 
     Args:
         patience_s: longest time for an iteration.
@@ -140,7 +140,7 @@ class Awaited:
 
 # --- the present iteration ------------------------------------------------------------------------
 class PresentIteration(Announced):
-    """See the top of the file.
+    """The iteration that a relay is in, and whether all of it has come.
 
     Args:
         patience_s: longest time for an iteration.

@@ -119,7 +119,9 @@ class HeldMicrobatch:
 
 
 class RelayCore(StageCore):
-    """See the top of the file. Every event returns what is to be done.
+    """Takes microbatches, has them computed, passes them on, and steps.
+
+    Every event returns what is to be done.
 
     Args:
         slots: microbatches held at once, until a trainer says otherwise.

@@ -106,7 +106,7 @@ class _Direction:
 
 
 class BoundarySizes:
-    """What one peer expects of boundaries that come to it. See the top of the file."""
+    """What one peer expects of boundaries that come to it."""
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[bool, int | None], _Direction] = {}

@@ -65,7 +65,7 @@ class _LinkSamples:
 
 
 class Measures:
-    """See the top of the file. All times are seconds.
+    """The medians of what was measured, and whether they are worth telling. All times are seconds.
 
     Attributes:
         forward: what microbatches take through the stage.

@@ -55,7 +55,7 @@ Used = Counter[int | str]
 
 
 class RandomRouter:
-    """See the top of the file. Is a `Router`.
+    """Draws paths at random, among the peers that hold each stage. Is a `Router`.
 
     Args:
         visited: stages of a path, the data peer's among them.
@@ -202,7 +202,7 @@ def _path(plan: Plan, relays: tuple[int, ...], names: list[str], digest: str) ->
 
 # --- planned paths --------------------------------------------------------------------------------
 class PlannedRouter(RandomRouter):
-    """See the top of the file. Draws what sets out again: what the plan says of it has failed.
+    """Takes the paths of a plan. Draws what sets out again: what the plan says of it has failed.
 
     Attributes:
         plan: the one that holds; None before the first.

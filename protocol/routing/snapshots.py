@@ -77,7 +77,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class LinkSnapshot:
-    """See the top of the file.
+    """Link vectors of the peers of a pipeline, under one digest.
 
     Attributes:
         vectors: by peer id.
@@ -247,7 +247,7 @@ def proposer_of(data_peers: Iterable[str]) -> str | None:
 
 
 class Proposals:
-    """What a data peer has gathered. See the top of the file."""
+    """What a data peer has gathered."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id

@@ -59,7 +59,7 @@ class WorkTimes(Struct, frozen=True, array_like=True):
 
 
 class LinkVector(Struct, frozen=True, array_like=True):
-    """See the top of the file.
+    """What one peer has measured of its links and of its own work.
 
     Attributes:
         number: of this peer's vectors in this incarnation.

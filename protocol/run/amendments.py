@@ -166,7 +166,7 @@ AMENDMENT: Final = "amendment"
 
 @dataclass(frozen=True, slots=True)
 class Amendment:
-    """See the top of the file.
+    """One change of a run, signed by its founder.
 
     Attributes:
         from_round: the first round in which it is in force.

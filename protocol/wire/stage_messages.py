@@ -82,7 +82,7 @@ class Microbatch(Struct, frozen=True, order=True):
 
 
 class Path(Struct, frozen=True):
-    """See the top of the file.
+    """The relays that a microbatch visits, in order.
 
     Attributes:
         relays: peer ids.

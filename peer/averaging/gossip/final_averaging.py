@@ -50,7 +50,7 @@ RANDOM: Final = None
 
 
 class FinalRounds:
-    """See the top of the file.
+    """Plans and makes the meetings of the final averaging, for one peer.
 
     Args:
         wanted: whether the run ends with one.

@@ -201,7 +201,7 @@ Both sides keep to that order, so neither waits for what the other has not come 
 
 
 class PairRounds:
-    """See the top of the file. Implements `peer.rounds.way.Way`.
+    """The rounds of a peer that averages in pairs. Implements `peer.rounds.way.Way`.
 
     Args:
         lanes: the outer steps of each fragment; at the latest when `cut` is told the layout.

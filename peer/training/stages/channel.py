@@ -79,7 +79,9 @@ Work = Filled | Drop | Resend | Finish
 
 
 class StageChannel:
-    """See the top of the file. Is the inner loop's `Channel`.
+    """The commands and boundaries of a stage, of which urgent ones come first.
+
+    It is the inner loop's `Channel`.
 
     Attributes:
         between_steps: called when something for the stage has come while the inner loop waits.

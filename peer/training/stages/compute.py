@@ -124,7 +124,7 @@ class _Held:
 
 
 class StageCompute:
-    """See the top of the file. Microbatches are named by numbers."""
+    """Runs microbatches, named by numbers, through a stage, and adds up their gradients."""
 
     def __init__(self, module: StageModule, device: torch.device, precision: Precision) -> None:
         self._put_off = put_off_weights(module)

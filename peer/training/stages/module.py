@@ -43,7 +43,7 @@ class _Trunk(nn.Module):
 
 
 class StageModule(nn.Module):
-    """See the top of the file.
+    """The layers of one stage, and the two ends at stage 0.
 
     Args:
         stage: one of `stages`.

@@ -61,7 +61,7 @@ FIRST_CLIP: Final = 64.0
 
 
 class GradientSum:
-    """See the top of the file.
+    """Adds up the microbatches' gradients of a step, each by its share (gradient_shares.py).
 
     Args:
         gradient_P: the model's, zero between two microbatches.
