@@ -22,6 +22,7 @@ nothing to carry long before the last piece is through on another.
 
 import math
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -29,6 +30,7 @@ from typing import Any, Final
 import trio
 
 from peer.network.conversation import Conversation, StreamStalled
+from peer.ports import Stream
 from protocol.errors import LocoError, Refused, RemoteProtocolError, StreamLost
 from protocol.gossip.exchange import FINAL, Action, Exchange, ExchangeEvent, ExchangeState
 from protocol.gossip.matchmaking_events import RoundSnapshot
@@ -135,8 +137,32 @@ STALL_S: Final = 15.0
 MAX_OUTBOX: Final = 8
 """Messages that wait for the vector to be out: a receipt, two questions, two answers."""
 
+
 OpenStripe = Callable[[], Awaitable[Conversation]]
 """A further stream to the partner, which has been told what it is for."""
+
+
+async def until_decided(
+    stream: Stream, decided: trio.Event, on_gone: Callable[[], None] = lambda: None
+) -> None:
+    """Wait until a proposal that we hold is decided, or its proposer has gone away.
+
+    Args:
+        on_gone: called at the moment at which it goes, before anything else is done.
+    """
+    if decided.is_set():
+        return
+    async with trio.open_nursery() as nursery:
+
+        async def watch() -> None:
+            with suppress(StreamLost):
+                await stream.receive_some(1)  # a proposer that waits sends nothing
+            on_gone()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(watch)
+        await decided.wait()
+        nursery.cancel_scope.cancel()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from peer.ports import PeerId, Stream
 from peer.process.rejoin import join_the_finished
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
-from protocol.errors import LocoError, Refused, StreamLost
+from protocol.errors import LocoError, Refused
 from protocol.gossip.final_averaging import (
     MIN_WAIT_S,
     WAIT_ROUNDS,
@@ -40,7 +40,7 @@ from protocol.membership.view import View
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire.messages import Propose
 
-from .exchange_io import OwnVector
+from .exchange_io import OwnVector, until_decided
 from .exchanges import Averaged, Exchanges, RoundOutcome, Skipped, Timing
 
 # --- final rounds ---------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ class FinalMeetings:
             self._called.set()
             self._called = trio.Event()
             try:
-                await self._wait_decided(stream, call)
+                await until_decided(stream, call.decided)
                 refusal = call.refusal
             finally:
                 del self._calls[peer_id]
@@ -346,20 +346,3 @@ class FinalMeetings:
             return RefusalReason.AHEAD
         full = peer_id in self._calls or len(self._calls) >= MAX_HELD_PROPOSALS
         return RefusalReason.TOO_MANY if full else None
-
-    async def _wait_decided(self, stream: Stream, call: _Call) -> None:
-        """Wait for the meeting's turn, and watch whether the caller goes away meanwhile."""
-        if call.decided.is_set():
-            return
-        async with trio.open_nursery() as nursery:
-
-            async def watch() -> None:
-                try:
-                    await stream.receive_some(1)
-                except StreamLost:
-                    pass
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(watch)
-            await call.decided.wait()
-            nursery.cancel_scope.cancel()

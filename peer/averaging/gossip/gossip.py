@@ -21,7 +21,7 @@ from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
 from peer.ports import Network, PeerId, Stream, Work
-from protocol.errors import LocoError, Refused, StreamLost
+from protocol.errors import LocoError, Refused
 from protocol.gossip import matchmaking_events as mm
 from protocol.gossip.final_averaging import Meeting
 from protocol.gossip.matchmaking import Matchmaker
@@ -30,7 +30,7 @@ from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire.messages import AskSettled, Join, Propose
 from protocol.wire.versions import GOSSIP
 
-from .exchange_io import STALL_S, OwnVector
+from .exchange_io import STALL_S, OwnVector, until_decided
 from .exchanges import Agreement, Exchanges, RoundOutcome, Skipped, Timing
 from .final_averaging import FinalMeetings
 
@@ -277,10 +277,16 @@ class Gossip:
             await talk.refuse(RefusalReason.TOO_MANY, "you have asked already, and wait")
             return
         held = self._held[peer_id] = _Held()
+
+        def gone() -> None:
+            held.accepted = False
+            self._feed(mm.ProposalWithdrawn(peer_id, proposal.round))
+            held.decided.set()
+
         try:
             snapshot = mm.RoundSnapshot(proposal.round, proposal.step, proposal.final)
             self._feed(mm.ProposalReceived(peer_id, snapshot))
-            await self._wait_decided(stream, held, proposal.round)
+            await until_decided(stream, held.decided, gone)
         finally:
             self._held.pop(peer_id, None)
             if not held.decided.is_set():
@@ -290,25 +296,6 @@ class Gossip:
         elif held.refusal is not None:
             sentence = f"your round {proposal.round} is not possible with me: {held.refusal}"
             await talk.refuse(held.refusal, sentence)
-
-    async def _wait_decided(self, stream: Stream, held: _Held, round_: int) -> None:
-        """Wait for the matchmaker, and watch whether the proposer goes away meanwhile."""
-        if held.decided.is_set():
-            return
-        async with trio.open_nursery() as nursery:
-
-            async def watch() -> None:
-                try:
-                    await stream.receive_some(1)  # a proposer that waits sends nothing
-                except StreamLost:
-                    pass
-                held.accepted = False
-                self._feed(mm.ProposalWithdrawn(stream.remote_peer_id, round_))
-                held.decided.set()
-
-            nursery.start_soon(watch)
-            await held.decided.wait()
-            nursery.cancel_scope.cancel()
 
     async def _accept(self, talk: Conversation, proposal: Propose) -> None:
         attempt, peer_id = self._attempt, talk.remote_peer_id
