@@ -291,18 +291,15 @@ class Gossip:
             self._held.pop(peer_id, None)
             if not held.decided.is_set():
                 self._feed(mm.ProposalWithdrawn(peer_id, proposal.round))
-        if held.accepted:
-            await self._accept(talk, proposal)
-        elif held.refusal is not None:
+        if held.refusal is not None:
             sentence = f"your round {proposal.round} is not possible with me: {held.refusal}"
             await talk.refuse(held.refusal, sentence)
-
-    async def _accept(self, talk: Conversation, proposal: Propose) -> None:
-        attempt, peer_id = self._attempt, talk.remote_peer_id
-        assert attempt is not None
-        accept = self.exchanges.accept(talk, attempt.own, proposal, attempt.exchange_s)
-        if not await self._finish_with(attempt, peer_id, accept):
-            self._withdrew(attempt, peer_id, proposal.round)
+        elif held.accepted:
+            attempt = self._attempt
+            assert attempt is not None
+            accept = self.exchanges.accept(talk, attempt.own, proposal, attempt.exchange_s)
+            if not await self._finish_with(attempt, peer_id, accept):
+                self._withdrew(attempt, peer_id, proposal.round)
 
     def _withdrew(self, attempt: _Attempt, peer_id: PeerId, proposed: int) -> None:
         """Our yes came too late: they had gone before they sent anything. Look on."""
