@@ -269,7 +269,7 @@ class GoOn:
 
 
 class NoCheckpoints:
-    """A peer that keeps none. Implements `peer.rounds.checkpoints.Checkpoints`."""
+    """A peer that keeps none. Implements `peer.rounds.parts.Checkpoints`."""
 
     def go_on_from(self, kept: GoOn) -> None:
         """There is never anything to go on from."""
@@ -304,7 +304,7 @@ class NoCheckpoints:
 
 
 class Checkpointing:
-    """Writes checkpoints when they are due. Implements `peer.rounds.checkpoints.Checkpoints`.
+    """Writes checkpoints when they are due. Implements `peer.rounds.parts.Checkpoints`.
 
     Args:
         held: what the checkpoints are of.

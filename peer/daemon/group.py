@@ -19,10 +19,10 @@ from peer.facts import Facts, PeerState
 from peer.ports import Directory, DirectoryUnrecoverable, Network, PeerId, Work
 from peer.process.bell import Bell
 from peer.process.rejoin import JoinAgain, addresses_of
-from peer.rounds.feed import AllHere, DataFeed
+from peer.rounds.shares import AllHere, DataFeed
 from protocol.content.samples import sample_of
 from protocol.errors import RemoteProtocolError
-from protocol.gossip.matchmaking_events import RoundSnapshot
+from protocol.gossip.matchmaking import RoundSnapshot
 from protocol.membership.book import Fault
 from protocol.membership.records import (
     PeerRecord,
