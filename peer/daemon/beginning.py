@@ -11,13 +11,13 @@ Which one a peer has is said by its provision (provision.py). Another beginning 
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Protocol
 
 from peer.facts import HeldPart
 from peer.training.ports import Float32Vector
 from protocol.run.amendments import AmendedSpec
 
-from .checkpointing import GoOn
 from .ports import Ports
 from .sources import Sources
 
@@ -39,7 +39,7 @@ class FirstState:
         epoch, position: where the data stands (protocol/schedule/data_plan.py).
         debt: of our rounds (protocol/schedule/rounds.py).
         over: the run was over.
-        go_on: what the trainer goes on from; None begins with the slow weights alone.
+        go_on: what the trainer had kept beside it; None begins with the slow weights alone.
     """
 
     round: int
@@ -48,7 +48,7 @@ class FirstState:
     position: int
     debt: float = 0.0
     over: bool = False
-    go_on: GoOn | None = None
+    go_on: Path | None = None
 
 
 NOTHING_TRAINED: Final = FirstState(round=-1, step=0, epoch=0, position=0)

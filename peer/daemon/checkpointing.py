@@ -255,20 +255,6 @@ class CheckpointPlan:
 NO_CHECKPOINTS: Final = CheckpointPlan()
 
 
-@dataclass(frozen=True, slots=True)
-class GoOn:
-    """What the first trainer goes on from.
-
-    Attributes:
-        with_weights: the fast weights too.
-        over: it is that of the end of the run.
-    """
-
-    kept: Path
-    with_weights: bool
-    over: bool = False
-
-
 class Checkpointing:
     """Writes checkpoints when they are due. Implements `peer.rounds.checkpoints.Checkpoints`.
 
@@ -290,22 +276,20 @@ class Checkpointing:
         self._has_last = False
         self._averaging: Averaging | None = None
         self._line: TrainerLine | None = None
-        self._go_on: GoOn | None = None
+        self._go_on: Path | None = None
         self._asked: Draft | None = None
         self._idle = trio.Event()
         self._idle.set()
         self._to_copy: Checkpoint | None = None
-        self._all_copied = trio.Event()
-        self._all_copied.set()
-        self._uploading_data = False
+        self._copying = trio.Lock()
+        self._uploads_data = False
         self._nursery: trio.Nursery | None = None
         self._began_step, self._asks = 0.0, 0
         self._way: Way | None = None
 
-    def go_on_from(self, kept: GoOn) -> None:
-        """What the first trainer loads."""
-        self._go_on = kept
-        self._has_last = kept.over
+    def go_on_from(self, trainer_file: Path, *, over: bool) -> None:
+        """What the first trainer loads; `over`: it is that of the end of the run."""
+        self._go_on, self._has_last = trainer_file, over
 
     async def run(self, averaging: Averaging) -> None:
         """Checkpoint this state until cancelled."""
@@ -325,7 +309,7 @@ class Checkpointing:
     def load(self, version: int) -> Load:
         """What was kept, once; a trainer that dies loses its moments."""
         kept, self._go_on = self._go_on, None
-        return Load(version) if kept is None else Load(version, str(kept.kept), kept.with_weights)
+        return Load(version) if kept is None else Load(version, str(kept), with_weights=True)
 
     def began(self, line: TrainerLine) -> None:
         """A trainer has started."""
@@ -377,21 +361,17 @@ class Checkpointing:
     async def wait_copied(self, until_s: float) -> None:
         """Wait, but no longer than that, until what was written is copied elsewhere too.
 
-        What was written after `run` had ended is copied here. Meanwhile the status says so: storage
-        that is far away may take hours.
+        The status says so meanwhile: storage that is far away may take hours.
         """
         uploads = self._plan.uploads
-        if uploads is not None and (self._to_copy is not None or not self._all_copied.is_set()):
-            self._facts.now_doing(f"copying the last checkpoint to {uploads.url}")
+        if uploads is None or (self._to_copy is None and not self._copying.locked()):
+            return
+        self._facts.now_doing(f"copying the last checkpoint to {uploads.url}")
         with trio.move_on_at(until_s) as waiting:
-            if uploads is not None and self._nursery is None:
-                await self._copy_newest(uploads)
-            elif not self._all_copied.is_set():  # `wait` of one that is set would be late, too
-                await self._all_copied.wait()
+            await self._copy_newest(uploads)
         if waiting.cancelled_caught:
-            self._tell_not_copied(
-                "the last checkpoint was not copied in time: --grace is too short"
-            )
+            why = "the last checkpoint was not copied in time: --grace is too short"
+            self._tell_failed(why, CheckpointOutcome.NOT_COPIED)
 
     @property
     def _ended(self) -> bool:
@@ -515,43 +495,37 @@ class Checkpointing:
         )
         if self._plan.uploads is not None:
             self._to_copy = sealed
-            if self._all_copied.is_set() and self._nursery is not None:
-                self._all_copied = trio.Event()
+            if self._nursery is not None:
                 self._nursery.start_soon(self._upload, self._plan.uploads)
 
     async def _upload(self, uploads: Uploads) -> None:
-        """Copy the newest elsewhere, then the corpus."""
-        try:
-            await self._copy_newest(uploads)
-        finally:
-            self._all_copied.set()
-        await self._upload_data(uploads)
-
-    async def _copy_newest(self, uploads: Uploads) -> None:
-        """Copy the last one elsewhere, until no newer one has come meanwhile."""
-        while (sealed := self._to_copy) is not None:
-            self._to_copy, started_s = None, trio.current_time()
-            try:
-                where = await self._work.run(uploads.copy, sealed, may_be_cut_off=True)
-            except UploadFailed as error:
-                self._tell_not_copied(str(error))
-            else:
-                seconds = trio.current_time() - started_s
-                self._facts.checkpoints[CheckpointOutcome.COPIED] += 1
-                self._events.emit(EventName.CHECKPOINT_COPIED, path=where, seconds=seconds)
-
-    async def _upload_data(self, uploads: Uploads) -> None:
-        """Copy the corpus too, beside later checkpoints: it may take hours."""
-        if self._uploading_data:
+        """Copy the newest elsewhere, then the corpus, beside later ones: it may take hours."""
+        await self._copy_newest(uploads)
+        if self._uploads_data:
             return
-        self._uploading_data = True
+        self._uploads_data = True
         try:
             check = self._work.check_cancelled
             await self._work.run(uploads.copy_data, check, may_be_cut_off=True)
         except UploadFailed as error:
             self._events.emit(EventName.CHECKPOINT_FAILED, detail=str(error))
         finally:
-            self._uploading_data = False
+            self._uploads_data = False
+
+    async def _copy_newest(self, uploads: Uploads) -> None:
+        """Copy the last one elsewhere, unless another call has, when its turn has come."""
+        async with self._copying:
+            sealed, self._to_copy, started_s = self._to_copy, None, trio.current_time()
+            if sealed is None:
+                return
+            try:
+                where = await self._work.run(uploads.copy, sealed, may_be_cut_off=True)
+            except UploadFailed as error:
+                self._tell_failed(str(error), CheckpointOutcome.NOT_COPIED)
+            else:
+                seconds = trio.current_time() - started_s
+                self._facts.checkpoints[CheckpointOutcome.COPIED] += 1
+                self._events.emit(EventName.CHECKPOINT_COPIED, path=where, seconds=seconds)
 
     async def _failed(self, error: OSError) -> None:
         self._due_s = min(self._due_s, trio.current_time() + RETRY_S)
@@ -561,10 +535,6 @@ class Checkpointing:
         finally:
             self._idle.set()
 
-    def _tell_not_copied(self, why: str) -> None:
-        self._facts.checkpoints[CheckpointOutcome.NOT_COPIED] += 1
-        self._events.emit(EventName.CHECKPOINT_FAILED, detail=why)
-
-    def _tell_failed(self, why: str) -> None:
-        self._facts.checkpoints[CheckpointOutcome.FAILED] += 1
+    def _tell_failed(self, why: str, outcome: CheckpointOutcome = CheckpointOutcome.FAILED) -> None:
+        self._facts.checkpoints[outcome] += 1
         self._events.emit(EventName.CHECKPOINT_FAILED, detail=why)

@@ -50,7 +50,6 @@ from protocol.schedule.rounds import is_lost, lost_lag
 
 from .beginning import Arrival, Beginning, FirstState
 from .bootstrap import CALM_REPORT_S, Bootstrap
-from .checkpointing import GoOn
 from .dialler import Dialler
 from .entry import choose_stage, enter_swarm
 from .fetched import Fetched
@@ -390,7 +389,7 @@ class Returned:
             manifest.position,
             debt=manifest.debt,
             over=over,
-            go_on=GoOn(own.trainer_file, with_weights=True, over=over),
+            go_on=own.trainer_file,
         )
 
 
