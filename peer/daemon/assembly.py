@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 import trio
 
 from peer.facts import Facts
-from peer.network.pacing import NO_LIMITS, BandwidthLimits, PacedNetwork, Pacing
+from peer.network.handlers import BaseNetwork
+from peer.network.pacing import NO_LIMITS, BandwidthLimits, Pacing
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.ports import Directory, Network, Work
+from peer.ports import Directory, Work
 from peer.state.acquaintances import Acquaintances
 from peer.state.admission_file import AdmissionFile
 from peer.state.checkpoints import CheckpointStore
@@ -44,7 +45,7 @@ class Ports:
         checkpoints: those of the home.
     """
 
-    network: Network
+    network: BaseNetwork
     directory: Directory
     work: Work
     provision: Provision
@@ -81,7 +82,8 @@ class Assembly:
         )
         standing = Standing(door, facts, events)
         ports.network.admit_by(standing)
-        network = PacedNetwork(ports.network, pacing)
+        network = ports.network
+        network.pacing = pacing
         greeter = Greeter(
             network=network,
             directory=directory,

@@ -196,7 +196,7 @@ class _Daemon:
             verbose=config.verbose,
             stream=sys.stderr,
         )
-        network.tell_bugs(events.stream_failed)
+        network.tellers.append(events.stream_failed)
         provision = RealProvision(
             peer_id=network.peer_id,
             cache_dir=home.cache_dir,
