@@ -298,7 +298,7 @@ async def be_reached(ports: Ports, relay_mbps: float) -> None:
     """
     facts = ports.facts.reach
     relay = Relay(
-        ports.bare,
+        ports.network,
         ports.pacing.carry,
         offers=lambda: facts.reach is not Reach.NO,
         mbps=relay_mbps,
@@ -306,9 +306,9 @@ async def be_reached(ports: Ports, relay_mbps: float) -> None:
     )
     await relay.start()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(Reaching(ports, partial(reserve, ports.bare)).run)
+        nursery.start_soon(Reaching(ports, partial(reserve, ports.network)).run)
         while True:
             facts.reservations, facts.circuits = relay.reservations, relay.circuits
             facts.carried_bytes = relay.carried_bytes
-            facts.relayed_peers = ports.bare.statistics().relayed_peers
+            facts.relayed_peers = ports.network.statistics().relayed_peers
             await trio.sleep(LOOK_EVERY_S)

@@ -47,6 +47,7 @@ from peer.daemon.report import Report
 from peer.daemon.returning import Returning
 from peer.facts import Facts, PeerState, RoundTiming
 from peer.network.identity import SEED_BYTES, Identity
+from peer.network.pacing import Pacing
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.network.simulated_directory import SimulatedDhtWorld, SimulatedDirectory
 from peer.network.simulated_stream import LinkModel
@@ -211,8 +212,10 @@ class SimulatedPeer:
             wall_time_s=place.directory.swarm_time_s,
             stream=None,
         )
+        place.network.pacing = pacing = Pacing(self.machine.limits)
         return PeerParts(
-            bare=place.network,
+            network=place.network,
+            pacing=pacing,
             directory=place.directory,
             work=SimulatedWork(self.machine.work_s),
             roster=place.roster,
@@ -223,7 +226,6 @@ class SimulatedPeer:
             admission_file=AdmissionFile(place.folder / "admission"),
             acquaintances=Acquaintances(place.folder / "neighbours.json"),
             checkpoints=CheckpointStore(place.folder / "checkpoints", keep=CHECKPOINTS_KEPT),
-            limits=self.machine.limits,
             token=self.machine.token,
             provision=provision,
         )
