@@ -30,7 +30,7 @@ from protocol.membership.book import BackOff
 from .dial_errors import dial_sentence, unresolved_sentence
 from .handlers import BaseNetwork, print_bug
 from .libp2p_stream import Libp2pStream, is_quic
-from .p2pd_client import P2pdClient, attach, connect_past_backoff, receive_stream_info, size_buffers
+from .p2pd_client import P2pdClient, attach, receive_stream_info, size_buffers
 from .p2pd_process import (
     P2pdConfig,
     P2pdFailed,
@@ -181,7 +181,7 @@ class Libp2pNetwork(BaseNetwork):
 
     async def _dial(self, client: P2pdClient, peer_id: PeerId, peer: bytes) -> None:
         try:
-            await connect_past_backoff(client, peer, self._book.of(peer_id))
+            await client.connect(peer, self._book.of(peer_id))
         except LocoError as error:
             # p2pd passes over names that it cannot resolve without a word.
             unresolved = await unresolved_sentence(peer_id, self._book.of(peer_id))

@@ -13,10 +13,6 @@ from protocol.address.multiaddr import (
     split_peer_id,
 )
 
-from .p2pd_messages import PeerAddresses
-
-# --- reachability ---------------------------------------------------------------------------------
-
 
 class Scope(StrEnum):
     """From where an address can be dialled."""
@@ -146,10 +142,10 @@ def is_relayed(address: Address) -> bool:
     return CIRCUIT in address
 
 
-def num_relayed(connections: Iterable[PeerAddresses]) -> int:
-    """How many of the peers that p2pd is connected to have no direct connection."""
+def num_relayed(connections: Iterable[tuple[bytes, Sequence[bytes]]]) -> int:
+    """How many peers have no direct connection, by each connection's peer and addresses."""
     direct: dict[bytes, bool] = {}
-    for connection in connections:
-        relayed = all(is_relayed(address) for address in understood(connection.addresses))
-        direct[connection.peer] = direct.get(connection.peer, False) or not relayed
+    for peer, addresses in connections:
+        relayed = all(map(is_relayed, understood(addresses)))
+        direct[peer] = direct.get(peer, False) or not relayed
     return sum(not each for each in direct.values())
