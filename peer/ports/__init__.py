@@ -84,7 +84,7 @@ class NetworkStatistics:
 
 
 class Judge(Protocol):
-    """Decides which peers are served; implemented by `peer.daemon.standing.Standing`."""
+    """Decides which peers are served; implemented by `peer.daemon.admission.Reputation`."""
 
     def judge(self, peer_id: PeerId) -> "Refusal | None":
         """Why a peer is not served; None when it is."""
