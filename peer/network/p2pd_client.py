@@ -30,14 +30,13 @@ from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import ANSWER_S
 
 from .dial_errors import BACKOFF
+from .handlers import DIAL_TIMEOUT_S
 from .p2pd_process import P2pdFailed
 from .protobuf import Field, Fields, all_of, decode_fields, delimited, encode_fields, one_of
 from .tls_probe import receive_exactly
 
 MAX_CONTROL_MESSAGE_BYTES: Final = 4 << 20
 """Longest message accepted from p2pd; LIST_PEERS with thousands of peers stays below."""
-DIAL_TIMEOUT_S: Final = 15
-"""Time for a request that makes p2pd dial a peer; p2pd is told the same figure."""
 BACKOFF_WAIT_S: Final = 6.0
 """A little more than p2pd's shortest pause after a failed dial."""
 BACKOFF_LOOK_S: Final = 0.25

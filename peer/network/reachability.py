@@ -9,6 +9,7 @@ from protocol.address.multiaddr import (
     HOST_PROTOCOLS,
     InvalidAddress,
     from_bytes,
+    is_relayed,
     parse,
     split_peer_id,
 )
@@ -22,17 +23,12 @@ class Scope(StrEnum):
     MACHINE = "this machine"
 
 
-def best_first(addresses: Iterable[Address]) -> list[Address]:
-    """Each address once, those that most peers can reach first.
+def best_first(addresses: Iterable[Address], given: Sequence[Address] = ()) -> list[Address]:
+    """Each address once, those that most peers can reach first; but first those that are given.
 
     Public, relayed, private, link-local, loopback.
     """
-    return sorted(dict.fromkeys(addresses), key=_distance)
-
-
-def given_first(addresses: Iterable[Address], given: Sequence[Address]) -> list[Address]:
-    """The same, after those that the user has named, in that order."""
-    return list(dict.fromkeys([*given, *best_first(addresses)]))
+    return list(dict.fromkeys([*given, *sorted(addresses, key=_distance)]))
 
 
 def is_loopback(address: Address) -> bool:
@@ -88,9 +84,8 @@ _PUBLIC, _RELAYED, _PRIVATE, _LINK_LOCAL, _LOOPBACK, _UNUSABLE = range(6)
 
 def _distance(address: Address) -> int:
     try:
-        parts = parse(address)
-        kind, value = parts[0]
-        if ("p2p-circuit", "") in parts:
+        kind, value = parse(address)[0]
+        if is_relayed(address):
             return _RELAYED
         if kind in ("ip4", "ip6"):
             return _ip_distance(ipaddress.ip_address(value))
@@ -130,16 +125,6 @@ def text_of(address: bytes) -> Address:
 def local_form(address: Address) -> Address:
     """The address under which this machine itself reaches a listening address."""
     return address.replace("/ip4/0.0.0.0/", "/ip4/127.0.0.1/").replace("/ip6/::/", "/ip6/::1/")
-
-
-# --- peers that are reached through another one: how an address shows it, and how many there are --
-
-CIRCUIT = "/p2p-circuit"
-
-
-def is_relayed(address: Address) -> bool:
-    """Whether an address leads through another peer."""
-    return CIRCUIT in address
 
 
 def num_relayed(connections: Iterable[tuple[bytes, Sequence[bytes]]]) -> int:

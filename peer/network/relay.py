@@ -31,6 +31,7 @@ from typing import Final
 import trio
 
 from peer.ports import Network, PeerId, Stream
+from protocol.address.multiaddr import is_relayed
 from protocol.address.peer_id import peer_id_from_bytes, peer_id_to_bytes
 from protocol.address.varint import read_delimited
 from protocol.errors import LocoError, RemoteProtocolError
@@ -46,7 +47,6 @@ from protocol.membership.book import Budget, Shares
 
 from .pacing import Bucket
 from .protobuf import Field, decode_fields, delimited, encode_fields, one_of
-from .reachability import is_relayed
 
 HOP: Final = "/libp2p/circuit/relay/0.2.0/hop"
 STOP: Final = "/libp2p/circuit/relay/0.2.0/stop"

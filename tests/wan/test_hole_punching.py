@@ -18,10 +18,10 @@ from peer.network.identity import load_or_create
 from peer.network.p2pd_client import P2pdClient, attach
 from peer.network.p2pd_process import P2pdConfig, P2pdFailed
 from peer.network.protobuf import delimited
-from peer.network.reachability import is_relayed, num_relayed, understood
+from peer.network.reachability import num_relayed, understood
 from peer.network.relay import HOP, HOP_ANSWER, CircuitStatus, HopKind, parse_status
 from peer.ports.real import RealEntropy
-from protocol.address.multiaddr import to_bytes
+from protocol.address.multiaddr import is_relayed, to_bytes
 from protocol.address.peer_id import peer_id_to_bytes
 
 pytestmark = [
