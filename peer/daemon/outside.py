@@ -20,11 +20,11 @@ import blake3
 import trio
 
 from peer.network.conversation import Conversation
-from peer.network.reachability import is_loopback, is_relayed
+from peer.network.reachability import is_loopback
 from peer.network.relay import Relay, reserve
 from peer.observe.event_names import EventName
 from peer.ports import Address, PeerId, Stream
-from protocol.address.multiaddr import split_peer_id
+from protocol.address.multiaddr import is_relayed, split_peer_id
 from protocol.errors import LocoError
 from protocol.limits import DIAL_BACK_EVERY_S, MAX_DIAL_BACKS, MAX_LINKS
 from protocol.membership.book import BackOff
