@@ -154,11 +154,11 @@ class LinkedCompany:
             del free[self._fragment]
         else:
             free[self._fragment] = snapshot
-        self._links.tell.ring()
+        self._links.tell.unpark_all()
 
     async def changed(self) -> None:
         """Wait until any of this may have changed."""
-        await self._links.heard.wait()
+        await self._links.heard.park()
 
     def _training(self) -> Sequence[Member]:
         training = self._view.members_training(trio.current_time())

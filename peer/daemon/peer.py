@@ -324,7 +324,7 @@ class Training:
         """Wait, after the end, until the run goes on: we were told too late. Raises JoinAgain."""
         facts = self._facts
         while True:
-            await self._parts.links.heard.wait()
+            await self._parts.links.heard.park()
             if self._amended.total_steps_at(facts.nominal_step) > facts.step:
                 training = self._held.view.members_training(trio.current_time())
                 if addresses := addresses_of(training):
