@@ -3,7 +3,8 @@
 from typing import Final
 
 import pytest
-from walks import WORLDS, Walk, traced
+from traces import Walk
+from walks import WORLDS, traced
 
 pytestmark = pytest.mark.slow
 
