@@ -48,8 +48,6 @@ from .sources import FETCH_WEIGHTS_S, weights_of
 
 MAX_NAMED: Final = 8
 """Peers that are named to somebody whose short id is not clear."""
-MAX_FETCH_S: Final = 3600.0
-"""For one peer's weights; below the least rate it is left sooner (peer/content/fetching.py)."""
 
 
 class ControlRequests:
@@ -122,11 +120,8 @@ class ControlRequests:
         parts, held = self._peer.parts, self._held()
         expected = ExpectedState(held.group.digest, layout_digest=held.shape.layout_digest)
         slow_P, momentum_P = np.zeros((2, held.shape.padded_parameters), np.float32)
-        with trio.move_on_after(MAX_FETCH_S) as scope:
-            async with fetch_from(parts.network, wanted["peer"]) as fetcher:
-                state = await whole_state(fetcher, expected, slow_P, momentum_P)
-        if scope.cancelled_caught:
-            raise LocoError(f"its state did not come within {MAX_FETCH_S:.0f} s")
+        async with fetch_from(parts.network, wanted["peer"]) as fetcher:
+            state = await whole_state(fetcher, expected, slow_P, momentum_P)
         path = self._peer.settings.state_dir / "others-weights.f32"
         await parts.work.run(slow_P.tofile, path)
         return {"path": str(path), "step": state.step}

@@ -12,7 +12,7 @@ from types import FrameType
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from traces import Trace, place_of  # noqa: E402 - its folder has just become part of the path
+from traces import Trace, place_of
 
 
 class TrainerTrace(Trace):
