@@ -384,17 +384,14 @@ class Reputation:
         self.one_more_ignored = ParkingLot()
 
     def judge(self, peer_id: PeerId) -> Refusal | None:
-        """Why a peer is not served; None when it is."""
         return self.admission.judge(peer_id) or self.judge_conduct(peer_id)
 
     def judge_conduct(self, peer_id: PeerId) -> Refusal | None:
-        """Why a peer is not even greeted; None when it is."""
         if self.book.is_convicted(peer_id):
             return CONVICTED
         return IGNORED if self.book.is_ignored(trio.current_time(), peer_id) else None
 
     def wait_s(self, peer_id: PeerId) -> float:
-        """For how long a stream of this peer waits before it is served."""
         return self.book.wait_s(trio.current_time(), peer_id)
 
     def may_be_dialled(self, peer_id: PeerId) -> bool:
@@ -402,7 +399,6 @@ class Reputation:
         return self.judge_conduct(peer_id) is None and self.admission.may_be_dialled(peer_id)
 
     def blame(self, peer_id: PeerId, fault: Fault) -> None:
-        """Hold a fault against a peer."""
         self._facts.faults[fault] += 1
         if self.book.note(trio.current_time(), peer_id, fault):
             self._events.emit(EventName.PEER_IGNORED, remote=peer_id, fault=str(fault))

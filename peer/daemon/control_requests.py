@@ -62,7 +62,6 @@ class ControlRequests:
         self._entropy = entropy
 
     def handlers(self) -> dict[str, Handler]:
-        """The handler of each request, by its name."""
         return {
             "status": self.status,
             "leave": self.leave,
@@ -111,7 +110,6 @@ class ControlRequests:
         return {"path": str(path)}
 
     async def holders(self, _: dict[str, Any]) -> dict[str, Any]:
-        """The peers of our group that live, ourselves left out."""
         alive = self._held().view.alive(trio.current_time())
         return {"peers": [member.peer_id for member in alive]}
 

@@ -88,7 +88,6 @@ class Joining:
         self._stage = stage
 
     async def enter(self, check_spec: Callable[[RunSpec], None]) -> tuple[SignedSpec, Supplies]:
-        """Find the swarm; take run spec and data from it."""
         parts, facts = self._parts, self._parts.facts
         facts.now_doing("looking for the swarm", PeerState.CONNECTING)
         first, hello = await enter_swarm(parts, self._bootstrap)

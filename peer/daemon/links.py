@@ -106,7 +106,6 @@ class Links:
 
     @property
     def num_live(self) -> int:
-        """Links that live now."""
         return len(self._all())
 
     async def run(self) -> None:
@@ -364,7 +363,6 @@ class Links:
         return beat_to(link, self._facts, self._pacing, self._sequence, swarm_time_s)
 
     def _note_bytes(self) -> None:
-        """Rule 3, for the roster."""
         for link in self._all():
             if self._has_sent_bytes(link, link.last_heard_s):
                 link.last_heard_s = self._pacing.last_byte_s(link.peer_id)

@@ -116,7 +116,6 @@ class Reaching:
             await trio.sleep(LOOK_EVERY_S)
 
     async def look(self) -> None:
-        """See what has changed, and do what it asks for."""
         now_s = trio.current_time()
         linked = self._roster.alive(now_s)
         self._notice_own(now_s)
@@ -215,7 +214,6 @@ class Reaching:
         return seen
 
     def _note(self) -> None:
-        """Write down what is known now."""
         now_s, facts, answers = trio.current_time(), self._facts.reach, self._answers
         hosts = [each[0] for each in map(host_and_port, self._own) if each is not None]
         before = facts.reach

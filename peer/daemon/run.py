@@ -107,7 +107,6 @@ class _Daemon:
         )
 
     async def run(self, spec: RunSpec | None) -> None:
-        """Open everything, run the peer, close everything."""
         identity = load_or_create(self._home.identity_path, RealEntropy())
         incarnation = self._home.next_incarnation()
         async with (

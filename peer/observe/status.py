@@ -217,7 +217,6 @@ class Status:
 
     @property
     def progress(self) -> RunProgress:
-        """How far the run is."""
         trains = self.state is PeerState.TRAINING
         others = [p for p in self.peers if not trains or p.state == PeerState.TRAINING]
         return RunProgress(
