@@ -105,8 +105,7 @@ class Peer:
         stop = self.settings.stop
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(entry.keep_looking)
-                signed, supplies = await entry.enter(self.settings.check_spec)
+                signed, supplies = await entry(self.parts, self.settings.check_spec, nursery)
                 nursery.start_soon(self._keep_acquaintances)
                 self._training = Training(self.settings, self.parts, signed, supplies)
                 await self._training.run()
