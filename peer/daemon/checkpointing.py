@@ -312,7 +312,6 @@ class Checkpointing:
         return Load(version) if kept is None else Load(version, str(kept), with_weights=True)
 
     def began(self, line: TrainerLine) -> None:
-        """A trainer has started."""
         self._line = line
 
     def died(self) -> None:
@@ -322,7 +321,6 @@ class Checkpointing:
             self._asked.ended.set()
 
     def took(self, kept: Kept) -> None:
-        """The trainer's part is written, or is not."""
         if self._asked is not None:
             self._asked.took(kept)
 

@@ -105,8 +105,7 @@ class Peer:
         stop = self.settings.stop
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(entry.keep_looking)
-                signed, supplies = await entry.enter(self.settings.check_spec)
+                signed, supplies = await entry(self.parts, self.settings.check_spec, nursery)
                 nursery.start_soon(self._keep_acquaintances)
                 self._training = Training(self.settings, self.parts, signed, supplies)
                 await self._training.run()
@@ -324,7 +323,7 @@ class Training:
         """Wait, after the end, until the run goes on: we were told too late. Raises JoinAgain."""
         facts = self._facts
         while True:
-            await self._parts.links.heard.wait()
+            await self._parts.links.heard.park()
             if self._amended.total_steps_at(facts.nominal_step) > facts.step:
                 training = self._held.view.members_training(trio.current_time())
                 if addresses := addresses_of(training):

@@ -97,7 +97,6 @@ class TorchEngine:
 
     @contextmanager
     def memory(self, padded_parameters: int) -> Iterator[tuple[Float32Vector, StartTrainer]]:
-        """Shared memory."""
         with SharedVector(padded_parameters, self._memory_dir) as slow:
             start = trainer_starter(self._settings, slow, self._memory_dir, self._spare)
             yield slow.array, start
