@@ -13,10 +13,8 @@ from peer.network.pacing import NO_LIMITS, BandwidthLimits, PacedNetwork, Pacing
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.ports import Directory, Network, Work
-from peer.state.acquaintances import Acquaintances
-from peer.state.admission_file import AdmissionFile
 from peer.state.checkpoints import CheckpointStore
-from peer.state.pins import PassingPins, Pins
+from peer.state.kept_files import Acquaintances, AdmissionFile, Pins
 from protocol.admission.statements import Token
 from protocol.membership.view import Roster
 from protocol.run.run_spec import RunSpec
@@ -54,7 +52,7 @@ class Ports:
     acquaintances: Acquaintances
     limits: BandwidthLimits = NO_LIMITS
     token: Token | None = None
-    pins: Pins = field(default_factory=PassingPins)
+    pins: Pins = field(default_factory=Pins)
     checkpoints: CheckpointStore | None = None
 
 

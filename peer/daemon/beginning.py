@@ -28,9 +28,8 @@ from typing import Final, Protocol
 
 import trio
 
-from peer.content.fetching import ExpectedState, Fetcher
-from peer.content.gathering import CHUNKS_PER_SOURCE, Gathering
-from peer.content.state_file import StateManifest, StateScalars
+from peer.content.fetching import ExpectedState, Fetcher, Gathering
+from peer.content.state_file import StateManifest
 from peer.daemon.comparison import MeasureLoss, Witnesses
 from peer.facts import Facts, HeldPart, PeerState
 from peer.observe.event_names import EventName
@@ -39,11 +38,13 @@ from peer.ports import PeerId
 from peer.training.ports import Float32Vector
 from protocol.content.samples import LEAST_WITNESSES
 from protocol.errors import RemoteProtocolError
+from protocol.limits import MAX_ASKED_PER_SOURCE
 from protocol.membership.heeded import heeded
 from protocol.membership.view import Roster, View
 from protocol.run.amendments import AmendedSpec
 from protocol.schedule.data_plan import start_position
 from protocol.schedule.rounds import lost_lag, middle, oldest_useful
+from protocol.wire.content_messages import StateScalars
 
 from .checkpointing import GoOn
 from .comparison import Comparison
@@ -62,6 +63,7 @@ class FetchProgress:
         self._facts = facts
         self._events = events
         self._began_s = self._told_s = trio.current_time()
+        gathering.on_progress = self.moved
 
     def moved(self) -> None:
         """A chunk came: say how far it is, and how long the rest will take at this pace."""
@@ -110,7 +112,6 @@ class SharedFetch:
 
     Args:
         described_by: what a source's state is made of, checked as far as that goes.
-        moved: called when a chunk has come.
         nursery: others help in it.
         mixes: of replicas that differ.
     """
@@ -122,7 +123,6 @@ class SharedFetch:
         sources: Sources,
         view: View,
         described_by: Callable[[Fetcher], Awaitable[StateManifest]],
-        moved: Callable[[], None],
         nursery: trio.Nursery,
         *,
         mixes: bool,
@@ -132,7 +132,6 @@ class SharedFetch:
         self._sources = sources
         self._view = view
         self._described_by = described_by
-        self._moved = moved
         self._nursery = nursery
         self._mixes = mixes
         self._doubted: set[PeerId] = set()
@@ -147,7 +146,7 @@ class SharedFetch:
         leader = fetcher.remote_peer_id
         described = await self._described_by(fetcher)
         self._comparison.keep(self._gathering.remotes)
-        self._comparison.ask_about(leader, described.root.hex())
+        self._comparison.ask_about(leader, described.root)
         while True:
             state = await self._gather(fetcher, described)
             odd = await self._drop_odd_ones()
@@ -168,7 +167,7 @@ class SharedFetch:
         if self._may_be_helped(described):
             self._nursery.start_soon(self._be_helped, helping, fetcher.remote_peer_id)
         try:
-            return await self._gathering.lead(fetcher, described, self._moved)
+            return await self._gathering.lead(fetcher, described)
         finally:
             helping.cancel()
 
@@ -185,7 +184,7 @@ class SharedFetch:
             not self._alone
             and len(self._doubted) < MAX_DOUBTED
             and len(training) > LEAST_WITNESSES
-            and len(described.digests) > CHUNKS_PER_SOURCE
+            and len(described.digests) > 2 * MAX_ASKED_PER_SOURCE  # weights and momentum
         )
 
     async def _help(self, fetcher: Fetcher) -> bool:
@@ -196,10 +195,10 @@ class SharedFetch:
         name = fetcher.remote_peer_id
         try:
             if self._mixes:
-                self._comparison.ask_about(name, described.root.hex())
+                self._comparison.ask_about(name, described.root)
                 if not await self._comparison.is_seen(name):
                     return False
-            await self._gathering.help(fetcher, described, self._moved)
+            await self._gathering.help(fetcher, described)
         finally:
             if name not in self._gathering.remotes:
                 self._comparison.forget(name)
@@ -358,7 +357,6 @@ class Fetched:
                 arrival.sources,
                 view,
                 described_by,
-                progress.moved,
                 nursery,
                 mixes=mixes,
             )

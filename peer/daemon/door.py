@@ -23,7 +23,7 @@ from peer.network.identity import Identity
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.ports import Directory, PeerId
-from peer.state.admission_file import AdmissionFile, KeptAdmission
+from peer.state.kept_files import AdmissionFile, KeptAdmission
 from protocol.admission.register import Mode, Register
 from protocol.admission.statements import Ruling, Token, Verdict
 from protocol.errors import LocoError, Refused

@@ -28,8 +28,7 @@ from typing import Final, Protocol
 import blake3
 import trio
 
-from peer.content.fetching import BlobSource, Fetcher
-from peer.content.gathering import own_digests
+from peer.content.fetching import BlobSource, Fetcher, own_digests
 from peer.facts import Facts, PeerState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog

@@ -25,8 +25,8 @@ from peer.network.reachability import is_relayed
 from peer.network.relay import reserve
 from peer.ports import Address, Network, PeerId
 from peer.ports.real import RealEntropy
-from peer.state.admission_file import AdmissionFile
 from peer.state.home import Home
+from peer.state.kept_files import AdmissionFile
 from protocol.address.multiaddr import split_peer_id
 from protocol.admission.statements import Token
 from protocol.content.manifest import CorpusManifest, parse_manifest

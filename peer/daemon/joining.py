@@ -23,7 +23,7 @@ from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.options.values import parse_host_port
 from peer.ports import Address, PeerId
-from peer.state.pins import PassingPins, Pins
+from peer.state.kept_files import Pins
 from protocol.address.multiaddr import split_peer_id
 from protocol.errors import LocoError, Refused, StreamLost
 from protocol.outcomes import RefusalReason
@@ -105,7 +105,7 @@ class Bootstrap:
         self._events = events
         self._failing: dict[str, str] = {}
         self._num_own = 0
-        self._pins = pins or PassingPins()
+        self._pins = pins or Pins()
         self._probe = probe
         self._report_every_s = report_every_s
         self._said: dict[str, tuple[str, float]] = {}
@@ -183,7 +183,7 @@ class Bootstrap:
     def _pin(self, address: str, peer_id: PeerId, addresses: Sequence[Address]) -> None:
         """Trust on first use: who answered at HOST:PORT is shown, and has to answer there again.
 
-        For good, as pins are kept (peer/state/pins.py).
+        For good, as pins are kept (peer/state/kept_files.py).
 
         Raises:
             StreamLost: somebody else does.

@@ -23,7 +23,7 @@ from peer.rounds.loop import RoundLoop
 from peer.rounds.shares import DataShares
 from peer.stages.company import StageCompany, Surroundings, keep_balance
 from peer.stages.exchange import StageExchange
-from peer.state.kept_proofs import KeptProofs
+from peer.state.kept_files import ProofFile
 from peer.training.ports import Float32Vector, StartTrainer
 from peer.training.warm import warmed_up
 from protocol.membership.group import Group
@@ -265,7 +265,7 @@ class Peer:
                 observe_round=self.settings.observe_round,
                 checkpoints=kept,
                 convict=self.parts.standing.convict,
-                proofs=KeptProofs(self.settings.state_dir / "proofs"),
+                proofs=ProofFile(self.settings.state_dir / "proofs"),
                 microbatches=exchange,
             )
         )

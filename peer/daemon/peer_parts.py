@@ -10,9 +10,8 @@ from peer.facts import Facts, RoundTiming
 from peer.network.pacing import Pacing
 from peer.observe.events import EventLog
 from peer.ports import Directory, Network, Work
-from peer.state.acquaintances import Acquaintances
 from peer.state.checkpoints import CheckpointStore
-from peer.state.pins import Pins
+from peer.state.kept_files import Acquaintances, Pins
 from protocol.membership.records import Sign
 from protocol.membership.view import Roster
 from protocol.run.run_spec import RunSpec

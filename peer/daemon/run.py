@@ -36,11 +36,9 @@ from peer.ports import PeerId
 from peer.ports.real import RealEntropy, RealWork
 from peer.process.rejoin import JoinAgain
 from peer.process.signals import run_until_signalled
-from peer.state.acquaintances import Acquaintances
-from peer.state.admission_file import AdmissionFile
 from peer.state.checkpoints import CheckpointStore
 from peer.state.home import Home
-from peer.state.pins import KeptPins
+from peer.state.kept_files import Acquaintances, AdmissionFile, Pins
 from peer.state.uploads import UploadFailed, Uploads
 from peer.training.child_process import SpareChild
 from protocol.membership.view import Roster
@@ -220,7 +218,7 @@ class _Daemon:
             Acquaintances(home.neighbours_path),
             BandwidthLimits(config.max_upload_mbps, config.max_download_mbps),
             config.invite,
-            KeptPins(home.root),
+            Pins(home.known_peers_path),
             self._checkpoints,
         )
 

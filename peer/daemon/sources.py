@@ -16,8 +16,7 @@ import blake3
 import numpy as np
 import trio
 
-from peer.content.fetching import ExpectedState, Fetcher, fetch_from
-from peer.content.gathering import whole_state
+from peer.content.fetching import ExpectedState, Fetcher, fetch_from, whole_state
 from peer.facts import Facts, PeerState
 from peer.ports import Network, PeerId, Work
 from peer.state.home import HomeError
