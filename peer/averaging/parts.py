@@ -22,7 +22,7 @@ from peer.rounds.microbatches import Microbatches
 from peer.rounds.shares import DataShares
 from peer.rounds.validation import Validation
 from peer.rounds.way import Way
-from peer.state.kept_proofs import KeptProofs
+from peer.state.kept_files import ProofFile
 from peer.training.ports import Float32Vector, StartTrainer
 from protocol.gossip.matchmaking_events import RoundSnapshot
 from protocol.membership.book import Fault
@@ -84,7 +84,7 @@ class AveragingParts:
     observe_round: Callable[[RoundTiming], None]
     checkpoints: Checkpoints
     convict: Callable[[PeerId], None]
-    proofs: KeptProofs
+    proofs: ProofFile
     microbatches: Microbatches | None = None
 
     @property

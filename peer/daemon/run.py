@@ -35,11 +35,9 @@ from peer.ports import PeerId
 from peer.ports.real import RealEntropy, RealWork
 from peer.process.rejoin import JoinAgain
 from peer.process.signals import run_until_signalled
-from peer.state.acquaintances import Acquaintances
-from peer.state.admission_file import AdmissionFile
 from peer.state.checkpoints import CheckpointStore
 from peer.state.home import Home
-from peer.state.pins import KeptPins
+from peer.state.kept_files import Acquaintances, AdmissionFile, Pins
 from peer.state.uploads import UploadFailed, Uploads
 from peer.training.child_process import SpareChild
 from protocol.membership.view import Roster
@@ -213,7 +211,7 @@ class _Daemon:
             acquaintances=Acquaintances(home.neighbours_path),
             checkpoints=self._checkpoints,
             token=config.invite,
-            pins=KeptPins(home.root),
+            pins=Pins(home.known_peers_path),
             provision=RealProvision(config, home, network.peer_id, work, self._spare),
         )
 

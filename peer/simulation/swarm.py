@@ -60,9 +60,8 @@ from peer.options.run_options import check_overlap_steps
 from peer.ports import PeerId
 from peer.ports.simulated import SimulatedEntropy, SimulatedWork
 from peer.rounds.loop import TrainingImpossible
-from peer.state.acquaintances import Acquaintances
-from peer.state.admission_file import AdmissionFile
 from peer.state.checkpoints import CheckpointStore
+from peer.state.kept_files import Acquaintances, AdmissionFile
 from peer.training.ports import Float32Vector
 from peer.training.toy import ToyProblem
 from protocol.errors import LocoError, leaves
