@@ -274,9 +274,9 @@ class NoCheckpoints:
     def go_on_from(self, kept: GoOn) -> None:
         """There is never anything to go on from."""
 
-    def load(self, version: int) -> Load:
+    def load(self) -> Load:
         """The slow weights alone."""
-        return Load(version)
+        return Load()
 
     def began(self, line: TrainerLine) -> None:
         """Nothing to do."""
@@ -363,10 +363,10 @@ class Checkpointing:
             self._nursery = None
 
     # --- what the round loop says ---------------------------------------------------------------
-    def load(self, version: int) -> Load:
+    def load(self) -> Load:
         """What was kept, once; a trainer that dies loses its moments."""
         kept, self._go_on = self._go_on, None
-        return Load(version) if kept is None else Load(version, str(kept.kept), kept.with_weights)
+        return Load() if kept is None else Load(str(kept.kept), kept.with_weights)
 
     def began(self, line: TrainerLine) -> None:
         """A trainer has started."""
@@ -496,7 +496,7 @@ class Checkpointing:
         await asked.wait()
         if alone and asked.missing:
             step = facts.nominal_step if facts.over else self._began_step
-            slow = Kept(str(asked.path), step, facts.epoch, facts.position, 0, 0.0)
+            slow = Kept(str(asked.path), step, facts.epoch, facts.position, 0)
             without = partial(asked.done_without, over=facts.over)
             kept = await self._work.run(without, self._plan.store, round_, slow)
         else:

@@ -62,7 +62,7 @@ from peer.state.acquaintances import Acquaintances
 from peer.state.admission_file import AdmissionFile
 from peer.state.checkpoints import CheckpointStore
 from peer.training.ports import Float32Vector
-from peer.training.toy import ToyProblem
+from peer.training.simulated import ToyProblem
 from protocol.errors import LocoError
 from protocol.membership.view import Member, Roster, View
 from protocol.run.run_spec import RunSpec

@@ -18,7 +18,7 @@ import codecs
 import hashlib
 import struct
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from errno import EIO
 from pathlib import Path
@@ -179,101 +179,67 @@ def pack(texts: Iterable[Text], tokenizer: Tokenizer, out_path: Path, check: Che
         InvalidCorpus: no text is left.
     """
     ordered = sorted(texts, key=lambda text: text.name)
+    whys = {text.name: why for text in ordered if (why := _unreadable(text.path, check))}
+    readable = [text for text in ordered if text.name not in whys]
+    if not readable:
+        raise _none_of(whys)
+    held_out = held_out_names([text.name for text in ordered])
+    if len({text.name in held_out for text in readable}) == 1:
+        held_out = held_out_names([text.name for text in readable])
+    dtype = token_dtype(tokenizer.vocabulary_size)
+    separator = np.array(tokenizer.separator, dtype=dtype).tobytes()
+    files = []
     with (
         tempfile.TemporaryFile(dir=out_path.parent) as train,
         tempfile.TemporaryFile(dir=out_path.parent) as validation,
     ):
-        draft = _Draft(tokenizer, train, validation, check)
-        if len(ordered) > 1:
-            draft.add_all(ordered)
-        if not draft.is_complete:
-            draft.add_anew([text for text in ordered if draft.could_read(text)])
-        dtype = draft.dtype
+
+        def add(text: Text, parts: Iterable[str], *, is_held_out: bool) -> None:
+            out, digest, size = validation if is_held_out else train, blake3.blake3(), 0
+            for part in parts:
+                check()
+                size += len(data := part.encode())
+                digest.update(data)
+                out.write(tokenizer.encode(part).astype(dtype).tobytes())
+            out.write(separator)
+            files.append(CorpusFile(text.name, size, digest.hexdigest(length=16), is_held_out))
+
+        if len(readable) == 1:
+            (text,) = readable
+            middle, end = tail_start(text.path), text.path.stat().st_size
+            add(text, read_parts(text.path, 0, middle), is_held_out=False)
+            add(text, read_parts(text.path, middle, end), is_held_out=True)
+        else:
+            for text in readable:
+                add(text, [text.path.read_bytes().decode()], is_held_out=text.name in held_out)
         header = PackedHeader(
             tokenizer.digest,
             tokenizer.vocabulary_size,
             dtype.str,
             train.tell() // dtype.itemsize,
             validation.tell() // dtype.itemsize,
-            tuple(draft.files),
+            tuple(files),
         )
         write_packed(out_path, header, (train, validation), check)
 
 
-class _Draft:
-    """Tokens of texts, in two files: to train on, and to validate with.
+def _unreadable(path: Path, check: Check) -> str | None:
+    """Why a text is not UTF-8; None where it is. Raises OSError."""
+    try:
+        for _ in read_parts(path, 0, path.stat().st_size):
+            check()
+    except UnicodeDecodeError as error:
+        return f"byte {error.object[error.start]:#04x} is not UTF-8"
+    return None
 
-    Attributes:
-        files: what was read so far.
-    """
 
-    def __init__(
-        self, tokenizer: Tokenizer, train: IO[bytes], validation: IO[bytes], check: Check
-    ) -> None:
-        self.dtype = token_dtype(tokenizer.vocabulary_size)
-        self.files: list[CorpusFile] = []
-        self._tokenizer = tokenizer
-        self._parts = (train, validation)
-        self._check = check
-        self._unreadable: dict[str, str] = {}
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether there is something of either."""
-        return {file.held_out for file in self.files} == {True, False}
-
-    def could_read(self, text: Text) -> bool:
-        """Whether it is UTF-8, as far as it was read."""
-        return text.name not in self._unreadable
-
-    def add_all(self, texts: Sequence[Text]) -> None:
-        """Add these, each to one of the two."""
-        held_out = held_out_names([text.name for text in texts])
-        for text in texts:
-            self._check()
-            whole = (each.read_bytes().decode() for each in (text.path,))
-            self._add(text, whole, held_out=text.name in held_out)
-
-    def add_anew(self, readable: Sequence[Text]) -> None:
-        """Begin again with those that can be read. Raises InvalidCorpus: there are none."""
-        for part in self._parts:
-            part.seek(0)
-            part.truncate()
-        self.files = []
-        if len(readable) > 1:
-            self.add_all(readable)
-        for text in readable if len(readable) == 1 else ():
-            middle, end = tail_start(text.path), text.path.stat().st_size
-            self._add(text, read_parts(text.path, 0, middle), held_out=False)
-            self._add(text, read_parts(text.path, middle, end), held_out=True)
-        if not self.is_complete:
-            names = [f"{name} ({why})" for name, why in self._unreadable.items()]
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise InvalidCorpus(
-                f"no text can be read: {', '.join(names[:3])}{more}. text: takes plain text in"
-                " UTF-8; convert it (iconv -f LATIN1 -t UTF-8), or name what it is: jsonl:,"
-                " parquet: or tokens:"
-            )
-
-    def _add(self, text: Text, parts: Iterable[str], *, held_out: bool) -> None:
-        """Add what is read of a text, or nothing of it where that is not UTF-8."""
-        out, digest, size = self._parts[held_out], blake3.blake3(), 0
-        before = out.tell()
-        try:
-            for part in parts:
-                self._check()
-                size += len(data := part.encode())
-                digest.update(data)
-                out.write(self._tokenizer.encode(part).astype(self.dtype).tobytes())
-        except UnicodeDecodeError as error:
-            out.seek(before)
-            out.truncate()
-            byte = error.object[error.start]
-            self._unreadable[text.name] = f"byte {byte:#04x} is not UTF-8"
-            return
-        out.write(np.array(self._tokenizer.separator, dtype=self.dtype).tobytes())
-        told = digest.hexdigest(length=16)
-        self.files.append(CorpusFile(text.name, size, told, held_out))
+def _none_of(whys: Mapping[str, str]) -> InvalidCorpus:
+    names = [f"{name} ({why})" for name, why in whys.items()]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return InvalidCorpus(
+        f"no text can be read: {', '.join(names[:3])}{more}. text: takes plain text in UTF-8;"
+        " convert it (iconv -f LATIN1 -t UTF-8), or name what it is: jsonl:, parquet: or tokens:"
+    )
 
 
 def write_packed(

@@ -143,7 +143,7 @@ async def test_a_simulated_trainer_takes_its_weights_over(autojump_clock, tmp_pa
         await kept(life, tmp_path / "f")
         fast = load_file(tmp_path / "f")["fast"].numpy()
         assert np.abs(fast).max() > 0  # the slow weights are zero
-        await life.trainer.send(Load(0, str(tmp_path / "f"), True))
+        await life.trainer.send(Load(str(tmp_path / "f"), True))
         await kept(life, tmp_path / "again")
         assert np.array_equal(load_file(tmp_path / "again")["fast"].numpy(), fast)
 
@@ -156,7 +156,7 @@ async def test_training_goes_on_bit_for_bit_in_another_process(tmp_path, name):
     for number in range(30):
         (tmp_path / f"{number}.txt").write_text("to be or not to be " * 20)
     data = DataSection(source=f"text:{tmp_path}/*.txt", validation_blocks=4)
-    corpus = str(prepare_corpus(RunSpec(data=data), tmp_path / "cache").path)
+    corpus = str(prepare_corpus(RunSpec(data=data), tmp_path / "cache").folder)
     section = {**spec_of().optimizer.model_dump(), "name": name}
     spec = RunSpec.model_validate({**spec_of().model_dump(), "optimizer": section})
     async with real_life(spec, corpus) as life:
@@ -169,9 +169,9 @@ async def test_training_goes_on_bit_for_bit_in_another_process(tmp_path, name):
         missing = await kept(life, tmp_path / "nowhere" / "f")
         assert "No such file" in str(missing.error)
     async with real_life(spec, corpus) as life:
-        await life.trainer.send(Load(0, str(tmp_path / "f"), True))
+        await life.trainer.send(Load(str(tmp_path / "f"), True))
         life.place = told.epoch, told.position
         assert [await settled(life, 2), await settled(life, 3)] == uninterrupted
-        await life.trainer.send(Load(0, str(tmp_path / "f"), False))
+        await life.trainer.send(Load(str(tmp_path / "f"), False))
         life.place = told.epoch, told.position
         assert await settled(life, 2) != uninterrupted[0]
