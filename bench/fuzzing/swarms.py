@@ -26,7 +26,7 @@ from bench.fuzzing.values import World
 from peer.codec import BLOCK, get_codec
 from peer.codec.differences import pack
 from peer.content.store import PieceFolder, PieceStore
-from peer.daemon.outside import Outside
+from peer.daemon.outside import be_reached
 from peer.network.identity import Identity
 from peer.observe.event_names import EventName
 from peer.simulation.swarm import (
@@ -315,8 +315,7 @@ async def _start(swarm: SimulatedSwarm) -> None:
 
 def _open_up(peer: SimulatedPeer, store: PieceStore, nursery: trio.Nursery) -> None:
     """Let it do what real peers do besides, and simulated ones need not."""
-    parts = peer.parts
-    nursery.start_soon(Outside(peer.network, parts, RELAY_MBPS).run)
+    nursery.start_soon(be_reached, peer.parts, RELAY_MBPS)
     assert peer.peer.service is not None
     peer.peer.service.store = store
 

@@ -21,7 +21,6 @@ from peer.content.fetching import Fetcher, fetch_from
 from peer.network.conversation import Conversation
 from peer.network.identity import load_or_create
 from peer.network.libp2p import open_libp2p_network
-from peer.network.reachability import is_relayed
 from peer.network.relay import reserve
 from peer.ports import Address, Network, PeerId
 from peer.ports.real import RealEntropy
@@ -35,15 +34,14 @@ from protocol.membership.dial_back import (
     DialBacks,
     NatKind,
     Reach,
-    answer_of,
-    candidates,
     host_and_port,
 )
 from protocol.wire.messages import Hello, Leaving, PeerList, Seen, Whereabouts
 from protocol.wire.versions import HELLO, REACH, SPOKEN
 
-from .joining import resolve_bootstrap
+from .bootstrap import resolve_bootstrap
 from .link import FROM_LINK
+from .outside import note_seen, to_try
 
 MEET_S: Final = 20.0
 SEEN_S: Final = 40.0
@@ -259,8 +257,7 @@ class Doctor:
         """How we look from there; once more when it has shown an address that it could try."""
         for _ in range(2):
             own = self._own()
-            ports = [each[1] for each in map(host_and_port, own) if each is not None]
-            wanted = candidates(self._answers.observed_hosts(trio.current_time()), own, ports)
+            wanted = to_try(self._answers, own, own)
             try:
                 stream = await self._network.open_stream(peer_id, REACH)
                 async with Conversation(stream) as talk:
@@ -268,9 +265,7 @@ class Doctor:
                     seen, _ = await talk.receive(Seen, timeout_s=SEEN_S)
             except LocoError:
                 return
-            observed = None if is_relayed(seen.observed) else seen.observed
-            answer = answer_of(wanted, observed, seen.tried, seen.reached)
-            self._answers.heard(trio.current_time(), peer_id, answer)
+            note_seen(self._answers, peer_id, wanted, seen)
             if seen.tried:
                 return
 

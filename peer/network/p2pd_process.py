@@ -19,7 +19,7 @@ Rules of the house:
 The addresses at which this machine itself can be reached: those of its network interfaces.
 
 p2pd would tell others the address that a router gave us as well, as soon as enough of them have
-seen it. It must not: nobody can dial that address unless a port is forwarded (which reaching.py
+seen it. It must not: nobody can dial that address unless a port is forwarded (which outside.py
 finds out), and a failed dial to it leaves a state in both routers that spoils the punching of a
 hole for two minutes. So p2pd is told what to announce, and this is it.
 

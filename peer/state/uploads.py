@@ -53,6 +53,9 @@ class Uploads:
     Args:
         home: whose run, tokenizer and corpus are copied too; None copies checkpoints alone.
         keys: copy the keys of that home as well.
+
+    Attributes:
+        url: where they go.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Uploads:
             self._files, root = url_to_fs(url)
         except (ValueError, ImportError) as error:
             raise UploadFailed(f"checkpoints cannot be copied to {url}: {error}") from error
+        self.url = url
         self._place = str(root).rstrip("/")
         self._root = f"{self._place}/{peer_id}"
         self._keep = keep

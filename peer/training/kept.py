@@ -45,16 +45,10 @@ def keep_nothing(path: Path) -> None:
     write_tensors(path, {}, {OWN_STEPS: "0", MOMENT_STEPS: "0"})
 
 
-def take_over_weights(
-    path: Path, theta_P: torch.Tensor, optimizer: FlatOptimizer | None, with_weights: bool
-) -> int:
-    """Go on from what was kept; returns the own steps. Raises FileUnusable.
-
-    Args:
-        with_weights: the fast weights too; the moments alone where others' weights are better.
-    """
+def take_over_weights(path: Path, theta_P: torch.Tensor, optimizer: FlatOptimizer | None) -> int:
+    """Go on from what was kept; returns the own steps. Raises FileUnusable."""
     kept = TensorFile(path)
-    if with_weights and FAST in kept.names:
+    if FAST in kept.names:
         kept.read_into(FAST, theta_P)
     num_steps = kept.number(MOMENT_STEPS)
     if optimizer is not None and num_steps:

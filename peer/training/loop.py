@@ -235,10 +235,7 @@ class InnerLoop:
             self._launched = None
             if command.kept is not None:
                 own_steps = take_over_weights(
-                    Path(command.kept),
-                    self._parts.model.theta_P,
-                    self._parts.optimizer,
-                    command.with_weights,
+                    Path(command.kept), self._parts.model.theta_P, self._parts.optimizer
                 )
                 self._round_machine.took_over(own_steps)
 

@@ -144,13 +144,12 @@ class Load(TrainerMessage, frozen=True):
     """Start from the slow weights: theta := phi, fresh optimizer state, nothing on its way.
 
     Attributes:
-        kept: path of a file that `Keep` wrote: the moments go on from there. None begins afresh.
-        with_weights: so do the fast weights; phi is that of the same checkpoint.
+        kept: path of a file that `Keep` wrote: fast weights and moments go on from there, with phi
+            of the same checkpoint. None begins afresh.
         step, epoch, position: where phi stands; `Kept` says it until a round has begun.
     """
 
     kept: str | None = None
-    with_weights: bool = False
     step: float = 0.0
     epoch: int = 0
     position: int = 0

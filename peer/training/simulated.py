@@ -267,9 +267,7 @@ class SimulatedTrainer:
             self._fail("error", f"WrongCommand: {error}")
             return
         if isinstance(command, Load) and command.kept is not None:
-            own_steps = take_over_weights(
-                Path(command.kept), self.model.theta_P, None, command.with_weights
-            )
+            own_steps = take_over_weights(Path(command.kept), self.model.theta_P, None)
             self._round_machine.took_over(own_steps)
         self._follow()
 

@@ -214,7 +214,7 @@ class Statements(Message, frozen=True, tag="statements"):
     """What the sender knows of who belongs to the run (protocol/admission/register.py).
 
     Attributes:
-        secret: of the run, where it has one (peer/daemon/door.py); None where the sender has none.
+        secret: of the run, where it has one (admission.py); None where the sender has none.
     """
 
     statements: Annotated[

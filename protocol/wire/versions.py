@@ -17,9 +17,9 @@ FRAGMENT: Final = "/loco/fragment/1"
 STAGE: Final = "/loco/stage/2"
 REACH: Final = "/loco/reach/1"
 
-_ROOT: Final = "/loco/"
+ROOT: Final = "/loco/"
 SPOKEN: Final = tuple(
-    each.removeprefix(_ROOT) for each in (HELLO, GOSSIP, CONTENT, FRAGMENT, STAGE, REACH)
+    each.removeprefix(ROOT) for each in (HELLO, GOSSIP, CONTENT, FRAGMENT, STAGE, REACH)
 )
 """What this release speaks, as told in a Hello."""
 REQUIRED: Final = ("hello", "gossip", "content")

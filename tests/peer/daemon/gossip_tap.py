@@ -43,11 +43,7 @@ class Tap:
         return self.struck_at is not None
 
     def hears(self, stream: Any) -> bool:
-        return (
-            self.armed
-            and stream._protocol == GOSSIP
-            and stream._traffic is self.peer().network._handlers.traffic
-        )
+        return self.armed and stream._protocol == GOSSIP and stream._network is self.peer().network
 
     def operation(self, stream: SimulatedStream) -> None:
         if not self.hears(stream):
@@ -63,7 +59,7 @@ def install(tap: Tap, monkeypatch: pytest.MonkeyPatch) -> None:
     receive, send_segment = SimulatedStream._receive, SimulatedStream._send_segment
     send, run = Conversation.send, Exchanges._run
 
-    async def tapped_receive(stream: SimulatedStream, max_bytes: int) -> memoryview:
+    async def tapped_receive(stream: SimulatedStream, max_bytes: int) -> bytes:
         tap.operation(stream)
         return await receive(stream, max_bytes)
 
@@ -74,9 +70,8 @@ def install(tap: Tap, monkeypatch: pytest.MonkeyPatch) -> None:
     async def tapped_send(
         talk: Conversation, message: Message, *arguments: Any, **options: Any
     ) -> None:
-        paced: Any = talk._stream
-        within = paced._stream
-        if tap.hears(within) and tap.on_message(within, message):
+        stream: Any = talk._stream
+        if tap.hears(stream) and tap.on_message(stream, message):
             return
         await send(talk, message, *arguments, **options)
 

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from peer.cli.reporting import exit_code_of
-from peer.daemon.entry import LATECOMERS, LOOK_AROUND_S, Joining
+from peer.daemon.entry import LATECOMERS, LOOK_AROUND_S, Joining, choose_stage
 from peer.daemon.provision import ChosenStage
 from peer.facts import Facts
 from peer.observe.events import EventLog
@@ -70,9 +70,12 @@ def joining(swarm: Any, stage: int | None = None) -> Joining:
         provision=swarm,
         facts=facts,
         events=events,
-        door=swarm,
+        admission=swarm,
+        links=swarm,
     )
-    return Joining(parts, swarm, stage)
+    made = Joining(parts, (), stage)
+    made._bootstrap = swarm
+    return made
 
 
 @pytest.mark.parametrize("method", ["noloco", "diloco"])
@@ -102,7 +105,7 @@ async def test_a_newcomer_takes_the_stage_that_nobody_holds_and_says_so(
         group = Group(swarm.run_id, part_of_stage(stage)).digest
         progress = Progress("training", group=group, step=step)
         entry._parts.roster.heard(0.0, peer_id, 1, progress=progress)
-    chosen = await entry._stages.choose(spec, swarm.run_id)
+    chosen = await choose_stage(entry._parts, spec, swarm.run_id, entry._stage)
     assert chosen == ChosenStage(2, has_holders=False, is_trained=is_trained)
     assert entry._parts.facts.group == Group(swarm.run_id, part_of_stage(2)).digest
     assert 2 * LOOK_AROUND_S <= trio.current_time() <= (2 + LATECOMERS) * LOOK_AROUND_S
@@ -129,7 +132,7 @@ async def test_a_newcomer_looks_again_who_has_chosen_with_it(autojump_clock):
             heard("b", 1, "downloading")
             heard("c", 1, "downloading")
 
-        chosen = await entry._stages.choose(spec, swarm.run_id)
+        chosen = await choose_stage(entry._parts, spec, swarm.run_id, entry._stage)
     assert chosen == ChosenStage(0, has_holders=True, is_trained=False)
     assert entry._parts.facts.group == Group(swarm.run_id, part_of_stage(0)).digest
 
@@ -141,6 +144,6 @@ async def test_a_newcomer_takes_the_stage_that_it_was_given(autojump_clock, stag
     entry = joining(swarm, stage)
     group = Group(swarm.run_id, part_of_stage(1)).digest
     entry._parts.roster.heard(0.0, "a", 1, progress=Progress("training", group=group))
-    chosen = await entry._stages.choose(spec, swarm.run_id)
+    chosen = await choose_stage(entry._parts, spec, swarm.run_id, entry._stage)
     assert chosen == ChosenStage(stage, has_holders=has_holders, is_trained=False)
     assert entry._parts.facts.group == Group(swarm.run_id, part_of_stage(stage)).digest

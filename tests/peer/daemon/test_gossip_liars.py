@@ -49,7 +49,7 @@ FAULTS_UNTIL_SLOWED: Final = {Fault.IMPLAUSIBLE: 3, Fault.BAD_VECTOR: 2}
 
 def wait_s(peer: SimulatedPeer) -> float:
     """For how long a stream of the liar waits there before it is served."""
-    return peer.links._standing.wait_s(LIAR)
+    return peer.links._reputation.wait_s(LIAR)
 
 
 def met_after(peer: SimulatedPeer, round_: int) -> set[str]:
@@ -58,7 +58,7 @@ def met_after(peer: SimulatedPeer, round_: int) -> set[str]:
 
 
 def ignores(peer: SimulatedPeer) -> bool:
-    return peer.links._standing.judge_conduct(LIAR) is not None
+    return peer.links._reputation.judge_conduct(LIAR) is not None
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ async def test_it_is_slowed_then_ignored_and_comes_back(tmp_path):
             assert a.facts.faults == {Fault.BROKEN_RULE: NUM_FAULTS}
             (ignored,) = a.events(EventName.PEER_IGNORED)
             assert (ignored["remote"], ignored["fault"]) == (liar, "broken_rule")
-            await swarm.until(lambda: a.links.statistics().live == 1)
+            await swarm.until(lambda: a.links.num_live == 1)
             for protocol in (CONTENT, GOSSIP):
                 with pytest.raises(Refused) as refused:
                     await break_a_rule(swarm, network, protocol)

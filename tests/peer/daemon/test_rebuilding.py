@@ -1,7 +1,6 @@
 """A stage that all its peers have left begins with what its neighbours know."""
 
 import json
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +9,7 @@ import trio
 
 from peer.content.fetching import ExpectedState
 from peer.content.state_file import StateManifest, StateScalars, root_of, state_bytes, state_chunks
-from peer.daemon.beginning import Arrival, FirstState, Fresh
-from peer.daemon.comparison import Witnesses, cannot_tell
+from peer.daemon.beginning import Arrival, FirstState, Fresh, cannot_tell
 from peer.daemon.provision import Rebuilt
 from peer.facts import Facts, HeldPart, PartShape
 from peer.observe.event_names import EventName
@@ -70,7 +68,8 @@ async def begun(roster: Roster) -> tuple[Any, FirstState, dict[str, Any]]:
     group, shape = Group(RUN_ID, part_of_stage(LOST)), LAYOUTS[LOST]
     slow_P, momentum_P = np.zeros((2, shape.padded_parameters), np.float32)
     sources: Any = Neighbours()
-    nobody: Any = None
+    log = EventLog(lines.append, peer="me", wall_time_s=trio.current_time, stream=None)
+    ports: Any = SimpleNamespace(facts=Facts("me", 1), events=log, roster=roster)
 
     async def initialise(slow_P: Any) -> None:
         slow_P[:] = FIRST
@@ -85,13 +84,10 @@ async def begun(roster: Roster) -> tuple[Any, FirstState, dict[str, Any]]:
         ),
         slow_P,
         momentum_P,
-        facts=Facts("me", 1),
-        events=EventLog(lines.append, peer="me", wall_time_s=trio.current_time, stream=None),
+        ports=ports,
         sources=sources,
-        roster=roster,
         look_around=trio.sleep_forever,
         meet=trio.sleep_forever,
-        witnesses_of=partial(Witnesses, nobody, View(roster, group.digest), bytes),
         measure=cannot_tell,
     )
     first = await Rebuilt(LOST, Fresh(initialise), LAYOUTS).take(arrival)

@@ -6,7 +6,7 @@ import trio
 from swarm_worlds import simulated, start, toy_spec
 
 from peer.content.state_file import state_bytes
-from peer.daemon.beginning import MAX_HELPERS
+from peer.daemon.fetched import MAX_HELPERS
 from peer.facts import PeerState
 from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName

@@ -1,16 +1,17 @@
 """Looking for the swarm by addresses that users gave."""
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 
-from peer.daemon.joining import Bootstrap
+from peer.daemon.bootstrap import Bootstrap
 from peer.facts import Facts, PeerState
 from peer.network.dial_errors import BACKOFF, cure_of
 from peer.observe.events import EventLog
-from peer.state.pins import FILE_NAME, KeptPins
+from peer.state.pins import FILE_NAME, KeptPins, PassingPins
 from protocol.errors import Refused, StreamLost
 from protocol.outcomes import RefusalReason
 
@@ -35,10 +36,13 @@ class OpenLinks:
 
 def _bootstrap(resolve, lines, pins=None, *, addresses=("h:1",), links=NO_LINKS, probe=None):
     events = EventLog(lines.append, peer="me", wall_time_s=trio.current_time, stream=None)
-    facts = Facts("me", 1)
-    return Bootstrap(
-        addresses, resolve=resolve, links=links, facts=facts, events=events, pins=pins, probe=probe
+    ports: Any = SimpleNamespace(
+        facts=Facts("me", 1),
+        events=events,
+        pins=pins or PassingPins(),
+        network=SimpleNamespace(probe=probe),
     )
+    return Bootstrap(ports, links, addresses, resolve=resolve)
 
 
 async def test_our_own_identity_at_the_bootstrap_address_is_refused(autojump_clock):
