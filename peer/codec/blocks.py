@@ -31,6 +31,7 @@ import torch
 
 from protocol.run.ways import CODECS
 
+from . import compiled
 from .base import (
     BLOCK,
     LARGEST_MAGNITUDE,
@@ -40,7 +41,7 @@ from .base import (
     Codec,
     FusedLoops,
 )
-from .compiled import in_chunks, is_aligned, is_long, kernels_of, plain_because
+from .compiled import in_chunks, kernels_of, loops_named
 
 _SCALE_BYTES: Final = 2
 _CUDA_TILE: Final = 64 * TILE
@@ -158,20 +159,32 @@ class BlockCodec(Codec, BlockLoops):
         loops: BlockLoops = self if codes.is_cuda else self._loops(block_codes, scales)
         return loops.are_blocks_valid(block_codes, scales)
 
-    def is_compiled_for(self, num_values: int, *tensors: torch.Tensor) -> bool:
-        """Whether compiled loops are worth it for a vector, and can reach these tensors of it."""
-        in_main_memory = all(tensor.device.type == "cpu" for tensor in tensors)
-        long = is_long(num_values, tensors[0].device, self._part_of)
-        return long and in_main_memory and is_aligned(*tensors)
-
     def loops_for(self, num_values: int, device: torch.device) -> str:
         """What codes a vector of so many values there, as `Codec` has it."""
         if device.type == "cuda" and self.triton_module is not None:
-            return "triton" if kernels_of(self.triton_module) else plain_because(self.triton_module)
-        if is_long(num_values, device, self._part_of):
-            loaded = kernels_of(self.kernels_module)
-            return "compiled" if loaded else plain_because(self.kernels_module)
+            return loops_named("triton", self.triton_module)
+        if self._is_long(num_values, device):
+            return loops_named("compiled", self.kernels_module)
         return "plain"
+
+    def _is_long(self, num_values: int, device: torch.device) -> bool:
+        """Whether a vector, or what it is a part of, is worth compiled loops that can reach it."""
+        is_worth_it = max(num_values, self._part_of) >= compiled.COMPILED_FROM
+        return device.type == "cpu" and is_worth_it and num_values % BLOCK == 0
+
+    def _compiled(
+        self, module: str, num_values: int, tensors: Sequence[torch.Tensor]
+    ) -> ModuleType | None:
+        """Compiled loops, if they are worth it and can reach these tensors of the vector.
+
+        Each tensor has to begin where its elements may lie; payloads can begin anywhere.
+        """
+        can_reach = all(
+            self._is_long(num_values, tensor.device)
+            and tensor.data_ptr() % tensor.element_size() == 0
+            for tensor in tensors
+        )
+        return kernels_of(module) if can_reach else None
 
     def fused_loops(
         self,
@@ -185,10 +198,8 @@ class BlockCodec(Codec, BlockLoops):
         if module is None or any(n % BLOCK for n in (start, *(v.numel() for v in vectors))):
             return None
         parts = [self.split(codes) for codes in all_codes]
-        num_values = self.num_values(all_codes[0].numel())
-        if not self.is_compiled_for(num_values, *vectors, *(scales for _, scales in parts)):
-            return None
-        kernels, block = kernels_of(module), start // BLOCK
+        num_values, block = self.num_values(all_codes[0].numel()), start // BLOCK
+        kernels = self._compiled(module, num_values, [*vectors, *(scales for _, scales in parts)])
         if kernels is None:
             return None
         first = block * self.block_bytes // self.code_type.itemsize
@@ -200,12 +211,10 @@ class BlockCodec(Codec, BlockLoops):
     ) -> BlockLoops:
         """The fastest way for these tensors."""
         if codes.is_cuda:
-            triton = None if self.triton_module is None else kernels_of(self.triton_module)
-            return self if triton is None else cast("BlockLoops", triton)
-        if self.is_compiled_for(scales.numel() * BLOCK, scales, *values):
-            kernels = kernels_of(self.kernels_module)
-            return self if kernels is None else CompiledLoops(kernels)
-        return self
+            triton = self.triton_module and kernels_of(self.triton_module)
+            return cast("BlockLoops", triton) if triton else self
+        kernels = self._compiled(self.kernels_module, scales.numel() * BLOCK, (scales, *values))
+        return CompiledLoops(kernels) if kernels else self
 
     # --- loops in torch's operations, tile by tile ------------------------------------------------
 

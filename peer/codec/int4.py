@@ -21,9 +21,6 @@ Rules:
 - With the smallest scale the smallest midpoint is a normal number. A block below it becomes zeros.
 - Decoded values are coded to themselves: the largest magnitude of a block always takes level 7, and
   the decoded one gives the same scale.
-
-Ways to the same bytes: torch's operations (`Int4Codec`), on CUDA too, and compiled loops
-(`int4_kernels`).
 """
 
 from typing import ClassVar, Final

@@ -9,9 +9,6 @@ A code of blocks (`peer.codec.blocks`). For a block with largest magnitude m:
 So |value - x| <= scale / 2, at most m / 127 (m / 252 but for the last bits). (fp16 scales would
 underflow below m = 7.6e-6; these do below m = 1.5e-36.)
 
-Three ways lead to the same bytes: torch's operations (`Int8Codec`), which say what the code
-is; compiled loops for long vectors in main memory (`int8_kernels`); Triton on CUDA (`int8_cuda`).
-
 A block is coded to itself again if its largest code is 127. Where rounding up left 126, the scale
 shrinks by one bf16 step on the second coding, and the values move by at most half the scale again.
 """
