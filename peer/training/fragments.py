@@ -75,10 +75,7 @@ class _Chunk:
     spans: tuple[slice, ...]
     own: slice
     codes: slice
-
-    @property
-    def size(self) -> int:
-        return int(self.own.stop - self.own.start)
+    size: int
 
     def parts(self) -> Iterator[tuple[slice, slice]]:
         """Where the values of each span lie: in the chunk, and in the flat vector."""
@@ -174,7 +171,7 @@ class FragmentDeltas(FragmentValues):
     def _chunks_of(self, fragment: Fragment) -> list[_Chunk]:
         """A fragment in pairs is one chunk."""
         spans, size = tuple(slice(*span) for span in fragment.spans), fragment.size
-        return [_Chunk(spans, slice(0, size), slice(0, self._codec.code_bytes(size)))]
+        return [_Chunk(spans, slice(0, size), slice(0, self._codec.code_bytes(size)), size)]
 
     def _values(self, chunk: _Chunk) -> torch.Tensor:
         theta_P = self._model.theta_P
@@ -248,10 +245,11 @@ class FragmentSnapshots(FragmentValues):
         return [
             _Chunk(
                 tuple(slice(*span) for span in fragment.chunk_spans(index)),
-                slice(*fragment.chunks[index]),
+                slice(start, stop),
                 slice(ends[index], ends[index + 1]),
+                stop - start,
             )
-            for index in range(len(fragment.chunks))
+            for index, (start, stop) in enumerate(fragment.chunks)
         ]
 
     def _values(self, chunk: _Chunk) -> torch.Tensor:

@@ -46,10 +46,10 @@ def go_on() -> None:
 
 # --- a corpus of one text -------------------------------------------------------------------------
 
-TAIL_OF: Final = 20
-"""The last of so many parts of the bytes is held out."""
+HELD_OUT_OF: Final = 20
+"""A text in so many is held out for validation; of one text alone the last of so many parts."""
 PART_BYTES: Final = 1 << 20
-MAX_LINE_BYTES: Final = 1 << 20
+"""What is read at once, and as far as an end of the line is then looked for."""
 _CONTINUES: Final = range(0x80, 0xC0)
 """Bytes of UTF-8 that go on with a character."""
 
@@ -58,8 +58,8 @@ def tail_start(path: Path) -> int:
     """Where what is held out begins: a byte offset. Raises OSError."""
     size = path.stat().st_size
     with path.open("rb") as file:
-        wanted = file.seek(size - size // TAIL_OF)
-        line = file.readline(MAX_LINE_BYTES)
+        wanted = file.seek(size - size // HELD_OUT_OF)
+        line = file.readline(PART_BYTES)
         if line.endswith(b"\n") and file.tell() < size:
             return file.tell()
         file.seek(wanted)  # no line ends there
@@ -78,7 +78,7 @@ def read_parts(path: Path, start: int, end: int) -> Iterator[str]:
         file.seek(start)
         while (left := end - file.tell()) > 0:
             data = file.read(min(left, PART_BYTES))
-            data += file.readline(min(left - len(data), MAX_LINE_BYTES))
+            data += file.readline(min(left - len(data), PART_BYTES))
             if not data:
                 raise OSError(EIO, "it became shorter while it was read", str(path))
             yield decode(data, final=file.tell() >= end)
@@ -95,11 +95,8 @@ def _leading(data: bytes) -> Iterator[int]:
 # --- packed ---------------------------------------------------------------------------------------
 
 MAGIC: Final = b"LOCOCRP1"
-MAX_HEADER_BYTES: Final = 256 * 1024 * 1024
 _LENGTH: Final = struct.Struct(">I")
 _ALIGNMENT: Final = 64
-_HELD_OUT_OF: Final = 20
-"""One file in so many is held out for validation."""
 
 
 class InvalidCorpus(LocoError):
@@ -151,7 +148,7 @@ def check_name(name: str) -> str:
 def is_file_held_out(name: str) -> bool:
     """Whether the file of this name is for validation alone."""
     digest = hashlib.blake2b(name.encode(), digest_size=8, person=b"loco-held-out").digest()
-    return int.from_bytes(digest, "big") % _HELD_OUT_OF == 0
+    return int.from_bytes(digest, "big") % HELD_OUT_OF == 0
 
 
 def held_out_names(names: Sequence[str]) -> frozenset[str]:
@@ -245,10 +242,8 @@ def _none_of(whys: Mapping[str, str]) -> InvalidCorpus:
 def write_packed(
     out_path: Path, contents: PackedHeader, parts: Iterable[IO[bytes]], check: Check = go_on
 ) -> None:
-    """Write a packed file of these files of tokens, whole or not at all. Raises InvalidCorpus."""
+    """Write a packed file of these files of tokens, whole or not at all."""
     header = msgpack.packb(asdict(contents))
-    if len(header) > MAX_HEADER_BYTES:
-        raise InvalidCorpus(f"a header of {len(header)} bytes: join the texts into fewer files")
     with replacing(out_path) as out:
         out.write(MAGIC + _LENGTH.pack(len(header)) + header)
         out.write(bytes(-out.tell() % _ALIGNMENT))
@@ -270,7 +265,7 @@ def read_header(path: Path) -> tuple[PackedHeader, int]:
         if not prefix.startswith(MAGIC) or len(prefix) < len(MAGIC) + _LENGTH.size:
             raise InvalidCorpus(f"{path} is not a packed corpus")
         (length,) = _LENGTH.unpack_from(prefix, len(MAGIC))
-        if length > MAX_HEADER_BYTES:
+        if length > path.stat().st_size:
             raise InvalidCorpus(f"{path} announces a header of {length} bytes")
         header = _parse_header(path, file.read(length))
         offset = file.tell() + -file.tell() % _ALIGNMENT
