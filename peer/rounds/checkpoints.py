@@ -15,7 +15,7 @@ from .way import TrainerLine, Way
 class Checkpoints(Protocol):
     """What writes them, and what a trainer goes on from after a restart of the daemon."""
 
-    def load(self, version: int) -> Load:
+    def load(self) -> Load:
         """What the first trainer is told to load; later ones have the slow weights alone."""
 
     def began(self, line: TrainerLine) -> None:
