@@ -20,7 +20,7 @@ from peer.ports import DirectoryUnrecoverable, PeerId, Work
 from peer.process.rejoin import JoinAgain, addresses_of
 from protocol.content.samples import sample_of
 from protocol.errors import RemoteProtocolError
-from protocol.gossip.matchmaking_events import RoundSnapshot
+from protocol.gossip.matchmaking import RoundSnapshot
 from protocol.membership.records import (
     PeerRecord,
     decode_record,

@@ -13,13 +13,14 @@ from typing import Final
 
 import trio
 
-from peer.averaging.parts import Averaging, AveragingParts, averaging_of
+from peer.averaging.parts import Averaging, averaging_of
 from peer.codec import MAIN_MEMORY, get_codec
 from peer.content.service import ContentService
 from peer.facts import HeldPart, PeerState
 from peer.observe.event_names import EventName
 from peer.process.rejoin import JoinAgain, addresses_of
 from peer.rounds.loop import RoundLoop
+from peer.rounds.parts import AveragingParts
 from peer.rounds.shares import DataShares
 from peer.stages.company import StageCompany, Surroundings, keep_balance
 from peer.stages.exchange import StageExchange
