@@ -47,7 +47,6 @@ from protocol.microbatch.trainer_messages import (
     Freed,
     Returned,
     Stepped,
-    Waiting,
 )
 from protocol.schedule.rounds import RoundPlan, is_lost, middle
 
@@ -135,7 +134,7 @@ class RoundLoop:
                 self._microbatches.began(line)
             self._way.began(line, ready)
             self._checkpoints.began(line)
-            load = self._checkpoints.load(self._way.version)
+            load = self._checkpoints.load()
             await trainer.send(
                 replace(load, step=facts.nominal_step, epoch=facts.epoch, position=facts.position)
             )
@@ -155,9 +154,9 @@ class RoundLoop:
 
     def _note_start(self, ready: Ready) -> None:
         facts = self._facts
-        if ready.layout_digest != facts.layout_digest:
+        if ready.layout.digest != facts.layout_digest:
             raise TrainingImpossible("the trainer's model has another layout than the run's")
-        facts.parameters, facts.alone_steps_per_s = ready.parameters, ready.steps_per_s
+        facts.parameters, facts.alone_steps_per_s = ready.layout.parameters, ready.steps_per_s
         facts.steps_per_s = facts.steps_per_s or ready.steps_per_s
         facts.loops["trainer"] = ready.loops
         self._micro_batch_cap = ready.micro_batch
@@ -167,7 +166,7 @@ class RoundLoop:
             EventName.TRAINER_STARTED,
             device=ready.device,
             precision=ready.precision,
-            parameters=ready.parameters,
+            parameters=facts.parameters,
             micro_batch=ready.micro_batch,
             steps_per_s=ready.steps_per_s,
             codec=ready.loops,
@@ -207,7 +206,7 @@ class RoundLoop:
                 line.nursery.start_soon(self._bring, line, pieces)
             case Ready():
                 pass
-            case Begun() | Filled() | Returned() | Freed() | Stepped() | Waiting():
+            case Begun() | Filled() | Returned() | Freed() | Stepped():
                 if self._microbatches is not None:
                     await self._microbatches.took(event)
             case _:

@@ -11,7 +11,7 @@ from typing import Protocol
 from peer.facts import Facts, HeldPart, RoundTiming
 from peer.observe.events import EventLog
 from peer.ports import Network, PeerId, Work
-from peer.state.kept_proofs import KeptProofs
+from peer.state.kept_files import ProofFile
 from peer.training.messages import Kept, Load
 from peer.training.ports import Float32Vector
 from protocol.gossip.matchmaking import RoundSnapshot
@@ -32,7 +32,7 @@ class Checkpoints(Protocol):
     then a checkpoint is a state from which the same training follows, bit for bit.
     """
 
-    def load(self, version: int) -> Load:
+    def load(self) -> Load:
         """What the first trainer is told to load; later ones have the slow weights alone."""
 
     def began(self, line: TrainerLine) -> None:
@@ -120,7 +120,7 @@ class AveragingParts:
     observe_round: Callable[[RoundTiming], None]
     checkpoints: Checkpoints
     convict: Callable[[PeerId], None]
-    proofs: KeptProofs
+    proofs: ProofFile
     microbatches: Microbatches | None = None
 
     @property

@@ -20,7 +20,7 @@ what a fragment weighs. The trainer merges as a difference, so an average may co
     fragment 0   send |-- search, exchange, step --| merge         send |-- ...
     fragment 1              send |-- search, exchange, step --| merge        send |-- ...
 
-- What the trainer sends (peer/training/pairs.py) makes a *flight*: contribution, average with a
+- What the trainer sends (peer/training/sync.py) makes a *flight*: contribution, average with a
   partner of its own, outer step, `Merge`. Flights of different fragments know nothing of each other
   but for the memory of slow weights and momentum; a fragment has one at a time.
 - A round of a whole model is closed when its quota is done and the one before is settled; meanwhile

@@ -21,7 +21,7 @@ from protocol.schedule.rounds import OwnRounds
 
 H, ROUNDS, FRAGMENTS = 10, 4, 6
 EXCHANGE_S, STEP_S = 1.0, 0.25
-READY = Ready(128, 128, "ab", "cpu", "fp32", 1, 1.0, (("a", (128,)),))
+READY = Ready("cpu", "fp32", 1, 1.0, (("a", (128,)),))
 
 
 class Steps:
@@ -86,7 +86,7 @@ class World:
 
     async def sent(self, *fragments: int) -> None:
         for fragment in fragments:
-            await self.rounds.took(FragmentSent(fragment, 0, H, H, "ab", 0.0, 0.0, float(H)))
+            await self.rounds.took(FragmentSent(fragment, 0, H, H, "ab", 0.0, float(H)))
 
     async def closed(self, round_: int, step: float) -> None:
         others: Any = self.others
@@ -129,7 +129,7 @@ async def test_slow_weights_lie_still_while_they_are_validated(autojump_clock: M
         await trio.sleep(5.0)
         assert len(here.of(Evaluate)) == 1
         assert here.when("step") == []
-        here.validation.ended(Evaluated(0, 1.0, 1, 0.0))
+        here.validation.ended(Evaluated(0, 1.0, 0.0))
         await trio.sleep(5.0)
         ((_, stepped_s),) = here.when("step")
         assert stepped_s == EXCHANGE_S / 2 + 5.0

@@ -20,7 +20,7 @@ from peer.process.rejoin import JoinAgain
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm
 from peer.simulation.virtual_time import run_in_virtual_time
-from peer.training.toy import SimulatedSpeed
+from peer.training.simulated import SimulatedSpeed
 from protocol.gossip.final_averaging import MIN_WAIT_S, WAIT_ROUNDS
 
 ROUNDS, INNER_STEPS, ROUND_S = 3, 10, 1.0

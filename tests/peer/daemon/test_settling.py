@@ -12,7 +12,7 @@ from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import DEFAULT_OPTIONS, SimulatedSwarm, SwarmOptions, open_swarm
-from peer.training.toy import SimulatedSpeed
+from peer.training.simulated import SimulatedSpeed
 from protocol.wire.messages import AskSettled, Received, SettledReply, Vector
 
 pytestmark = pytest.mark.slow
