@@ -111,7 +111,7 @@ def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
             if old is not None:
                 print(f"the home's old run was moved to {old}", file=sys.stderr, flush=True)
         if start is not None and start.restore is not None:
-            from peer.state.restoring import restore  # here: few starts restore
+            from peer.state.uploads import restore  # here: few starts restore
 
             print(f"restoring from {start.restore}", file=sys.stderr, flush=True)
             for line in restore(start.restore, home, config.checkpoint_keep):

@@ -256,7 +256,7 @@ NO_CHECKPOINTS: Final = CheckpointPlan()
 
 
 class Checkpointing:
-    """Writes checkpoints when they are due. Implements `peer.rounds.checkpoints.Checkpoints`.
+    """Writes checkpoints when they are due. Implements `peer.rounds.parts.Checkpoints`.
 
     Args:
         held: what the checkpoints are of.
@@ -312,7 +312,6 @@ class Checkpointing:
         return Load() if kept is None else Load(str(kept))
 
     def began(self, line: TrainerLine) -> None:
-        """A trainer has started."""
         self._line = line
 
     def died(self) -> None:
@@ -322,7 +321,6 @@ class Checkpointing:
             self._asked.ended.set()
 
     def took(self, kept: Kept) -> None:
-        """The trainer's part is written, or is not."""
         if self._asked is not None:
             self._asked.took(kept)
 

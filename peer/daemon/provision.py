@@ -30,7 +30,6 @@ import numpy as np
 import trio
 
 from peer.content.fetching import BlobSource
-from peer.content.state_file import StateScalars
 from peer.content.store import PieceStore, open_store
 from peer.facts import PartShape
 from peer.observe.event_names import EventName
@@ -64,6 +63,7 @@ from protocol.run.layout import DATA_STAGE, Layout, part_of_stage, stage_layouts
 from protocol.run.run_spec import FrozenSection, RunSpec
 from protocol.schedule.data_plan import start_position
 from protocol.schedule.rounds import middle
+from protocol.wire.content_messages import StateScalars
 
 from .beginning import Arrival, Beginning, FirstState, Fresh
 from .fetched import Fetched
@@ -94,7 +94,6 @@ class TorchEngine:
 
     @contextmanager
     def memory(self, padded_parameters: int) -> Iterator[tuple[Float32Vector, StartTrainer]]:
-        """Shared memory."""
         with SharedVector(padded_parameters) as slow:
             yield slow.array, trainer_starter(self._settings, slow, self._spare)
 

@@ -13,16 +13,15 @@ What it promises:
 - The next round is opened as soon as the way of averaging lets it, and never two at once.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import trio
 from msgspec.structs import replace
 
-from peer.facts import Facts, PeerState
+from peer.facts import PeerState
 from peer.observe.event_names import EventName
-from peer.observe.events import EventLog
 from peer.process.rejoin import JoinAgain, addresses_of
 from peer.training.messages import (
     CloseRound,
@@ -38,10 +37,10 @@ from peer.training.messages import (
     TrainerProgress,
     TrainRound,
 )
-from peer.training.ports import Trainer, TrainerDied
+from peer.training.ports import StartTrainer, Trainer, TrainerDied
 from protocol.errors import LocoError, leaves
 from protocol.membership.heeded import heeded
-from protocol.membership.view import Member, View
+from protocol.membership.view import Member
 from protocol.microbatch.trainer_messages import (
     Begun,
     Filled,
@@ -49,13 +48,10 @@ from protocol.microbatch.trainer_messages import (
     Returned,
     Stepped,
 )
-from protocol.run.amendments import AmendedSpec
 from protocol.schedule.rounds import RoundPlan, is_lost, middle
 
-from .checkpoints import Checkpoints
-from .microbatches import Microbatches
+from .parts import AveragingParts
 from .pause import Pause
-from .shares import DataShares
 from .validation import Validation
 from .way import TrainerLine, Way
 
@@ -73,9 +69,7 @@ class RoundLoop:
     """Runs the rounds of one peer; see the top of the file.
 
     Args:
-        start_trainer: starts one on the slow weights; its argument caps the micro-batch.
-        checkpoints: writes them, and knows what a trainer goes on from.
-        microbatches: None where the trainer holds the whole model.
+        start_trainer: starts one on the slow weights.
 
     Attributes:
         pause: that the user wants.
@@ -83,36 +77,24 @@ class RoundLoop:
 
     def __init__(
         self,
+        parts: AveragingParts,
         way: Way,
-        *,
-        spec: AmendedSpec,
-        facts: Facts,
-        view: View,
-        shares: DataShares,
         validation: Validation,
-        start_trainer: Callable[[int | None], AbstractAsyncContextManager[Trainer]],
-        events: EventLog,
-        checkpoints: Checkpoints,
-        microbatches: Microbatches | None = None,
+        start_trainer: StartTrainer,
     ) -> None:
         self._way = way
-        self._checkpoints = checkpoints
-        self._microbatches = microbatches
-        self._spec = spec
-        self._inner_steps = inner_steps = spec.founding.sync.round_steps
-        self._facts = facts
-        self._view = view
-        self._shares = shares
         self._validation = validation
-        self._start_trainer = start_trainer
-        self._events = events
-        self._quota = inner_steps
+        self._start_trainer = partial(start_trainer, parts.slow_P)
+        self._checkpoints, self._microbatches = parts.checkpoints, parts.microbatches
+        self._shares, self._events = parts.shares, parts.events
+        self._spec, self._facts, self._view = parts.amended, parts.facts, parts.held.view
+        self._quota = self._inner_steps = parts.spec.sync.round_steps
         self._closes_early = self._joins_again = self._leaves = False
         self._most_members = 0
         self._parted_step: int | None = None
         self._micro_batch_cap: int | None = None
         self._failures_in_a_row = 0
-        self.pause = Pause(facts, events, view)
+        self.pause = Pause(parts.facts, parts.events, parts.held.view)
         self.finished = False
 
     async def leave(self, trainer_until_s: float, until_s: float) -> None:
@@ -240,9 +222,9 @@ class RoundLoop:
         if progress.step_s > 0:
             speed = 1 / progress.step_s
             facts.steps_per_s += SPEED_SMOOTHING * (speed - facts.steps_per_s)
-        self._way.progressed(progress)
+        self._way.progressed()
         self._check_lost(line)
-        if not self._closes_early and self._way.closes_early(self._heeded()):
+        if not self._closes_early and self._way.closes_early(progress.steps, self._heeded()):
             self._closes_early = True
             line.send_soon(CloseRound(facts.round))
 

@@ -11,7 +11,6 @@ from trio.testing import MockClock
 from peer.averaging.gossip.noloco import MEETINGS_AT_ONCE, PairRounds
 from peer.facts import Facts
 from peer.observe.events import EventLog
-from peer.rounds.pace import Pace
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
 from peer.training.messages import Evaluate, Evaluated, FragmentSent, Merge, Ready, RoundClosed
@@ -60,16 +59,18 @@ class World:
         lanes: Any = [Steps(fragment, self.log) for fragment in range(FRAGMENTS)]
         finale: Any = SimpleNamespace(meeting=None, has_begun=False)
         self.finale = finale
-        self.rounds = PairRounds(
-            OwnRounds("me", H, lambda _: ROUNDS * H, 0, 0.0, varied=0.0),
-            Pace(H, self.facts),
-            sync=SyncSection(noloco=NolocoSection(fragments=fragments), inner_steps=H),
+        sync = SyncSection(noloco=NolocoSection(fragments=fragments), inner_steps=H)
+        parts: Any = SimpleNamespace(
+            spec=SimpleNamespace(sync=sync),
+            amended=SimpleNamespace(total_steps_at=lambda _: ROUNDS * H),
             facts=self.facts,
-            lanes=lanes,
-            cut=lambda _: None,
-            finale=finale,
-            validation=self.validation,
+            events=events,
+            held=SimpleNamespace(view=None),
+            company_of=lambda _: None,
         )
+        self.rounds = PairRounds(parts, lanes, lambda _: None, self.validation)
+        self.rounds._rounds = OwnRounds("me", H, lambda _: ROUNDS * H, 0, 0.0, varied=0.0)
+        self.rounds._finale = finale
         trainer: Any = self
         self.rounds.began(TrainerLine(trainer, nursery), READY)
 

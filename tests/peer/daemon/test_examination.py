@@ -14,7 +14,7 @@ import trio
 from swarm_worlds import simulated, start, toy_spec
 
 from peer.content.service import ContentService
-from peer.content.store import PieceFolder, PieceStore, WholeStore
+from peer.content.store import PieceStore
 from peer.daemon.examination import (
     FETCH_S,
     MEET_S,
@@ -209,10 +209,10 @@ def corpus_in(folder: Path, piece_kib: int) -> tuple[RunSpec, KeptCorpus]:
 
 def store_of(kept: KeptCorpus, folder: Path, *, whole: bool) -> PieceStore:
     if not whole:
-        return PieceFolder(folder, kept.manifest)
+        return PieceStore(folder, kept.manifest)
     corpus = kept.open()
     assert isinstance(corpus, Corpus)
-    return WholeStore(corpus, kept.manifest)
+    return PieceStore(folder, kept.manifest, corpus)
 
 
 async def rate_over(

@@ -67,10 +67,10 @@ def ignores(peer: SimulatedPeer) -> bool:
 def test_a_lying_partner_is_slowed_then_ignored_and_taken_back(tmp_path, monkeypatch, fault):
     average, lying = Gossip.average, [True]
 
-    async def lie(gossip, own, bounds):
+    async def lie(gossip, own, **bounds):
         if gossip._matchmaker._own_id == LIAR and own.round >= FIRST_LIE and lying[0]:
             own = LIES[fault](own)
-        return await average(gossip, own, bounds)
+        return await average(gossip, own, **bounds)
 
     monkeypatch.setattr(Gossip, "average", lie)
 

@@ -8,11 +8,10 @@ from checkpoint_worlds import write
 
 from peer.network.identity import Identity, load_or_create
 from peer.ports.real import RealEntropy
-from peer.state.admission_file import AdmissionFile, KeptAdmission
 from peer.state.checkpoints import MANIFEST_FILE, OUTER_FILE, CheckpointStore
 from peer.state.home import Home, OtherRun
-from peer.state.restoring import RestoreFailed, restore
-from peer.state.uploads import Uploads
+from peer.state.kept_files import AdmissionFile, KeptAdmission
+from peer.state.uploads import RestoreFailed, Uploads, restore
 from peer.training.corpus import Corpus, kept_corpus, prepare_corpus
 from peer.training.corpus.blocks import cut_piece, piece_path
 from peer.training.corpus.folder import PACKED
