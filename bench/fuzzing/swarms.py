@@ -37,7 +37,7 @@ from peer.simulation.swarm import (
     open_swarm,
 )
 from peer.simulation.virtual_time import run_in_virtual_time
-from peer.training.toy import simulated_layout
+from peer.training.simulated import simulated_layout
 from protocol.address.multiaddr import split_peer_id
 from protocol.content.manifest import CorpusManifest, digest_of
 from protocol.fragment.fragments import fragments_of_run

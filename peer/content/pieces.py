@@ -50,7 +50,7 @@ waits costs no traffic meanwhile."""
 
 
 class PieceFetcher:
-    """Implements `peer.rounds.feed.DataFeed`; see the top of the file.
+    """Implements `peer.rounds.shares.DataFeed`; see the top of the file.
 
     Args:
         roster: of those that may have pieces.

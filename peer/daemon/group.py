@@ -20,7 +20,7 @@ from peer.ports import DirectoryUnrecoverable, PeerId, Work
 from peer.process.rejoin import JoinAgain, addresses_of
 from protocol.content.samples import sample_of
 from protocol.errors import RemoteProtocolError
-from protocol.gossip.matchmaking_events import RoundSnapshot
+from protocol.gossip.matchmaking import RoundSnapshot
 from protocol.membership.records import (
     PeerRecord,
     decode_record,
@@ -135,7 +135,6 @@ class LinkedCompany:
         self.blame = parts.reputation.blame
 
     def free(self) -> Sequence[tuple[PeerId, RoundSnapshot]]:
-        """The others that say they look for a partner, and what they bring."""
         return [
             (member.peer_id, RoundSnapshot(*found, member.progress.ended))
             for member in self._training()
@@ -143,11 +142,9 @@ class LinkedCompany:
         ]
 
     def present(self, *, ended: bool) -> Sequence[PeerId]:
-        """The others that train and have not ended, or those that have ended and not finished."""
         return [m.peer_id for m in self._training() if m.progress.ended == ended]
 
     def announce(self, snapshot: RoundSnapshot | None) -> None:
-        """Tell all that we look for a partner with this snapshot, or that we look for none."""
         free = self._facts.free
         if free.get(self._fragment) == snapshot:
             return
@@ -155,11 +152,10 @@ class LinkedCompany:
             del free[self._fragment]
         else:
             free[self._fragment] = snapshot
-        self._links.tell.ring()
+        self._links.tell.unpark_all()
 
     async def changed(self) -> None:
-        """Wait until any of this may have changed."""
-        await self._links.heard.wait()
+        await self._links.heard.park()
 
     def _training(self) -> Sequence[Member]:
         training = self._view.members_training(trio.current_time())

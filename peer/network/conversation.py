@@ -19,7 +19,6 @@ it comes in. No more is held than the longest header and one read.
 import math
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, Self, TypedDict, TypeVar, Unpack, cast, overload
 
 import trio
@@ -214,11 +213,13 @@ class Conversation:
 
     async def _wait_frame(self, options: ReceiveOptions) -> tuple[memoryview, int]:
         """The next header, and how many bytes of payload follow it."""
-        with self._patience(options.get("timeout_s", math.inf), "sent no message"):
+        timeout_s = options.get("timeout_s", math.inf)
+        with trio.move_on_at(trio.current_time() + timeout_s):
             await self._hold(PREFIX_BYTES)
             header_bytes, payload_bytes = read_prefix(self._held, self._limit_bytes(options))
             await self._hold(PREFIX_BYTES + header_bytes)
-        return self._take(PREFIX_BYTES + header_bytes)[PREFIX_BYTES:], payload_bytes
+            return self._take(PREFIX_BYTES + header_bytes)[PREFIX_BYTES:], payload_bytes
+        raise self._stalled("sent no message", timeout_s)
 
     async def _hold(self, num_bytes: int) -> None:
         """Read until so many bytes are held."""
@@ -254,7 +255,7 @@ class Conversation:
             place[:done_bytes] = held
         if done_bytes:
             on_progress(done_bytes)
-        with self._patience(stall_s, "sent nothing") as patience:
+        with trio.move_on_at(trio.current_time() + stall_s) as patience:
             while done_bytes < payload_bytes:
                 patience.deadline = trio.current_time() + stall_s
                 end = min(payload_bytes, done_bytes + READ_BYTES)
@@ -267,7 +268,8 @@ class Conversation:
                     await self._stream.receive_into(place[done_bytes:end], tell)
                     self.bytes_received += end - done_bytes
                     done_bytes = end
-        return bytes(grown)
+            return bytes(grown)
+        raise self._stalled("sent nothing", stall_s)
 
     async def _write_payload(
         self, view: memoryview, stall_s: float, on_progress: OnProgress
@@ -281,40 +283,14 @@ class Conversation:
             on_progress(done_bytes)
 
     async def _write(self, data: bytes | memoryview, stall_s: float) -> None:
-        with self._patience(stall_s, "took nothing"):
+        with trio.move_on_at(trio.current_time() + stall_s):
             await self._stream.send_all(data)
-        self.bytes_sent += len(data)
+            self.bytes_sent += len(data)
+            return
+        raise self._stalled("took nothing", stall_s)
 
-    def _patience(self, seconds: float, what: str) -> "_Patience":
-        return _Patience(self, seconds, what)
-
-
-class _Patience:
-    """A block that raises StreamStalled when its time is up; every message enters two or three.
-
-    It does what `trio.fail_after` does, without the generators that are more of its cost than the
-    scope within.
-    """
-
-    __slots__ = ("_conversation", "_scope", "_seconds", "_what")
-
-    def __init__(self, conversation: Conversation, seconds: float, what: str) -> None:
-        self._conversation, self._seconds, self._what = conversation, seconds, what
-        self._scope = trio.CancelScope(deadline=trio.current_time() + seconds)
-
-    def __enter__(self) -> trio.CancelScope:
-        return self._scope.__enter__()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._scope.__exit__(kind, error, traceback)
-        if self._scope.cancelled_caught:
-            remote = self._conversation.remote_peer_id
-            raise StreamStalled(f"{remote} {self._what} for {self._seconds:g} s") from None
+    def _stalled(self, what: str, seconds: float) -> StreamStalled:
+        return StreamStalled(f"{self.remote_peer_id} {what} for {seconds:g} s")
 
 
 def _tell_further(on_progress: OnProgress, done_bytes: int, came_bytes: int) -> None:

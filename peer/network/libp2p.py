@@ -30,7 +30,7 @@ from protocol.membership.book import BackOff
 from .dial_errors import dial_sentence, unresolved_sentence
 from .handlers import BaseNetwork, print_bug
 from .libp2p_stream import Libp2pStream, is_quic
-from .p2pd_client import P2pdClient, attach, connect_past_backoff, receive_stream_info, size_buffers
+from .p2pd_client import P2pdClient, attach, receive_stream_info, size_buffers
 from .p2pd_process import (
     P2pdConfig,
     P2pdFailed,
@@ -38,11 +38,10 @@ from .p2pd_process import (
     held_ports,
     listen_at,
     run_p2pd,
-    runtime_directory,
     socket_paths,
     wait_until_unused,
 )
-from .reachability import given_first, is_usable, local_form, num_relayed, text_of
+from .reachability import best_first, is_usable, local_form, num_relayed, text_of
 from .tls_probe import read_peer_id
 
 # --- known addresses of peers, and which of them p2pd was told since it last started -------------
@@ -181,7 +180,7 @@ class Libp2pNetwork(BaseNetwork):
 
     async def _dial(self, client: P2pdClient, peer_id: PeerId, peer: bytes) -> None:
         try:
-            await connect_past_backoff(client, peer, self._book.of(peer_id))
+            await client.connect(peer, self._book.of(peer_id))
         except LocoError as error:
             # p2pd passes over names that it cannot resolve without a word.
             unresolved = await unresolved_sentence(peer_id, self._book.of(peer_id))
@@ -318,7 +317,7 @@ class Libp2pNetwork(BaseNetwork):
         """Where we can be reached now; the last address is the one that works on this machine."""
         local = [local_form(address) for address in self._config.listen]
         told = [*self._announced, *self._config.announced(), *local]
-        best = given_first(filter(is_usable, told), self._config.announce)
+        best = best_first(filter(is_usable, told), self._config.announce)
         kept = best[: MAX_ADDRESSES_PER_PEER - 1] + best[-1:]
         named = (multiaddr.with_peer_id(address, self.peer_id) for address in kept)
         self.addresses = tuple(dict.fromkeys(named))
@@ -330,9 +329,8 @@ async def open_libp2p_network(
     *,
     listen: Sequence[Address] = ("/ip4/127.0.0.1/tcp/0",),
     announce: Sequence[Address] = (),
-    runtime_dir: Path | None = None,
+    runtime_dir: Path,
     route_by_dht: bool = True,
-    map_ports: bool = False,
     quic: bool = False,
 ) -> AsyncIterator[Libp2pNetwork]:
     """Run p2pd, and speak libp2p through it.
@@ -341,21 +339,20 @@ async def open_libp2p_network(
         identity_path: an identity file as `peer.network.identity` writes it.
         listen: TCP multiaddrs; port 0 takes a free port, and keeps it through restarts.
         announce: multiaddrs that others should dial; empty announces those listened on.
-        runtime_dir: where the unix sockets go; None takes `runtime_directory()`.
+        runtime_dir: where the unix sockets go.
         route_by_dht: let p2pd find addresses of peers it was never told of.
-        map_ports: ask the router for a port mapping.
         quic: listen on UDP too, and dial over QUIC where others do.
 
     Raises:
         P2pdFailed: p2pd did not come up; says why.
     """
-    control_path, listener_path = socket_paths(identity_path, runtime_dir or runtime_directory())
+    control_path, listener_path = socket_paths(identity_path, runtime_dir)
     await wait_until_unused(control_path)
     failure: P2pdFailed | None = None
     with held_ports(listen) as addresses:
         config = P2pdConfig(
             identity_path, control_path, addresses, tuple(announce),
-            route_by_dht=route_by_dht, map_ports=map_ports, quic=quic,
+            route_by_dht=route_by_dht, quic=quic,
         )  # fmt: skip
         network = Libp2pNetwork(config, listener_path)
         async with listen_at(listener_path) as listener, trio.open_nursery() as nursery:

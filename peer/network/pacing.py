@@ -40,7 +40,6 @@ PIECE_S: Final = 0.01
 MORE: Final = 1.25
 """Bulk goes by so much faster than was measured: it waits in buffers a little, and shows whether
 the path carries more."""
-BYTES_PER_S_OF_MBPS: Final = 125_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,4 +238,4 @@ class Pacing:
 
 
 def _bytes_per_s(mbps: float | None) -> float:
-    return math.inf if mbps is None else mbps * BYTES_PER_S_OF_MBPS
+    return math.inf if mbps is None else mbps * 1e6 / 8

@@ -30,10 +30,9 @@ from protocol.address import multiaddr
 from protocol.address.peer_id import peer_id_to_bytes
 from protocol.errors import StreamLost
 
-from .handlers import BaseNetwork
+from .handlers import DIAL_TIMEOUT_S, BaseNetwork
 from .simulated_stream import LinkModel, SimulatedLink, SimulatedStream, open_pair
 
-DIAL_TIMEOUT_S: Final = 15.0
 _PORT: Final = 4001
 
 

@@ -180,7 +180,7 @@ PAIR_SPEC: Final = partial(toy_spec, 10, validate_every=1000)
 FRAGMENT_SPEC: Final = partial(
     toy_spec, 10, validate_every=1000, method="diloco", diloco={"fragments": "whole"}
 )
-SNAPSHOTS: Final = "peer.training.pairs.FragmentDeltas"
+SNAPSHOTS: Final = "peer.training.fragments.FragmentDeltas"
 DELTAS: Final = "peer.training.fragments.FragmentSnapshots"
 
 WORLDS: Final[dict[str, World]] = {

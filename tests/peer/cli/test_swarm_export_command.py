@@ -40,7 +40,7 @@ def home(tmp_path: Path) -> Home:
     data = {"source": f"text:{tmp_path}/*.txt", "validation_blocks": 2}
     spec = RunSpec.model_validate({"model": {**MODEL, "context_length": 8}, "data": data})
     made = prepare_corpus(spec, tmp_path / "home" / "cache")
-    frozen = {"manifest": made.manifest_digest, "tokenizer_digest": made.tokenizer_digest}
+    frozen = {"manifest": made.manifest_digest, "tokenizer_digest": made.manifest.tokenizer_digest}
     data_section = spec.data.model_copy(update=frozen)
     return home_of(spec.model_copy(update={"data": data_section}), tmp_path / "home")
 

@@ -48,7 +48,7 @@ def corpus_in(folder: Path, spec: RunSpec = SPEC, num_pieces: int = NUM_PIECES) 
     rng = np.random.default_rng(0)
     size = num_pieces * spec.data.piece_kib * 1024 + 3 * spec.model.context_length + 8
     np.save(path, rng.integers(0, 256, size).astype(np.uint8))
-    return prepare_corpus(spec, folder / "founder", f"tokens:{path}").kept
+    return prepare_corpus(spec, folder / "founder", f"tokens:{path}")
 
 
 @dataclass

@@ -202,7 +202,7 @@ def corpus_in(folder: Path, piece_kib: int) -> tuple[RunSpec, KeptCorpus]:
     spec = RunSpec(model=ModelSection(context_length=64), data=data)
     tokens = np.random.default_rng(0).integers(0, 256, 3 * piece_kib * 1024).astype(np.uint8)
     np.save(folder / "tokens.npy", tokens)
-    kept = prepare_corpus(spec, folder / "made", f"tokens:{folder / 'tokens.npy'}").kept
+    kept = prepare_corpus(spec, folder / "made", f"tokens:{folder / 'tokens.npy'}")
     data = data.model_copy(update={"manifest": kept.manifest.name})
     return spec.model_copy(update={"data": data}), kept
 

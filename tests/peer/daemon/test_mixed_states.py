@@ -18,7 +18,7 @@ from peer.simulation.swarm import (
     identity_of,
     open_swarm,
 )
-from peer.training.toy import SimulatedSpeed, ToyProblem
+from peer.training.simulated import SimulatedSpeed, ToyProblem
 from protocol.limits import STATE_CHUNK_BYTES
 from protocol.wire.versions import CONTENT
 

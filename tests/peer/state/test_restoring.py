@@ -40,9 +40,9 @@ def frozen(folder: Path, cache_dir: Path) -> RunSpec:
         (folder / f"{number}.txt").write_text(f"text {number}. " * 50)
     spec = parse_toml(SPEC.format(texts=folder))
     corpus = prepare_corpus(spec, cache_dir)
-    section = spec.data.model_copy(
-        update={"manifest": corpus.manifest_digest, "tokenizer_digest": corpus.tokenizer_digest}
-    )
+    digest = corpus.manifest.tokenizer_digest
+    frozen = {"manifest": corpus.manifest_digest, "tokenizer_digest": digest}
+    section = spec.data.model_copy(update=frozen)
     return spec.model_copy(update={"data": section})
 
 
