@@ -19,6 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from protocol.fragment.trainer_messages import (
+    Merge,
+)
 from protocol.run.run_spec import RunSpec
 
 from .corpus import Corpus, PieceCorpus
@@ -31,7 +34,6 @@ from .messages import (
     Evaluated,
     Keep,
     Load,
-    Merge,
     PiecesHere,
     PiecesMissing,
     Stop,

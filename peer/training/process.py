@@ -36,21 +36,24 @@ from typing import Final, get_args
 import trio
 
 from peer.codec import get_codec
+from protocol.fragment.trainer_messages import (
+    Amend,
+    FragmentSent,
+    Merge,
+    Yielded,
+)
 from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec
 
 from . import pipe
 from .child_process import STOP_GRACE_S, SpareChild, TrainerChild
 from .messages import (
-    Amend,
     Applied,
     Apply,
     Evaluate,
     Evaluated,
     Failed,
-    FragmentSent,
     Load,
-    Merge,
     PiecesHere,
     PiecesMissing,
     Progress,
@@ -61,7 +64,6 @@ from .messages import (
     TrainerEvent,
     TrainerSettings,
     TrainRound,
-    Yielded,
 )
 from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
 from .schedule import total_steps_of

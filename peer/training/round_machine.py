@@ -54,13 +54,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from protocol.fragment.trainer_messages import (
+    Amend,
+    Merge,
+    Yield,
+)
 from protocol.run.run_spec import RunSpec
 from protocol.run.sections import OptimizerSection
 from protocol.schedule.data_plan import DataPlan
 
 from .errors import WrongCommand
 from .messages import (
-    Amend,
     Apply,
     CloseRound,
     Evaluate,
@@ -68,13 +72,11 @@ from .messages import (
     Keep,
     Kept,
     Load,
-    Merge,
     Stop,
     SyncCommand,
     TrainerCommand,
     TrainerEvent,
     TrainRound,
-    Yield,
 )
 from .round_in_progress import RoundData, RoundInProgress
 from .schedule import learning_rate, total_steps_of

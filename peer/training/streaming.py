@@ -24,21 +24,23 @@ import torch
 
 from peer.codec import get_codec
 from protocol.fragment.fragments import fragments_of_run, offset, sends_between
+from protocol.fragment.trainer_messages import (
+    Amend,
+    FragmentMerged,
+    FragmentSent,
+    Merge,
+    Yield,
+    Yielded,
+)
 from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec
 
 from .errors import WrongCommand
 from .fragments import FragmentSnapshots
 from .messages import (
-    Amend,
-    FragmentMerged,
-    FragmentSent,
-    Merge,
     SyncCommand,
     SyncEvent,
     TrainRound,
-    Yield,
-    Yielded,
 )
 from .shared import CodeRegions, region_bytes
 from .weights import FastWeights

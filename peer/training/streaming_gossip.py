@@ -36,15 +36,17 @@ import torch
 
 from peer.codec import Codec, get_codec
 from protocol.fragment.fragments import Fragment, fragments_of_run, offset, sends_between
+from protocol.fragment.trainer_messages import (
+    ONE_CHUNK,
+    FragmentMerged,
+    FragmentSent,
+    Merge,
+)
 from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec
 
 from .errors import NonFinite, WrongCommand
 from .messages import (
-    ONE_CHUNK,
-    FragmentMerged,
-    FragmentSent,
-    Merge,
     SyncCommand,
     SyncEvent,
     TrainRound,

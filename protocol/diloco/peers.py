@@ -9,15 +9,16 @@ Rules
   3. Whatever is remembered of a peer goes with it, but that it has lied.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from protocol.limits import MAX_CONVICTED
-from protocol.wire.fragment_messages import Result
+from protocol.outcomes import AuditOutcome, RefusalReason
+from protocol.wire.fragment_messages import Doubt, FragmentSettled, NoResult, Proof, Result
 
-from .fragment_events import GroupSeen
+from .commands import NO_CODES, FragmentCommand, GroupSeen, SendMessage
 
 
 # --- the sends that all peers know of before a run begins -----------------------------------------
@@ -63,10 +64,15 @@ class Peers:
 
     Attributes:
         own_id: our own peer id.
+        late: those that let the deadline of a collection of ours pass, and have not contributed
+            since (owner.py, rule 1).
+        withdrawn: owners of which something is believed no more, until it is undone.
     """
 
     def __init__(self, own_id: str, num_fragments: int) -> None:
         self.own_id = own_id
+        self.late: set[str] = set()
+        self.withdrawn: list[str] = []
         self._seen = GroupSeen(round=-1, present=frozenset({own_id}), rounds={})
         self._own_cycles = [-1] * num_fragments
         self._brought_nothing: set[str] = set()
@@ -103,7 +109,8 @@ class Peers:
     @property
     def remembered(self) -> frozenset[str]:
         """The peers of which anything is remembered."""
-        return frozenset(self._brought_nothing | {peer_id for _, peer_id in self._settled})
+        of_fragments = {peer_id for _, peer_id in self._settled}
+        return frozenset(self._brought_nothing | self.late | of_fragments)
 
     def contributors(self, cycle: int) -> set[str]:
         """The peers that should contribute to a cycle about now, ourselves among them (rule 1)."""
@@ -179,12 +186,14 @@ class Peers:
     def note_untrue(self, owner: str) -> None:
         """Learn that an owner has lied."""
         self._untrue[owner] = None
+        self.withdrawn.append(owner)
         while len(self._untrue) > MAX_CONVICTED:
             self._untrue.popitem(last=False)
 
     def note_unopened(self, fragment: int, cycle: int, owner: str) -> None:
         """Learn that an owner does not show what its result was made of."""
         self._unopened[fragment, cycle, owner] = None
+        self.withdrawn.append(owner)
         while len(self._unopened) > MAX_UNOPENED:
             self._unopened.popitem(last=False)
 
@@ -192,4 +201,58 @@ class Peers:
         """Forget every peer that is not there (rule 3)."""
         present = self._seen.present | {self.own_id}
         self._brought_nothing &= present
+        self.late &= self._seen.present
         self._settled = {key: at for key, at in self._settled.items() if key[1] in present}
+
+
+# --- what the parts of the core share -------------------------------------------------------------
+@dataclass(slots=True)
+class FragmentCounts:
+    """Counts since the start.
+
+    Attributes:
+        diverged: chunks found to differ from a better state of another peer.
+        healed: those that were fetched.
+        healed_s: what that took, all together.
+        complete: collections that everybody has contributed to, or was excused from.
+        cut_short: the others.
+        lost_items: what came for a fragment and did not fit.
+        refused: contributions and results of others that were not taken, by reason.
+        audits: those that have ended.
+    """
+
+    diverged: int = 0
+    healed: int = 0
+    healed_s: float = 0.0
+    complete: int = 0
+    cut_short: int = 0
+    lost_items: int = 0
+    refused: Counter[RefusalReason] = field(default_factory=Counter)
+    audits: Counter[AuditOutcome] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class Context:
+    """What the parts of the core share.
+
+    Attributes:
+        do: has a command carried out.
+        departures: fragments that were sent and have not left, in order.
+        now_s: the time of what is being told.
+    """
+
+    plan: SendPlan
+    peers: Peers
+    do: Callable[[FragmentCommand], None]
+    counts: FragmentCounts = field(default_factory=FragmentCounts)
+    departures: list[int] = field(default_factory=list)
+    now_s: float = 0.0
+
+    def tell(
+        self,
+        peer_id: str,
+        message: Result | NoResult | FragmentSettled | Doubt | Proof,
+        codes: memoryview = NO_CODES,
+    ) -> None:
+        """Send a peer a message."""
+        self.do(SendMessage(peer_id, message, codes))

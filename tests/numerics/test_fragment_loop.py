@@ -12,20 +12,22 @@ from training_worlds import MEMBERS, PAUSE, World, build_world, order, run, tiny
 from peer.training.errors import NonFinite, WrongCommand
 from peer.training.fragments import FragmentSnapshots
 from peer.training.messages import (
-    Amend,
     Apply,
     CloseRound,
     Evaluate,
-    FragmentMerged,
-    FragmentSent,
     Load,
-    Merge,
     RoundClosed,
     TrainRound,
+)
+from protocol.fragment.fragments import Span
+from protocol.fragment.trainer_messages import (
+    Amend,
+    FragmentMerged,
+    FragmentSent,
+    Merge,
     Yield,
     Yielded,
 )
-from protocol.fragment.fragments import Span
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,7 @@ Everything here is blocking work of some milliseconds per chunk, for one thread 
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -24,7 +23,15 @@ import torch
 from peer.codec import Codec, codes_as_tensor
 from peer.codec.base import root_mean_square
 from peer.codec.compiled import COMPILED_FROM
-from protocol.diloco.fragment_events import ResultToWrite
+from protocol.diloco.commands import (
+    ChunkFetched,
+    ResultToWrite,
+    UndoSteps,
+    Verify,
+    WriteChunk,
+    WriteOrder,
+    WriteResults,
+)
 from protocol.diloco.peers import never
 from protocol.errors import RemoteProtocolError
 from protocol.fragment.chunk_ledger import NEVER, Stamp
@@ -42,16 +49,6 @@ FIRST_OF_CHUNK: Final = 16.0
 more than they are."""
 
 Float32Vector = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class FragmentStatistics:
-    """Counts since the start."""
-
-    steps: int
-    redone: int
-    healed: int
-    undone: int
 
 
 class OuterFragments:
@@ -83,7 +80,6 @@ class OuterFragments:
         self.is_last = is_last
         self._phi, self._v = torch.from_numpy(phi_P), torch.from_numpy(v_P)
         self._before_phi, self._before_v = torch.empty_like(self._phi), torch.empty_like(self._v)
-        self._steps = self._redone = self._healed = self._undone = 0
         self.spare = SpareMemory(self.code_bytes)
         self._sent: dict[int, tuple[memoryview, float]] = {}
         self._seen = defaultdict[tuple[int, int], Plausibility](Plausibility)
@@ -143,6 +139,26 @@ class OuterFragments:
             raise RemoteProtocolError(f"{len(codes)} bytes of codes, expected {start}")
         return parts
 
+    # --- what the core orders ---------------------------------------------------------------------
+    def carry_out(self, order: WriteOrder) -> Mapping[int, Stamp]:
+        """Do it. Returned are the stamps of what was written, or of chunks that were spoilt."""
+        match order:
+            case Verify(fragment, cycles):
+                return self.verify(fragment, cycles)
+            case WriteResults(fragment, results):
+                plausible = [each for each in results if self.is_plausible(fragment, each)]
+                return {each.chunk: self.write(fragment, each) for each in plausible}
+            case WriteChunk(_, fetched):
+                try:
+                    self.heal(fetched)
+                except RemoteProtocolError:
+                    return {}  # not what its stamp says: another peer will have it
+                return {fetched.chunk: fetched.stamp}
+            case UndoSteps(fragment, stamps):
+                for chunk in stamps:
+                    self.undo(fragment, chunk)
+                return stamps
+
     # --- steps ------------------------------------------------------------------------------------
     def write(self, fragment: int, result: ResultToWrite) -> Stamp:
         """Step from the present state, or from the one before the last step; the new state."""
@@ -153,8 +169,6 @@ class OuterFragments:
         pieces = list(zip(before, now, strict=True))
         step_pieces(pieces, codes_as_tensor(result.codes), self.codec, factors, keep=keep)
         self._checks[fragment][result.chunk] = self._check(fragment, result.chunk)
-        self._steps += keep
-        self._redone += result.again
         steps, weight = result.base.steps + 1, result.base.weight + result.outcome.weight
         return self._stamp(fragment, result.chunk, result.cycle, steps, weight)
 
@@ -165,7 +179,6 @@ class OuterFragments:
         for then, piece in zip(before, now, strict=True):
             piece.copy_from(then)
         self._checks[fragment][chunk] = self._check(fragment, chunk)
-        self._undone += 1
 
     def is_plausible(self, fragment: int, result: ResultToWrite) -> bool:
         """Whether a result moves its chunk no further than results of late can explain.
@@ -213,24 +226,29 @@ class OuterFragments:
             for start, stop in pieces
         )
 
-    def heal(self, fragment: int, chunk: int, cycle: int, stamp: Stamp, values: memoryview) -> None:
+    def heal(self, fetched: ChunkFetched) -> None:
         """Take over a chunk from another peer.
 
         Raises:
             RemoteProtocolError: the values are not those of the stamp; nothing was written.
         """
+        fragment, chunk, stamp = fetched.fragment, fetched.chunk, fetched.stamp
         size = self.chunk_values(fragment, chunk)
-        if len(values) != 8 * size:
-            raise RemoteProtocolError(f"{len(values)} bytes of a chunk, expected {8 * size}")
-        both = torch.from_numpy(np.frombuffer(values, "<f4").copy())
+        if len(fetched.values) != 8 * size:
+            expected = f"expected {8 * size}"
+            raise RemoteProtocolError(f"{len(fetched.values)} bytes of a chunk, {expected}")
+        both = torch.from_numpy(np.frombuffer(fetched.values, "<f4").copy())
         state = ChunkState(both[:size], both[size:])
-        if _stamp([state], cycle, stamp.steps, stamp.weight) != stamp:
+        if _stamp([state], fetched.cycle, stamp.steps, stamp.weight) != stamp:
             raise RemoteProtocolError("a chunk's values do not fit its stamp")
         if not bool(torch.isfinite(both).all()):
             raise RemoteProtocolError("a chunk's values are not finite")
-        self._scatter(fragment, chunk, state)
+        done = 0
+        for piece in self._states(self._phi, self._v, fragment, chunk):
+            stop = done + len(piece.phi_C)
+            piece.copy_from(ChunkState(state.phi_C[done:stop], state.v_C[done:stop]))
+            done = stop
         self._checks[fragment][chunk] = self._check(fragment, chunk)
-        self._healed += 1
 
     def verify(self, fragment: int, cycles: Sequence[int]) -> dict[int, Stamp]:
         """See which chunks are no longer what was written: their memory was spoilt.
@@ -253,10 +271,6 @@ class OuterFragments:
         """Whether a stamp, of a step in this cycle, is that of the values that we have."""
         return self._stamp(fragment, chunk, cycle, stamp.steps, stamp.weight) == stamp
 
-    def statistics(self) -> FragmentStatistics:
-        """Counts since the start."""
-        return FragmentStatistics(self._steps, self._redone, self._healed, self._undone)
-
     # --- memory -----------------------------------------------------------------------------------
     def _stamp(self, fragment: int, chunk: int, cycle: int, steps: int, weight: int) -> Stamp:
         return _stamp(self._states(self._phi, self._v, fragment, chunk), cycle, steps, weight)
@@ -277,13 +291,6 @@ class OuterFragments:
     def _pieces(self, fragment: int, chunk: int) -> tuple[Span, ...]:
         """Where a chunk's values lie in the flat vector."""
         return self.fragments[fragment].chunk_spans(chunk)
-
-    def _scatter(self, fragment: int, chunk: int, state: ChunkState) -> None:
-        done = 0
-        for start, stop in self._pieces(fragment, chunk):
-            self._phi[start:stop] = state.phi_C[done : done + stop - start]
-            self._v[start:stop] = state.v_C[done : done + stop - start]
-            done += stop - start
 
 
 def _stamp(pieces: Sequence[ChunkState], cycle: int, steps: int, weight: int) -> Stamp:

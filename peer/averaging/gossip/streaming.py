@@ -60,9 +60,6 @@ from peer.rounds.pace import Pace
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
 from peer.training.messages import (
-    ONE_CHUNK,
-    FragmentSent,
-    Merge,
     Progress,
     Ready,
     RoundClosed,
@@ -70,6 +67,11 @@ from peer.training.messages import (
 )
 from peer.training.ports import StartTrainer
 from protocol.fragment.fragments import Fragment, fragment_layout_digest, fragments_of_run
+from protocol.fragment.trainer_messages import (
+    ONE_CHUNK,
+    FragmentSent,
+    Merge,
+)
 from protocol.gossip.final_averaging import Meeting
 from protocol.limits import MAX_STRIPES
 from protocol.membership.group import Group

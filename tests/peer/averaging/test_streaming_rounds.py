@@ -14,7 +14,16 @@ from peer.observe.facts import Facts
 from peer.rounds.pace import Pace
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
-from peer.training.messages import Evaluate, Evaluated, FragmentSent, Merge, Ready, RoundClosed
+from peer.training.messages import (
+    Evaluate,
+    Evaluated,
+    Ready,
+    RoundClosed,
+)
+from protocol.fragment.trainer_messages import (
+    FragmentSent,
+    Merge,
+)
 from protocol.gossip.final_averaging import Meeting
 from protocol.schedule.own_rounds import OwnRounds
 

@@ -24,9 +24,7 @@ from peer.training.messages import (
     Evaluate,
     Evaluated,
     Failed,
-    FragmentSent,
     Load,
-    Merge,
     Ready,
     RoundClosed,
     TrainerSettings,
@@ -36,6 +34,10 @@ from peer.training.model import FlatModel, model_shapes
 from peer.training.ports import Trainer, TrainerDied
 from peer.training.process import create_model, trainer_starter
 from peer.training.shared import SharedVector
+from protocol.fragment.trainer_messages import (
+    FragmentSent,
+    Merge,
+)
 from protocol.run.layout import Layout
 from protocol.run.run_spec import FrozenSection, RunSpec, parse_toml
 

@@ -11,10 +11,18 @@ from hypothesis import strategies as st
 
 from peer.codec import get_codec
 from peer.training.errors import NonFinite, WrongCommand
-from peer.training.messages import Apply, FragmentMerged, FragmentSent, Merge, TrainRound
+from peer.training.messages import (
+    Apply,
+    TrainRound,
+)
 from peer.training.shared import CodeRegions
 from peer.training.streaming_gossip import FragmentDeltas, FragmentGossip, regions_of, snapshots_of
 from peer.training.toy import ToyWeights, simulated_layout
+from protocol.fragment.trainer_messages import (
+    FragmentMerged,
+    FragmentSent,
+    Merge,
+)
 from protocol.run.run_spec import RunSpec, SyncSection, TrainingSection
 
 H = 12

@@ -9,18 +9,20 @@ from hypothesis import strategies as st
 
 from peer.training import pipe
 from peer.training.messages import (
-    Amend,
     Apply,
     Evaluated,
-    FragmentSent,
     Load,
-    Merge,
     Progress,
     Ready,
     RoundClosed,
     Stop,
     TrainerSettings,
     TrainRound,
+)
+from protocol.fragment.trainer_messages import (
+    Amend,
+    FragmentSent,
+    Merge,
 )
 from protocol.microbatch.trainer_messages import (
     Begun,

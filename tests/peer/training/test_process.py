@@ -20,27 +20,29 @@ from peer.training.child import NICENESS_ON_CPU
 from peer.training.child_process import spare_child
 from peer.training.corpus import prepare_corpus
 from peer.training.messages import (
-    Amend,
     Applied,
     Apply,
     Evaluate,
     Evaluated,
     Failed,
-    FragmentMerged,
-    FragmentSent,
     Load,
-    Merge,
     Ready,
     RoundClosed,
     TrainerSettings,
     TrainRound,
-    Yield,
-    Yielded,
 )
 from peer.training.model import FlatModel, initial_module, model_shapes
 from peer.training.ports import TrainerDied
 from peer.training.process import ProcessTrainer, create_model, trainer_starter
 from peer.training.shared import NUM_SLOTS, SharedVector
+from protocol.fragment.trainer_messages import (
+    Amend,
+    FragmentMerged,
+    FragmentSent,
+    Merge,
+    Yield,
+    Yielded,
+)
 from protocol.run.layout import Layout
 from protocol.run.run_spec import (
     DataSection,

@@ -10,22 +10,24 @@ import trio
 from trio.testing import MockClock
 
 from peer.training.messages import (
-    Amend,
     Failed,
-    FragmentMerged,
-    FragmentSent,
     Load,
-    Merge,
     RoundClosed,
     TrainerEvent,
     TrainRound,
-    Yield,
-    Yielded,
 )
 from peer.training.ports import Trainer
 from peer.training.simulated import SimulatedSpeed, simulated_starter
 from peer.training.toy import simulated_layout
 from protocol.fragment.fragments import fragments_of_run
+from protocol.fragment.trainer_messages import (
+    Amend,
+    FragmentMerged,
+    FragmentSent,
+    Merge,
+    Yield,
+    Yielded,
+)
 from protocol.run.run_spec import RunSpec, SyncSection
 from protocol.run.sections import DilocoSection
 

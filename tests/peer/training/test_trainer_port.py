@@ -21,24 +21,26 @@ from trainer_worlds import (
 
 from peer.training.corpus import prepare_corpus
 from peer.training.messages import (
-    Amend,
     Applied,
     Apply,
     CloseRound,
     Evaluate,
     Evaluated,
     Failed,
-    FragmentMerged,
-    FragmentSent,
-    Merge,
     Progress,
     RoundClosed,
     Stop,
-    Yield,
-    Yielded,
 )
 from peer.training.ports import TrainerDied
 from peer.training.schedule import learning_rate
+from protocol.fragment.trainer_messages import (
+    Amend,
+    FragmentMerged,
+    FragmentSent,
+    Merge,
+    Yield,
+    Yielded,
+)
 from protocol.run.run_spec import DataSection, RunSpec
 
 FOREVER = 10**6

@@ -4,19 +4,21 @@ import math
 from dataclasses import replace
 
 from peer.training.messages import (
-    Amend,
     Applied,
     Apply,
-    FragmentSent,
     Load,
-    Merge,
     Progress,
     Ready,
     RoundClosed,
     TrainRound,
-    Yielded,
 )
 from peer.training.process import SILENCE_FLOOR_S, START_TIMEOUT_S, Watchdog
+from protocol.fragment.trainer_messages import (
+    Amend,
+    FragmentSent,
+    Merge,
+    Yielded,
+)
 from protocol.run.run_spec import RunSpec, SyncSection
 
 READY = Ready(1, 128, "", "cpu", "fp32", 1, 10.0)

@@ -18,9 +18,7 @@ from peer.training.corpus import open_corpus
 from peer.training.messages import (
     Apply,
     Failed,
-    FragmentSent,
     Load,
-    Merge,
     Progress,
     Ready,
     RoundClosed,
@@ -33,6 +31,10 @@ from peer.training.ports import Trainer
 from peer.training.process import ProcessTrainer, trainer_starter
 from peer.training.shared import SharedVector
 from peer.training.simulated import SimulatedSpeed, ToyProblem, simulated_starter
+from protocol.fragment.trainer_messages import (
+    FragmentSent,
+    Merge,
+)
 from protocol.run.run_spec import (
     DataSection,
     ModelSection,
