@@ -48,7 +48,7 @@ class Auditors:
         self._wanted: list[FragmentCommand] = []
         for identity in honest:
             peers = Peers(identity.peer_id, len(outer.fragments))
-            peers.note_seen(GroupSeen(0, frozenset(names), {}))
+            peers.seen = GroupSeen(0, frozenset(names), {})
             context = Context(SendPlan(GROUP, len(outer.fragments)), peers, self._wanted.append)
             self._audits.append(Audits(context, identity.sign(b"draws")[:32]))
 

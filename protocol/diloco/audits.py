@@ -51,7 +51,7 @@ league with their sender. The first and the last move a chunk within what is pla
 """
 
 from collections import OrderedDict
-from typing import Final
+from typing import Any, Final
 
 import blake3
 
@@ -108,8 +108,7 @@ class Audits:
         for older in [each for each in self._results if each[::2] == key[::2]]:
             del self._results[older]
         self._results[key] = result, codes
-        while len(self._results) > MAX_REMEMBERED:
-            self._results.popitem(last=False)
+        _bound(self._results)
         draw, _ = self._draw(key)
         if draw * max(1, len(self._peers.others)) < AUDITS_PER_RESULT:
             self._audit(key)
@@ -147,8 +146,7 @@ class Audits:
         if not any(_life(each) == _life(result) for each in kept):
             kept = sorted([*kept, result], key=_life)[-KEPT_OF_A_FRAGMENT:]
         self._signed[key] = kept
-        while len(self._signed) > MAX_REMEMBERED:
-            self._signed.popitem(last=False)
+        _bound(self._signed)
 
     # --- what comes of it -------------------------------------------------------------------------
     def audited(self, result: Result, outcome: AuditOutcome, proof: bytes) -> None:
@@ -164,8 +162,7 @@ class Audits:
             self.proved(result.owner, proof)
         elif outcome is AuditOutcome.UNOPENED and key not in self._doubted:
             self._doubted[key] = None
-            while len(self._doubted) > MAX_REMEMBERED:
-                self._doubted.popitem(last=False)
+            _bound(self._doubted)
             self._results.pop(key, None)
             self._peers.note_unopened(*key)
             self._to_all(Doubt(self._group, *key))
@@ -176,8 +173,7 @@ class Audits:
             return
         kept_bytes = sum(map(len, self._proofs.values())) + len(proof)
         self._proofs[owner] = proof if kept_bytes <= MAX_KEPT_EVIDENCE_BYTES else b""
-        while len(self._proofs) > MAX_CONVICTED:
-            self._proofs.popitem(last=False)
+        _bound(self._proofs, MAX_CONVICTED)
         self._results = OrderedDict(
             (key, kept) for key, kept in self._results.items() if key[2] != owner
         )
@@ -199,3 +195,9 @@ class Audits:
 def _life(result: Result) -> tuple[int, int]:
     """The cycle that a result is of, and the life of its owner."""
     return result.cycle, result.incarnation
+
+
+def _bound(kept: OrderedDict[Any, Any], most: int = MAX_REMEMBERED) -> None:
+    """Forget the oldest."""
+    while len(kept) > most:
+        kept.popitem(last=False)

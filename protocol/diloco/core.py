@@ -144,11 +144,11 @@ class FragmentCore:
 
     def see(self, seen: GroupSeen) -> None:
         """The group looks otherwise than before."""
-        self._peers.note_seen(seen)
-        self._look_at_collections()
+        self._peers.seen = seen
+        self.tick()
 
     def tick(self) -> None:
-        """Time has passed."""
+        """Time has passed, or something else that several parts look at has changed."""
         self._look_at_collections()
         for machine in self.machines:
             machine.look()

@@ -10,8 +10,9 @@ hold still first. Nothing is written but at its command, one write after another
     at rest --Sent--> AWAITS_TURN --> VERIFYING --contributions--> AWAY --Merge--> at rest
     at rest --a result, a chunk--> Yield --trainer_held--> Mending --Amend--> at rest
 
-A flight ends when every chunk has its result or an owner that will bring nothing more, when its
-patience ends, or when the trainer sends again (it is a new trainer: the old one's flight is over).
+A flight ends when every chunk has its result or an owner that will bring nothing more, for it says
+so or is gone; when its patience ends; or when the trainer sends again (it is a new trainer: the old
+one's flight is over).
 
 What the trainer is told about each chunk that has changed (its fast weights are theta, the outer
 copy was phi when it sent and is phi' now):
@@ -339,10 +340,11 @@ class CycleMachine:
         return {chunk for chunk in self._chunks if self.ledger.cycle(chunk) < cycle}
 
     def _awaited(self, flight: Flight) -> set[str]:
-        """Owners that may still bring something."""
+        """Owners that may still bring something: they are there, and not through."""
         cycle = flight.sent.cycle
         owners = {flight.owners[chunk] for chunk in self._missing(cycle) - flight.answered}
-        return {owner for owner in owners if self._passed.get(owner, -1) < cycle}
+        there = owners & self._peers.seen.present
+        return {owner for owner in there if self._passed.get(owner, -1) < cycle}
 
     def _is_over(self, flight: Flight) -> bool:
         if self._context.now_s >= flight.occasion.until_s:
@@ -457,7 +459,7 @@ class CycleMachine:
         digest = self._note_settled(cycle)
         self._peers.forget_absent()
         self.forget_absent()
-        self._context.do(ForgetOthers(self._peers.present))
+        self._context.do(ForgetOthers(self._peers.seen.present))
         for peer_id in sorted(self._peers.others):
             self.tell_settled(peer_id)
             self.healing.compare(peer_id)
@@ -471,6 +473,6 @@ class CycleMachine:
 
     def forget_absent(self) -> None:
         """Forget every peer that is not there: it brings nothing to flights to come."""
-        present = self._peers.present
+        present = self._peers.seen.present
         self._passed = {peer: cycle for peer, cycle in self._passed.items() if peer in present}
         self.healing.forget_absent()

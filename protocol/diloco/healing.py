@@ -81,7 +81,7 @@ def state_to_take(
 
 
 def most_say(answers: Sequence[Stamps]) -> list[dict[int, tuple[int, Stamp]]]:
-    """Of the answers of several peers about one fragment, the states that most name.
+    """The states of one fragment's chunks that most peers name.
 
     States that cannot be are nobody's. Of as many the one with more behind it counts.
 
@@ -176,7 +176,7 @@ class Healing:
     def _count_votes(self) -> None:
         """Fetch what is wished for and voted for; let go what cannot be any more."""
         others, settled = self._peers.others, self._peers.all_settled(self._fragment)
-        begun = self._peers.own_round >= BEGUN_FROM
+        begun = self._peers.seen.round >= BEGUN_FROM
         for chunk, wish in list(self._wishes.items()):
             if wish.since_s is not None:
                 continue
@@ -241,7 +241,7 @@ class Healing:
         theirs, ours = self._said.get(peer_id, {}).get(chunk), self._ledger.stamp(chunk)
         if theirs is None or ours.is_ahead_of(theirs):
             return
-        of_lower_digest = self._peers.is_over and theirs.digest < ours.digest
+        of_lower_digest = self._peers.seen.is_over and theirs.digest < ours.digest
         if theirs.is_ahead_of(ours) or of_lower_digest:
             self.wish(chunk, peer_id)
 
@@ -274,5 +274,5 @@ class Healing:
 
     def forget_absent(self) -> None:
         """Forget what peers said that are not there."""
-        present = self._peers.present
+        present = self._peers.seen.present
         self._said = {peer_id: said for peer_id, said in self._said.items() if peer_id in present}

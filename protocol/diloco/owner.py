@@ -154,7 +154,7 @@ class Owner:
     def _start_clock(self, key: Key) -> None:
         """From now on a collection's time runs, if it may (rule 1)."""
         collecting = self._open[key]
-        may_run = collecting.collection.has_begun or key[1] <= self._peers.own_round
+        may_run = collecting.collection.has_begun or key[1] <= self._peers.seen.round
         if may_run and collecting.deadline_s == math.inf:
             patience_s = self._patience.current_s * self._context.plan.sends_at_once(key[1])
             collecting.deadline_s = self._context.now_s + patience_s

@@ -64,6 +64,7 @@ class Peers:
 
     Attributes:
         own_id: our own peer id.
+        seen: how the group looks now.
         late: those that let the deadline of a collection of ours pass, and have not contributed
             since (owner.py, rule 1).
         withdrawn: owners of which something is believed no more, until it is undone.
@@ -73,7 +74,7 @@ class Peers:
         self.own_id = own_id
         self.late: set[str] = set()
         self.withdrawn: list[str] = []
-        self._seen = GroupSeen(round=-1, present=frozenset({own_id}), rounds={})
+        self.seen = GroupSeen(round=-1, present=frozenset({own_id}), rounds={})
         self._own_cycles = [-1] * num_fragments
         self._brought_nothing: set[str] = set()
         self._settled: dict[tuple[int, str], tuple[int, bytes]] = {}
@@ -84,27 +85,12 @@ class Peers:
     @property
     def others(self) -> frozenset[str]:
         """The other peers that hold an outer copy."""
-        return self._seen.present - {self.own_id}
-
-    @property
-    def present(self) -> frozenset[str]:
-        """The same, and ourselves."""
-        return self._seen.present
-
-    @property
-    def own_round(self) -> int:
-        """The one that we are in."""
-        return self._seen.round
+        return self.seen.present - {self.own_id}
 
     @property
     def known(self) -> frozenset[str]:
         """Those that are present, and those that were of late."""
-        return self._seen.known | self._seen.present
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the run has ended here."""
-        return self._seen.is_over
+        return self.seen.known | self.seen.present
 
     @property
     def remembered(self) -> frozenset[str]:
@@ -115,9 +101,9 @@ class Peers:
     def contributors(self, cycle: int) -> set[str]:
         """The peers that should contribute to a cycle about now, ourselves among them (rule 1)."""
         near = range(cycle - LATE_ROUNDS, cycle + LATE_ROUNDS)
-        if self._seen.round not in near:
+        if self.seen.round not in near:
             return set()
-        rounds = self._seen.rounds
+        rounds = self.seen.rounds
         return {self.own_id, *(peer_id for peer_id in rounds if rounds[peer_id] in near)}
 
     def expected(self, fragment: int, cycle: int) -> set[str]:
@@ -132,7 +118,7 @@ class Peers:
     def possible_owners(self, cycle: int) -> list[str]:
         """The peers among which owners are chosen (rule 2)."""
         able = (self.contributors(cycle) - self._brought_nothing) | {self.own_id}
-        return sorted(able - self._seen.relayed or able)
+        return sorted(able - self.seen.relayed or able)
 
     def reached(self, fragment: int, without: str) -> int:
         """The newest cycle of a fragment that anybody has come to, but for one peer."""
@@ -141,7 +127,7 @@ class Peers:
             for (of, peer_id), (cycle, _) in self._settled.items()
             if of == fragment and peer_id != without
         )
-        return max([self._seen.round, self._own_cycles[fragment], *heard])
+        return max([self.seen.round, self._own_cycles[fragment], *heard])
 
     def settled(self, fragment: int, peer_id: str) -> tuple[int, bytes] | None:
         """Cycle and digest of the last cycle that a peer, perhaps we, is through with."""
@@ -149,7 +135,7 @@ class Peers:
 
     def all_settled(self, fragment: int) -> bool:
         """Whether all who are present have said that they are through with the same cycle as we."""
-        told = [self._settled.get((fragment, peer_id)) for peer_id in self._seen.present]
+        told = [self._settled.get((fragment, peer_id)) for peer_id in self.seen.present]
         return None not in told and len({each[0] for each in told if each is not None}) == 1
 
     def believes(self, result: Result) -> bool:
@@ -159,14 +145,10 @@ class Peers:
 
     def is_of_its_life(self, result: Result, sender: str) -> bool:
         """Whether a result that its owner sends names the life of it that we know."""
-        known = self._seen.lives.get(result.owner)
+        known = self.seen.lives.get(result.owner)
         return sender != result.owner or known in (None, result.incarnation)
 
     # --- what is learnt ---------------------------------------------------------------------------
-    def note_seen(self, seen: GroupSeen) -> None:
-        """Learn how the group looks now."""
-        self._seen = seen
-
     def note_sent(self, fragment: int, cycle: int) -> None:
         """Learn that we have come to this cycle."""
         self._own_cycles[fragment] = cycle
@@ -199,9 +181,9 @@ class Peers:
 
     def forget_absent(self) -> None:
         """Forget every peer that is not there (rule 3)."""
-        present = self._seen.present | {self.own_id}
+        present = self.seen.present | {self.own_id}
         self._brought_nothing &= present
-        self.late &= self._seen.present
+        self.late &= self.seen.present
         self._settled = {key: at for key, at in self._settled.items() if key[1] in present}
 
 

@@ -30,7 +30,7 @@ class Auditor:
     def __init__(self, name: str, seed: bytes = b"") -> None:
         self._commands: list[e.FragmentCommand] = []
         self.peers = Peers(name, 4)
-        self.peers.note_seen(GroupSeen(7, frozenset(NAMES), {}))
+        self.peers.seen = GroupSeen(7, frozenset(NAMES), {})
         self.context = Context(SendPlan(GROUP, 4), self.peers, self._commands.append)
         self.audits = Audits(self.context, short_digest(seed or name.encode()) * 2)
 

@@ -288,6 +288,17 @@ def test_an_owner_that_says_it_has_nothing_is_waited_for_no_longer():
     assert returned.missing == 1
 
 
+def test_an_owner_that_is_gone_is_waited_for_no_longer():
+    """Before any patience is learnt, too."""
+    alone = Alone("b")
+    alone.send()
+    assert of_kind(alone("tick"), e.SendEnded) == []
+    alone.see("", 0)
+    (returned,) = of_kind(alone("tick"), e.SendEnded)
+    assert returned.missing == 1
+    assert returned.seconds < MAX_COLLECT_S
+
+
 def test_nobody_waits_for_what_comes_to_nothing():
     """Our part of a cycle of which only a word has come."""
     alone = Alone("b")

@@ -31,14 +31,14 @@ from protocol.fragment.trainer_messages import Amend, Merge, Yield
 from protocol.limits import MAX_CONVICTED
 from protocol.membership.records import Sign
 from protocol.outcomes import RefusalReason
-from protocol.wire.fragment_messages import GetOpening, Proof
-from protocol.wire.messages import GetChunkState, GetResult, GetStamps, Stamps
+from protocol.wire.fragment_messages import ChunkStamp, GetOpening, Proof
+from protocol.wire.messages import ChunkState, GetChunkState, GetResult, GetStamps, Stamps
 from protocol.wire.versions import FRAGMENT
 
 from .chunk_averages import ChunkAverages
 from .fragment_audits import FragmentAudits
 from .fragment_messages import (
-    FragmentAnswers,
+    STALL_S,
     FragmentInbound,
     FragmentQuestions,
     Inbound,
@@ -159,7 +159,6 @@ class FragmentExchange:
             group, network.peer_id, around.incarnation, outer, around.sign, trims=around.trims
         )
         self._questions = FragmentQuestions(group, network, outer, work)
-        self._answers = FragmentAnswers(outer, self._core, work, around.lock)
         self._audits = FragmentAudits(group, network, outer, work, trims=around.trims)
         self._seen: GroupSeen | None = None
         self._changed = trio.Event()
@@ -400,8 +399,20 @@ class FragmentExchange:
     ) -> None:
         """Answer a question, or tell the core. Raises RemoteProtocolError: a proof is none."""
         match message:
-            case GetStamps() | GetResult() | GetChunkState():
-                await self._answers.answer(talk, message)
+            case GetStamps(fragment=fragment):
+                await talk.send(self._stamps(fragment))
+            case GetResult():
+                kept = self._core.result_of(message.fragment, message.cycle, message.chunk)
+                if kept is None:
+                    await talk.refuse(RefusalReason.UNAVAILABLE, "I hold no such result")
+                else:
+                    await talk.send(*kept, stall_s=STALL_S)
+            case GetChunkState(fragment=fragment, chunk=chunk):
+                async with self._around.lock:
+                    stamps = self._stamps(fragment)
+                    state = ChunkState(fragment, stamps.cycles[chunk], stamps.stamps[chunk])
+                    values = await self._work.run(self._outer.read, fragment, chunk)
+                await talk.send(state, values, stall_s=STALL_S)
             case GetOpening():
                 await self._audits.answer(talk, message)
             case Proof(owner=owner):
@@ -412,3 +423,13 @@ class FragmentExchange:
             case _:
                 assert not isinstance(came, bytes)
                 self._core_now().received(talk.remote_peer_id, message, came)
+
+    def _stamps(self, fragment: int) -> Stamps:
+        """The states of a fragment's chunks."""
+        ledger = self._core.ledger(fragment)
+        chunks = range(len(ledger.stamps))
+        return Stamps(
+            fragment,
+            tuple(ChunkStamp.of(chunk, ledger.stamp(chunk)) for chunk in chunks),
+            tuple(ledger.cycle(chunk) for chunk in chunks),
+        )

@@ -30,16 +30,13 @@ from peer.codec.base import root_mean_square
 from peer.codec.leaves import code_digest
 from peer.network.conversation import Conversation, Payload
 from peer.ports import Network, PeerId, Work
-from protocol.diloco.commands import Contribute, Parts, Question
-from protocol.diloco.core import FragmentCore
+from protocol.diloco.commands import Contribute, Parts
 from protocol.errors import LocoError, RemoteProtocolError, StreamLost
 from protocol.limits import MAX_EVIDENCE_BYTES, MAX_PAYLOAD_BYTES
 from protocol.membership.group import other_group_sentence
 from protocol.membership.records import Sign
-from protocol.outcomes import RefusalReason
 from protocol.plausible import is_length, told_length
 from protocol.wire.fragment_messages import (
-    ChunkStamp,
     Doubt,
     GetOpening,
     Proof,
@@ -399,61 +396,3 @@ class FragmentQuestions:
         if (state.fragment, state.stamp.chunk) != (fragment, chunk):
             raise RemoteProtocolError("another chunk than was asked for")
         return state, {chunk: room}
-
-
-# --- fragment answers -----------------------------------------------------------------------------
-
-
-class FragmentAnswers:
-    """Answers to the questions of others.
-
-    Args:
-        core: knows stamps and results.
-        lock: held while the outer state moves or is read as a whole.
-    """
-
-    def __init__(
-        self,
-        outer: OuterFragments,
-        core: FragmentCore,
-        work: Work,
-        lock: trio.Lock,
-    ) -> None:
-        self._outer = outer
-        self._core = core
-        self._work = work
-        self._lock = lock
-
-    async def answer(self, talk: Conversation, question: Question) -> None:
-        """Send what was asked for, or refuse."""
-        match question:
-            case GetStamps(fragment=fragment):
-                await talk.send(self._stamps(fragment))
-            case GetResult():
-                await self._send_result(talk, question)
-            case GetChunkState(fragment=fragment, chunk=chunk):
-                state, values = await self._read(fragment, chunk)
-                await talk.send(state, values, stall_s=STALL_S)
-
-    def _stamps(self, fragment: int) -> Stamps:
-        ledger = self._core.ledger(fragment)
-        chunks = range(len(ledger.stamps))
-        return Stamps(
-            fragment,
-            tuple(ChunkStamp.of(chunk, ledger.stamp(chunk)) for chunk in chunks),
-            tuple(ledger.cycle(chunk) for chunk in chunks),
-        )
-
-    async def _send_result(self, talk: Conversation, asked: GetResult) -> None:
-        kept = self._core.result_of(asked.fragment, asked.cycle, asked.chunk)
-        if kept is None:
-            await talk.refuse(RefusalReason.UNAVAILABLE, "I hold no such result")
-        else:
-            await talk.send(*kept, stall_s=STALL_S)
-
-    async def _read(self, fragment: int, chunk: int) -> tuple[ChunkState, bytes]:
-        async with self._lock:
-            ledger = self._core.ledger(fragment)
-            stamp = ChunkStamp.of(chunk, ledger.stamp(chunk))
-            state = ChunkState(fragment, ledger.cycle(chunk), stamp)
-            return state, await self._work.run(self._outer.read, fragment, chunk)

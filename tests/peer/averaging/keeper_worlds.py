@@ -51,7 +51,7 @@ class World:
     def see(self, present: list[str], round_: int = CYCLE) -> None:
         """These are there, and all of us are in this round."""
         rounds = dict.fromkeys((peer_id for peer_id in present if peer_id != IDS[0]), round_)
-        self.peers.note_seen(e.GroupSeen(round_, frozenset([IDS[0], *present]), rounds))
+        self.peers.seen = e.GroupSeen(round_, frozenset([IDS[0], *present]), rounds)
 
     def take(self, *items: e.Item) -> None:
         """These come together."""

@@ -127,6 +127,7 @@ def test_what_a_peer_was_through_with_is_forgotten_with_it(world, present, waits
     world.take(CyclePassed(IDS[1], 1 << 60))
     world.see(present)
     world.machine.forget_absent()
+    world.see(IDS[:2])
     world.take(send())
     assert (world.merged == []) is waits
     world.wait(MAX_RETURN_S + 1)

@@ -37,7 +37,7 @@ class World:
     def see(self, present: list[str], round_: int = CYCLE) -> None:
         """These are there, and we are all in this round."""
         rounds = dict.fromkeys((peer_id for peer_id in present if peer_id != IDS[0]), round_)
-        self.peers.note_seen(GroupSeen(round_, frozenset([IDS[0], *present]), rounds))
+        self.peers.seen = GroupSeen(round_, frozenset([IDS[0], *present]), rounds)
 
     def comes(
         self, peer: int, values: dict[int, float], weight: int = 1, cycle: int = CYCLE
