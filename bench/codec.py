@@ -39,7 +39,7 @@ from bench import report
 from peer.averaging.gossip.outer_step import NolocoFactors, outer_step
 from peer.codec import Codec, compiled, get_codec
 from peer.codec.int8 import INT8_FORMAT, PlainLoops
-from protocol.run.codecs import CODECS
+from protocol.run.ways import CODECS
 
 FULL_VALUES: Final = 64 * 1024 * 1024
 SHORT_VALUES: Final = 16 * 1024 * 1024

@@ -14,7 +14,7 @@ from peer.observe.events import EventLog
 from peer.ports import Network, PeerId, Work
 from peer.process.bell import Bell
 from protocol.gossip.matchmaking_events import RoundSnapshot
-from protocol.membership.conduct import Fault
+from protocol.membership.book import Fault
 
 INNER_STEPS: Final = 1
 """H, where nothing is trained: rounds follow each other by one nominal step."""

@@ -30,7 +30,7 @@ from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
 from peer.observe.events import EventLog
 from peer.ports import Stream
 from peer.ports.real import RealEntropy, RealWork
-from protocol.wire.messages import Chunk
+from protocol.wire.state_messages import Chunk
 
 from .bare import Buffers, Bytes, TcpBytes, answer_swap, echo, echo_times, swap_all
 from .children import Answer, answer_parent

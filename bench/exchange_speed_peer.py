@@ -32,8 +32,8 @@ from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
 from peer.ports.real import RealEntropy, RealWork
 from protocol.diloco.commands import GroupSeen, HoldOutcome, SendEnded, Sent
 from protocol.diloco.peers import FragmentCounts
+from protocol.diloco.trainer_messages import Amend, Merge, Yield
 from protocol.fragment.fragments import Fragment, cut_fragments
-from protocol.fragment.trainer_messages import Amend, Merge, Yield
 from protocol.run.layout import Layout
 
 from .children import Answer, answer_parent

@@ -38,7 +38,7 @@ from bench.fuzzing.payloads import check_payload, damaged_payloads
 from bench.fuzzing.swarms import METHODS, Siege, besieged
 from bench.fuzzing.values import Values
 from bench.report import Goal, Report, Row, options
-from protocol.wire.messages import Message
+from protocol.wire.fields import Message
 
 SHORT: Final = 1_000
 FULL: Final = 10_000

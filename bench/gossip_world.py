@@ -28,8 +28,7 @@ from protocol.gossip import matchmaking_events as m
 from protocol.gossip.matchmaking import Matchmaker
 from protocol.gossip.patience import Patience
 from protocol.outcomes import SkipReason
-from protocol.schedule.own_rounds import OwnRounds, RoundPlan
-from protocol.schedule.rounds import keep_together
+from protocol.schedule.rounds import OwnRounds, RoundPlan, keep_together
 
 GROUP: Final = "group"
 FOREVER: Final = 10**9

@@ -30,6 +30,7 @@ from bench.pipeline.brute_force import Outcome, compared
 from bench.pipeline.checker import violations
 from bench.pipeline.comparison import Comparison, Contest, Measured, measured
 from bench.pipeline.genetic import Breeding
+from bench.pipeline.late import steady_us
 from bench.pipeline.picture import draw
 from bench.pipeline.settings import Setting, largest, random_tables, usual
 from bench.pipeline.spread import Spread
@@ -45,10 +46,9 @@ from bench.planner_settings import (
     published_problem,
 )
 from bench.report import Goal, Report, options
-from protocol.pipeline.plan import jobs_of, steady_us
 from protocol.pipeline.planner import SearchBudget, plan_paths
 from protocol.pipeline.problem import US_PER_S
-from protocol.pipeline.simulator import Simulator
+from protocol.pipeline.simulator import Simulator, jobs_of
 
 EVALUATIONS: Final = 1000
 SEEDS: Final = (0,)

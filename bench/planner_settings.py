@@ -8,10 +8,9 @@ copies). NL to London is here as slow as it was there.
 from collections.abc import Sequence
 from typing import Final
 
-from protocol.pipeline.plan import Plan
-from protocol.pipeline.problem import Matrix, PipelinePeer, Problem, StageWork
-from protocol.pipeline.regions import SAME_PLACE, line_between
-from protocol.pipeline.simulator import Relays
+from protocol.pipeline.problem import Matrix, PipelinePeer, Problem, Relays, StageWork
+from protocol.pipeline.simulator import Plan
+from protocol.pipeline.tables import SAME_PLACE, line_between
 
 TWICE: Final = ("Belgium", "Canada", "Germany", "Iowa", "Japan", "LA", "NL", "Oregon")
 PLACES: Final = (*TWICE, "Singapore", "Taiwan", "London", "Australia", *TWICE)

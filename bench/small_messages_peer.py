@@ -10,11 +10,11 @@ import trio
 from peer.network.conversation import Conversation
 from peer.network.identity import load_or_create
 from peer.network.libp2p import open_libp2p_network
-from peer.network.pacing import NO_LIMITS, Pacing
-from peer.network.wrapped import PacedNetwork
+from peer.network.pacing import NO_LIMITS, PacedNetwork, Pacing
 from peer.ports import Network, PeerId, Stream
 from peer.ports.real import RealEntropy
-from protocol.wire.messages import Beat, Chunk
+from protocol.wire.messages import Beat
+from protocol.wire.state_messages import Chunk
 from protocol.wire.versions import HELLO
 
 from .children import Answer, answer_parent

@@ -30,7 +30,7 @@ from peer.codec import get_codec
 from peer.network.identity import load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
 from peer.network.libp2p_stream import Libp2pStream
-from peer.network.wrapped import WrappedNetwork, WrappedStream
+from peer.network.pacing import NO_LIMITS, PacedNetwork, PacedStream, Pacing
 from peer.observe.events import EventLog
 from peer.observe.log_file import LineFile
 from peer.ports import Stream
@@ -48,31 +48,32 @@ REFUSED_SEARCH_S: Final = 0.05
 EXCHANGE_S: Final = 30.0
 
 
-class BreakingStream(WrappedStream[Libp2pStream]):
+class BreakingStream(PacedStream):
     """A stream that breaks after so many bytes."""
 
     def __init__(self, stream: Libp2pStream, left_bytes: int) -> None:
-        super().__init__(stream)
+        super().__init__(stream, Pacing(NO_LIMITS), reads_slowly=False)
+        self._lose = stream.lose
         self._left_bytes = left_bytes
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         if len(data) > self._left_bytes:
             await self._stream.send_all(memoryview(data)[: self._left_bytes])
-            self._stream.lose("broken on purpose")
+            self._lose("broken on purpose")
             raise StreamLost("broken on purpose")
         self._left_bytes -= len(data)
         await self._stream.send_all(data)
 
 
-class BreakingNetwork(WrappedNetwork):
+class BreakingNetwork(PacedNetwork):
     """A network whose streams break while `breaks` is set."""
 
     def __init__(self, network: Libp2pNetwork, after_bytes: int) -> None:
-        super().__init__(network)
+        super().__init__(network, Pacing(NO_LIMITS))
         self._after_bytes = after_bytes
         self.breaks = False
 
-    def _wrapped(self, stream: Stream, protocol: str) -> Stream:
+    def _paced(self, stream: Stream, protocol: str) -> Stream:
         if not self.breaks:
             return stream
         assert isinstance(stream, Libp2pStream)

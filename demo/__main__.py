@@ -11,7 +11,7 @@ from typing import Final
 import trio
 
 from peer.options.exit_codes import ExitCode
-from peer.process.exception_groups import leaves
+from protocol.errors import leaves
 
 from .folder import FolderRefused, demo_folder
 from .plan import METHODS, Plan

@@ -7,7 +7,7 @@ from typing import Final
 
 import trio
 
-from peer.observe.status import PeerState
+from peer.facts import PeerState
 from protocol.run.run_spec import RunSpec
 
 from .plan import PEERS, Plan, to_toml

@@ -9,7 +9,7 @@ from typing import Any, Final
 from peer.observe.status import Status
 from protocol.membership.group import WHOLE_MODEL
 from protocol.names import short_id
-from protocol.run.stages import DATA_STAGE, stage_of_part
+from protocol.run.layout import DATA_STAGE, stage_of_part
 
 from .reading import Point, Reading
 from .table import human_bytes

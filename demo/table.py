@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from peer.observe.status import PeerState
+from peer.facts import PeerState
 from protocol.names import short_id
 
 from .reading import Reading

@@ -171,3 +171,7 @@ MAX_PIECE_REQUESTS: Final = 64
 # --- pipelines ------------------------------------------------------------------------------------
 MAX_STAGES: Final = 64
 """Parts of a model, each on machines of its own."""
+
+# --- steps ----------------------------------------------------------------------------------------
+EPSILON: Final = 1e-6
+"""Nominal steps that are so near to a whole number are that: thirds of one, three times."""

@@ -1,6 +1,6 @@
-"""A sample of weights: by it a joiner sees whether the state it was given is like those of others.
+"""Whether a state is like those of others: by a sample of its weights, and by its loss.
 
-Idea. A state's root says that all of it is what its source wrote, not that its source trains what
+A state's root says that all of it is what its source wrote, not that its source trains what
 the others train. Replicas of one model lie close together, a lie about all its weights does not. So
 a joiner asks others, its *witnesses*, for the values at some places, and compares.
 
@@ -18,16 +18,32 @@ Rules
      its own chunks; where they are fewer than LEAST_BLOCKS, it gave too little to be told apart.
      Then the whole is compared at the places of the one that leads.
 
-What it does not see: a lie about few of the weights, and one within FLOOR. Averaging has bounds of
-its own for those (plausible.py).
+A sample shows a lie about all weights, not one about few: a norm ten times as large, or a row of
+the embedding, ruins a model as well. What a model is worth its loss says. All peers of a run
+measure theirs on the same held-out blocks, and tell it in their beats. So a joiner measures the
+state that it was given, and compares.
+
+  5. Beats of others that train count, of peers that are heeded (membership/heeded.py); not that of
+     the source. They are read when the source has named its root: a slow line makes no state look
+     old.
+  6. A state is *worse* when its loss is above LOSS_FACTOR times the middle of theirs and
+     LOSS_FLOOR more, or no number. Losses that others tell are of their last validation, some
+     rounds ago, so at the start of a run, when losses fall fast, theirs are the higher ones.
+  7. Without two others nothing can be told. The middle of two is the higher.
+
+What neither sees: a lie about few of the weights within FLOOR (averaging has bounds of its own for
+those, plausible.py), a state that is worse by less than that, or better on the held-out blocks than
+it deserves. Liars that are most of the peers one sees, and tell low losses, keep a joiner out.
 """
 
+import math
 from collections.abc import Sequence
 from statistics import median_high
 from typing import Final
 
 import blake3
 
+# --- state sample ---------------------------------------------------------------------------------
 NUM_BLOCKS: Final = 64
 BLOCK_VALUES: Final = 256
 SAMPLE_BYTES: Final = 4 * NUM_BLOCKS * BLOCK_VALUES
@@ -68,3 +84,16 @@ def is_odd(to_witnesses: Sequence[float], among: Sequence[float], length: float)
     if len(to_witnesses) < LEAST_WITNESSES:
         return False
     return min(to_witnesses) > FACTOR * median_high(among) and min(to_witnesses) > FLOOR * length
+
+
+# --- state loss -----------------------------------------------------------------------------------
+LOSS_FACTOR: Final = 1.25
+LOSS_FLOOR: Final = 0.25
+"""Nats per token."""
+
+
+def is_worse(loss: float, told: Sequence[float]) -> bool:
+    """Whether a state with this loss is worse than those of which these were told (rule 6)."""
+    if len(told) < LEAST_WITNESSES:
+        return False
+    return not math.isfinite(loss) or loss > LOSS_FACTOR * median_high(told) + LOSS_FLOOR

@@ -10,28 +10,22 @@ from protocol.limits import (
     MAX_HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
 )
-from protocol.wire.fields import MAX_COUNT
-from protocol.wire.fragment_messages import ChunkResult, ChunkStamp, mask_of
-from protocol.wire.frames import FRAME_VERSION, MAGIC, encode_frame
-from protocol.wire.messages import (
+from protocol.wire.fields import MAX_COUNT, Message
+from protocol.wire.fragment_messages import (
+    ChunkResult,
+    ChunkStamp,
     Contribution,
     FragmentSettled,
-    GetChunks,
     GetChunkState,
     GetResult,
     GetStamps,
-    GetState,
-    Hello,
-    Leaving,
-    Message,
     NoResult,
-    Propose,
-    Received,
     Result,
-    SpecReply,
-    Vector,
-    encode_message,
+    mask_of,
 )
+from protocol.wire.frames import FRAME_VERSION, MAGIC, encode_frame
+from protocol.wire.messages import Hello, Leaving, Propose, Received, Vector, encode_message
+from protocol.wire.state_messages import GetChunks, GetState, SpecReply
 from protocol.wire.versions import SPOKEN
 
 DIGEST = "0" * 32

@@ -14,8 +14,8 @@ import typer.main
 from pydantic import BaseModel
 
 from peer.cli.app import app
-from peer.cli.explanations import EXPLANATIONS
-from peer.observe.status import PeerState
+from peer.cli.new import EXPLANATIONS
+from peer.facts import PeerState
 from peer.options.config import ENVIRONMENT_PREFIX, OPTIONS
 from peer.options.exit_codes import ExitCode
 from protocol.outcomes import RefusalReason, SkipReason

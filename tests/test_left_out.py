@@ -36,8 +36,8 @@ SKIPPED = {
         (["-m", "not long"], {LONG, *SKIPPED}),
         (["-m", "not long", "-n", "2"], {LONG, *SKIPPED}),
         ([], SKIPPED),
-        (["-m", "long"], set()),
-        (["-k", "one"], set()),
+        pytest.param(["-m", "long"], set(), marks=pytest.mark.long),
+        pytest.param(["-k", "one"], set(), marks=pytest.mark.long),
     ],
 )
 def test_a_run_says_what_it_leaves_out(tmp_path, options, expected):

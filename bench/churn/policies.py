@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from protocol.microbatch.away import Away
 from protocol.microbatch.core import Command
 from protocol.microbatch.data_peer import DataPeerCore
-from protocol.microbatch.paths import Relays
+from protocol.microbatch.mending import Away
+from protocol.microbatch.relays import Relays
 
 
 class Dropping(DataPeerCore):

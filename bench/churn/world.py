@@ -12,23 +12,15 @@ from functools import partial
 from itertools import count
 from random import Random
 
-from protocol.microbatch.core import (
-    Announce,
-    AnswerOffer,
-    Command,
-    HaltRelays,
-    ResumeRelay,
-    SendBoundary,
-    TellLost,
-    TellPassed,
-)
+from protocol.microbatch.core import AnswerOffer, Command, SendBoundary, Tell
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
-from protocol.microbatch.trainer_messages import Deliver, Drop, Finish, Resend
-from protocol.microbatch.trip import Leg, Microbatch, Trip
+from protocol.microbatch.trainer_messages import Drop, Filled, Finish, Resend
 from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS
 from protocol.routing.routers import RandomRouter
+from protocol.wire.messages import Refusal
+from protocol.wire.stage_messages import Leg, Microbatch, Notice, Trip
 
 from .policies import Policy
 from .setting import LOOK_S, PATIENCE_S, SLOTS, Machine, Name, Setting
@@ -169,92 +161,42 @@ class ChurnWorld:
 
     def obey(self, machine: Machine, command: Command) -> None:
         match command:
-            case Deliver(leg=Leg.BACKWARD):
+            case Filled(leg=Leg.BACKWARD):
                 self.put_first(machine, command)
-            case Deliver() | Drop() | Resend() | Finish():
+            case Filled() | Drop() | Resend() | Finish():
                 machine.work.append(command)
                 self.work_on(machine)
             case SendBoundary(trip, slot, loss):
                 self.offer(machine, trip, slot, loss)
             case AnswerOffer(ticket, refusal):
                 self.answer(ticket, refusal)
-            case _:
-                self.say(machine, command)
+            case Tell(to, message):
+                for other in to:
+                    told = partial(self.tell, machine, other, message)
+                    self.later(self.setting.latency_s, told)
 
-    def say(self, machine: Machine, command: Command) -> None:
-        """Small messages to others."""
-        match command:
-            case Announce(iteration, relays):
-                for relay in relays:
-                    self.tell(machine, relay, partial(self.announce, machine, relay, iteration))
-            case TellLost(microbatch, to):
-                for other in to or (microbatch.origin,):
-                    self.tell(machine, other, partial(self.lost, machine, other, command))
-            case TellPassed(_, to):
-                self.tell(machine, to, partial(self.passed, machine, command))
-            case HaltRelays(_, _, relays):
-                for relay in relays:
-                    self.later(self.setting.latency_s, partial(self.halt, machine, relay, command))
-            case ResumeRelay():
-                self.later(self.setting.latency_s, partial(self.resume, machine, command))
-
-    def put_first(self, machine: Machine, command: Deliver) -> None:
-        """Gradients go first, behind the forward that they belong to (desk.py)."""
+    def put_first(self, machine: Machine, command: Filled) -> None:
+        """Gradients go first, behind the forward that they belong to, as in a trainer."""
         before = [
             each
             for each in machine.work
-            if isinstance(each, Deliver) and each.number == command.number
+            if isinstance(each, Filled) and each.number == command.number
         ]
         for each in before:
             machine.work.remove(each)
         machine.work.extendleft([command, *reversed(before)])
         self.work_on(machine)
 
-    def tell(self, machine: Machine, other: str, job: Callable[[], None]) -> None:
-        def arrive() -> None:
-            if machine.is_alive and self.machines[other].is_alive:
-                job()
-
-        self.later(self.setting.latency_s, arrive)
-
-    def announce(self, machine: Machine, relay: str, iteration: int) -> None:
-        to = self.machines[relay]
-        assert isinstance(to.core, RelayCore)
-        assert isinstance(machine.core, DataPeerCore)
-        self.do(to, to.core.announced(machine.name, iteration, self.now_s))
-        self.do(machine, machine.core.heard(to.name, to.core.newest_for(machine.name)))
-
-    def lost(self, machine: Machine, other: str, command: TellLost) -> None:
-        to, lost = self.machines[other], command.microbatch
-        if isinstance(to.core, DataPeerCore):
-            told = to.core.lost(command, machine.name)
-        else:
-            told = to.core.lost(lost, machine.name, self.now_s, command.attempt)
-        self.do(to, told)
-
-    def passed(self, machine: Machine, command: TellPassed) -> None:
-        to = self.machines[command.to]
-        self.do(to, to.core.passed(command.microbatch, machine.name, command.attempt))
-
-    def halt(self, machine: Machine, relay: str, command: HaltRelays) -> None:
-        to, standing = self.machines[relay], None
-        assert isinstance(machine.core, DataPeerCore)
-        if to.is_alive and isinstance(to.core, RelayCore):
-            standing, commands = to.core.halted(command.microbatch, command.attempt, self.now_s)
+    def tell(self, machine: Machine, other: str, message: Notice) -> None:
+        """Something said arrives; a data peer hears what came of it."""
+        to, answer = self.machines[other], None
+        if to.is_alive and machine.is_alive:
+            answer, commands = to.core.told(machine.name, message, self.now_s)
             self.do(to, commands)
-        found = partial(machine.core.found, command.microbatch, command.attempt, relay, standing)
-        self.later(self.setting.latency_s, lambda: self.do(machine, found()))
-
-    def resume(self, machine: Machine, command: ResumeRelay) -> None:
-        to, trip = self.machines[command.trip.receiver], command.trip
-        assert isinstance(machine.core, DataPeerCore)
-        if to.is_alive and isinstance(to.core, RelayCore):
-            self.do(to, to.core.resumed(trip, returns=command.returns))
-        else:
-            self.do(
-                machine,
-                machine.core.lost(TellLost(trip.microbatch, (), trip.attempt), trip.receiver),
-            )
+        if isinstance(machine.core, DataPeerCore):
+            said = None if isinstance(answer, Refusal) else answer
+            told = partial(machine.core.answered, other, message, said)
+            self.later(self.setting.latency_s, lambda: self.do(machine, told()))
 
     # --- streams ----------------------------------------------------------------------------------
     def offer(self, machine: Machine, trip: Trip, slot: int, loss: float | None) -> None:
@@ -310,9 +252,9 @@ class ChurnWorld:
 
     def duration_s(self, command: Command) -> float:
         match command:
-            case Deliver(leg=Leg.BACKWARD):
+            case Filled(leg=Leg.BACKWARD):
                 return self.setting.backward_s
-            case Deliver():
+            case Filled():
                 return self.setting.forward_s
         return 0.0
 
@@ -322,7 +264,7 @@ class ChurnWorld:
             return
         core = machine.core
         match command:
-            case Deliver(leg, number, _, loss, adds):
+            case Filled(leg, number, _, loss, adds):
                 self.computed(machine, leg, number, loss, adds=adds)
             case Drop(number):
                 machine.held.discard(number)
@@ -355,9 +297,9 @@ class ChurnWorld:
             self.do(machine, core.produced(leg, number, number, None, now_s))
             return
         machine.held.discard(number)
-        held = core.microbatch_of(number)
+        held = core.numbered(number)
         if adds and held is not None:
-            machine.added.append(self.named[held])
+            machine.added.append(self.named[held.trip.microbatch])
         self.do(machine, core.produced(leg, number, number, loss, now_s))
         self.do(machine, core.returned(number, now_s))
 

@@ -8,11 +8,12 @@ from functools import cache
 from typing import Any, Final
 
 import msgpack
+import msgspec
 from hypothesis import strategies as st
 
 from protocol.errors import RemoteProtocolError
-from protocol.wire.fields import write_record
-from protocol.wire.messages import TYPES, Message, decode_message, encode_message
+from protocol.wire.fields import Message
+from protocol.wire.messages import TYPES, decode_message, encode_message
 
 from .values import NOWHERE, Values, World, records_of
 
@@ -60,7 +61,7 @@ def anything() -> Values:
 @st.composite
 def damaged_headers(draw: Callable[..., Any], message: Message) -> bytes:
     """The header of this message, but one thing in it is wrong, or missing, or too much."""
-    tree = {"t": NAMES[type(message)], **write_record(message)}
+    tree = msgspec.to_builtins(message, builtin_types=(bytes,))
     return packed(draw(damaged_trees(tree)))
 
 

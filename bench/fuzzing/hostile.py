@@ -16,7 +16,8 @@ from peer.network.conversation import Conversation
 from peer.ports import Address, Network, PeerId, Stream
 from protocol.errors import LocoError
 from protocol.gossip.exchange import exchange_id
-from protocol.wire.messages import Beat, Hello, Message, Propose
+from protocol.wire.fields import Message
+from protocol.wire.messages import Beat, Hello, Propose
 from protocol.wire.versions import HELLO
 
 from .shots import CONVERSATIONS, Gunner, Magazine, Shot, Volley, said_in

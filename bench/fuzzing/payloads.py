@@ -41,16 +41,15 @@ def link_vector() -> tuple[Any, Seal, Read]:
     def sealed(tree: Any) -> bytes:
         data: bytes = msgpack.packb(tree)
         names = b"".join(len(n).to_bytes(2, "big") + n.encode() for n in (RUN_ID, LIAR.peer_id))
-        return data + LIAR.sign(b"loco links 1\0" + names + data)
+        return data + LIAR.sign(b"loco links 2\0" + names + data)
 
-    return msgpack.unpackb(body), sealed, lambda data: decode_vector(LIAR.peer_id, data, RUN_ID)
+    return msgpack.unpackb(body), sealed, lambda data: decode_vector(data, RUN_ID)
 
 
 def snapshot() -> tuple[Any, Seal, Read]:
     """Vectors of all."""
     tree, sealed, _ = link_vector()
-    pairs = [[LIAR.peer_id, sealed(tree)]]
-    return [1, RUN_ID, pairs], msgpack.packb, lambda data: LinkSnapshot.read(data, RUN_ID)
+    return [RUN_ID, [sealed(tree)]], msgpack.packb, lambda data: LinkSnapshot.read(data, RUN_ID)
 
 
 def _statement(tree: list[Any], read: Read) -> tuple[Any, Seal, Read]:

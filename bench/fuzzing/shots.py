@@ -7,12 +7,13 @@ digests that a liar can make, are put in when the shot is fired (`Gunner`).
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import blake3
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from msgspec.structs import fields, replace
 
 from peer.averaging.diloco.fragment_messages import length_of
 from peer.codec import BLOCK, codes_as_tensor, get_codec
@@ -22,26 +23,18 @@ from protocol.errors import LocoError
 from protocol.wire import (
     corpus_messages,
     fragment_messages,
-    gossip_messages,
-    reach_messages,
+    messages,
     stage_messages,
     state_messages,
 )
-from protocol.wire.fields import fields_of
-from protocol.wire.fragment_messages import signed_contribution, signed_result
+from protocol.wire.fields import Message
+from protocol.wire.fragment_messages import Contribution, Result, signed_contribution, signed_result
 from protocol.wire.frames import encode_frame
-from protocol.wire.messages import (
-    Contribution,
-    Message,
-    Result,
-    Vector,
-    encode_message,
-    max_payload_bytes,
-)
+from protocol.wire.messages import Vector, encode_message
 from protocol.wire.versions import CORPUS, FRAGMENT, GOSSIP, HELLO, REACH, STAGE, STATE
 
 from .headers import KINDS, damaged_headers, messages_of
-from .values import World
+from .values import World, fields_of
 
 CODEC: Final = get_codec("int8")
 """That of the swarms that are shot at."""
@@ -49,13 +42,23 @@ CODEC: Final = get_codec("int8")
 T = TypeVar("T")
 
 FILES: Final = {
-    gossip_messages.__name__: GOSSIP,
     fragment_messages.__name__: FRAGMENT,
-    reach_messages.__name__: REACH,
     stage_messages.__name__: STAGE,
     corpus_messages.__name__: CORPUS,
     state_messages.__name__: STATE,
 }
+OF_PAIRS: Final = (
+    messages.Propose,
+    messages.Accept,
+    messages.Vector,
+    messages.Misread,
+    messages.Blocks,
+    messages.Received,
+    messages.Join,
+    messages.Piece,
+    messages.Settle,
+    messages.Settled,
+)
 CONVERSATIONS: Final = (HELLO, GOSSIP, STATE, FRAGMENT, STAGE, REACH, CORPUS)
 PART_ADAPTED: Final = 0.7
 """The share of fields that follow the victim, which has just said what they are to be."""
@@ -92,7 +95,15 @@ class Volley:
 
 def kinds_of(protocol: str) -> tuple[type[Message], ...]:
     """The messages of a conversation."""
-    return tuple(kind for kind in KINDS if FILES.get(kind.__module__, HELLO) == protocol)
+    return tuple(kind for kind in KINDS if _conversation_of(kind) == protocol)
+
+
+def _conversation_of(kind: type[Message]) -> str:
+    if kind in OF_PAIRS:
+        return GOSSIP
+    if kind in (messages.Whereabouts, messages.Seen):
+        return REACH
+    return FILES.get(kind.__module__, HELLO)
 
 
 def drawn(strategy: st.SearchStrategy[T], count: int, number: int) -> list[T]:
@@ -128,7 +139,7 @@ def shots(draw: Callable[..., Any], kind: type[Message], world: World) -> Shot:
 def payloads(kind: type[Message], world: World) -> st.SearchStrategy[bytes]:
     """What may follow, and what must not."""
     few = st.binary(max_size=64)
-    if not max_payload_bytes(kind):
+    if not kind.max_payload_bytes:
         return st.one_of(st.just(b""), st.just(b""), st.just(b""), few)
     return st.one_of(*([st.sampled_from(world.codes)] * 3 if world.codes else []), few)
 
@@ -247,10 +258,10 @@ def _digest(payload: bytes) -> bytes:
 
 def _changed(message: Message, name: str, value: Any) -> Message:
     """The same with another value, where the field takes it."""
-    changed = replace(message, **{name: value})
     try:
+        changed = replace(message, **{name: value})
         encode_message(changed)
-    except LocoError:
+    except (LocoError, ValueError):
         return message  # fields of one name need not be of one kind
     return changed
 

@@ -1,34 +1,22 @@
-"""Values of a message's fields, drawn from the checkers that the wire schema is made of.
+"""Values of a message's fields, drawn from the types that the wire schema is made of.
 
-Each kind of checker (protocol/wire/fields.py) has a strategy here: what it takes, its extremes
-among it. A `World` holds values of a live run (ids, digests, numbers of rounds): wherever a field
-takes one of them it is drawn often, so that messages get past the first checks of who reads them.
+Each kind of type that msgspec knows has a strategy here: what it takes, its extremes among it. A
+`World` holds values of a live run (ids, digests, numbers of rounds): wherever a field takes one of
+them it is drawn often, so that messages get past the first checks of who reads them.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from hypothesis import strategies as st
+from msgspec import inspect
 
-from protocol.wire.fields import (
-    Binary,
-    Bits,
-    Checker,
-    Choice,
-    Digest,
-    Flag,
-    Integer,
-    Many,
-    Maybe,
-    Real,
-    Record,
-    Text,
-    UpTo,
-    fields_of,
-)
+from protocol.wire.fields import Digest
 
-DIGEST: Final = get_args(Digest)[1]
+Type = inspect.Type
+DIGEST: Final = inspect.type_info(Digest)
 Values = st.SearchStrategy[Any]
 
 FEW: Final = 3
@@ -50,10 +38,10 @@ class World:
     named: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     codes: tuple[bytes, ...] = ()
 
-    def of(self, name: str, checker: Checker) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Values named so, and others, that a field takes."""
+    def of(self, name: str, kind: Type) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Values named so, and others, that a field of this type takes."""
         fitting = [
-            tuple(value for value in values if _takes(checker, value))
+            tuple(value for value in values if _takes(kind, value))
             for values in (self.named.get(name, ()), self.values)
         ]
         return fitting[0], fitting[1]
@@ -64,133 +52,161 @@ NOWHERE: Final = World()
 _built: dict[tuple[type, World], Values] = {}
 
 
-def values_of(checker: Checker, world: World = NOWHERE, name: str = "") -> Values:
-    """What a field with this checker may hold, as the dataclass holds it."""
-    own = _STRATEGIES[type(checker)](checker, world, name)
-    named, others = world.of(name, checker)
+def values_of(kind: Type, world: World = NOWHERE, name: str = "") -> Values:
+    """What a field of this type may hold."""
+    own = _STRATEGIES[type(kind)](kind, world, name)
+    named, others = world.of(name, kind)
     known = [*([st.sampled_from(named)] * 3 if named else []), own]
     return st.one_of(*known, *([st.sampled_from(others)] if others else []))
 
 
+def fields_of(kind: type) -> tuple[inspect.Field, ...]:
+    """The fields of a message or of a part of one."""
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    return info.fields
+
+
 def records_of(kind: type, world: World = NOWHERE) -> Values:
-    """Dataclasses whose fields are annotated with checkers."""
+    """Messages of this type, or parts of some."""
     if (kind, world) not in _built:  # building takes longer than drawing
-        drawn = {f.name: values_of(f.checker, world, f.name) for f in fields_of(kind)}
+        drawn = {each.name: values_of(each.type, world, each.name) for each in fields_of(kind)}
+        if "mask" in drawn:  # what ends with a zero is no mask
+            drawn["mask"] = drawn["mask"].filter(lambda mask: mask[-1] != 0)
         _built[kind, world] = st.builds(kind, **drawn)
     return _built[kind, world]
 
 
-def longest(checker: Checker) -> Any:
-    """A value of the most bytes that a field with this checker may have on the wire."""
-    if isinstance(checker, Many):
-        return (longest(checker.item),) * checker.max_items
-    if isinstance(checker, Record):
-        return longest_record(checker.kind)
-    return longest(checker.inner) if isinstance(checker, Maybe) else _longest_plain(checker)
+def longest(kind: Type) -> Any:
+    """A value of the most bytes that a field of this type may have on the wire."""
+    match kind:
+        case inspect.VarTupleType():
+            return (longest(kind.item_type),) * _most(kind)
+        case inspect.StructType():
+            return longest_record(kind.cls)
+        case inspect.UnionType():
+            return longest(_some(kind))
+    return _longest_plain(kind)
 
 
-def _longest_plain(checker: Checker) -> Any:
-    match checker:
-        case Integer(_, value) | Real(_, value):
-            return value
-        case Binary(size) | UpTo(size):
-            return b"\xff" * size
-        case Bits(size):
-            return _bits((1 << size) - 1)
-        case Choice(choices):
-            return max(choices, key=len)
-        case Text():
-            return _longest_text(checker)
+def _longest_plain(kind: Type) -> Any:
+    match kind:
+        case inspect.IntType() | inspect.FloatType():
+            return _bounds(kind)[1]
+        case inspect.BytesType():
+            return b"\xff" * _most(kind)
+        case inspect.EnumType():
+            return max(kind.cls, key=lambda each: len(str(each)))
+        case inspect.StrType():
+            return _longest_text(kind)
     return True  # a flag
 
 
 def longest_record(kind: type) -> Any:
-    """A record or message of the most bytes."""
-    return kind(**{field.name: longest(field.checker) for field in fields_of(kind)})
+    """A message of the most bytes, or a part of one."""
+    return kind(**{each.name: longest(each.type) for each in fields_of(kind)})
 
 
-def _takes(checker: Checker, value: object) -> bool:
-    try:
-        checker.read(value)
-    except ValueError:
-        return False
-    return not isinstance(checker, Choice | Flag | Many | Record)
+def _takes(kind: Type, value: object) -> bool:
+    if isinstance(kind, inspect.UnionType):
+        return value is None or _takes(_some(kind), value)
+    match kind, value:
+        case inspect.IntType(), int():
+            low, high = _bounds(kind)
+            return type(value) is int and low <= value <= high
+        case inspect.FloatType(), float() | int():
+            low, high = _bounds(kind)
+            return type(value) is not bool and low <= value <= high
+        case inspect.StrType(), str():
+            return _takes_text(kind, value)
+        case inspect.BytesType(), bytes():
+            return (kind.min_length or 0) <= len(value) <= _most(kind)
+    return False
 
 
-def _integers(checker: Integer, *_: object) -> Values:
-    low, high = checker.minimum, checker.maximum
+def _takes_text(kind: inspect.StrType, text: str) -> bool:
+    fits = kind.pattern is None or re.search(kind.pattern, text) is not None
+    return fits and text.isprintable() and len(text) <= _most(kind)
+
+
+def _some(kind: inspect.UnionType) -> Type:
+    """What is not None."""
+    (some,) = (each for each in kind.types if not isinstance(each, inspect.NoneType))
+    return some
+
+
+def _most(kind: Any) -> int:
+    """The longest value."""
+    assert kind.max_length is not None, f"no bound: {kind}"
+    return int(kind.max_length)
+
+
+def _bounds(kind: Any) -> tuple[Any, Any]:
+    """The least and the largest value."""
+    low = kind.ge if kind.ge is not None else kind.gt + 1
+    high = kind.le if kind.le is not None else kind.lt - 1
+    return low, high
+
+
+def _integers(kind: inspect.IntType, *_: object) -> Values:
+    low, high = _bounds(kind)
     near = {low, low + 1, high - 1, high, *(1 << bits for bits in (7, 8, 16, 31, 32, 53, 62))}
     edges = sorted(number for number in near if low <= number <= high)
     small = st.integers(low, min(high, low + 64))
     return st.one_of(st.sampled_from(edges), small, st.integers(low, high))
 
 
-def _reals(checker: Real, *_: object) -> Values:
-    low, high = float(checker.minimum), float(checker.maximum)
+def _reals(kind: inspect.FloatType, *_: object) -> Values:
+    low, high = map(float, _bounds(kind))
     edges = [x for x in (low, high, 0.0, -0.0, 5e-324, 1e-9, 1.0) if low <= x <= high]
     return st.one_of(st.sampled_from(edges), st.floats(low, high), st.floats(low, min(high, 100.0)))
 
 
-def _texts(checker: Text, *_: object) -> Values:
-    long = st.just(_longest_text(checker))
-    if checker.pattern == r".*":
-        return st.one_of(st.text(PRINTABLE, max_size=min(checker.max_chars, 40)), long)
-    if checker == DIGEST:  # many choices by its pattern, one like this
+def _texts(kind: inspect.StrType, *_: object) -> Values:
+    long = st.just(_longest_text(kind))
+    if kind.pattern is None:
+        return st.one_of(st.text(PRINTABLE, max_size=min(_most(kind), 40)), long)
+    if kind == DIGEST:  # many choices by its pattern, one like this
         return st.one_of(st.binary(min_size=16, max_size=32).map(bytes.hex), long)
-    drawn = st.from_regex(checker.pattern, fullmatch=True, alphabet=PRINTABLE)
-    return st.one_of(drawn.filter(lambda text: len(text) <= checker.max_chars), long)
+    inner = kind.pattern.removeprefix(r"\A").removesuffix(r"\Z")
+    drawn = st.from_regex(inner, fullmatch=True, alphabet=PRINTABLE)
+    return st.one_of(drawn.filter(lambda text: len(text) <= _most(kind)), long)
 
 
-def _longest_text(checker: Text) -> str:
-    """Text of `max_chars`, where the pattern allows that."""
+def _longest_text(kind: inspect.StrType) -> str:
+    """Text of the most characters, where the pattern allows that."""
     stems = ("", "/", "a/1")
     for stem, filling in ((stem, filling) for stem in stems for filling in "~a0"):
-        text = stem + filling * (checker.max_chars - len(stem))
-        if _takes(checker, text):
+        text = stem + filling * (_most(kind) - len(stem))
+        if _takes_text(kind, text):
             return text
-    return "a" * (checker.max_chars - 10) + "/1"  # a protocol: its number is short
+    return "a" * (_most(kind) - 10) + "/1"  # a protocol: its number is short
 
 
-def _binaries(checker: Binary, *_: object) -> Values:
-    size = checker.size_bytes
-    return st.one_of(
-        st.sampled_from([bytes(size), b"\xff" * size]), st.binary(min_size=size, max_size=size)
-    )
+def _bytes(kind: inspect.BytesType, *_: object) -> Values:
+    least, most = kind.min_length or 0, _most(kind)
+    few = st.binary(min_size=least, max_size=max(least, min(most, 40)))
+    return st.one_of(st.sampled_from([bytes(least), b"\xff" * most]), few)
 
 
-def _up_to(checker: UpTo, *_: object) -> Values:
-    few = st.binary(max_size=min(checker.max_bytes, 40))
-    return st.one_of(few, st.sampled_from([b"", b"\x93" * checker.max_bytes]))
-
-
-def _bits(number: int) -> bytes:
-    return number.to_bytes((number.bit_length() + 7) // 8, "little")
-
-
-def _sets(checker: Bits, *_: object) -> Values:
-    few = st.integers(1, (1 << min(checker.size, 4)) - 1)
-    edges = st.sampled_from([1, 1 << (checker.size - 1), (1 << checker.size) - 1])
-    return st.one_of(few, edges, st.integers(1, (1 << checker.size) - 1)).map(_bits)
-
-
-def _lists(checker: Many, world: World, name: str) -> Values:
-    item = values_of(checker.item, world, name)
-    few = st.lists(item, max_size=min(FEW, checker.max_items)).map(tuple)
-    full = item.map(lambda one: (one,) * checker.max_items)
+def _lists(kind: inspect.VarTupleType, world: World, name: str) -> Values:
+    item, most = values_of(kind.item_type, world, name), _most(kind)
+    few = st.lists(item, max_size=min(FEW, most)).map(tuple)
+    full = item.map(lambda one: (one,) * most)
     return st.one_of(few, few, few, full)
 
 
 _STRATEGIES: Final[Mapping[type, Callable[[Any, World, str], Values]]] = {
-    Integer: _integers,
-    Real: _reals,
-    Flag: lambda *_: st.booleans(),
-    Text: _texts,
-    Binary: _binaries,
-    UpTo: _up_to,
-    Bits: _sets,
-    Choice: lambda checker, *_: st.sampled_from(list(checker.choices)),
-    Many: _lists,
-    Maybe: lambda checker, world, name: st.one_of(st.none(), values_of(checker.inner, world, name)),
-    Record: lambda checker, world, _: records_of(checker.kind, world),
+    inspect.IntType: _integers,
+    inspect.FloatType: _reals,
+    inspect.BoolType: lambda *_: st.booleans(),
+    inspect.StrType: _texts,
+    inspect.BytesType: _bytes,
+    inspect.EnumType: lambda kind, *_: st.sampled_from(list(kind.cls)),
+    inspect.VarTupleType: _lists,
+    inspect.UnionType: lambda kind, world, name: st.one_of(
+        st.none(), values_of(_some(kind), world, name)
+    ),
+    inspect.StructType: lambda kind, world, _: records_of(kind.cls, world),
 }
-"""One for each kind of checker: a new one is missed as soon as a message uses it."""
+"""One for each kind of type: a new one is missed as soon as a message uses it."""

@@ -1,8 +1,10 @@
 """Honest peers that audit results: with the daemon's draws, openings and arithmetic."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
+
+from msgspec.structs import replace
 
 from peer.averaging.diloco.fragment_audits import audit, opening_of
 from peer.averaging.diloco.outer_fragments import OuterFragments

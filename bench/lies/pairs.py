@@ -21,11 +21,11 @@ from peer.averaging.gossip.outer_state import OuterState
 from peer.averaging.gossip.outer_step import NolocoFactors
 from peer.averaging.gossip.outer_steps import FARTHEST_AT_FIRST, OuterSteps, Settled
 from peer.codec import Codec, get_codec
-from peer.observe.facts import Facts
+from peer.facts import Facts
 from peer.ports.simulated import SimulatedWork
 from protocol.gossip.final_averaging import Meeting
-from protocol.gossip.matchmaking import Resting, pair_rank
-from protocol.membership.conduct import Fault
+from protocol.gossip.matchmaking import pair_rank, resting
+from protocol.membership.book import Fault
 from protocol.outcomes import SkipReason
 from protocol.run.run_spec import RunSpec
 
@@ -49,7 +49,7 @@ class _Rest:
     """The part of gossip that an outer step speaks to: a partner is doubted, or believed."""
 
     def __init__(self) -> None:
-        self._doubted = Resting()
+        self._doubted = resting()
         self.now_s = 0.0
 
     def doubt(self, peer_id: str, _: Fault) -> None:
@@ -61,7 +61,7 @@ class _Rest:
 
     def doubts(self, peer_id: str) -> bool:
         """Whether it rests."""
-        return self._doubted.is_resting(peer_id, self.now_s)
+        return not self._doubted.is_due(peer_id, self.now_s)
 
 
 class _WatchedSteps(OuterSteps):

@@ -16,10 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from protocol.pipeline.assignment import hop_prices
-from protocol.pipeline.problem import THOUSAND, Problem
-from protocol.pipeline.simulator import Relays
-from protocol.pipeline.stage_orders import Stages, stage_orders
+from protocol.pipeline.drafts import hop_prices
+from protocol.pipeline.problem import THOUSAND, Problem, Relays, Stages, stage_orders
 
 MAX_OPENED = 200_000
 """Nodes opened by one search: where windows are many, it gives up."""

@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from protocol.pipeline.assignment import hop_prices
-from protocol.pipeline.bounds import loss_us
-from protocol.pipeline.problem import Problem
-from protocol.pipeline.stage_orders import cheapest_relays, stage_orders
+from protocol.pipeline.drafts import hop_prices
+from protocol.pipeline.pipelines import loss_us
+from protocol.pipeline.problem import Problem, cheapest_relays, stage_orders
 
 
 def arrangement_bound_us(problem: Problem, stages: Sequence[int], quotas: Mapping[int, int]) -> int:

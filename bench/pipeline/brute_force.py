@@ -14,12 +14,18 @@ from random import Random
 from typing import Final
 
 from bench.pipeline.checker import violations
-from protocol.pipeline.assignment import NoPlan
-from protocol.pipeline.plan import Plan, jobs_of
+from protocol.pipeline.drafts import NoPlan
 from protocol.pipeline.planner import SearchBudget, plan
-from protocol.pipeline.problem import PathRules, PipelinePeer, Problem, StageWork
-from protocol.pipeline.simulator import Relays, Simulator
-from protocol.pipeline.stage_orders import Stages, stage_orders
+from protocol.pipeline.problem import (
+    PathRules,
+    PipelinePeer,
+    Problem,
+    Relays,
+    Stages,
+    StageWork,
+    stage_orders,
+)
+from protocol.pipeline.simulator import Plan, Simulator, jobs_of
 
 MAX_PLANS: Final = 4000
 MAX_MACHINES: Final = 5

@@ -7,8 +7,8 @@ here. Measurements and tests ask this file; no peer does.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from protocol.pipeline.plan import Plan
 from protocol.pipeline.problem import Problem
+from protocol.pipeline.simulator import Plan
 
 
 def violations(problem: Problem, plan: Plan) -> list[str]:

@@ -14,12 +14,10 @@ from dataclasses import replace
 
 from bench.pipeline.genetic import Stages, groups_of
 from bench.pipeline.matching import bottleneck
-from protocol.pipeline.assignment import hop_prices
-from protocol.pipeline.grouping import round_trip_us
-from protocol.pipeline.plan import Plan
+from protocol.pipeline.drafts import hop_prices, round_trip_us
 from protocol.pipeline.planner import even_quotas
-from protocol.pipeline.problem import Problem
-from protocol.pipeline.simulator import Relays
+from protocol.pipeline.problem import Problem, Relays
+from protocol.pipeline.simulator import Plan
 
 Column = tuple[int, ...]
 """A data peer, then a machine of each stage."""

@@ -14,10 +14,10 @@ from bench.pipeline.genetic import Breeding, Stages, arranged
 from bench.pipeline.rivals import NEVER_US, RIVALS, Rival, priced_us
 from bench.pipeline.settings import Setting
 from bench.report import Row
-from protocol.pipeline.bounds import lower_bound_us
-from protocol.pipeline.plan import Plan
+from protocol.pipeline.pipelines import lower_bound_us
 from protocol.pipeline.planner import Planned, SearchBudget, plan
 from protocol.pipeline.problem import US_PER_S, Problem
+from protocol.pipeline.simulator import Plan
 
 OURS: Final = "ours"
 OURS_FULL: Final = "ours, full"

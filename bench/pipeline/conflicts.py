@@ -29,10 +29,9 @@ from itertools import combinations, count, islice
 from typing import Final, NamedTuple
 
 from bench.pipeline.agents import Agent, Limits, LowLevel, Route, Visit
-from protocol.pipeline.plan import Plan, jobs_of
 from protocol.pipeline.planner import even_quotas
-from protocol.pipeline.problem import US_PER_S, Problem
-from protocol.pipeline.simulator import Relays, Simulator
+from protocol.pipeline.problem import US_PER_S, Problem, Relays
+from protocol.pipeline.simulator import Plan, Simulator, jobs_of
 
 STAGE_CHILDREN: Final = 3
 RELAY_CHILDREN: Final = 2

@@ -27,8 +27,7 @@ from typing import Final
 
 from bench.pipeline.matching import bottleneck
 from bench.pipeline.tour import shortest_tour
-from protocol.pipeline.draws import Draws
-from protocol.pipeline.problem import Problem
+from protocol.pipeline.problem import Draws, Problem
 
 Stages = tuple[int, ...]
 """The stage of each machine."""

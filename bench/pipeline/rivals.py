@@ -14,9 +14,8 @@ from bench.pipeline.columns import at_full_depth, full_pipelines, shared_pipelin
 from bench.pipeline.conflicts import Effort, NoSchedule, conflict_search
 from bench.pipeline.genetic import Stages
 from bench.pipeline.wiring import agora, swarm
-from protocol.pipeline.plan import Plan, jobs_of
 from protocol.pipeline.problem import Problem
-from protocol.pipeline.simulator import Simulator
+from protocol.pipeline.simulator import Plan, Simulator, jobs_of
 
 FINE_MACHINES: Final = 20
 """Up to so many, SkipPipe's search is also run with an agent for each slot."""

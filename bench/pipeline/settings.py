@@ -16,7 +16,7 @@ from typing import Final
 
 from bench.planner_settings import PLACES, SLOTS, WAVES, links_between, published_problem
 from protocol.pipeline.problem import Problem
-from protocol.pipeline.regions import GIB, REGIONS
+from protocol.pipeline.tables import GIB, REGIONS
 
 FIVE_PLACES: Final = ("LA", "NL", "Germany", "Singapore", "Oregon")
 ONE_PLACE: Final = ("Germany",)

@@ -25,13 +25,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from bench.pipeline.genetic import Stages, groups_of
-from protocol.pipeline.assignment import hop_prices
-from protocol.pipeline.draws import Draws
-from protocol.pipeline.plan import Plan
+from protocol.pipeline.drafts import hop_prices
 from protocol.pipeline.planner import even_quotas
-from protocol.pipeline.problem import THOUSAND, Problem
-from protocol.pipeline.simulator import Relays
-from protocol.pipeline.stage_orders import stage_orders
+from protocol.pipeline.problem import THOUSAND, Draws, Problem, Relays, stage_orders
+from protocol.pipeline.simulator import Plan
 
 
 def swarm(problem: Problem, stages: Stages) -> Plan:

@@ -10,9 +10,9 @@ from typing import Final
 
 import blake3
 
-from protocol.microbatch.paths import Path
 from protocol.routing.routers import PlannedPaths
 from protocol.routing.snapshots import LinkSnapshot, Terms
+from protocol.wire.stage_messages import Path
 
 GIVEN: Final = "GIVEN_PATHS"
 """Environment variable: JSON, the paths of each data peer as lists of relays, all by peer id."""

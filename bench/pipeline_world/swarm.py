@@ -12,7 +12,7 @@ from bench.real_peers import HERE, RealPeer, home_in
 from bench.router.network import RoutedNetwork
 from peer.network.identity import load_or_create
 from peer.ports.real import RealEntropy
-from protocol.pipeline.plan import Plan
+from protocol.pipeline.simulator import Plan
 
 from .given_paths import GIVEN, GivenPaths
 from .trainer import STATED

@@ -18,12 +18,12 @@ from unittest import mock
 
 import torch
 
-from peer.training import __main__ as trainer
+from peer.training.child import __main__ as trainer
 from peer.training.device import Precision
+from peer.training.ring import SLOTS
 from peer.training.stages import build
 from peer.training.stages.compute import StageCompute
 from peer.training.stages.module import StageModule
-from peer.training.stages.ring import SLOTS
 
 STATED: Final = "STATED_COMPUTE"
 """Environment variable: JSON, seconds by kind of work, and `log`, a file."""

@@ -20,12 +20,10 @@ from bench.pipeline.columns import at_full_depth, full_pipelines, shared_pipelin
 from bench.pipeline.conflicts import Effort, NoSchedule, conflict_search
 from bench.pipeline.genetic import Breeding, Stages, arranged
 from bench.pipeline.rivals import blind, skippipe
-from protocol.pipeline.assignment import NoPlan
-from protocol.pipeline.mending import mended
-from protocol.pipeline.plan import Plan, jobs_of
-from protocol.pipeline.planner import SearchBudget, plan
+from protocol.pipeline.drafts import NoPlan
+from protocol.pipeline.planner import SearchBudget, mended, plan
 from protocol.pipeline.problem import Problem
-from protocol.pipeline.simulator import Order, Simulator
+from protocol.pipeline.simulator import Order, Plan, Simulator, jobs_of
 
 FULL: Final = "full"
 OURS: Final = "ours"

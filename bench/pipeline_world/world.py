@@ -6,7 +6,7 @@ from typing import Final
 import tomlkit
 
 from bench.link_table import Link, LinkTable
-from peer.training.stages.ring import SLOTS, boundary_bytes
+from peer.training.ring import SLOTS, boundary_bytes
 from protocol.pipeline.problem import (
     NO_SWAPS,
     THOUSAND,
@@ -15,7 +15,7 @@ from protocol.pipeline.problem import (
     Problem,
     StageWork,
 )
-from protocol.pipeline.regions import SAME_PLACE, RegionLink, line_between
+from protocol.pipeline.tables import SAME_PLACE, RegionLink, line_between
 from protocol.run.run_spec import parse_toml
 
 PLACES: Final = (

@@ -16,12 +16,12 @@ from functools import cache
 from typing import Final
 
 from bench.pipeline.columns import at_full_depth
+from bench.pipeline.late import steady_us
 from bench.planner_settings import WORK, published_problem
-from protocol.pipeline.plan import steady_us
 from protocol.pipeline.planner import SearchBudget, plan
 from protocol.pipeline.problem import US_PER_S, PathRules
 from protocol.pipeline.simulator import Simulator
-from protocol.run.codecs import CODECS
+from protocol.run.ways import CODECS
 
 from .arms import ARMS, StageArm
 

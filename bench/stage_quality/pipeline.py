@@ -17,7 +17,7 @@ from bench.quality.replicas import Blocks
 from bench.quality.world import World
 from peer.codec import get_codec
 from peer.training.model import model_config
-from peer.training.stages.desk import BoundaryCoder
+from peer.training.stages.channel import BoundaryCoder
 from peer.training.stages.steppers import stage_clip_norm
 from protocol.run.run_spec import RunSpec
 

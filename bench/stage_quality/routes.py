@@ -5,7 +5,7 @@ through its layers. Embedding, last norm and head are at stage 0 and in every ro
 
     turns         all choices of so many relay stages in turn, so that each is used alike
     swaps         the same choices of stages, each in one of the orders that SkipPipe's limits allow
-                  (protocol/pipeline/stage_orders.py), drawn anew for each microbatch
+                  (protocol/pipeline/problem.py), drawn anew for each microbatch
     any-order     the same in any order at all
     unequal       ten fixed choices: of ten microbatches, stages 1 and 2 train eight each, stage 3
                   six, stages 4 and 5 four each
@@ -18,8 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from protocol.pipeline.problem import PathRules
-from protocol.pipeline.stage_orders import stage_orders
+from protocol.pipeline.problem import PathRules, stage_orders
 
 from .arms import StageArm
 from .settings import STAGES, VISITED

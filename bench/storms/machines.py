@@ -17,8 +17,8 @@ import psutil
 import trio
 
 from bench.real_peers import RealPeer
+from peer.facts import PeerState
 from peer.observe.control import ask
-from peer.observe.status import PeerState
 from protocol.errors import LocoError
 
 DISK_MB: Final = 192

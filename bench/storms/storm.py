@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from peer.observe.status import PeerState
+from peer.facts import PeerState
 
 from .machines import DOWN, IN_THE_RUN, Machine, disks, lose_power
 from .models import Model, Models

@@ -12,9 +12,8 @@ from typing import Protocol
 
 import trio
 
+from peer.facts import Facts, HeldPart, RoundTiming
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
-from peer.observe.timing import RoundTiming
 from peer.ports import Network, PeerId, Work
 from peer.rounds.checkpoints import Checkpoints
 from peer.rounds.loop import RoundLoop
@@ -22,11 +21,10 @@ from peer.rounds.microbatches import Microbatches
 from peer.rounds.shares import DataShares
 from peer.rounds.validation import Validation
 from peer.rounds.way import Way
-from peer.state.held_part import HeldPart
 from peer.state.kept_proofs import KeptProofs
 from peer.training.ports import Float32Vector, StartTrainer
 from protocol.gossip.matchmaking_events import RoundSnapshot
-from protocol.membership.conduct import Fault
+from protocol.membership.book import Fault
 from protocol.membership.records import Sign
 from protocol.run.amendments import AmendedSpec
 from protocol.run.run_spec import RunSpec

@@ -3,20 +3,20 @@
 `--help` must be quick, so nothing heavy is imported before a command needs it.
 """
 
+import inspect
 import os
 from collections.abc import Mapping
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 
 from peer.options.config import load_config
 
 from . import options as opt
-from .before_paying import measure, plan
-from .help import Command, Commands
-from .reporting import reported
-from .start import Start
+from .options import Command, Commands, Start
+from .reporting import reported, say_starting
 
 app = typer.Typer(
     cls=Commands,
@@ -28,47 +28,63 @@ app = typer.Typer(
 )
 
 
+QUIET: Final = ("new", "version")
+"""Commands without `--verbose`."""
+
+
+def command(handler: opt.Handler) -> opt.Handler:
+    """Make a command, whose errors end it with a sentence and an exit code (reporting.py).
+
+    All take `--verbose` but those of QUIET; it is passed on where it is asked for by name.
+    """
+    signature = inspect.signature(handler)
+    asked = "verbose" in signature.parameters
+
+    @wraps(handler)
+    def run(**given: Any) -> None:
+        verbose = given["verbose"] if asked else given.pop("verbose", None)
+        with reported(verbose=bool(verbose)):
+            handler(**given)
+
+    if asked or handler.__name__ in QUIET:
+        run.__signature__ = signature  # type: ignore[attr-defined]
+    else:
+        run.__signature__ = opt.extended(signature, {"verbose": (opt.Verbose, None)})  # type: ignore[attr-defined]
+    return app.command(cls=Command)(run)
+
+
 @app.callback()
 def loco_peer(version: opt.Version = False) -> None:
     """Train one language model on machines rented anywhere, with no coordinator."""
 
 
-@app.command(cls=Command)
+@command
 def new(
-    run_toml: Annotated[Path, typer.Argument(metavar="RUN.toml", help="File to write.")],
+    run_toml: Annotated[Path, opt.argument("RUN.toml", "File to write.")],
     preset: Annotated[
         str,
-        typer.Option(
-            "--preset",
-            metavar="demo|125m|1b",
-            help="Model size and settings; only demo has been run.",
-        ),
+        opt.option("--preset", "demo|125m|1b", "Model size and settings; only demo has been run."),
     ] = "demo",
     method: Annotated[
-        str,
-        typer.Option("--method", metavar="noloco|diloco|streaming", help="How peers average."),
+        str, opt.option("--method", "noloco|diloco|streaming", "How peers average.")
     ] = "noloco",
     optimizer: Annotated[
-        str, typer.Option("--optimizer", metavar="muon|adamw", help="How each peer trains.")
+        str, opt.option("--optimizer", "muon|adamw", "How each peer trains.")
     ] = "muon",
     stages: Annotated[
-        int,
-        typer.Option(
-            "--stages", min=1, metavar="N", help="Stages of a pipeline; 1 is no pipeline."
-        ),
+        int, opt.option("--stages", "N", "Stages of a pipeline; 1 is no pipeline.", min=1)
     ] = 1,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    force: Annotated[bool, opt.option("--force", "", "Overwrite an existing file.")] = False,
 ) -> None:
     """Write a run spec in which every key is explained."""
     from .new import write_new
 
-    with reported():
-        takes = write_new(run_toml, preset, method, optimizer, stages, force=force)
-        print(*(f"  {line}" for line in takes), sep="\n")
-        print(f"wrote {run_toml}; read it, then run: loco-peer start {run_toml}")
+    takes = write_new(run_toml, preset, method, optimizer, stages, force=force)
+    print(*(f"  {line}" for line in takes), sep="\n")
+    print(f"wrote {run_toml}; read it, then run: loco-peer start {run_toml}")
 
 
-@app.command(cls=Command)
+@command
 @opt.takes_peer_options
 def start(
     run_toml: opt.RunTomlIfNew = None,
@@ -80,7 +96,7 @@ def start(
     _run(given, Start(run_toml, new_run=new_run, restore=restore))
 
 
-@app.command(cls=Command)
+@command
 @opt.takes_peer_options
 def join(**given: object) -> None:
     """Join a run and fetch spec, data and weights; or continue the run of this home."""
@@ -88,234 +104,240 @@ def join(**given: object) -> None:
 
 
 def _run(given: Mapping[str, object], start: Start | None) -> None:
-    with reported(verbose=bool(given["verbose"])):
-        from peer.process.sigterm import end_on_sigterm
-        from peer.process.terminal import CONSOLE_LOG, outlive_terminal
+    from peer.ports.terminal import CONSOLE_LOG, outlive_terminal
+    from peer.process.sigterm import end_on_sigterm
 
-        from .first_line import say_starting
+    end_on_sigterm()
+    named = {name.replace("_", "-"): value for name, value in given.items()}
+    config = load_config(named, os.environ)
+    outlive_terminal(config.home.absolute() / CONSOLE_LOG)
+    say_starting(config)
+    from .run import run_peer  # after the first line, because it imports for a while
 
-        end_on_sigterm()
-        named = {name.replace("_", "-"): value for name, value in given.items()}
-        config = load_config(named, os.environ)
-        outlive_terminal(config.home.absolute() / CONSOLE_LOG)
-        say_starting(config)
-        from .run import run_peer  # after the first line, because it imports for a while
-
-        raise typer.Exit(run_peer(config, start))
+    raise typer.Exit(run_peer(config, start))
 
 
-@app.command(cls=Command)
+@command
 def status(
     home: opt.Home = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: opt.AsJson = False,
     verbose: opt.Verbose = None,
 ) -> None:
     """Show what the daemon of this home is doing; with --verbose, the peers' full ids."""
-    from .client import show_status
+    from .client import home_of, show_status
 
-    with reported(verbose=bool(verbose)):
-        show_status(home, as_json=as_json, full_ids=bool(verbose))
+    show_status(home_of(home), as_json=as_json, full_ids=bool(verbose))
 
 
-@app.command(cls=Command)
+@command
 def doctor(
     home: opt.Home = None,
     bootstrap: opt.Bootstrap = None,
     listen: opt.Listen = None,
     invite: opt.Invite = None,
-    verbose: opt.Verbose = None,
 ) -> None:
     """Check this machine, its network and its peer; say what is wrong and what to do."""
-    with reported(verbose=bool(verbose)):
-        from .doctor import examine_here
+    from .doctor import examine_here
 
-        raise typer.Exit(examine_here(home, bootstrap, listen, invite))
+    raise typer.Exit(examine_here(home, bootstrap, listen, invite))
 
 
-@app.command(cls=Command)
-def leave(home: opt.Home = None, verbose: opt.Verbose = None) -> None:
+@command
+def leave(home: opt.Home = None) -> None:
     """Make the daemon of this home leave the swarm gracefully, and wait until it has."""
-    from .client import leave_swarm
+    from .client import home_of, leave_swarm
 
-    with reported(verbose=bool(verbose)):
-        leave_swarm(home)
+    leave_swarm(home_of(home))
 
 
-@app.command(cls=Command)
-def pause(home: opt.Home = None, verbose: opt.Verbose = None) -> None:
+@command
+def pause(home: opt.Home = None) -> None:
     """Pause training when the round is done; the daemon keeps running and serves others."""
-    from .client import pause_training
+    from .client import home_of, told
 
-    with reported(verbose=bool(verbose)):
-        pause_training(home)
+    told(home_of(home), "pause")
+    print("pausing when this round is done; 'loco-peer resume' continues")
 
 
-@app.command(cls=Command)
-def resume(home: opt.Home = None, verbose: opt.Verbose = None) -> None:
+@command
+def resume(home: opt.Home = None) -> None:
     """Resume training at the swarm's current step."""
-    from .client import resume_training
+    from .client import home_of, told
 
-    with reported(verbose=bool(verbose)):
-        resume_training(home)
+    told(home_of(home), "resume")
+    print("training resumed")
 
 
-@app.command(cls=Command)
+@command
 def invite(
     home: opt.Home = None,
     expires: Annotated[
-        str, typer.Option("--expires", metavar="TIME", help="How long it is valid: 12h, 7d.")
+        str, opt.option("--expires", "TIME", "How long it is valid: 12h, 7d.")
     ] = "7d",
-    uses: Annotated[
-        int, typer.Option("--uses", metavar="N", help="How many peers may join with it.")
-    ] = 1,
-    verbose: opt.Verbose = None,
+    uses: Annotated[int, opt.option("--uses", "N", "How many peers may join with it.")] = 1,
 ) -> None:
     """Print a join command for a run that admits invited peers only."""
-    with reported(verbose=bool(verbose)):
-        from .admission import print_invitation
+    from .client import home_of, print_invitation
 
-        print_invitation(home, expires, uses)
+    print_invitation(home_of(home), expires, uses)
 
 
-@app.command(cls=Command)
-def ban(peer: opt.Peer, home: opt.Home = None, verbose: opt.Verbose = None) -> None:
+@command
+def ban(peer: opt.Peer, home: opt.Home = None) -> None:
     """Ban a peer from the run; all peers are told."""
-    _rule("ban", peer, home, verbose=bool(verbose))
+    _rule("ban", peer, home)
 
 
-@app.command(cls=Command)
-def admit(peer: opt.Peer, home: opt.Home = None, verbose: opt.Verbose = None) -> None:
+@command
+def admit(peer: opt.Peer, home: opt.Home = None) -> None:
     """Admit a peer to the run; this also lifts a ban."""
-    _rule("admit", peer, home, verbose=bool(verbose))
+    _rule("admit", peer, home)
 
 
-@app.command(cls=Command)
-def delegate(peer: opt.Peer, home: opt.Home = None, verbose: opt.Verbose = None) -> None:
+@command
+def delegate(peer: opt.Peer, home: opt.Home = None) -> None:
     """Let a peer admit, ban and invite too; `admit` revokes that."""
-    _rule("delegate", peer, home, verbose=bool(verbose))
+    _rule("delegate", peer, home)
 
 
-@app.command(cls=Command)
+@command
 def amend(
     run_toml: Annotated[
-        Path | None,
-        typer.Argument(metavar="RUN.toml", help="The changed run spec, or only the changed keys."),
+        Path | None, opt.argument("RUN.toml", "The changed run spec, or only the changed keys.")
     ] = None,
     at_round: Annotated[
-        int | None,
-        typer.Option("--at-round", metavar="N", help="First changed round. Default: in 3 rounds."),
+        int | None, opt.option("--at-round", "N", "First changed round. Default: in 3 rounds.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")
+        bool, opt.option("--dry-run", "", "Show what would change, and change nothing.")
     ] = False,
-    show: Annotated[bool, typer.Option("--show", help="Show what has been amended.")] = False,
+    show: Annotated[bool, opt.option("--show", "", "Show what has been amended.")] = False,
     home: opt.Home = None,
-    verbose: opt.Verbose = None,
 ) -> None:
     """Change length, learning rate or admission of a run under way; founder only."""
-    with reported(verbose=bool(verbose)):
-        from .amend import amend_run, show_amendments
+    from .client import amend_run, home_of, show_amendments
 
-        if show:
-            show_amendments(home)
-        else:
-            amend_run(home, run_toml, at_round, dry_run=dry_run)
-
-
-def _rule(verdict: str, peer: str, home: Path | None, *, verbose: bool) -> None:
-    with reported(verbose=verbose):
-        from protocol.admission.statements import Verdict
-
-        from .admission import rule
-
-        rule(home, Verdict(verdict), peer)
+    if show:
+        show_amendments(home_of(home))
+    else:
+        amend_run(home_of(home), run_toml, at_round, dry_run=dry_run)
 
 
-@app.command(cls=Command)
+def _rule(verdict: str, peer: str, home: Path | None) -> None:
+    from protocol.admission.statements import Verdict
+
+    from .client import home_of, rule
+
+    rule(home_of(home), Verdict(verdict), peer)
+
+
+@command
 def export(
-    hf: Annotated[
-        Path, typer.Option("--hf", metavar="DIR", help="Write a Hugging Face checkpoint here.")
-    ],
+    hf: Annotated[Path, opt.option("--hf", "DIR", "Write a Hugging Face checkpoint here.")],
     swarm: Annotated[
-        bool, typer.Option("--swarm", help="Export the mean of all peers that can be reached.")
+        bool, opt.option("--swarm", "", "Export the mean of all peers that can be reached.")
     ] = False,
     home: opt.Home = None,
-    verbose: opt.Verbose = None,
 ) -> None:
     """Export the current slow weights of this peer, or the mean of all peers."""
     from .client import export_checkpoint, home_of
 
-    with reported(verbose=bool(verbose)):
-        if swarm:
-            from .swarm_export import export_swarm
+    if swarm:
+        from .export import export_swarm
 
-            export_swarm(home_of(home), hf)
-        else:
-            export_checkpoint(home, hf)
-        print(f"wrote {hf}")
+        export_swarm(home_of(home), hf)
+    else:
+        export_checkpoint(home_of(home), hf)
+    print(f"wrote {hf}")
 
 
-@app.command(cls=Command)
+@command
 def generate(
-    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="Text to continue.")],
+    prompt: Annotated[str, opt.option("--prompt", "TEXT", "Text to continue.")],
     hf: Annotated[
-        Path | None,
-        typer.Option(
-            "--hf", metavar="DIR", help="Use this export. Default: the peer of this home."
-        ),
+        Path | None, opt.option("--hf", "DIR", "Use this export. Default: the peer of this home.")
     ] = None,
     home: opt.Home = None,
     tokens: Annotated[
-        int | None,
-        typer.Option("--tokens", min=1, metavar="N", help="Tokens to write. Default: up to 200."),
+        int | None, opt.option("--tokens", "N", "Tokens to write. Default: up to 200.", min=1)
     ] = None,
     temperature: Annotated[
-        float,
-        typer.Option(
-            "--temperature", min=0, metavar="X", help="0 always takes the likeliest token."
-        ),
+        float, opt.option("--temperature", "X", "0 always takes the likeliest token.", min=0)
     ] = 1.0,
     top_p: Annotated[
         float,
-        typer.Option(
+        opt.option(
             "--top-p",
+            "SHARE",
+            "Draw from the likeliest tokens with this total probability.",
             min=0.01,
             max=1,
-            metavar="SHARE",
-            help="Draw from the likeliest tokens with this total probability.",
         ),
     ] = 1.0,
     seed: Annotated[
         int,
-        typer.Option(
-            "--seed",
-            min=0,
-            max=(1 << 63) - 1,
-            metavar="N",
-            help="The same seed gives the same text.",
-        ),
+        opt.option("--seed", "N", "The same seed gives the same text.", min=0, max=(1 << 63) - 1),
     ] = 0,
     without_stages: Annotated[
-        str | None,
-        typer.Option("--without-stages", metavar="N,M", help="Leave these stages out."),
+        str | None, opt.option("--without-stages", "N,M", "Leave these stages out.")
     ] = None,
-    verbose: opt.Verbose = None,
 ) -> None:
     """Generate text with the run's model, with all stages or without some."""
-    with reported(verbose=bool(verbose)):
-        from peer.state.generation import Sampling
+    from peer.state.generation import Sampling
 
-        from .generate import Source, write_text
+    from .generate import write_text
 
-        sampling = Sampling(tokens, temperature, top_p, seed)
-        write_text(Source(hf, home, without_stages), prompt, sampling)
-
-
-app.command(cls=Command)(plan)
-app.command(cls=Command)(measure)
+    sampling = Sampling(tokens, temperature, top_p, seed)
+    write_text(hf, home, without_stages, prompt, sampling)
 
 
-@app.command(cls=Command)
+@command
+@opt.takes_plan_options
+def plan(
+    run_toml: opt.RunToml,
+    peers: Annotated[Path, opt.option("--peers", "CSV", "Machines on offer, one a line.")],
+    links: Annotated[
+        Path | None, opt.option("--links", "CSV", "Links. Missing pairs: by location.")
+    ] = None,
+    **given: Any,
+) -> None:
+    """Estimate hours and cost of a run on machines, before you pay for them."""
+    from .plan import show_plan
+
+    show_plan(run_toml, peers, links, opt.PlanOptions(**given))
+
+
+@command
+def measure(
+    run_toml: Annotated[
+        Path | None, opt.argument("[RUN.toml]", "The run spec. Default: the demo preset's.")
+    ] = None,
+    peers: Annotated[
+        Path | None, opt.option("--peers", "CSV", "Add the row to this table. Default: print it.")
+    ] = None,
+    name: Annotated[
+        str | None, opt.option("--name", "NAME", "This machine's name. Default: host name.")
+    ] = None,
+    location: Annotated[
+        str, opt.option("--location", "PLACE", "Its place, such as Iowa or London.")
+    ] = "here",
+    price: Annotated[float, opt.option("--price", "DOLLARS", "Price of an hour.", min=0)] = 0.0,
+    device: opt.Device = None,
+    threads: opt.Threads = None,
+    seconds: Annotated[
+        float, opt.option("--seconds", "S", "How long to time steps.", min=0)
+    ] = 10.0,
+) -> None:
+    """Time the trainer on this machine and print its row for the table of `plan`."""
+    from .new import preset_spec
+
+    spec = preset_spec("demo") if run_toml is None else opt.read_spec(run_toml)
+    from .measure import show_measured  # imports torch, so wrong files are told before
+
+    show_measured(spec, device, threads, seconds, (name, location, f"{price:g}"), peers)
+
+
+@command
 def version() -> None:
     """Print the version."""
     opt.print_version()

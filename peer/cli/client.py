@@ -1,7 +1,13 @@
-"""Commands that speak to the daemon of a home over its control socket."""
+"""Commands that speak to the daemon of a home over its control socket.
+
+Where a daemon is asked, `NoDaemon`, `NotNow` and `ControlFailed` are raised as `ask_daemon` does.
+"""
 
 import json
 import os
+import re
+import sys
+import tomllib
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -9,10 +15,21 @@ from typing import Any, Final
 
 import trio
 
+from peer.observe.amendment_lines import amendment_lines
 from peer.observe.control import REPLY_TIMEOUT_S, ControlFailed, NoDaemon, NotNow, ask
-from peer.options.config import resolve_home
+from peer.options.config import ConfigError, resolve_home
 from peer.state.home import Home
+from protocol.address.peer_id import public_key_from_peer_id
+from protocol.admission.statements import MAX_USES, Verdict
+from protocol.errors import InvalidRunSpec, RemoteProtocolError
+from protocol.limits import MAX_SPEC_BYTES
+from protocol.run.amendments import MODE, values_of
+from protocol.run.run_spec import parse_toml
+from protocol.run.signed_spec import SignedSpec
 
+from .options import read_text
+
+# --- client ---------------------------------------------------------------------------------------
 LEAVE_TIMEOUT_S: Final = 60.0
 """Beyond the daemon's grace; it ends itself long before."""
 WRITE_STATE_TIMEOUT_S: Final = 600.0
@@ -20,103 +37,16 @@ WIDE_COLUMNS: Final = 200
 _POLL_S: Final = 0.05
 
 
-def show_status(home: Path | None, *, as_json: bool, full_ids: bool = False) -> None:
-    """Print the status, as JSON or as a table.
-
-    Raises:
-        NoDaemon, ControlFailed
-    """
-    tree = trio.run(ask_daemon, home_of(home), "status", REPLY_TIMEOUT_S)
-    if as_json:
-        print(json.dumps(tree))
-        return
-    from rich.console import Console
-
-    from peer.observe.status import Status, render
-
-    console = Console()
-    if full_ids or not console.is_terminal:  # no id and no address is broken into two lines
-        console.width = max(console.width, WIDE_COLUMNS)
-    console.print(render(Status.from_json(tree), full_ids=full_ids))
-
-
-def leave_swarm(home: Path | None) -> None:
-    """Ask the daemon to leave, and wait until the home is free.
-
-    Raises:
-        NoDaemon, ControlFailed
-    """
-    trio.run(_leave, home_of(home))
-
-
-def pause_training(home: Path | None) -> None:
-    """Pause the daemon's training when its round is done.
-
-    Raises:
-        NoDaemon, ControlFailed
-    """
-    trio.run(ask_daemon, home_of(home), "pause", REPLY_TIMEOUT_S)
-    print("pausing when this round is done; 'loco-peer resume' continues")
-
-
-def resume_training(home: Path | None) -> None:
-    """Resume the daemon's training.
-
-    Raises:
-        NoDaemon, ControlFailed
-    """
-    trio.run(ask_daemon, home_of(home), "resume", REPLY_TIMEOUT_S)
-    print("training resumed")
-
-
-def export_checkpoint(
-    home: Path | None, directory: Path, without: Collection[int] = frozenset()
-) -> None:
-    """Have the daemon write its state, and convert that to `directory`.
-
-    Where none runs, or it has none yet, the newest checkpoint of the home is converted.
-
-    Args:
-        without: stages that are not fetched from others; what they hold becomes zeros.
-
-    Raises:
-        NoDaemon, ControlFailed, ExportFailed
-    """
-    of = home_of(home)
-    try:
-        written = trio.run(ask_daemon, of, "write_state", WRITE_STATE_TIMEOUT_S)
-    except (NoDaemon, NotNow) as error:
-        from .kept_export import export_kept  # here: it imports torch
-
-        export_kept(of, directory, error)
-        return
-    from .export import export_state, other_stages  # here: it imports torch
-
-    others = {
-        stage: Path(trio.run(_fetch_stage, of, stage, size)["path"])
-        for stage, size in other_stages(of, written["part"]).items()
-        if stage not in without
-    }
-    try:
-        export_state(of, written, others, directory, without)
-    finally:
-        for path in others.values():
-            path.unlink(missing_ok=True)
-
-
 def home_of(given: Path | None) -> Home:
     """The home that a command is about."""
     return Home(resolve_home(given, os.environ))
 
 
-async def _fetch_stage(home: Home, stage: int, padded_parameters: int) -> dict[str, Any]:
-    return await ask_daemon(
-        home,
-        "fetch_stage",
-        WRITE_STATE_TIMEOUT_S,
-        stage=stage,
-        padded_parameters=padded_parameters,
-    )
+def told(
+    home: Home, request: str, timeout_s: float = REPLY_TIMEOUT_S, **arguments: Any
+) -> dict[str, Any]:
+    """The daemon's reply to a request."""
+    return trio.run(lambda: ask_daemon(home, request, timeout_s, **arguments))
 
 
 async def ask_daemon(
@@ -146,6 +76,27 @@ def _none_in(home: Home) -> NoDaemon:
     )
 
 
+def show_status(home: Home, *, as_json: bool, full_ids: bool = False) -> None:
+    """Print the status, as JSON or as a table."""
+    tree = told(home, "status")
+    if as_json:
+        print(json.dumps(tree))
+        return
+    from rich.console import Console
+
+    from peer.observe.status import Status, render
+
+    console = Console()
+    if full_ids or not console.is_terminal:  # no id and no address is broken into two lines
+        console.width = max(console.width, WIDE_COLUMNS)
+    console.print(render(Status.from_json(tree), full_ids=full_ids))
+
+
+def leave_swarm(home: Home) -> None:
+    """Ask the daemon to leave, and wait until the home is free."""
+    trio.run(_leave, home)
+
+
 async def _leave(home: Home) -> None:
     """Ask until the daemon answers: it may be about to join again in a new process."""
     if not home.in_use():
@@ -162,3 +113,136 @@ async def _leave(home: Home) -> None:
             await trio.sleep(_POLL_S)
     if scope.cancelled_caught:
         raise ControlFailed(f"the daemon is still running after {limit_s:.0f} s")
+
+
+def export_checkpoint(home: Home, directory: Path, without: Collection[int] = frozenset()) -> None:
+    """Have the daemon write its state, and convert that to `directory`.
+
+    Where none runs, or it has none yet, the newest checkpoint of the home is converted.
+
+    Args:
+        without: stages that are not fetched from others; what they hold becomes zeros.
+
+    Raises:
+        ExportFailed
+    """
+    try:
+        written = told(home, "write_state", WRITE_STATE_TIMEOUT_S)
+    except (NoDaemon, NotNow) as error:
+        from .export import export_kept  # here: it imports torch
+
+        export_kept(home, directory, error)
+        return
+    from .export import export_state, other_stages  # here: it imports torch
+
+    others = {}
+    for stage, size in other_stages(home, written["part"]).items():
+        if stage not in without:
+            wanted = {"stage": stage, "padded_parameters": size}
+            reply = told(home, "fetch_stage", WRITE_STATE_TIMEOUT_S, **wanted)
+            others[stage] = Path(reply["path"])
+    try:
+        export_state(home, written, others, directory, without)
+    finally:
+        for path in others.values():
+            path.unlink(missing_ok=True)
+
+
+# --- admission ------------------------------------------------------------------------------------
+UNITS_S: Final = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+SHORT_ID: Final = re.compile(r"[1-9A-HJ-NP-Za-km-z]{4,16}")
+"""The end of a peer id, as `status` shows it."""
+DONE: Final = {Verdict.ADMIT: "admitted", Verdict.BAN: "banned", Verdict.DELEGATE: "delegated to"}
+MAX_LASTS_S: Final = 10 * 366 * 86_400
+
+
+def print_invitation(home: Home, expires: str, uses: int) -> None:
+    """Print the command with which the invited peer joins. Raises ConfigError."""
+    if not 1 <= uses <= MAX_USES:
+        raise ConfigError(f"--uses: must be from 1 to {MAX_USES} (got {uses})")
+    made = told(home, "invite", lasts_s=duration_s(expires), uses=uses)
+    print(f"loco-peer join --bootstrap {made['address']} --invite {made['token']}")
+    if made["note"]:
+        print(f"({made['note']})", file=sys.stderr)
+
+
+def rule(home: Home, verdict: Verdict, peer: str) -> None:
+    """Have the daemon rule on a peer. Raises ConfigError."""
+    if not SHORT_ID.fullmatch(peer):
+        try:
+            public_key_from_peer_id(peer)
+        except RemoteProtocolError as error:
+            raise ConfigError(
+                f"{error}; `loco-peer status` shows a peer's own id, and of the other peers the"
+                " last eight characters, which are enough here"
+            ) from error
+    reply = told(home, "rule", verdict=str(verdict), peer=peer)
+    print(f"{DONE[verdict]} {reply['peer']}")
+
+
+def duration_s(text: str) -> int:
+    """A time as users write it: a whole number and m, h, d or w. Raises ConfigError."""
+    found = re.fullmatch(r"([1-9][0-9]{0,5})([mhdw])", text)
+    lasts_s = 0 if found is None else int(found[1]) * UNITS_S[found[2]]
+    if not 0 < lasts_s <= MAX_LASTS_S:
+        raise ConfigError(
+            f"--expires: use a whole number and m, h, d or w, up to ten years: 7d (got {text!r})"
+        )
+    return lasts_s
+
+
+# --- amend ----------------------------------------------------------------------------------------
+def amend_run(home: Home, run_toml: Path | None, at_round: int | None, *, dry_run: bool) -> None:
+    """Have the daemon amend its run, and print what changes. Raises ConfigError, InvalidRunSpec."""
+    if run_toml is None:
+        raise ConfigError("name the run spec with your changes: loco-peer amend RUN.toml")
+    values = _written(run_toml, home.run())
+    reply = told(home, "amend", values=values, at_round=at_round, dry_run=dry_run)
+    would = "would change" if dry_run else "changes"
+    lines = {
+        at_once: [
+            f"  {key}: {before} -> {after}"
+            for key, before, after in reply["changes"]
+            if (key == MODE) is at_once
+        ]
+        for at_once in (False, True)
+    }
+    lines[True] += [f"  admitted: {peer}" for peer in reply["admitted"]]
+    if lines[False]:
+        print(
+            f"{would} from round {reply['round']:,} on (step {reply['step']:,}; the run is in round"
+            f" {reply['present']:,}, and ends with round {reply['end']:,}):"
+        )
+        print(*lines[False], sep="\n")
+    if lines[True]:
+        print(f"{would} at once:", *lines[True], sep="\n")
+
+
+def show_amendments(home: Home) -> None:
+    """Print what has been amended."""
+    amended = amendment_lines(told(home, "status")["amendments"])
+    print(*amended or ["nothing has been amended"], sep="\n")
+
+
+def _written(path: Path, signed: SignedSpec | None) -> dict[str, Any]:
+    """The keys that a file says, and their values; what it leaves out stays as it is.
+
+    Args:
+        signed: the run's, beside whose keys those of the file are read where they are not enough
+            for a run spec by themselves.
+
+    Raises:
+        ConfigError: it cannot be read.
+        InvalidRunSpec: it is no run spec.
+    """
+    text = read_text(path, MAX_SPEC_BYTES)
+    try:
+        try:
+            spec = parse_toml(text)
+        except InvalidRunSpec:
+            if signed is None:
+                raise
+            spec = parse_toml(text, beside=signed.spec())
+        return values_of(spec, tomllib.loads(text))
+    except InvalidRunSpec as error:
+        raise InvalidRunSpec(f"{path}: {error}") from error

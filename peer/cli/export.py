@@ -1,17 +1,27 @@
-"""`loco-peer export`: the daemon writes its state to a file; this process converts it."""
+"""`loco-peer export`: the daemon writes its state to a file; this process converts it.
 
-from collections.abc import Collection
+Where no daemon gives its state, it is that of the home's newest checkpoint. With `--swarm` it is
+the mean of the slow weights of all peers that can be reached: peers that average in pairs are some
+way apart, and their mean is better than each of them. It is made here, vector by vector, and
+measured on the run's held-out text.
+"""
+
+import sys
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from peer.observe.control import ControlFailed, NoDaemon, NotNow
 from peer.options.config import ConfigError
+from peer.state.checkpoints import OUTER_FILE, SLOW, CheckpointStore
 from peer.state.export import export_hugging_face
 from peer.state.home import Home, HomeError
 from peer.state.state_file import HEADER_BYTES, state_bytes
-from peer.training.corpus import describe_corpus, kept_corpus
+from peer.training.corpus import describe_corpus, kept_corpus, open_corpus
 from peer.training.corpus.tokenizer import (
     BYTES,
     FileTokenizer,
@@ -19,13 +29,21 @@ from peer.training.corpus.tokenizer import (
     tokenizer_file,
     tokenizer_path,
 )
-from peer.training.model import model_shapes
+from peer.training.device import choose_precision
+from peer.training.model import FlatModel, initial_module, model_shapes
+from peer.training.optimizer import flat_adamw
+from peer.training.step import Stepper
+from peer.training.tensor_file import FileUnusable, TensorFile
 from protocol.errors import LocoError
-from protocol.run.layout import Layout
+from protocol.membership.group import WHOLE_MODEL
+from protocol.names import short_id
+from protocol.run.layout import Layout, stage_layouts, stage_of_part
 from protocol.run.run_spec import RunSpec
-from protocol.run.stages import stage_layouts, stage_of_part
+
+from .client import WRITE_STATE_TIMEOUT_S, told
 
 
+# --- export ---------------------------------------------------------------------------------------
 class ExportFailed(LocoError):
     """The state cannot be converted; the message says why."""
 
@@ -171,3 +189,113 @@ def _tokenizer_json(home: Home, spec: RunSpec) -> bytes | None:
             f"the tokenizer {spec.data.tokenizer!r} found here has digest {digest}, not the run's"
         )
     return data
+
+
+# --- kept export ----------------------------------------------------------------------------------
+def export_kept(home: Home, directory: Path, error: NoDaemon | NotNow) -> None:
+    """Write the slow weights of the newest checkpoint that is whole, and say which step that is.
+
+    Args:
+        error: what asking the daemon came to.
+
+    Raises:
+        NoDaemon, NotNow: as given, where there is no checkpoint either.
+        ConfigError, HomeError, ExportFailed
+    """
+
+    def refused(path: Path, why: str) -> None:
+        print(f"{path} cannot be used: {why}", file=sys.stderr, flush=True)
+
+    signed, store = home.run(), CheckpointStore(home.checkpoints_dir, keep=1)
+    found = None if signed is None else store.newest_whole(signed.run_id, refused)
+    if found is None:
+        raise type(error)(f"{error}; the home has no checkpoint either") from error
+    manifest = found.manifest
+    stage = stage_of_part(manifest.part)
+    is_running = isinstance(error, NotNow)
+    says = "gives no state now" if is_running else "is not running"
+    why = f"the daemon of {home.root} {says}"
+    if stage is not None:
+        cure = "try again when it trains" if is_running else "start it, to fetch the other stages"
+        raise ExportFailed(f"{why}, and its checkpoint holds only stage {stage}: {cure}") from error
+    print(
+        f"{why}: taking its newest checkpoint, of {manifest}",
+        file=sys.stderr,
+        flush=True,
+    )
+    weights_P = np.zeros(manifest.padded_parameters, np.float32)
+    try:
+        TensorFile(found.path / OUTER_FILE).read_into(SLOW, torch.from_numpy(weights_P))
+    except FileUnusable as torn:
+        raise ExportFailed(f"{found.path}: {torn}") from torn
+    export_weights(home, weights_P, directory, round=manifest.round, tokens=manifest.tokens)
+
+
+# --- swarm export ---------------------------------------------------------------------------------
+FETCH_TIMEOUT_S: Final = 3700.0
+MICRO_BATCH: Final = 4
+Float32Vector = npt.NDArray[np.float32]
+
+
+class LossJudge:
+    """Measures losses on the held-out text, on the processor: the graphics card is training."""
+
+    def __init__(self, home: Home, spec: RunSpec) -> None:
+        kept = kept_corpus(home.cache_dir, spec.data.manifest or "")
+        if kept is None:
+            raise ExportFailed(f"the run's held-out text is not in {home.cache_dir}")
+        prepared, device = describe_corpus(spec, kept), torch.device("cpu")
+        self._model = FlatModel(initial_module(spec, prepared.vocabulary_size), device)
+        optimizer = flat_adamw(self._model, spec.optimizer)
+        precision = choose_precision("auto", device)
+        self._stepper = Stepper(self._model, optimizer, precision, MICRO_BATCH)
+        blocks = spec.data.validation_blocks
+        with open_corpus(prepared.path, spec.model.context_length, blocks) as corpus:
+            self._blocks_BT = corpus.validation_blocks(blocks)
+
+    def loss(self, slow_P: Float32Vector) -> float:
+        """The loss of these weights, nats per token."""
+        self._model.theta_P.copy_(torch.from_numpy(slow_P))
+        return self._stepper.loss_of(self._blocks_BT)
+
+
+def export_swarm(home: Home, directory: Path) -> None:
+    """Print the loss of each peer that can be reached and of the mean, and write the mean.
+
+    Raises:
+        NoDaemon, ControlFailed, ExportFailed, ConfigError
+    """
+    written = told(home, "write_state", WRITE_STATE_TIMEOUT_S)
+    if written["part"] != WHOLE_MODEL:
+        raise ExportFailed("peers of this run hold stages; leave --swarm out")
+    spec = spec_of(home)
+    judge, count = LossJudge(home, spec), 0
+    mean_P: Float32Vector = np.zeros(whole_layout(home, spec).padded_parameters, np.float32)
+    print(f"{'peer':<9}{'step':>9}  validation")
+    for name, step, slow_P in _given(home, spec, written):
+        count += 1
+        mean_P += (slow_P - mean_P) / np.float32(count)
+        shown = "-" if step is None else f"{step:,}"
+        print(f"{name:<9}{shown:>9}  {judge.loss(slow_P):.4f}", flush=True)
+    print(f"{'mean':<9}{f'of {count}':>9}  {judge.loss(mean_P):.4f}")
+    export_weights(home, mean_P, directory, round=written["round"], tokens=written["tokens"])
+
+
+def _given(
+    home: Home, spec: RunSpec, written: dict[str, Any]
+) -> Iterator[tuple[str, int | None, Float32Vector]]:
+    """Name, step and slow weights: ours, then those of the others; who gives none is named."""
+    own = told(home, "status")
+    layout = whole_layout(home, spec)
+    own_P = slow_weights_in(Path(written["path"]), layout)
+    yield short_id(own["peer_id"]), own["step"], own_P
+    for peer_id in told(home, "holders")["peers"]:
+        try:
+            reply = told(home, "fetch_weights", FETCH_TIMEOUT_S, peer=peer_id)
+        except ControlFailed as error:
+            print(f"{short_id(peer_id):<9}{'-':>9}  left out: {error}")
+            continue
+        path = Path(reply["path"])
+        slow_P: Float32Vector = np.fromfile(path, "<f4", count=layout.padded_parameters)
+        path.unlink()
+        yield short_id(peer_id), reply["step"], slow_P

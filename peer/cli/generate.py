@@ -8,48 +8,44 @@ not fetched, so they need no peer that holds them.
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from peer.options.config import ConfigError
 from peer.state.generation import ExportedModel, Sampling
 from peer.state.home import Home, HomeError
-from protocol.run.stages import DATA_STAGE
+from protocol.run.layout import DATA_STAGE
 
 from .client import export_checkpoint, home_of
 from .export import spec_of
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where the model comes from: an export, or a home where there is none.
-
-    Attributes:
-        without: stages that are left out, as they were given.
-    """
-
-    export: Path | None
-    home: Path | None
-    without: str | None = None
-
-
-def write_text(source: Source, prompt: str, sampling: Sampling) -> None:
+def write_text(
+    export: Path | None,
+    given_home: Path | None,
+    without_stages: str | None,
+    prompt: str,
+    sampling: Sampling,
+) -> None:
     """Print what follows the prompt.
+
+    Args:
+        export: the model; None takes that of the home.
+        without_stages: stages that are left out, as they were given.
 
     Raises:
         ConfigError, HomeError, NoDaemon, ControlFailed, ExportFailed
     """
-    without = _numbers(source.without)
-    if source.export is None:
-        home = home_of(source.home)
+    without = _numbers(without_stages)
+    if export is None:
+        home = home_of(given_home)
         check_left_out(without, spec_of(home).pipeline.stages)
         with _folder_in(home) as folder:
-            export_checkpoint(source.home, folder / "hf", without)
+            export_checkpoint(home, folder / "hf", without)
             _write(folder / "hf", without, prompt, sampling)
-    elif source.home is not None:
+    elif given_home is not None:
         raise ConfigError("--hf and --home name two models: give one of them")
     else:
-        _write(source.export, without, prompt, sampling)
+        _write(export, without, prompt, sampling)
 
 
 @contextmanager
@@ -65,11 +61,7 @@ def _folder_in(home: Home) -> Iterator[Path]:
 
 
 def check_left_out(without: Collection[int], stages: int) -> None:
-    """Refuse stages that cannot be left out.
-
-    Raises:
-        ConfigError
-    """
+    """Refuse stages that cannot be left out. Raises ConfigError."""
     if without and stages == 1:
         raise ConfigError("this run's model is not cut into stages: leave --without-stages out")
     if DATA_STAGE in without:

@@ -25,14 +25,14 @@ from peer.training.device import Precision, choose_device, choose_precision, is_
 from peer.training.model import FlatModel, initial_module
 from peer.training.optimizer import FlatOptimizer, inner_optimizer
 from peer.training.step import Stepper
-from protocol.pipeline.tables import GB, OPTIONAL_PEER_COLUMNS, PEER_COLUMNS, USUAL_SLOTS
+from protocol.pipeline.pipelines import TRAINING_PER_FORWARD
+from protocol.pipeline.tables import OPTIONAL_PEER_COLUMNS, PEER_COLUMNS, USUAL_SLOTS
 from protocol.run.needs import parameters_of, vocabulary_of
 from protocol.run.run_spec import RunSpec
 
 PARTS_OF_TIME: Final = 8
 """A step may take so small a part of the time that is given, to be doubled once more."""
 LEARNING_RATE: Final = 1e-6
-FORWARDS_OF_A_STEP: Final = 3
 COLUMNS: Final = ("peer", "location", "compute_s", "slots", "price_per_hour", "memory_gb")
 
 
@@ -88,7 +88,7 @@ def measure_machine(
     whole_s = (step_s - optimizer_s) * batch / sequences + optimizer_s
     tokens_per_s = batch * spec.model.context_length / whole_s
     microbatch = min(spec.microbatch_sequences, batch) * spec.model.context_length
-    forward_s = microbatch / tokens_per_s / FORWARDS_OF_A_STEP
+    forward_s = microbatch / tokens_per_s / TRAINING_PER_FORWARD
     return Measured(
         str(device), precision, sequences, tokens_per_s, forward_s, _memory_bytes(device)
     )
@@ -168,7 +168,7 @@ def row_of(measured: Measured, name: str | None, location: str, price: str) -> d
         "compute_s": f"{measured.forward_s:.4g}",
         "slots": str(USUAL_SLOTS),
         "price_per_hour": price,
-        "memory_gb": f"{measured.memory_bytes / GB:.1f}",
+        "memory_gb": f"{measured.memory_bytes / 1e9:.1f}",
     }
 
 
@@ -226,11 +226,7 @@ def show_measured(
     row: tuple[str | None, str, str],
     peers: Path | None,
 ) -> None:
-    """Measure, and print the row or add it to a table.
-
-    Raises:
-        ConfigError, InvalidRunSpec
-    """
+    """Measure, and print the row or add it to a table. Raises ConfigError, InvalidRunSpec."""
     if threads is not None:
         if threads < 1:
             raise ConfigError(f"--threads {threads}: must be from 1")

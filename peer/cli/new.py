@@ -1,33 +1,96 @@
 """`loco-peer new`: a run spec with every key explained.
 
 The file is made from the run spec's own fields, so that a key cannot be forgotten: the values from
-a preset, the words from `EXPLANATIONS`. A key that has no value yet is written as a comment. Keys
-have their section before them (`model.num_layers = 4`), for TOML lets no section be begun twice,
-and what people change stands together at the top.
+a preset, the words from what stands below a field (protocol/run/sections.py). A key that has no
+value yet is written as a comment. Keys have their section before them (`model.num_layers = 4`), for
+TOML lets no section be begun twice, and what people change stands together at the top.
 """
 
+import ast
 import difflib
+import inspect
 import json
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from pydantic import BaseModel
 
 from peer.options.config import ConfigError
-from peer.options.corpus_size import corpus_tokens_of
-from peer.options.needs_told import told_needs
+from peer.options.needs_told import corpus_tokens_of, told_needs
 from peer.options.run_options import check_stages
 from protocol.run.run_spec import RunSpec, SyncSection
-from protocol.run.sections import OptimizerSection, PipelineSection
-from protocol.run.ways import WAYS, others_keys
+from protocol.run.sections import OptimizerSection, PipelineSection, Section
+from protocol.run.ways import CODECS, WAYS, others_keys
 
-from .explanations import EXAMPLES, EXPLANATIONS, SECTIONS
+SECTIONS: Final[Mapping[str, str]] = {
+    "model": "A Llama-family decoder.",
+    "data": "The corpus. `start` freezes it by digest: every peer trains on the same bytes.",
+    "optimizer": "Inside each peer. Steps are nominal: those of the run, not of one machine.",
+    "optimizer.muon": "Muon trains the matrices of the blocks; AdamW the rest.",
+    "training": "One inner step, and the length of the run.",
+    "sync": "How peers average.",
+    "sync.diloco": "Streaming DiLoCo: all peers average fragments, each at its moment.",
+    "sync.streaming": "Streaming gossip: pairs average fragments, each at its moment.",
+    "pipeline": "The model cut into stages on separate machines.",
+    "admission": "Who may join.",
+}
+
+
+def of_codecs() -> str:
+    """What each codec takes, and which are for ways that send differences alone."""
+    size = {name: f"{row.bytes_per_value:.1g}" for name, row in CODECS.items()}
+    shown = {name: f"'{name}' {'<' * row.packs}{size[name]}" for name, row in CODECS.items()}
+    everywhere = [shown[name] for name, row in CODECS.items() if not row.differences_only]
+    coarse = [shown[name] for name, row in CODECS.items() if row.differences_only]
+    ways = [way for way, row in WAYS.items() if row.sends_differences]
+    return (
+        f"Bytes a value: {', '.join(everywhere)}; with {', '.join(ways)} also {', '.join(coarse)}."
+    )
+
+
+def _told(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Every key of a section, and what its file says below it."""
+    for each in (cls for cls in reversed(section.__mro__) if issubclass(cls, Section)):
+        (cls,) = ast.parse(inspect.getsource(each)).body
+        assert isinstance(cls, ast.ClassDef)
+        for key, said in pairwise(cls.body):
+            match key, said:
+                case (
+                    ast.AnnAssign(target=ast.Name(name)),
+                    ast.Expr(value=ast.Constant(value=str(words))),
+                ):
+                    yield prefix + name, " ".join(words.split())
+    for name, field in section.model_fields.items():
+        kinds = (field.annotation, *get_args(field.annotation))
+        for kind in kinds:
+            if isinstance(kind, type) and issubclass(kind, Section):
+                yield from _told(kind, f"{prefix}{name}.")
+
+
+EXAMPLES: Final[Mapping[str, str]] = {
+    "model.num_kv_heads": "2",
+    "model.init_from": '"HuggingFaceTB/SmolLM2-135M"',
+    "sync.gamma": "0.7",
+}
+"""Values shown, commented out, for keys that have none."""
+
 
 SET_BY_START: Final = frozenset(
     {"data.manifest", "data.tokenizer_digest", "admission.secret_digest", "frozen"}
 )
 """Keys that people do not write: the founder's `start` does."""
+EXPLANATIONS: Final[Mapping[str, str]] = {
+    **{
+        path: said
+        for path, said in _told(RunSpec)
+        if path not in {*SET_BY_START, *SECTIONS, "frozen.config"}
+    },
+    "sync.codec": of_codecs(),
+    "sync.diloco.fragments": "'strided' or 'sequential' blocks, or 'whole': plain DiLoCo.",
+}
+"""What each key means."""
 
 PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
     "demo": {

@@ -1,18 +1,32 @@
-"""The options of the commands; those of a peer are declared in peer/options/config.py.
+"""What commands are given: options, run specs and tables; and their `--help`.
 
-An option that is not given is None: environment or file may still set it.
+The options of a peer are declared in peer/options/config.py. One that is not given is None:
+environment or file may still set it.
+
+`--help` shows options in groups, an example, and what comes next. typer groups options where rich
+draws the help, and rich takes longer to import than everything else that `--help` needs. So typer's
+plain formatter writes the groups. What is in no group comes last, under "Options".
 """
 
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from peer.options.config import OPTIONS, Option, Taken
+from peer.options.config import OPTIONS, ConfigError, Option, OptionArity, OptionGroup
+
+if TYPE_CHECKING:
+    from typer._click import Context, HelpFormatter
+
+    from protocol.run.run_spec import RunSpec
 
 
+# --- options --------------------------------------------------------------------------------------
 def print_version(wanted: bool = True) -> None:
     """Print the version and exit."""
     if wanted:
@@ -22,73 +36,291 @@ def print_version(wanted: bool = True) -> None:
         raise typer.Exit
 
 
-def _spelled(option: Option, hidden: bool = False) -> Any:
+def option(name: str, metavar: str, help: str, *letter: str, **more: Any) -> Any:
+    """How typer takes an option; a flag has no metavar."""
+    return typer.Option(name, *letter, metavar=metavar or None, help=help, **more)
+
+
+def argument(metavar: str, help: str, **more: Any) -> Any:
+    """How typer takes an argument."""
+    return typer.Argument(metavar=metavar, help=help, **more)
+
+
+def _spelled(of: Option, hidden: bool = False) -> Any:
     """How typer takes an option of a peer."""
-    names = [f"--{option.name}", *([option.letter] if option.letter else [])]
-    metavar = option.metavar or None
-    return typer.Option(*names, metavar=metavar, help=option.told, hidden=hidden)
+    letter = [of.letter] if of.letter else []
+    return option(f"--{of.name}", of.metavar, of.told, *letter, hidden=hidden)
 
 
 Version = Annotated[
-    bool,
-    typer.Option("--version", help="Print the version.", callback=print_version, is_eager=True),
+    bool, option("--version", "", "Print the version.", callback=print_version, is_eager=True)
 ]
-RunToml = Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run spec.")]
+RunToml = Annotated[Path, argument("RUN.toml", "The run spec.")]
 RunTomlIfNew = Annotated[
     Path | None,
-    typer.Argument(
-        metavar="[RUN.toml]",
-        help="The run spec; not needed if the home has a run.",
-        show_default=False,
-    ),
+    argument("[RUN.toml]", "The run spec; not needed if the home has a run.", show_default=False),
 ]
 NewRun = Annotated[
-    bool,
-    typer.Option("--new-run", help="Found a new run; the home's old run is moved to old-runs/."),
+    bool, option("--new-run", "", "Found a new run; the home's old run is moved to old-runs/.")
 ]
 Restore = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--restore",
-        metavar="URL",
-        help="Fill an empty home from what --checkpoint-upload copied, and continue from it.",
+        "URL",
+        "Fill an empty home from what --checkpoint-upload copied, and continue from it.",
     ),
 ]
-Peer = Annotated[str, typer.Argument(metavar="PEER", help="A peer id, as `status` shows it.")]
+Peer = Annotated[str, argument("PEER", "A peer id, as `status` shows it.")]
 Home = Annotated[Path | None, _spelled(OPTIONS["home"])]
 Bootstrap = Annotated[list[str] | None, _spelled(OPTIONS["bootstrap"])]
 Invite = Annotated[str | None, _spelled(OPTIONS["invite"])]
 Listen = Annotated[str | None, _spelled(OPTIONS["listen"])]
 Device = Annotated[str | None, _spelled(OPTIONS["device"])]
 Threads = Annotated[int | None, _spelled(OPTIONS["threads"])]
+AsJson = Annotated[bool, option("--json", "", "Print JSON.")]
 Verbose = Annotated[bool | None, _spelled(OPTIONS["verbose"])]
 
 _TYPES: Final = {
-    Taken.ONCE: str | None,
-    Taken.MANY: list[str] | None,
-    Taken.FLAG: bool | None,
+    OptionArity.ONCE: str | None,
+    OptionArity.MANY: list[str] | None,
+    OptionArity.FLAG: bool | None,
 }
+Handler = Callable[..., None]
 
 
-def takes_peer_options(command: Callable[..., None]) -> Callable[..., None]:
+def takes_peer_options(command: Handler) -> Handler:
     """Give a command, which takes them as `**given`, all options that it may be given.
 
     The founder of a run is told which of them others alone take, where it gives one (`--bootstrap`)
     or a variable does; the rest are unknown to it.
     """
-    own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
     founds = command.__name__ == "start"
-    of_peers = [
-        inspect.Parameter(
-            option.key,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[
-                _TYPES[option.taken], _spelled(option, hidden=founds and not option.founder)
-            ],
-        )
-        for option in OPTIONS.values()
-        if option.founder or not founds or option.name == "bootstrap"
-    ]
-    command.__signature__ = inspect.Signature([*own, *of_peers])  # type: ignore[attr-defined]
+    told = [o for o in OPTIONS.values() if o.founder or not founds or o.name == "bootstrap"]
+    kinds = {
+        o.key: (Annotated[_TYPES[o.taken], _spelled(o, hidden=founds and not o.founder)], None)
+        for o in told
+    }
+    return _with_options(command, kinds)
+
+
+def takes_plan_options(command: Handler) -> Handler:
+    """Give a command, which takes them as `**given`, the fields of `PlanOptions`."""
+    kinds = get_type_hints(PlanOptions, include_extras=True)
+    return _with_options(command, {f.name: (kinds[f.name], f.default) for f in fields(PlanOptions)})
+
+
+def _with_options(command: Handler, options: Mapping[str, tuple[Any, Any]]) -> Handler:
+    signature = extended(inspect.signature(command), options)
+    command.__signature__ = signature  # type: ignore[attr-defined]
     return command
+
+
+def extended(of: inspect.Signature, options: Mapping[str, tuple[Any, Any]]) -> inspect.Signature:
+    """A signature with options in place of `**given`: what each is, and its default, by name."""
+    own = [p for p in of.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default) in options.items()
+    ]
+    return of.replace(parameters=[*own, *more])
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The arguments of `start` that no peer's configuration has.
+
+    Attributes:
+        run_toml: the run spec; None goes on with the home's run.
+        new_run: put the home's run away, and found another.
+        restore: the URL of uploads to fill the home from, where it is empty.
+    """
+
+    run_toml: Path | None
+    new_run: bool
+    restore: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """What the command line of `plan` says in place of the run spec; None leaves it to that."""
+
+    stages: Annotated[
+        int | None, option("--stages", "N", "Stages of the pipeline. Default: the spec's.")
+    ] = None
+    visited: Annotated[
+        int | None, option("--visited", "N", "Stages on a path. Default: the spec's, or 3 of 4.")
+    ] = None
+    full_every: Annotated[
+        int | None, option("--full-every", "K", "Every K-th iteration skips no stage; 0: none.")
+    ] = None
+    microbatches: Annotated[
+        int | None, option("--microbatches", "N", "Microbatches per iteration, in total.")
+    ] = None
+    sequences: Annotated[
+        int | None,
+        option("--sequences", "N", "Sequences per microbatch. Default: the spec's.", min=1),
+    ] = None
+    codec: Annotated[
+        str | None, option("--codec", "fp32|bf16|int8", "Format of values sent between stages.")
+    ] = None
+    picture: Annotated[
+        Path | None, option("--picture", "FILE", "Draw the timeline: a .png or .svg file.")
+    ] = None
+    as_json: AsJson = False
+
+
+# --- files ----------------------------------------------------------------------------------------
+def read_text(path: Path, most_bytes: int) -> str:
+    """A file of text. Raises ConfigError: it cannot be read, is too long, or is not UTF-8."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(most_bytes + 1)
+        if len(data) > most_bytes:
+            raise ConfigError(f"{path}: longer than {most_bytes} bytes")
+        return data.decode()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path} line {line}: not UTF-8 text; save it as UTF-8") from error
+
+
+def read_spec(path: Path) -> "RunSpec":
+    """Read and check a run spec.
+
+    Raises:
+        ConfigError: it cannot be read.
+        InvalidRunSpec: names the file, and what to change.
+    """
+    from protocol.errors import InvalidRunSpec  # here, for `--help` needs none of it
+    from protocol.limits import MAX_SPEC_BYTES
+    from protocol.run.run_spec import parse_toml
+
+    try:
+        return parse_toml(read_text(path, MAX_SPEC_BYTES))
+    except InvalidRunSpec as error:
+        raise InvalidRunSpec(f"{path}: {error}") from error
+
+
+# --- help -----------------------------------------------------------------------------------------
+REST: Final = "Options"
+_OF_START: Final = ("home", "new_run", "restore")
+"""First of all; the second and third are no options of a peer."""
+GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    **{
+        group: (
+            *(_OF_START if group is OptionGroup.RUN else ()),
+            *(option.key for option in OPTIONS.values() if option.group is group),
+        )
+        for group in OptionGroup
+    },
+    "Machines": ("peers", "links", "microbatches", "sequences"),
+    "Pipeline": ("stages", "visited", "full_every", "codec"),
+    "Output": ("picture", "as_json"),
+}
+"""Options by their names in code, for commands of more than FEW of them."""
+FEW: Final = 10
+COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "Before a run": ("new", "plan", "measure", "doctor"),
+    "A peer": ("start", "join", "status", "pause", "resume", "leave"),
+    "The model": ("export", "generate"),
+    "The founder": ("invite", "admit", "ban", "delegate", "amend"),
+}
+EXAMPLES: Final[Mapping[str, tuple[str, str]]] = {
+    "new": (
+        "loco-peer new run.toml --preset 125m",
+        "read run.toml, then run: loco-peer start run.toml",
+    ),
+    "start": (
+        "loco-peer start run.toml --announce 203.0.113.5:31337",
+        "it prints the command for other machines; `loco-peer status` shows its progress",
+    ),
+    "join": (
+        "loco-peer join --bootstrap 203.0.113.5:31337",
+        "`loco-peer status` shows its progress; after a restart: loco-peer start",
+    ),
+    "plan": (
+        "loco-peer plan run.toml --peers peers.csv",
+        "rent them; `loco-peer measure run.toml` on one measures its real speed",
+    ),
+    "measure": (
+        "loco-peer measure run.toml --peers peers.csv --location Iowa --price 2.49",
+        "loco-peer plan run.toml --peers peers.csv",
+    ),
+    "doctor": ("loco-peer doctor --bootstrap 203.0.113.5:31337", "loco-peer join with the same"),
+    "export": (
+        "loco-peer export --hf checkpoint --swarm",
+        'loco-peer generate --hf checkpoint --prompt "Once"',
+    ),
+    "generate": (
+        'loco-peer generate --prompt "def main" --tokens 100 --temperature 0.8',
+        "loco-peer export --hf checkpoint, for other programs",
+    ),
+    "invite": ("loco-peer invite --expires 12h --uses 4", "send the command that it prints"),
+    "amend": ("loco-peer amend run.toml --dry-run", "the same without --dry-run"),
+}
+"""How a command is called, and what comes next, by command."""
+
+
+class Command(TyperCommand):
+    """A command whose help has groups and an example."""
+
+    def format_options(self, ctx: "Context", formatter: "HelpFormatter") -> None:
+        """Write arguments, then options group by group, then the example."""
+        shown = {p.name: r for p in self.get_params(ctx) if (r := _record(p, ctx)) is not None}
+        arguments = [p.name for p in self.params if p.param_type_name == "argument"]
+        groups = {"Arguments": tuple(arguments)}
+        if len(shown) > FEW:
+            groups |= GROUPS
+        _write_groups(formatter, shown, groups)
+        if found := EXAMPLES.get(self.name or ""):
+            example, then = found
+            with formatter.section("Example"):
+                formatter.write(f"  {example}\n")
+            formatter.write(f"\nNext: {then}\n")
+
+
+class Commands(TyperGroup):
+    """All commands, in groups, each with its whole sentence."""
+
+    def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:
+        """Write the commands."""
+        told = {
+            name: (name, _sentence(command.help))
+            for name, command in self.commands.items()
+            if not command.hidden
+        }
+        _write_groups(formatter, told, COMMANDS, rest="Other")
+        formatter.write("\nFirst: loco-peer new run.toml, then: loco-peer start run.toml\n")
+
+
+def _write_groups(
+    formatter: "HelpFormatter",
+    rows: Mapping[Any, tuple[str, str]],
+    groups: Mapping[str, Iterable[str]],
+    rest: str = REST,
+) -> None:
+    left = dict(rows)
+    for title, names in groups.items():
+        if found := [left.pop(name) for name in names if name in left]:
+            with formatter.section(title):
+                formatter.write_dl(found)
+    if left:
+        with formatter.section(rest):
+            formatter.write_dl(list(left.values()))
+
+
+def _record(parameter: Any, ctx: "Context") -> tuple[str, str] | None:
+    """What a parameter is called and what is said of it: without types, and ranges of numbers."""
+    record = parameter.get_help_record(ctx)
+    if record is None:
+        return None
+    name, said = record
+    name = re.sub(r" <[^>]*>", "", name)
+    said = re.sub(r"(?:; )?(?<=[\[ ])(?:[\d.]+<=)?x[<>]=[\d.]+\]", "]", said)
+    return name, re.sub(r"\s*\[\]$", "", said).strip()
+
+
+def _sentence(text: str | None) -> str:
+    return " ".join((text or "").split("\n\n")[0].split())

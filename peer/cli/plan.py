@@ -6,147 +6,137 @@ option, or where the model does not fit a machine. Options override the run spec
 """
 
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
 from peer.options.config import ConfigError
-from protocol.errors import InvalidRunSpec
-from protocol.pipeline.question import Question, rules_of
-from protocol.pipeline.replicas import Estimate
-from protocol.pipeline.tables import link_matrices, parse_links, parse_peers
+from protocol.names import size_text
+from protocol.pipeline.pipelines import TRAINING_PER_FORWARD, Estimate, replicas_of
+from protocol.pipeline.question import (
+    BOUNDARY_CODECS,
+    PlanQuestion,
+    effort_for,
+    rules_of,
+    workload_of,
+)
+from protocol.pipeline.tables import HOW, link_matrices, parse_links, parse_peers
 from protocol.pipeline.what_if import (
+    LEAST_HELP,
     Answer,
     RunEstimate,
     needs_pipeline,
-    replicas_of,
+    too_small_for_the_whole,
     verdict_of,
     what_if,
 )
-from protocol.pipeline.workload import BOUNDARY_CODECS, workload_of
 from protocol.run.needs import flops_per_token
-from protocol.run.run_spec import RunSpec, parse_toml
-from protocol.run.sections import PipelineSection, visited_of
+from protocol.run.run_spec import RunSpec
+from protocol.run.sections import visited_of
 
-from .plan_first import print_first, print_replicas, verdict_json
-from .plan_report import print_answer
+from .options import PlanOptions, read_spec, read_text
 
 MAX_TABLE_BYTES: Final = 8 << 20
-BACKWARD_FORWARDS: Final = 2
-"""Work of a backward pass, in forwards."""
 USUAL_STAGES: Final = 4
 """Stages that are planned for where the run spec has no pipeline."""
+MOST_NAMED: Final = 8
+SMALL_PARAMETERS: Final = 100_000_000
+"""Below this a step is mostly waiting for small pieces of work, on any card."""
+WAYS: Final = {
+    "noloco": ("replicas, NoLoCo", "replicas that average in pairs"),
+    "diloco": ("replicas, DiLoCo", "replicas that average fragments among all"),
+    "full": ("full pipeline", "a full pipeline"),
+    "skippipe": ("SkipPipe", "a pipeline that skips stages"),
+}
+"""What a way is called in tables, and in sentences."""
+WORKING: Final = {
+    "arrival": "as things arrive",
+    "1f1b": "backwards first (1F1B)",
+    "two_parts": "backward in two parts",
+    "both": "both of these",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class PlanOptions:
-    """What the command line says in place of the run spec; None leaves it to that."""
-
-    stages: int | None = None
-    visited: int | None = None
-    full_every: int | None = None
-    microbatches: int | None = None
-    sequences: int | None = None
-    codec: str | None = None
-
-
-def show_plan(
-    run_toml: Path,
-    peers: Path,
-    links: Path | None,
-    options: PlanOptions,
-    *,
-    picture: Path | None,
-    as_json: bool,
-) -> None:
+def show_plan(run_toml: Path, peers: Path, links: Path | None, options: PlanOptions) -> None:
     """Plan for these machines, and print what comes out.
 
     Raises:
         LocoError: a file cannot be used, or the machines cannot form the pipeline.
     """
+    picture, as_json = options.picture, options.as_json
     if picture is not None:
         from .plan_picture import check_picture
 
         check_picture(picture)  # planning takes a while, so what cannot be drawn is said before
-    question, spec = _question(run_toml, peers, links, options), _spec(run_toml)
-    asked = spec.pipeline.stages > 1 or replace(options, sequences=None) != PlanOptions()
+    spec = read_spec(run_toml)
+    question = question_of(spec, peers, links, options)
+    unasked = PlanOptions(sequences=options.sequences, picture=picture, as_json=as_json)
+    asked = spec.pipeline.stages > 1 or options != unasked
     wanted = asked or picture is not None or (as_json and len(question.offers) > 1)
+    way = "diloco" if spec.sync.method == "diloco" else "noloco"
+    replicas = replicas_of(question)[way]
+    tokens = spec.training.total_steps * spec.tokens_per_step
+    verdict = verdict_of(question, way, replicas, tokens, len(question.offers))
     if not (wanted or needs_pipeline(question)):
-        _show_replicas(question, spec, as_json=as_json)
+        if as_json:
+            print(json.dumps({"answer": asdict(verdict)}))
+        else:
+            _print(_first(question, verdict, {}))
+            Console().print(_of_replicas(question, replicas))
+            _print(["No pipeline was planned, because the model fits; --stages N plans one."])
         return
     answer = what_if(question)
     if picture is not None:
         from .plan_picture import draw
 
         draw(answer, picture)
-    verdicts = _pipelines(question, spec, answer)
-    if asked:
-        first = "full" if question.visited == question.stages else "skippipe"
-    elif needs_pipeline(question):
-        first = "full"
-    else:
-        first, verdict, _ = _replicas(question, spec)
-        verdicts[first] = verdict
+    verdicts = {
+        way: verdict_of(question, way, each.estimate, tokens, each.planned.plan.stages.count(0))
+        for way, each in (("full", answer.full), ("skippipe", answer.skippipe))
+        if way == "full" or each is not answer.full
+    }
+    if asked and "skippipe" in verdicts:
+        verdict = verdicts.pop("skippipe")
+    elif asked or needs_pipeline(question):
+        verdict = verdicts.pop("full")
     if as_json:
-        print(json.dumps({"answer": verdict_json(verdicts[first]), **answer.to_json()}))
+        print(json.dumps({"answer": asdict(verdict), **answer.to_json()}))
         return
-    print_first(question, verdicts.pop(first), verdicts)
-    print_answer(question, answer)
+    _print(_first(question, verdict, verdicts))
+    _print(_head(question, answer))
+    Console().print(_ways(answer), _working(answer), _machines(question, answer), sep="\n")
+    _print(_judgement(question, answer))
 
 
-def _show_replicas(question: Question, spec: RunSpec, *, as_json: bool) -> None:
-    _, verdict, estimate = _replicas(question, spec)
-    if as_json:
-        print(json.dumps({"answer": verdict_json(verdict)}))
-    else:
-        print_first(question, verdict, {})
-        print_replicas(question, estimate)
-
-
-def _replicas(question: Question, spec: RunSpec) -> tuple[str, RunEstimate, Estimate]:
-    """The run by its own way of averaging, with the whole model on each machine."""
-    way = "diloco" if spec.sync.method == "diloco" else "noloco"
-    estimate = replicas_of(question)[way]
-    machines = len(question.offers)
-    return way, verdict_of(question, way, estimate, _tokens(spec), machines), estimate
-
-
-def _pipelines(question: Question, spec: RunSpec, answer: Answer) -> dict[str, RunEstimate]:
-    """The run as a full pipeline, and as one that skips stages, where that is another one."""
-    pipelines = {"full": answer.full}
-    if answer.skippipe is not answer.full:
-        pipelines["skippipe"] = answer.skippipe
-    verdicts = {}
-    for way, each in pipelines.items():
-        data_peers = each.planned.plan.stages.count(0)
-        verdicts[way] = verdict_of(question, way, each.estimate, _tokens(spec), data_peers)
-    return verdicts
-
-
-def _tokens(spec: RunSpec) -> int:
-    """Tokens that a peer with data trains from beginning to end."""
-    return spec.training.total_steps * spec.tokens_per_step
-
-
-def _question(run_toml: Path, peers: Path, links: Path | None, options: PlanOptions) -> Question:
-    spec = _spec(run_toml)
+def question_of(
+    spec: RunSpec, peers: Path, links: Path | None, options: PlanOptions
+) -> PlanQuestion:
+    """What is asked for by a run spec, tables and options."""
     pipeline, workload = spec.pipeline, workload_of(spec, options.sequences)
     codec = pipeline.codec if options.codec is None else options.codec
     if codec not in BOUNDARY_CODECS:
         raise ConfigError(f"unknown codec '{codec}': use {', '.join(BOUNDARY_CODECS)}")
-    forward = workload.tokens * flops_per_token(spec) / (1 + BACKWARD_FORWARDS)
-    offers = parse_peers(_text(peers), peers.name, forward)
-    lines = parse_links(_text(links), offers, links.name) if links else {}
-    stages = options.stages
+    forward = workload.tokens * flops_per_token(spec) / TRAINING_PER_FORWARD
+    offers = parse_peers(read_text(peers, MAX_TABLE_BYTES), peers.name, forward)
+    lines = parse_links(read_text(links, MAX_TABLE_BYTES), offers, links.name) if links else {}
+    stages, visited = options.stages, options.visited
     if stages is None:
         usual = max(2, min(USUAL_STAGES, len(offers), workload.num_layers))
         stages = pipeline.stages if pipeline.stages > 1 else usual
-    return Question(
+    if visited is None:  # those of the run spec, where its stages are the ones that are planned for
+        own = stages == pipeline.stages
+        visited = pipeline.num_visited if own else max(2, visited_of(stages))
+    return PlanQuestion(
         offers,
         *link_matrices(offers, lines),
         workload,
         stages,
-        _visited(pipeline, stages) if options.visited is None else options.visited,
+        visited,
         options.microbatches,
         codec,
         rules_of(pipeline),
@@ -154,28 +144,158 @@ def _question(run_toml: Path, peers: Path, links: Path | None, options: PlanOpti
     )
 
 
-def _visited(pipeline: PipelineSection, stages: int) -> int:
-    """Those of the run spec, where its stages are the ones that are planned for."""
-    return pipeline.num_visited if stages == pipeline.stages else max(2, visited_of(stages))
+# --- sentences ------------------------------------------------------------------------------------
+def _print(lines: Iterator[str] | list[str]) -> None:
+    Console().print(*lines, sep="\n", soft_wrap=True, markup=False, highlight=False)
 
 
-def _text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_TABLE_BYTES + 1)
-        if len(data) > MAX_TABLE_BYTES:
-            raise ConfigError(f"{path}: longer than {MAX_TABLE_BYTES} bytes")
-        return data.decode()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path} line {line}: not UTF-8 text; save it as UTF-8") from error
+def _first(
+    question: PlanQuestion, verdict: RunEstimate, others: Mapping[str, RunEstimate]
+) -> Iterator[str]:
+    """How long, for what money, which way, known how."""
+    number = len(question.offers)
+    yield (
+        f"{f'These {number} machines' if number > 1 else 'This machine'}:"
+        f" {_time(verdict.hours)}, {verdict.cost:,.2f} dollars, as {_way(question, verdict.way)}."
+    )
+    yield (
+        f"{_tokens(verdict.tokens)} tokens in all, at {verdict.tokens_per_s:,.0f} tokens/s;"
+        f" {verdict.cost / verdict.tokens * 1e9:,.2f} dollars for a billion"
+    )
+    for way, other in others.items():
+        costs = "; skipping costs learning" if way == "skippipe" else ""
+        yield (
+            f"As {_way(question, way)}: {_time(other.hours)}, {other.cost:,.2f} dollars, for"
+            f" {_tokens(other.tokens)} tokens{costs}."
+        )
+    whole = size_text(question.workload.state_bytes)
+    if small := too_small_for_the_whole(question):
+        names = _named([offer.name for offer in small])
+        yield f"The whole model's training state takes {whole}, too much for {names}."
+    if unknown := [offer.name for offer in question.offers if offer.memory_bytes is None]:
+        yield (
+            f"Whether {whole} of training state fit is not known of {_named(unknown)}:"
+            " no memory_gb."
+        )
+    if estimated := [offer for offer in question.offers if offer.card]:
+        names = _named([f"{offer.name} ({offer.card})" for offer in estimated])
+        yield f"Speed of {names}: {HOW}. `loco-peer measure` on one tells."
+        if question.workload.parameters < SMALL_PARAMETERS:
+            yield "A model this small keeps no card busy: it takes longer, maybe many times."
 
 
-def _spec(path: Path) -> RunSpec:
-    text = _text(path)
-    try:
-        return parse_toml(text)
-    except InvalidRunSpec as error:
-        raise InvalidRunSpec(f"{path}: {error}") from error
+def _head(question: PlanQuestion, answer: Answer) -> Iterator[str]:
+    workload, chosen = question.workload, answer.skippipe
+    number = chosen.problem.microbatches
+    yield (
+        f"{workload.parameters / 1e6:,.0f}M parameters, {len(question.offers)} machines;"
+        f" an iteration is {number} microbatch{'es' * (number > 1)} of"
+        f" {workload.tokens:,} tokens; {question.stages} stages, {question.visited} visited"
+    )
+    if len(chosen.iterations) > 1:
+        usual, whole = (each.planned.makespan_us / 1e6 for each in chosen.iterations)
+        yield (
+            f"One iteration of {question.full_every} skips nothing and takes {whole:.2f} s,"
+            f" the others {usual:.2f} s; SkipPipe's figures are the mean"
+        )
+
+
+def _judgement(question: PlanQuestion, answer: Answer) -> Iterator[str]:
+    chosen = answer.skippipe
+    if chosen.lower_bound_us is not None:
+        yield f"SkipPipe's lower bound: {chosen.lower_bound_us / 1e6:.2f} s per iteration"
+    if question.too_small:
+        names = ", ".join(offer.name for offer in question.too_small)
+        yield f"Too small for a stage ({question.stage_state_bytes / 1e9:.1f} GB): {names}"
+    yield f"Bottleneck: {chosen.bottleneck.sentence}."
+    for gain in answer.help.gains:
+        yield f"What would help: {gain.change}: {gain.share:+.0%}"
+    if not answer.help.gains:
+        yield f"What would help: no single change that was tried gains {LEAST_HELP:.0%}"
+    if told := effort_for(len(question.offers)).told(len(question.offers)):
+        yield f"{told}."
+    yield f"Plan: {chosen.planned.plan.digest(chosen.problem)}"
+
+
+def _way(question: PlanQuestion, way: str) -> str:
+    if len(question.offers) == 1:
+        return "one that trains alone"
+    visited = f" ({question.visited} of {question.stages} visited)"
+    more = {"full": f" of {question.stages} stages", "skippipe": visited}
+    return WAYS[way][1] + more.get(way, "")
+
+
+def _time(hours: float) -> str:
+    shown = f"{hours:,.1f} hours" if hours >= 1 else f"{hours * 60:,.0f} minutes"
+    return f"{shown} ({hours / 24:,.1f} days)" if hours >= 48 else shown
+
+
+def _tokens(number: int) -> str:
+    return f"{number / 1e9:,.1f} billion" if number >= 1e9 else f"{number / 1e6:,.1f} million"
+
+
+def _named(names: list[str]) -> str:
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+# --- tables ---------------------------------------------------------------------------------------
+def _of_replicas(question: PlanQuestion, estimate: Estimate) -> Table:
+    """What each machine does, where no pipeline was planned."""
+    table = Table("peer", "location", "speed by", "tokens/s", "busy", "MB/h sent", "dollars/h")
+    for offer in question.offers:
+        alone = question.workload.tokens / (TRAINING_PER_FORWARD * offer.compute_us / 1e6)
+        busy = estimate.utilisation[offer.name]
+        table.add_row(
+            escape(offer.name),
+            escape(offer.location),
+            escape(offer.card or "compute_s"),
+            f"{alone * busy:,.0f}",
+            f"{busy:.0%}",
+            f"{estimate.bytes_per_hour[offer.name] / 1e6:,.0f}",
+            f"{offer.price_per_hour:,.2f}",
+        )
+    return table
+
+
+def _ways(answer: Answer) -> Table:
+    table = Table("way", "fits", "iteration s", "tokens/s", "MB/h and peer", "cost/Gtoken")
+    for way, estimate in answer.estimates.items():
+        sent = estimate.bytes_per_hour.values()
+        table.add_row(
+            WAYS[way][0],
+            {True: "yes", False: "no", None: "not said"}[estimate.fits],
+            f"{estimate.iteration_s:.2f}",
+            f"{estimate.tokens_per_s:,.0f}",
+            f"{sum(sent) / len(sent) / 1e6:,.0f}",
+            f"{estimate.cost_per_billion_tokens:,.2f}",
+        )
+    return table
+
+
+def _working(answer: Answer) -> Table:
+    """Iterations of the same plans under other rules of work."""
+    table = Table("way of working", "full: s", "", "SkipPipe: s", "")
+    for way, words in WORKING.items():
+        cells: list[str] = []
+        for times in answer.ways_of_working.values():
+            seconds, usual = times[way], times["arrival"]
+            if seconds is None or usual is None:
+                cells += ["stuck", ""]
+            else:
+                share = f"{seconds / usual - 1:+.0%}"
+                cells += [f"{seconds:.2f}", "" if share in {"+0%", "-0%"} else share]
+        table.add_row(words, *cells)
+    return table
+
+
+def _machines(question: PlanQuestion, answer: Answer) -> Table:
+    table = Table("peer", "location", "full: stage", "busy", "SkipPipe: stage", "busy", "sends")
+    for machine, offer in enumerate(question.offers):
+        cells: list[str] = []
+        for pipeline in (answer.full, answer.skippipe):
+            busy = pipeline.estimate.utilisation[offer.name]
+            cells += [str(pipeline.planned.plan.stages[machine]), f"{busy:.0%}"]
+        sends = len(answer.skippipe.planned.plan.paths[machine])
+        table.add_row(escape(offer.name), escape(offer.location), *cells, str(sends or ""))
+    return table

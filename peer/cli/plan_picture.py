@@ -45,11 +45,7 @@ MOST_LINES: Final = 600
 
 
 def check_picture(path: Path) -> None:
-    """Say now what would keep the picture from being drawn later.
-
-    Raises:
-        ConfigError
-    """
+    """Say now what would keep the picture from being drawn later. Raises ConfigError."""
     if path.suffix.lower() not in ENDINGS:
         raise ConfigError(f"--picture {path}: must end in {' or '.join(ENDINGS)}")
     try:
@@ -68,11 +64,7 @@ def check_picture(path: Path) -> None:
 
 
 def draw(answer: Answer, path: Path) -> None:
-    """Draw the plans of an answer.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
+    """Draw the plans of an answer. Raises ConfigError: the file cannot be written."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 

@@ -1,17 +1,23 @@
-"""How errors end a command: one sentence on stderr, and an exit code from the closed list."""
+"""How errors end a command: one sentence on stderr, and an exit code from the closed list.
+
+And the first line of `start` and `join`, for what follows it imports for seconds, and says nothing.
+"""
 
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version as version_of
 
 import typer
 
+from peer.options.config import PeerConfig
 from peer.options.exit_codes import ExitCode
-from peer.process.exception_groups import leaves
-from protocol.errors import InvalidRunSpec, LocoError, Refused
+from peer.options.values import LogFormat
+from protocol.errors import InvalidRunSpec, LocoError, Refused, leaves
 
 
+# --- reporting ------------------------------------------------------------------------------------
 def exit_code_of(error: LocoError) -> ExitCode:
     """The exit code that goes with `error`."""
     from peer.network.identity import IdentityUnusable
@@ -69,3 +75,11 @@ def _report(error: Exception, *, verbose: bool) -> ExitCode:
     for sentence in dict.fromkeys(str(leaf) for leaf in ours):
         print(f"loco-peer: {sentence}", file=sys.stderr)
     return exit_code_of(ours[0])
+
+
+# --- first line -----------------------------------------------------------------------------------
+def say_starting(config: PeerConfig) -> None:
+    """Say who starts where; not among the lines of JSON, which are those of the event log."""
+    if config.log_format is LogFormat.CONSOLE:
+        version = version_of("loco-peer")
+        print(f"loco-peer {version}: starting in {config.home}", file=sys.stderr, flush=True)

@@ -13,20 +13,18 @@ from peer.options.config import ConfigError, PeerConfig
 from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import say_before_founding
 from peer.options.run_options import check_options
-from peer.process.exception_groups import leaves
-from peer.process.imports import large_imports
+from peer.ports.imports import large_imports
 from peer.process.rejoin import JoinAgain, rejoin_command
 from peer.process.sigterm import hold_back_sigterm
 from peer.state.export_folder import check_export_folder
 from peer.state.home import Home, OtherRun
 from peer.training.child_process import spare_child
-from protocol.errors import InvalidRunSpec
-from protocol.limits import MAX_SPEC_BYTES
+from protocol.errors import leaves
 from protocol.run.amendments import differing_keys
-from protocol.run.run_spec import RunSpec, parse_toml
+from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 
-from .start import Start
+from .options import Start, read_spec
 
 
 async def _run_daemon(config: PeerConfig, spec: RunSpec | None, home: Home) -> ExitCode:
@@ -252,26 +250,6 @@ def _put_run_away(home: Home) -> None:
     old = home.put_run_away()
     if old is not None:
         print(f"the home's old run was moved to {old}", file=sys.stderr, flush=True)
-
-
-def read_spec(path: Path) -> RunSpec:
-    """Read and check a run spec.
-
-    Raises:
-        InvalidRunSpec: names the file, and what to change.
-    """
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_SPEC_BYTES + 1)
-        if len(data) > MAX_SPEC_BYTES:
-            raise InvalidRunSpec(f"longer than {MAX_SPEC_BYTES} bytes")
-        return parse_toml(data.decode())
-    except OSError as error:
-        raise InvalidRunSpec(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InvalidRunSpec(f"{path}: not UTF-8 text") from error
-    except InvalidRunSpec as error:
-        raise InvalidRunSpec(f"{path}: {error}") from error
 
 
 def _show(config: PeerConfig) -> None:

@@ -11,7 +11,7 @@ values of the same bytes.
 
 from importlib import import_module
 
-from protocol.run.codecs import CODECS
+from protocol.run.ways import CODECS
 
 from .base import BLOCK, MAIN_MEMORY, TILE, CodeBuffer, Codec, codes_as_tensor, codes_on
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def get_codec(name: str, *, part_of: int = 0) -> Codec:
-    """The codec of this name, as its row in protocol/run/codecs.py says.
+    """The codec of this name, as its row in protocol/run/ways.py says.
 
     A codec owns scratch memory: use one per thread.
 

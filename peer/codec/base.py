@@ -94,7 +94,7 @@ class Codec(Protocol):
         """Loops that take a way's outer step from these codes; None if there are none that fit.
 
         Args:
-            way: the way of averaging, as the codec's row names it (protocol/run/codecs.py).
+            way: the way of averaging, as the codec's row names it (protocol/run/ways.py).
             all_codes: codes of vectors of one length.
             vectors: what else the loops read and write.
             start: the value of the codes that the vectors begin at.

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from protocol.run.codecs import CODECS
+from protocol.run.ways import CODECS
 
 from .base import (
     BLOCK,

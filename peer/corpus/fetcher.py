@@ -23,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
+from peer.facts import Facts
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
 from peer.ports import Network, PeerId, Work
 from peer.state.steady import slowest_rate, steady
 from protocol.corpus.at_once import AtOnce

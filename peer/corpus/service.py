@@ -24,7 +24,7 @@ from protocol.limits import (
     MAX_PIECE_READERS_PER_PREFIX,
     MAX_PIECE_REQUESTS,
 )
-from protocol.membership.budget import Shares
+from protocol.membership.book import Shares
 from protocol.outcomes import RefusalReason
 from protocol.wire.corpus_messages import GetHoldings, GetPieces, Holdings, PieceReply
 from protocol.wire.versions import CORPUS

@@ -13,9 +13,8 @@ from typing import Any, Final
 
 import trio
 
+from peer.facts import Facts, PeerState
 from peer.observe.control import Handler
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
 from peer.ports import PeerId
 from protocol.errors import LocoError
 from protocol.membership.view import TRAINING, Roster

@@ -26,12 +26,10 @@ from typing import Final
 
 import trio
 
-from peer.network.pacing import NO_LIMITS, BandwidthLimits, Pacing
-from peer.network.wrapped import AdmittedNetwork, PacedNetwork
+from peer.facts import Facts, PeerState
+from peer.network.pacing import NO_LIMITS, BandwidthLimits, PacedNetwork, Pacing
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
 from peer.ports import Directory, Network, Work
 from peer.state.acquaintances import Acquaintances
 from peer.state.admission_file import AdmissionFile
@@ -47,9 +45,9 @@ from protocol.membership.group import WHOLE_MODEL, Group
 from protocol.membership.returning import Course, choose_course
 from protocol.membership.view import Roster
 from protocol.outcomes import RefusalReason
+from protocol.run.layout import stage_of_part
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
-from protocol.run.stages import stage_of_part
 from protocol.schedule.rounds import is_lost, lost_lag
 
 from .beginning import Arrival, Beginning, Fetched, FirstState
@@ -397,7 +395,8 @@ class Assembly:
             events=ports.events,
         )
         standing = Standing(door, facts, ports.events)
-        network = AdmittedNetwork(PacedNetwork(ports.network, pacing), standing)
+        ports.network.admit_by(standing)
+        network = PacedNetwork(ports.network, pacing)
         self._greeter = Greeter(
             network=network,
             directory=ports.directory,

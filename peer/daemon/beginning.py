@@ -28,14 +28,12 @@ from typing import Final, Protocol
 
 import trio
 
+from peer.facts import Facts, HeldPart, PeerState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
 from peer.ports import PeerId
 from peer.state.fetching import ExpectedState, Fetcher
 from peer.state.gathering import CHUNKS_PER_SOURCE, Gathering
-from peer.state.held_part import HeldPart
 from peer.state.state_file import StateManifest, StateScalars
 from peer.training.ports import Float32Vector
 from protocol.errors import RemoteProtocolError
@@ -230,7 +228,7 @@ class FirstState:
         round: of the last outer step in it; -1 before the first.
         step: the nominal step.
         epoch, position: where the data stands (protocol/schedule/data_plan.py).
-        debt: of our rounds (protocol/schedule/own_rounds.py).
+        debt: of our rounds (protocol/schedule/rounds.py).
         over: the run was over.
         go_on: what the trainer goes on from; None begins with the slow weights alone.
     """

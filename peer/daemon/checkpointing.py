@@ -41,13 +41,12 @@ from typing import Final
 import trio
 
 from peer.averaging.parts import Averaging
+from peer.facts import CheckpointOutcome, Facts, HeldPart
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import CheckpointOutcome, Facts
 from peer.ports import Work
 from peer.rounds.way import TrainerLine, Way
 from peer.state.checkpoints import TRAINER_FILE, Checkpoint, CheckpointStore, Manifest, write_outer
-from peer.state.held_part import HeldPart
 from peer.state.uploads import UploadFailed, Uploads
 from peer.training.kept import keep_nothing
 from peer.training.messages import Keep, Kept, Load

@@ -23,8 +23,7 @@ import trio
 from peer.ports import PeerId
 from peer.training.ports import Float32Vector
 from protocol.errors import RemoteProtocolError
-from protocol.state_loss import LEAST_TOLD, is_worse
-from protocol.state_sample import LEAST_WITNESSES
+from protocol.state_sample import LEAST_WITNESSES, is_worse
 
 from .witnesses import MeasureLoss, Witnesses
 
@@ -100,7 +99,9 @@ class Comparison:
             raise RemoteProtocolError(
                 f"the state of {leader} is unlike those of {witnesses.num_samples} others"
             )
-        known = [each.losses for each in self._by_source.values() if len(each.losses) >= LEAST_TOLD]
+        known = [
+            each.losses for each in self._by_source.values() if len(each.losses) >= LEAST_WITNESSES
+        ]
         if not known or (loss := await self._measure()) is None:
             return
         for told in known:

@@ -18,10 +18,10 @@ from typing import Final
 import blake3
 import trio
 
+from peer.facts import Facts
 from peer.network.identity import Identity
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
 from peer.ports import Directory, PeerId
 from peer.state.admission_file import AdmissionFile, KeptAdmission
 from protocol.admission.register import Mode, Register

@@ -7,11 +7,10 @@ comes from is another question (beginning.py).
 from collections.abc import Callable
 from typing import Protocol
 
+from peer.facts import Facts, PeerState
 from peer.network.identity import Identity
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
 from peer.ports import Directory
 from protocol.membership.view import Roster
 from protocol.run.run_spec import RunSpec

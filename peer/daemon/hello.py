@@ -6,10 +6,10 @@ A hello also carries the sender's clock, which corrects ours when we join
 
 from typing import Final
 
-from peer.observe.facts import Facts
+from peer.facts import Facts
 from peer.ports import Directory, Network, PeerId
 from protocol.limits import MAX_LINKS, MAX_LINKS_PER_PEER, MAX_LINKS_PER_PREFIX
-from protocol.membership.budget import Shares
+from protocol.membership.book import Shares
 from protocol.membership.clock_offset import ClockOffsetEstimator
 from protocol.outcomes import RefusalReason
 from protocol.wire.messages import Hello, Refusal

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+from peer.facts import Facts
 from peer.network.reachability import Scope, address_to_join, scope_of
-from peer.observe.facts import Facts
 from peer.ports import Address, Network
 from protocol.membership.dial_back import Reach
 

@@ -11,11 +11,10 @@ from typing import Final
 
 import trio
 
+from peer.facts import Facts, PeerState
 from peer.network.dial_errors import BACKOFF, cure_of, mismatch_sentence
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
 from peer.ports import Address, PeerId
 from peer.state.pins import PassingPins, Pins
 from protocol.errors import LocoError, Refused, StreamLost

@@ -7,22 +7,14 @@ from typing import Final
 
 import trio
 
+from peer.facts import Facts
 from peer.network.conversation import Conversation
 from peer.network.pacing import Pacing
-from peer.observe.facts import Facts
 from peer.ports import PeerId
 from protocol.limits import LINK_MESSAGES_PER_S, MAX_FRAGMENTS_FREE
-from protocol.membership.paces import Allowance
+from protocol.membership.book import Allowance
 from protocol.membership.view import Progress
-from protocol.wire.messages import (
-    AliveReply,
-    AskAlive,
-    Beat,
-    Free,
-    Leaving,
-    PeerList,
-    Statements,
-)
+from protocol.wire.messages import AliveReply, AskAlive, Beat, Free, Leaving, PeerList, Statements
 
 Outgoing = Beat | PeerList | Statements | AskAlive | AliveReply
 FromLink = Outgoing | Leaving

@@ -27,17 +27,16 @@ from typing import Final
 
 import trio
 
+from peer.facts import Facts, PeerState
 from peer.network.conversation import Conversation, StreamStalled
 from peer.network.pacing import Pacing
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
 from peer.ports import Address, Directory, Network, PeerId, Stream
 from peer.process.bell import Bell
 from protocol.errors import Declined, LocoError, StreamLost
 from protocol.limits import MAX_PEERS_PER_EXCHANGE, PEER_LIST_COST
-from protocol.membership.budget import Budget
+from protocol.membership.book import Budget
 from protocol.membership.view import Progress, Roster
 from protocol.wire.messages import (
     AliveReply,
@@ -109,7 +108,10 @@ class Links:
         self._facts = facts
         self._events = events
         self._links: dict[PeerId, list[Link]] = {}
-        self.dialler = Dialler(roster, facts.peer_id, self.dial, standing.may_be_dialled)
+        self._book = standing.book
+        self.dialler = Dialler(
+            roster, facts.peer_id, self.dial, self._book, standing.may_be_dialled
+        )
         self._places = Budget(LINK_PLACES)
         self._sequence = 0
         self._opened = self._lost = self._refused = 0
@@ -286,7 +288,7 @@ class Links:
             self._lost += 1
             self._roster.gone(trio.current_time(), link.peer_id, link.incarnation)
             self._events.emit(EventName.PEER_LOST, remote=link.peer_id, reason=why)
-            self.dialler.redials.lost(link.peer_id, trio.current_time())
+            self._book.dials.put_off(link.peer_id, trio.current_time())
             self.heard.ring()
 
     async def _send_all(self, link: Link, outbox: trio.MemoryReceiveChannel[Outgoing]) -> None:
@@ -304,7 +306,7 @@ class Links:
                     self._heard_beat(link, message, now_s)
                 case PeerList():
                     link.messages += PEER_LIST_COST
-                    self.dialler.hearsay.told(now_s, link.peer_id, message)
+                    self.dialler.told(now_s, link.peer_id, message)
                 case Statements():
                     link.messages += len(message.statements)
                     self.passing_on.heard(link, message)
@@ -315,7 +317,7 @@ class Links:
                     self._duplicates.answered(link.peer_id, message)
                 case Leaving():
                     self._roster.gone(now_s, link.peer_id, link.incarnation)
-                    self.dialler.redials.left(link.peer_id, now_s)
+                    self._book.dials.put_off(link.peer_id, now_s, long=True)
                     self._events.emit(EventName.PEER_LEFT, remote=link.peer_id)
                     raise StreamLost("left")
 

@@ -12,10 +12,9 @@ from typing import Final
 
 import trio
 
+from peer.facts import Facts, PeerState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
 from peer.ports import PeerId
 from protocol.errors import Refused
 from protocol.membership.returning import LISTEN_S, UNREACHED_S

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from peer.averaging.parts import Averaging
-from peer.observe.facts import Facts
+from peer.facts import Facts
 from peer.ports import Work
 from peer.state.sample import sample_of
 from peer.state.state_file import StateManifest, StateScalars, copy_state, seal_state

@@ -21,17 +21,17 @@ from typing import Final
 import blake3
 import trio
 
+from peer.facts import Facts
 from peer.network.conversation import Conversation
 from peer.network.reachability import is_loopback, is_relayed
 from peer.network.relay import Relay, reserve
-from peer.network.wrapped import AdmittedNetwork
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
 from peer.ports import Address, Network, PeerId, Stream
 from protocol.address.multiaddr import split_peer_id
 from protocol.errors import LocoError
 from protocol.limits import DIAL_BACK_EVERY_S, MAX_DIAL_BACKS, MAX_LINKS
+from protocol.membership.book import BackOff
 from protocol.membership.dial_back import (
     DialBacks,
     Reach,
@@ -82,7 +82,7 @@ class Reaching:
         self._seen_last: tuple[Address, ...] = tuple(network.addresses)
         self._told: dict[PeerId, tuple[int, tuple[Address, ...]]] = {}
         self._relays: dict[PeerId, tuple[float, Address]] = {}
-        self._not_before_s: dict[PeerId, float] = {}
+        self._patience = BackOff(RELAY_PAUSE_S, RELAY_PAUSE_S)
         self._tried_at_s: dict[PeerId, float] = {}
         self._trying = trio.CapacityLimiter(MAX_DIAL_BACKS)
         self._ask_at_s = 0.0
@@ -250,7 +250,7 @@ class Reaching:
             for member in linked
             if not member.relayed
             and member.peer_id not in self._relays
-            and now_s >= self._not_before_s.get(member.peer_id, now_s)
+            and self._patience.is_due(member.peer_id, now_s)
         ]
         return sorted(possible, key=lambda m: (m.rtt_s or 0.0, self._lot(m.peer_id, 0)))
 
@@ -263,8 +263,7 @@ class Reaching:
                 raise LocoError("it has no address of its own")
             lasts_s = await self._reserve(peer_id)
         except LocoError:
-            waiting = {p: s for p, s in self._not_before_s.items() if s > now_s}
-            self._not_before_s = waiting | {peer_id: now_s + RELAY_PAUSE_S}
+            self._patience.failed(peer_id, now_s)
             return
         self._relays[peer_id] = now_s + RENEW_AT * lasts_s, address
 
@@ -308,8 +307,8 @@ class Outside:
         facts = self._facts = parts.facts
         self._network = network
         self.relay = Relay(
-            AdmittedNetwork(network, parts.standing),
-            parts.pacing,
+            network,
+            parts.pacing.carry,
             offers=lambda: facts.reach.reach is not Reach.NO,
             mbps=relay_mbps,
             wall_time_s=parts.directory.swarm_time_s,

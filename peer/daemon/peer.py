@@ -34,28 +34,25 @@ from peer.averaging.ways import averaging_of
 from peer.codec import MAIN_MEMORY, get_codec
 from peer.corpus.fetcher import PieceFetcher
 from peer.corpus.service import PieceService
+from peer.facts import Facts, HeldPart, PeerState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
 from peer.ports import Directory, DirectoryUnrecoverable, Network, PeerId, Work
 from peer.process.bell import Bell
 from peer.process.rejoin import JoinAgain, addresses_of
 from peer.rounds.feed import AllHere, DataFeed
 from peer.rounds.loop import RoundLoop
 from peer.rounds.shares import DataShares
-from peer.stages.build import stage_exchange
-from peer.stages.company import StageCompany, keep_balance
-from peer.stages.exchange import StageExchange, Surroundings
+from peer.stages.company import StageCompany, Surroundings, keep_balance
+from peer.stages.exchange import StageExchange
 from peer.state.acquaintances import Acquaintances
-from peer.state.held_part import HeldPart
 from peer.state.kept_proofs import KeptProofs
 from peer.state.service import StateService
 from peer.training.ports import Float32Vector, StartTrainer
 from peer.training.warm import warmed_up
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.gossip.matchmaking_events import RoundSnapshot
-from protocol.membership.conduct import Fault
+from protocol.membership.book import Fault
 from protocol.membership.group import Group
 from protocol.membership.records import (
     PeerRecord,
@@ -67,9 +64,9 @@ from protocol.membership.records import (
 )
 from protocol.membership.view import Member, Roster, View
 from protocol.run.amendments import AmendedSpec
+from protocol.run.layout import DATA_STAGE, part_of_stage, stage_of_part
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
-from protocol.run.stages import DATA_STAGE, part_of_stage, stage_of_part
 from protocol.schedule.data_plan import DataPlan
 
 from .beginning import Arrival, Beginning
@@ -538,7 +535,7 @@ class Peer:
             work=self._work,
             pacing=self._pacing,
         )
-        return stage_exchange(amended, stage, self._stages(spec, held), around)
+        return StageExchange(amended, stage, self._stages(spec, held), around)
 
     async def _keep_balance(self, spec: RunSpec, held: HeldPart) -> None:
         """Go where another stage needs us more, unless we were told to stay. Raises JoinAgain."""

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import trio
 
+from peer.facts import Facts, RoundTiming
 from peer.network.pacing import Pacing
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
-from peer.observe.timing import RoundTiming
 from peer.ports import Directory, Network, Work
 from peer.state.acquaintances import Acquaintances
 from protocol.membership.records import Sign

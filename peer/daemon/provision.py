@@ -29,10 +29,10 @@ import numpy as np
 import trio
 
 from peer.corpus.store import PieceStore, open_store
+from peer.facts import PartShape
 from peer.observe.event_names import EventName
 from peer.ports import PeerId, Work
 from peer.state.fetching import BlobSource
-from peer.state.held_part import PartShape
 from peer.state.home import HomeError, replace_file
 from peer.state.rebuilt_stage import Neighbour, rebuild
 from peer.training.child_process import SpareChild
@@ -48,17 +48,16 @@ from peer.training.corpus import (
     remove_all_drafts,
 )
 from peer.training.corpus.tokenizer import BYTES, FileTokenizer, tokenizer_file, tokenizer_path
-from peer.training.messages import TrainerSettings
+from peer.training.messages import ModelCreated, TrainerSettings
 from peer.training.ports import Float32Vector, TrainerDied
-from peer.training.process import CreatedModel, create_model
+from peer.training.process import create_model
 from protocol.errors import InvalidRunSpec
 from protocol.membership.group import WHOLE_MODEL, Group
 from protocol.membership.heeded import heeded
 from protocol.membership.view import Roster, View
 from protocol.run.amendments import AmendedSpec
-from protocol.run.layout import Layout
+from protocol.run.layout import DATA_STAGE, Layout, part_of_stage, stage_layouts
 from protocol.run.run_spec import FrozenSection, RunSpec
-from protocol.run.stages import DATA_STAGE, part_of_stage, stage_layouts
 from protocol.schedule.data_plan import start_position
 from protocol.schedule.rounds import middle
 
@@ -406,7 +405,7 @@ class RealProvision:
 
     async def _first_weights(
         self, spec: RunSpec, corpus: PreparedCorpus, stage: int | None
-    ) -> tuple[CreatedModel, Fresh]:
+    ) -> tuple[ModelCreated, Fresh]:
         """The initialisation of the part that we hold, and a beginning with it."""
         weights = self._state_dir / "first-weights.f32"
         settings = self._trainer_settings(spec, corpus, stage)
@@ -464,5 +463,5 @@ class RealProvision:
         )
 
 
-def _shape(created: CreatedModel) -> PartShape:
+def _shape(created: ModelCreated) -> PartShape:
     return PartShape(created.layout.digest, created.layout.padded_parameters)

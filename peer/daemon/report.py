@@ -8,18 +8,18 @@ from typing import Final
 
 import trio
 
+from peer.facts import Facts, PeerState
 from peer.observe.amendment_lines import amendments_json
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
 from peer.observe.metrics import Metrics, Now
 from peer.observe.progress import RunProgress, progress_line
-from peer.observe.status import PeerState, PeerStatus, Status
+from peer.observe.status import Outcomes, PeerStatus, Status
 from peer.ports import Network
 from peer.training.schedule import learning_rate
 from protocol.membership.group import WHOLE_MODEL, Group
 from protocol.membership.view import TRAINING, Member, Roster, View
-from protocol.run.stages import DATA_STAGE, part_of_stage, stage_of_part
-from protocol.schedule.pace import RunPace
+from protocol.run.layout import DATA_STAGE, part_of_stage, stage_of_part
+from protocol.schedule.rounds import RunPace
 
 from .join_address import join_address
 
@@ -186,7 +186,7 @@ class Report:
             tokens=facts.earlier_tokens + facts.tokens,
             train_loss=facts.train_loss,
             validation_loss=now.validation_loss,
-            outcomes=facts.outcomes(),
+            outcomes=Outcomes(facts.averaged, dict(facts.skipped), facts.averaged_share),
             peers=tuple(_peer_status(member) for member in now.alive),
             metrics=self.metrics_url,
             part=facts.held.group.part if facts.held else None,

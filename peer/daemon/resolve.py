@@ -7,7 +7,7 @@ with that host: trust on first use; the link itself is then authenticated agains
 from collections.abc import Sequence
 
 from peer.network.tls_probe import read_peer_id
-from peer.options.addresses import parse_host_port
+from peer.options.values import parse_host_port
 from peer.ports import Address, PeerId
 from protocol.address.multiaddr import split_peer_id
 

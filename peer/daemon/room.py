@@ -12,7 +12,7 @@ import numpy as np
 from peer.corpus.store import PieceStore
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.options.corpus_size import least_corpus_bytes
+from peer.options.needs_told import least_corpus_bytes
 from peer.state.checkpoints import CheckpointStore
 from peer.state.home import HomeError
 from protocol.names import size_text

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import trio
 
+from peer.facts import Facts
 from peer.network.directory import HivemindDirectory, open_hivemind_directory
 from peer.network.identity import Identity, load, load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
@@ -23,13 +24,12 @@ from peer.observe.control import serve_control
 from peer.observe.endpoint import serve_metrics
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
 from peer.observe.log_file import LineFile
-from peer.options.addresses import HostPort
 from peer.options.config import ConfigError, Origin, PeerConfig
 from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import say_needs
 from peer.options.run_options import check_options
+from peer.options.values import HostPort
 from peer.ports import PeerId
 from peer.ports.real import RealEntropy, RealWork
 from peer.process.rejoin import JoinAgain

@@ -3,7 +3,7 @@
 What a peer says of itself does not bring it forward: those in the middle of the steps that are
 heard are asked first, in an order that follows from their ids and ours. And a peer that could not
 help is not asked again at once: soon where that may pass, later where it broke the protocol or
-cannot help for long (`Waits`).
+cannot help for long (`pause_after`).
 """
 
 import math
@@ -16,14 +16,14 @@ import blake3
 import numpy as np
 import trio
 
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
+from peer.facts import Facts, PeerState
 from peer.ports import Network, PeerId, Work
 from peer.state.fetching import ExpectedState, Fetcher, fetch_from
 from peer.state.gathering import whole_state
 from peer.state.home import HomeError
 from peer.training.ports import Float32Vector
 from protocol.errors import InvalidRunSpec, LocoError, Refused, RemoteProtocolError
+from protocol.membership.book import BackOff
 from protocol.membership.view import Member, Roster, View
 from protocol.outcomes import RefusalReason
 
@@ -47,26 +47,11 @@ class NobodyHelped(LocoError):
     """No peer gave what was asked for in all the time that there was for it."""
 
 
-class Waits:
-    """When each source may be asked again."""
-
-    def __init__(self) -> None:
-        self._not_before_s: dict[PeerId, float] = {}
-        self._pause_s: dict[PeerId, float] = {}
-
-    def is_due(self, peer_id: PeerId, now_s: float) -> bool:
-        """Whether it may be asked now."""
-        return now_s >= self._not_before_s.get(peer_id, now_s)
-
-    def failed(self, peer_id: PeerId, error: LocoError, now_s: float) -> None:
-        """It could not help."""
-        pause_s = self._pause_s.get(peer_id, SOURCE_PAUSE_S)
-        self._pause_s[peer_id] = min(MAX_SOURCE_PAUSE_S, 2 * pause_s)
-        if isinstance(error, Refused) and error.reason is RefusalReason.TOO_LARGE:
-            pause_s = TOO_LARGE_PAUSE_S
-        elif isinstance(error, RemoteProtocolError) or is_final(error):
-            pause_s = DOUBT_PAUSE_S
-        self._not_before_s[peer_id] = now_s + pause_s
+def pause_after(error: LocoError) -> float:
+    """For how long at least a source is not asked again that failed so."""
+    if isinstance(error, Refused) and error.reason is RefusalReason.TOO_LARGE:
+        return TOO_LARGE_PAUSE_S
+    return DOUBT_PAUSE_S if isinstance(error, RemoteProtocolError) or is_final(error) else 0.0
 
 
 class Sources:
@@ -97,7 +82,7 @@ class Sources:
             InvalidRunSpec: what was received cannot be used here.
             HomeError: it cannot be kept here.
         """
-        waits, final = Waits(), dict[PeerId, LocoError]()
+        waits, final = BackOff(SOURCE_PAUSE_S, MAX_SOURCE_PAUSE_S), dict[PeerId, LocoError]()
         until_s = trio.current_time() + patience_s
         while True:
             sources = _in_order(among, self._facts.peer_id, preferred)
@@ -114,7 +99,7 @@ class Sources:
                     raise  # nobody else could help with that
                 except LocoError as error:
                     self._facts.now_doing(f"{peer_id[-8:]} could not help: {error}")
-                    waits.failed(peer_id, error, trio.current_time())
+                    waits.failed(peer_id, trio.current_time(), pause_after(error))
                     if is_final(error):
                         final[peer_id] = error
             if sources and all(peer_id in final for peer_id in sources):

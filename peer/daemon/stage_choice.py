@@ -5,13 +5,13 @@ from typing import Final
 import blake3
 import trio
 
-from peer.observe.facts import Facts
+from peer.facts import Facts
 from peer.stages.company import StageCompany
 from protocol.membership.group import Group
 from protocol.membership.view import Roster
 from protocol.run.assignment import needed_stage, newcomers_stage
+from protocol.run.layout import part_of_stage
 from protocol.run.run_spec import RunSpec
-from protocol.run.stages import part_of_stage
 
 from .provision import ChosenStage
 

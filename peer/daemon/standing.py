@@ -1,23 +1,21 @@
 """Which peers this peer serves now: those that are admitted and behave. Links to others end.
 
 Admission is what the run says of a peer (door.py); conduct is what we have seen of it ourselves
-(protocol/membership/conduct.py). Faults are not told to other peers. But if an owner was proved to
+(protocol/membership/book.py). Faults are not told to other peers. But if an owner was proved to
 have lied (protocol/diloco/audits.py), all peers get the proof, and it is banned.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 import trio
 
+from peer.facts import Facts
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
 from peer.ports import PeerId
 from peer.process.bell import Bell
 from protocol.errors import LocoError, RemoteProtocolError
-from protocol.limits import MAX_CONVICTED
-from protocol.membership.conduct import Conduct, Fault
+from protocol.membership.book import Fault, PeerBook
 from protocol.outcomes import RefusalReason
 from protocol.wire.messages import Refusal
 
@@ -43,14 +41,14 @@ class Standing:
 
     Attributes:
         door: admission.
+        book: conduct, and what else we keep of peers.
     """
 
     def __init__(self, door: Door, facts: Facts, events: EventLog) -> None:
         self.door = door
         self._facts = facts
         self._events = events
-        self._conduct = Conduct()
-        self._convicted: OrderedDict[PeerId, None] = OrderedDict()
+        self.book = PeerBook()
         self._one_more_ignored = Bell()
 
     def judge(self, peer_id: PeerId) -> Refusal | None:
@@ -59,13 +57,13 @@ class Standing:
 
     def judge_conduct(self, peer_id: PeerId) -> Refusal | None:
         """Why a peer is not even greeted; None when it is."""
-        if peer_id in self._convicted:
+        if self.book.is_convicted(peer_id):
             return CONVICTED
-        return IGNORED if self._conduct.is_ignored(trio.current_time(), peer_id) else None
+        return IGNORED if self.book.is_ignored(trio.current_time(), peer_id) else None
 
     def wait_s(self, peer_id: PeerId) -> float:
         """For how long a stream of this peer waits before it is served."""
-        return self._conduct.wait_s(trio.current_time(), peer_id)
+        return self.book.wait_s(trio.current_time(), peer_id)
 
     def may_be_dialled(self, peer_id: PeerId) -> bool:
         """Whether a peer that we have heard of is worth a dial."""
@@ -74,16 +72,14 @@ class Standing:
     def blame(self, peer_id: PeerId, fault: Fault) -> None:
         """Hold a fault against a peer."""
         self._facts.faults[fault] += 1
-        if self._conduct.note(trio.current_time(), peer_id, fault):
+        if self.book.note(trio.current_time(), peer_id, fault):
             self._events.emit(EventName.PEER_IGNORED, remote=peer_id, fault=str(fault))
             self._one_more_ignored.ring()
 
     def convict(self, peer_id: PeerId) -> None:
         """Have nothing to do with a peer any more that was proved to have lied."""
         self._facts.convicted += 1
-        self._convicted[peer_id] = None
-        while len(self._convicted) > MAX_CONVICTED:
-            self._convicted.popitem(last=False)
+        self.book.convict(peer_id)
         self._events.emit(EventName.PEER_CONVICTED, remote=peer_id)
         self._one_more_ignored.ring()
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import trio
 
+from peer.facts import HeldPart
 from peer.observe.control import Handler
 from peer.ports import Network, PeerId, Work
 from peer.state.fetching import ExpectedState, fetch_from
 from peer.state.gathering import whole_state
-from peer.state.held_part import HeldPart
 from protocol.errors import LocoError
 
 from .peer import Peer

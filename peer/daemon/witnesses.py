@@ -1,7 +1,7 @@
 """Other peers that a joiner holds a state against.
 
 It asks some for samples of their weights (protocol/state_sample.py), and reads in their beats what
-losses they have (protocol/state_loss.py). What follows from them is decided in comparison.py.
+losses they have (protocol/state_sample.py). What follows from them is decided in comparison.py.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -10,7 +10,7 @@ from typing import Final
 import blake3
 import trio
 
-from peer.observe.status import PeerState
+from peer.facts import PeerState
 from peer.ports import Network, PeerId
 from peer.state.fetching import fetch_from
 from peer.state.sample import blocks_of, is_unlike, sample_of

@@ -18,7 +18,6 @@ pure core cannot do: waiting, patience, counting.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self, TypedDict, TypeVar, Unpack, cast, overload
 
@@ -28,6 +27,7 @@ from peer.ports import Stream
 from protocol.errors import LocalProtocolError, Refused, RemoteProtocolError, StreamLost
 from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES, SEND_STALL_S
 from protocol.outcomes import RefusalReason
+from protocol.wire.fields import Message
 from protocol.wire.frames import (
     FrameEnd,
     FrameReader,
@@ -36,14 +36,7 @@ from protocol.wire.frames import (
     PayloadChunk,
     encode_frame,
 )
-from protocol.wire.messages import (
-    Message,
-    Refusal,
-    decode_message,
-    encode_message,
-    max_payload_bytes,
-    printable_sentence,
-)
+from protocol.wire.messages import Refusal, decode_message, encode_message, printable_sentence
 
 WRITE_BYTES: Final = 256 * 1024
 READ_BYTES: Final = 64 * 1024
@@ -80,68 +73,34 @@ class ReceiveOptions(TypedDict, total=False):
     on_progress: OnProgress
 
 
-@dataclass(frozen=True, slots=True)
-class ConversationStatistics:
-    """Bytes that have passed, framing included."""
-
-    bytes_sent: int
-    bytes_received: int
-    messages_sent: int
-    messages_received: int
-
-
 class Conversation:
     """Messages over `stream`, which it owns: closed by `aclose` or on leaving `async with`.
 
     Args:
         stream: an open stream to one peer.
         max_payload_bytes: longest payload accepted where neither a buffer nor a bound is given.
+
+    Attributes:
+        remote_peer_id: the peer at the other end, as the network has authenticated it.
+        bytes_sent, bytes_received: handed to and taken from the stream, framing included.
     """
 
     def __init__(
         self, stream: Stream, *, max_payload_bytes: int = MAX_CONTROL_PAYLOAD_BYTES
     ) -> None:
         self._stream = stream
+        self.remote_peer_id: Final = stream.remote_peer_id
         self._max_payload_bytes = max_payload_bytes
         self._reader = FrameReader()
         self._send_lock, self._receive_lock = trio.Lock(), trio.Lock()
         self._cut_off_sending = self._cut_off_receiving = False
-        self._bytes_sent = self._bytes_received = 0
-        self._messages_sent = self._messages_received = 0
-
-    def __repr__(self) -> str:
-        return (
-            f"<Conversation with {self.remote_peer_id}: {self._messages_sent} messages "
-            f"({self._bytes_sent} bytes) sent, {self._messages_received} "
-            f"({self._bytes_received} bytes) received>"
-        )
+        self.bytes_sent = self.bytes_received = 0
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-    @property
-    def remote_peer_id(self) -> str:
-        """The peer at the other end, as the network has authenticated it."""
-        return self._stream.remote_peer_id
-
-    @property
-    def bytes_sent(self) -> int:
-        """Bytes handed to the stream, framing included."""
-        return self._bytes_sent
-
-    @property
-    def bytes_received(self) -> int:
-        """Bytes taken from the stream, framing included."""
-        return self._bytes_received
-
-    def statistics(self) -> ConversationStatistics:
-        """What has passed so far."""
-        return ConversationStatistics(
-            self._bytes_sent, self._bytes_received, self._messages_sent, self._messages_received
-        )
 
     async def aclose(self) -> None:
         """Close the stream."""
@@ -162,7 +121,7 @@ class Conversation:
             StreamLost: the stream broke (StreamStalled: nothing was taken for `stall_s`).
         """
         view = memoryview(b"" if payload is None else payload).cast("B")
-        if len(view) > max_payload_bytes(type(message)):
+        if len(view) > message.max_payload_bytes:
             raise LocalProtocolError(f"{len(view)} bytes of payload for {type(message).__name__}")
         frame = encode_frame(encode_message(message), len(view))
         async with self._send_lock:
@@ -172,7 +131,6 @@ class Conversation:
             await self._write(frame, stall_s)
             await self._write_payload(view, stall_s, on_progress or _ignore)
             self._cut_off_sending = False
-            self._messages_sent += 1
 
     async def refuse(
         self, reason: RefusalReason, sentence: str, *, round: int | None = None
@@ -225,11 +183,10 @@ class Conversation:
             message = decode_message(start.header)
             self._check_expected(message, start.payload_bytes, expected, options)
             into = options.get("into")
-            if "place" in options and max_payload_bytes(type(message)):
+            if "place" in options and message.max_payload_bytes:
                 into = options["place"](message, start.payload_bytes)
             payload = await self._read_payload(start.payload_bytes, into, options)
             self._cut_off_receiving = False
-            self._messages_received += 1
         return message, payload
 
     def _limit_bytes(self, options: ReceiveOptions) -> int:
@@ -246,7 +203,7 @@ class Conversation:
         options: ReceiveOptions,
     ) -> None:
         kind = type(message)
-        if payload_bytes > min(max_payload_bytes(kind), self._limit_bytes(options)):
+        if payload_bytes > min(kind.max_payload_bytes, self._limit_bytes(options)):
             raise RemoteProtocolError(f"{kind.__name__} came with {payload_bytes} bytes of payload")
         if kind is Refusal or not expected:
             return
@@ -254,7 +211,7 @@ class Conversation:
             names = " or ".join(kind.__name__ for kind in expected)
             raise RemoteProtocolError(f"expected {names}, got {kind.__name__}")
         into = options.get("into")
-        if into is not None and max_payload_bytes(kind) and payload_bytes != into.nbytes:
+        if into is not None and kind.max_payload_bytes and payload_bytes != into.nbytes:
             raise RemoteProtocolError(
                 f"{kind.__name__} came with {payload_bytes} bytes of payload, not {into.nbytes}"
             )
@@ -305,13 +262,13 @@ class Conversation:
             return 0
         place = into.cast("B")[done_bytes : done_bytes + step_bytes]
         await self._stream.receive_into(place, lambda came: on_progress(done_bytes + came))
-        self._bytes_received += step_bytes
+        self.bytes_received += step_bytes
         self._reader.skip_payload(step_bytes)
         return step_bytes
 
     async def _feed(self, max_bytes: int) -> None:
         data = await self._stream.receive_some(max_bytes)
-        self._bytes_received += len(data)
+        self.bytes_received += len(data)
         self._reader.feed(data)
 
     async def _write_payload(
@@ -328,7 +285,7 @@ class Conversation:
     async def _write(self, data: bytes | memoryview, stall_s: float) -> None:
         with self._patience(stall_s, "took nothing"):
             await self._stream.send_all(data)
-        self._bytes_sent += len(data)
+        self.bytes_sent += len(data)
 
     def _patience(self, seconds: float, what: str) -> "_Patience":
         return _Patience(self, seconds, what)

@@ -6,15 +6,15 @@ back through trio's token. p2pd is the Network's; the node attaches to its contr
 
 The thread is not trusted. Each call has two deadlines: inside the loop CALL_TIMEOUT_S ends a
 slow call, which is an ordinary failure; when even that end is not heard of HUNG_AFTER_S later,
-the loop itself does not run. After MAX_HUNG_CALLS of these in a row the thread is *abandoned*:
-a thread cannot be killed, so its connection to p2pd is cut (it can then neither answer nor ask
-as a node of ours), it is told to stop should it ever wake, and a new one takes its place and is
-told the peers that the old one was. After MAX_RESTARTS_IN_A_ROW without one answered call
-between, `DirectoryUnrecoverable` says that only a new process will help.
+the loop itself does not run. Such a thread is *abandoned*: a thread cannot be killed, so its
+connection to p2pd is cut (it can then neither answer nor ask as a node of ours), and it is told to
+stop should it ever wake. A p2pd that goes away ends the node's thread, too.
 
-A p2pd that goes away is another matter: the node's thread ends by itself and the directory is
-*detached*. Its calls then return empty at once, and it tries to attach again every
-REATTACH_EVERY_S when it is called, or at `reattach`.
+Without a thread the directory is *detached*: its calls return empty at once. It attaches again,
+with a new thread that is told the peers that the old one was: after a hang, when it is called
+(every REATTACH_EVERY_S at most), or at `reattach`. When MAX_RESTARTS_IN_A_ROW threads and one more
+have hung without one answered call between, `DirectoryUnrecoverable` says that only a new process
+will help.
 
 Store and get are best effort and raise nothing else: their failures are counted by reason.
 """
@@ -45,7 +45,6 @@ START_TIMEOUT_S: Final = 60.0
 """Importing torch on a busy machine with a cold disk takes its time."""
 CLOSE_TIMEOUT_S: Final = 1.0
 REATTACH_EVERY_S: Final = 2.0
-MAX_HUNG_CALLS: Final = 2
 MAX_RESTARTS_IN_A_ROW: Final = 3
 MAX_ENTRY_PEERS: Final = 64
 """Addresses remembered, to enter the table by after a restart; the oldest give way."""
@@ -202,10 +201,8 @@ class HivemindDirectory:
         self._thread: _NodeThread | None = None
         self._changing = trio.Lock()
         self._entry_peers: dict[Address, None] = {}
-        self._hung_calls = 0
-        self._restarts_in_a_row = 0
+        self._hung_in_a_row = 0
         self._next_attach_s = 0.0
-        self._broken = False
         self._why_detached = ""
         self._stores = 0
         self._gets = 0
@@ -287,8 +284,10 @@ class HivemindDirectory:
         try:
             result = await thread.call(start)
         except _Hung:
-            self._failures["hung"] += 1
-            await self._hung(thread)
+            async with self._changing:
+                if thread is self._thread:  # no other call has seen to it
+                    self._abandon(thread, "calls get no answer")
+                    await self._attach()
             return None
         except _Lost:
             self._failures["detached"] += 1
@@ -297,59 +296,46 @@ class HivemindDirectory:
             reason = "timeout" if isinstance(error, TimeoutError) else type(error).__name__
             self._failures[reason] += 1
             result = None
-        self._hung_calls = 0
-        self._restarts_in_a_row = 0
+        self._hung_in_a_row = 0
         return result
 
     async def _attached_thread(self) -> _NodeThread | None:
-        if self._broken:
-            raise DirectoryUnrecoverable(
-                f"the directory's thread hung {MAX_RESTARTS_IN_A_ROW + 1} times in a row"
-            )
         async with self._changing:
             detached = self._thread is None or not self._thread.attached
             if detached and trio.current_time() >= self._next_attach_s:
                 await self._attach()
+        if self._hung_in_a_row > MAX_RESTARTS_IN_A_ROW:
+            raise DirectoryUnrecoverable(
+                f"the directory's thread hung {self._hung_in_a_row} times in a row"
+            )
         return self._thread
 
-    async def _hung(self, thread: _NodeThread) -> None:
-        async with self._changing:
-            if thread is not self._thread:
-                return  # another call has seen to it
-            self._hung_calls += 1
-            if self._hung_calls < MAX_HUNG_CALLS:
-                return
-            thread.abandon()
-            self._thread = None
-            await self._restart("calls get no answer")
-
-    async def _restart(self, why: str) -> None:
-        self._hung_calls = 0
-        if self._restarts_in_a_row >= MAX_RESTARTS_IN_A_ROW:
-            self._broken = True
-            raise DirectoryUnrecoverable(
-                f"the directory's thread hung {MAX_RESTARTS_IN_A_ROW + 1} times in a row"
-            )
-        self._restarts_in_a_row += 1
-        self._restarts += 1
-        _log.warning("directory restarted", why=why, restarts=self._restarts)
-        await self._attach()
+    def _abandon(self, thread: _NodeThread, why: str) -> None:
+        """Give a thread up that hangs."""
+        thread.abandon()
+        self._thread = None
+        self._why_detached = why
+        self._failures["hung"] += 1
+        self._hung_in_a_row += 1
+        if self._hung_in_a_row <= MAX_RESTARTS_IN_A_ROW:
+            self._restarts += 1
+            _log.warning("directory restarted", why=why, restarts=self._restarts)
 
     async def _attach(self) -> None:
         """A fresh thread, which knows the peers that the last one was told of."""
+        if self._hung_in_a_row > MAX_RESTARTS_IN_A_ROW:
+            return
         self._next_attach_s = trio.current_time() + REATTACH_EVERY_S
         thread = _NodeThread(self._control_address, self.swarm_time_s)
+        self._thread = None
         try:
             await thread.start()
         except _Lost as error:
-            self._thread = None
             self._why_detached = str(error)
             _log.warning("directory detached", why=self._why_detached)
             return
         except _Hung:
-            thread.abandon()
-            self._thread = None
-            await self._restart("the thread does not start")
+            self._abandon(thread, "the thread does not start")
             return
         self._thread = thread
         if self._entry_peers:

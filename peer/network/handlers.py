@@ -1,35 +1,49 @@
-"""Running the handlers of incoming streams, alike in every network.
+"""The one gate for streams from outside, alike in every network; and what runs behind it.
 
-Each stream gets a task, within three bounds: so many streams at once, so many from one peer, and so
-many from one network (protocol/membership/budget.py). A stream beyond a bound is closed at once and
-counted; the peer sees the stream end, and nobody else notices. What goes wrong on one stream (a
-`LocoError`, one of trio's resource errors) ends that stream alone. Anything else is a bug here. On
-a real network, where a stranger may have found it, it ends the stream too, is counted, and is told
-once for each peer and kind; in a simulation it is not hidden.
+Every conversation that another peer opens in one of our protocols passes it; libp2p's own protocols
+do not, nor do streams that we open.
+
+  1. A stream takes a place: there are so many in all, for one peer, and for one network
+     (protocol/membership/book.py). A stream beyond a bound is closed at once and counted; the peer
+     sees the stream end, and nobody else notices.
+  2. Where a judge was given (`admit_by`): a peer that opens streams faster than any needs to waits
+     for its turn, and meanwhile fills its own places.
+  3. The judge refuses peers that are not admitted, or misbehave. In the hello a peer shows that it
+     may join, and is told why it may not (peer/daemon/links.py), so there only its conduct counts.
+     One with a few faults waits.
+  4. What a peer sends against the rules is held against it here, whatever the conversation.
+
+What goes wrong on one stream (a `LocoError`, one of trio's resource errors) ends that stream alone.
+Anything else is a bug here. On a real network, where a stranger may have found it, it ends the
+stream too, is counted, and is told once for each peer and kind; in a simulation it is not hidden.
 """
 
 import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
 import trio
 
-from peer.ports import Address, NetworkStatistics, PeerId, Stream, StreamHandler
-from peer.process.exception_groups import leaves
-from protocol.errors import LocalProtocolError, LocoError
+from peer.ports import Address, Judge, NetworkStatistics, PeerId, Stream, StreamHandler
+from protocol.errors import LocalProtocolError, LocoError, RemoteProtocolError, leaves
 from protocol.limits import (
+    INBOUND_STREAMS_BURST_S,
+    INBOUND_STREAMS_PER_S,
+    INBOUND_STREAMS_PER_S_OF_PREFIX,
     MAX_INBOUND_STREAMS,
     MAX_INBOUND_STREAMS_PER_PEER,
     MAX_INBOUND_STREAMS_PER_PREFIX,
 )
-from protocol.membership.budget import Budget, Shares
+from protocol.membership.book import Budget, Fault, Paces, Shares
 from protocol.outcomes import RefusalReason
+from protocol.wire.versions import HELLO
 
 from .conversation import Conversation
 
-# --- the places of those that read from us, shared out by peer and network (budget.py) ------------
+# --- the places of those that read from us, shared out by peer and network (book.py) ------------
 
 
 class Readers:
@@ -61,10 +75,6 @@ class Readers:
 
 # --- what a network keeps count of: bytes by protocol id, and the streams that are open -----------
 
-MAX_PROTOCOLS: Final = 64
-"""Protocol ids counted one by one; what comes after that is counted together."""
-_OTHERS: Final = "other"
-
 
 class Traffic:
     """Counters of one network. Protocol ids come from our own code, never from peers."""
@@ -76,24 +86,18 @@ class Traffic:
 
     def count_sent(self, protocol: str, num_bytes: int) -> None:
         """Count bytes that were handed to a stream."""
-        self._sent_bytes[self._name(protocol)] += num_bytes
+        self._sent_bytes[protocol] += num_bytes
 
     def count_received(self, protocol: str, num_bytes: int) -> None:
         """Count bytes that were taken from a stream."""
-        self._received_bytes[self._name(protocol)] += num_bytes
-
-    def _name(self, protocol: str) -> str:
-        known = protocol in self._sent_bytes or protocol in self._received_bytes
-        if known or len(self._sent_bytes) + len(self._received_bytes) < MAX_PROTOCOLS:
-            return protocol
-        return _OTHERS
+        self._received_bytes[protocol] += num_bytes
 
     def statistics(self) -> NetworkStatistics:
         """Counts so far."""
         return NetworkStatistics(
-            sent_bytes=MappingProxyType(dict(self._sent_bytes)),
-            received_bytes=MappingProxyType(dict(self._received_bytes)),
-            open_streams=self.open_streams,
+            MappingProxyType(dict(self._sent_bytes)),
+            MappingProxyType(dict(self._received_bytes)),
+            self.open_streams,
         )
 
 
@@ -102,8 +106,6 @@ class Traffic:
 INBOUND_STREAMS: Final = Shares(
     MAX_INBOUND_STREAMS, MAX_INBOUND_STREAMS_PER_PEER, MAX_INBOUND_STREAMS_PER_PREFIX
 )
-MAX_HANDLERS: Final = 32
-"""Protocols served."""
 MAX_TOLD: Final = 256
 """Bugs told of, for all peers and kinds together."""
 
@@ -128,6 +130,7 @@ class Handlers:
         tell_bug: is told of bugs; without one they end everything.
 
     Attributes:
+        traffic: what all streams have carried.
         refused_streams: beyond a bound.
         failed_streams: ended by a bug.
     """
@@ -135,10 +138,20 @@ class Handlers:
     def __init__(self, tell_bug: TellBug | None = None) -> None:
         self._handlers: dict[str, StreamHandler] = {}
         self._active = Budget(INBOUND_STREAMS)
+        self._paces = Paces(
+            INBOUND_STREAMS_PER_S, INBOUND_STREAMS_PER_S_OF_PREFIX, INBOUND_STREAMS_BURST_S
+        )
+        self._judge: Judge | None = None
         self._tellers = [] if tell_bug is None else [tell_bug]
         self._told: set[tuple[PeerId, str, str]] = set()
+        self.traffic = Traffic()
         self.refused_streams = 0
         self.failed_streams = 0
+
+    def statistics(self) -> NetworkStatistics:
+        """Counts so far."""
+        refused, failed = self.refused_streams, self.failed_streams
+        return replace(self.traffic.statistics(), refused_streams=refused, failed_streams=failed)
 
     @property
     def protocols(self) -> list[str]:
@@ -146,16 +159,14 @@ class Handlers:
         return list(self._handlers)
 
     def add(self, protocol: str, handler: StreamHandler) -> None:
-        """Serve `protocol` with `handler`.
-
-        Raises:
-            LocalProtocolError: it is served already, or there are too many.
-        """
+        """Serve `protocol` with `handler`; raises LocalProtocolError: it is served already."""
         if protocol in self._handlers:
             raise LocalProtocolError(f"{protocol} is served already")
-        if len(self._handlers) >= MAX_HANDLERS:
-            raise LocalProtocolError(f"more than {MAX_HANDLERS} protocols")
         self._handlers[protocol] = handler
+
+    def admit_by(self, judge: Judge) -> None:
+        """Serve only whom this one lets pass, from now on."""
+        self._judge = judge
 
     def also_tell(self, tell_bug: TellBug) -> None:
         """Tell this one of bugs too, from now on."""
@@ -172,12 +183,15 @@ class Handlers:
         return admitted
 
     async def run(self, protocol: str, stream: Stream) -> None:
-        """Serve an admitted stream to its end, and close it."""
+        """Let an admitted stream through the gate, serve it to its end, and close it."""
         peer_id, address = stream.remote_peer_id, stream.remote_address
         self._active.take(peer_id, address)
         try:
             try:
-                await self._handlers[protocol](stream)
+                if self._judge is None:
+                    await self._handlers[protocol](stream)
+                else:
+                    await self._judged(self._judge, protocol, stream)
             except* STREAM_ERRORS:
                 pass
         except Exception as bug:  # whatever it is: a stranger may have found it
@@ -188,6 +202,24 @@ class Handlers:
             self._active.give_back(peer_id, address)
             with trio.CancelScope(shield=True):
                 await stream.aclose()
+
+    async def _judged(self, judge: Judge, protocol: str, stream: Stream) -> None:
+        """Serve a stream when its turn has come, if its peer may have it served."""
+        peer_id = stream.remote_peer_id
+        if wait_s := self._paces.begin(trio.current_time(), peer_id, stream.remote_address):
+            await trio.sleep(wait_s)
+        decide = judge.judge_conduct if protocol == HELLO else judge.judge
+        refusal = decide(peer_id)
+        if refusal is not None:
+            await Conversation(stream).refuse(refusal.reason, refusal.sentence)
+            return
+        if wait_s := judge.wait_s(peer_id):
+            await trio.sleep(wait_s)
+        try:
+            await self._handlers[protocol](stream)
+        except* RemoteProtocolError:
+            judge.blame(peer_id, Fault.BROKEN_RULE)
+            raise
 
     def _count(self, protocol: str, peer_id: PeerId, bug: Exception) -> None:
         """Count a stream that a bug has ended, and tell of it if it is new."""

@@ -14,11 +14,10 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peer.ports import Entropy, PeerId
-from protocol.address.peer_id import peer_id_from_public_key, public_key_from_peer_id
+from protocol.address.peer_id import peer_id_from_public_key
 from protocol.errors import LocoError
 
 SEED_BYTES: Final = 32
@@ -49,15 +48,6 @@ class Identity:
     def to_file_bytes(self) -> bytes:
         """The key in libp2p's marshalled form."""
         return _FILE_PREFIX + self._key.private_bytes_raw() + self.public_key
-
-
-def verify(peer_id: PeerId, data: bytes, signature: bytes) -> bool:
-    """Whether `peer_id` made `signature` over `data`; False as well for what is no peer id."""
-    try:
-        Ed25519PublicKey.from_public_bytes(public_key_from_peer_id(peer_id)).verify(signature, data)
-    except (InvalidSignature, LocoError, ValueError):
-        return False
-    return True
 
 
 def load_or_create(path: Path, entropy: Entropy) -> Identity:

@@ -15,28 +15,27 @@
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import trio
 
-from peer.ports import Address, NetworkStatistics, PeerId, StreamHandler
-from peer.process.exception_groups import leaves
+from peer.ports import Address, Judge, NetworkStatistics, PeerId, StreamHandler
 from protocol.address import multiaddr
 from protocol.address.peer_id import peer_id_from_bytes, peer_id_to_bytes
-from protocol.errors import LocoError, StreamLost
+from protocol.errors import LocoError, StreamLost, leaves
 from protocol.limits import MAX_ADDRESSES_PER_PEER, MAX_MEMBERS
 
 from .dial_errors import dial_sentence, unresolved_sentence
-from .handlers import Handlers, TellBug, Traffic, print_bug
+from .handlers import Handlers, TellBug, print_bug
 from .libp2p_stream import Libp2pStream
 from .p2pd_client import P2pdClient, attach, connect_past_backoff, receive_stream_info, size_buffers
 from .p2pd_process import (
-    ListenPorts,
     P2pdConfig,
     P2pdFailed,
     P2pdProcess,
+    held_ports,
     listen_at,
     run_p2pd,
     runtime_directory,
@@ -111,21 +110,6 @@ MAX_CONTROL_REQUESTS: Final = 64
 MAX_OPEN_STREAMS: Final = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Libp2pStatistics(NetworkStatistics):
-    """What was carried, and how p2pd is doing.
-
-    Attributes:
-        restarts: times that p2pd had to be started again.
-        p2pd_pid: None while no p2pd runs.
-        last_failure: why p2pd last ended; empty when it never did.
-    """
-
-    restarts: int = 0
-    p2pd_pid: int | None = None
-    last_failure: str = ""
-
-
 class Libp2pNetwork:
     """Implements `peer.ports.Network`. Made by `open_libp2p_network`."""
 
@@ -139,7 +123,6 @@ class Libp2pNetwork:
         self._changed = trio.Event()
         self._requests = trio.CapacityLimiter(MAX_CONTROL_REQUESTS)
         self._handlers = Handlers(print_bug)
-        self._traffic = Traffic()
         self._streams: set[Libp2pStream] = set()
         self._book = AddressBook(quic=config.quic)
         self._relayed_peers = 0
@@ -261,16 +244,15 @@ class Libp2pNetwork:
         """Tell `tell` too of each bug that has ended a stream, once for each peer and kind."""
         self._handlers.also_tell(tell)
 
-    def statistics(self) -> Libp2pStatistics:
+    def admit_by(self, judge: Judge) -> None:
+        """Serve only whom this one lets pass, from now on."""
+        self._handlers.admit_by(judge)
+
+    def statistics(self) -> NetworkStatistics:
         """What was carried, and how p2pd is doing."""
-        carried = self._traffic.statistics()
-        return Libp2pStatistics(
-            sent_bytes=carried.sent_bytes,
-            received_bytes=carried.received_bytes,
-            open_streams=carried.open_streams,
+        return replace(
+            self._handlers.statistics(),
             restarts=max(0, self.generation - 1),
-            refused_streams=self._handlers.refused_streams,
-            failed_streams=self._handlers.failed_streams,
             p2pd_pid=self._process.pid if self._process else None,
             relayed_peers=self._relayed_peers,
             last_failure=self._last_failure,
@@ -285,7 +267,7 @@ class Libp2pNetwork:
         address: Address,
     ) -> Libp2pStream:
         forget = self._streams.discard
-        talk = (connection, peer_id, protocol, self._traffic)
+        talk = (connection, peer_id, protocol, self._handlers.traffic)
         lingers = is_quic(address)
         stream = Libp2pStream(*talk, client.is_lost, forget, address, lingers=lingers)
         self._streams.add(stream)
@@ -430,9 +412,9 @@ async def open_libp2p_network(
     control_path, listener_path = socket_paths(identity_path, runtime_dir or runtime_directory())
     await wait_until_unused(control_path)
     failure: P2pdFailed | None = None
-    with ListenPorts(listen) as ports:
+    with held_ports(listen) as addresses:
         config = P2pdConfig(
-            identity_path, control_path, ports.addresses, tuple(announce),
+            identity_path, control_path, addresses, tuple(announce),
             route_by_dht=route_by_dht, map_ports=map_ports, quic=quic,
         )  # fmt: skip
         network = Libp2pNetwork(config, listener_path)

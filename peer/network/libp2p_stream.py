@@ -50,8 +50,8 @@ class Libp2pStream:
         lingers: bool = False,
     ) -> None:
         self._connection = connection
-        self._remote_peer_id = remote_peer_id
-        self._remote_address = remote_address
+        self.remote_peer_id: Final = remote_peer_id
+        self.remote_address: Final = remote_address
         self._protocol = protocol
         self._traffic = traffic
         self._carrier_is_lost = carrier_is_lost
@@ -64,17 +64,7 @@ class Libp2pStream:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else self._lost or "open"
-        return f"<Libp2pStream {self._protocol} with {self._remote_peer_id}: {state}>"
-
-    @property
-    def remote_peer_id(self) -> PeerId:
-        """The authenticated peer at the other end."""
-        return self._remote_peer_id
-
-    @property
-    def remote_address(self) -> Address:
-        """The address that the peer is connected from, or to; empty where it is not known."""
-        return self._remote_address
+        return f"<Libp2pStream {self._protocol} with {self.remote_peer_id}: {state}>"
 
     async def turn(self, num_bytes: int) -> int:
         """Let all of it go: nothing is held back here."""
@@ -194,5 +184,5 @@ class Libp2pStream:
         if self._closed:
             reason = self._lost or "it was closed here"
         return StreamLost(
-            f"{self._protocol} stream with {self._remote_peer_id} was lost: {self._lost or reason}"
+            f"{self._protocol} stream with {self.remote_peer_id} was lost: {self._lost or reason}"
         )

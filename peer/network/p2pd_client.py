@@ -9,17 +9,19 @@ the stream itself.
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import trio
 
-from protocol.address.varint import MAX_UVARINT_BYTES, decode_uvarint, encode_uvarint
+from protocol.address.varint import encode_uvarint, read_delimited
 from protocol.errors import LocoError, RemoteProtocolError
 
 from . import p2pd_messages as messages
 from .p2pd_messages import PeerAddresses, RequestType, Response, StreamInfo
 from .p2pd_process import P2pdFailed
+from .tls_probe import receive_exactly
 
 CONTROL_TIMEOUT_S: Final = 10.0
 """Time for a request that p2pd answers by itself."""
@@ -84,10 +86,6 @@ class P2pdClient:
         """
         request = messages.connect_request(peer, addresses, DIAL_TIMEOUT_S)
         await self._request(request, DIAL_TIMEOUT_S + DIAL_MARGIN_S)
-
-    async def disconnect(self, peer: bytes) -> None:
-        """Close the connection to a peer (binary id)."""
-        await self._request(messages.disconnect_request(peer), CONTROL_TIMEOUT_S)
 
     async def set_handler(self, listener: bytes, protocol: str) -> None:
         """Have streams of `protocol` brought to the unix listener (binary multiaddr)."""
@@ -196,22 +194,8 @@ async def _exchange(connection: trio.SocketStream, request: bytes, timeout_s: fl
 
 async def _receive_message(connection: trio.SocketStream) -> bytes:
     # The length is read byte by byte: what follows the message belongs to the stream.
-    prefix = b""
-    while not prefix or prefix[-1] & 0x80:
-        if len(prefix) > MAX_UVARINT_BYTES:
-            raise RemoteProtocolError("p2pd sent a length that never ends")
-        prefix += await _receive_exactly(connection, 1)
-    length, _ = decode_uvarint(prefix)
-    if length > messages.MAX_CONTROL_MESSAGE_BYTES:
-        raise RemoteProtocolError(f"p2pd announced a message of {length} bytes")
-    return await _receive_exactly(connection, length)
-
-
-async def _receive_exactly(connection: trio.SocketStream, num_bytes: int) -> bytes:
-    data = bytearray()
-    while len(data) < num_bytes:
-        piece = await connection.receive_some(num_bytes - len(data))
-        if not piece:
-            raise P2pdFailed("p2pd hung up")
-        data += piece
-    return bytes(data)
+    try:
+        exactly = partial(receive_exactly, connection)
+        return await read_delimited(exactly, messages.MAX_CONTROL_MESSAGE_BYTES)
+    except ValueError as error:
+        raise P2pdFailed(f"p2pd does not speak as it should: {error}") from error

@@ -5,7 +5,7 @@ uvarint length on its unix socket and answers with a `Response`. After a success
 same connection *is* the libp2p stream. For a stream from outside, p2pd connects to our listener and
 writes a `StreamInfo` first.
 
-Seven small messages are used, of two field kinds: varints and length-delimited bytes. They are
+Six small messages are used, of two field kinds: varints and length-delimited bytes. They are
 written and read here directly rather than through hivemind's generated module: that one registers
 itself in the process-wide protobuf pool and cannot be had without importing hivemind, which is the
 directory's affair alone. A test compares both encodings.
@@ -14,7 +14,7 @@ directory's affair alone. A test compares both encodings.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, TypeVar
 
 from protocol.address.varint import decode_uvarint, encode_uvarint
 from protocol.errors import RemoteProtocolError
@@ -39,9 +39,7 @@ class RequestType(IntEnum):
     STREAM_OPEN = 2
     STREAM_HANDLER = 3
     LIST_PEERS = 5
-    DISCONNECT = 7
     PERSISTENT_CONN_UPGRADE = 9
-    REMOVE_STREAM_HANDLER = 10
 
 
 _REQUEST_TYPE: Final = 1
@@ -49,8 +47,6 @@ _BODY_FIELD: Final = {
     RequestType.CONNECT: 2,
     RequestType.STREAM_OPEN: 3,
     RequestType.STREAM_HANDLER: 4,
-    RequestType.DISCONNECT: 7,
-    RequestType.REMOVE_STREAM_HANDLER: 9,
 }
 
 
@@ -66,11 +62,6 @@ def connect_request(peer: bytes, addresses: Sequence[bytes], timeout_s: int) -> 
     return _request(RequestType.CONNECT, [*fields, (3, timeout_s)])
 
 
-def disconnect_request(peer: bytes) -> bytes:
-    """DISCONNECT from a peer (binary id)."""
-    return _request(RequestType.DISCONNECT, [(1, peer)])
-
-
 def stream_open_request(peer: bytes, protocol: str, timeout_s: int) -> bytes:
     """STREAM_OPEN to a peer (binary id)."""
     return _request(RequestType.STREAM_OPEN, [(1, peer), (2, protocol.encode()), (3, timeout_s)])
@@ -79,11 +70,6 @@ def stream_open_request(peer: bytes, protocol: str, timeout_s: int) -> bytes:
 def stream_handler_request(listener: bytes, protocol: str) -> bytes:
     """STREAM_HANDLER: bring streams of `protocol` to the listener (binary multiaddr)."""
     return _request(RequestType.STREAM_HANDLER, [(1, listener), (2, protocol.encode()), (3, 0)])
-
-
-def remove_stream_handler_request(listener: bytes, protocol: str) -> bytes:
-    """REMOVE_STREAM_HANDLER: undo STREAM_HANDLER."""
-    return _request(RequestType.REMOVE_STREAM_HANDLER, [(1, listener), (2, protocol.encode())])
 
 
 def _request(kind: RequestType, body: Sequence[Field]) -> bytes:
@@ -134,14 +120,14 @@ def parse_response(data: bytes) -> Response:
         RemoteProtocolError: p2pd sent something else.
     """
     fields = decode_fields(data)
-    error = decode_fields(_one(fields, 2)).get(1, [b""])[0] if 2 in fields else None
+    error = decode_fields(one_of(fields, 2, bytes)).get(1, [b""])[0] if 2 in fields else None
     if error is None and fields.get(1) == [1]:
         error = b"no reason given"
     return Response(
         error=error.decode(errors="replace") if isinstance(error, bytes) else None,
-        identity=_peer_addresses(_one(fields, 4)) if 4 in fields else None,
-        peers=tuple(_peer_addresses(_as_bytes(item)) for item in fields.get(6, [])),
-        stream=parse_stream_info(_one(fields, 3)) if 3 in fields else None,
+        identity=_peer_addresses(one_of(fields, 4, bytes)) if 4 in fields else None,
+        peers=tuple(_peer_addresses(one_of({6: [each]}, 6, bytes)) for each in fields.get(6, [])),
+        stream=parse_stream_info(one_of(fields, 3, bytes)) if 3 in fields else None,
     )
 
 
@@ -152,24 +138,27 @@ def parse_stream_info(data: bytes) -> StreamInfo:
         RemoteProtocolError: p2pd sent something else.
     """
     fields = decode_fields(data)
-    protocol = _one(fields, 3).decode(errors="replace")
-    return StreamInfo(_one(fields, 1), _one(fields, 2), protocol)
+    protocol = one_of(fields, 3, bytes).decode(errors="replace")
+    return StreamInfo(one_of(fields, 1, bytes), one_of(fields, 2, bytes), protocol)
 
 
 def _peer_addresses(data: bytes) -> PeerAddresses:
     fields = decode_fields(data)
-    return PeerAddresses(_one(fields, 1), tuple(_as_bytes(item) for item in fields.get(2, [])))
+    addresses = (one_of({2: [each]}, 2, bytes) for each in fields.get(2, []))
+    return PeerAddresses(one_of(fields, 1, bytes), tuple(addresses))
 
 
-def _one(fields: Mapping[int, list[int | bytes]], number: int) -> bytes:
-    if number not in fields:
-        raise RemoteProtocolError(f"p2pd left out field {number}")
-    return _as_bytes(fields[number][-1])
+# --- fields, of any protobuf message --------------------------------------------------------------
+T = TypeVar("T", int, bytes)
 
 
-def _as_bytes(value: int | bytes) -> bytes:
-    if not isinstance(value, bytes):
-        raise RemoteProtocolError("p2pd sent a number where bytes were due")
+def one_of(
+    fields: Mapping[int, list[int | bytes]], number: int, kind: type[T], default: T | None = None
+) -> T:
+    """The last value of a field; raises RemoteProtocolError: it is missing, or of another kind."""
+    value = fields[number][-1] if number in fields else default
+    if not isinstance(value, kind):
+        raise RemoteProtocolError(f"field {number} of a message is missing, or no {kind.__name__}")
     return value
 
 

@@ -12,7 +12,7 @@ Rules of the house:
   (p2pd_client.py holds one open), and `-idleTimeout` covers the moment before the first one is
   there. So kill -9 of the daemon takes p2pd along.
 - A port belongs to one p2pd. go-libp2p listens with SO_REUSEPORT: a second p2pd on a taken port
-  would start without complaint and steal half of the first one's connections. `ListenPorts`
+  would start without complaint and steal half of the first one's connections. `held_ports`
   therefore binds each port first, without that flag, and keeps it bound (not listening) for as long
   as the network lives, so that a restarted p2pd finds the same ports free.
 
@@ -44,12 +44,11 @@ import socket
 import subprocess
 import tempfile
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import psutil
 import trio
@@ -243,62 +242,37 @@ def bundled_binary() -> Path:
     raise P2pdFailed("p2pd was not found: reinstall with 'pip install --force-reinstall hivemind'")
 
 
-class ListenPorts:
-    """The TCP ports of this peer, held for as long as the network lives. See the rules above."""
+@contextmanager
+def held_ports(listen: Sequence[Address]) -> Iterator[tuple[Address, ...]]:
+    """The TCP ports of this peer, bound while the block lasts: the addresses, with their ports.
 
-    def __init__(self, listen: Sequence[Address]) -> None:
-        """Bind the port of each address; port 0 takes a free one.
+    Port 0 takes a free one. See the rules above.
 
-        Raises:
-            CannotListen: an address cannot be used.
-        """
-        self._sockets: list[socket.socket] = []
-        try:
-            self.addresses: Final = tuple(self._hold(address) for address in listen)
-        except BaseException:
-            self.close()
-            raise
+    Raises:
+        CannotListen: an address cannot be used.
+    """
+    with ExitStack() as stack:
+        yield tuple(_hold(address, stack) for address in listen)
 
-    def _hold(self, address: Address) -> Address:
-        parts = multiaddr.parse(multiaddr.normalise(address))
-        names = [name for name, _ in parts]
-        if names not in (["ip4", "tcp"], ["ip6", "tcp"]):
-            raise CannotListen(
-                f"cannot listen on {address}: use /ip4/ADDRESS/tcp/PORT or /ip6/ADDRESS/tcp/PORT"
-            )
-        port = self._bind(address, names[0], parts[0][1], int(parts[1][1]))
-        return f"/{names[0]}/{parts[0][1]}/tcp/{port}"
 
-    def _bind(self, address: Address, kind: str, host: str, port: int) -> int:
-        family = socket.AF_INET if kind == "ip4" else socket.AF_INET6
-        holder = socket.socket(family, socket.SOCK_STREAM)
-        self._sockets.append(holder)
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        try:
-            holder.bind((host, port))
-        except OSError as error:
-            raise CannotListen(_bind_sentence(address, host, port, error)) from error
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        bound: int = holder.getsockname()[1]
-        return bound
-
-    def close(self) -> None:
-        """Let the ports go."""
-        for holder in self._sockets:
-            holder.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+def _hold(address: Address, stack: ExitStack) -> Address:
+    parts = multiaddr.parse(multiaddr.normalise(address))
+    (kind, host), *rest = parts
+    if [kind, *(name for name, _ in rest)] not in (["ip4", "tcp"], ["ip6", "tcp"]):
+        raise CannotListen(
+            f"cannot listen on {address}: use /ip4/ADDRESS/tcp/PORT or /ip6/ADDRESS/tcp/PORT"
+        )
+    port = int(rest[0][1])
+    holder = stack.enter_context(socket.socket(_FAMILIES[kind], socket.SOCK_STREAM))
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if kind == "ip6":
+        holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    try:
+        holder.bind((host, port))
+    except OSError as error:
+        raise CannotListen(_bind_sentence(address, host, port, error)) from error
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    return f"/{kind}/{host}/tcp/{holder.getsockname()[1]}"
 
 
 def _bind_sentence(address: Address, host: str, port: int, error: OSError) -> str:
@@ -329,25 +303,19 @@ class P2pdProcess:
         return self._process.pid
 
     @property
-    def exit_status(self) -> int | None:
-        """None while it runs; negative for a signal."""
-        return self._process.poll()
-
-    @property
-    def last_words(self) -> str:
-        """The end of what p2pd printed, for error messages."""
+    def _last_words(self) -> str:
         return " | ".join(list(self._lines)[-3:]) or "it printed nothing"
 
     async def describe_end(self) -> str:
         """A sentence on how p2pd ended; waits a moment for that."""
         with trio.move_on_after(STOP_GRACE_S):
             await self._process.wait()
-        status = self.exit_status
+        status = self._process.poll()
         if status is None:
             return "p2pd closed its control connection"
         if status < 0:
             return f"p2pd was killed by {signal.Signals(-status).name}"
-        return f"p2pd exited with status {status}: {self.last_words}"
+        return f"p2pd exited with status {status}: {self._last_words}"
 
     async def keep_reading(self) -> None:
         """Read its output to the end, so that it never blocks on it."""
@@ -363,9 +331,9 @@ class P2pdProcess:
         with trio.move_on_after(START_TIMEOUT_S):
             while not any(line.startswith(_READY_LINE) for line in self._lines):
                 if not await self._read_some():
-                    raise P2pdFailed(f"p2pd did not start: {self.last_words}")
+                    raise P2pdFailed(f"p2pd did not start: {self._last_words}")
             return
-        raise P2pdFailed(f"p2pd did not start in {START_TIMEOUT_S:.0f} s: {self.last_words}")
+        raise P2pdFailed(f"p2pd did not start in {START_TIMEOUT_S:.0f} s: {self._last_words}")
 
     async def _read_some(self) -> bool:
         assert self._process.stdout is not None

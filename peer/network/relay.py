@@ -1,10 +1,20 @@
 """Our relay: it carries the connections of peers of the run that nobody can dial, within limits.
 
-It speaks libp2p's circuit relay (circuit_messages.py) in place of the one inside p2pd, which serves
-everybody, cuts each connection after 128 KiB or two minutes whatever its flags say, and cannot be
-turned off.
+It speaks libp2p's circuit relay, version 2 (libp2p/specs, relay), in place of the one inside p2pd,
+which serves everybody, cuts each connection after 128 KiB or two minutes whatever its flags say,
+and cannot be turned off.
 
-Rules:
+A peer that cannot be dialled *reserves* a place at a relay: it says RESERVE on the hop protocol.
+Another peer then says CONNECT to the relay, with the first one's id; the relay says CONNECT on the
+stop protocol to that one; once both are told OK, the relay carries bytes between the two streams,
+and both ends make an encrypted connection of them. So the relay reads nothing of what it carries.
+
+    hop     1 type (0 RESERVE, 1 CONNECT, 2 STATUS), 2 peer, 3 reservation, 5 status
+    stop    1 type (0 CONNECT, 1 STATUS), 2 peer, 4 status
+    peer    1 id            reservation   1 expiry (Unix time)
+
+We set no limit in the messages: p2pd would take the connection for one that is good for a few small
+messages alone. Limits are kept by cutting:
 - It serves whom the run serves, and only while we are not known to be out of reach ourselves.
 - A reservation lasts RESERVATION_S. It is kept by peer id, so one who comes again renews its own.
 - A circuit needs a reservation of the one it leads to. It ends when either side ends, after
@@ -15,15 +25,16 @@ Rules:
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from enum import IntEnum
+from typing import Final
 
 import trio
 
 from peer.ports import Network, PeerId, Stream
 from protocol.address.peer_id import peer_id_from_bytes, peer_id_to_bytes
-from protocol.address.varint import decode_uvarint
+from protocol.address.varint import encode_uvarint, read_delimited
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import (
     CIRCUIT_BYTES,
@@ -33,52 +44,13 @@ from protocol.limits import (
     MAX_RESERVATIONS,
 )
 
-from .circuit_messages import (
-    HOP,
-    MAX_CIRCUIT_MESSAGE_BYTES,
-    STOP,
-    CircuitStatus,
-    HopKind,
-    hop_answer,
-    parse_hop_answer,
-    parse_hop_request,
-    parse_stop_answer,
-    reserve_request,
-    stop_request,
-)
+from .p2pd_messages import Field, decode_fields, encode_fields, one_of
 from .pacing import Bucket
 from .reachability import is_relayed
 
-# --- one message with its length before it, as libp2p's own protocols write them, from a stream ---
-
-
-async def receive_delimited(stream: Stream, max_bytes: int = MAX_CIRCUIT_MESSAGE_BYTES) -> bytes:
-    """The next message, and not one byte of what follows it.
-
-    Raises:
-        RemoteProtocolError: it is longer than allowed.
-        StreamLost
-    """
-    prefix = b""
-    while not prefix or prefix[-1] & 0x80:
-        prefix += await _exactly(stream, 1)
-        if len(prefix) > 3:
-            raise RemoteProtocolError("the length of a message does not end")
-    length, _ = decode_uvarint(prefix)
-    if length > max_bytes:
-        raise RemoteProtocolError(f"a message of {length} bytes; at most {max_bytes}")
-    return await _exactly(stream, length)
-
-
-async def _exactly(stream: Stream, num_bytes: int) -> bytes:
-    data = bytearray(num_bytes)
-    if num_bytes:
-        await stream.receive_into(memoryview(data))
-    return bytes(data)
-
-
-# --- relay ----------------------------------------------------------------------------------------
-
+HOP: Final = "/libp2p/circuit/relay/0.2.0/hop"
+STOP: Final = "/libp2p/circuit/relay/0.2.0/stop"
+MAX_CIRCUIT_MESSAGE_BYTES: Final = 4096
 RESERVATION_S: Final = 1800.0
 ASK_S: Final = 10.0
 """How long either side may take to say something while a circuit is made."""
@@ -86,13 +58,115 @@ CIRCUIT_IDLE_S: Final = 120.0
 CARRY_BYTES: Final = 64 * 1024
 
 
-class Line(Protocol):
-    """Implemented by `peer.network.pacing.Pacing`."""
+# --- messages -------------------------------------------------------------------------------------
+class HopKind(IntEnum):
+    """What is said to a relay, and by one."""
 
-    async def carry(self, num_bytes: int) -> None:
-        """Wait until bytes of others may go over our line."""
+    RESERVE = 0
+    CONNECT = 1
+    STATUS = 2
 
 
+class CircuitStatus(IntEnum):
+    """How a relay, or the peer behind it, answers."""
+
+    OK = 100
+    RESERVATION_REFUSED = 200
+    RESOURCE_LIMIT_EXCEEDED = 201
+    PERMISSION_DENIED = 202
+    CONNECTION_FAILED = 203
+    NO_RESERVATION = 204
+    MALFORMED_MESSAGE = 400
+
+
+def reserve_request() -> bytes:
+    """RESERVE, with its length before it."""
+    return _delimited([(1, int(HopKind.RESERVE))])
+
+
+def connect_request(peer: bytes) -> bytes:
+    """CONNECT to a peer, said to a relay, with its length before it."""
+    return _delimited([(1, int(HopKind.CONNECT)), (2, encode_fields([(1, peer)]))])
+
+
+def hop_answer(status: CircuitStatus, expires_s: int | None = None) -> bytes:
+    """STATUS of a relay, with its length before it."""
+    fields: list[Field] = [(1, int(HopKind.STATUS))]
+    if expires_s is not None:
+        fields.append((3, encode_fields([(1, expires_s)])))
+    return _delimited([*fields, (5, int(status))])
+
+
+def stop_request(peer: bytes) -> bytes:
+    """CONNECT, said to the peer behind the relay: who wants to connect. With its length."""
+    return _delimited([(1, 0), (2, encode_fields([(1, peer)]))])
+
+
+def parse_hop_request(data: bytes) -> bytes | None:
+    """The peer (binary id) to which somebody asks us to relay; None where he asks for a place.
+
+    Raises:
+        RemoteProtocolError: something else.
+    """
+    fields = decode_fields(data)
+    kind = one_of(fields, 1, int, 0)
+    if kind == HopKind.RESERVE:
+        return None
+    if kind == HopKind.CONNECT:
+        return one_of(decode_fields(one_of(fields, 2, bytes)), 1, bytes)
+    raise RemoteProtocolError(f"a relay was asked something of kind {kind}")
+
+
+def parse_hop_answer(data: bytes) -> int:
+    """What a relay answers us: a number of `CircuitStatus`, or one that we do not know.
+
+    Raises:
+        RemoteProtocolError: something else.
+    """
+    fields = decode_fields(data)
+    if one_of(fields, 1, int, 0) != HopKind.STATUS:
+        raise RemoteProtocolError("a relay answered without a status")
+    return one_of(fields, 5, int, 0)
+
+
+def parse_stop_answer(data: bytes) -> int:
+    """How the peer behind us as a relay answers.
+
+    Raises:
+        RemoteProtocolError: something else.
+    """
+    fields = decode_fields(data)
+    if one_of(fields, 1, int, 0) != 1:
+        raise RemoteProtocolError("it answered without a status")
+    return one_of(fields, 4, int, 0)
+
+
+def _delimited(fields: list[Field]) -> bytes:
+    message = encode_fields(fields)
+    return encode_uvarint(len(message)) + message
+
+
+async def receive_delimited(stream: Stream) -> bytes:
+    """The next message, and not one byte of what follows it.
+
+    Raises:
+        RemoteProtocolError: it is longer than allowed.
+        StreamLost
+    """
+
+    async def exactly(num_bytes: int) -> bytes:
+        data = bytearray(num_bytes)
+        if num_bytes:
+            await stream.receive_into(memoryview(data))
+        return bytes(data)
+
+    try:
+        return await read_delimited(exactly, MAX_CIRCUIT_MESSAGE_BYTES)
+    except ValueError as error:
+        raise RemoteProtocolError(str(error)) from error
+
+
+# --- relay ----------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class RelayStatistics:
     """What the relay does now, and has done since the start."""
@@ -108,6 +182,7 @@ class Relay:
 
     Args:
         network: its streams are not paced, since p2pd counts what circuits carry for itself.
+        carry: waits until so many bytes of others may go over our line.
         offers: whether we can be of use to others now.
         mbps: how fast all circuits together may go; 0 is no relay.
         wall_time_s: for the expiry that we tell.
@@ -116,14 +191,14 @@ class Relay:
     def __init__(
         self,
         network: Network,
-        line: Line,
+        carry: Callable[[int], Awaitable[None]],
         *,
         offers: Callable[[], bool],
         mbps: float,
         wall_time_s: Callable[[], float],
     ) -> None:
         self._network = network
-        self._line = line
+        self._carry_over_line = carry
         self._offers = offers
         self._mbps = mbps
         self._wall_time_s = wall_time_s
@@ -149,11 +224,11 @@ class Relay:
 
     async def _serve(self, stream: Stream) -> None:
         with trio.fail_after(ASK_S):
-            request = parse_hop_request(await receive_delimited(stream))
-        if request.kind is HopKind.RESERVE:
+            target = parse_hop_request(await receive_delimited(stream))
+        if target is None:
             await self._reserve(stream)
         else:
-            await self._connect(stream, request.peer)
+            await self._connect(stream, target)
 
     # --- reservations -----------------------------------------------------------------------------
     async def _reserve(self, stream: Stream) -> None:
@@ -252,7 +327,7 @@ class Relay:
             if meter.num_bytes > CIRCUIT_BYTES:
                 return
             await self._bucket.turn(len(data))
-            await self._line.carry(len(data))
+            await self._carry_over_line(len(data))
             await sink.send_all(data)
             self._carried_bytes += len(data)
 
@@ -284,12 +359,12 @@ async def reserve(network: Network, relay: PeerId) -> float:
     try:
         with trio.fail_after(ASK_S):
             await stream.send_all(reserve_request())
-            answer = parse_hop_answer(await receive_delimited(stream))
+            status = parse_hop_answer(await receive_delimited(stream))
     except trio.TooSlowError:
         raise RemoteProtocolError(f"{relay} does not answer as a relay") from None
     finally:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
             await stream.aclose()
-    if answer.status != CircuitStatus.OK:
-        raise LocoError(f"{relay} does not relay for us (status {answer.status})")
+    if status != CircuitStatus.OK:
+        raise LocoError(f"{relay} does not relay for us (status {status})")
     return RESERVATION_S

@@ -25,12 +25,12 @@ from typing import Final
 
 import trio
 
-from peer.ports import Address, NetworkStatistics, PeerId, StreamHandler
+from peer.ports import Address, Judge, NetworkStatistics, PeerId, StreamHandler
 from protocol.address import multiaddr
 from protocol.address.peer_id import peer_id_to_bytes
 from protocol.errors import StreamLost
 
-from .handlers import Handlers, Traffic
+from .handlers import Handlers
 from .simulated_stream import LinkModel, SimulatedLink, SimulatedStream, open_pair
 
 DIAL_TIMEOUT_S: Final = 15.0
@@ -149,26 +149,20 @@ class SimulatedNetwork:
 
     def __init__(self, internet: SimulatedInternet, peer_id: PeerId, address: Address) -> None:
         self._internet = internet
-        self._peer_id = peer_id
+        self.peer_id: Final = peer_id
         self._address = address
         self._nursery: trio.Nursery
         self._handlers = Handlers()
-        self._traffic = Traffic()
         self._streams: dict[SimulatedStream, None] = {}
         self._known: dict[PeerId, tuple[Address, ...]] = {}
         self._announced: tuple[Address, ...] = ()
         self._alive = True
 
     @property
-    def peer_id(self) -> PeerId:
-        """Our peer id."""
-        return self._peer_id
-
-    @property
     def addresses(self) -> Sequence[Address]:
         """Full multiaddrs with /p2p/."""
         everywhere = (self._address, *self._announced)
-        return tuple(multiaddr.with_peer_id(address, self._peer_id) for address in everywhere)
+        return tuple(multiaddr.with_peer_id(address, self.peer_id) for address in everywhere)
 
     def announce(self, addresses: Sequence[Address]) -> None:
         """Tell others these addresses too; nobody is reached by them here."""
@@ -183,7 +177,7 @@ class SimulatedNetwork:
         answering = self._internet.answering_at(multiaddr.split_peer_id(address)[0])
         if answering is None:
             raise StreamLost(f"dial: cannot connect to {address}: connection refused")
-        await self._internet.round_trip(self._peer_id, answering)
+        await self._internet.round_trip(self.peer_id, answering)
         return answering
 
     def move(self, address: Address) -> None:
@@ -221,10 +215,14 @@ class SimulatedNetwork:
         remote = await self._reach(peer_id)
         if not remote._handlers.serves(protocol):
             raise StreamLost(f"protocol: {peer_id} does not speak {protocol}")
-        peers = (self._peer_id, peer_id)
+        peers = (self.peer_id, peer_id)
         links = (self._internet.link(*peers), self._internet.link(*reversed(peers)))
         ours, theirs = open_pair(
-            protocol, peers, links, (self._traffic, remote._traffic), self._address
+            protocol,
+            peers,
+            links,
+            (self._handlers.traffic, remote._handlers.traffic),
+            self._address,
         )
         self._adopt(ours)
         remote._accept(protocol, theirs)
@@ -239,16 +237,13 @@ class SimulatedNetwork:
         self._handlers.add(protocol, handler)
         await trio.lowlevel.checkpoint()
 
+    def admit_by(self, judge: Judge) -> None:
+        """Serve only whom this one lets pass, from now on."""
+        self._handlers.admit_by(judge)
+
     def statistics(self) -> NetworkStatistics:
         """What was carried."""
-        carried = self._traffic.statistics()
-        return NetworkStatistics(
-            sent_bytes=carried.sent_bytes,
-            received_bytes=carried.received_bytes,
-            open_streams=carried.open_streams,
-            refused_streams=self._handlers.refused_streams,
-            failed_streams=self._handlers.failed_streams,
-        )
+        return self._handlers.statistics()
 
     def is_at(self, address: Address) -> bool:
         """Whether this machine has that address."""
@@ -263,11 +258,11 @@ class SimulatedNetwork:
 
     async def _reach(self, peer_id: PeerId) -> "SimulatedNetwork":
         self._check_alive(peer_id)
-        if peer_id == self._peer_id:
+        if peer_id == self.peer_id:
             raise StreamLost(f"dial: cannot reach {peer_id}: that is ourselves")
         if peer_id not in self._known:
             raise StreamLost(f"dial: cannot reach {peer_id}: no address is known")
-        await self._internet.round_trip(self._peer_id, peer_id)
+        await self._internet.round_trip(self.peer_id, peer_id)
         self._check_alive(peer_id)
         remote = self._internet.find(peer_id)
         if remote is None:
@@ -275,7 +270,7 @@ class SimulatedNetwork:
         if remote._address not in self._known[peer_id]:
             known = ", ".join(self._known[peer_id])
             raise StreamLost(f"dial: cannot reach {peer_id}: nobody answers at {known}")
-        remote._known[self._peer_id] = (self._address,)  # a later life may come from elsewhere
+        remote._known[self.peer_id] = (self._address,)  # a later life may come from elsewhere
         return remote
 
     def _check_alive(self, peer_id: PeerId) -> None:

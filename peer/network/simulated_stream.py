@@ -255,8 +255,8 @@ class SimulatedStream:
         remote_address: Address = "",
     ) -> None:
         self._protocol = protocol
-        self._remote_peer_id = remote_peer_id
-        self._remote_address = remote_address
+        self.remote_peer_id: Final = remote_peer_id
+        self.remote_address: Final = remote_address
         self._traffic = traffic
         self._incoming = incoming
         self._outgoing = outgoing
@@ -268,17 +268,7 @@ class SimulatedStream:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else self._lost or "open"
-        return f"<SimulatedStream {self._protocol} with {self._remote_peer_id}: {state}>"
-
-    @property
-    def remote_peer_id(self) -> PeerId:
-        """The peer at the other end."""
-        return self._remote_peer_id
-
-    @property
-    def remote_address(self) -> Address:
-        """The address that the peer came from."""
-        return self._remote_address
+        return f"<SimulatedStream {self._protocol} with {self.remote_peer_id}: {state}>"
 
     async def turn(self, num_bytes: int) -> int:
         """Let all of it go: nothing is held back here."""
@@ -381,7 +371,7 @@ class SimulatedStream:
     def _loss(self, reason: str) -> StreamLost:
         self._lost = self._lost or reason
         return StreamLost(
-            f"{self._protocol} stream with {self._remote_peer_id} was lost: {self._lost}"
+            f"{self._protocol} stream with {self.remote_peer_id} was lost: {self._lost}"
         )
 
 

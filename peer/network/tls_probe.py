@@ -20,22 +20,21 @@ nothing is said afterwards.
 
 import os
 import ssl
+from functools import partial
 from typing import Final
 
 import trio
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from peer.network.identity import verify
 from peer.ports import PeerId
-from peer.process.exception_groups import leaves
 from protocol.address.peer_id import KEY_PROTOBUF_PREFIX, PUBLIC_KEY_BYTES, peer_id_from_public_key
-from protocol.address.varint import decode_uvarint, encode_uvarint
-from protocol.errors import StreamLost
+from protocol.address.varint import encode_uvarint, read_delimited
+from protocol.errors import StreamLost, leaves
+from protocol.membership.records import verify_with_peer_id
 
 STEP_TIMEOUT_S: Final = 10.0
 MAX_SELECT_BYTES: Final = 1024
-"""Longest multistream-select message; one byte of length would do for the two that are due."""
 _MULTISTREAM: Final = "/multistream/1.0.0"
 _TLS: Final = "/tls/1.0.0"
 _EXTENSION: Final = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")
@@ -96,26 +95,21 @@ def _select_message(text: str) -> bytes:
 
 
 async def _receive_select_message(connection: trio.SocketStream) -> str:
-    prefix = await _receive_exactly(connection, 1)
-    while prefix[-1] & 0x80 and len(prefix) < 3:
-        prefix += await _receive_exactly(connection, 1)
-    length, _ = decode_uvarint(prefix)
-    if not 1 <= length <= MAX_SELECT_BYTES:
-        raise ValueError(f"a message of {length} bytes was announced")
-    data = await _receive_exactly(connection, length)
+    data = await read_delimited(partial(receive_exactly, connection), MAX_SELECT_BYTES)
     if not data.endswith(b"\n"):
         raise ValueError("a message did not end in a newline")
     return data[:-1].decode("ascii", errors="replace")
 
 
-async def _receive_exactly(connection: trio.SocketStream, num_bytes: int) -> bytes:
-    data = b""
+async def receive_exactly(connection: trio.SocketStream, num_bytes: int) -> bytes:
+    """So many bytes; raises ValueError: the other side has closed the connection."""
+    data = bytearray()
     while len(data) < num_bytes:
         piece = await connection.receive_some(num_bytes - len(data))
         if not piece:
             raise ValueError("it hung up")
         data += piece
-    return data
+    return bytes(data)
 
 
 async def _handshake(connection: trio.SocketStream, where: str) -> PeerId:
@@ -161,7 +155,7 @@ def peer_id_of_certificate(der: bytes) -> PeerId:
     ):
         raise ValueError("its identity is not an Ed25519 key, which every peer of a run needs")
     peer_id = peer_id_from_public_key(key[len(KEY_PROTOBUF_PREFIX) :])
-    if not verify(peer_id, _SIGNED_PREFIX + own_key, signature):
+    if not verify_with_peer_id(peer_id, _SIGNED_PREFIX + own_key, signature):
         raise ValueError(f"its certificate is not signed by {peer_id}, as it claims")
     return peer_id
 

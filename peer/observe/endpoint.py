@@ -10,7 +10,7 @@ from typing import Final
 
 import trio
 
-from peer.options.addresses import HostPort
+from peer.options.values import HostPort
 from protocol.errors import LocoError
 
 MAX_REQUEST_BYTES: Final = 8 * 1024

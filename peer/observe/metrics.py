@@ -28,18 +28,15 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from peer.facts import CheckpointOutcome, Durations, Facts, PeerState, RoundPhase, Spent
 from peer.ports import NetworkStatistics
-from protocol.membership.conduct import Fault
+from protocol.membership.book import Fault
 from protocol.membership.dial_back import Reach
 from protocol.membership.view import Member
 from protocol.microbatch.core import Counted
 from protocol.outcomes import AuditOutcome, RefusalReason, SkipReason
 
-from .facts import CheckpointOutcome, Facts
-from .pipeline_facts import Spent
 from .progress import RunProgress
-from .status import PeerState
-from .timing import Durations, RoundPhase
 
 TRAINER_RESTART_REASONS: Final = (
     "died", "hung", "error", "unusable", "non_finite", "out_of_memory",
@@ -285,7 +282,7 @@ METRICS: Final[tuple[One | Many, ...]] = (
         GAUGE,
         "loco_averaged_share",
         "Share of the last 50 rounds that were averaged, 0 to 1.",
-        lambda now: now.facts.outcomes().recent_share,
+        lambda now: now.facts.averaged_share,
     ),
     Many(
         COUNTER,

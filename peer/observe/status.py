@@ -6,16 +6,15 @@ What `loco-peer status` says of a pipeline, line by line.
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from peer.facts import RECENT_ROUNDS, PeerState
 from protocol.membership.group import WHOLE_MODEL
 from protocol.names import short_id
 from protocol.outcomes import SkipReason
 
 from .amendment_lines import amendment_lines
 from .progress import RunProgress, progress_line
-from .reach_facts import reach_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -77,28 +76,20 @@ def _links(links: tuple[Mapping[str, Any], ...]) -> str:
     )
 
 
+def reach_line(told: Mapping[str, Any]) -> str:
+    """What `ReachFacts.to_json` gave, in a line for people."""
+    families = ", ".join(f"IP{name} {told[name]}" for name in ("v4", "v6"))
+    line = f"{told['reachable']} ({families}; router: {told['nat']})"
+    if told["relays"]:
+        line += f"; relayed by {', '.join(map(short_id, told['relays']))}"
+    if told["relayed_peers"]:
+        line += f"; {told['relayed_peers']} peers through relays"
+    if told["circuits"] or told["reservations"]:
+        line += f"; relays {told['circuits']} connections for {told['reservations']} peers"
+    return line
+
+
 # --- status ---------------------------------------------------------------------------------------
-
-RECENT_ROUNDS: Final = 50
-"""Rounds whose outcomes are kept, to tell the present share of those that were averaged."""
-
-
-class PeerState(StrEnum):
-    """Stages in the life of a peer. It tells other peers too, under these names."""
-
-    STARTING = "starting"
-    CONNECTING = "connecting"
-    """Looking for the swarm."""
-    RETURNING = "returning"
-    """Back with a checkpoint of the run, looking for the others."""
-    DOWNLOADING = "downloading"
-    """Taking run spec, data or weights from peers."""
-    TRAINING = "training"
-    PAUSED = "paused"
-    """Told to rest: trains nothing, and serves others."""
-    FINISHED = "finished"
-    """The run is over; serving its state."""
-    LEAVING = "leaving"
 
 
 @dataclass(frozen=True, slots=True)

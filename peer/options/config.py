@@ -17,6 +17,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,9 +25,18 @@ from protocol.errors import LocoError
 from protocol.limits import MAX_STAGES
 
 from . import values
-from .addresses import HostPort, parse_announce, parse_bootstrap, parse_host_port
-from .service_links import is_service_link
-from .values import LogFormat, flag, many, number, whole
+from .values import (
+    HostPort,
+    LogFormat,
+    flag,
+    is_service_link,
+    many,
+    number,
+    parse_announce,
+    parse_bootstrap,
+    parse_host_port,
+    whole,
+)
 
 if TYPE_CHECKING:
     from protocol.admission.statements import Token
@@ -48,7 +58,7 @@ class Origin(StrEnum):
     DEFAULT = "default"
 
 
-class Group(StrEnum):
+class OptionGroup(StrEnum):
     """The heading under which `--help` shows an option."""
 
     RUN = "Run"
@@ -58,7 +68,7 @@ class Group(StrEnum):
     WATCHING = "Watching and ending"
 
 
-class Taken(StrEnum):
+class OptionArity(StrEnum):
     """How an option stands on a command line."""
 
     ONCE = "once"
@@ -87,7 +97,7 @@ class Option:
     default: Any
     attribute: str
     metavar: str
-    group: Group
+    group: OptionGroup
     help: str
     see: str
     letter: str
@@ -104,11 +114,11 @@ class Option:
         return self.name.replace("-", "_")
 
     @property
-    def taken(self) -> Taken:
+    def taken(self) -> OptionArity:
         """How it stands on a command line."""
         if self.parse is flag:
-            return Taken.FLAG
-        return Taken.MANY if self.default == () else Taken.ONCE
+            return OptionArity.FLAG
+        return OptionArity.MANY if self.default == () else OptionArity.ONCE
 
     @property
     def told(self) -> str:
@@ -120,7 +130,7 @@ class Option:
 
 
 def _option(
-    group: Group,
+    group: OptionGroup,
     parse: Callable[[Any], Any],
     metavar: str,
     help: str,
@@ -141,10 +151,11 @@ def _option(
     return dataclasses.field(metadata=said)
 
 
-def _flag(group: Group, help: str, **more: Any) -> Any:
+def _flag(group: OptionGroup, help: str, **more: Any) -> Any:
     return _option(group, flag, "", help, default=False, **more)
 
 
+_run, _machine, _network, _disk, _watching = (partial(_option, group) for group in OptionGroup)
 _gigabytes: Final = number("gigabytes", 0.1, 1e6)
 _mbps: Final = number("megabits per second", 1, 1e6)
 
@@ -157,22 +168,19 @@ class PeerConfig:
         origins: option name to the place its value came from.
     """
 
-    home: Path = _option(
-        Group.RUN,
+    home: Path = _run(
         Path,
         "DIR",
         "Holds identity, state and logs; one run per home. Default: the user data directory.",
     )
-    bootstrap: tuple[str, ...] = _option(
-        Group.RUN,
+    bootstrap: tuple[str, ...] = _run(
         many(parse_bootstrap),
         "ADDR",
         "A peer to join through: HOST:PORT or a multiaddr. May be repeated.",
         default=(),
         founder=False,
     )
-    invite: "Token | None" = _option(
-        Group.RUN,
+    invite: "Token | None" = _run(
         values.token,
         "TOKEN",
         "An invitation. Better set in LOCO_INVITE, which process lists do not show.",
@@ -180,98 +188,84 @@ class PeerConfig:
         founder=False,
     )
     alone: bool = _flag(
-        Group.RUN,
+        OptionGroup.RUN,
         "Continue the home's run at once, even if no known peer can be reached.",
         see="See [coming back](weeks.md#coming-back).",
     )
-    stage: int | None = _option(
-        Group.RUN,
+    stage: int | None = _run(
         whole(0, MAX_STAGES - 1),
         "N",
         "Hold this stage of a pipeline, counted from 0. Default: the one that needs a peer most.",
         see="The first peer of a run holds stage 0 ([stages](stages.md)).",
         founder=False,
     )
-    data: str | None = _option(
-        Group.RUN,
+    data: str | None = _run(
         values.source,
         "PATH",
         "Take the corpus from this file or source. Default: from the other peers.",
         see="See [below](#a-corpus-that-lies-here-already).",
     )
     exit_when_done: bool = _flag(
-        Group.RUN, "Exit at the end of the run instead of serving its state."
+        OptionGroup.RUN, "Exit at the end of the run instead of serving its state."
     )
-    export_when_done: Path | None = _option(
-        Group.RUN, Path, "DIR", "Write the model to DIR at the end of the run, as `export` does."
+    export_when_done: Path | None = _run(
+        Path, "DIR", "Write the model to DIR at the end of the run, as `export` does."
     )
 
-    device: str | None = _option(
-        Group.MACHINE,
-        values.device,
-        "DEVICE",
-        "cpu, cuda or cuda:N. Default: a GPU if there is one.",
+    device: str | None = _machine(
+        values.device, "DEVICE", "cpu, cuda or cuda:N. Default: a GPU if there is one."
     )
-    threads: int | None = _option(
-        Group.MACHINE, whole(1, 4096), "N", "CPU threads of the trainer. Default: all."
-    )
+    threads: int | None = _machine(whole(1, 4096), "N", "CPU threads of the trainer. Default: all.")
     checkpoint_activations: bool = _flag(
-        Group.MACHINE,
+        OptionGroup.MACHINE,
         "Save memory: recompute activations in the backward pass (pipelines only).",
         see="This takes a third more work.",
     )
-    overlap_steps: int | None = _option(
-        Group.MACHINE,
+    overlap_steps: int | None = _machine(
         whole(0, 1000),
         "N",
         "Steps to train while a fragment travels. Default: the run's (DiLoCo only).",
         see="See [slow links](#slow-links-and-overlap-steps).",
     )
 
-    listen: HostPort | None = _option(
-        Group.NETWORK,
+    listen: HostPort | None = _network(
         parse_host_port,
         "[HOST:]PORT",
         "Address to listen on. Default: 31337, else a free port, kept for the next start.",
         see="Port 0 picks a free port. The default host is `0.0.0.0`; a host is not kept.",
     )
-    announce: tuple[str, ...] = _option(
-        Group.NETWORK,
+    announce: tuple[str, ...] = _network(
         many(parse_announce),
         "ADDR",
         "The address that others reach this peer at, if it differs. May be repeated.",
         default=(),
     )
-    max_upload_mbps: float | None = _option(
-        Group.NETWORK,
+    max_upload_mbps: float | None = _network(
         _mbps,
         "MBPS",
         "Upload limit in megabits per second. Default: no limit.",
         see="See [limits](#limits-of-the-line).",
     )
-    max_download_mbps: float | None = _option(
-        Group.NETWORK,
+    max_download_mbps: float | None = _network(
         _mbps,
         "MBPS",
         "Download limit in megabits per second. Default: no limit.",
         see="See [limits](#limits-of-the-line).",
     )
-    relay_mbps: float = _option(
-        Group.NETWORK,
-        number("megabits per second", 1, 1e6, zero=True),
+    relay_mbps: float = _network(
+        number("megabits per second", 1, 1000000.0, zero=True),
         "MBPS",
         "Rate limit for relaying to peers that nobody can dial; 0 turns relaying off.",
         default=100.0,
         see="See [behind a router](#behind-a-router).",
     )
     quic: bool = _flag(
-        Group.NETWORK,
+        OptionGroup.NETWORK,
         "Listen on UDP too, and use QUIC with peers that do so.",
         see="See [when](#behind-a-router).",
     )
 
-    checkpoint_every_s: float = _option(
-        Group.DISK,
+    checkpoint_every_s: float = _disk(
         number("seconds", 0, 7 * 86400),
         "SECONDS",
         "Time between checkpoints; 0 writes one only when the peer ends.",
@@ -279,17 +273,13 @@ class PeerConfig:
         unit="_s",
         see="See [weeks](weeks.md).",
     )
-    checkpoint_keep: int = _option(
-        Group.DISK, whole(1, 1000), "N", "Number of checkpoints to keep.", default=3
-    )
-    checkpoint_max_gb: float | None = _option(
-        Group.DISK,
+    checkpoint_keep: int = _disk(whole(1, 1000), "N", "Number of checkpoints to keep.", default=3)
+    checkpoint_max_gb: float | None = _disk(
         _gigabytes,
         "GB",
         "Keep fewer checkpoints if they would take more than this. Default: no limit.",
     )
-    checkpoint_upload: str | None = _option(
-        Group.DISK,
+    checkpoint_upload: str | None = _disk(
         str,
         "URL",
         "Copy checkpoints to this folder or fsspec URL (such as s3://bucket/run) too, with all"
@@ -297,19 +287,14 @@ class PeerConfig:
         see="See [weeks](weeks.md).",
     )
     upload_keys: bool = _flag(
-        Group.DISK,
+        OptionGroup.DISK,
         "Upload the home's keys too. Anyone who can read them there can sign for the run.",
     )
-    max_corpus_gb: float | None = _option(
-        Group.DISK,
-        _gigabytes,
-        "GB",
-        "Disk limit for the corpus. Default: no limit.",
-        founder=False,
+    max_corpus_gb: float | None = _disk(
+        _gigabytes, "GB", "Disk limit for the corpus. Default: no limit.", founder=False
     )
 
-    log_format: LogFormat = _option(
-        Group.WATCHING,
+    log_format: LogFormat = _watching(
         values.log_format,
         "console|json",
         "Format of the output on stderr.",
@@ -317,10 +302,9 @@ class PeerConfig:
         see="See [what each shows](#what-the-console-says).",
     )
     verbose: bool = _flag(
-        Group.WATCHING, "Show every event, settings, and tracebacks.", letter="-v"
+        OptionGroup.WATCHING, "Show every event, settings, and tracebacks.", letter="-v"
     )
-    metrics: HostPort = _option(
-        Group.WATCHING,
+    metrics: HostPort = _watching(
         parse_host_port,
         "HOST:PORT",
         "Address for Prometheus metrics; port 0 picks one.",
@@ -328,12 +312,11 @@ class PeerConfig:
         see="The home keeps the port.",
     )
     json_ready: bool = _flag(
-        Group.WATCHING,
+        OptionGroup.WATCHING,
         "Print one line of JSON on stdout as soon as others can join.",
         see="The line is printed again if the peer joins again in a new process.",
     )
-    grace_s: float = _option(
-        Group.WATCHING,
+    grace_s: float = _watching(
         number("seconds", 0, 3600),
         "SECONDS",
         "Time allowed for a graceful end after the first signal.",

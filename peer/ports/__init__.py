@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from protocol.errors import LocoError
+from protocol.membership.book import Fault
+from protocol.wire.messages import Refusal
 
 T = TypeVar("T")
 PeerId = str
@@ -63,6 +65,9 @@ class NetworkStatistics:
         refused_streams: streams from outside that were closed because a bound was reached.
         failed_streams: streams from outside that a bug of ours has ended.
         relayed_peers: peers that we are connected to through other peers alone.
+        restarts: times that p2pd had to be started again.
+        p2pd_pid: None while no p2pd runs.
+        last_failure: why p2pd last ended; empty when it never did.
     """
 
     sent_bytes: Mapping[str, int]
@@ -71,6 +76,25 @@ class NetworkStatistics:
     refused_streams: int = 0
     failed_streams: int = 0
     relayed_peers: int = 0
+    restarts: int = 0
+    p2pd_pid: int | None = None
+    last_failure: str = ""
+
+
+class Judge(Protocol):
+    """Decides which peers are served; implemented by `peer.daemon.standing.Standing`."""
+
+    def judge(self, peer_id: PeerId) -> Refusal | None:
+        """Why a peer is not served; None when it is."""
+
+    def judge_conduct(self, peer_id: PeerId) -> Refusal | None:
+        """Why a peer is not even greeted; None when it is."""
+
+    def wait_s(self, peer_id: PeerId) -> float:
+        """For how long a stream of this peer waits before it is served."""
+
+    def blame(self, peer_id: PeerId, fault: Fault) -> None:
+        """Hold a fault against a peer."""
 
 
 class Network(Protocol):
@@ -110,6 +134,9 @@ class Network(Protocol):
 
         `LocoError` and trio's resource errors raised by a handler end that stream alone.
         """
+
+    def admit_by(self, judge: Judge) -> None:
+        """Serve only whom this one lets pass, from now on."""
 
     def statistics(self) -> NetworkStatistics: ...
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from peer.observe.status import PeerState
+from peer.facts import PeerState
 from peer.options.config import OPTIONS, SECRETS, Origin, PeerConfig
 from peer.ports import Address
 from protocol.errors import LocoError

@@ -15,16 +15,14 @@ What it promises:
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from typing import Final
 
 import trio
+from msgspec.structs import replace
 
+from peer.facts import Facts, PeerState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
-from peer.process.exception_groups import leaves
 from peer.process.rejoin import JoinAgain, addresses_of
 from peer.training.messages import (
     CloseRound,
@@ -41,20 +39,19 @@ from peer.training.messages import (
     TrainRound,
 )
 from peer.training.ports import Trainer, TrainerDied
-from protocol.errors import LocoError
+from protocol.errors import LocoError, leaves
 from protocol.membership.heeded import heeded
 from protocol.membership.view import Member, View
 from protocol.microbatch.trainer_messages import (
     Begun,
-    Produced,
+    Filled,
+    Freed,
     Returned,
     Stepped,
-    Taken,
     Waiting,
 )
 from protocol.run.amendments import AmendedSpec
-from protocol.schedule.own_rounds import RoundPlan
-from protocol.schedule.rounds import is_lost, middle
+from protocol.schedule.rounds import RoundPlan, is_lost, middle
 
 from .checkpoints import Checkpoints
 from .microbatches import Microbatches
@@ -228,7 +225,7 @@ class RoundLoop:
                 line.nursery.start_soon(self._bring, line, pieces)
             case Ready():
                 pass
-            case Begun() | Produced() | Returned() | Taken() | Stepped() | Waiting():
+            case Begun() | Filled() | Returned() | Freed() | Stepped() | Waiting():
                 if self._microbatches is not None:
                     await self._microbatches.took(event)
             case _:

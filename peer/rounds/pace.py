@@ -5,7 +5,7 @@ from statistics import median
 
 import trio
 
-from peer.observe.facts import Facts
+from peer.facts import Facts
 from protocol.membership.view import Member
 from protocol.schedule.rounds import believed_speeds, owed_steps, place
 

@@ -15,10 +15,9 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
+from peer.facts import Facts, PeerState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
 from peer.process.rejoin import JoinAgain, addresses_of
 from protocol.errors import LocoError
 from protocol.membership.group import WHOLE_MODEL

@@ -12,7 +12,7 @@ Each peer counts for the whole swarm, by what it has heard, so two peers may cou
 from collections.abc import Sequence
 from typing import Final
 
-from peer.observe.facts import Facts
+from peer.facts import Facts
 from protocol.membership.view import Member
 from protocol.schedule.data_plan import DataPlan, MemberPosition
 from protocol.schedule.rounds import whole_steps

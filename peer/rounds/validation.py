@@ -9,9 +9,9 @@ from typing import Final
 
 import trio
 
+from peer.facts import Facts
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
 from peer.training.messages import Evaluate, Evaluated
 
 from .way import TrainerLine

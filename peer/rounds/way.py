@@ -18,7 +18,7 @@ import trio
 from peer.training.messages import Progress, Ready, RoundClosed, SyncEvent, TrainerCommand
 from peer.training.ports import Trainer, TrainerDied
 from protocol.membership.view import Member
-from protocol.schedule.own_rounds import RoundPlan
+from protocol.schedule.rounds import RoundPlan
 
 
 class TrainerLine:

@@ -18,10 +18,10 @@ import trio
 from peer.daemon.beginning import Beginning, Fetched, Fresh
 from peer.daemon.engine import SlowWeights
 from peer.daemon.provision import ChooseStage, Supplies
+from peer.facts import PartShape
 from peer.network.pacing import NO_LIMITS, BandwidthLimits
 from peer.ports import PeerId
 from peer.state.fetching import BlobSource
-from peer.state.held_part import PartShape
 from peer.training.messages import Failed, TrainerCommand, TrainerEvent
 from peer.training.ports import Float32Vector, StartTrainer, Trainer
 from peer.training.simulated import simulated_starter
@@ -161,13 +161,9 @@ class _GatedTrainer:
         await self._gate.wait()
         return event if self._unusable is None else Failed("unusable", self._unusable)
 
-    def codes(self, slot: int) -> memoryview:
-        """Codes of the snapshot in `slot`."""
-        return self._trainer.codes(slot)
-
-    def fragment_codes(self, fragment: int) -> memoryview:
-        """Codes of the fragment's last send."""
-        return self._trainer.fragment_codes(fragment)
+    def codes(self, region: int) -> memoryview:
+        """The codes that lie in a region."""
+        return self._trainer.codes(region)
 
 
 class SimulatedProvision:

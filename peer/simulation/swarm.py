@@ -45,15 +45,14 @@ from peer.daemon.links import SILENCE_S, Links
 from peer.daemon.peer import Peer
 from peer.daemon.peer_parts import PeerParts, PeerSettings
 from peer.daemon.report import Report
+from peer.facts import Facts, PeerState, RoundTiming
 from peer.network.identity import SEED_BYTES, Identity
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.network.simulated_directory import SimulatedDhtWorld, SimulatedDirectory
 from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState, Status
-from peer.observe.timing import RoundTiming
+from peer.observe.status import Status
 from peer.options.config import Origin
 from peer.options.run_options import check_overlap_steps
 from peer.ports import PeerId

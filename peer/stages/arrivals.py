@@ -19,24 +19,24 @@ memory. Nothing of an old life reaches a new one: each has a line of its own.
 
 import math
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import trio
 
 from peer.network.conversation import Conversation, StreamStalled
-from peer.ports import Work
+from peer.ports import PeerId, Work
 from peer.rounds.way import TrainerLine
-from peer.training.stages.ring import BoundaryRing
+from peer.training.ring import BoundaryRing
 from protocol.errors import LocoError, RemoteProtocolError
-from protocol.microbatch import trainer_messages as told
+from protocol.microbatch.iterations import SEVERAL
 from protocol.microbatch.sizes import BoundarySizes, SizeVerdict
-from protocol.microbatch.trainer_messages import StageCommand
+from protocol.microbatch.trainer_messages import Freed, StageCommand
 from protocol.outcomes import RefusalReason
 from protocol.schedule.deadline import ObservedDeadline
-from protocol.wire.messages import Boundary, Credit, Refusal
+from protocol.wire.messages import Refusal
+from protocol.wire.stage_messages import Boundary, Credit
 
 from .transfers import ANSWER_S
 
@@ -51,10 +51,10 @@ class Line:
     """
 
     def __init__(self, ring: BoundaryRing) -> None:
-        self.ring = ring
+        self.ring, self._inbound = ring, ring.inbound
         self._commands, self._sent = trio.open_memory_channel[StageCommand](math.inf)
         self._give, self._free = trio.open_memory_channel[int](len(ring.inbound))
-        for slot in ring.inbound:
+        for slot in self._inbound:
             self._give.send_nowait(slot)
         self._read: Counter[int] = Counter()
         self._released: set[int] = set()
@@ -65,25 +65,30 @@ class Line:
         return self._free.statistics().current_buffer_used
 
     def send(self, command: StageCommand) -> None:
-        """Queue a command; there are never more than slots allow.
+        """Queue a command, or take an inbound slot back; there are never more than slots allow.
 
-        A slot that is still being sent is released when that has ended.
+        A slot that is still being sent is freed when that has ended.
         """
-        if isinstance(command, told.Release) and self._read[command.slot]:
+        if not isinstance(command, Freed):
+            self._commands.send_nowait(command)
+        elif command.slot in self._inbound:
+            self._give.send_nowait(command.slot)
+        elif self._read[command.slot]:
             self._released.add(command.slot)
         else:
             self._commands.send_nowait(command)
 
-    def begin_reading(self, slot: int) -> None:
-        """An outbound slot is being sent."""
+    @contextmanager
+    def reading(self, slot: int) -> Iterator[memoryview]:
+        """An outbound slot, which is not freed meanwhile."""
         self._read[slot] += 1
-
-    def end_reading(self, slot: int) -> None:
-        """It is no longer."""
-        self._read[slot] -= 1
-        if slot in self._released and not self._read[slot]:
-            self._released.remove(slot)
-            self._commands.send_nowait(told.Release(slot))
+        try:
+            yield self.ring.slot(slot)
+        finally:
+            self._read[slot] -= 1
+            if slot in self._released and not self._read[slot]:
+                self._released.remove(slot)
+                self._commands.send_nowait(Freed(slot))
 
     async def run(self, line: TrainerLine) -> None:
         """Pass the commands on, in order."""
@@ -94,43 +99,11 @@ class Line:
         """An inbound slot to fill; waits for one."""
         return await self._free.receive()
 
-    def give_back(self, slot: int) -> None:
-        """An inbound slot is free again."""
-        self._give.send_nowait(slot)
-
 
 # --- arrivals -------------------------------------------------------------------------------------
 
-SEVERAL: Final = 4
-"""Times the usual wait that is at least allowed, doubled by the deadline."""
 FLOOR_S: Final = 60.0
 """A machine that averages, or writes a checkpoint, may make others wait for so long."""
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """A boundary that has come whole.
-
-    Attributes:
-        slot: where it lies.
-        took_s: from its first byte to its last.
-    """
-
-    loss: float | None
-    slot: int
-    took_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """What a boundary is compared with: others of its direction, from the same stage.
-
-    Attributes:
-        stage: its sender's; None where it is not known.
-    """
-
-    stage: int | None
-    is_gradient: bool
 
 
 class Unusual(LocoError):
@@ -153,36 +126,41 @@ class Arrivals:
         self,
         talk: Conversation,
         line: Line,
-        kind: Kind,
-        offered_s: float,
+        kind: tuple[PeerId, int | None, bool],
+        waited_s: float,
         begun: Callable[[], None],
-    ) -> Arrived:
+    ) -> tuple[int, float | None, float]:
         """Welcome a boundary, and take it.
 
         Args:
-            offered_s: when it was offered.
+            kind: its sender, whose stage is not always known, and whether it is a gradient.
+            waited_s: how long its offer has waited.
             begun: called with its first byte.
+
+        Returns:
+            The slot that it lies in, its loss, and the seconds from its first byte to its last.
 
         Raises:
             RemoteProtocolError: it cannot be an honest one.
             Unusual: it is far larger than usual.
             StreamLost: it has not come whole.
         """
-        slot = await line.take_slot()
+        since_s, slot = trio.current_time(), await line.take_slot()
         try:
-            await talk.send(Credit(trio.current_time() - offered_s), stall_s=ANSWER_S)
-            arrived = await self._fill(talk, line, slot, begun)
-            await self._check(talk, await self._work.run(line.ring.size, slot), kind)
-            return arrived
+            credit = Credit(waited_s + trio.current_time() - since_s)
+            await talk.send(credit, stall_s=ANSWER_S)
+            loss, took_s = await self._fill(talk, line.ring.slot(slot), begun)
+            size = await self._work.run(line.ring.size, slot)
+            await self._check(talk, size, kind)
         except BaseException:
-            line.give_back(slot)
+            line.send(Freed(slot))
             raise
+        return slot, loss, took_s
 
     async def _fill(
-        self, talk: Conversation, line: Line, slot: int, begun: Callable[[], None]
-    ) -> Arrived:
-        welcome_s, codes = trio.current_time(), line.ring.slot(slot)
-        begun_s = [0.0]
+        self, talk: Conversation, codes: memoryview, begun: Callable[[], None]
+    ) -> tuple[float | None, float]:
+        welcome_s, begun_s = trio.current_time(), [0.0]
 
         def begins(_message: Boundary, num_bytes: int) -> memoryview:
             if num_bytes != len(codes):
@@ -203,14 +181,14 @@ class Arrivals:
             if not begun_s[0]:
                 self._usual.observe(SEVERAL * (trio.current_time() - welcome_s))
             raise
-        took_s = trio.current_time() - begun_s[0]
         self._usual.observe(SEVERAL * (begun_s[0] - welcome_s))
-        return Arrived(boundary.loss, slot, took_s)
+        return boundary.loss, trio.current_time() - begun_s[0]
 
-    async def _check(self, talk: Conversation, size: float, kind: Kind) -> None:
-        verdict = self._sizes.judge(
-            talk.remote_peer_id, size, stage=kind.stage, is_gradient=kind.is_gradient
-        )
+    async def _check(
+        self, talk: Conversation, size: float, kind: tuple[PeerId, int | None, bool]
+    ) -> None:
+        sender, stage, is_gradient = kind
+        verdict = self._sizes.judge(sender, size, stage=stage, is_gradient=is_gradient)
         if verdict is SizeVerdict.IMPOSSIBLE:
             raise RemoteProtocolError(f"a boundary's values are not finite, or huge: {size:.3g}")
         if verdict is SizeVerdict.UNUSUAL:

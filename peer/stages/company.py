@@ -7,18 +7,44 @@ should hold another stage begins anew: its process joins again, and goes over to
 checkpoints are of the one it leaves (peer/process/rejoin.py).
 """
 
+from dataclasses import dataclass
 from typing import Final
 
 import trio
 
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
+from peer.facts import Facts, PeerState
+from peer.network.pacing import Pacing
+from peer.observe.events import Events
+from peer.ports import Network, Work
+from peer.process.bell import Bell
 from peer.process.rejoin import JoinAgain, addresses_of
 from protocol.membership.group import Group
+from protocol.membership.records import Sign
 from protocol.membership.view import Member, Roster, View, relayed_last
-from protocol.microbatch.paths import Relays
+from protocol.microbatch.relays import Relays
 from protocol.run.assignment import Balance
-from protocol.run.stages import DATA_STAGE, part_of_stage
+from protocol.run.layout import DATA_STAGE, part_of_stage
+
+# --- surroundings ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a peer has around the exchange of its stage.
+
+    Attributes:
+        heard: rings when a peer has told anything.
+        pacing: is told how fast boundaries go.
+    """
+
+    network: Network
+    facts: Facts
+    events: Events
+    heard: Bell
+    sign: Sign
+    work: Work
+    pacing: Pacing | None = None
+
 
 # --- company --------------------------------------------------------------------------------------
 
@@ -30,10 +56,6 @@ class StageCompany:
         self._groups = [Group(run_id, part_of_stage(stage)).digest for stage in range(stages)]
         self._roster = roster
         self._views = [View(roster, group) for group in self._groups]
-
-    def group(self, stage: int) -> str:
-        """The digest of a stage's group."""
-        return self._groups[stage]
 
     def data_peers(self) -> tuple[Member, ...]:
         """The others that hold the data and are alive, by peer id."""
@@ -51,7 +73,9 @@ class StageCompany:
 
     def relays(self) -> Relays:
         """The others that hold each further stage and train, relayed ones last, sorted."""
-        return tuple(self._training(stage) for stage in range(1, len(self._views)))
+        now_s = trio.current_time()
+        training = (view.members_training(now_s) for view in self._views[DATA_STAGE + 1 :])
+        return tuple(tuple(m.peer_id for m in relayed_last(members)) for members in training)
 
     def holders(self) -> tuple[tuple[str, ...], ...]:
         """The others that hold each stage, whatever they do."""
@@ -63,24 +87,11 @@ class StageCompany:
         others = self.others()
         return tuple(m.peer_id for m in others if m.progress.state == PeerState.DOWNLOADING)
 
-    def group_of(self, peer_id: str) -> str | None:
-        """The group of another peer that holds a stage; None while it is not known to be alive."""
+    def stage_of(self, peer_id: str) -> int | None:
+        """The stage of another peer; None while it is not known to be alive, or holds none."""
         member = self._roster.living(peer_id, trio.current_time())
         group = None if member is None else member.progress.group
-        return group if group in self._groups else None
-
-    def stage_of(self, peer_id: str) -> int | None:
-        """The stage of another peer; None while it is not known to be alive."""
-        group = self.group_of(peer_id)
-        return None if group is None else self._groups.index(group)
-
-    def holds(self, peer_id: str, stage: int) -> bool:
-        """Whether another peer, alive, holds this stage."""
-        return self.group_of(peer_id) == self._groups[stage]
-
-    def _training(self, stage: int) -> tuple[str, ...]:
-        members = self._views[stage].members_training(trio.current_time())
-        return tuple(member.peer_id for member in relayed_last(members))
+        return self._groups.index(group) if group in self._groups else None
 
 
 # --- balance --------------------------------------------------------------------------------------

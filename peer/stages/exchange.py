@@ -3,7 +3,7 @@
     trainer (trainer_messages.py)     streams of other peers     streams to them (transfers.py)
               |  events                      |  ^                      ^
               v                              v  |                      |
-                    StageCore (protocol/microbatch): decides what happens
+             the core (protocol/microbatch): decides what happens
 
 What belongs to one life of the trainer is its `Line` (arrivals.py).
 """
@@ -11,60 +11,56 @@ What belongs to one life of the trainer is its `Line` (arrivals.py).
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import trio
 
+from peer.facts import Facts, PeerState
 from peer.network.conversation import Conversation
-from peer.network.pacing import Pacing
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
-from peer.ports import Network, PeerId, Stream, Work
-from peer.process.bell import Bell
+from peer.ports import PeerId, Stream
 from peer.rounds.way import TrainerLine
-from peer.training.stages.ring import RING_PER_SLOT
+from peer.training.ring import MIN_SLOTS, RING_PER_SLOT, SLOTS
 from protocol.errors import LocoError, RemoteProtocolError
-from protocol.membership.group import other_group_sentence
-from protocol.membership.records import Sign
 from protocol.membership.view import TRAINING, Member
-from protocol.microbatch import trainer_messages as told
-from protocol.microbatch.core import (
-    AnswerOffer,
-    Command,
-    Counted,
-    FreeInbound,
-    HaltRelays,
-    OfferAhead,
-    SendBoundary,
-    StageCore,
-    TellLost,
-)
+from protocol.microbatch.core import MAX_REMEMBERED, AnswerOffer, Command, SendBoundary, Tell
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
-from protocol.microbatch.trainer_messages import StageCommand, StageEvent
-from protocol.microbatch.trip import Leg, Microbatch, Trip
+from protocol.microbatch.trainer_messages import Freed, StageEvent
 from protocol.outcomes import RefusalReason
-from protocol.run.stages import DATA_STAGE
-from protocol.wire.messages import GetLinks, GetSnapshot, Halt, Kept, Lost, Offer, Refusal
+from protocol.routing.routers import PlannedRouter, plan_of, router_of
+from protocol.run.amendments import AmendedSpec
+from protocol.run.layout import DATA_STAGE
+from protocol.wire.messages import Refusal
+from protocol.wire.stage_messages import (
+    Announcement,
+    GetLinks,
+    GetSnapshot,
+    Halt,
+    Kept,
+    Leg,
+    Lost,
+    Microbatch,
+    Notice,
+    Passed,
+    Resume,
+    Trip,
+)
 from protocol.wire.versions import STAGE
 
-from .arrivals import Arrivals, Kind, Line, Unusual
-from .company import StageCompany
-from .messenger import Messenger
-from .notices import NOTICES, Notice, note, origin_of, stage_said
+from .arrivals import Arrivals, Line, Unusual
+from .company import StageCompany, Surroundings
 from .stopwatch import Stopwatch
-from .survey import Survey
-from .transfers import ANSWER_S, SERVED_IDLE_S, Outgoing, Transfers, trip_of
+from .survey import Planner, Survey
+from .transfers import ANSWER_S, SERVED_IDLE_S, Transfers
 
-# --- the stages that a run trains without, since nobody holds them any more -----------------------
+# --- what is told of them -------------------------------------------------------------------------
 
 
 class LeftOut:
-    """Watches the core of a data peer."""
+    """The stages that a run trains without, since nobody holds them any more."""
 
     def __init__(self, facts: Facts, events: Events) -> None:
         self._facts = facts
@@ -83,25 +79,21 @@ class LeftOut:
             step = self._facts.step
             self._events.emit(EventName.STAGE_TAKEN_IN, stage=stage, step=step, seconds=seconds)
         if self._facts.state is PeerState.TRAINING:
-            self._facts.now_doing(_doing(core))
+            self._facts.now_doing(_doing(core.missing_stages, core.left_out))
 
 
-def _doing(core: DataPeerCore) -> str:
+def _doing(missing: Sequence[int], left_out: Sequence[int]) -> str:
     """What a data peer does, in a sentence."""
-    missing = core.missing_stages
     if not missing:
         return "training"
-    stages = " and ".join(str(stage) for stage in missing)
-    if set(missing) <= set(core.left_out):
+    stages = " and ".join(map(str, missing))
+    if set(missing) <= set(left_out):
         return f"training without stage {stages}, which nobody holds"
     return f"waiting for a peer that holds stage {stages}"
 
 
-# --- what comes by another plan than the others' microbatches of late, at a relay -----------------
-
-
 class OtherPlans:
-    """See the top of the file."""
+    """What comes by another plan than the others' microbatches of late, at a relay."""
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
@@ -111,39 +103,22 @@ class OtherPlans:
         """A microbatch comes, while these data peers are there."""
         for gone in self._newest_of.keys() - set(data_peers):
             del self._newest_of[gone]
-        if trip.plan is not None:
-            self._newest_of[trip.microbatch.origin] = trip.plan
-            self._facts.pipeline.other_plans += any(
-                plan != trip.plan for plan in self._newest_of.values()
-            )
+        plan = trip.path.plan
+        if plan is not None:
+            self._newest_of[trip.microbatch.origin] = plan
+            others = self._newest_of.values()
+            self._facts.pipeline.other_plans += any(other != plan for other in others)
 
 
 # --- exchange -------------------------------------------------------------------------------------
 
 TICK_S: Final = 0.5
-MAX_ENDED: Final = 256
-"""Microbatches remembered that were lost or halted of late."""
+"""Between two looks around, and before what had no answer is said again."""
+TELL_TRIES: Final = 3
+"""Times that a data peer, which waits, is told that something is lost."""
 PATIENCE_S: Final = 600.0
 """Longest time for an iteration. A peer that is gone, or says that it has lost something, is not
 waited for; this is for what nobody notices, so it is longer than the iterations of slow swarms."""
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a peer has around the exchange of its stage.
-
-    Attributes:
-        heard: rings when a peer has told anything.
-        pacing: is told how fast boundaries go.
-    """
-
-    network: Network
-    facts: Facts
-    events: Events
-    heard: Bell
-    sign: Sign
-    work: Work
-    pacing: Pacing | None = None
 
 
 class StageExchange:
@@ -151,39 +126,41 @@ class StageExchange:
 
     Args:
         stage: ours.
-        total_steps_at: nominal steps of the run, as is in force at a nominal step.
-        survey: measures and plans.
+        plan: makes the paths of a data peer.
     """
 
     def __init__(
         self,
-        *,
+        amended: AmendedSpec,
         stage: int,
-        core: StageCore,
         company: StageCompany,
         around: Surroundings,
-        total_steps_at: Callable[[float], int],
-        survey: Survey,
+        plan: Planner = plan_of,
     ) -> None:
-        self._facts = facts = around.facts
-        facts.microbatches = core.counts
-        self._left_out = LeftOut(facts, around.events)
+        self._facts, self._network = around.facts, around.network
         self._heard = around.heard
-        self._total_steps_at = total_steps_at
-        self._stage = stage
-        self._core = core
-        self._company = company
-        self._network = around.network
-        self._survey = survey
-        has_loss = stage == DATA_STAGE
-        self._stopwatch = Stopwatch(survey.measures, facts.pipeline, has_loss=has_loss)
-        self._transfers = Transfers(around.network, PATIENCE_S, self._stopwatch, around.pacing)
+        self._total_steps_at = amended.total_steps_at
+        self._stage, self._company = stage, company
+        spec, self._peer_id = amended.founding, around.network.peer_id
+        planned: PlannedRouter | None = None
+        self._core: DataPeerCore | RelayCore = RelayCore(SLOTS, PATIENCE_S)
+        if stage == DATA_STAGE:
+            router = router_of(spec, self._peer_id, MIN_SLOTS)
+            planned = router if isinstance(router, PlannedRouter) else None
+            self._core = DataPeerCore(self._peer_id, router, PATIENCE_S, in_flight=SLOTS)
+        self._facts.microbatches = self._core.counts
+        self._survey = Survey(spec, stage, company, around, planned, plan)
+        self._stopwatch = Stopwatch(
+            self._survey.measures, self._facts.pipeline, has_loss=stage == DATA_STAGE
+        )
+        self._transfers = Transfers(self._network, PATIENCE_S, self._stopwatch, around.pacing)
         self._arrivals = Arrivals(around.work, PATIENCE_S)
-        self._messenger = Messenger(core, company, self._transfers, self._do)
-        self._other_plans = OtherPlans(facts)
-        self._ended: deque[Microbatch] = deque(maxlen=MAX_ENDED)
+        self._left_out = LeftOut(self._facts, around.events)
+        self._other_plans = OtherPlans(self._facts)
+        self._ended: deque[Microbatch] = deque(maxlen=MAX_REMEMBERED)
+        self._saying: set[tuple[PeerId, Notice]] = set()
         self._line: Line | None = None
-        self._answers: dict[int, Callable[[RefusalReason | None], None]] = {}
+        self._answers: dict[int, trio.MemorySendChannel[RefusalReason | None]] = {}
         self._next_ticket = 0
         self._could_end_s = math.inf
         self._nursery: trio.Nursery | None = None
@@ -202,26 +179,8 @@ class StageExchange:
     async def took(self, event: StageEvent) -> None:
         """The trainer has said something."""
         now_s = trio.current_time()
-        match event:
-            case told.Produced(leg, number, slot, loss):
-                self._stopwatch.produced(leg, number, now_s)
-                self._do(self._core.produced(leg, number, slot, loss, now_s))
-            case told.Returned(number):
-                self._stopwatch.returned(number, now_s)
-                self._do(self._core.returned(number, now_s))
-            case told.Taken(slot):
-                self._free_inbound(slot)
-            case told.Begun(microbatches):
-                assert isinstance(self._core, DataPeerCore)
-                self._stopwatch.begun(now_s)
-                self._do(self._core.begun(microbatches, now_s))
-            case told.Stepped(clipped=clipped):
-                self._core.counts[Counted.CLIPPED] += clipped
-                self._stopwatch.stepped()
-                if isinstance(self._core, RelayCore):
-                    self._do(self._core.stepped(now_s))
-            case told.Waiting():
-                pass
+        self._stopwatch.took(event, now_s)
+        self._do(self._core.took(event, now_s))
 
     def step_of(self, step: float) -> float:
         """No further than the data peers are, for a relay, and short of the end while one trains.
@@ -284,173 +243,176 @@ class StageExchange:
 
     async def _answer(self, stream: Stream) -> None:
         async with Conversation(stream) as talk:
-            patience_s = ANSWER_S
+            sender, patience_s = talk.remote_peer_id, ANSWER_S
             while True:
-                await self._answer_next(talk, patience_s)
+                message, _ = await talk.receive(
+                    Trip, Announcement, Lost, Passed, Halt, Resume, GetLinks, GetSnapshot,
+                    timeout_s=patience_s,
+                )  # fmt: skip
                 patience_s = SERVED_IDLE_S
+                if isinstance(message, GetLinks | GetSnapshot):
+                    await self._survey.answer(talk, message)
+                    continue
+                assert isinstance(message, Trip | Notice)
+                refusal = self._refusal(message, sender)
+                if refusal is not None:
+                    await talk.send(refusal, stall_s=ANSWER_S)
+                elif isinstance(message, Trip):
+                    await self._take(talk, message, sender)
+                else:
+                    if isinstance(message, Lost | Halt) and message.microbatch.origin == sender:
+                        self._withdraw(message.microbatch)
+                    answer, commands = self._core.told(sender, message, trio.current_time())
+                    self._do(commands)
+                    await talk.send(answer, stall_s=ANSWER_S)
 
-    async def _answer_next(self, talk: Conversation, patience_s: float) -> None:
-        message, _ = await talk.receive(
-            Offer, *NOTICES, GetLinks, GetSnapshot, timeout_s=patience_s
-        )
-        if isinstance(message, GetLinks | GetSnapshot):
-            await self._survey.answer(talk, message)
-            return
-        assert isinstance(message, Offer | Notice)
-        refusal = self._refusal(message, talk.remote_peer_id)
-        ends = talk.remote_peer_id, self._network.peer_id
-        if refusal is not None:
-            await talk.send(refusal, stall_s=ANSWER_S)
-        elif isinstance(message, Offer):
-            await self._take(talk, trip_of(message, *ends))
-        else:
-            if isinstance(message, Lost | Halt) and isinstance(self._core, RelayCore):
-                ended = Microbatch(talk.remote_peer_id, message.iteration, message.index)
-                self._withdraw(ended)
-            reply, commands = note(self._core, message, *ends, trio.current_time())
-            self._do(commands)
-            await talk.send(reply, stall_s=ANSWER_S)
-
-    def _refusal(self, message: Offer | Notice, sender: PeerId) -> Refusal | None:
+    def _refusal(self, message: Trip | Notice, sender: PeerId) -> Refusal | None:
         """Why a message is none of our business; None when it is.
 
         A relay works for the data peers that it knows, and heeds no other's iterations: what a
         stranger says would move them for all.
+
+        Raises:
+            RemoteProtocolError: its path is none, does not lead to us, or not from the sender.
         """
-        ours = self._company.group(self._stage)
-        if message.group != ours:
-            sentence = other_group_sentence(ours, message.group)
-            return Refusal(RefusalReason.OTHER_GROUP, sentence)
-        stage = stage_said(message)
+        trip = message.trip if isinstance(message, Resume) else message
+        stage = trip.stage if isinstance(trip, Trip) else None
         if stage not in (None, self._stage):
+            # Paths are made before they are travelled: we may have gone over to another since.
             sentence = f"I hold stage {self._stage}, not stage {stage}"
             return Refusal(RefusalReason.OTHER_GROUP, sentence)
         if self._line is None:
             return Refusal(RefusalReason.NOT_TRAINING, "my trainer has not started yet")
-        origin = message.origin if isinstance(message, Offer) else origin_of(message, sender)
-        if isinstance(self._core, RelayCore) and not self._company.holds(origin, DATA_STAGE):
+        origin = sender if isinstance(trip, Announcement) else trip.microbatch.origin
+        if isinstance(self._core, RelayCore) and self._company.stage_of(origin) != DATA_STAGE:
             sentence = f"I know of no data peer {origin}; ask again when we are linked"
             return Refusal(RefusalReason.UNAVAILABLE, sentence)
+        if isinstance(trip, Trip):
+            trip.check(sender if trip is message else trip.sender, self._peer_id)
         return None
 
-    async def _take(self, talk: Conversation, trip: Trip) -> None:
+    async def _take(self, talk: Conversation, trip: Trip, sender: PeerId) -> None:
+        """Take a boundary, if and when it is welcome."""
         if trip.leg is Leg.FORWARD and isinstance(self._core, RelayCore):
             there = {member.peer_id for member in self._company.data_peers()}
             self._other_plans.look(trip, there)
         offered_s = trio.current_time()
-        refusal = await self._ask_core(trip)
+        refusal = await self._wait_turn(trip)
         if refusal is not None:
             sentence = f"microbatch {trip.microbatch.index}: {refusal}"
             await talk.send(Refusal(refusal, sentence), stall_s=ANSWER_S)
             return
-        line = self._line
+        line, onward = self._line, trip.next_move()
         assert line is not None, "offers are refused before the first trainer"
         try:
-            begun = partial(self._offer_ahead, trip.next_move())
-            kind = Kind(self._company.stage_of(trip.sender), trip.leg is Leg.BACKWARD)
-            arrived = await self._arrivals.receive(talk, line, kind, offered_s, begun)
+            stage, waited_s = self._company.stage_of(sender), trio.current_time() - offered_s
+            kind = sender, stage, trip.leg is Leg.BACKWARD
+            begun = partial(self._offer_ahead, onward)
+            arrival = await self._arrivals.receive(talk, line, kind, waited_s, begun)
         except LocoError as error:
-            self._take_back(trip)
+            self._take_back(onward)
             refused = isinstance(error, RemoteProtocolError | Unusual)
             self._do(self._core.broke_off(trip, trio.current_time(), refused=refused))
             raise
-        self._stopwatch.received(trip.sender, arrived.took_s)
+        slot, loss, took_s = arrival
+        self._stopwatch.measures.received(sender, took_s)
         if line is not self._line:
             return  # its trainer is gone, and all that it held
-        commands = self._core.arrived(trip, arrived.slot, arrived.loss)
-        if FreeInbound(arrived.slot) in commands:
-            self._take_back(trip)
+        commands = self._core.arrived(trip, slot, loss)
+        if Freed(slot) in commands:
+            self._take_back(onward)
         self._do(commands)
         await talk.send(Kept(), stall_s=ANSWER_S)
 
-    async def _ask_core(self, trip: Trip) -> RefusalReason | None:
-        """Whether a trip is welcome; waits for its turn."""
+    async def _wait_turn(self, trip: Trip) -> RefusalReason | None:
+        """Wait until a trip is welcome. Returns None then, or why it is not."""
         ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
-        answered, answer = trio.Event(), list[RefusalReason | None]()
-
-        def tell(refusal: RefusalReason | None) -> None:
-            answer.append(refusal)
-            answered.set()
-
-        self._answers[ticket] = tell
+        self._answers[ticket], answer = trio.open_memory_channel[RefusalReason | None](1)
         try:
             self._do(self._core.offered(ticket, trip))
             with trio.move_on_after(PATIENCE_S):
-                await answered.wait()
+                return await answer.receive()
         finally:
-            self._answers.pop(ticket, None)
-            if not answer:
+            if self._answers.pop(ticket, None) is not None:
                 self._do(self._core.withdrawn(ticket))
-        return answer[0] if answer else RefusalReason.BUSY
+        return RefusalReason.BUSY
 
     # --- commands ---------------------------------------------------------------------------------
     def _do(self, commands: Sequence[Command]) -> None:
         for command in commands:
-            self._do_one(command)
-
-    def _do_one(self, command: Command) -> None:
-        if isinstance(command, StageCommand):
-            self._tell(command)
-            return
-        match command:
-            case FreeInbound(slot):
-                self._free_inbound(slot)
-            case AnswerOffer(ticket, refusal):
-                self._answers.pop(ticket, _nobody)(refusal)
-            case SendBoundary():
-                self._start(self._send, command)
-            case OfferAhead(trip):
-                self._offer_ahead(trip)
-            case _:
-                if isinstance(command, TellLost | HaltRelays):
-                    self._withdraw(command.microbatch)
-                for job in self._messenger.jobs(command):
-                    self._start(job)
-
-    def _tell(self, command: StageCommand) -> None:
-        if isinstance(command, told.Deliver):
-            self._stopwatch.delivered(command.leg, command.number, trio.current_time())
-        elif isinstance(command, told.Drop):
-            self._stopwatch.dropped(command.number)
-        if self._line is not None:
-            self._line.send(command)
-
-    def _free_inbound(self, slot: int) -> None:
-        if self._line is not None:
-            self._line.give_back(slot)
+            match command:
+                case AnswerOffer(ticket, refusal):
+                    if ticket in self._answers:  # somebody waits for it
+                        self._answers.pop(ticket).send_nowait(refusal)
+                case SendBoundary():
+                    self._start(self._send, command)
+                case Trip():
+                    self._offer_ahead(command)
+                case Tell(to, message):
+                    if isinstance(message, Lost | Halt):
+                        self._withdraw(message.microbatch)
+                    for peer_id in to:
+                        self._start(self._tell, peer_id, message)
+                case _:
+                    self._stopwatch.told(command, trio.current_time())
+                    if self._line is not None:
+                        self._line.send(command)
 
     def _start(self, job: Callable[..., Awaitable[None]], *arguments: object) -> None:
         if self._nursery is not None:
             self._nursery.start_soon(job, *arguments)
 
     async def _send(self, command: SendBoundary) -> None:
-        line, group = self._line, self._company.group_of(command.trip.receiver)
-        taken = False
-        if line is not None and group is not None:
-            line.begin_reading(command.slot)
-            codes = line.ring.slot(command.slot)
-            outgoing = Outgoing(command.trip, group, codes, command.loss)
-            taken = await self._transfers.send(outgoing)
-        if line is not self._line:
-            return
+        line, taken, receiver = self._line, False, command.trip.receiver
         if line is not None:
-            line.end_reading(command.slot)
+            with line.reading(command.slot) as codes:
+                if self._company.stage_of(receiver) is not None:
+                    taken = await self._transfers.send(receiver, command, codes)
+            if line is not self._line:
+                return
             if not command.keeps:
-                line.send(told.Release(command.slot))
+                line.send(Freed(command.slot))
         self._do(self._core.sent(command.trip, trio.current_time(), taken=taken))
+
+    async def _tell(self, peer_id: PeerId, message: Notice) -> None:
+        """Say something, and tell the core what comes of it.
+
+        A relay that misses an announcement waits for us, and others for the relay: it is said until
+        it is noted, or a later one is made. A link that breaks may be back before anybody looks
+        around, so a relay that seems to be gone is tried again, too.
+        """
+        core = self._core if isinstance(self._core, DataPeerCore) else None
+        said = peer_id, message
+        if said in self._saying:
+            return  # it went, and is back; we have tried all the while
+        self._saying.add(said)
+        tries, answer = 1, None
+        if isinstance(message, Lost) and message.microbatch.origin == peer_id:
+            tries = TELL_TRIES
+        while True:
+            if self._company.stage_of(peer_id) is not None:
+                answer = await self._transfers.ask(peer_id, message)
+            tries -= 1
+            if answer is not None or (tries <= 0 and not isinstance(message, Announcement)):
+                break
+            await trio.sleep(TICK_S)
+            if core and isinstance(message, Announcement) and message.iteration != core.announced:
+                break
+        self._saying.remove(said)
+        if core is not None:
+            self._do(core.answered(peer_id, message, answer))
 
     def _offer_ahead(self, trip: Trip | None) -> None:
         """Offer a move whose boundary will be there soon, unless there will be none."""
         if trip is None or trip.microbatch in self._ended:
             return
-        group = self._company.group_of(trip.receiver)
-        if group is not None:
+        receiver = trip.receiver
+        if self._company.stage_of(receiver) is not None:
             self._transfers.plan_ahead(trip)
-            self._start(self._transfers.offer_ahead, trip, group)
+            self._start(self._transfers.offer_ahead, receiver, trip)
 
-    def _take_back(self, trip: Trip) -> None:
-        """Take back the offer that the first byte of this move has led to: nothing comes of it."""
-        onward = trip.next_move()
+    def _take_back(self, onward: Trip | None) -> None:
+        """Take back the offer that the first byte of a move has led to: nothing comes of it."""
         if onward is not None:
             self._start(self._transfers.take_back, onward)
 
@@ -458,7 +420,3 @@ class StageExchange:
         """Take back what was offered ahead of a microbatch that is lost or halted."""
         self._ended.append(microbatch)
         self._start(self._transfers.withdraw, microbatch)
-
-
-def _nobody(_refusal: RefusalReason | None) -> None:
-    """Nobody waits for this answer any more."""

@@ -4,13 +4,11 @@ The trainer does one thing at a time, so a piece of work began when it was deliv
 trainer was done with the piece before, whichever was later. Nothing is asked of the trainer for it.
 """
 
-from typing import Final
-
-from peer.observe.pipeline_facts import PipelineFacts, Spent
-from protocol.microbatch.trip import Leg
+from peer.facts import PipelineFacts, Spent
+from protocol.microbatch.core import Command
+from protocol.microbatch.trainer_messages import Begun, Drop, Filled, Returned, StageEvent, Stepped
 from protocol.routing.measures import Measures, Samples
-
-HALF: Final = 0.5
+from protocol.wire.stage_messages import Leg
 
 
 class Stopwatch:
@@ -21,10 +19,10 @@ class Stopwatch:
     """
 
     def __init__(self, measures: Measures, facts: PipelineFacts, *, has_loss: bool) -> None:
-        self._measures = measures
+        self.measures = measures
         self._facts = facts
         self._has_loss = has_loss
-        self._delivered: dict[tuple[str, int], float] = {}
+        self._delivered: dict[tuple[Leg, int], float] = {}
         self._gradients: dict[int, float] = {}
         self._idle_since_s = 0.0
         self._began_s: float | None = None
@@ -38,45 +36,41 @@ class Stopwatch:
         self._gradients.clear()
         self._began_s, self._idle_since_s = None, now_s
 
-    def delivered(self, leg: str, number: int, now_s: float) -> None:
-        """The trainer has been given a boundary."""
-        self._delivered[leg, number] = now_s
+    def told(self, command: Command, now_s: float) -> None:
+        """The trainer is told something: it is given a boundary, or is to forget a microbatch."""
+        if isinstance(command, Filled):
+            self._delivered[command.leg, command.number] = now_s
+        elif isinstance(command, Drop):
+            self._delivered.pop((Leg.FORWARD, command.number), None)
+            self._delivered.pop((Leg.BACKWARD, command.number), None)
+            self._gradients.pop(command.number, None)
 
-    def dropped(self, number: int) -> None:
-        """The trainer has been told to forget a microbatch."""
-        self._delivered.pop((Leg.FORWARD, number), None)
-        self._delivered.pop((Leg.BACKWARD, number), None)
-        self._gradients.pop(number, None)
+    def took(self, event: StageEvent, now_s: float) -> None:
+        """The trainer says something."""
+        match event:
+            case Filled(leg, number):
+                self._produced(leg, number, now_s)
+            case Returned(number):
+                worked_s = self._worked_s(Leg.BACKWARD, number, now_s)
+                self.measures.backward.add(worked_s + self._gradients.pop(number, 0.0))
+                self._returned_s = now_s
+            case Begun():
+                self._began_s = self._idle_since_s = now_s
+            case Stepped():  # the iteration has lasted until the last gradient was in
+                if self._began_s is not None and self._returned_s > self._began_s:
+                    self._iterations.add(self._returned_s - self._began_s)
+                    self._facts.iteration_s = self._iterations.at(0.5)
+                self._began_s = None
 
-    def begun(self, now_s: float) -> None:
-        """An iteration has begun, at a data peer."""
-        self._began_s = self._idle_since_s = now_s
-
-    def produced(self, leg: str, number: int, now_s: float) -> None:
-        """The trainer has made a boundary."""
-        given = Leg.FORWARD if self._has_loss and leg == Leg.BACKWARD else leg
-        worked_s = self._worked_s(given, number, now_s)
-        if leg == Leg.FORWARD:
-            self._measures.worked_forward(worked_s)
-        elif leg == Leg.BACKWARD and self._has_loss:
-            self._measures.worked_loss(worked_s)
-        elif leg == Leg.BACKWARD:
+    def _produced(self, leg: Leg, number: int, now_s: float) -> None:
+        is_loss = self._has_loss and leg is Leg.BACKWARD
+        worked_s = self._worked_s(Leg.FORWARD if is_loss else leg, number, now_s)
+        if leg is Leg.BACKWARD and not is_loss:
             self._gradients[number] = worked_s
+        elif leg is not Leg.SCORE:
+            (self.measures.loss if is_loss else self.measures.forward).add(worked_s)
 
-    def returned(self, number: int, now_s: float) -> None:
-        """The trainer has added a gradient."""
-        worked_s = self._worked_s(Leg.BACKWARD, number, now_s)
-        self._measures.worked_backward(worked_s + self._gradients.pop(number, 0.0))
-        self._returned_s = now_s
-
-    def stepped(self) -> None:
-        """The iteration is over: it has lasted until the last gradient was in."""
-        if self._began_s is not None and self._returned_s > self._began_s:
-            self._iterations.add(self._returned_s - self._began_s)
-            self._facts.iteration_s = self._iterations.at(HALF)
-        self._began_s = None
-
-    def _worked_s(self, leg: str, number: int, now_s: float) -> float:
+    def _worked_s(self, leg: Leg, number: int, now_s: float) -> float:
         began_s = max(self._idle_since_s, self._delivered.pop((leg, number), 0.0))
         self._idle_since_s = now_s
         self._facts.spent_s[Spent.COMPUTING] += now_s - began_s
@@ -89,15 +83,7 @@ class Stopwatch:
         self._facts.spent_s[Spent.WAITING] += waited_s
         self._facts.spent_s[Spent.SENDING] += elapsed_s - waited_s
 
-    def line_s(self, peer_id: str) -> float | None:
-        """How long a boundary to this peer occupies the line; None while that is not known."""
-        return self._measures.line_s(peer_id)
-
-    def sent(self, peer_id: str, elapsed_s: float) -> None:
-        """A boundary has gone to a peer, which has said so."""
+    def sent(self, peer_id: str, elapsed_s: float) -> float | None:
+        """A boundary has gone to a peer, which has said so. Returns what one takes on the line."""
         self._facts.spent_s[Spent.SENDING] += elapsed_s
-        self._measures.sent(peer_id, elapsed_s)
-
-    def received(self, peer_id: str, elapsed_s: float) -> None:
-        """A boundary has come from a peer, so long after its first byte."""
-        self._measures.received(peer_id, elapsed_s)
+        return self.measures.sent(peer_id, elapsed_s)

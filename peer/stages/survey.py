@@ -4,37 +4,36 @@
     vectors of all -> Proposals -> snapshot                      <- asked for by other data peers
     snapshot -> plan, in a thread -> PlannedRouter -> paths of the iterations that set out from now
 
-Every LOOK_S each data peer looks who proposes (protocol/routing/proposals.py): itself gathers the
+Every LOOK_S each data peer looks who proposes (protocol/routing/snapshots.py): itself gathers the
 vectors of all, another is asked for its snapshot. Nothing is sent unasked. A peer that does not
 answer is asked again with the next look; until then what was known of it stands.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 import trio
 
 from peer.network.conversation import Conversation
-from peer.observe.facts import Facts
-from peer.ports import Network, PeerId, Work
-from peer.training.stages.ring import SLOTS
+from peer.ports import PeerId
+from peer.training.ring import SLOTS
 from protocol.errors import LocoError
 from protocol.limits import MAX_LINK_VECTOR_BYTES, MAX_SNAPSHOT_BYTES
-from protocol.membership.records import Sign
 from protocol.membership.view import TRAINING
 from protocol.names import short_id
 from protocol.routing.measures import Measures
-from protocol.routing.proposals import Proposals, proposer_of
-from protocol.routing.routers import PlannedPaths, PlannedRouter
-from protocol.routing.snapshots import LinkSnapshot, Terms
+from protocol.routing.routers import PlannedPaths, PlannedRouter, terms_of
+from protocol.routing.snapshots import LinkSnapshot, Proposals, Terms, proposer_of
 from protocol.routing.vectors import decode_vector, encode_vector
-from protocol.wire.messages import GetLinks, GetSnapshot, LinksReply, SnapshotReply
+from protocol.run.run_spec import RunSpec
+from protocol.wire.stage_messages import GetLinks, GetSnapshot, LinksReply, SnapshotReply
 from protocol.wire.versions import STAGE
 
-from .company import StageCompany
+from .company import StageCompany, Surroundings
+from .transfers import ANSWER_S
 
 LOOK_S: Final = 2.0
-ANSWER_S: Final = 5.0
 Planner = Callable[[LinkSnapshot, Terms, int], PlannedPaths | None]
 """Makes the plan for a snapshot, in which a path visits so many stages; None where there is none.
 It runs in a thread."""
@@ -45,7 +44,6 @@ class Survey:
 
     Args:
         router: takes the plans; None at relays, and where paths are drawn.
-        full: whether some iterations skip nothing, and are planned too.
         plan: makes the plans, `plan_of` but for measurements.
 
     Attributes:
@@ -55,31 +53,20 @@ class Survey:
 
     def __init__(
         self,
-        *,
+        spec: RunSpec,
         stage: int,
         company: StageCompany,
-        network: Network,
-        facts: Facts,
-        sign: Sign,
-        work: Work,
-        terms: Terms,
+        around: Surroundings,
         router: PlannedRouter | None,
-        full: bool,
         plan: Planner,
     ) -> None:
-        assert facts.run_id is not None, "a stage belongs to a run"
-        self._run_id = facts.run_id
-        self._incarnation = facts.incarnation
-        self._facts = facts.pipeline
-        self._stage = stage
-        self._company = company
-        self._network = network
-        self._sign = sign
-        self._work = work
-        self._terms = terms
-        self._router = router
-        self._full = full
-        self._plan = plan
+        assert around.facts.run_id is not None, "a stage belongs to a run"
+        self._run_id = around.facts.run_id
+        self._around, self._facts = around, around.facts.pipeline
+        self._stage, self._company = stage, company
+        self._terms = terms_of(spec)
+        self._router, self._plan = router, plan
+        self._full = spec.pipeline.full_every > 0
         self._proposals = Proposals(self._run_id)
         self._signed = b""
         self._snapshot: LinkSnapshot | None = None
@@ -115,16 +102,17 @@ class Survey:
             if member.rtt_s is not None:
                 self.measures.round_trip(member.peer_id, member.rtt_s)
         self._facts.links, self._facts.work = self.measures.links(), self.measures.work()
+        ours, incarnation = self._around.network.peer_id, self._around.facts.incarnation
         vector = self.measures.vector(
-            self._network.peer_id, self._incarnation, self._stage, self.slots, trio.current_time()
+            ours, incarnation, self._stage, self.slots, trio.current_time()
         )
         if vector is not None:
-            self._signed = encode_vector(vector, self._run_id, self._sign)
+            self._signed = encode_vector(vector, self._run_id, self._around.sign)
             self._proposals.take(vector, self._signed)
 
     async def _agree(self, router: PlannedRouter) -> None:
         """Come to the snapshot that is planned from; plan when it is a new one."""
-        ours = self._network.peer_id
+        ours = self._around.network.peer_id
         training = [m.peer_id for m in self._company.data_peers() if m.progress.state == TRAINING]
         proposer = proposer_of([ours, *training])
         if proposer == ours:
@@ -134,7 +122,7 @@ class Survey:
             snapshot = await self._fetched(proposer)
         if snapshot is not None:
             self._snapshot = snapshot
-            self._adopt(router, await self._work.run(self._planned, snapshot))
+            self._adopt(router, await self._around.work.run(self._planned, snapshot))
 
     def _planned(self, snapshot: LinkSnapshot) -> tuple[PlannedPaths | None, PlannedPaths | None]:
         """The plan, and that of iterations that skip nothing; runs in a thread."""
@@ -150,7 +138,7 @@ class Survey:
         facts.snapshot = None if plan is None else plan.snapshot
         facts.plan = None if plan is None else plan.digest
         facts.planned_s = None if plan is None else plan.iteration_s
-        own = () if plan is None else plan.paths.get(self._network.peer_id, ())
+        own = () if plan is None else plan.paths.get(self._around.network.peer_id, ())
         facts.paths = tuple(
             " ".join(f"{s}:{short_id(p)}" for s, p in zip(path.stages, path.relays, strict=True))
             for path in own
@@ -159,7 +147,7 @@ class Survey:
     # --- gathering --------------------------------------------------------------------------------
     async def _proposed(self) -> LinkSnapshot | None:
         await self._gather([member.peer_id for member in self._company.others()])
-        self._proposals.keep({**self._company.stages(), self._network.peer_id: self._stage})
+        self._proposals.keep({**self._company.stages(), self._around.network.peer_id: self._stage})
         return self._proposals.due(self._snapshot, trio.current_time())
 
     async def _gather(self, peer_ids: Sequence[PeerId]) -> None:
@@ -171,10 +159,10 @@ class Survey:
         signed = await self._ask(peer_id, GetLinks(), LinksReply, MAX_LINK_VECTOR_BYTES)
         if not signed:
             return
-        try:
-            self._proposals.take(decode_vector(peer_id, signed, self._run_id), signed)
-        except LocoError:
-            return  # what it says is no vector: its links are those that others measure
+        with suppress(LocoError):  # what is no vector: its links are those that others measure
+            vector = decode_vector(signed, self._run_id)
+            if vector.peer_id == peer_id:
+                self._proposals.take(vector, signed)
 
     async def _fetched(self, proposer: PeerId) -> LinkSnapshot | None:
         known = None if self._snapshot is None else self._snapshot.digest
@@ -182,7 +170,7 @@ class Survey:
         if not data:
             return None
         try:
-            return await self._work.run(LinkSnapshot.read, data, self._run_id)
+            return await self._around.work.run(LinkSnapshot.read, data, self._run_id)
         except LocoError:
             return None  # we go on with what we have
 
@@ -196,7 +184,7 @@ class Survey:
         """The payload of an answer; empty where there is none."""
         try:
             with trio.move_on_after(ANSWER_S):
-                stream = await self._network.open_stream(peer_id, STAGE)
+                stream = await self._around.network.open_stream(peer_id, STAGE)
                 async with Conversation(stream) as talk:
                     await talk.send(question, stall_s=ANSWER_S)
                     _, payload = await talk.receive(reply, max_payload_bytes=max_bytes)

@@ -1,6 +1,6 @@
 """Boundaries on streams: a stream for each move of a microbatch, offered before it is sent.
 
-sender      Offer            what it is; the answer is the credit, and may take a while
+sender      Trip             what it is; the answer is the credit, and may take a while
             Boundary         the codes, straight from shared memory into shared memory
 receiver    Credit, Kept     from then on the receiver answers for it
 
@@ -14,82 +14,47 @@ Rules
      share a line would both be there as late as the second. p2pd takes more than the line carries,
      so the next one waits for most of the time that the line was measured to need, or until the
      receiver has the one before.
-  3. Streams are used again (`KeptStreams`), one for each move that is under way.
+  3. Streams are used again, one for each move that is under way. A fresh stream begins with a small
+     window (yamux: 256 KiB), and needs some round trips until it fills a long line; that was most
+     of a boundary's time. So a stream on which a move has ended well is kept, so many to one peer
+     as moves were under way at once.
   4. A boundary is written at the pace of the line. All streams to a peer share one connection, and
      what waits in its buffers holds up yamux's window updates for what comes the other way: two
      boundaries that met took three times as long.
-
-A fresh stream begins with a small window (yamux: 256 KiB), and needs some round trips until it
-fills a long line; that was most of a boundary's time. So a stream on which a move has ended well is
-kept, so many to one peer as moves were under way at once.
 """
 
 import contextlib
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final
 
 import trio
 
 from peer.network.conversation import Conversation
 from peer.network.pacing import Pacing
 from peer.ports import Network, PeerId
-from protocol.errors import LocoError, Refused, RemoteProtocolError
-from protocol.microbatch.trip import Leg, Microbatch, Trip
-from protocol.wire.messages import Boundary, Credit, Halted, Kept, Noted, Offer
+from protocol.errors import LocoError, Refused
+from protocol.microbatch.core import SendBoundary
+from protocol.wire.stage_messages import (
+    Boundary,
+    Credit,
+    Halted,
+    Kept,
+    Microbatch,
+    Noted,
+    Notice,
+    Trip,
+)
 from protocol.wire.versions import STAGE
 
-from .notices import Notice
 from .stopwatch import Stopwatch
 
-# --- kept streams ---------------------------------------------------------------------------------
-
 SERVED_IDLE_S: Final = 120.0
-"""How long the side that serves waits for the next message on a stream."""
-KEPT_IDLE_S: Final = 60.0
-"""A stream that was idle for longer is not used again: the other side may just be ending it."""
+"""How long the side that serves waits for the next message on a stream. One that was idle for half
+of that is not used again: the other side may just be ending it."""
 MAX_KEPT: Final = 8
 """Idle streams to one peer."""
-
-
-class KeptStreams:
-    """See the top of the file."""
-
-    def __init__(self, network: Network) -> None:
-        self._network = network
-        self._idle: defaultdict[PeerId, list[tuple[float, Conversation]]] = defaultdict(list)
-
-    async def take(self, peer_id: PeerId) -> Conversation:
-        """A stream to this peer, the newest of those that are kept, or a fresh one.
-
-        Raises:
-            LocoError: none is kept, and none can be opened.
-        """
-        now_s, idle = trio.current_time(), self._idle[peer_id]
-        while idle:
-            since_s, talk = idle.pop()
-            if now_s - since_s < KEPT_IDLE_S:
-                return talk
-            await talk.aclose()
-        return Conversation(await self._network.open_stream(peer_id, STAGE))
-
-    async def forget(self, peer_id: PeerId) -> None:
-        """Close all that is kept to this peer: one has failed, as all do when it starts again."""
-        for _, talk in self._idle.pop(peer_id, []):
-            await talk.aclose()
-
-    async def keep(self, talk: Conversation) -> None:
-        """Use it again: what it was used for has ended well."""
-        idle = self._idle[talk.remote_peer_id]
-        idle.append((trio.current_time(), talk))
-        if len(idle) > MAX_KEPT:
-            await idle.pop(0)[1].aclose()
-
-
-# --- transfers ------------------------------------------------------------------------------------
-
-A = TypeVar("A", Noted, Halted)
 ANSWER_S: Final = 10.0
 """Patience for small answers, and for the next part of a boundary."""
 KEPT_S: Final = 60.0
@@ -97,23 +62,8 @@ KEPT_S: Final = 60.0
 MAX_AHEAD: Final = 64
 """Moves offered ahead at once: more than a machine has microbatches, there and back. A further one
 is offered when it is there."""
-
 DRAINED: Final = 0.9
 """Part of a boundary's time on the line after which the next one is handed to p2pd."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outgoing:
-    """A boundary to be sent.
-
-    Attributes:
-        group: digest of the receiver's.
-    """
-
-    trip: Trip
-    group: str
-    codes: memoryview
-    loss: float | None
 
 
 @dataclass(slots=True)
@@ -151,23 +101,25 @@ class Transfers:
         self._credit_s = credit_s
         self._stopwatch = stopwatch
         self._pacing = pacing
-        self._streams = KeptStreams(network)
+        self._network = network
+        self._idle: defaultdict[PeerId, list[tuple[float, Conversation]]] = defaultdict(list)
         self._ahead: dict[Trip, _Ahead] = {}
         self._lines: defaultdict[PeerId, trio.Lock] = defaultdict(trio.Lock)
 
+    # --- ahead ------------------------------------------------------------------------------------
     def plan_ahead(self, trip: Trip) -> None:
         """A move will be offered ahead: `offer_ahead` follows."""
         if len(self._ahead) < MAX_AHEAD:
             self._ahead.setdefault(trip, _Ahead())
 
-    async def offer_ahead(self, trip: Trip, group: str) -> None:
+    async def offer_ahead(self, receiver: PeerId, trip: Trip) -> None:
         """Offer a planned move, whose boundary will be there soon (rule 1)."""
         ahead = self._ahead.get(trip)
         if ahead is None or ahead.is_tried:
             return
         ahead.is_tried = True
         with contextlib.suppress(LocoError):
-            ahead.talk = await self._offered(trip, group)
+            ahead.talk = await self._offered(receiver, trip)
         ahead.tried.set()
         if ahead.is_withdrawn and ahead.talk is not None:
             await ahead.talk.aclose()
@@ -186,75 +138,92 @@ class Transfers:
         if ahead.talk is not None:
             await ahead.talk.aclose()
 
-    async def send(self, outgoing: Outgoing) -> bool:
+    # --- now --------------------------------------------------------------------------------------
+    async def send(self, receiver: PeerId, command: SendBoundary, codes: memoryview) -> bool:
         """Send a boundary. Returns whether the receiver has it."""
         try:
-            async with _closed_after_failure(await self._credited(outgoing)) as talk:
-                async with self._lines[outgoing.trip.receiver]:
+            async with _closed_after_failure(await self._credited(receiver, command.trip)) as talk:
+                async with self._lines[receiver]:
                     began_s = trio.current_time()
-                    await talk.send(Boundary(outgoing.loss), outgoing.codes, stall_s=ANSWER_S)
-                    is_kept = await self._drained(talk, outgoing.trip.receiver, began_s)
+                    await talk.send(Boundary(command.loss), codes, stall_s=ANSWER_S)
+                    is_kept = await self._drained(talk, receiver, began_s)
                 if not is_kept:
                     await talk.receive(Kept, timeout_s=KEPT_S)
-                self._note_sent(outgoing, trio.current_time() - began_s)
+                line_s = self._stopwatch.sent(receiver, trio.current_time() - began_s)
         except LocoError as error:
-            await self._forget(outgoing.trip.receiver, error)
+            await self._failed(receiver, error)
             return False
-        await self._streams.keep(talk)
+        if line_s is not None and self._pacing is not None:  # keep to it (rule 4)
+            self._pacing.measured(receiver, len(codes) / line_s)
+        await self._keep(receiver, talk)
         return True
 
     async def _drained(self, talk: Conversation, receiver: PeerId, began_s: float) -> bool:
         """Wait until the line is nearly free again (rule 2). Returns whether the receipt is in."""
-        line_s = self._stopwatch.line_s(receiver) or 0.0
+        line_s = self._stopwatch.measures.line_s(receiver) or 0.0
         with trio.move_on_at(began_s + DRAINED * line_s):
             await talk.receive(Kept, timeout_s=KEPT_S)
             return True
         return False
 
-    def _note_sent(self, outgoing: Outgoing, elapsed_s: float) -> None:
-        """Measure, and keep to what was measured (rule 4)."""
-        receiver = outgoing.trip.receiver
-        self._stopwatch.sent(receiver, elapsed_s)
-        line_s = self._stopwatch.line_s(receiver)
-        if line_s is not None and self._pacing is not None:
-            self._pacing.measured(receiver, len(outgoing.codes) / line_s)
-
-    async def _credited(self, outgoing: Outgoing) -> Conversation:
-        """A stream on which the boundary is welcome. Raises LocoError."""
-        trip, ready_s = outgoing.trip, trio.current_time()
-        ahead = self._ahead.pop(trip, None)
+    async def _credited(self, receiver: PeerId, trip: Trip) -> Conversation:
+        """A stream on which the boundary, which is ready, is welcome. Raises LocoError."""
+        ready_s, ahead = trio.current_time(), self._ahead.pop(trip, None)
         if ahead is not None and ahead.is_tried:
             await ahead.tried.wait()
         talk = ahead.talk if ahead is not None else None
         if talk is None:
-            talk = await self._offered(trip, outgoing.group)
+            talk = await self._offered(receiver, trip)
         async with _closed_after_failure(talk):
             credit, _ = await talk.receive(Credit, timeout_s=self._credit_s)
         self._stopwatch.asked(trio.current_time() - ready_s, credit.waited_s)
         return talk
 
-    async def _offered(self, trip: Trip, group: str) -> Conversation:
+    async def _offered(self, receiver: PeerId, trip: Trip) -> Conversation:
         """A stream on which the move was offered. Raises LocoError."""
-        async with _closed_after_failure(await self._streams.take(trip.receiver)) as talk:
-            await talk.send(offer_of(trip, group), stall_s=ANSWER_S)
+        async with _closed_after_failure(await self._take(receiver)) as talk:
+            await talk.send(trip, stall_s=ANSWER_S)
         return talk
 
-    async def ask(self, peer_id: PeerId, question: Notice, answer: type[A]) -> A | None:
+    async def ask(self, peer_id: PeerId, question: Notice) -> Noted | Halted | None:
         """Say a small thing. Returns the answer; None when there is none."""
         try:
-            async with _closed_after_failure(await self._streams.take(peer_id)) as talk:
+            async with _closed_after_failure(await self._take(peer_id)) as talk:
                 await talk.send(question, stall_s=ANSWER_S)
-                found, _ = await talk.receive(answer, timeout_s=ANSWER_S)
+                answer, _ = await talk.receive(Noted, Halted, timeout_s=ANSWER_S)
         except LocoError as error:
-            await self._forget(peer_id, error)
+            await self._failed(peer_id, error)
             return None
-        await self._streams.keep(talk)
-        return found
+        await self._keep(peer_id, talk)
+        return answer
 
-    async def _forget(self, peer_id: PeerId, error: Exception) -> None:
-        """After a stream has failed: other kept ones to that peer may be as dead."""
+    # --- streams ----------------------------------------------------------------------------------
+    async def _take(self, peer_id: PeerId) -> Conversation:
+        """A stream to this peer, the newest of those that are kept, or a fresh one.
+
+        Raises:
+            LocoError: none is kept, and none can be opened.
+        """
+        now_s, idle = trio.current_time(), self._idle[peer_id]
+        while idle:
+            since_s, talk = idle.pop()
+            if now_s - since_s < SERVED_IDLE_S / 2:
+                return talk
+            await talk.aclose()
+        return Conversation(await self._network.open_stream(peer_id, STAGE))
+
+    async def _keep(self, peer_id: PeerId, talk: Conversation) -> None:
+        """Use it again: what it was used for has ended well (rule 3)."""
+        idle = self._idle[peer_id]
+        idle.append((trio.current_time(), talk))
+        if len(idle) > MAX_KEPT:
+            await idle.pop(0)[1].aclose()
+
+    async def _failed(self, peer_id: PeerId, error: LocoError) -> None:
+        """A stream has: other kept ones to that peer may be as dead. No refusal is a failure."""
         if not isinstance(error, Refused):
-            await self._streams.forget(peer_id)
+            for _, talk in self._idle.pop(peer_id, []):
+                await talk.aclose()
 
 
 @contextlib.asynccontextmanager
@@ -266,48 +235,3 @@ async def _closed_after_failure(talk: Conversation) -> AsyncIterator[Conversatio
         with trio.CancelScope(shield=True):
             await talk.aclose()
         raise
-
-
-def offer_of(trip: Trip, group: str) -> Offer:
-    """A trip as its receiver is asked for it."""
-    microbatch = trip.microbatch
-    return Offer(
-        group,
-        microbatch.origin,
-        microbatch.iteration,
-        microbatch.index,
-        trip.leg,
-        trip.path,
-        trip.place,
-        trip.stages,
-        trip.plan,
-        trip.attempt,
-        trip.until,
-    )
-
-
-def trip_of(offer: Offer, sender: PeerId, receiver: PeerId) -> Trip:
-    """The trip of an offer, checked against the ends of its stream.
-
-    Raises:
-        RemoteProtocolError: this sender has no business with it, or it is not for us.
-    """
-    microbatch = Microbatch(offer.origin, offer.iteration, offer.index)
-    leg = Leg(offer.leg)
-    trip = Trip(
-        microbatch,
-        leg,
-        offer.path,
-        offer.place,
-        offer.stages,
-        offer.plan,
-        offer.attempt,
-        offer.until,
-    )
-    if len(set(trip.path)) != len(trip.path) or not trip.path or offer.origin in trip.path:
-        raise RemoteProtocolError("a path visits every peer once, its data peer never")
-    if trip.place > len(trip.path) + 1 or (trip.sender, trip.receiver) != (sender, receiver):
-        raise RemoteProtocolError("a boundary goes from one peer of its path to the next")
-    if len(trip.stages) != len(trip.path):
-        raise RemoteProtocolError("a path says the stage of each of its relays")
-    return trip

@@ -80,7 +80,7 @@ class Manifest(BaseModel):
         step: the nominal step.
         epoch, position: where the data stands (protocol/schedule/data_plan.py).
         debt: nominal steps that rounds have trained more than their lengths
-            (protocol/schedule/own_rounds.py).
+            (protocol/schedule/rounds.py).
         tokens: trained by this peer in all its lives.
         over: the run was over.
         written_s: wall time.

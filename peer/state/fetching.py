@@ -22,7 +22,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.limits import MAX_BLOB_BYTES, MAX_SPEC_BYTES, STATE_CHUNK_BYTES
 from protocol.run.signed_spec import SignedSpec
 from protocol.state_sample import SAMPLE_BYTES
-from protocol.wire.messages import (
+from protocol.wire.state_messages import (
     BlobReply,
     Chunk,
     GetBlob,

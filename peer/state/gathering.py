@@ -21,8 +21,7 @@ import trio
 from peer.ports import PeerId
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import STATE_CHUNK_BYTES
-from protocol.run.merkle import chunk_digest
-from protocol.state_chunks import ChunkPlan
+from protocol.state_chunks import ChunkPlan, chunk_digest
 
 from .fetching import ExpectedState, Fetcher
 from .state_file import (

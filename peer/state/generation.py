@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from protocol.run.stages import stage_layers
+from protocol.run.layout import stage_layers
 
 from .export_folder import MARKER
 

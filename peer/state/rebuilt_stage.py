@@ -27,8 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from protocol.run.layout import Layout, LayoutEntry
-from protocol.run.stages import layer_of
+from protocol.run.layout import Layout, LayoutEntry, layer_of
 
 Float32Vector = npt.NDArray[np.float32]
 

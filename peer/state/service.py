@@ -30,11 +30,11 @@ from protocol.limits import (
     MAX_STATE_REQUESTS,
     STATE_CHUNK_BYTES,
 )
-from protocol.membership.budget import Shares
+from protocol.membership.book import Shares
 from protocol.membership.group import other_group_sentence
 from protocol.outcomes import RefusalReason
 from protocol.run.signed_spec import SignedSpec
-from protocol.wire.messages import (
+from protocol.wire.state_messages import (
     BlobReply,
     Chunk,
     GetBlob,

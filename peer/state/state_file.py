@@ -7,7 +7,7 @@ A state is a run of bytes, cut into chunks of `STATE_CHUNK_BYTES`:
     delta, fp32 [P]
 
 Numbers are little-endian. The scalars are part of the first chunk, so the Merkle root
-(protocol/run/merkle.py) covers them too.
+(protocol/state_chunks.py) covers them too.
 
 Rules:
 - The file is written under another name and renamed when it is whole and on the disk: a reader
@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from protocol.errors import RemoteProtocolError
 from protocol.limits import STATE_CHUNK_BYTES
-from protocol.run.merkle import chunk_digest, list_matches_root, merkle_root
+from protocol.state_chunks import chunk_digest, list_matches_root, merkle_root
 
 from .durable import sync_folder
 

@@ -20,11 +20,13 @@ from typing import IO, Final, Self
 
 import trio
 
-from . import pipe
-from .messages import TrainerSettings
+from protocol.microbatch.trainer_messages import TrainerMessage
+
+from .messages import Begin, ModelCreated, TrainerEvent, TrainerSettings
+from .pipe import FROM_TRAINER, READ_BYTES, FrameDecoder, PipeError, encode
 from .ports import TrainerDied
 
-PROGRAM: Final = "peer.training"
+PROGRAM: Final = "peer.training.child"
 """What a child runs."""
 STOP_GRACE_S: Final = 1.0
 """Time a trainer has to end by itself after `Stop`; it is killed then."""
@@ -32,7 +34,6 @@ STDERR_TAIL_BYTES: Final = 2000
 """Last part of standard error that goes into the message of a death."""
 MAX_STDERR_BYTES: Final = 1 << 20
 """Standard error is cut when it is longer."""
-_READ_BYTES: Final = 65536
 SPIN_COUNT: Final = "3000"
 """Turns for which a thread of torch's loops spins until the others come, before it sleeps; some 10
 us. By default (libgomp) it is milliseconds, which costs nothing on a machine of one's own: but
@@ -47,8 +48,8 @@ class TrainerChild:
         self.process = process
         self._stream = stream
         self._stderr = stderr
-        self._decoder = pipe.Decoder()
-        self._received: deque[pipe.Message] = deque()
+        self._frames = FrameDecoder(FROM_TRAINER)
+        self._received: deque[TrainerEvent | ModelCreated] = deque()
         self._sending = trio.Lock()
 
     @classmethod
@@ -79,38 +80,31 @@ class TrainerChild:
 
     async def begin(self, task: str, settings: TrainerSettings, descriptors: Sequence[int]) -> None:
         """Tell it what to do. Raises TrainerDied."""
-        order = pipe.encode(pipe.Begin(task, len(descriptors))) + pipe.encode(settings)
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())
+        await self.send(Begin(task, settings, len(descriptors)), rights)
+
+    async def send(self, message: TrainerMessage, *rights: tuple[int, int, bytes]) -> None:
+        """Send a message, and rights with its first byte. Raises TrainerDied."""
+        frame = encode(message)
         try:
             async with self._sending:
-                sent_bytes = await self._stream.socket.sendmsg([order], [rights])
-                await self._stream.send_all(memoryview(order)[sent_bytes:])
+                sent_bytes = await self._stream.socket.sendmsg([frame], rights)
+                await self._stream.send_all(memoryview(frame)[sent_bytes:])
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise await self.death() from error
 
-    async def send(self, message: pipe.Message) -> None:
-        """Send a message. Raises TrainerDied."""
-        try:
-            async with self._sending:
-                await self._stream.send_all(pipe.encode(message))
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise await self.death() from error
-
-    async def receive(self) -> pipe.Message:
+    async def receive(self) -> TrainerEvent | ModelCreated:
         """The next message. Raises TrainerDied."""
         while not self._received:
             try:
-                data = await self._stream.receive_some(_READ_BYTES)
+                data = await self._stream.receive_some(READ_BYTES)
+                self._received.extend(self._frames.feed(data))
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 raise await self.death() from error
+            except PipeError as error:
+                raise TrainerDied(f"the trainer said something else: {error}") from error
             if not data:
                 raise await self.death()
-            try:
-                self._received.extend(self._decoder.feed(data))
-            except pipe.PipeError as error:
-                raise TrainerDied(
-                    f"the trainer said something that is no message: {error}"
-                ) from error
         self._bound_stderr()
         return self._received.popleft()
 

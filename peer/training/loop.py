@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from protocol.fragment.trainer_messages import (
+from protocol.diloco.trainer_messages import (
     Merge,
 )
 from protocol.run.run_spec import RunSpec

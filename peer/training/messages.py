@@ -23,7 +23,7 @@ A round is closed by the trainer itself when its quota is done and no earlier sn
 to the end of the run. It waits only there, and when it has no round to train.
 
 And when fragments of the model are averaged by all (protocol/fragment/fragments.py; the messages
-are in trainer_messages.py beside it), in each round, for each fragment p, in cycle k:
+are in protocol/diloco/trainer_messages.py), in each round, for each fragment p, in cycle k:
 
     daemon                              trainer
                                         FragmentSent(p, k)            codes are in p's region
@@ -61,13 +61,12 @@ Of pieces of the corpus that are not here yet:
                                         PiecesMissing(pieces)     training stands still
     PiecesHere                          it goes on
 
-The first frame down the socket is `TrainerSettings`: what a trainer process is told at its birth.
+The first frame down the socket is `Begin`: what the process is for.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
-from protocol.fragment.trainer_messages import (
+from protocol.diloco.trainer_messages import (
     Amend,
     FragmentMerged,
     FragmentSent,
@@ -75,19 +74,21 @@ from protocol.fragment.trainer_messages import (
     Yield,
     Yielded,
 )
-from protocol.microbatch.trainer_messages import StageCommand, StageEvent
+from protocol.microbatch.trainer_messages import StageCommand, StageEvent, TrainerMessage
+from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec, parse_bytes
+
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+"""Name and shape of each parameter: what a layout follows from."""
 
 # --- pieces of the corpus -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PiecesHere:
+class PiecesHere(TrainerMessage, frozen=True):
     """All pieces of the corpus that the trainer said it misses are here."""
 
 
-@dataclass(frozen=True, slots=True)
-class PiecesMissing:
+class PiecesMissing(TrainerMessage, frozen=True):
     """These pieces of the corpus are needed for the next step, and are not here.
 
     Nothing is trained before `PiecesHere`; other commands are obeyed meanwhile.
@@ -99,8 +100,7 @@ class PiecesMissing:
 # --- what a trainer process is told at its birth --------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerSettings:
+class TrainerSettings(TrainerMessage, frozen=True):
     """Everything the child needs besides the descriptors it inherits.
 
     Attributes:
@@ -133,11 +133,42 @@ class TrainerSettings:
         return parse_bytes(self.spec)
 
 
+class Begin(TrainerMessage, frozen=True):
+    """What a child is to do, `create` or `train`; its memory comes with it as descriptors."""
+
+    task: str
+    settings: TrainerSettings
+    num_descriptors: int
+
+
+class ModelCreated(TrainerMessage, frozen=True):
+    """Answer of a child that made the initial weights.
+
+    Attributes:
+        shapes: of the parameters that were made.
+        whole_shapes: of those of the whole model.
+        config: the model's config.json.
+    """
+
+    shapes: Shapes
+    whole_shapes: Shapes
+    config: str
+
+    @property
+    def layout(self) -> Layout:
+        """That of the parameters that were made."""
+        return Layout.from_shapes(dict(self.shapes))
+
+    @property
+    def whole(self) -> Layout:
+        """That of the whole model."""
+        return Layout.from_shapes(dict(self.whole_shapes))
+
+
 # --- messages -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(TrainerMessage, frozen=True):
     """Start from the slow weights: theta := phi, fresh optimizer state.
 
     No snapshot is pending, no fragment in flight or yielded.
@@ -156,8 +187,7 @@ class Load:
     position: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TrainRound:
+class TrainRound(TrainerMessage, frozen=True):
     """Train this round once the one before it is closed.
 
     Attributes:
@@ -185,36 +215,31 @@ class TrainRound:
     learning_rate: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CloseRound:
+class CloseRound(TrainerMessage, frozen=True):
     """Close this round after the step in progress. Ignored when it is closed already."""
 
     round: int
 
 
-@dataclass(frozen=True, slots=True)
-class Apply:
+class Apply(TrainerMessage, frozen=True):
     """The slow weights have moved after `round`: carry the difference into the fast weights."""
 
     round: int
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluate:
+class Evaluate(TrainerMessage, frozen=True):
     """Measure the validation loss of the slow weights on the run's fixed blocks."""
 
     round: int
 
 
-@dataclass(frozen=True, slots=True)
-class Keep:
+class Keep(TrainerMessage, frozen=True):
     """Write fast weights and optimizer moments to this file, between two steps (kept.py)."""
 
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(TrainerMessage, frozen=True):
     """Exit."""
 
 
@@ -232,14 +257,13 @@ TrainerCommand = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(TrainerMessage, frozen=True):
     """The model is built and calibrated.
 
     Attributes:
         parameters: trainable parameters, tied ones once.
         steps_per_s: inner steps per second of the trainer alone.
-        shapes: (name, shape) of each parameter: what the layout follows from.
+        shapes: of the parameters that it trains.
         loops: what codes its weights (`peer.codec.Codec.loops_for`).
     """
 
@@ -250,16 +274,20 @@ class Ready:
     precision: str
     micro_batch: int
     steps_per_s: float
-    shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    shapes: Shapes = ()
     loops: str = "plain"
+
+    @property
+    def layout(self) -> Layout:
+        """That of the parameters that it trains."""
+        return Layout.from_shapes(dict(self.shapes))
 
 
 PROGRESS_INTERVAL_S: Final = 0.2
 """Shortest time between two `Progress` of a round, but for that at half the quota."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(TrainerMessage, frozen=True):
     """Where the trainer is; at most every PROGRESS_INTERVAL_S, and once at half the quota.
 
     Attributes:
@@ -280,8 +308,7 @@ class Progress:
     step: float
 
 
-@dataclass(frozen=True, slots=True)
-class RoundClosed:
+class RoundClosed(TrainerMessage, frozen=True):
     """The round is over; in averaging in pairs its snapshot is encoded in `slot`.
 
     Attributes:
@@ -305,8 +332,7 @@ class RoundClosed:
     step: float
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(TrainerMessage, frozen=True):
     """The fast weights have taken over the slow weights' move after `round`.
 
     Attributes:
@@ -319,8 +345,7 @@ class Applied:
     pause_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluated:
+class Evaluated(TrainerMessage, frozen=True):
     """Validation loss of the slow weights, nats per token (per byte with the byte tokenizer).
 
     Attributes:
@@ -334,8 +359,7 @@ class Evaluated:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(TrainerMessage, frozen=True):
     """Fast weights and moments are in the file; or they are not, and training goes on.
 
     Attributes:
@@ -355,8 +379,7 @@ class Kept:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(TrainerMessage, frozen=True):
     """Training cannot go on; the trainer exits after this.
 
     Attributes:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from .messages import TrainerCommand, TrainerEvent
 
 if TYPE_CHECKING:  # it imports torch, for seconds, and a command looks at its usage before
-    from .stages.ring import BoundaryRing
+    from .ring import BoundaryRing
 
 Float32Vector = npt.NDArray[np.float32]
 
@@ -36,11 +36,8 @@ class Trainer(Protocol):
     async def receive(self) -> TrainerEvent:
         """The next event, in order. Raises TrainerDied."""
 
-    def codes(self, slot: int) -> memoryview:
-        """Codes of the snapshot in `slot` (as `peer.codec` lays them out)."""
-
-    def fragment_codes(self, fragment: int) -> memoryview:
-        """Codes of the fragment's last send, chunk after chunk."""
+    def codes(self, region: int) -> memoryview:
+        """The codes in a region (shared.py): of a snapshot, or of a fragment's last send."""
 
 
 StartTrainer = Callable[[Float32Vector, int | None], AbstractAsyncContextManager[Trainer]]

@@ -28,24 +28,21 @@ import contextlib
 import math
 import os
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final
 
 import trio
+from msgspec.structs import replace
 
 from peer.codec import get_codec
-from protocol.fragment.trainer_messages import (
+from protocol.diloco.trainer_messages import (
     Amend,
     FragmentSent,
     Merge,
     Yielded,
 )
-from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec
 
-from . import pipe
 from .child_process import STOP_GRACE_S, SpareChild, TrainerChild
 from .messages import (
     Applied,
@@ -54,6 +51,7 @@ from .messages import (
     Evaluated,
     Failed,
     Load,
+    ModelCreated,
     PiecesHere,
     PiecesMissing,
     Progress,
@@ -66,9 +64,9 @@ from .messages import (
     TrainRound,
 )
 from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
+from .ring import BoundaryRing, boundary_bytes
 from .schedule import total_steps_of
 from .shared import CodeRegions, SharedVector, code_memory
-from .stages.ring import BoundaryRing, boundary_bytes
 from .sync import trainer_side
 
 # --- watchdog -------------------------------------------------------------------------------------
@@ -153,38 +151,27 @@ class Watchdog:
 
 # --- process --------------------------------------------------------------------------------------
 
-_EVENTS: Final = get_args(TrainerEvent)
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerStatistics:
-    """What one life of a trainer has done."""
-
-    process_id: int
-    commands: int
-    events: int
-    silence_bound_s: float
-
 
 class ProcessTrainer:
-    """One life of a trainer process. See `peer.training.ports.Trainer`."""
+    """One life of a trainer process. See `peer.training.ports.Trainer`.
+
+    Args:
+        map_memory: the regions of codes, and the ring of boundaries, if there is one, as a trainer
+            that is ready says that they are.
+    """
 
     def __init__(
         self,
         child: TrainerChild,
-        map_regions: Callable[[Ready], CodeRegions],
-        map_boundaries: Callable[[], BoundaryRing | None],
+        map_memory: Callable[[Ready], tuple[CodeRegions, BoundaryRing | None]],
         watchdog: Watchdog,
     ) -> None:
         self.boundaries: BoundaryRing | None = None
         self._child = child
-        self._map_regions = map_regions
-        self._map_boundaries = map_boundaries
+        self._map_memory = map_memory
         self._regions: CodeRegions | None = None
         self._watchdog = watchdog
         self._patience = trio.CancelScope()
-        self._commands = 0
-        self._events = 0
 
     @property
     def process_id(self) -> int:
@@ -196,7 +183,6 @@ class ProcessTrainer:
         self._watchdog.sent(command)
         # A `receive` under way may have begun when there was nothing to do, so without a bound.
         self._patience.deadline = trio.current_time() + self._watchdog.silence_bound_s
-        self._commands += 1
         await self._child.send(command)
 
     async def receive(self) -> TrainerEvent:
@@ -208,21 +194,18 @@ class ProcessTrainer:
         bound_s = self._watchdog.silence_bound_s
         self._patience = trio.CancelScope(deadline=trio.current_time() + bound_s)
         with self._patience as scope:
-            message = await self._child.receive()
+            event = await self._child.receive()
         if scope.cancelled_caught:
             self._child.kill()
             raise TrainerDied(
                 f"the trainer hung: no word from it for {self._watchdog.silence_bound_s:.0f} s"
             )
-        if not isinstance(message, _EVENTS):
-            raise TrainerDied(f"the trainer sent a {type(message).__name__}")
-        event: TrainerEvent = message
-        self._events += 1
+        if isinstance(event, ModelCreated):
+            raise TrainerDied("the trainer made a model instead of training one")
         self._watchdog.received(event)
         match event:
             case Ready():
-                self._regions = self._map_regions(event)
-                self.boundaries = self._map_boundaries()
+                self._regions, self.boundaries = self._map_memory(event)
             case RoundClosed(round=round_, slot=int(slot), digest=str(digest)):
                 self._check(slot, round_, digest)
             case FragmentSent():
@@ -234,21 +217,10 @@ class ProcessTrainer:
         if header is None or (header.round, header.digest) != (round_, digest):
             raise TrainerDied(f"region {region} holds {header}, not what {round_} sent")
 
-    def codes(self, slot: int) -> memoryview:
-        """Codes of the snapshot in `slot`, valid until the slot is written again."""
+    def codes(self, region: int) -> memoryview:
+        """The codes that lie in a region, valid until it is written again."""
         assert self._regions is not None
-        return self._regions.codes(slot)
-
-    def fragment_codes(self, fragment: int) -> memoryview:
-        """Codes of the fragment's last send, valid until its next one."""
-        assert self._regions is not None
-        return self._regions.codes(fragment)
-
-    def statistics(self) -> TrainerStatistics:
-        """What this life has done so far."""
-        return TrainerStatistics(
-            self.process_id, self._commands, self._events, self._watchdog.silence_bound_s
-        )
+        return self._regions.codes(region)
 
 
 def trainer_starter(
@@ -272,64 +244,38 @@ def trainer_starter(
         if vector.ctypes.data != slow.array.ctypes.data or vector.size != slow.array.size:
             raise ValueError("the trainer can only start on the shared slow weights")
         told = replace(settings, micro_batch_cap=micro_batch_cap or 0)
-        codes_fd = code_memory(0, directory)
-        ring_fds = () if settings.stage is None else (code_memory(0, directory),)
+        # Codes; and boundaries, where it holds a stage.
+        made = [code_memory(0, directory) for _ in range(1 if settings.stage is None else 2)]
+
+        def map_memory(ready: Ready) -> tuple[CodeRegions, BoundaryRing | None]:
+            sizes = trainer_side(spec).regions_of(spec, ready.layout)
+            regions = CodeRegions(made[0], sizes, writable=False)
+            if settings.stage is None:
+                return regions, None
+            size, codec = boundary_bytes(spec), get_codec(spec.pipeline.codec)
+            return regions, BoundaryRing.open(made[1], size, codec)
+
         try:
             child = await children.take()
             try:
-                await child.begin("train", told, (slow.read_only_fd, codes_fd, *ring_fds))
-                yield ProcessTrainer(
-                    child,
-                    partial(_regions, spec, codes_fd),
-                    partial(_boundaries, spec, *ring_fds),
-                    Watchdog(spec),
-                )
-                await _stop(child)
+                await child.begin("train", told, (slow.read_only_fd, *made))
+                yield ProcessTrainer(child, map_memory, Watchdog(spec))
+                # It is asked to end, and given a moment.
+                with trio.move_on_after(STOP_GRACE_S), contextlib.suppress(TrainerDied):
+                    await child.send(Stop())
+                    await child.process.wait()
             finally:
                 await child.aclose()
         finally:
-            for fd in (codes_fd, *ring_fds):
+            for fd in made:
                 os.close(fd)
 
     return start
 
 
-def _boundaries(spec: RunSpec, fd: int | None = None) -> BoundaryRing | None:
-    if fd is None:
-        return None
-    return BoundaryRing.open(fd, boundary_bytes(spec), get_codec(spec.pipeline.codec))
-
-
-def _regions(spec: RunSpec, fd: int, ready: Ready) -> CodeRegions:
-    layout = Layout.from_shapes(dict(ready.shapes))
-    return CodeRegions(fd, trainer_side(spec).regions_of(spec, layout), writable=False)
-
-
-async def _stop(child: TrainerChild) -> None:
-    """Ask the child to end, and give it a moment."""
-    with trio.move_on_after(STOP_GRACE_S), contextlib.suppress(TrainerDied):
-        await child.send(Stop())
-        await child.process.wait()
-
-
-@dataclass(frozen=True, slots=True)
-class CreatedModel:
-    """What weights were made for.
-
-    Attributes:
-        layout: of those weights.
-        whole: of the whole model.
-        config: the model's config.json.
-    """
-
-    layout: Layout
-    whole: Layout
-    config: str
-
-
 async def create_model(
     settings: TrainerSettings, weights_path: Path, spare: SpareChild | None = None
-) -> CreatedModel:
+) -> ModelCreated:
     """Make initial weights, as a run's founder does, or the first holder of a stage.
 
     Args:
@@ -340,13 +286,15 @@ async def create_model(
         TrainerDied: the child failed; the message says how, or holds its last words.
     """
     child = await (spare or SpareChild(settings.threads)).take()
+    answer: TrainerEvent | ModelCreated | None = None
     try:
-        with weights_path.open("wb") as file:
-            message = await _ask(child, "create", settings, file.fileno())
-        if isinstance(message, Failed):
-            raise TrainerDied(message.detail)
-        if not isinstance(message, pipe.ModelCreated):
-            raise TrainerDied(f"the trainer sent a {type(message).__name__}")
+        with weights_path.open("wb") as file, trio.move_on_after(START_TIMEOUT_S):
+            await child.begin("create", settings, (file.fileno(),))
+            answer = await child.receive()
+        if isinstance(answer, Failed):
+            raise TrainerDied(answer.detail)
+        if not isinstance(answer, ModelCreated):
+            raise TrainerDied(f"no model within {START_TIMEOUT_S:.0f} s, but {answer}")
     except BaseException:
         await child.aclose()
         raise
@@ -354,21 +302,4 @@ async def create_model(
         await child.aclose()
     else:
         spare.put_back(child)
-    return CreatedModel(
-        Layout.from_shapes(dict(message.shapes)),
-        Layout.from_shapes(dict(message.whole)),
-        message.config,
-    )
-
-
-async def _ask(
-    child: TrainerChild, task: str, settings: TrainerSettings, descriptor: int
-) -> pipe.Message:
-    """The one answer to a task."""
-    answer: pipe.Message | None = None
-    with trio.move_on_after(START_TIMEOUT_S):
-        await child.begin(task, settings, (descriptor,))
-        answer = await child.receive()
-    if answer is None:
-        raise TrainerDied(f"'{task}' took longer than {START_TIMEOUT_S:.0f} s")
     return answer

@@ -54,7 +54,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from protocol.fragment.trainer_messages import (
+from protocol.diloco.trainer_messages import (
     Amend,
     Merge,
     Yield,

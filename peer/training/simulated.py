@@ -156,13 +156,9 @@ class SimulatedTrainer:
             with trio.move_on_at(self._next_event_s()):
                 await self._changed.wait()
 
-    def codes(self, slot: int) -> memoryview:
-        """Codes of the snapshot in `slot`."""
-        return self._regions.codes(slot).toreadonly()
-
-    def fragment_codes(self, fragment: int) -> memoryview:
-        """Codes of the fragment's last send."""
-        return self._regions.codes(fragment).toreadonly()
+    def codes(self, region: int) -> memoryview:
+        """The codes that lie in a region."""
+        return self._regions.codes(region).toreadonly()
 
     def _raise_if_dead(self) -> None:
         if self._death is not None:

@@ -23,8 +23,7 @@ from dataclasses import dataclass, field
 import torch
 
 from peer.codec import get_codec
-from protocol.fragment.fragments import fragments_of_run, offset, sends_between
-from protocol.fragment.trainer_messages import (
+from protocol.diloco.trainer_messages import (
     Amend,
     FragmentMerged,
     FragmentSent,
@@ -32,6 +31,7 @@ from protocol.fragment.trainer_messages import (
     Yield,
     Yielded,
 )
+from protocol.fragment.fragments import fragments_of_run, offset, sends_between
 from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec
 

@@ -35,13 +35,13 @@ from typing import Final
 import torch
 
 from peer.codec import Codec, get_codec
-from protocol.fragment.fragments import Fragment, fragments_of_run, offset, sends_between
-from protocol.fragment.trainer_messages import (
+from protocol.diloco.trainer_messages import (
     ONE_CHUNK,
     FragmentMerged,
     FragmentSent,
     Merge,
 )
+from protocol.fragment.fragments import Fragment, fragments_of_run, offset, sends_between
 from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec
 

@@ -16,7 +16,7 @@ from typing import Final
 from .errors import CannotTrain
 from .messages import Evaluate, Evaluated, Failed, TrainerCommand, TrainerEvent
 from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
-from .stages.ring import BoundaryRing
+from .ring import BoundaryRing
 
 BEFORE_ALL_ROUNDS: Final = -1
 """The round of the first such question; those after it count down."""
@@ -57,13 +57,9 @@ class _Heard:
             if isinstance(event, Evaluated) and event.round == question.round:
                 return event.loss
 
-    def codes(self, slot: int) -> memoryview:
-        """Codes of the snapshot in `slot`."""
-        return self._trainer.codes(slot)
-
-    def fragment_codes(self, fragment: int) -> memoryview:
-        """Codes of the fragment's last send."""
-        return self._trainer.fragment_codes(fragment)
+    def codes(self, region: int) -> memoryview:
+        """The codes that lie in a region."""
+        return self._trainer.codes(region)
 
 
 def _is_early(event: TrainerEvent) -> bool:

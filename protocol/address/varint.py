@@ -3,6 +3,7 @@
 Seven bits to a byte, the lowest first; the top bit says that more follow.
 """
 
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 MAX_UVARINT_BYTES: Final = 9
@@ -33,3 +34,23 @@ def decode_uvarint(data: bytes, offset: int = 0) -> tuple[int, int]:
         if byte < 0x80:
             return number, offset + index + 1
     raise ValueError(f"a number has more than {MAX_UVARINT_BYTES} bytes")
+
+
+async def read_delimited(exactly: Callable[[int], Awaitable[bytes]], max_bytes: int) -> bytes:
+    """The next message that has its length before it, and not one byte of what follows it.
+
+    Args:
+        exactly: reads so many bytes.
+
+    Raises:
+        ValueError: it is longer than allowed.
+    """
+    prefix = b""
+    while not prefix or prefix[-1] & 0x80:
+        if len(prefix) == MAX_UVARINT_BYTES:
+            raise ValueError("the length of a message does not end")
+        prefix += await exactly(1)
+    length, _ = decode_uvarint(prefix)
+    if length > max_bytes:
+        raise ValueError(f"a message of {length} bytes; at most {max_bytes} are allowed")
+    return await exactly(length)

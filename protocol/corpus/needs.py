@@ -3,7 +3,7 @@
 Rules
   1. First come the pieces of the blocks that are trained next, in that order.
   2. Then the peer's columns of the stratum that is being gone through, and of those after it
-     (protocol/schedule/epoch_order.py), as far ahead as is asked for.
+     (protocol/schedule/data_plan.py), as far ahead as is asked for.
   3. Beside them, each piece has `copies` *keepers*, drawn by rendezvous hashing over all peers that
      are there: they fetch it when nothing else is to be fetched, so that the corpus outlives any
      one of them, its founder too.
@@ -48,20 +48,20 @@ class CorpusNeeds:
     def first(self) -> tuple[int, ...]:
         """Pieces of the blocks that are trained next, in that order."""
         taken = self.plan.take(self.epoch, self.position, self.first_blocks, self.me, self.members)
-        return tuple(dict.fromkeys((taken.blocks // self.plan.order.piece_blocks).tolist()))
+        return tuple(dict.fromkeys((taken.blocks // self.plan.piece_blocks).tolist()))
 
     @cached_property
     def soon(self) -> tuple[int, ...]:
         """Further pieces of this stratum and the next ones."""
         found = dict.fromkeys(self.first)
         for epoch, stratum in self._strata(STRATA_AHEAD + 1):
-            pieces = self.plan.order.pieces_of(epoch, stratum)
+            pieces = self.plan.pieces_of(epoch, stratum)
             found |= dict.fromkeys(pieces[self._columns(epoch, stratum)].tolist())
         return tuple(found)[len(self.first) :]
 
     def distance(self) -> Int64Vector:
         """For each piece, in how many strata the plan comes to it; int64 [pieces]."""
-        order, now = self.plan.order, self.order_stratum
+        order, now = self.plan, self.order_stratum
         ahead = order.strata_of_pieces(self.epoch) - now
         later = order.strata_of_pieces(self.epoch + 1) + order.num_strata - now
         return np.where(ahead >= 0, ahead, later)
@@ -69,10 +69,10 @@ class CorpusNeeds:
     @property
     def order_stratum(self) -> int:
         """The stratum that is being gone through."""
-        return min(self.plan.order.stratum_at(self.position), self.plan.order.num_strata - 1)
+        return min(self.plan.stratum_at(self.position), self.plan.num_strata - 1)
 
     def _strata(self, count: int) -> Iterable[tuple[int, int]]:
-        total = self.plan.order.num_strata
+        total = self.plan.num_strata
         for number in range(self.order_stratum, self.order_stratum + min(count, total)):
             yield self.epoch + number // total, number % total
 

@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from msgspec import structs
+
 from protocol.fragment.chunk_ledger import ChunkLedger, ResultVerdict, Stamp
 from protocol.wire.fragment_messages import Result
 
@@ -102,7 +104,7 @@ class ChunkWrites:
         kept = self._results.get(chunk)
         if kept is None or kept.result.cycle != cycle:
             return None
-        return replace(kept.result, carried=(chunk,)), kept.codes
+        return structs.replace(kept.result, carried=(chunk,)), kept.codes
 
     def sent(self) -> None:
         """The fragment was sent again: its last steps stand."""

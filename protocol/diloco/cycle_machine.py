@@ -50,9 +50,9 @@ from typing import Final, TypeVar
 
 import blake3
 
+from protocol.diloco.trainer_messages import Amend, Merge, Yield
 from protocol.fragment.chunk_ledger import ChunkLedger, ResultVerdict, Stamp
 from protocol.fragment.owners import owners_of_chunks
-from protocol.fragment.trainer_messages import Amend, Merge, Yield
 from protocol.limits import MAX_CONTRIBUTION_WEIGHT
 from protocol.schedule.deadline import ObservedDeadline
 from protocol.wire.fragment_messages import (

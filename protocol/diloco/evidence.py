@@ -19,10 +19,11 @@ is one result for a fragment and cycle. Two that differ show that the owner told
 things, whatever went into them: no audit is needed, and both may follow from what they name.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 import msgpack
+from msgspec.structs import replace
 
 from protocol.errors import RemoteProtocolError
 from protocol.fragment.code_tree import is_leaf

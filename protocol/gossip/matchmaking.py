@@ -58,6 +58,7 @@ from typing import Final
 import blake3
 
 from protocol.limits import MAX_HELD_PROPOSALS, MAX_PROPOSAL_TRIES
+from protocol.membership.book import BackOff
 from protocol.outcomes import RefusalReason, SkipReason
 
 from .matchmaking_events import (
@@ -108,36 +109,9 @@ REST_FIRST_S: Final = 30.0
 REST_MAX_S: Final = 600.0
 
 
-class Resting:
+def resting() -> BackOff:
     """Peers that are not asked for now."""
-
-    def __init__(self) -> None:
-        self._until_s: dict[str, float] = {}
-        self._rest_s: dict[str, float] = {}
-
-    def __repr__(self) -> str:
-        return f"<Resting {len(self._until_s)}>"
-
-    def failed(self, peer_id: str, now_s: float) -> None:
-        """It could not be reached, or gave no answer."""
-        rest_s = self._rest_s.get(peer_id, REST_FIRST_S)
-        self._until_s[peer_id] = now_s + rest_s
-        self._rest_s[peer_id] = min(REST_MAX_S, 2 * rest_s)
-
-    def answered(self, peer_id: str) -> None:
-        """It can be reached."""
-        self._until_s.pop(peer_id, None)
-        self._rest_s.pop(peer_id, None)
-
-    def is_resting(self, peer_id: str, now_s: float) -> bool:
-        """Whether it is not asked now."""
-        return now_s < self._until_s.get(peer_id, now_s)
-
-    def keep_only(self, now_s: float) -> None:
-        """Forget what has long been over."""
-        old = [peer_id for peer_id, at_s in self._until_s.items() if now_s > at_s + REST_MAX_S]
-        for peer_id in old:
-            self.answered(peer_id)
+    return BackOff(REST_FIRST_S, REST_MAX_S)
 
 
 # --- one search -----------------------------------------------------------------------------------
@@ -227,8 +201,8 @@ class Matchmaker:
         self._held: dict[str, RoundSnapshot] = {}
         self._met: deque[str] = deque()
         self._recent = RecentPartners()
-        self._resting = Resting()
-        self._doubted = Resting()
+        self._resting = resting()
+        self._doubted = resting()
         self._now_s = 0.0
         self._paired = self._unmatched = self._sent = self._received = 0
 
@@ -285,8 +259,6 @@ class Matchmaker:
 
     def _seen(self, now_s: float, event: PeersSeen) -> Iterable[MatchCommand]:
         self._free, self._present = dict(event.free), event.present
-        self._resting.keep_only(now_s)
-        self._doubted.keep_only(now_s)
         while len(self._met) > self._put_off():
             self._met.popleft()
         if self._search.phase is SearchPhase.OPEN:
@@ -318,7 +290,7 @@ class Matchmaker:
         """Rules 1, 2 and 5."""
         if not self.is_looking:
             return RefusalReason.BUSY
-        if self._doubted.is_resting(peer_id, now_s):
+        if not self._doubted.is_due(peer_id, now_s):
             return RefusalReason.IMPLAUSIBLE
         if self._is_fit(theirs):
             return RefusalReason.MET if self._is_put_off(peer_id, now_s) else None
@@ -378,8 +350,8 @@ class Matchmaker:
             for peer_id, snapshot in self._free.items()
             if self._is_fit(snapshot)
             and (peer_id, snapshot.round) not in self._search.tried
-            and not self._resting.is_resting(peer_id, now_s)
-            and not self._doubted.is_resting(peer_id, now_s)
+            and self._resting.is_due(peer_id, now_s)
+            and self._doubted.is_due(peer_id, now_s)
         }
 
     def _best(self, now_s: float, among: dict[str, RoundSnapshot]) -> str | None:

@@ -1,23 +1,29 @@
-"""What the two kinds of cores have in common: events, commands and counts.
+"""What the two kinds of cores have in common: commands and counts.
 
 Events come from trainer and streams; relay.py and data_peer.py say what they mean. Every event
-returns what is to be done by the streams to other peers and by the trainer: commands. What the
-trainer is to do is said in the very messages that it is sent (trainer_messages.py). What is counted
-of microbatches is in status and metrics by the names that it has here.
+returns what is to be done by the streams to other peers and by the trainer: commands. What is to be
+said, to the trainer (trainer_messages.py) or to others (protocol/wire/stage_messages.py), is
+commanded as the very message that is sent. What is counted of microbatches is in status and metrics
+by the names that it has here.
 
-Slots are those of the memory that daemon and trainer share (peer/training/stages/ring.py); a
+Slots are those of the memory that daemon and trainer share (peer/training/ring.py); a
 *number* is what a microbatch is called between those two.
 """
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Final
 
 from protocol.outcomes import RefusalReason
+from protocol.wire.stage_messages import Leg, Notice, Trip
 
-from .trainer_messages import StageCommand
-from .trip import Leg, Microbatch, Trip
+from .trainer_messages import Begun, Filled, Freed, Returned, StageCommand, StageEvent, Stepped
+
+MAX_REMEMBERED: Final = 1024
+"""Microbatches that were halted or lost, or peers that do not train, of which something is known
+still; those known first make room."""
 
 
 # --- counts ---------------------------------------------------------------------------------------
@@ -72,7 +78,7 @@ class SendBoundary:
     """Send what lies in this outbound slot.
 
     Attributes:
-        keeps: whether the slot stays ours afterwards, until `Release`.
+        keeps: whether the slot stays ours afterwards, until it is freed.
     """
 
     trip: Trip
@@ -82,123 +88,58 @@ class SendBoundary:
 
 
 @dataclass(frozen=True, slots=True)
-class OfferAhead:
-    """Offer a move whose boundary will be there soon."""
+class Tell:
+    """Say this to each of these peers."""
 
-    trip: Trip
-
-
-@dataclass(frozen=True, slots=True)
-class FreeInbound:
-    """This inbound slot is free again: nobody works on what lies in it."""
-
-    slot: int
+    to: tuple[str, ...]
+    message: Notice
 
 
-@dataclass(frozen=True, slots=True)
-class Announce:
-    """Tell relays that nothing of ours before this iteration is under way."""
-
-    iteration: int
-    relays: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TellLost:
-    """Tell others that this microbatch will not come again.
-
-    Attributes:
-        to: whom; its data peer, where nobody is named.
-        attempt: the one that failed.
-        failed: who could not be sent it, or has sent what cannot be right, if anybody.
-        refused: whether it is the latter.
-    """
-
-    microbatch: Microbatch
-    to: tuple[str, ...] = ()
-    attempt: int = 0
-    failed: str | None = None
-    refused: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TellPassed:
-    """Tell the one that sent us this microbatch's gradient that ours has been taken."""
-
-    microbatch: Microbatch
-    to: str
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class HaltRelays:
-    """Ask relays where they stand with a microbatch, and have them wait (mending.py)."""
-
-    microbatch: Microbatch
-    attempt: int
-    relays: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ResumeRelay:
-    """Tell a relay how a microbatch goes on (mending.py).
-
-    Attributes:
-        trip: a forward to that relay, with the new path and attempt. Its `until` is the last place
-            to which the relay's activations go once more; 0 where they do not.
-        returns: whether it sends the gradient that it has kept.
-    """
-
-    trip: Trip
-    returns: bool
-
-
-Command = (
-    StageCommand | AnswerOffer | SendBoundary | OfferAhead | FreeInbound
-    | Announce | TellLost | TellPassed | HaltRelays | ResumeRelay
-)  # fmt: skip
+Command = StageCommand | AnswerOffer | SendBoundary | Trip | Tell
+"""A trip is to be offered ahead: its boundary will be there soon."""
 
 
 # --- events ---------------------------------------------------------------------------------------
-class StageCore(Protocol):
-    """The core of a peer that holds a stage.
+class StageCore(ABC):
+    """The core of a peer that holds a stage. Every event returns what is to be done.
 
     Attributes:
         counts: since the start.
     """
 
-    counts: Counter[Counted]
+    def __init__(self) -> None:
+        self.counts: Counter[Counted] = Counter()
 
-    # --- the trainer ------------------------------------------------------------------------------
+    def took(self, event: StageEvent, now_s: float) -> list[Command]:
+        """The trainer has said something."""
+        match event:
+            case Filled(leg, number, slot, loss):
+                return self.produced(leg, number, slot, loss, now_s)
+            case Returned(number):
+                return self.returned(number, now_s)
+            case Begun(microbatches):
+                return self.begun(microbatches, now_s)
+            case Stepped(clipped=clipped):
+                self.counts[Counted.CLIPPED] += clipped
+                return self.stepped(now_s)
+            case Freed():
+                return [event]
+        return []
+
+    @abstractmethod
     def produced(
         self, leg: Leg, number: int, slot: int, loss: float | None, now_s: float
     ) -> list[Command]:
-        """A boundary lies in an outbound slot."""
+        """What goes on lies in this outbound slot."""
 
+    @abstractmethod
     def returned(self, number: int, now_s: float) -> list[Command]:
-        """A microbatch's gradient has been added."""
+        """The trainer has added a microbatch's gradient, if it was to."""
 
-    def restarted(self, slots: int) -> list[Command]:
-        """The trainer is a new one, holds nothing, and has room for so many."""
+    def begun(self, microbatches: int, now_s: float) -> list[Command]:
+        """The trainer begins an iteration; only a data peer's does."""
+        return []
 
-    # --- streams ----------------------------------------------------------------------------------
-    def offered(self, ticket: int, trip: Trip) -> list[Command]:
-        """A boundary is offered; `ticket` names the offer until it is answered."""
-
-    def withdrawn(self, ticket: int) -> list[Command]:
-        """An offer without an answer is no longer there."""
-
-    def arrived(self, trip: Trip, slot: int, loss: float | None) -> list[Command]:
-        """What was welcome lies in an inbound slot."""
-
-    def broke_off(self, trip: Trip, now_s: float, *, refused: bool = False) -> list[Command]:
-        """What was welcome has not come whole; or it has, cannot be right, and was refused."""
-
-    def sent(self, trip: Trip, now_s: float, *, taken: bool) -> list[Command]:
-        """What was to be sent has been taken by the other, or has not."""
-
-    def passed(self, microbatch: Microbatch, sender: str, attempt: int) -> list[Command]:
-        """The one that we have sent a gradient has passed its own on, in this attempt."""
-
-    def ticked(self, now_s: float) -> list[Command]:
-        """Time has passed."""
+    def stepped(self, now_s: float) -> list[Command]:
+        """The trainer has stepped."""
+        return []

@@ -6,7 +6,7 @@ Rules
      up, by a bounded leap (iterations.py), and one relay that lies among others moves nobody. A
      data peer announces an iteration when nothing of the one before is under way any more
      (relay.py).
-  2. A router (paths.py) chooses paths when an iteration sets out, over the relays that are there
+  2. A router (relays.py) chooses paths when an iteration sets out, over the relays that are there
      then. A stage that nobody holds any more is left out by all of them, if paths may be so; where
      they may not, and before anything has been trained, the iteration waits for somebody to come,
      and its microbatches stay where they are. What is left out gets no gradient (`without`).
@@ -32,35 +32,63 @@ Invariant: the trainer is told exactly one end of every microbatch: its gradient
 dropped.
 """
 
-from collections import Counter, deque
+from collections import deque
+from dataclasses import dataclass, field
 from typing import Final
 
 from protocol.outcomes import RefusalReason
-
-from .away import Away, OwnIteration, RelaysThere, Unstepped
-from .core import (
-    Announce,
-    AnswerOffer,
-    Command,
-    Counted,
-    FreeInbound,
-    OfferAhead,
-    SendBoundary,
-    TellLost,
-    TellPassed,
+from protocol.wire.messages import Refusal
+from protocol.wire.stage_messages import (
+    Announcement,
+    Halt,
+    Halted,
+    Leg,
+    Lost,
+    Microbatch,
+    Noted,
+    Notice,
+    Passed,
+    Path,
+    Resume,
+    Standing,
+    Trip,
 )
+
+from .core import AnswerOffer, Command, Counted, SendBoundary, StageCore, Tell
 from .iterations import Announced, next_iteration
-from .mender import MENDS, Mender
-from .mending import KEPT, Standing
-from .paths import Path, Relays, Router
-from .trainer_messages import Deliver, Drop, Release, Resend
-from .trip import Leg, Microbatch, Trip
+from .mending import KEPT, KEPT_PER_SLOT, MENDS, Away, Mender
+from .relays import Relays, RelaysThere, Router
+from .trainer_messages import Drop, Filled, Freed, Resend
 
 ATTEMPTS: Final = 8
 """Times that a microbatch sets out, at most."""
 
 
-class DataPeerCore:
+@dataclass(slots=True)
+class OwnIteration:
+    """The iteration that the trainer has begun.
+
+    Attributes:
+        left: microbatches that have not come to an end.
+        paths: of those that have no name yet; None until there are relays.
+        named: those that have one, and have not set out (rule 7).
+        seen: numbers of those that the trainer has produced.
+        ready: (number, slot) of those that could set out, and wait for a path.
+        again: those that set out again: when the trainer has produced them once more, or, where
+            that was in vain, at a tick.
+        welcomed: the moves to us that were let come: (microbatch, leg, attempt).
+    """
+
+    left: int = 0
+    paths: deque[Path] | None = None
+    named: dict[Microbatch, Path] = field(default_factory=dict)
+    seen: set[int] = field(default_factory=set)
+    ready: list[tuple[int, int]] = field(default_factory=list)
+    again: dict[int, Away] = field(default_factory=dict)
+    welcomed: set[tuple[Microbatch, Leg, int]] = field(default_factory=set)
+
+
+class DataPeerCore(StageCore):
     """See the top of the file. Every event returns what is to be done.
 
     Args:
@@ -74,7 +102,6 @@ class DataPeerCore:
         iteration: the present one; 0 before the first.
         announced: the newest that relays were told of; 0 before the first.
         left_out: the stages that nobody held when the present iteration set out.
-        counts: since the start.
     """
 
     def __init__(
@@ -86,6 +113,7 @@ class DataPeerCore:
         kept: int = KEPT,
         in_flight: int = 0,
     ) -> None:
+        super().__init__()
         self._peer_id = peer_id
         self._router = router
         self._patience_s = patience_s
@@ -96,10 +124,8 @@ class DataPeerCore:
         self.announced = 0
         self._next_index = 0
         self._relays = RelaysThere()
-        self._unstepped = Unstepped()
         self.iteration = 0
         self.left_out: tuple[int, ...] = ()
-        self.counts: Counter[Counted] = Counter()
         self._mender = Mender(self._relays, kept, self.counts)
 
     # --- what peers say ---------------------------------------------------------------------------
@@ -110,28 +136,52 @@ class DataPeerCore:
         self._heard.look(self._relays.all)
         commands: list[Command] = []
         if come and self.announced:
-            commands.append(Announce(self.announced, tuple(sorted(come))))
-        self.counts[Counted.GONE] += sum(map(self._unstepped.pop, gone))
+            commands.append(Tell(tuple(sorted(come)), Announcement(self.announced)))
+        self.counts[Counted.GONE] += sum(map(self._relays.gone_with, gone))
         for away in list(self._away.values()):
             if away.mending is not None:
                 commands += self._mender.look_around(away)
-            elif not self._relays.all.union(away.gone).issuperset(away.path):
+            elif not self._relays.all.union(away.gone).issuperset(away.path.relays):
                 commands += self._lose(away)
         return [*commands, *self._set_out(now_s)]
 
-    def heard(self, relay: str, iteration: int) -> list[Command]:
-        """A relay has heard of this iteration."""
-        self._heard.add(relay, iteration)
+    def told(
+        self, sender: str, message: Notice, now_s: float
+    ) -> tuple[Noted | Halted | Refusal, list[Command]]:
+        """A relay says something. Returns the answer, too."""
+        match message:
+            case Lost():
+                commands = self.lost(message, sender)
+            case Passed(microbatch, attempt):
+                commands = self.passed(microbatch, sender, attempt)
+            case _:  # said to the relay that we were before we went over to this stage
+                sentence = f"a {type(message).__name__} is not for this stage"
+                return Refusal(RefusalReason.OTHER_GROUP, sentence), []
+        return Noted(self.iteration), commands
+
+    def answered(
+        self, peer_id: str, message: Notice, answer: Noted | Halted | None
+    ) -> list[Command]:
+        """A relay was told something, and has answered; None when it has not."""
+        match message, answer:
+            case Announcement(), Noted(iteration):
+                self._heard.add(peer_id, iteration)
+            case Halt(microbatch, attempt), _:
+                standing = answer.standing if isinstance(answer, Halted) else None
+                return self.found(microbatch, attempt, peer_id, standing)
+            case Resume(trip), None:
+                return self.lost(Lost(trip.microbatch, trip.attempt), peer_id)
         return []
 
-    def lost(self, told: TellLost, relay: str) -> list[Command]:
+    def lost(self, told: Lost, relay: str) -> list[Command]:
         """A relay has forgotten it, or cannot send it on; only one of its path may say so."""
-        named = self._present.path_of(told.microbatch)
-        if named is not None and relay in named:
-            self._present.rename(told.microbatch, self._name())  # to what nobody has forgotten
-            return [TellLost(told.microbatch, named)]
+        lost, named = told.microbatch, self._present.named
+        if lost in named and relay in named[lost].relays:
+            other = self._name()  # which nobody has forgotten
+            self._present.named = {other if m == lost else m: path for m, path in named.items()}
+            return [Tell(named[lost].relays, Lost(lost))]
         away = self._find(told.microbatch)
-        if away is None or relay not in away.path or told.attempt != away.attempt:
+        if away is None or relay not in away.path.relays or told.attempt != away.attempt:
             return []
         self._mender.blamed(away, relay, told)
         return self._lose(away)
@@ -153,13 +203,16 @@ class DataPeerCore:
     def offered(self, ticket: int, trip: Trip) -> list[Command]:
         """A boundary is offered."""
         away = self._find(trip.microbatch)
-        path = self._present.path_of(trip.microbatch) if away is None else away.path
-        is_here = trip.place in (0, len(trip.path) + 1)
+        path = self._present.named.get(trip.microbatch) if away is None else away.path
+        is_here = trip.place in (0, len(trip.path.relays) + 1)
         if path != trip.path or not is_here or (away and not away.is_due(trip)):
             return [AnswerOffer(ticket, RefusalReason.UNAVAILABLE)]
-        refusal = self._present.welcome(trip)
-        if away is None or refusal is not None:
-            return [AnswerOffer(ticket, refusal)]  # offered ahead all along its path, or twice
+        move, welcomed = (trip.microbatch, trip.leg, trip.attempt), self._present.welcomed
+        if move in welcomed:
+            return [AnswerOffer(ticket, RefusalReason.TWICE)]
+        welcomed.add(move)
+        if away is None:
+            return [AnswerOffer(ticket)]  # offered ahead all along its path
         away.nearly_home = trip.place == 0
         return [AnswerOffer(ticket), *self._offer_ahead()]
 
@@ -171,24 +224,27 @@ class DataPeerCore:
         """What was welcome lies in this inbound slot."""
         away = self._find(trip.microbatch)
         if away is None or not away.is_due(trip):
-            return [FreeInbound(slot)]
+            return [Freed(slot)]
         if trip.leg is Leg.SCORE:
             del self._away[away.number]
         away.turned = True
         if trip.leg is Leg.BACKWARD:
             away.home = True
-            stepless = [relay for relay in away.path if relay not in away.gone]
-            self._unstepped.add(stepless, away.microbatch.iteration)
+            living = [relay for relay in away.path.relays if relay not in away.gone]
+            self._relays.added(living, away.microbatch.iteration)
         else:
             away.finishing = away.returns = True
-        return [Deliver(trip.leg, away.number, slot, loss)]
+        return [Filled(trip.leg, away.number, slot, loss)]
 
     def broke_off(self, trip: Trip, now_s: float, *, refused: bool = False) -> list[Command]:
         """What was welcome has not come whole, or was refused (rule 9)."""
-        self._present.unwelcome(trip)
+        self._present.welcomed.discard((trip.microbatch, trip.leg, trip.attempt))
         away = self._find(trip.microbatch)
         if refused:
-            self._mender.refused_here(away, trip)
+            self.counts[Counted.REFUSED] += 1
+            self._relays.failed.add(trip.sender)
+            if away is not None and trip.leg is Leg.BACKWARD:
+                away.distrusted.add(trip.sender)
         return [] if away is None or not away.is_due(trip) else self._lose(away)
 
     def sent(self, trip: Trip, now_s: float, *, taken: bool) -> list[Command]:
@@ -204,24 +260,33 @@ class DataPeerCore:
         """The trainer begins an iteration."""
         self._present = OwnIteration(microbatches)
         self._relays.failed.clear()
-        self._unstepped.forget_before(self.iteration)
+        self._relays.forget_before(self.iteration)
         return self._set_out(now_s)
 
     def produced(
         self, leg: Leg, number: int, slot: int, loss: float | None, now_s: float
     ) -> list[Command]:
         """The trainer has made what leaves."""
+        present, away = self._present, self._away.get(number)
         if leg is Leg.SCORE:
             return self._score(number, slot, now_s)
-        if leg is Leg.FORWARD and number in self._present.again:
-            return self._set_out_again(number, slot)
-        if leg is Leg.FORWARD and self._mender.owes(number):
-            return self._mender.send_once_more(self._away.get(number), number, slot)
-        if leg is Leg.FORWARD:
-            self._present.ready.append((number, slot))
+        if leg is Leg.FORWARD and number in present.again:  # rule 3
+            before = present.again[number]
+            before.slot = slot
+            return [] if before.setouts > 1 else self._other_way(before, slot)
+        if leg is Leg.FORWARD and number not in present.seen:
+            present.seen.add(number)
+            present.ready.append((number, slot))
             return self._leave(now_s)
-        away = self._away.get(number)
-        return [Release(slot)] if away is None else self._mender.turn(away, slot, loss)
+        if away is None or (leg is Leg.FORWARD and (away.mending or not away.until)):
+            return [Freed(slot)]
+        if leg is Leg.FORWARD:  # it goes on (mending.py)
+            until, away.until = away.until, 0
+            return [SendBoundary(away.trip(1, until=until), slot, None)]
+        away.finishing = False
+        trip = away.trip(len(away.path.relays), Leg.BACKWARD)
+        send = SendBoundary(trip, slot, loss, keeps=True)
+        return [*self._mender.kept.keep(send), *([send] if away.returns else [])]
 
     def returned(self, number: int, now_s: float) -> list[Command]:
         """The trainer has added the gradient."""
@@ -230,7 +295,7 @@ class DataPeerCore:
             return []
         self.counts[Counted.DONE] += 1
         self.counts[Counted.WITHOUT] += away.without
-        passed = TellPassed(away.microbatch, away.path[0], away.attempt)
+        passed = Tell(away.path.relays[:1], Passed(away.microbatch, away.attempt))
         return [passed, *self._mender.kept.drop(away.microbatch), *self._end_one()]
 
     def restarted(self, slots: int) -> list[Command]:
@@ -238,29 +303,35 @@ class DataPeerCore:
         lost = list(self._away.values())
         self.counts[Counted.LOST] += sum(away.leg is not Leg.SCORE for away in lost)
         self._away.clear()
-        self._mender.clear(slots)
+        self._mender.kept.clear(KEPT_PER_SLOT * slots)
         self._in_flight = slots if self._in_flight else 0
-        offered = [TellLost(name, path.relays) for name, path in self._present.named]
+        offered = [Tell(path.relays, Lost(name)) for name, path in self._present.named.items()]
         self._present = OwnIteration()
-        told: list[Command] = [TellLost(away.microbatch, away.path, away.attempt) for away in lost]
+        told: list[Command] = [away.lost() for away in lost]
         return [*told, *offered, *self._announce(self.iteration + 1)] if self.iteration else told
 
     def ticked(self, now_s: float) -> list[Command]:
         """Time has passed."""
         commands: list[Command] = []
-        stuck, self._present.stuck = self._present.stuck, []
-        for before, slot in stuck:
-            if now_s - before.since_s >= self._patience_s:
+        for before in list(self._present.again.values()):
+            slot, is_late = before.slot, now_s - before.since_s >= self._patience_s
+            if slot is not None and is_late:
+                del self._present.again[before.number]
                 self.counts[Counted.LOST] += 1
-                commands += [Release(slot), Drop(before.number), *self._end_one()]
-            else:
+                commands += [Freed(slot), Drop(before.number), *self._end_one()]
+            elif slot is not None:
                 commands += self._other_way(before, slot)
         for away in list(self._away.values()):
-            is_late = now_s - away.since_s >= self._patience_s and not away.home
-            if is_late or (self._mender.is_stranded(away, now_s) and self._another(away, 0)):
+            mending, is_late = away.mending, now_s - away.since_s >= self._patience_s
+            strands = mending is not None and not mending.asked and self._another(away, 0)
+            if strands and self._relays.are_long_gone(away.path.stages, now_s):
+                is_late = True  # no stand-in has come, and others can leave its stage out
+            if is_late and not away.home:
                 commands += self._give_up(away)
-            else:
-                commands += self._mender.ask_again(away)
+            elif mending is not None and mending.silent:  # some have not answered
+                silent = tuple(sorted(mending.silent & mending.asked))
+                mending.silent.clear()
+                commands.append(Tell(silent, Halt(away.microbatch, away.attempt)))
         return commands
 
     # --- setting out ------------------------------------------------------------------------------
@@ -286,17 +357,17 @@ class DataPeerCore:
         if iteration <= self.announced:
             return []
         self.announced = iteration
-        return [Announce(iteration, tuple(sorted(self._relays.all)))]
+        return [Tell(tuple(sorted(self._relays.all)), Announcement(iteration))]
 
     def _offer_ahead(self) -> list[Command]:
         """Name and offer what the trainer will produce next (rule 7)."""
         present, commands = self._present, list[Command]()
         under_way = sum(not away.nearly_home for away in self._away.values())
-        under_way += len(present.again) + len(present.stuck)
+        under_way += len(present.again)
         while present.paths and under_way + len(present.named) < self._in_flight:
             microbatch, path = self._name(), present.paths.popleft()
-            present.named.append((microbatch, path))
-            commands.append(OfferAhead(Trip.begin(microbatch, Leg.FORWARD, path, 1)))
+            present.named[microbatch] = path
+            commands.append(Trip(microbatch, Leg.FORWARD, path, 1))
         return commands
 
     def _name(self) -> Microbatch:
@@ -309,42 +380,33 @@ class DataPeerCore:
         while present.ready and (present.named or present.paths):
             number, slot = present.ready.pop(0)
             self.counts[Counted.BEGUN] += 1
-            if present.named:
-                microbatch, path = present.named.popleft()
-            else:
+            if not present.named:
                 assert present.paths, "the loop goes on while there are some"
-                microbatch, path = self._name(), present.paths.popleft()
+                present.named[self._name()] = present.paths.popleft()
+            microbatch = next(iter(present.named))
+            path = present.named.pop(microbatch)
             commands.append(self._send(Leg.FORWARD, number, slot, path, now_s, microbatch))
         return commands
 
-    def _set_out_again(self, number: int, slot: int) -> list[Command]:
-        """Rule 3: the same microbatch, another name and path."""
-        before = self._present.again.pop(number)
-        if before.setouts > 1:
-            self._present.stuck.append((before, slot))
-            return []
-        return self._other_way(before, slot)
-
     def _other_way(self, before: Away, slot: int) -> list[Command]:
-        """Set out over another path; wait where there is none."""
-        number, turn = before.number, self._next_index + before.setouts
-        path = self._another(before, turn)
+        """Set out over another path, under another name; wait where there is none."""
+        path = self._another(before, self._next_index + before.setouts)
         if path is None:
-            self._present.stuck.append((before, slot))
             return []
+        number = self._present.again.pop(before.number).number
         send = self._send(Leg.FORWARD, number, slot, path, before.since_s, self._name())
         self._away[number].setouts = before.setouts + 1
         return [send]
 
     def _another(self, before: Away, turn: int) -> Path | None:
-        return self._router.another(before.way, turn, self._relays.sound)
+        return self._router.another(before.path, turn, self._relays.sound)
 
     def _score(self, number: int, slot: int, now_s: float) -> list[Command]:
         """Send what is to be scored, through all stages."""
         stages = () if self._relays.missing else self._relays.stages
         path = self._router.whole(self._next_index, stages) if stages else None
         if path is None:
-            return [Release(slot), Drop(number)]
+            return [Freed(slot), Drop(number)]
         return [self._send(Leg.SCORE, number, slot, path, now_s, self._name())]
 
     def _send(
@@ -352,11 +414,14 @@ class DataPeerCore:
     ) -> Command:
         away = Away(number, name, path, since_s, leg, without=bool(self._relays.missing))
         self._away[number] = away
-        return SendBoundary(Trip.begin(name, leg, path, 1), slot, None)
+        return SendBoundary(Trip(name, leg, path, 1), slot, None)
 
     # --- losing -----------------------------------------------------------------------------------
     def _find(self, microbatch: Microbatch) -> Away | None:
-        return next((a for a in self._away.values() if a.microbatch == microbatch), None)
+        for away in self._away.values():
+            if away.microbatch == microbatch:
+                return away
+        return None
 
     def _lose(self, away: Away) -> list[Command]:
         """It will not come back as it is (rules 3 and 4)."""
@@ -366,15 +431,13 @@ class DataPeerCore:
             return self._mender.mend(away)
         if away.can_be_mended or away.leg is Leg.SCORE or away.setouts >= ATTEMPTS:
             return self._give_up(away)
-        del self._away[away.number]
-        self._present.again[away.number] = away
+        self._present.again[away.number] = self._away.pop(away.number)
         self.counts[Counted.AGAIN] += 1
-        return [TellLost(away.microbatch, away.path), Resend(away.number)]
+        return [away.lost(), Resend(away.number)]
 
     def _give_up(self, away: Away) -> list[Command]:
         del self._away[away.number]
-        told = TellLost(away.microbatch, away.path, away.attempt)
-        gone: list[Command] = [Drop(away.number), told, *self._mender.kept.drop(away.microbatch)]
+        gone = [Drop(away.number), away.lost(), *self._mender.kept.drop(away.microbatch)]
         if away.leg is Leg.SCORE:
             return gone
         self.counts[Counted.LOST] += 1

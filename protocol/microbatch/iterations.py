@@ -32,17 +32,15 @@ this one is over for them. So a silent one is left out soon, and for longer each
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median_low
 from typing import Final
 
 from protocol.schedule.deadline import ObservedDeadline
+from protocol.wire.stage_messages import Leg, Trip
 
-from .trip import Leg, Trip
+from .core import MAX_REMEMBERED
 
 # --- what others have told ------------------------------------------------------------------------
-MAX_ABSENT: Final = 1024
-"""Peers that do not train, and whose words stand; those known first make room."""
 MAX_LEAP: Final = 1 << 20
 """Iterations: more than a run has in years, so a newcomer is there after one or two."""
 
@@ -72,7 +70,7 @@ class Announced:
         """These peers train."""
         self.present = tuple(present)
         absent = [teller for teller in self.newest_of if teller not in self.present]
-        for teller in absent[:-MAX_ABSENT]:
+        for teller in absent[:-MAX_REMEMBERED]:
             del self.newest_of[teller]
 
     @property
@@ -96,12 +94,6 @@ MOST_LEFT_OUT: Final = 64
 """Iterations."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Omission:
-    until: int
-    iterations: int
-
-
 class Awaited:
     """See the top of the file.
 
@@ -113,7 +105,8 @@ class Awaited:
         self._patience_s = patience_s
         floor_s = min(FLOOR_S, patience_s)
         self._usual = ObservedDeadline(floor_s=floor_s, ceiling_s=patience_s)
-        self._left_out: dict[str, _Omission] = {}
+        self._left_out: dict[str, tuple[int, int]] = {}
+        """Until which iteration, and of how many."""
 
     def is_over(
         self, iteration: int, announced: Mapping[str, int], present: Sequence[str], lasted_s: float
@@ -127,7 +120,8 @@ class Awaited:
         """
         self._left_out = {each: out for each, out in self._left_out.items() if each in present}
         through = {each for each in present if announced.get(each, 0) > iteration}
-        awaited = {each for each in present if not self._is_left_out(each, iteration)}
+        left_out = {each for each, (until, _) in self._left_out.items() if iteration <= until}
+        awaited = set(present) - left_out
         missing = (awaited or set(present)) - through
         if not missing:
             self._usual.observe(SEVERAL * lasted_s)
@@ -138,18 +132,14 @@ class Awaited:
         if lasted_s < (self._usual.current_s if half else self._patience_s):
             return False
         for each in missing:
-            before = self._left_out.get(each)
-            more = 1 if before is None else min(MOST_LEFT_OUT, 2 * before.iterations)
-            self._left_out[each] = _Omission(iteration + more, more)
+            _, before = self._left_out.get(each, (0, 0))
+            more = max(1, min(MOST_LEFT_OUT, 2 * before))
+            self._left_out[each] = iteration + more, more
         return True
-
-    def _is_left_out(self, data_peer: str, iteration: int) -> bool:
-        out = self._left_out.get(data_peer)
-        return out is not None and iteration <= out.until
 
 
 # --- the present iteration ------------------------------------------------------------------------
-class PresentIteration:
+class PresentIteration(Announced):
     """See the top of the file.
 
     Args:
@@ -161,8 +151,8 @@ class PresentIteration:
     """
 
     def __init__(self, patience_s: float) -> None:
+        super().__init__()
         self._awaited = Awaited(patience_s)
-        self._announced = Announced()
         self._began_s = 0.0
         self._ended = self._has_stepped = False
         self.number: int | None = None
@@ -170,55 +160,48 @@ class PresentIteration:
 
     def announced(self, origin: str, iteration: int, now_s: float) -> None:
         """A data peer has come to an iteration."""
-        self._announced.add(origin, iteration)
+        self.add(origin, iteration)
         if self.number is None:
             self.number, self._began_s = next_iteration(0, iteration), now_s
         self._go_back()
 
-    def look(self, origins: Iterable[str], *, ended: bool) -> None:
+    def look_at(self, origins: Iterable[str], *, ended: bool) -> None:
         """These data peers train.
 
         Args:
             ended: whether there are data peers, and all have come to the end of the run.
         """
-        self._announced.look(origins)
+        self.look(origins)
         self._ended = ended
         self._go_back()
 
     def _go_back(self) -> None:
-        middle = self._announced.middle_of(self.origins)
+        middle = self.middle_of(self.present)
         if self.number is not None and middle and not self._has_stepped and not self.is_finishing:
             self.number = min(self.number, middle)
 
-    @property
-    def origins(self) -> tuple[str, ...]:
-        """The data peers that train."""
-        return self._announced.present
-
     def newest_for(self, origin: str) -> int:
         """Where the data peers beside this one are, and no earlier than where we are."""
-        others = [each for each in self.origins if each != origin]
-        return max(self.number or 0, self._announced.middle_of(others))
+        others = [each for each in self.present if each != origin]
+        return max(self.number or 0, self.middle_of(others))
 
     def ends(self, now_s: float) -> bool:
         """Whether nothing more of it is waited for, since this moment."""
         if self.number is None or self.is_finishing:
             return False
-        if not self._announced.present:
-            self._began_s = now_s
-        self.is_finishing = self._is_over(self.number, now_s - self._began_s)
+        if self.present:
+            lasted_s = now_s - self._began_s
+            self.is_finishing = self._awaited.is_over(
+                self.number, self.newest_of, self.present, lasted_s
+            )
+        else:
+            self._began_s, self.is_finishing = now_s, self._ended
         return self.is_finishing
-
-    def _is_over(self, number: int, lasted_s: float) -> bool:
-        announced = self._announced
-        if not announced.present:
-            return self._ended
-        return self._awaited.is_over(number, announced.newest_of, announced.present, lasted_s)
 
     def stepped(self, now_s: float) -> None:
         """The trainer has stepped: the next one begins."""
         assert self.number is not None, "a step belongs to an iteration"
-        self.number = next_iteration(self.number, self._announced.least)
+        self.number = next_iteration(self.number, self.least)
         self._began_s, self.is_finishing, self._has_stepped = now_s, False, True
 
     def is_of(self, trip: Trip) -> bool:

@@ -35,7 +35,6 @@ Invariant: at most MAX_VOICES times OF_ONE numbers are kept for a direction and 
 """
 
 from collections import deque
-from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import median_high, median_low
 from typing import Final
@@ -60,62 +59,50 @@ class SizeVerdict(StrEnum):
     """No honest peer can have come to it: it is refused, and its sender's fault."""
 
 
-@dataclass(slots=True)
-class _Voice:
-    """The sizes of one sender, and when it was heard last, in sizes let through."""
-
-    heard: int = 0
-    sizes: deque[float] = field(default_factory=lambda: deque(maxlen=OF_ONE))
-
-
 class _Direction:
-    """What comes in one direction from one stage."""
+    """What comes in one direction from one stage.
+
+    Attributes:
+        voices: the last sizes of each sender, and when it was heard, in sizes let through.
+    """
 
     def __init__(self) -> None:
-        self._voices: dict[str, _Voice] = {}
+        self.voices: dict[str, tuple[int, deque[float]]] = {}
         self._count = 0
         self._odd: set[str] = set()
         self._odd_times = 0
 
     def bound(self, sender: str) -> float:
         """The largest size of this sender that is taken (rules 3 and 4)."""
-        if sender not in self._voices and len(self._voices) < SEVERAL:
+        if sender not in self.voices and len(self.voices) < SEVERAL:
             return LARGEST
-        middle = median_high(median_low(each.sizes) for each in self._voices.values())
+        middle = median_high(median_low(sizes) for _, sizes in self.voices.values())
         return min(LARGEST, FACTOR * middle)
 
     def let_through(self, sender: str, size: float) -> None:
         """Remember a size; nothing at all is no scale."""
-        self._forget_odd()
+        self._odd.clear()
+        self._odd_times = 0
         if not size:
             return
         self._count += 1
-        voice = self._voices.pop(sender, None) or _Voice()
-        voice.heard = self._count
-        voice.sizes.append(size)
-        self._voices[sender] = voice  # last in the order of hearing
-        oldest = next(iter(self._voices))
-        while self._count - self._voices[oldest].heard > AGE or len(self._voices) > MAX_VOICES:
-            del self._voices[oldest]
-            oldest = next(iter(self._voices))
+        _, sizes = self.voices.pop(sender, (0, deque[float](maxlen=OF_ONE)))
+        sizes.append(size)
+        self.voices[sender] = self._count, sizes  # last in the order of hearing
+        oldest = next(iter(self.voices))
+        while self._count - self.voices[oldest][0] > AGE or len(self.voices) > MAX_VOICES:
+            del self.voices[oldest]
+            oldest = next(iter(self.voices))
 
     def refused(self, sender: str) -> None:
         """Rule 6."""
         self._odd_times += 1
-        if sender in self._voices:
+        if sender in self.voices:
             self._odd.add(sender)
-        if self._odd_times >= ODD_TIMES and 2 * len(self._odd) > len(self._voices):
-            self._forget_odd()
-            self._voices.clear()
-
-    def _forget_odd(self) -> None:
-        self._odd.clear()
-        self._odd_times = 0
-
-    @property
-    def num_kept(self) -> int:
-        """Sizes remembered."""
-        return sum(len(voice.sizes) for voice in self._voices.values())
+        if self._odd_times >= ODD_TIMES and 2 * len(self._odd) > len(self.voices):
+            self._odd.clear()
+            self._odd_times = 0
+            self.voices.clear()
 
 
 class BoundarySizes:
@@ -123,11 +110,6 @@ class BoundarySizes:
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[bool, int | None], _Direction] = {}
-
-    @property
-    def num_kept(self) -> int:
-        """Sizes remembered, of all kinds."""
-        return sum(kind.num_kept for kind in self._kinds.values())
 
     def judge(
         self, sender: str, size: float, *, stage: int | None, is_gradient: bool

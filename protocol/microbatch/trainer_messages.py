@@ -2,7 +2,7 @@
 
 A *boundary* is what travels between two stages: activations on the way forward, their gradient on
 the way back. It never passes through the socket: it lies in a slot of shared memory
-(peer/training/stages/ring.py), and messages name the slot. A *leg* says which way it travels:
+(peer/training/ring.py), and messages name the slot. A *leg* says which way it travels:
 `forward` or `backward`, or `score`, a forward for validation alone, which relays answer between
 their steps too.
 
@@ -10,44 +10,49 @@ At the data peer, for each of an iteration's microbatches:
 
     daemon                              trainer
                                         Begun(n)                  an iteration of n microbatches
-                                        Produced(forward, m, s)   embedding and first layers
-    Deliver(forward, m, s')             head and loss             (it has come through its path)
-                                        Produced(backward, m, s)
-    Deliver(backward, m, s')            the first layers' gradient
+                                        Filled(forward, m, s)     embedding and first layers
+    Filled(forward, m, s')              head and loss             (it has come through its path)
+                                        Filled(backward, m, s)
+    Filled(backward, m, s')             the first layers' gradient
                                         Returned(m)
     or Resend(m)                        it was lost on its way to head and loss
-                                        Produced(forward, m, s)
+                                        Filled(forward, m, s)
     or Drop(m)                          it will not come back: it is left out of the step
                                         Stepped(n')               with so many of them
 
 At a relay:
 
-    Deliver(forward, m, s')             through the layers
-                                        Produced(forward, m, s)
-    Deliver(backward, m, s')            the layers' gradient
-                                        Produced(backward, m, s), Returned(m)
+    Filled(forward, m, s')              through the layers
+                                        Filled(forward, m, s)
+    Filled(backward, m, s')             the layers' gradient
+                                        Filled(backward, m, s), Returned(m)
     Resend(m)                           another takes the place of the next relay
-                                        Produced(forward, m, s)
+                                        Filled(forward, m, s)
     Finish                              the iteration is over
                                         Stepped(n')
 
-Slots: `Taken(s')` gives an inbound slot back to the daemon, `Release(s)` an outbound one to the
-trainer. `Waiting` is a sign of life while nothing comes. `m` is a number that only the two know.
+Slots: the trainer fills outbound ones (`s`) and the daemon inbound ones (`s'`); `Freed` gives one
+back to whoever fills it. `Waiting` is a sign of life while nothing comes. `m` is a number that only
+the two know.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
-from .trip import Leg
+from protocol.wire.stage_messages import Leg
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
-    """A boundary has come; it lies in this inbound slot.
+class TrainerMessage(Struct, frozen=True, tag=True, tag_field="kind", forbid_unknown_fields=True):
+    """What daemon and trainer process say to each other, with its name as its kind."""
+
+
+# --- either way -----------------------------------------------------------------------------------
+class Filled(TrainerMessage, frozen=True):
+    """A boundary lies in this slot.
 
     Attributes:
         loss: of the microbatch, nats per token, as its data peer says; on the way back only.
-        adds: whether the weights' gradient is to be added; it has been, where a microbatch comes
-            back once more.
+        adds: to a relay's trainer: whether the weights' gradient is to be added; it has been, where
+            a microbatch comes back once more.
     """
 
     leg: Leg
@@ -57,69 +62,43 @@ class Deliver:
     adds: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Drop:
+class Freed(TrainerMessage, frozen=True):
+    """This slot may be written again."""
+
+    slot: int
+
+
+# --- to the trainer -------------------------------------------------------------------------------
+class Drop(TrainerMessage, frozen=True):
     """Forget this microbatch: it will not come again."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Resend:
+class Resend(TrainerMessage, frozen=True):
     """Produce the activations of this microbatch once more: they were lost, or a relay was."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(TrainerMessage, frozen=True):
     """The iteration is over for this relay: step with the gradients that are there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
-    """This outbound slot may be written again."""
-
-    slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class Begun:
+# --- from the trainer -----------------------------------------------------------------------------
+class Begun(TrainerMessage, frozen=True):
     """The data peer begins an iteration of so many microbatches."""
 
     microbatches: int
 
 
-@dataclass(frozen=True, slots=True)
-class Produced:
-    """A boundary lies in this outbound slot.
-
-    Attributes:
-        loss: of the microbatch, nats per token; on the way back only.
-    """
-
-    leg: Leg
-    number: int
-    slot: int
-    loss: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Returned:
+class Returned(TrainerMessage, frozen=True):
     """The gradient of this microbatch is in; nothing of it is held any more."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """This inbound slot may be written again."""
-
-    slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stepped:
+class Stepped(TrainerMessage, frozen=True):
     """The iteration's step is taken, with the gradients of so many microbatches.
 
     Attributes:
@@ -130,10 +109,9 @@ class Stepped:
     clipped: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(TrainerMessage, frozen=True):
     """Nothing has come for a while, and the trainer lives."""
 
 
-StageCommand = Deliver | Drop | Resend | Finish | Release
-StageEvent = Begun | Produced | Returned | Taken | Stepped | Waiting
+StageCommand = Filled | Drop | Resend | Finish | Freed
+StageEvent = Begun | Filled | Returned | Freed | Stepped | Waiting

@@ -8,28 +8,281 @@ What holds an iteration up is told in words. The data peer that is home last dec
 iteration ends. Its microbatches' time is work, the way over links, or waiting for busy machines,
 busy links and slots. Where work and waiting weigh more, the machine that works most is named; where
 the way does, the machine of its paths whose links take most of it.
+
+Beside pipelines stand plain replicas, each with the whole model: NoLoCo and DiLoCo.
+
+A round is H inner steps; the exchange of a round overlaps with the next one's training, so a round
+takes whichever is longer. Lines are taken to be free of other traffic.
+
+    noloco   each machine trains at its own pace and sends the whole vector to one partner, any of
+             the others; its exchange takes the mean over partners of the slower way
+    diloco   all train the same round, quotas following speeds, so its length is that of the median
+             machine; every machine sends each other one 1/n of the vector as a contribution and 1/n
+             as a result. The slowest line decides
+
+Lower bounds: times that no arrangement, no quotas and no paths can beat.
+
+    tracks    a data peer sends at most `slots` microbatches at once, each takes at least its
+              shortest closed walk (below), and only so many machines hold the data
+    waves     the others are relays. The microbatch of wave w on a track has w before it, so it can
+              have been at a relay and be home by T only if w shortest trips of its data peer and
+              one through that relay fit into T. With TC1 a relay takes `slots` of each wave, so by
+              T it is visited at most `slots` times for each wave in which it is of use at all
+    work      all machines together do all the work there is
+
+The first two are judged together: the bound is the least T for which some choice of data peers has
+all microbatches home and leaves relays with enough visits. It is found by dynamic programming over
+machines: the most visits that are left, by the number of data peers and of microbatches at home.
+Without TC1 relays do not count, and the bound is looser.
+
+No path of a microbatch can be shorter than the shortest walk over priced hops. A path visits
+different machines, which makes the shortest one hard to find among many. A walk is a relaxation
+that is not: from its origin, over so many hops, never through the origin again, and never straight
+back to the machine that it came from. Up to three hops between relays that is a path; longer ones
+may come round in a circle, and are only shorter for it.
+
+For every end of a walk the two shortest are kept that come from different machines: where the next
+hop would go straight back, the second one counts.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean, median
+from typing import Any, Final
 
-from .assignment import NoPlan
-from .bounds import lower_bound_us
-from .effort import Effort, effort_for
-from .mending import mended
-from .plan import jobs_of
-from .planner import Planned, plan, plan_paths
-from .problem import US_PER_S, Problem
+import numpy as np
+from numpy.typing import NDArray
+
+from .drafts import NoPlan, hop_prices
+from .planner import Planned, mended, plan, plan_paths
+from .problem import THOUSAND, US_PER_S, Problem
 from .question import (
     CannotPlan,
-    Question,
+    Effort,
+    PlanQuestion,
+    effort_for,
     microbatches_of,
     numbers_of_data_peers,
     problem_of,
 )
-from .replicas import SECONDS_PER_HOUR, Estimate, cost_per_billion_tokens, state_fits
-from .simulator import Job, Outcome, Simulator, Stretch, utilisation
+from .simulator import Job, Outcome, Simulator, Stretch, jobs_of
+from .tables import MachineOffer
+
+# --- replicas -------------------------------------------------------------------------------------
+TRAINING_PER_FORWARD: Final = 3
+"""Forward and backward, in forwards."""
+SECONDS_PER_HOUR: Final = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a way of training would achieve.
+
+    Attributes:
+        fits: whether the model's state fits in the memory of all; None if a table is silent.
+        iteration_s: for as many microbatches as an iteration of the pipelines has.
+        bytes_per_hour: sent, by machine.
+        utilisation: share of the time in which a machine computes, by machine.
+    """
+
+    fits: bool | None
+    iteration_s: float
+    tokens_per_s: float
+    bytes_per_hour: dict[str, float]
+    utilisation: dict[str, float]
+    cost_per_billion_tokens: float
+
+
+def cost_per_billion_tokens(offers: Sequence[MachineOffer], tokens_per_s: float) -> float:
+    """What a billion tokens cost on all these machines."""
+    price_per_s = sum(offer.price_per_hour for offer in offers) / SECONDS_PER_HOUR
+    return price_per_s / tokens_per_s * 1e9
+
+
+def state_fits(offers: Sequence[MachineOffer], state_bytes: int) -> bool | None:
+    """Whether every machine has the memory for so much training state."""
+    known = [offer.memory_bytes for offer in offers if offer.memory_bytes is not None]
+    if any(memory < state_bytes for memory in known):
+        return False
+    return True if len(known) == len(offers) else None
+
+
+def replicas_of(question: PlanQuestion) -> dict[str, Estimate]:
+    """What these machines would do as replicas, for one microbatch each if none are asked for."""
+    offers, workload, number = question.offers, question.workload, len(question.offers)
+    step_us = [workload.batch_microbatches * o.compute_us * TRAINING_PER_FORWARD for o in offers]
+    train_s = [workload.inner_steps * each_us / US_PER_S for each_us in step_us]
+
+    def way_s(a: int, b: int, size: float, times: int = 1) -> float:
+        return size / question.bytes_per_s[a][b] + times * question.latency_us[a][b] / US_PER_S
+
+    alone, whole = [], workload.vector_bytes
+    for a in range(number):
+        ways = [max(way_s(a, b, whole), way_s(b, a, whole)) for b in range(number) if b != a]
+        alone.append((train_s[a], max(train_s[a], fmean(ways) if ways else 0.0)))
+    middle_s, share = median(train_s), 2 * whole / number
+    pairs = [(a, b) for a in range(number) for b in range(number) if a != b]
+    slowest_s = max((way_s(a, b, share, 2) for a, b in pairs), default=0.0)
+    together = [(middle_s, max(middle_s, slowest_s))] * number
+    return {
+        "noloco": _of_rounds(question, alone, whole if number > 1 else 0, [1.0] * number),
+        "diloco": _of_rounds(
+            question, together, share * (number - 1), [middle_s / each_s for each_s in train_s]
+        ),
+    }
+
+
+def _of_rounds(
+    question: PlanQuestion,
+    rounds: Sequence[tuple[float, float]],
+    sent_bytes: float,
+    shares: Sequence[float],
+) -> Estimate:
+    """Put together what (seconds of training, seconds in all) of a round of each machine give."""
+    offers, workload = question.offers, question.workload
+    quota = workload.inner_steps * workload.batch_microbatches * workload.tokens
+    tokens_per_s = sum(
+        quota * share / whole_s for (_, whole_s), share in zip(rounds, shares, strict=True)
+    )
+    names = [offer.name for offer in offers]
+    return Estimate(
+        state_fits(offers, workload.state_bytes),
+        (question.microbatches or len(offers)) * workload.tokens / tokens_per_s,
+        tokens_per_s,
+        {n: sent_bytes / s * SECONDS_PER_HOUR for n, (_, s) in zip(names, rounds, strict=True)},
+        {n: train_s / s for n, (train_s, s) in zip(names, rounds, strict=True)},
+        cost_per_billion_tokens(offers, tokens_per_s),
+    )
+
+
+# --- walks ----------------------------------------------------------------------------------------
+Lengths = NDArray[np.int64]
+"""Lengths of walks, by origin and end."""
+NEVER: Final = 1 << 60
+
+
+def walks(prices: Sequence[Sequence[int]] | NDArray[Any], hops: int) -> list[Lengths]:
+    """The lengths of the shortest walks of one hop, of two, and so on."""
+    table = np.array(prices, dtype=np.int64)
+    np.fill_diagonal(table, NEVER)
+    number = len(table)
+    first, second = table.copy(), np.full_like(table, NEVER)
+    came_from = np.repeat(np.arange(number)[:, None], number, axis=1)
+    found = [first]
+    for _ in range(hops - 1):
+        first, second, came_from = _longer(table, first, second, came_from)
+        found.append(first)
+    return found
+
+
+def closed(prices: Sequence[Sequence[int]], hops: int) -> Lengths:
+    """The shortest ways from an origin through a machine and back, by both."""
+    table = np.array(prices, dtype=np.int64)
+    there, back = walks(table, hops - 1), walks(table.T, hops - 1)
+    ways = [there[k] + back[hops - 2 - k] for k in range(hops - 1)]
+    shortest: Lengths = np.minimum.reduce(ways)
+    return np.minimum(shortest, NEVER)
+
+
+def _longer(
+    table: Lengths, first: Lengths, second: Lengths, came_from: NDArray[np.int64]
+) -> tuple[Lengths, Lengths, NDArray[np.int64]]:
+    """Walks with one hop more."""
+    number = len(table)
+    ends = np.arange(number)
+    longer = [np.full_like(table, NEVER) for _ in range(2)]
+    last = np.zeros_like(came_from)
+    for origin in range(number):
+        straight_back = came_from[origin][:, None] == ends
+        so_far = np.where(straight_back, second[origin][:, None], first[origin][:, None])
+        ways = np.minimum(so_far + table, NEVER)
+        ways[origin] = ways[:, origin] = NEVER
+        last[origin] = ways.argmin(axis=0)
+        longer[0][origin] = ways[last[origin], ends]
+        ways[last[origin], ends] = NEVER
+        longer[1][origin] = ways.min(axis=0)
+    return longer[0], longer[1], last
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+def lower_bound_us(problem: Problem) -> int:
+    """A bound over all plans of a problem."""
+    through = closed(hop_prices(problem), problem.visited)
+    losses = np.array([loss_us(problem, origin) for origin in range(len(problem.peers))])
+    return max(_by_tracks_us(problem, through + losses[:, None]), _by_work_us(problem))
+
+
+def loss_us(problem: Problem, origin: int) -> int:
+    """The loss, and the part of the last backward that hop prices leave out."""
+    work, forward_us = problem.work, problem.peers[origin].forward_us
+    later = work.backward_permille * (THOUSAND - work.input_permille) // THOUSAND
+    return forward_us * (work.loss_permille + later) // THOUSAND
+
+
+def _by_tracks_us(problem: Problem, through: Lengths) -> int:
+    """The least time in which some data peers can have all home, with the others as relays.
+
+    Args:
+        through: the shortest trip by data peer and relay.
+    """
+    trips = [int(trip) for trip in through.min(axis=1)]
+    low, high = 0, max(trips) * problem.microbatches + sum(p.forward_us for p in problem.peers)
+    while low < high:
+        middle = (low + high) // 2
+        if _can_be_home(problem, trips, through, middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _can_be_home(problem: Problem, trips: Sequence[int], through: Lengths, time_us: int) -> bool:
+    all_home = problem.microbatches
+    homes = [min(all_home, _homes(problem, m, trip, time_us)) for m, trip in enumerate(trips)]
+    most = sorted(homes)[-problem.stage_sizes[0] :]
+    if sum(most) < all_home or not problem.rules.waves_fit:
+        return sum(most) >= all_home
+    visits = _visits(problem, np.array(trips), through, time_us)
+    origins = problem.stage_sizes[0]
+    # left[k, h]: the most visits to the others when k data peers have h microbatches home.
+    left = np.full((origins + 1, all_home + 1), -NEVER, dtype=np.int64)
+    left[0, 0] = 0
+    for home, visited in zip(homes, visits, strict=True):
+        chosen = np.full_like(left, -NEVER)
+        chosen[1:, home:] = left[:-1, : all_home + 1 - home]
+        chosen[1:, all_home] = left[:-1, all_home - home :].max(axis=1)
+        left = np.maximum(left + visited, chosen)
+    return int(left[origins, all_home]) >= all_home * (problem.visited - 1)
+
+
+def _visits(
+    problem: Problem, trips: NDArray[np.int64], through: Lengths, time_us: int
+) -> list[int]:
+    """The most visits to each machine by microbatches that are home by then."""
+    waves = np.zeros(len(trips), dtype=np.int64)
+    for wave in range(problem.microbatches):
+        of_use = ((wave * trips)[:, None] + through <= time_us).any(axis=0)
+        if not of_use.any():
+            break
+        waves += of_use
+    return [peer.slots * int(count) for peer, count in zip(problem.peers, waves, strict=True)]
+
+
+def _homes(problem: Problem, origin: int, trip_us: int, time_us: int) -> int:
+    """Microbatches that a data peer can have home by then."""
+    peer = problem.peers[origin]
+    tracks = range(min(peer.slots, problem.microbatches))
+    return sum(max(0, time_us - track * peer.forward_us) // trip_us for track in tracks)
+
+
+def _by_work_us(problem: Problem) -> int:
+    """All pieces of work, done by all machines, each as fast as the fastest."""
+    work = problem.work
+    fastest_us = min(peer.forward_us for peer in problem.peers)
+    relay = THOUSAND + work.backward_permille
+    permille = relay * problem.visited + work.loss_permille
+    return problem.microbatches * fastest_us * permille // THOUSAND // len(problem.peers)
 
 
 # --- what holds an iteration up -------------------------------------------------------------------
@@ -137,16 +390,12 @@ class Pipeline:
         return self.iterations[0].planned
 
 
-def full_pipeline(question: Question) -> Pipeline:
-    """The best that is found when nothing is skipped.
-
-    Raises:
-        CannotPlan
-    """
+def full_pipeline(question: PlanQuestion) -> Pipeline:
+    """The best that is found when nothing is skipped. Raises CannotPlan."""
     return _put_together(question, [_best(question, question.stages)], bound=False)
 
 
-def skipping_pipeline(question: Question) -> Pipeline:
+def skipping_pipeline(question: PlanQuestion) -> Pipeline:
     """The best that is found when stages are skipped, but for every k-th iteration if so asked.
 
     Raises:
@@ -163,11 +412,7 @@ def skipping_pipeline(question: Question) -> Pipeline:
 
 
 def searched(problem: Problem, effort: Effort, searches: int) -> list[Planned]:
-    """Plans by searches with different seeds, each one mended; the best first.
-
-    Raises:
-        NoPlan
-    """
+    """Plans by searches with different seeds, each one mended; the best first. Raises NoPlan."""
     first = effort.budget.seed
     budgets = [replace(effort.budget, seed=first + more) for more in range(searches)]
     found = [plan(problem, budget) for budget in budgets]
@@ -175,7 +420,7 @@ def searched(problem: Problem, effort: Effort, searches: int) -> list[Planned]:
     return sorted(ends, key=lambda each: each.makespan_us)
 
 
-def _best(question: Question, visited: int) -> PricedIteration:
+def _best(question: PlanQuestion, visited: int) -> PricedIteration:
     """The best plan with each number of data peers that is tried."""
     effort = effort_for(len(question.offers), question.budget)
     sizes = list(numbers_of_data_peers(question, visited))[: effort.numbers]
@@ -196,7 +441,7 @@ def _best(question: Question, visited: int) -> PricedIteration:
     return min(found, key=lambda each: each.planned.makespan_us)
 
 
-def _unskipped(question: Question, usual: PricedIteration) -> PricedIteration:
+def _unskipped(question: PlanQuestion, usual: PricedIteration) -> PricedIteration:
     """An iteration of the same machines on the same stages, with as many microbatches of each."""
     problem = replace(usual.problem, visited=question.stages)
     stages, paths = usual.planned.plan.stages, usual.planned.plan.paths
@@ -219,7 +464,7 @@ def _simulated(problem: Problem, planned: Planned, next_us: int = 0) -> PricedIt
 
 
 def _put_together(
-    question: Question, iterations: Sequence[PricedIteration], *, bound: bool = True
+    question: PlanQuestion, iterations: Sequence[PricedIteration], *, bound: bool = True
 ) -> Pipeline:
     usual = iterations[0]
     outcome = Simulator(usual.problem).run(usual.jobs)
@@ -236,17 +481,15 @@ def _mean(weighted: Sequence[tuple[int, int]]) -> int:
     return sum(value * times for value, times in weighted) // sum(times for _, times in weighted)
 
 
-def _estimate(question: Question, iterations: Sequence[PricedIteration]) -> Estimate:
+def _estimate(question: PlanQuestion, iterations: Sequence[PricedIteration]) -> Estimate:
     """What the iterations amount to, each as often as it comes."""
     names = [offer.name for offer in question.offers]
     total_s = sum(i.planned.makespan_us * i.times for i in iterations) / US_PER_S
     rounds = sum(i.times for i in iterations)
     sent, worked_us = Counter[int](), Counter[int]()
     for iteration in iterations:
-        makespan_us = iteration.planned.makespan_us
-        shares = utilisation(iteration.record, len(names), makespan_us)
-        for machine, share in enumerate(shares):
-            worked_us[machine] += round(share * makespan_us) * iteration.times
+        for stretch in iteration.record:
+            worked_us[stretch.machine] += (stretch.end_us - stretch.start_us) * iteration.times
         for job in iteration.jobs:
             # Everyone on the path sends one boundary there and one back.
             for machine in (job.origin, *job.relays):

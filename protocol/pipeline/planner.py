@@ -1,9 +1,9 @@
 """The planner: arrangement, quotas and paths for a problem, the same on every machine.
 
 Idea:
-1. Legal orders of stages are enumerated (stage_orders.py).
-2. The start. For paths alone, a first draft assigns min-max (assignment.py): the dearest data
-   peers choose first. For all together, data peers get near relays of their own (grouping.py);
+1. Legal orders of stages are enumerated.
+2. The start. For paths alone, a first draft assigns min-max (drafts.py): the dearest data
+   peers choose first. For all together, data peers get near relays of their own;
    of several such starts the one with the best price is taken: they differ more than what a
    longer search gains on one of them.
 3. Local search: a move changes the draft a little, and the event simulator says what it
@@ -23,23 +23,29 @@ evaluations, never in seconds.
 Moves are small changes of a draft that keep it nearly legal. Paths alone change with those of
 OF_PATHS, arrangement and quotas with the others. A move returns None where it has nothing to
 change.
+
+Mending: a plan that is there, made to fit a problem that has changed a little.
+
+Idea: microbatches move one by one to another machine of the same stage, at first those that come
+home last, and a move stays if the simulated iteration is better for it. Stages stay where they are.
+It is a plain descent, so it finishes what the planner's search leaves: on eight machines, short
+searches with a descent behind each end lower than a long one of as many simulated iterations.
+
+The budget is counted in simulated iterations.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import cache, partial
+from typing import Final, NamedTuple
 
-from .assignment import NoPlan, first_draft, hop_prices
-from .draws import Draws
-from .grouping import MEMORY, grouped_draft
-from .plan import Draft, Plan, fits, jobs_of, least_us
-from .problem import Problem
-from .simulator import Order, Relays, Simulator
-from .stage_orders import Stages, cheapest_relays, stage_orders
+from .drafts import MEMORY, NoPlan, first_draft, grouped_draft, hop_prices
+from .problem import Draws, Problem, Relays, Stages, cheapest_relays, stage_orders
+from .simulator import Order, Plan, PlanDraft, Simulator, fits, jobs_of, least_us
 
 # --- moves ----------------------------------------------------------------------------------------
-Move = Callable[["Moves", Draft, int], Draft | None]
+Move = Callable[["Moves", PlanDraft, int], PlanDraft | None]
 """Takes a draft and the data peer that should gain by it."""
 
 
@@ -56,17 +62,17 @@ class Moves:
     orders: Mapping[frozenset[int], Sequence[Stages]]
     prices: Sequence[Sequence[int]]
 
-    def pick(self, draft: Draft, origin: int) -> tuple[int, Relays]:
+    def pick(self, draft: PlanDraft, origin: int) -> tuple[int, Relays]:
         """One of a data peer's microbatches."""
         place = self.draws.below(len(draft.paths[origin]))
         return place, draft.paths[origin][place]
 
-    def pick_any(self, draft: Draft) -> tuple[int, int, Relays]:
+    def pick_any(self, draft: PlanDraft) -> tuple[int, int, Relays]:
         """One of all microbatches."""
         origin = self.draws.of([o for o, paths in draft.paths.items() if paths])
         return (origin, *self.pick(draft, origin))
 
-    def ordered(self, draft: Draft, origin: int, relays: Sequence[int]) -> Relays | None:
+    def ordered(self, draft: PlanDraft, origin: int, relays: Sequence[int]) -> Relays | None:
         """These machines in their cheapest legal order."""
         by_stage = {draft.stages[relay]: relay for relay in relays}
         found = [
@@ -77,7 +83,7 @@ class Moves:
         return best[1] if best else None
 
 
-def put(draft: Draft, changes: Sequence[tuple[int, int, Relays]]) -> Draft:
+def put(draft: PlanDraft, changes: Sequence[tuple[int, int, Relays]]) -> PlanDraft:
     """Other paths at these places."""
     changed = {origin: list(draft.paths[origin]) for origin, _, _ in changes}
     for origin, place, path in changes:
@@ -85,7 +91,7 @@ def put(draft: Draft, changes: Sequence[tuple[int, int, Relays]]) -> Draft:
     return draft.with_paths({origin: tuple(paths) for origin, paths in changed.items()})
 
 
-def change_relay(moves: Moves, draft: Draft, origin: int) -> Draft | None:
+def change_relay(moves: Moves, draft: PlanDraft, origin: int) -> PlanDraft | None:
     """Take another replica of one stage."""
     place, path = moves.pick(draft, origin)
     at = moves.draws.below(len(path))
@@ -105,7 +111,7 @@ def change_relay(moves: Moves, draft: Draft, origin: int) -> Draft | None:
     return put(draft, changes)
 
 
-def reorder(moves: Moves, draft: Draft, origin: int) -> Draft | None:
+def reorder(moves: Moves, draft: PlanDraft, origin: int) -> PlanDraft | None:
     """Visit the same machines in another order."""
     place, path = moves.pick(draft, origin)
     by_stage = {draft.stages[relay]: relay for relay in path}
@@ -114,7 +120,7 @@ def reorder(moves: Moves, draft: Draft, origin: int) -> Draft | None:
     return put(draft, [(origin, place, other)]) if other != path else None
 
 
-def exchange_stage(moves: Moves, draft: Draft, origin: int) -> Draft | None:
+def exchange_stage(moves: Moves, draft: PlanDraft, origin: int) -> PlanDraft | None:
     """Trade a stage of one path for a stage of another."""
     place, path = moves.pick(draft, origin)
     their_origin, their_place, theirs = moves.pick_any(draft)
@@ -131,7 +137,7 @@ def exchange_stage(moves: Moves, draft: Draft, origin: int) -> Draft | None:
     return put(draft, [(origin, place, mine), (their_origin, their_place, other)])
 
 
-def exchange_path(moves: Moves, draft: Draft, origin: int) -> Draft | None:
+def exchange_path(moves: Moves, draft: PlanDraft, origin: int) -> PlanDraft | None:
     """Trade a whole path for another one."""
     place, path = moves.pick(draft, origin)
     their_origin, their_place, theirs = moves.pick_any(draft)
@@ -140,7 +146,7 @@ def exchange_path(moves: Moves, draft: Draft, origin: int) -> Draft | None:
     return put(draft, [(origin, place, theirs), (their_origin, their_place, path)])
 
 
-def exchange_place(moves: Moves, draft: Draft, origin: int) -> Draft | None:
+def exchange_place(moves: Moves, draft: PlanDraft, origin: int) -> PlanDraft | None:
     """Let two microbatches of one data peer change places."""
     place, path = moves.pick(draft, origin)
     other_place, other = moves.pick(draft, origin)
@@ -149,7 +155,7 @@ def exchange_place(moves: Moves, draft: Draft, origin: int) -> Draft | None:
     return put(draft, [(origin, place, other), (origin, other_place, path)])
 
 
-def exchange_machines(moves: Moves, draft: Draft, origin: int) -> Draft | None:
+def exchange_machines(moves: Moves, draft: PlanDraft, origin: int) -> PlanDraft | None:
     """Let two machines take over all that the other does."""
     number = len(draft.stages)
     one = moves.draws.below(number)
@@ -161,7 +167,7 @@ def exchange_machines(moves: Moves, draft: Draft, origin: int) -> Draft | None:
     return exchanged(draft, one, other)
 
 
-def exchanged(draft: Draft, one: int, other: int) -> Draft:
+def exchanged(draft: PlanDraft, one: int, other: int) -> PlanDraft:
     """Two machines in each other's place: stages, paths and microbatches."""
     stages = list(draft.stages)
     stages[one], stages[other] = stages[other], stages[one]
@@ -173,10 +179,10 @@ def exchanged(draft: Draft, one: int, other: int) -> Draft:
         )
         for o, paths in draft.paths.items()
     }
-    return Draft(tuple(stages), paths)
+    return PlanDraft(tuple(stages), paths)
 
 
-def shift_quota(moves: Moves, draft: Draft, origin: int) -> Draft | None:
+def shift_quota(moves: Moves, draft: PlanDraft, origin: int) -> PlanDraft | None:
     """Give a microbatch, with its path, to another data peer."""
     receiver = moves.draws.of(sorted(draft.paths))
     if receiver == origin:
@@ -196,8 +202,6 @@ OF_ALL: tuple[Move, ...] = (
 
 # --- the search -----------------------------------------------------------------------------------
 EMPHASIS: Final = 8
-Price = tuple[int, int, int]
-"""What late acceptance compares, the end, and the data peer that is home last."""
 PATIENCE: Final = 8
 """Lengths of MEMORY without a better draft after which the search goes on elsewhere."""
 PATIENCE_PER_PAIR: Final = 4
@@ -242,6 +246,42 @@ class Planned:
     evaluations: int
 
 
+class Priced(NamedTuple):
+    """What a draft costs.
+
+    Attributes:
+        price: what is compared.
+        end_us: of the iteration.
+        done_us: when each microbatch is home, data peer by data peer.
+        last: the data peer that is home last.
+    """
+
+    price: int
+    end_us: int
+    done_us: tuple[int, ...]
+    last: int
+
+
+class _Pricing:
+    """Simulates drafts of one problem, and counts them."""
+
+    def __init__(self, problem: Problem, order: Order) -> None:
+        self.problem = problem
+        self.simulator = Simulator(problem, order)
+        self.evaluations = 0
+
+    def price(self, draft: PlanDraft) -> Priced | None:
+        """What it costs; None if it is stuck."""
+        self.evaluations += 1
+        jobs = jobs_of(self.problem, draft.to_plan())
+        end_us, done_us = self.simulator.run(jobs)
+        if end_us is None:
+            return None
+        last = jobs[done_us.index(max(done_us))].origin
+        mean_us = sum(done_us) // len(done_us)
+        return Priced(EMPHASIS * end_us + mean_us, end_us, done_us, last)
+
+
 def plan_paths(
     problem: Problem,
     stages: tuple[int, ...],
@@ -249,26 +289,18 @@ def plan_paths(
     budget: SearchBudget | None = None,
     order: Order = Order.ARRIVAL,
 ) -> Planned:
-    """Plan the paths alone, for a given arrangement and given quotas.
-
-    Raises:
-        NoPlan
-    """
+    """Plan the paths alone, for a given arrangement and given quotas. Raises NoPlan."""
     search = Search(problem, budget or SearchBudget(), order)
     return search.improve(search.start(stages, quotas), OF_PATHS)
 
 
 def plan(problem: Problem, budget: SearchBudget | None = None) -> Planned:
-    """Plan arrangement, quotas and paths together.
-
-    Raises:
-        NoPlan
-    """
+    """Plan arrangement, quotas and paths together. Raises NoPlan."""
     search = Search(problem, budget or SearchBudget(), Order.ARRIVAL)
     return search.improve(_best_start(search), OF_ALL)
 
 
-def _best_start(search: "Search") -> Draft:
+def _best_start(search: "Search") -> PlanDraft:
     """The best of several groupings; paths by need where groups are too few or not legal.
 
     The others are kept, for a search that stands still.
@@ -277,11 +309,11 @@ def _best_start(search: "Search") -> Draft:
         NoPlan
     """
     problem, budget = search.problem, search.budget
-    starts: dict[int, tuple[Draft, Price]] = {}
+    starts: dict[int, tuple[PlanDraft, Priced]] = {}
     for _ in range(budget.starts):
         draft = grouped_draft(problem, search.prices, search.orders, search.moves.draws)
         if draft is not None and (found := search.price(draft)) is not None:
-            starts.setdefault(found[0], (draft, found))
+            starts.setdefault(found.price, (draft, found))
     if not starts or problem.stage_sizes[0] * problem.visited > len(problem.peers):
         try:
             draft = _some_arrangement_that_fits(search)
@@ -290,14 +322,14 @@ def _best_start(search: "Search") -> Draft:
                 raise
         else:
             if (found := search.price(draft)) is not None:
-                starts.setdefault(found[0], (draft, found))
+                starts.setdefault(found.price, (draft, found))
             elif not starts:
                 return draft
     (draft, _), *search.starts = (starts[price] for price in sorted(starts))
     return draft
 
 
-def _some_arrangement_that_fits(search: "Search") -> Draft:
+def _some_arrangement_that_fits(search: "Search") -> PlanDraft:
     """A first draft of one of two arrangements.
 
     With the fewest slots at the data peers, one of them alone never asks too much of a relay.
@@ -315,7 +347,7 @@ def _some_arrangement_that_fits(search: "Search") -> Draft:
         return first_that_fits(search, modest)
 
 
-def first_that_fits(search: "Search", stages: tuple[int, ...]) -> Draft:
+def first_that_fits(search: "Search", stages: tuple[int, ...]) -> PlanDraft:
     """A first draft with as many data peers at work as the relays' slots allow.
 
     Raises:
@@ -370,13 +402,12 @@ def first_arrangement(
     return tuple(stages)
 
 
-class Search:
+class Search(_Pricing):
     """One local search."""
 
     def __init__(self, problem: Problem, budget: SearchBudget, order: Order) -> None:
-        self.problem = problem
+        super().__init__(problem, order)
         self.budget = budget
-        self.simulator = Simulator(problem, order)
         self.orders = stage_orders(problem.num_stages, problem.visited, problem.rules)
         self.prices = hop_prices(problem)
         by_set: defaultdict[frozenset[int], list[Stages]] = defaultdict(list)
@@ -384,11 +415,10 @@ class Search:
             by_set[frozenset(each)].append(each)
         draws = Draws(f"{problem.digest()}/{budget.seed}")
         self.moves = Moves(draws, by_set, self.prices)
-        self.evaluations = 0
-        self.starts: list[tuple[Draft, Price]] = []
-        self.bounds: dict[tuple[int, tuple[Relays, ...]], int] = {}
+        self.starts: list[tuple[PlanDraft, Priced]] = []
+        self.least_us = cache(partial(least_us, self.simulator))
 
-    def start(self, stages: tuple[int, ...], quotas: Mapping[int, int]) -> Draft:
+    def start(self, stages: tuple[int, ...], quotas: Mapping[int, int]) -> PlanDraft:
         """A first draft that ends: without swaps, where with them it would block itself.
 
         Paths that visit stages in rising order cannot wait for each other in a circle.
@@ -402,42 +432,37 @@ class Search:
             draft = first_draft(self.problem, stages, quotas, rising, self.prices)
         return draft
 
-    def improve(self, draft: Draft, choice: Sequence[Move]) -> Planned:
-        """Search from this draft on, until the budget is used up.
-
-        Raises:
-            NoPlan: it never ends.
-        """
-        current, found = draft, self.price(draft)
-        if found is None:
+    def improve(self, draft: PlanDraft, choice: Sequence[Move]) -> Planned:
+        """Search from this draft on, until the budget is used up. Raises NoPlan: it never ends."""
+        now = self.price(draft)
+        if now is None:
             raise NoPlan("paths wait for each other's slots; give machines more slots")
-        price, makespan, last = found
-        best, best_makespan, gained = current, makespan, 0
+        current, best, best_us, gained = draft, draft, now.end_us, 0
         pairs = len(draft.stages) ** 2
         patience = min(PATIENCE * MEMORY, PATIENCE_PER_PAIR * pairs)
-        history = [price] * MEMORY
+        history = [now.price] * MEMORY
         most = self.budget.evaluations
         for attempt in range(most * TRIES_PER_EVALUATION):
             if self.evaluations >= most:
                 break
             place = attempt % len(history)
-            limit = max(history[place], price)
-            candidate = self._draw(current, choice, last)
+            limit = max(history[place], now.price)
+            candidate = self._draw(current, choice, now.last)
             if candidate is not None and self._may_be(candidate, limit):
                 found = self.price(candidate)
-                if found is not None and found[0] <= limit:
-                    current, (price, makespan, last) = candidate, found
-                    if makespan < best_makespan:
-                        best, best_makespan, gained = current, makespan, attempt
-            history[place] = min(history[place], price)
+                if found is not None and found.price <= limit:
+                    current, now = candidate, found
+                    if now.end_us < best_us:
+                        best, best_us, gained = current, now.end_us, attempt
+            history[place] = min(history[place], now.price)
             if attempt - gained >= patience:
-                current, (price, makespan, last) = self._elsewhere(best, choice)
-                history, gained = [price] * MEMORY, attempt
-                if makespan < best_makespan:
-                    best, best_makespan = current, makespan
-        return Planned(best.to_plan(), best_makespan, self.evaluations)
+                current, now = self._elsewhere(best, choice)
+                history, gained = [now.price] * MEMORY, attempt
+                if now.end_us < best_us:
+                    best, best_us = current, now.end_us
+        return Planned(best.to_plan(), best_us, self.evaluations)
 
-    def _elsewhere(self, best: Draft, choice: Sequence[Move]) -> tuple[Draft, Price]:
+    def _elsewhere(self, best: PlanDraft, choice: Sequence[Move]) -> tuple[PlanDraft, Priced]:
         """Where a search that stands still goes on: at the next start, or near to the best draft.
 
         Near are its arrangement with a few machines exchanged and paths dealt anew, as single moves
@@ -456,7 +481,7 @@ class Search:
         assert found is not None  # it is the best of those that end
         return best, found
 
-    def _dealt_anew(self, best: Draft) -> Draft | None:
+    def _dealt_anew(self, best: PlanDraft) -> PlanDraft | None:
         draws, stages = self.moves.draws, list(best.stages)
         for _ in range(1 + draws.below(KICKED_MOVES)):
             one, other = draws.below(len(stages)), draws.below(len(stages))
@@ -467,40 +492,91 @@ class Search:
         except NoPlan:
             return None
 
-    def _kicked(self, best: Draft, choice: Sequence[Move]) -> Draft | None:
+    def _kicked(self, best: PlanDraft, choice: Sequence[Move]) -> PlanDraft | None:
         draft = best
         for _ in range(KICKED_MOVES):
             moved = self._draw(draft, choice, self.moves.pick_any(draft)[0])
             draft = moved if moved is not None else draft
         return draft if fits(self.problem, draft) else None
 
-    def _draw(self, draft: Draft, choice: Sequence[Move], last: int) -> Draft | None:
+    def _draw(self, draft: PlanDraft, choice: Sequence[Move], last: int) -> PlanDraft | None:
         draws = self.moves.draws
         gaining = last
         if draws.below(2):
             gaining = draws.of([o for o in sorted(draft.paths) if draft.paths[o]])
         return draws.of(choice)(self.moves, draft, gaining)
 
-    def _may_be(self, draft: Draft, limit: int) -> bool:
+    def _may_be(self, draft: PlanDraft, limit: int) -> bool:
         """Whether a draft is legal and could come out below the limit."""
-        least = max(self._least(origin, paths) for origin, paths in draft.paths.items())
+        least = max(self.least_us(origin, paths) for origin, paths in draft.paths.items())
         return EMPHASIS * least <= limit and fits(self.problem, draft)
 
-    def _least(self, origin: int, paths: tuple[Relays, ...]) -> int:
-        key = (origin, paths)
-        if (found := self.bounds.get(key)) is None:
-            found = self.bounds[key] = least_us(self.simulator, origin, paths)
-        return found
 
-    def price(self, draft: Draft) -> Price | None:
-        """Price, end, and the data peer that is home last; None if it is stuck."""
-        self.evaluations += 1
-        jobs = jobs_of(self.problem, draft.to_plan())
-        outcome = self.simulator.run(jobs)
-        if outcome.makespan_us is None:
-            return None
-        done = outcome.done_us
-        last = jobs[done.index(max(done))].origin
-        mean = sum(done) // len(done)
-        end = outcome.makespan_us
-        return EMPHASIS * end + mean, end, last
+# --- mending --------------------------------------------------------------------------------------
+def mended(
+    problem: Problem, plan: Plan, evaluations: int, order: Order = Order.ARRIVAL
+) -> Planned | None:
+    """A plan that is at least as good for this problem; None where the given one is stuck."""
+    return _Descent(problem, order, plan).done(evaluations)
+
+
+class _Descent(_Pricing):
+    """One descent."""
+
+    def __init__(self, problem: Problem, order: Order, plan: Plan) -> None:
+        super().__init__(problem, order)
+        self.draft = plan.to_draft()
+        self.holders = [
+            [m for m, held in enumerate(plan.stages) if held == stage]
+            for stage in range(problem.num_stages)
+        ]
+
+    def done(self, most: int) -> Planned | None:
+        found = self.price(self.draft)
+        while found is not None and self.evaluations < most:
+            before = found.price
+            each = [(origin, place) for origin, place, _ in self.draft.each()]
+            moments = sorted(zip(found.done_us, each, strict=True), key=lambda p: (-p[0], p[1]))
+            for _, (origin, place) in moments:  # the last home first
+                found = self._improved(origin, place, found, most)
+            if found.price == before:
+                break
+        return found and Planned(self.draft.to_plan(), found.end_us, self.evaluations)
+
+    def _improved(self, origin: int, place: int, best: Priced, most: int) -> Priced:
+        """Move one microbatch to the first machine with which the iteration is better."""
+        for candidate in self._moves(origin, place):
+            if self.evaluations >= most:
+                break
+            found = self.price(candidate) if fits(self.problem, candidate) else None
+            if found is not None and found.price < best.price:
+                self.draft = candidate
+                return found
+        return best
+
+    def _moves(self, origin: int, place: int) -> Iterator[PlanDraft]:
+        """A microbatch with another machine at one seat, those with the least to do first."""
+        if place >= len(self.draft.paths[origin]):
+            return  # another one has moved to another data peer
+        path, loads = self.draft.paths[origin][place], self._loads()
+        for seat, machine in enumerate((origin, *path)):
+            others = [m for m in self.holders[self.draft.stages[machine]] if m != machine]
+            for other in sorted(others, key=lambda m: (loads[m], m)):
+                yield self._moved(origin, place, path, seat, other)
+
+    def _loads(self) -> Counter[int]:
+        """The forwards that each machine has to do, in microseconds."""
+        loads: Counter[int] = Counter()
+        for origin, _, path in self.draft.each():
+            for machine in (origin, *path):
+                loads[machine] += self.problem.peers[machine].forward_us
+        return loads
+
+    def _moved(self, origin: int, place: int, path: Relays, seat: int, other: int) -> PlanDraft:
+        """A microbatch with another machine at one seat; seat 0 is its data peer's."""
+        own = self.draft.paths[origin]
+        if seat:
+            relays = (*path[: seat - 1], other, *path[seat:])
+            return self.draft.with_paths({origin: (*own[:place], relays, *own[place + 1 :])})
+        rest = (*own[:place], *own[place + 1 :])
+        return self.draft.with_paths({origin: rest, other: (*self.draft.paths[other], path)})

@@ -22,17 +22,32 @@ compute the same prices and the same plan.
 
 Source: SkipPipe (arXiv 2502.19913) and its published code, from which the constants of `StageWork`
 and the two sets of limits are taken; the published versions differ, so all of them are fields.
+
+There are few legal orders of stages (22 for six stages of which four are visited, with SkipPipe's
+limits), so they are enumerated once; where a choice of stages and limits has too many, it is
+refused. The cheapest machines along one order are found by dynamic programming, stage by stage:
+price of a path = the sum of what its hops cost both ways.
+
+Draws are seeded: the same numbers on every machine, for a search that all peers run alike. The
+generator is SplitMix64 (Steele, Lea and Flood 2014): a counter, mixed. It is no secret.
 """
 
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Final
+from itertools import accumulate, islice
+from typing import Final, TypeVar
 
 import blake3
 
 from protocol.errors import LocalProtocolError
 from protocol.limits import MAX_STAGES
 
+# --- problem --------------------------------------------------------------------------------------
+Relays = tuple[int, ...]
+"""The machines that a microbatch visits after its data peer, in order."""
+Stages = tuple[int, ...]
+"""Those that it visits, in order."""
 Matrix = tuple[tuple[int, ...], ...]
 """One row for each source, one column for each destination."""
 
@@ -119,11 +134,7 @@ class Problem:
     queued_links: bool = False
 
     def __post_init__(self) -> None:
-        """Check that it is a problem at all.
-
-        Raises:
-            LocalProtocolError
-        """
+        """Check that it is a problem at all. Raises LocalProtocolError."""
         number = len(self.peers)
         checks = (
             (2 <= len(self.stage_sizes) <= MAX_STAGES, "a pipeline has two stages or more"),
@@ -180,3 +191,107 @@ def _square(matrix: Matrix, number: int, least: int) -> bool:
     return rows and all(
         value >= least for a, row in enumerate(matrix) for b, value in enumerate(row) if a != b
     )
+
+
+# --- stage orders ---------------------------------------------------------------------------------
+MAX_ORDERS: Final = 20_000
+
+
+def stage_orders(num_stages: int, visited: int, rules: PathRules) -> tuple[Stages, ...]:
+    """The orders in which relay stages may be visited (CC1, CC3), sorted.
+
+    Raises:
+        LocalProtocolError: there are none, or too many to enumerate.
+    """
+    found = tuple(islice(_orders((), 0, num_stages, visited - 1, rules), MAX_ORDERS + 1))
+    if not found or len(found) > MAX_ORDERS:
+        raise LocalProtocolError(
+            f"{'no' if not found else f'more than {MAX_ORDERS}'} orders to visit {visited} of"
+            f" {num_stages} stages within these limits; change stages, visited or max_jump"
+        )
+    return found
+
+
+def within(order: Stages, rules: PathRules) -> bool:
+    """Whether stages may be visited in this order (CC3)."""
+    frontiers = accumulate((0, *order), max)
+    jumps = [abs(stage - frontier) for stage, frontier in zip(order, frontiers, strict=False)]
+    return max(jumps, default=0) <= rules.max_jump and _swaps_fit(order, rules)
+
+
+def cheapest_relays(
+    origin: int, layers: Sequence[Sequence[int]], price: Sequence[Sequence[int]]
+) -> tuple[int, Relays] | None:
+    """The cheapest closed path from `origin` through one machine of each layer.
+
+    Args:
+        price: of a hop, there and back, the work at its end included.
+
+    Returns:
+        Its price and relays, the lowest numbers among equals; None if a layer is empty.
+    """
+    if not all(layers):
+        return None
+    ends: list[tuple[int, Relays]] = [(0, ())]
+    for layer in layers:
+        ends = [
+            min(
+                (so_far + price[path[-1] if path else origin][machine], (*path, machine))
+                for so_far, path in ends
+            )
+            for machine in layer
+        ]
+    closed = [(so_far + price[path[-1]][origin], path) for so_far, path in ends if path]
+    return min(closed, default=None)
+
+
+def _orders(
+    order: Stages, frontier: int, num_stages: int, left: int, rules: PathRules
+) -> Iterator[Stages]:
+    if not left:
+        yield order
+        return
+    for stage in range(1, num_stages):
+        if stage not in order and abs(stage - frontier) <= rules.max_jump:
+            longer = (*order, stage)
+            if _swaps_fit(longer, rules):
+                yield from _orders(longer, max(frontier, stage), num_stages, left - 1, rules)
+
+
+def _swaps_fit(order: Stages, rules: PathRules) -> bool:
+    frontier, distances = 0, []
+    for stage in order:
+        if stage < frontier:
+            distances.append(frontier - stage)
+        frontier = max(frontier, stage)
+    return (
+        len(distances) <= rules.max_swaps
+        and max(distances, default=0) <= rules.max_swap_distance
+        and sum(distances) <= rules.max_swap_sum
+    )
+
+
+# --- draws ----------------------------------------------------------------------------------------
+T = TypeVar("T")
+_MASK: Final = (1 << 64) - 1
+_STEP: Final = 0x9E3779B97F4A7C15
+_MIX: Final = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+
+class Draws:
+    """A stream of draws, named by its seed."""
+
+    def __init__(self, seed: str) -> None:
+        self._state = int.from_bytes(blake3.blake3(seed.encode()).digest(length=8), "big")
+
+    def below(self, bound: int) -> int:
+        """An integer from 0 to bound - 1; with bounds far below 2^64 none is likelier."""
+        self._state = (self._state + _STEP) & _MASK
+        mixed = self._state
+        mixed = ((mixed ^ (mixed >> 30)) * _MIX[0]) & _MASK
+        mixed = ((mixed ^ (mixed >> 27)) * _MIX[1]) & _MASK
+        return (mixed ^ (mixed >> 31)) % bound
+
+    def of(self, choices: Sequence[T]) -> T:
+        """One of several, each as likely."""
+        return choices[self.below(len(choices))]

@@ -4,21 +4,179 @@ Links are queued (one boundary at a time), a backward takes two forwards, and a 
 share of the model; copies and gaps are not counted, so figures are those of a good implementation.
 The number of data peers follows from how often relays are visited: with equal slots they are n / L
 of n machines.
+
+A run spec asks for parameters, tokens, and bytes between stages and replicas. A microbatch is some
+sequences that go through the model together. Between two stages travels one value for each token
+and hidden unit. Training state is counted in fp32: weights, gradient and AdamW's two moments of
+each parameter, or Muon's one of those in the matrices of the blocks; activations are what `slots`
+speaks of.
+
+The time of a simulated iteration grows with the machines, that of a start and of a bound with their
+square and cube. So many machines get fewer simulated iterations, fewer numbers of data peers and
+fewer changes that could help; `told` says so to the user.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, get_args
 
 from protocol.errors import LocalProtocolError, LocoError
-from protocol.run.sections import PipelineSection
+from protocol.run.needs import parameters_of, state_bytes_of
+from protocol.run.run_spec import RunSpec
+from protocol.run.sections import BOUNDARY_BITS, BoundaryCodec, PipelineSection
+from protocol.run.ways import CODECS
 
 from .planner import SearchBudget
-from .problem import Matrix, PathRules, PipelinePeer, Problem, StageWork
-from .stage_orders import stage_orders
+from .problem import Matrix, PathRules, PipelinePeer, Problem, StageWork, stage_orders
 from .tables import GB, MachineOffer
-from .workload import OF_ONE_MICROBATCH, Workload
 
+# --- workload -------------------------------------------------------------------------------------
+BOUNDARY_CODECS: Final[tuple[str, ...]] = get_args(BoundaryCodec)
+OF_ONE_MICROBATCH: Final = 4
+"""Bytes of a parameter's gradient of one microbatch, which stages hold too (decision 0042)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A run, as far as its time and memory depend on it.
+
+    Attributes:
+        sequences: of one microbatch.
+        batch_microbatches: of one inner step of a replica.
+        vector_bytes: the whole model, as replicas send it.
+        state_bytes: training state of the whole model.
+    """
+
+    parameters: int
+    num_layers: int
+    hidden_size: int
+    context_length: int
+    sequences: int
+    batch_microbatches: int
+    inner_steps: int
+    vector_bytes: int
+    state_bytes: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one microbatch."""
+        return self.sequences * self.context_length
+
+    def boundary_bytes(self, codec: str) -> int:
+        """What travels between two stages for one microbatch."""
+        return self.tokens * self.hidden_size * BOUNDARY_BITS[codec] // 8
+
+
+def workload_of(spec: RunSpec, sequences: int | None = None) -> Workload:
+    """Read a run spec; `sequences` of a microbatch stand in it, unless they are given here.
+
+    Raises:
+        InvalidRunSpec: its model's sizes are not in it.
+    """
+    each = sequences or spec.microbatch_sequences
+    each = min(each, spec.training.batch_size)
+    parameters = parameters_of(spec)
+    return Workload(
+        parameters,
+        spec.model.num_layers,
+        spec.model.hidden_size,
+        spec.model.context_length,
+        each,
+        max(1, spec.training.batch_size // each),
+        spec.sync.round_steps,
+        int(parameters * CODECS[spec.sync.codec].bytes_per_value),
+        state_bytes_of(spec, parameters),
+    )
+
+
+# --- effort ---------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What is tried.
+
+    Attributes:
+        machines: up to so many get this effort.
+        numbers: numbers of data peers; one is the likeliest alone.
+        searches: for a plan with each of them, with different seeds; the best one counts.
+        budget: of a search.
+        mending: evaluations by which a plan is mended.
+        judging: evaluations by which it is mended for other ways of working and for changes.
+        places: stages and places at which one more machine is tried.
+        brief: evaluations by which these are compared.
+        planned_anew: searches by which the best of them are planned anew; 0 mends alone.
+        bound: whether the lower bound is computed.
+    """
+
+    machines: int
+    numbers: int
+    searches: int
+    budget: SearchBudget
+    mending: int
+    judging: int
+    places: int
+    brief: int
+    planned_anew: int
+    bound: bool = True
+
+    @property
+    def evaluations(self) -> int:
+        """Iterations simulated for a plan, at most."""
+        return self.numbers * self.searches * (self.budget.evaluations + self.mending)
+
+    def told(self, machines: int) -> str:
+        """What is less than for few machines; empty where nothing is."""
+        whole = EFFORTS[0]
+        if self.machines == whole.machines:
+            return ""
+        counts = (
+            (self.evaluations, whole.evaluations, "iterations simulated for a plan"),
+            (self.numbers, whole.numbers, "numbers of data peers tried"),
+            (self.places, whole.places, "places tried for one more machine"),
+        )
+        less = [f"{what}: {own:,}, not {usual:,}" for own, usual, what in counts if own < usual]
+        if whole.planned_anew and not self.planned_anew:
+            less.append("nothing that would help was planned anew")
+        if not self.bound:
+            less.append("no lower bound")
+        return f"{machines} machines are many, so less was tried ({'; '.join(less)})"
+
+
+EFFORTS: Final = (
+    Effort(
+        16, 3, 3, SearchBudget(100), mending=200, judging=200, places=24, brief=60, planned_anew=2
+    ),
+    Effort(
+        48, 3, 1, SearchBudget(100), mending=200, judging=60, places=8, brief=30, planned_anew=1
+    ),
+    Effort(
+        128, 2, 1, SearchBudget(100), mending=150, judging=40, places=6, brief=20, planned_anew=0
+    ),
+    Effort(
+        256, 1, 1, SearchBudget(150), mending=150, judging=40, places=3, brief=20, planned_anew=0
+    ),
+    Effort(
+        1024,
+        1,
+        1,
+        SearchBudget(20),
+        mending=20,
+        judging=8,
+        places=1,
+        brief=8,
+        planned_anew=0,
+        bound=False,
+    ),
+)
+"""The next ones are for more machines than the one before is for."""
+
+
+def effort_for(machines: int, budget: SearchBudget | None = None) -> Effort:
+    """The effort for so many machines; a budget that is given replaces its own."""
+    effort = next((each for each in EFFORTS if machines <= each.machines), EFFORTS[-1])
+    return effort if budget is None else replace(effort, budget=budget)
+
+
+# --- question -------------------------------------------------------------------------------------
 REAL_BACKWARD_PERMILLE: Final = 2000
 REAL_RULES: Final = PathRules(waves_fit=False)
 """Waves of different data peers are not in step; slots are kept to by the simulation."""
@@ -31,13 +189,13 @@ class CannotPlan(LocoError):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PlanQuestion:
     """What to plan for.
 
     Attributes:
         microbatches: of one iteration; None takes two for every slot of the data peers.
         full_every: every so many iterations one skips nothing; 0 is never.
-        budget: of a plan; None is what goes with the number of machines (effort.py).
+        budget: of a plan; None is what goes with the number of machines.
     """
 
     offers: tuple[MachineOffer, ...]
@@ -76,12 +234,8 @@ def rules_of(pipeline: PipelineSection) -> PathRules:
     )
 
 
-def check(question: Question) -> None:
-    """Refuse what no machines can do, and what these cannot.
-
-    Raises:
-        CannotPlan
-    """
+def check(question: PlanQuestion) -> None:
+    """Refuse what no machines can do, and what these cannot. Raises CannotPlan."""
     machines, stages, layers = len(question.offers), question.stages, question.workload.num_layers
     if layers < 2:
         raise CannotPlan(f"a model of {layers} layer cannot be cut into stages")
@@ -107,7 +261,7 @@ def check(question: Question) -> None:
     _check_memory(question)
 
 
-def _check_memory(question: Question) -> None:
+def _check_memory(question: PlanQuestion) -> None:
     if len(question.too_small) == len(question.offers):
         needed, most = (
             f"{size / GB:.1f} GB"
@@ -122,7 +276,7 @@ def _check_memory(question: Question) -> None:
         )
 
 
-def numbers_of_data_peers(question: Question, visited: int) -> Iterator[int]:
+def numbers_of_data_peers(question: PlanQuestion, visited: int) -> Iterator[int]:
     """How many machines could hold the data; first the most of which each has relays of its own."""
     likely = _likely_data_peers(question, visited)
     near = sorted((likely - 1, likely, likely + 1), key=lambda n: (abs(n - likely), n))
@@ -130,19 +284,19 @@ def numbers_of_data_peers(question: Question, visited: int) -> Iterator[int]:
     yield from sorted(fitting, key=lambda number: number * visited > len(question.offers))
 
 
-def _likely_data_peers(question: Question, visited: int) -> int:
+def _likely_data_peers(question: PlanQuestion, visited: int) -> int:
     machines = len(question.offers)
     return min(max(1, round(machines / visited)), machines - (question.stages - 1))
 
 
-def microbatches_of(question: Question, visited: int) -> int:
+def microbatches_of(question: PlanQuestion, visited: int) -> int:
     """The microbatches of an iteration: as asked for, or two waves of the likely data peers."""
     slots = sorted((offer.slots for offer in question.offers), reverse=True)
     two_waves = 2 * sum(slots[: _likely_data_peers(question, visited)])
     return question.microbatches or min(two_waves, MOST_BY_DEFAULT)
 
 
-def problem_of(question: Question, visited: int, data_peers: int, microbatches: int) -> Problem:
+def problem_of(question: PlanQuestion, visited: int, data_peers: int, microbatches: int) -> Problem:
     """The problem with this number of data peers, and the relays shared out evenly."""
     relays = question.stages - 1
     share, rest = divmod(len(question.offers) - data_peers, relays)

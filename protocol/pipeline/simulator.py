@@ -22,19 +22,30 @@ An event is a number: the loop has no objects, for the planner calls it thousand
 
 Source: the model of SkipPipe's schedulers/com_sym.py, restated; rules 4 and 5 are ours. Its four
 published times come out within 0.4%.
+
+A plan says which machine holds which stage, and the path of each microbatch. A data peer sends its
+microbatches in the order of its paths. It has as many tracks as slots: microbatch i goes on track i
+modulo slots, and starts when the one before it on that track has come home. The tracks start one
+forward after another.
+
+A draft is a plan that the planner is working on. It is never changed; a move makes another one that
+shares what it leaves alone. What is legal by construction is not checked again (sizes of stages,
+order of stages, microbatches in all and on each stage); the memory of waves (TC1) is.
 """
 
 import heapq
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, NamedTuple
+from functools import cache
+from typing import Any, Final, NamedTuple
 
-from .problem import THOUSAND, Problem, StageWork
+import blake3
 
-Relays = tuple[int, ...]
-"""The machines that a microbatch visits after its data peer, in order."""
+from .problem import THOUSAND, Problem, Relays, canonical
+
+# --- simulator ------------------------------------------------------------------------------------
 
 
 class Job(NamedTuple):
@@ -81,10 +92,8 @@ class WorkPiece(NamedTuple):
     next: int
 
 
-FORWARD: Final = 0
-LOSS: Final = 1
-BACKWARD: Final = 2
-LATER: Final = 3
+FORWARD, LOSS, BACKWARD, LATER = range(4)
+"""Kinds of work; forwards wait apart from all others, so theirs is 0."""
 WAKE: Final = -1
 """In place of a job's index: the machine, which stands in place of the place, is free again."""
 Waiting = tuple[int, int, int, int]
@@ -102,8 +111,7 @@ class Stretch(NamedTuple):
     end_us: int
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What an iteration took.
 
     Attributes:
@@ -120,29 +128,13 @@ class Simulator:
 
     def __init__(self, problem: Problem, order: Order = Order.ARRIVAL) -> None:
         self.problem = problem
-        self._slots = [peer.slots for peer in problem.peers]
-        self._backward_first = order is Order.BACKWARD_FIRST
-        self._pieces: dict[tuple[int, int, int, bool], WorkPiece] = {}
-        self._routes: dict[tuple[int, Relays], Route] = {}
-        self._unloaded: dict[tuple[int, Relays], int] = {}
+        self.order = order
+        self.route = cache(self._route)
+        self.unloaded_us = cache(self._unloaded_us)
+        self._piece = cache(self._new_piece)
 
-    def route(self, origin: int, relays: Relays) -> Route:
+    def _route(self, origin: int, relays: Relays) -> Route:
         """The chain of work of a microbatch on this path."""
-        key = (origin, relays)
-        if (found := self._routes.get(key)) is None:
-            found = self._routes[key] = self._chain(origin, relays)
-        return found
-
-    def unloaded_us(self, origin: int, relays: Relays) -> int:
-        """What a microbatch on this path takes when it has the network to itself."""
-        key = (origin, relays)
-        if (found := self._unloaded.get(key)) is None:
-            found = self._unloaded[key] = sum(
-                piece.work_us + piece.transfer_us + piece.flight_us for piece in self.route(*key)
-            )
-        return found
-
-    def _chain(self, origin: int, relays: Relays) -> Route:
         path = (origin, *relays)
         there = [*path, origin, *reversed(path), -1]
         kinds = [*([FORWARD] * len(path)), LOSS, *([BACKWARD] * len(path))]
@@ -151,11 +143,31 @@ class Simulator:
             for place, kind in enumerate(kinds)
         )
 
-    def _piece(self, machine: int, kind: int, then: int, first: bool) -> WorkPiece:
-        key = (machine, kind, then, first)
-        if (found := self._pieces.get(key)) is None:
-            found = self._pieces[key] = piece_of(self.problem, machine, kind, then, first=first)
-        return found
+    def _unloaded_us(self, origin: int, relays: Relays) -> int:
+        """What a microbatch on this path takes when it has the network to itself."""
+        return sum(
+            piece.work_us + piece.transfer_us + piece.flight_us
+            for piece in self.route(origin, relays)
+        )
+
+    def _new_piece(self, machine: int, kind: int, then: int, first: bool) -> WorkPiece:
+        """A piece of work, and the way of its result to the machine `then` (-1: there is none)."""
+        problem, work = self.problem, self.problem.work
+        permille = (THOUSAND, work.loss_permille, work.backward_permille)[kind]
+        whole_us = problem.peers[machine].forward_us * permille // THOUSAND
+        # Nobody waits for the gradient of the first stage's input: the last backward is not split.
+        splits = kind == BACKWARD and then >= 0
+        work_us = whole_us * work.input_permille // THOUSAND if splits else whole_us
+        return WorkPiece(
+            machine,
+            kind,
+            work_us,
+            whole_us - work_us,
+            work.origin_gap_us if first else work.gap_us,
+            problem.transfer_us(machine, then) if then >= 0 else 0,
+            problem.latency_us[machine][then] + work.hop_us if then >= 0 else 0,
+            then,
+        )
 
     def run(self, jobs: Sequence[Job], record: list[Stretch] | None = None) -> Outcome:
         """Simulate one iteration.
@@ -163,22 +175,24 @@ class Simulator:
         Args:
             record: gets every piece of work as it was done.
         """
-        iteration = Iteration(self, jobs, record)
+        iteration = _Iteration(self, jobs, record)
         iteration.play()
-        return iteration.outcome()
+        stuck = -1 in iteration.done
+        return Outcome(None if stuck else iteration.end, tuple(iteration.done))
 
 
-class Iteration:
+class _Iteration:
     """The state of one run."""
 
     def __init__(
         self, simulator: Simulator, jobs: Sequence[Job], record: list[Stretch] | None
     ) -> None:
-        number = len(simulator._slots)
+        peers = simulator.problem.peers
+        number = len(peers)
         self.jobs = list(jobs)
         self.routes = [simulator.route(job.origin, job.relays) for job in jobs]
-        self.slots = list(simulator._slots)
-        self.backward_first = simulator._backward_first
+        self.slots = [peer.slots for peer in peers]
+        self.backward_first = simulator.order is Order.BACKWARD_FIRST
         self.queued = simulator.problem.queued_links
         self.link_free: dict[tuple[int, int], int] = {}
         self.record = record
@@ -216,11 +230,6 @@ class Iteration:
             elif not wakes[machine]:
                 self.wake(machine)
 
-    def outcome(self) -> Outcome:
-        """What it took."""
-        stuck = -1 in self.done
-        return Outcome(None if stuck else self.end, tuple(self.done))
-
     def send(self, moment: int, index: int, place: int) -> None:
         """Let a job arrive at a place of its route, or something else happen."""
         self.sent += 1
@@ -236,19 +245,18 @@ class Iteration:
         forwards, others = self.forwards[machine], self.others[machine]
         can_forward = forwards and self.slots[machine] > 0
         if others and (self.backward_first or not can_forward or others[0] < forwards[0]):
-            _, _, index, place = others.popleft()
+            self._work(machine, now, others.popleft())
         elif can_forward:
-            _, _, index, place = forwards.popleft()
+            self._work(machine, now, forwards.popleft())
         elif self.laters[machine]:
             self._catch_up(machine, now)
-            return
         else:
             return
-        self._work(machine, now, index, place)
         if not self.wakes[machine] and (forwards or others or self.laters[machine]):
             self.wake(machine)
 
-    def _work(self, machine: int, now: int, index: int, place: int) -> None:
+    def _work(self, machine: int, now: int, event: Waiting) -> None:
+        _, _, index, place = event
         _, kind, work_us, later_us, gap_us, transfer_us, flight_us, then = self.routes[index][place]
         end = now + work_us
         self.busy_until[machine] = end + gap_us
@@ -281,8 +289,6 @@ class Iteration:
         self.slots[machine] += 1
         if self.record is not None:
             self.record.append(Stretch(machine, index, LATER, now, end))
-        if not self.wakes[machine] and (self.forwards[machine] or self.laters[machine]):
-            self.wake(machine)
 
     def _come_home(self, index: int, moment: int) -> None:
         self.done[index] = moment
@@ -290,35 +296,90 @@ class Iteration:
             self.send(max(moment, self.jobs[successor].release_us), successor, 0)
 
 
-def piece_of(problem: Problem, machine: int, kind: int, then: int, *, first: bool) -> WorkPiece:
-    """A piece of work, and the way of its result to the machine `then` (-1: there is none)."""
-    work = problem.work
-    whole_us = problem.peers[machine].forward_us * _permille(work, kind) // THOUSAND
-    # Nobody waits for the gradient of the first stage's input: the last backward is not split.
-    splits = kind == BACKWARD and then >= 0
-    work_us = whole_us * work.input_permille // THOUSAND if splits else whole_us
-    return WorkPiece(
-        machine,
-        kind,
-        work_us,
-        whole_us - work_us,
-        work.origin_gap_us if first else work.gap_us,
-        problem.transfer_us(machine, then) if then >= 0 else 0,
-        problem.latency_us[machine][then] + work.hop_us if then >= 0 else 0,
-        then,
-    )
+# --- plan -----------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Machines are numbered as in the problem.
+
+    Attributes:
+        stages: of each machine.
+        paths: of each machine, those of the microbatches that it sends; relays send none.
+    """
+
+    stages: tuple[int, ...]
+    paths: tuple[tuple[Relays, ...], ...]
+
+    def to_json(self, problem: Problem) -> dict[str, Any]:
+        """Arrangement and paths by name."""
+        names = [peer.name for peer in problem.peers]
+        named: Mapping[str, list[list[str]]] = {
+            names[origin]: [[names[relay] for relay in path] for path in paths]
+            for origin, paths in enumerate(self.paths)
+            if self.stages[origin] == 0
+        }
+        return {"arrangement": dict(zip(names, self.stages, strict=True)), "paths": named}
+
+    def to_draft(self) -> "PlanDraft":
+        """The same as a draft."""
+        held = enumerate(self.stages)
+        return PlanDraft(self.stages, {m: self.paths[m] for m, stage in held if stage == 0})
+
+    def digest(self, problem: Problem) -> str:
+        """The plan's name, which depends on the snapshot: 32 hex digits."""
+        tree = {"problem": problem.digest(), **self.to_json(problem)}
+        return blake3.blake3(canonical(tree)).hexdigest(length=16)
 
 
-def _permille(work: StageWork, kind: int) -> int:
-    permilles: Mapping[int, int] = {
-        FORWARD: THOUSAND, LOSS: work.loss_permille, BACKWARD: work.backward_permille
-    }  # fmt: skip
-    return permilles[kind]
+def jobs_of(problem: Problem, plan: Plan) -> list[Job]:
+    """What the simulator runs for an iteration of a plan."""
+    jobs: list[Job] = []
+    for origin, paths in enumerate(plan.paths):
+        peer, first = problem.peers[origin], len(jobs)
+        for place, relays in enumerate(paths):
+            track = place % peer.slots
+            after = first + place - peer.slots if place >= peer.slots else None
+            jobs.append(Job(origin, relays, track * peer.forward_us, after))
+    return jobs
 
 
-def utilisation(stretches: Sequence[Stretch], num_machines: int, makespan_us: int) -> list[float]:
-    """The share of the iteration in which each machine worked."""
-    worked = [0] * num_machines
-    for stretch in stretches:
-        worked[stretch.machine] += stretch.end_us - stretch.start_us
-    return [us / makespan_us if makespan_us else 0.0 for us in worked]
+# --- a draft --------------------------------------------------------------------------------------
+class PlanDraft(NamedTuple):
+    """Stages by machine, and the paths of every data peer."""
+
+    stages: tuple[int, ...]
+    paths: Mapping[int, tuple[Relays, ...]]
+
+    def to_plan(self) -> Plan:
+        """The same as a plan."""
+        return Plan(self.stages, tuple(self.paths.get(m, ()) for m in range(len(self.stages))))
+
+    def with_paths(self, changed: Mapping[int, tuple[Relays, ...]]) -> "PlanDraft":
+        """Other paths for some data peers."""
+        return PlanDraft(self.stages, {**self.paths, **changed})
+
+    def each(self) -> Iterator[tuple[int, int, Relays]]:
+        """Data peer, place in its order, and path of every microbatch."""
+        for origin, paths in self.paths.items():
+            for place, path in enumerate(paths):
+                yield origin, place, path
+
+
+def fits(problem: Problem, draft: PlanDraft) -> bool:
+    """Whether a draft keeps TC1: no wave asks a relay for more than its slots."""
+    if not problem.rules.waves_fit:
+        return True
+    held: Counter[tuple[int, int]] = Counter()
+    peers = problem.peers
+    for origin, place, path in draft.each():
+        wave = place // peers[origin].slots
+        held.update((wave, relay) for relay in path)
+    return all(count <= peers[relay].slots for (_, relay), count in held.items())
+
+
+def least_us(simulator: Simulator, origin: int, paths: tuple[Relays, ...]) -> int:
+    """A bound: what a data peer's slowest track takes when it meets nobody."""
+    peer = simulator.problem.peers[origin]
+    tracks = [track * peer.forward_us for track in range(min(peer.slots, len(paths)))]
+    for place, path in enumerate(paths):
+        tracks[place % peer.slots] += simulator.unloaded_us(origin, path)
+    return max(tracks) if paths else 0

@@ -4,25 +4,223 @@
     links    a,b,latency_ms,bandwidth_mbps; one way, from a to b
 
 `compute_s` is the forward pass of one microbatch through the whole model; where it is not given it
-is estimated for the `card` (cards.py). `slots` says how many microbatches the machine can hold of
-one stage. The first line names the columns, in any order;
-empty lines and lines that begin with # are passed over. A pair without a link is looked up by its
-locations in the table of regions; where that does not know them, the link of the other way counts.
-Every error names its line.
+is estimated for the `card` (below). `slots` says how many microbatches the machine can hold of one
+stage. The first line names the columns, in any order; empty lines and lines that begin with # are
+passed over. A pair without a link is looked up by its locations in the table of regions; where that
+does not know them, the link of the other way counts. Every error names its line.
+
+The table of regions serves pairs of machines of which only the locations are known. Its rows are
+one-way latency in milliseconds and bandwidth in GiB/s, measured between regions of one cloud; both
+ways of a pair are taken to be equal. Machines at the same place have the link of `SAME_PLACE`.
+
+Source: the table in schedulers/communication_costs.py of SkipPipe (MIT), with NL to London as in
+the copy that CheckFree has of it: the original has a hundredth of that, a slip of the pen.
+
+The table of cards has what their makers say:
+
+    peak      TFLOP/s of dense bf16 products that are summed in fp32, from the makers' data sheets;
+              the sheets' larger figures are of sparse matrices, which nobody trains with. Cards
+              without bf16 (V100, T4) train in fp32 here, so theirs are fp32's
+    memory    GB of the card
+
+Nothing here was measured. A forward pass is taken to reach MFU of the peak, which large models on
+one card do; small models on large cards reach a fifth of that and less. `loco-peer measure` says
+what a card really does.
 """
 
 import csv
+import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Final
+from typing import Final, NamedTuple
 
 from protocol.errors import LocoError
 
-from .cards import CARDS, Card, card_named, nearest_names
 from .problem import MAX_PEERS, THOUSAND, US_PER_S, Matrix
-from .regions import REGIONS, SAME_PLACE, RegionLink, line_between
 
+# --- regions --------------------------------------------------------------------------------------
+GIB: Final = 1 << 30
+
+
+class RegionLink(NamedTuple):
+    """A link, one way."""
+
+    latency_us: int
+    bytes_per_s: int
+
+
+SAME_PLACE: Final = RegionLink(1_000, 2 * GIB)
+
+_ROWS: Final = """
+Australia Belgium     129 0.009827
+Australia Canada       98 0.013184
+Australia Germany   125.5 0.010461
+Australia Iowa         84 0.01123
+Australia Japan        58 0.013794
+Australia LA           69 0.014648
+Australia NL          128 0.009521
+Australia Oregon       68 0.014648
+Australia Singapore    48 0.029785
+Australia Taiwan       67 0.020996
+Australia London      132 0.009399
+Belgium   Canada       41 0.019897
+Belgium   Germany       4 0.2425
+Belgium   Iowa         49 0.02832
+Belgium   Japan       112 0.011719
+Belgium   LA           70 0.019409
+Belgium   NL            3 0.2425
+Belgium   Oregon       66 0.020874
+Belgium   Singapore    83 0.016113
+Belgium   Taiwan      105 0.012451
+Belgium   London      3.5 0.2425
+Canada    Germany      44 0.03186
+Canada    Iowa         14 0.075684
+Canada    Japan        74 0.018066
+Canada    LA           35 0.030518
+Canada    NL           42 0.025024
+Canada    Oregon     30.5 0.047119
+Canada    Singapore   107 0.011938
+Canada    Taiwan       89 0.014709
+Canada    London     38.5 0.036377
+Germany   Iowa       53.5 0.026611
+Germany   Japan       112 0.011084
+Germany   LA           73 0.01825
+Germany   NL          3.5 0.2425
+Germany   Oregon       68 0.014917
+Germany   Singapore    80 0.0125
+Germany   Taiwan      102 0.012573
+Germany   London      6.6 0.18875
+Iowa      Japan      72.5 0.013977
+Iowa      LA         23.4 0.061462
+Iowa      NL           51 0.027405
+Iowa      Oregon     19.3 0.090332
+Iowa      Taiwan       88 0.0128
+Iowa      Singapore 101.5 0.012634
+Iowa      London     48.1 0.021851
+Japan     LA           50 0.027771
+Japan     NL        108.5 0.011377
+Japan     Oregon     46.2 0.030457
+Japan     Singapore  35.6 0.039001
+Japan     Taiwan     19.2 0.076721
+Japan     London      107 0.008887
+LA        NL         71.5 0.014252
+LA        Oregon     12.4 0.11853
+LA        Singapore  79.5 0.016846
+LA        Taiwan       64 0.016193
+LA        London       68 0.014917
+NL        Oregon       67 0.020386
+NL        Singapore  81.5 0.016357
+NL        Taiwan    105.5 0.011963
+NL        London      4.8 0.023682
+Oregon    Singapore  78.5 0.016785
+Oregon    Taiwan     59.5 0.023315
+Oregon    London       64 0.02124
+Singapore Taiwan     23.2 0.06189
+Singapore London       85 0.015686
+Taiwan    London    109.5 0.00896
+"""
+
+
+def _table(rows: str) -> dict[frozenset[str], RegionLink]:
+    table = {}
+    for row in rows.split("\n"):
+        if row:
+            one, other, latency_ms, gib_per_s = row.split()
+            latency_us = round(float(latency_ms) * THOUSAND)
+            table[frozenset((one, other))] = RegionLink(latency_us, round(float(gib_per_s) * GIB))
+    return table
+
+
+REGION_LINES: Final[Mapping[frozenset[str], RegionLink]] = _table(_ROWS)
+REGIONS: Final = tuple(sorted({name for pair in REGION_LINES for name in pair}))
+
+
+def line_between(one: str, other: str) -> RegionLink | None:
+    """The link between two places; None if the table does not know them both."""
+    if one == other:
+        return SAME_PLACE
+    return REGION_LINES.get(frozenset((one, other)))
+
+
+# --- cards ----------------------------------------------------------------------------------------
+MFU: Final = 0.35
+TERA: Final = 1e12
+HOW: Final = f"estimated from peak FLOP/s at {MFU:.0%} MFU; not measured"
+_CARDS: Final = """
+B200           2250   180
+H200            989   141
+H100            989    80
+H100-PCIe       756    80
+H100-NVL        835    94
+GH200           989    96
+A100            312    40
+A100-80GB       312    80
+A40             150    48
+A10             125    24
+A10G             70    24
+L40S            362    48
+L40             181    48
+L4              121    24
+RTX-6000-Ada    364    48
+RTX-A6000       155    48
+RTX-A5000       111    24
+RTX-5090        210    32
+RTX-4090        165    24
+RTX-4080         97    16
+RTX-3090         71    24
+RTX-3080         60    10
+V100             15.7  16
+V100-32GB        15.7  32
+T4                8.1  16
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One model of card; see the top of the file."""
+
+    name: str
+    peak_flops: float
+    memory_bytes: int
+
+    def forward_s(self, flops: float) -> float:
+        """Seconds of a forward pass of so many operations."""
+        return flops / (self.peak_flops * MFU)
+
+
+def _cards() -> dict[str, Card]:
+    rows = (line.split() for line in _CARDS.strip().splitlines())
+    return {
+        name: Card(name, float(peak) * TERA, int(memory) * 10**9) for name, peak, memory in rows
+    }
+
+
+CARDS: Final[Mapping[str, Card]] = _cards()
+
+
+def card_named(name: str) -> Card | None:
+    """The card that is meant: case, spaces, the maker and `RTX` do not matter."""
+    return _BY_KEY.get(_key(name))
+
+
+def nearest_names(name: str) -> list[str]:
+    """Names of cards that are like this one."""
+    near = difflib.get_close_matches(_key(name), _BY_KEY, n=3, cutoff=0.4)
+    return [_BY_KEY[key].name for key in near]
+
+
+def _key(name: str) -> str:
+    plain = name.lower()
+    for word in ("nvidia", "geforce", "tesla", "rtx", "sxm5", "sxm4", "sxm"):
+        plain = plain.replace(word, "")
+    return "".join(letter for letter in plain if letter.isalnum())
+
+
+_BY_KEY: Final = {_key(name): card for name, card in CARDS.items()}
+
+
+# --- tables ---------------------------------------------------------------------------------------
 PEER_COLUMNS: Final = ("peer", "location", "price_per_hour")
 OPTIONAL_PEER_COLUMNS: Final = ("compute_s", "card", "slots", "memory_gb")
 USUAL_SLOTS: Final = 4
@@ -89,11 +287,7 @@ def parse_peers(
 def parse_links(
     text: str, offers: Sequence[MachineOffer], name: str = "links"
 ) -> dict[tuple[str, str], RegionLink]:
-    """Read the table of links.
-
-    Raises:
-        BadTable
-    """
+    """Read the table of links. Raises BadTable."""
     names = {offer.name for offer in offers}
     links: dict[tuple[str, str], RegionLink] = {}
     for where, row in _rows(text, name, LINK_COLUMNS, ()):

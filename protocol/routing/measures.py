@@ -16,7 +16,7 @@ What is known of a peer goes when it is gone.
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Final
 
 from protocol.limits import MAX_LINKS
@@ -33,7 +33,7 @@ CHANGE: Final = 0.4
 LEAST_US: Final = 1000
 """Times that have moved by less are not, whatever part that is."""
 TELL_EVERY_S: Final = 5.0
-WORK: Final = tuple(each.name for each in fields(WorkTimes))
+WORK: Final = WorkTimes.__struct_fields__
 LEAST_LINE_S: Final = 20e-6
 """No boundary is taken to be on the line for less."""
 
@@ -65,11 +65,17 @@ class _LinkSamples:
 
 
 class Measures:
-    """See the top of the file. All times are seconds."""
+    """See the top of the file. All times are seconds.
+
+    Attributes:
+        forward: what microbatches take through the stage.
+        backward: what their gradients do.
+        loss: of head and loss, there and back.
+    """
 
     def __init__(self) -> None:
         self._links: dict[str, _LinkSamples] = {}
-        self._forward, self._backward, self._loss = Samples(), Samples(), Samples()
+        self.forward, self.backward, self.loss = Samples(), Samples(), Samples()
         self._told: LinkVector | None = None
         self._told_s = 0.0
 
@@ -79,27 +85,22 @@ class Measures:
         if link := self._link(peer_id):
             link.rtt.add(seconds)
 
-    def sent(self, peer_id: str, seconds: float) -> None:
-        """A boundary went to a peer: from its first byte until it was told that all are there."""
-        if link := self._link(peer_id):
-            link.out.add(_line_s(link, seconds))
+    def sent(self, peer_id: str, seconds: float) -> float | None:
+        """A boundary went to a peer: from its first byte until it was told that all are there.
+
+        Without the way of what is small: the first byte there, and the receipt back. Returns how
+        long one occupies the line; None while that is not known.
+        """
+        link = self._link(peer_id)
+        if link is None:
+            return None
+        link.out.add(max(LEAST_LINE_S, seconds - (link.rtt.at(0.25) or 0.0)))
+        return link.out.at(0.25)
 
     def received(self, peer_id: str, seconds: float) -> None:
         """A boundary came from a peer: from its first byte until all of it was there."""
         if link := self._link(peer_id):
             link.back.add(max(LEAST_LINE_S, seconds))
-
-    def worked_forward(self, seconds: float) -> None:
-        """A microbatch passed through the stage."""
-        self._forward.add(seconds)
-
-    def worked_backward(self, seconds: float) -> None:
-        """Its gradient did."""
-        self._backward.add(seconds)
-
-    def worked_loss(self, seconds: float) -> None:
-        """Head and loss, there and back."""
-        self._loss.add(seconds)
 
     def line_s(self, peer_id: str) -> float | None:
         """How long a boundary to this peer occupies the line; None while that is not known."""
@@ -116,7 +117,7 @@ class Measures:
     def work(self) -> WorkTimes:
         """What a microbatch takes here."""
         return WorkTimes(
-            *(_whole(samples.at(0.5)) for samples in (self._forward, self._backward, self._loss))
+            *(_whole(samples.at(0.5)) for samples in (self.forward, self.backward, self.loss))
         )
 
     def links(self) -> tuple[LinkTimes, ...]:
@@ -143,14 +144,9 @@ class Measures:
         return now
 
     def _link(self, peer_id: str) -> _LinkSamples | None:
-        if peer_id not in self._links and len(self._links) >= MAX_LINKS:
-            return None
-        return self._links.setdefault(peer_id, _LinkSamples())
-
-
-def _line_s(link: _LinkSamples, seconds: float) -> float:
-    """Without the way of what is small: the first byte there, and the receipt back."""
-    return max(LEAST_LINE_S, seconds - (link.rtt.at(0.25) or 0.0))
+        if peer_id not in self._links and len(self._links) < MAX_LINKS:
+            self._links[peer_id] = _LinkSamples()
+        return self._links.get(peer_id)
 
 
 def _whole(seconds: float | None) -> int:

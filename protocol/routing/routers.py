@@ -16,7 +16,7 @@ the limits of paths forbid it; nor do two relays of a stage.
 
 The plan of a snapshot is the same for all that hold it. Paths are planned for machines that keep
 their stages, each data peer with the microbatches of its own batch; then the plan is mended
-(protocol/pipeline/mending.py). Where the stages cannot be shared out evenly to the last microbatch,
+(protocol/pipeline/planner.py). Where the stages cannot be shared out evenly to the last microbatch,
 a little more is allowed (`stage_slack`), until there is a plan.
 
 Planned paths: those of the newest plan, mended where relays are not there, else random ones.
@@ -28,23 +28,20 @@ Planned paths: those of the newest plan, mended where relays are not there, else
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
 from protocol.errors import LocalProtocolError
-from protocol.microbatch.paths import Path, Relays
-from protocol.pipeline.assignment import NoPlan
-from protocol.pipeline.draws import Draws
-from protocol.pipeline.mending import mended
-from protocol.pipeline.plan import Plan
-from protocol.pipeline.planner import Planned, SearchBudget, plan_paths
-from protocol.pipeline.problem import US_PER_S, PathRules, Problem
+from protocol.microbatch.relays import Relays
+from protocol.pipeline.drafts import NoPlan
+from protocol.pipeline.planner import Planned, SearchBudget, mended, plan_paths
+from protocol.pipeline.problem import US_PER_S, Draws, PathRules, Problem, Stages, within
 from protocol.pipeline.question import rules_of
-from protocol.pipeline.simulator import Order
-from protocol.pipeline.stage_orders import Stages, within
-from protocol.run.codecs import CODECS
+from protocol.pipeline.simulator import Order, Plan
 from protocol.run.run_spec import RunSpec
+from protocol.run.ways import CODECS
+from protocol.wire.stage_messages import Path
 
 from .snapshots import LinkSnapshot, Terms, within_slots
 
@@ -53,16 +50,8 @@ TRIES: Final = 16
 """Choices of stages drawn for a path, until one is within the limits."""
 
 
-@dataclass(slots=True)
-class _Used:
-    """What this deal has used so far."""
-
-    stages: Counter[int] = field(default_factory=Counter)
-    relays: Counter[str] = field(default_factory=Counter)
-
-    def add(self, path: Path) -> None:
-        self.stages.update(path.stages)
-        self.relays.update(path.relays)
+Used = Counter[int | str]
+"""How often each stage, and each relay, is used by the paths that are drawn together."""
 
 
 class RandomRouter:
@@ -76,7 +65,7 @@ class RandomRouter:
     def __init__(
         self, origin: str, seed: int, visited: int, rules: PathRules, *, full_every: int = 0
     ) -> None:
-        self._name = f"{seed}/{origin}"
+        self._origin, self._name = origin, f"{seed}/{origin}"
         self._visited = visited
         self._rules = rules
         self._full_every = full_every
@@ -87,7 +76,7 @@ class RandomRouter:
 
     def paths(self, iteration: int, microbatches: int, relays: Relays) -> Sequence[Path]:
         """One for each microbatch; none where a path finds no relay."""
-        draws, used = Draws(f"{self._name}/{iteration}"), _Used()
+        draws, used = Draws(f"{self._name}/{iteration}"), Used()
         found: list[Path] = []
         for _ in range(microbatches):
             if self.is_full(iteration, relays):
@@ -96,13 +85,13 @@ class RandomRouter:
                 path = self._drawn(self._visited - 1, relays, draws, used)
             if path is None:
                 return []
-            used.add(path)
+            used.update((*path.stages, *path.relays))
             found.append(path)
         return found
 
     def another(self, before: Path, turn: int, relays: Relays) -> Path | None:
         """Over the same stages, if each has a relay; else over as many as are usual."""
-        draws, used = Draws(f"{self._name}/again/{turn}"), _Used()
+        draws, used = Draws(f"{self._name}/again/{turn}"), Used()
         return _through(before.stages, relays, draws, used) or self._drawn(
             self._visited - 1, relays, draws, used
         )
@@ -110,13 +99,13 @@ class RandomRouter:
     def whole(self, turn: int, relays: Relays) -> Path | None:
         """Through all stages in order."""
         draws = Draws(f"{self._name}/whole/{turn}")
-        return _through(tuple(range(1, len(relays) + 1)), relays, draws, _Used())
+        return _through(tuple(range(1, len(relays) + 1)), relays, draws, Used())
 
-    def _drawn(self, hops: int, relays: Relays, draws: Draws, used: _Used) -> Path | None:
+    def _drawn(self, hops: int, relays: Relays, draws: Draws, used: Used) -> Path | None:
         """A path over so many of the stages that have a relay; None where none is legal."""
         there = [stage for stage, peers in enumerate(relays, 1) if peers]
         for attempt in range(TRIES):
-            rank = {s: (used.stages[s] + draws.below(1 + attempt), draws.below(1 << 32), s)
+            rank = {s: (used[s] + draws.below(1 + attempt), draws.below(1 << 32), s)
                     for s in there}  # fmt: skip
             stages = tuple(sorted(sorted(there, key=rank.__getitem__)[:hops]))
             if len(stages) == hops and within(stages, self._rules):
@@ -135,21 +124,20 @@ class RandomRouter:
         return stages
 
 
-def _through(stages: Stages, relays: Relays, draws: Draws, used: _Used) -> Path | None:
+def _through(stages: Stages, relays: Relays, draws: Draws, used: Used) -> Path | None:
     """A path through these stages, by the relays that are used least; None if one has none."""
     chosen = []
     for stage in stages:
         peers = relays[stage - 1]
         if not peers:
             return None
-        least = min(used.relays[peer] for peer in peers)
-        chosen.append(draws.of([peer for peer in peers if used.relays[peer] == least]))
+        least = min(used[peer] for peer in peers)
+        chosen.append(draws.of([peer for peer in peers if used[peer] == least]))
     return Path(tuple(chosen), stages)
 
 
 # --- the plan of a snapshot -----------------------------------------------------------------------
 BUDGET: Final = SearchBudget(evaluations=200)
-MENDING: Final = 200
 SLACKS: Final = (0, 1, 2, 4, 8, 16, 64)
 
 
@@ -190,7 +178,7 @@ def plan_of(snapshot: LinkSnapshot, terms: Terms, visited: int) -> PlannedPaths 
             continue
         except LocalProtocolError:
             return None
-        better = mended(looser, found.plan, MENDING, Order.BACKWARD_FIRST)
+        better = mended(looser, found.plan, BUDGET.evaluations, Order.BACKWARD_FIRST)
         return _told(snapshot, looser, found if better is None else better)
     return None
 
@@ -213,49 +201,38 @@ def _path(plan: Plan, relays: tuple[int, ...], names: list[str], digest: str) ->
 
 
 # --- planned paths --------------------------------------------------------------------------------
-class PlannedRouter:
-    """See the top of the file. Is a `Router`.
+class PlannedRouter(RandomRouter):
+    """See the top of the file. Draws what sets out again: what the plan says of it has failed.
 
     Attributes:
         plan: the one that holds; None before the first.
         full: the plan of iterations that skip nothing; None where there are none.
     """
 
-    def __init__(self, origin: str, drawn: RandomRouter) -> None:
-        self._origin = origin
-        self._drawn = drawn
-        self.plan: PlannedPaths | None = None
-        self.full: PlannedPaths | None = None
+    plan: PlannedPaths | None = None
+    full: PlannedPaths | None = None
 
     def own(self, iteration: int, relays: Relays) -> tuple[Path, ...]:
         """Our paths in the plan; empty where it has none."""
-        plan = self.full if self._drawn.is_full(iteration, relays) else self.plan
+        plan = self.full if self.is_full(iteration, relays) else self.plan
         return () if plan is None else plan.paths.get(self._origin, ())
 
     def paths(self, iteration: int, microbatches: int, relays: Relays) -> Sequence[Path]:
         """One for each microbatch; none where a path finds no relay."""
         own = self.own(iteration, relays)
         if not own:
-            return self._drawn.paths(iteration, microbatches, relays)
+            return super().paths(iteration, microbatches, relays)
         used: Counter[str] = Counter()
         found: list[Path] = []
         for number in range(microbatches):
             before = own[number % len(own)]
             turn = iteration * microbatches + number
-            path = _mended(before, relays, used) or self._drawn.another(before, turn, relays)
+            path = _mended(before, relays, used) or self.another(before, turn, relays)
             if path is None:
                 return []
             used.update(path.relays)
             found.append(path)
         return found
-
-    def another(self, before: Path, turn: int, relays: Relays) -> Path | None:
-        """Drawn: what the plan says of this one has failed."""
-        return self._drawn.another(before, turn, relays)
-
-    def whole(self, turn: int, relays: Relays) -> Path | None:
-        """Drawn."""
-        return self._drawn.whole(turn, relays)
 
 
 def _mended(path: Path, relays: Relays, used: Counter[str]) -> Path | None:
@@ -267,7 +244,7 @@ def _mended(path: Path, relays: Relays, used: Counter[str]) -> Path | None:
             return None
         taken = relay if relay in there else min(there, key=lambda other: (used[other], other))
         chosen.append(taken)
-    return replace(path, relays=tuple(chosen))
+    return Path(tuple(chosen), path.stages, path.plan)
 
 
 # --- the router of a run --------------------------------------------------------------------------
@@ -284,14 +261,12 @@ def terms_of(spec: RunSpec) -> Terms:
     )
 
 
-def router_of(spec: RunSpec, origin: str, slots: int) -> PlannedRouter | RandomRouter:
+def router_of(spec: RunSpec, origin: str, slots: int) -> RandomRouter:
     """The router of one data peer.
 
     Args:
         slots: that every relay has at least.
     """
     pipeline, rules = spec.pipeline, within_slots(rules_of(spec.pipeline), slots)
-    drawn = RandomRouter(
-        origin, spec.seed, pipeline.num_visited, rules, full_every=pipeline.full_every
-    )
-    return PlannedRouter(origin, drawn) if pipeline.routing == "planned" else drawn
+    kind = PlannedRouter if pipeline.routing == "planned" else RandomRouter
+    return kind(origin, spec.seed, pipeline.num_visited, rules, full_every=pipeline.full_every)

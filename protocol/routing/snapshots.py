@@ -1,6 +1,6 @@
 """Snapshots: the link vectors of a pipeline's peers, named by a digest, and the problem in them.
 
-    bytes   msgpack [form, run id, [[peer id, vector], ...]], by peer id
+    bytes   msgpack [run id, [vector, ...]], by peer id
     name    blake3 of these bytes, 32 hex digits
 
 All data peers that hold the same snapshot make the same problem of it, and so the same plan
@@ -15,15 +15,27 @@ A move takes half a round trip: it is offered ahead, while its sender works on w
 (peer/stages/transfers.py). Where a round trip is longer than that work, the sender waits for the
 rest of it. Plans that left this out sent microbatches over far relays, and took twice as long as
 they said.
+
+Which snapshot is proposed, by whom, and when: no coordinator, and seldom:
+  1. Of the data peers that train, the one with the lowest peer id proposes. It gathers the link
+     vectors of all peers of the pipeline; the others take the snapshot that it names. Where views
+     differ two may propose for a while: each data peer follows the one that it sees, and plans
+     differ until views agree. Nothing depends on plans being equal.
+  2. A snapshot is proposed when the vectors have changed: at once when peers have come or gone, at
+     most every REPLAN_EVERY_S when numbers have (measures.py says when those change).
+  3. Of a peer's vectors the newest counts. A peer that is gone is left out of the next snapshot, as
+     is one that says another stage than its beats do; one that has told nothing yet is not waited
+     for.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
 from typing import Final, Self
 
 import blake3
-import msgpack
+import msgspec
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.limits import MAX_SNAPSHOT_BYTES
@@ -39,12 +51,10 @@ from protocol.pipeline.problem import (
     StageWork,
 )
 
-from .vectors import MAX_PEER_ID_CHARS, LinkTimes, LinkVector, decode_vector
+from .vectors import LinkTimes, LinkVector, decode_vector
 
-FORM: Final = 1
-USUAL_RTT_US: Final = 100_000
+USUAL_US: Final = 100_000
 USUAL_LINE_US: Final = 10_000
-USUAL_WORK_US: Final = 100_000
 """Where nothing at all is known."""
 
 
@@ -78,21 +88,17 @@ class LinkSnapshot:
     data: bytes
 
     @classmethod
-    def of(cls, run_id: str, signed: Mapping[str, bytes], vectors: Iterable[LinkVector]) -> Self:
-        """The snapshot of these vectors.
-
-        Args:
-            signed: their bytes, by peer id.
+    def of(cls, run_id: str, vectors: Iterable[tuple[LinkVector, bytes]]) -> Self:
+        """The snapshot of these vectors, each with its bytes.
 
         Raises:
             LocalProtocolError: there are none, or too many.
         """
-        ordered = tuple(sorted(vectors, key=lambda vector: vector.peer_id))
-        pairs = [[vector.peer_id, signed[vector.peer_id]] for vector in ordered]
-        data: bytes = msgpack.packb([FORM, run_id, pairs])
+        ordered = sorted(vectors, key=lambda each: each[0].peer_id)
+        data = msgspec.msgpack.encode([run_id, [signed for _, signed in ordered]])
         if len(data) > MAX_SNAPSHOT_BYTES or not 1 <= len(ordered) <= MAX_PEERS:
             raise LocalProtocolError(f"a snapshot of {len(ordered)} peers, {len(data)} bytes")
-        return cls(ordered, data)
+        return cls(tuple(vector for vector, _ in ordered), data)
 
     @classmethod
     def read(cls, data: bytes, run_id: str, verify: Verify = verify_with_peer_id) -> Self:
@@ -104,17 +110,16 @@ class LinkSnapshot:
         if len(data) > MAX_SNAPSHOT_BYTES:
             raise RemoteProtocolError(f"a snapshot of {len(data)} bytes")
         try:
-            form, run, pairs = msgpack.unpackb(data, raw=False, max_ext_len=0, max_map_len=0)
-            signed = dict(map(_read_pair, pairs))
-        except Exception as error:
+            run, parts = msgspec.msgpack.decode(data, type=tuple[str, list[bytes]])
+            vectors = [decode_vector(part, run_id, verify) for part in parts[: MAX_PEERS + 1]]
+        except (msgspec.MsgspecError, UnicodeError, RemoteProtocolError) as error:
             raise RemoteProtocolError(f"not a snapshot: {error}") from error
-        if form != FORM or run != run_id:
-            raise RemoteProtocolError(f"not a snapshot of form {FORM} of this run")
-        if not 1 <= len(signed) <= MAX_PEERS:
-            raise RemoteProtocolError(f"a snapshot of {len(signed)} peers")
-        vectors = [decode_vector(*pair, run_id, verify) for pair in signed.items()]
-        snapshot = cls.of(run_id, signed, vectors)
-        if snapshot.data != data:
+        if run != run_id:
+            raise RemoteProtocolError("a snapshot of another run")
+        if not 1 <= len(vectors) <= MAX_PEERS:
+            raise RemoteProtocolError(f"a snapshot of {len(vectors)} peers")
+        snapshot = cls.of(run_id, zip(vectors, parts, strict=True))
+        if snapshot.data != data or len({each.peer_id for each in vectors}) < len(vectors):
             raise RemoteProtocolError("a snapshot that is not in canonical form")
         return snapshot
 
@@ -162,14 +167,6 @@ def within_slots(rules: PathRules, slots: int) -> PathRules:
     return replace(rules, max_swaps=min(rules.max_swaps, slots - 1))
 
 
-def _read_pair(pair: object) -> tuple[str, bytes]:
-    """A peer id and its vector, both of a length that can be signed."""
-    match pair:
-        case [str(peer_id), bytes(vector)] if len(peer_id) <= MAX_PEER_ID_CHARS:
-            return peer_id, vector
-    raise RemoteProtocolError("a snapshot has a peer id and a vector of each peer")
-
-
 class _LinkTable:
     """Every link as both of its ends see it; nothing in it is unknown."""
 
@@ -188,7 +185,7 @@ class _LinkTable:
         everything = [link for row in self._links for link in row]
         self._usual = LinkTimes(
             "",
-            _usual((link.rtt_us for link in everything), USUAL_RTT_US),
+            _usual((link.rtt_us for link in everything), USUAL_US),
             _usual((link.out_us for link in everything), USUAL_LINE_US),
         )
 
@@ -209,7 +206,7 @@ def _work(
 ) -> tuple[StageWork, tuple[PipelinePeer, ...]]:
     """What work costs: the whole of each peer's, in the shares that are usual for all."""
     known = [each.work for each in vectors if each.work.forward_us and each.work.backward_us]
-    usual_us = _usual((work.forward_us for work in known), USUAL_WORK_US)
+    usual_us = _usual((work.forward_us for work in known), USUAL_US)
     backward = _usual((w.backward_us * THOUSAND // w.forward_us for w in known), 2 * THOUSAND)
     peers = []
     for vector in vectors:
@@ -238,3 +235,52 @@ def _usual(values: Iterable[int], otherwise: int) -> int:
     """The median of what is known."""
     known = [value for value in values if value]
     return median_low(known) if known else otherwise
+
+
+# --- proposals ------------------------------------------------------------------------------------
+REPLAN_EVERY_S: Final = 20.0
+
+
+def proposer_of(data_peers: Iterable[str]) -> str | None:
+    """The data peer that proposes; None where there is none."""
+    return min(data_peers, default=None)
+
+
+class Proposals:
+    """What a data peer has gathered. See the top of the file."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._vectors: dict[str, tuple[LinkVector, bytes]] = {}
+        self._proposed_s = -math.inf
+
+    def take(self, vector: LinkVector, signed: bytes) -> bool:
+        """A vector has come. Returns whether it is newer than what was there."""
+        known = self._vectors.get(vector.peer_id)
+        if known is not None and known[0].version >= vector.version:
+            return False
+        self._vectors[vector.peer_id] = vector, signed
+        return True
+
+    def keep(self, stages: Mapping[str, int]) -> None:
+        """Forget the vectors of all but these peers, and of those that say another stage."""
+        for peer_id, (vector, _) in list(self._vectors.items()):
+            if stages.get(peer_id) != vector.stage:
+                del self._vectors[peer_id]
+
+    def due(self, current: LinkSnapshot | None, now_s: float) -> LinkSnapshot | None:
+        """The snapshot to propose now; None when the current one stands, or they are too many."""
+        try:
+            proposed = LinkSnapshot.of(self._run_id, self._vectors.values())
+        except LocalProtocolError:
+            return None
+        if current is not None and _places(proposed) == _places(current):
+            since_s = now_s - self._proposed_s
+            if proposed.digest == current.digest or since_s < REPLAN_EVERY_S:
+                return None
+        self._proposed_s = now_s
+        return proposed
+
+
+def _places(snapshot: LinkSnapshot) -> list[tuple[str, int]]:
+    return [(vector.peer_id, vector.stage) for vector in snapshot.vectors]

@@ -38,7 +38,7 @@ from pydantic import ValidationError
 
 from protocol.admission.statements import KEY_BYTES, Sign, check, opened, seal
 from protocol.errors import InvalidRunSpec, RemoteProtocolError
-from protocol.limits import MAX_AMENDMENTS
+from protocol.limits import EPSILON, MAX_AMENDMENTS
 
 from .run_spec import RunSpec, what_is_wrong
 
@@ -161,7 +161,6 @@ def _not_amendable(key: str) -> str:
 # --- amendments -----------------------------------------------------------------------------------
 AMENDMENT: Final = "amendment"
 MAX_FROM_ROUND: Final = (1 << 53) - 1
-_EPSILON: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +198,7 @@ class Amendment:
 
     @classmethod
     def read(cls, data: bytes, run_id: str, founder: bytes) -> Self:
-        """An amendment of this run, its signature checked.
-
-        Raises:
-            RemoteProtocolError
-        """
+        """An amendment of this run, its signature checked. Raises RemoteProtocolError."""
         fields, body, signature = opened(data)
         match fields:
             case ["amendment", str(run), int(version), int(from_round), list(pairs), bytes(key)]:
@@ -283,7 +278,7 @@ class AmendedSpec:
 
     def at_step(self, step: float) -> RunSpec:
         """The spec in force at a nominal step."""
-        return self.at_round(int((step + _EPSILON) // self.founding.sync.round_steps))
+        return self.at_round(int((step + EPSILON) // self.founding.sync.round_steps))
 
     def total_steps_at(self, step: float) -> int:
         """Nominal steps of the whole run, in whole rounds, as is in force at a step."""

@@ -31,9 +31,9 @@ from typing import Final
 
 from protocol.errors import InvalidRunSpec
 
-from .codecs import CODECS
 from .run_spec import ModelSection, RunSpec
 from .sections import BOUNDARY_BITS
+from .ways import CODECS
 
 # --- sizes ----------------------------------------------------------------------------------------
 BYTE_VOCABULARY: Final = 256

@@ -29,8 +29,6 @@ from pydantic_core import PydanticCustomError
 from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_PARAMETERS, MAX_SPEC_BYTES
 
-from .codecs import CODECS, codecs_for
-from .frozen_config import config_fault
 from .layout import ALIGNMENT
 from .sections import (
     MAX_STEPS,
@@ -42,11 +40,12 @@ from .sections import (
     PipelineSection,
     Section,
     StreamingSection,
+    config_fault,
     misfit,
     overlaid,
     with_section,
 )
-from .ways import WAYS, others_keys
+from .ways import CODECS, WAYS, codecs_for, others_keys
 
 AUTO_ROUND_STEPS: Final = 64
 """Inner steps of a nominal round where each peer chooses its own."""
@@ -76,16 +75,25 @@ class ModelSection(Section):
     """A Llama-family decoder, from these sizes or from a checkpoint."""
 
     family: Literal["llama"] = "llama"
+    """Only 'llama' so far."""
     hidden_size: Annotated[int, Field(ge=8, le=65536)] = 128
+    """Width; a multiple of 2 * num_heads."""
     intermediate_size: Annotated[int, Field(ge=8, le=1 << 20)] = 384
+    """Width of the feed-forward layers."""
     num_layers: Annotated[int, Field(ge=1, le=1024)] = 4
+    """Depth."""
     num_heads: Annotated[int, Field(ge=1, le=1024)] = 4
+    """Attention heads."""
     num_kv_heads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Key and value heads (grouped-query attention); num_heads when left out."""
     context_length: Annotated[int, Field(ge=8, le=1 << 20)] = 128
+    """Tokens per sequence."""
     rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
+    """Base of the rotary position embedding."""
     tie_embeddings: bool = True
+    """Share the input and output embeddings."""
     init_from: str | None = None
-    """A local directory or hub id in Hugging Face format; the sizes above are then read from it."""
+    """Begin from this checkpoint (folder or hub id): sizes, tokenizer, weights."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
@@ -104,13 +112,13 @@ class DataSection(Section):
     """The corpus. `manifest` is filled in by `start`: it freezes the corpus by digest."""
 
     source: str = "stdlib"
-    """`stdlib` (the Python standard library's source text), `text:GLOB`, `tokens:FILE`,
-    `jsonl:GLOB`, `parquet:GLOB` or `hf:NAME`; the last three with `#COLUMN`."""
+    """'stdlib', 'text:GLOB', 'tokens:FILE', 'jsonl:GLOB', 'parquet:GLOB', 'hf:NAME'."""
     tokenizer: str = "bytes"
-    """`bytes`, or a local tokenizer.json, directory or hub id in Hugging Face format."""
+    """'bytes', or a Hugging Face tokenizer; leave it out with init_from."""
     validation_blocks: Annotated[int, Field(ge=1, le=65536)] = 64
+    """Sequences held out for validation, the same everywhere."""
     piece_kib: Annotated[int, Field(ge=16, le=16384)] = 4096
-    """Size of the pieces in which peers fetch the corpus from each other, in KiB."""
+    """Size of the pieces in which peers fetch the corpus, in KiB."""
     manifest: str | None = None
     """Digest of the corpus manifest; set by the founder's `start`."""
     tokenizer_digest: str | None = None
@@ -129,15 +137,15 @@ class TrainingSection(Section):
     """One inner step."""
 
     total_steps: Annotated[int, Field(ge=1, le=MAX_STEPS)] = 1200
-    """Nominal inner steps of the whole run; rounded up to whole rounds."""
+    """Inner steps of the whole run, rounded up to whole rounds."""
     batch_size: Annotated[int, Field(ge=1, le=1 << 20)] = 8
     """Sequences per inner step and peer."""
     micro_batch: NumberOrAuto = "auto"
-    """Sequences per forward pass; `auto` finds the largest that fits by a dry run."""
+    """Sequences per forward pass; 'auto' finds what fits the memory."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """`auto` is bf16 on a GPU that computes in it, else fp32. Weights are kept in fp32."""
+    """'fp32', 'bf16', or 'auto': bf16 on GPUs that compute in it, else fp32."""
     compile: bool = False
-    """Use torch.compile."""
+    """Use torch.compile: slower to start, faster to train."""
 
 
 def _known_codec(name: str) -> str:
@@ -154,23 +162,23 @@ class SyncSection(Section):
     """How peers average. By default pairs take their mean (decision 0039)."""
 
     method: str = "noloco"
-    """One of the ways of averaging (ways.py)."""
+    """'noloco': pairs; 'streaming': fragments in pairs; 'diloco': by all."""
     inner_steps: NumberOrAuto = 50
-    """H: nominal inner steps of a round; `auto`: each peer chooses them by its line."""
+    """H: inner steps of a round; 'auto' fills each line. More: less traffic, looser replicas."""
     alpha: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Outer momentum."""
     beta: Annotated[float, Field(gt=0)] = 1.0
     """Outer learning rate."""
     gamma: Annotated[float, Field(ge=0)] | None = None
-    """Consensus strength; beta when not given, and then only one vector travels."""
+    """Pull between slow weights; beta when left out, which halves the bytes."""
     codec: Annotated[str, AfterValidator(_known_codec)] = "int8"
-    """One of the codecs (codecs.py)."""
+    """One of the codecs (ways.py)."""
     overlap: bool = True
-    """Train on while vectors travel; `false` is the paper's blocking form."""
+    """Keep training while weights travel; false is the paper's blocking form."""
     final_averaging: bool = True
-    """End the run with the mean of all replicas (protocol/gossip/final_averaging.py)."""
+    """End the run with the mean of all replicas."""
     validate_every: Annotated[int, Field(ge=1, le=MAX_STEPS)] = 1
-    """Rounds between two validations of the slow weights."""
+    """Rounds between two validations; more where they would take over a tenth of a peer's time."""
     diloco: DilocoSection | None = None
     """With `method = "diloco"` only, and then never None."""
     streaming: StreamingSection | None = None
@@ -262,7 +270,7 @@ class FrozenSection(Section):
     """What the founder's `start` found out, so that no joiner has to. People do not write it."""
 
     config: Annotated[str, Field(max_length=65536)]
-    """The model's configuration as Hugging Face's config.json, of the keys in frozen_config.py."""
+    """The model's configuration as Hugging Face's config.json, of the keys in sections.py."""
     layout_digest: Annotated[str, Field(pattern=r"^[0-9a-f]{32,64}$")]
     parameters: Annotated[int, Field(ge=1, le=MAX_PARAMETERS)]
     padded_parameters: Annotated[int, Field(ge=128, multiple_of=128, le=2 * MAX_PARAMETERS)]
@@ -279,7 +287,9 @@ class RunSpec(Section):
     """One run."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = "run"
+    """For people: letters, digits, '.', '_' and '-'."""
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    """Initial weights, the order of the data and the pairing of peers follow from it."""
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
     optimizer: OptimizerSection = OptimizerSection()
@@ -376,11 +386,7 @@ def parse_toml(text: str, *, beside: RunSpec | None = None) -> RunSpec:
 
 
 def parse_bytes(data: bytes) -> RunSpec:
-    """Read canonical bytes as they travel; refuses what is not canonical.
-
-    Raises:
-        InvalidRunSpec
-    """
+    """Read canonical bytes as they travel; refuses what is not canonical. Raises InvalidRunSpec."""
     if len(data) > MAX_SPEC_BYTES:
         raise InvalidRunSpec(f"run spec of {len(data)} bytes; at most {MAX_SPEC_BYTES} are allowed")
     try:

@@ -14,8 +14,18 @@ The defaults are those of the last release, but for swaps: there are none, as in
 since they cost learning and saved no time (docs/results/pipeline_learning.md). Raising `max_swaps`
 alone gives those of the last release. The later fork lets every tenth iteration skip nothing
 (`full_every`); the releases have no such rule.
+
+The last part lists the keys that the model's configuration may have, each with its bounds. The
+founder freezes the configuration of the model as Hugging Face's config.json, and every joiner hands
+it to transformers. A founder may be hostile, so nothing gets there but what is listed here: sizes,
+numbers and names of a Llama decoder. A key that could name code (`auto_map`, `trust_remote_code`),
+a file (`_name_or_path`) or another loader (`quantization_config`) is not on the list, and what is
+not on it is refused by name. Sizes are bounded one by one, and the parameters that they make
+together by MAX_PARAMETERS.
 """
 
+import json
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -23,7 +33,7 @@ from pydantic_core import PydanticCustomError
 
 from protocol.address.peer_id import public_key_from_peer_id
 from protocol.errors import RemoteProtocolError
-from protocol.limits import MAX_STAGES
+from protocol.limits import MAX_PARAMETERS, MAX_STAGES
 
 # --- any section ----------------------------------------------------------------------------------
 MAX_STEPS: Final = 1 << 40
@@ -87,6 +97,7 @@ NumberOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)
 
 # --- admission ------------------------------------------------------------------------------------
 MAX_LISTED: Final = 1024
+"""Peers that a list of admission names; four times as many values in a list of the model's."""
 
 
 def _peer_id(text: str) -> str:
@@ -103,11 +114,11 @@ class AdmissionSection(Section):
     """Which peers may join."""
 
     mode: Literal["open", "invite", "list"] = "open"
-    """Everybody, holders of an invitation, or the peers that are named here."""
+    """'open' to everybody, 'invite' (see `loco-peer invite`) or 'list'."""
     peers: Annotated[
         tuple[Annotated[str, AfterValidator(_peer_id)], ...], Field(max_length=MAX_LISTED), LIST
     ] = ()
-    """Peer ids that may join in any case."""
+    """Peer ids that may join in any case; for 'invite' and 'list'."""
     secret_digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """Digest of the run's secret; set by the founder's `start` where not everybody may join."""
 
@@ -128,25 +139,34 @@ class MuonSection(Section):
     """Muon, for the matrices of the blocks; AdamW trains embeddings, head and norms."""
 
     learning_rate: Annotated[float, Field(gt=0, lt=10)] | None = None
-    """Peak for the matrices of the blocks; that of AdamW when not given."""
+    """Its peak; default: AdamW's. Short runs need 4 times that."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Muon's."""
     adjust_lr: Literal["original", "match_rms_adamw"] = "match_rms_adamw"
-    """What scales a step, by torch's names (peer/training/optimizer.py)."""
+    """Size of a step: 'match_rms_adamw' fits AdamW's rates; 'original'."""
 
 
 class OptimizerSection(Section):
     """The inner optimizer and its schedule, all in nominal steps."""
 
     name: Literal["adamw", "muon"] = "adamw"
+    """'adamw', or 'muon' for the blocks' matrices with AdamW for the rest."""
     learning_rate: Annotated[float, Field(gt=0, lt=10)] = 3e-3
+    """Peak of the schedule."""
     min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Where the schedule ends, as a part of the peak."""
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"
+    """'cosine', 'wsd' (warm-up, stable, decay) or 'constant'."""
     warmup_steps: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 60
+    """Steps over which the rate rises; joiners warm up by themselves."""
     decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """WSD only: the last part of the run over which the rate falls."""
+    """'wsd' only: the last part of the run, over which the rate falls."""
     betas: Annotated[tuple[_Beta, _Beta], LIST] = (0.9, 0.95)
+    """AdamW's decay rates."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    """On matrices."""
     clip_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Gradients longer than this are scaled down to it."""
     muon: MuonSection | None = None
     """With `name = "muon"` only, and then never None."""
 
@@ -186,23 +206,23 @@ class PipelineSection(Section):
     """Stages over machines, and what microbatches may skip."""
 
     stages: Annotated[int, Field(ge=1, le=MAX_STAGES)] = 1
-    """Parts of the model, each on machines of its own; 1 is no pipeline."""
+    """Parts of the model, on separate machines; 1 is no pipeline."""
     visited: Annotated[int, Field(ge=2, le=MAX_STAGES)] | None = None
-    """Stages that a microbatch passes through, the first among them; see `num_visited`."""
+    """Stages that a microbatch passes through; three quarters when left out."""
     max_swaps: Annotated[int, Field(ge=0, le=MAX_STAGES)] = 0
-    """Visits of a path to a stage below one that it has passed already."""
+    """Most visits of a path to a stage below one that it has passed."""
     max_swap_distance: Annotated[int, Field(ge=0, le=MAX_STAGES)] = 1
-    """How far below."""
+    """Largest distance of such a visit."""
     max_swap_sum: Annotated[int, Field(ge=0, le=MAX_STAGES**2)] = 2
-    """All distances of a path together."""
+    """Largest sum of these distances on a path."""
     max_jump: Annotated[int, Field(ge=1, le=MAX_STAGES)] = 4
-    """From the highest stage that was passed to the next one."""
+    """How far a path may go from the highest stage that it has passed."""
     full_every: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Every so many iterations, one skips nothing; 0 is never."""
+    """One iteration in this many skips no stage; 0: none."""
     codec: Annotated[BoundaryCodec, BeforeValidator(_not_int4)] = "bf16"
-    """What travels between stages."""
+    """What travels between stages: 'fp32', 'bf16' or 'int8'."""
     routing: Literal["planned", "random"] = "planned"
-    """How paths are chosen: from measured links, or by draws that look at none."""
+    """'planned': paths follow from measured links; 'random': they are drawn."""
 
     @model_validator(mode="after")
     def _visited_are_stages(self) -> Self:
@@ -236,29 +256,26 @@ class FragmentsSection(Section):
     """How a model is cut into fragments (protocol/fragment/fragments.py)."""
 
     fragments: Literal["strided", "sequential", "whole"] = "strided"
-    """How blocks are put together; `whole` is one fragment of everything."""
+    """'strided' or 'sequential' blocks, or 'whole': one fragment."""
     blocks_per_fragment: Annotated[int, Field(ge=1, le=1024)] = 3
-    """At most so many transformer blocks in one fragment."""
+    """Transformer blocks in one fragment, at most."""
 
 
 class DilocoSection(FragmentsSection):
     """Streaming DiLoCo: fragments of the model are averaged by all, each at its own moment."""
 
     learning_rate: Annotated[float, Field(gt=0, le=2)] = 0.4
-    """The outer optimizer's (SGD with Nesterov momentum)."""
+    """Rate of the outer optimizer, SGD with Nesterov momentum."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Momentum of the outer optimizer."""
     overlap_steps: Annotated[int, Field(ge=0, le=1000)] = 1
-    """tau: inner steps between the send of a fragment and its return; 0 waits for it at once. A
-    peer may have its own."""
+    """Inner steps between a fragment's send and its return; 0 waits."""
     merge: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Share of the own weights when a fragment comes back (the paper's alpha); 0 takes the average
-    alone, 1 none of it."""
+    """Share of the own weights when a fragment returns; 0 takes the average."""
     late: Literal["wait", "skip"] = "wait"
-    """When a fragment is not back after `overlap_steps`: wait for it, or train on and merge it when
-    it comes."""
+    """If a fragment is late: 'wait' for it, or 'skip' it and keep training."""
     robust: Literal["clip", "trim"] = "clip"
-    """How owners bound what one contribution moves: by its length, or by that and by leaving out
-    the highest and lowest values of each coordinate."""
+    """Owners bound what one peer moves: 'clip' by length, 'trim' values too."""
 
     @model_validator(mode="before")
     @classmethod
@@ -273,3 +290,133 @@ class DilocoSection(FragmentsSection):
 
 class StreamingSection(FragmentsSection):
     """Streaming gossip: each fragment finds a partner of its own, at its own moment."""
+
+
+# --- frozen config --------------------------------------------------------------------------------
+Check = Callable[[Any], bool]
+MAX_TOKEN_ID: Final = 1 << 24
+
+
+def _whole(low: int, high: int) -> Check:
+    return lambda value: type(value) is int and low <= value <= high
+
+
+def _real(low: float, high: float) -> Check:
+    return lambda value: type(value) in (int, float) and low <= value <= high
+
+
+def _one_of(*values: Any) -> Check:
+    return lambda value: any(type(value) is type(each) and value == each for each in values)
+
+
+def _short_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= 32 and value.isascii() and value.isprintable()
+
+
+def _many(check: Check) -> Check:
+    return lambda value: (
+        isinstance(value, list) and len(value) <= 4 * MAX_LISTED and all(map(check, value))
+    )
+
+
+def _any_of(*checks: Check) -> Check:
+    return lambda value: any(check(value) for check in checks)
+
+
+_FLAG: Final = _one_of(True, False)
+_NOTHING: Final = _one_of(None)
+_SIZE: Final = _whole(1, 1 << 20)
+_TOKEN: Final = _whole(-1, MAX_TOKEN_ID)
+_FACTOR: Final = _any_of(_NOTHING, _real(0, 1e6))
+_ROPE: Final[Mapping[str, Check]] = {
+    "rope_type": _one_of("default", "linear", "dynamic", "yarn", "longrope", "llama3"),
+    "type": _one_of("default", "linear", "dynamic", "yarn", "longrope", "llama3"),
+    "rope_theta": _real(1e-3, 1e12),
+    "original_max_position_embeddings": _SIZE,
+    "long_factor": _many(_real(0, 1e6)),
+    "short_factor": _many(_real(0, 1e6)),
+    "truncate": _FLAG,
+    **dict.fromkeys(
+        ("factor", "low_freq_factor", "high_freq_factor", "attention_factor", "beta_fast",
+         "beta_slow", "mscale", "mscale_all_dim", "partial_rotary_factor"),
+        _FACTOR,
+    ),
+}  # fmt: skip
+
+
+def _rope(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        key in _ROPE and _ROPE[key](each) for key, each in value.items()
+    )
+
+
+_TOKENS: Final = _any_of(_NOTHING, _TOKEN, _many(_TOKEN))
+_DTYPE: Final = _one_of(None, "float32", "bfloat16", "float16")
+_KEYS: Final[Mapping[str, Check]] = {
+    "model_type": _one_of("llama"),
+    "architectures": _any_of(_NOTHING, _many(_one_of("LlamaForCausalLM"))),
+    "hidden_act": _one_of("silu", "gelu", "relu"),
+    "vocab_size": _SIZE,
+    "hidden_size": _whole(1, 1 << 16),
+    "intermediate_size": _SIZE,
+    "num_hidden_layers": _whole(1, 1024),
+    "num_attention_heads": _whole(1, 1024),
+    "num_key_value_heads": _any_of(_NOTHING, _whole(1, 1024)),
+    "head_dim": _any_of(_NOTHING, _whole(1, 1 << 12)),
+    "max_position_embeddings": _SIZE,
+    "pretraining_tp": _one_of(1),
+    "rope_theta": _real(1e-3, 1e12),
+    "rope_parameters": _any_of(_NOTHING, _rope),
+    "rope_scaling": _any_of(_NOTHING, _rope),
+    "rms_norm_eps": _real(0, 1),
+    "initializer_range": _real(0, 10),
+    "attention_dropout": _real(0, 0.9),
+    **dict.fromkeys(("attention_bias", "mlp_bias", "tie_word_embeddings", "use_cache"), _FLAG),
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), _TOKENS),
+    **dict.fromkeys(("dtype", "torch_dtype"), _DTYPE),
+    "transformers_version": _short_text,
+}
+_LLAMA: Final = {
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
+"""What transformers takes where a size is left out."""
+
+
+def known_keys(text: str) -> str:
+    """The configuration without the keys that a run spec may not hold."""
+    return json.dumps({key: value for key, value in json.loads(text).items() if key in _KEYS})
+
+
+def config_fault(text: str) -> str | None:
+    """Why this configuration cannot be used, with the key; None when it can."""
+    try:
+        tree = json.loads(text)
+    except (ValueError, RecursionError):
+        return "is not JSON"
+    if not isinstance(tree, dict):
+        return "is not a table"
+    for key, value in tree.items():
+        if key not in _KEYS:
+            return f"has the key {key[:64]!r}, which a run's model may not have"
+        if not _KEYS[key](value):
+            return f"has a {key} of {json.dumps(value)[:64]}, which is not allowed"
+    if (count := _parameters(tree)) > MAX_PARAMETERS:
+        sizes = "num_hidden_layers, hidden_size, ..."
+        return f"makes {count:.3g} parameters ({sizes}); at most {MAX_PARAMETERS:.3g} are allowed"
+    return None
+
+
+def _parameters(tree: Mapping[str, Any]) -> int:
+    """Parameters of a Llama decoder of these sizes, without norms and biases."""
+    sizes = {**_LLAMA, **tree}
+    hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
+    head = tree.get("head_dim") or max(1, hidden // heads)
+    kv_heads = tree.get("num_key_value_heads") or heads
+    attention = 2 * hidden * head * (heads + kv_heads)
+    layer: int = attention + 3 * hidden * sizes["intermediate_size"]
+    embeddings = 1 if tree.get("tie_word_embeddings") else 2
+    return int(sizes["num_hidden_layers"] * layer + embeddings * sizes["vocab_size"] * hidden)

@@ -1,4 +1,4 @@
-"""The ways of averaging, one row each: all that tells one from another at its name.
+"""The ways of averaging and the codecs, one row each: all that others need to know by a name.
 
 A way is a module on the daemon's side (in peer/averaging/) and a module on the trainer's
 (peer/training/). Both are named here and loaded by name, for either process must start without the
@@ -11,16 +11,32 @@ other's; adding a way adds a row, and a section of the run spec if it has keys o
     state      what its state holds for a joiner beside slow weights and outer momentum
     has_own_rounds  whether a peer's rounds may be of a length of its own (`inner_steps = "auto"`)
     sends_differences  whether peers send how far they have come, and not whole weights: coarser
-               codecs do for that (codecs.py)
+               codecs do for that
     in_pairs   whether peers send what they have to one partner at a time
+
+A codec is a class of peer/codec, loaded by name. The run spec, its explanations and the sizes of
+messages read the rows; adding a codec adds one.
+
+    made_by           module:class; called with `part_of`, makes a `Codec` (peer/codec/base.py)
+    granularity       values that are coded together; whatever is coded is a multiple of it long
+    granule_bytes     bytes that so many values become
+    differences_only  whether it is too coarse for whole weights
+    packs             whether two that average as a pair send each other the codes in fewer bits, as
+                      differences from what the other holds (peer/codec/differences.py); then the
+                      bytes above are those of memory, and the most that travels
+    fused             way of averaging to the module of compiled loops that take its outer
+                      step straight from these codes; other ways decode first
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from .layout import ALIGNMENT
 
+
+# --- ways -----------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class WayRow:
     """One way of averaging; see the top of the file."""
@@ -64,3 +80,72 @@ WAYS: Final[Mapping[str, WayRow]] = MappingProxyType(
 def others_keys(method: str) -> frozenset[str]:
     """Keys of [sync] that say nothing to this way: those that belong to others alone."""
     return frozenset(key for row in WAYS.values() for key in row.keys) - set(WAYS[method].keys)
+
+
+# --- codecs ---------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class CodecRow:
+    """One codec; see the top of the file."""
+
+    made_by: str
+    granularity: int
+    granule_bytes: int
+    differences_only: bool = False
+    packs: bool = False
+    fused: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what no vector could be cut into: tensors and chunks end at the alignment."""
+        if ALIGNMENT % self.granularity:
+            raise ValueError(
+                f"{self.made_by} codes {self.granularity} values together:"
+                f" that must divide the alignment of tensors, {ALIGNMENT}"
+            )
+
+    @property
+    def bytes_per_value(self) -> float:
+        """Bytes that one value becomes, on the average."""
+        return self.granule_bytes / self.granularity
+
+    def code_bytes(self, num_values: int) -> int:
+        """Bytes that so many values become, a multiple of the granularity."""
+        return num_values // self.granularity * self.granule_bytes
+
+
+_ROWS: Final[dict[str, CodecRow]] = {
+    "int8": CodecRow(
+        made_by="peer.codec.int8:Int8Codec",
+        granularity=128,
+        granule_bytes=130,
+        fused={
+            "noloco": "peer.averaging.gossip.int8_step",
+            "diloco": "peer.averaging.diloco.int8_nesterov",
+        },
+    ),
+    "int8-diff": CodecRow(
+        made_by="peer.codec.int8:Int8DiffCodec",
+        granularity=128,
+        granule_bytes=130,
+        packs=True,
+        fused={"noloco": "peer.averaging.gossip.int8_step"},
+    ),
+    "bf16": CodecRow(made_by="peer.codec.plain:Bf16Codec", granularity=1, granule_bytes=2),
+    "fp32": CodecRow(made_by="peer.codec.plain:Fp32Codec", granularity=1, granule_bytes=4),
+    "int4": CodecRow(
+        made_by="peer.codec.int4:Int4Codec",
+        granularity=128,
+        granule_bytes=66,
+        differences_only=True,
+    ),
+}
+CODECS: Final[Mapping[str, CodecRow]] = MappingProxyType(_ROWS)
+
+
+def codecs_for(method: str) -> tuple[str, ...]:
+    """Names of the codecs that fit what a way of averaging sends, and to whom."""
+    way = WAYS[method]
+    return tuple(
+        name
+        for name, row in CODECS.items()
+        if (way.sends_differences or not row.differences_only) and (way.in_pairs or not row.packs)
+    )

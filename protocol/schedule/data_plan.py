@@ -6,9 +6,9 @@ counted from what the peers publish.
 
 Idea:
 1. An epoch is an order of the blocks, place after place; it goes through few pieces of the corpus
-   at a time (epoch_order.py).
+   at a time.
 2. Each place has an owner, drawn so that members have exact shares all along, and so that most
-   pieces are one member's (ownership.py): a member needs its share of the pieces, no more.
+   pieces are one member's: a member needs its share of the pieces, no more.
 3. A peer walks its own places in increasing order. Its `position` is the place up to which its own
    are done, and the only state. At the epoch's end it goes on with its own places of the next one.
 
@@ -18,31 +18,221 @@ at the median position of the others.
 
 Invariants: the order is a bijection; each place has one owner, the same for all who know the same
 members, in whatever order.
+
+The order of an epoch. A corpus is cut into pieces of `piece_blocks` blocks
+(protocol/corpus/manifest.py); the last one may be shorter. An order that knew nothing of pieces
+would make every peer need all of them at once. So an epoch goes through few pieces at a time:
+
+1. The pieces of an epoch stand in a shuffled order, cut into *strata* of up to STRATUM_COLUMNS
+   neighbours. A stratum is gone through whole before the next one begins.
+2. The pieces of a stratum are its *columns*. Each *row* takes one block of each of them, the
+   columns in an order of the row's own; which block, is drawn from the piece without replacement.
+   So neighbours in the order are blocks of different pieces, and of anywhere in them.
+
+    place       0 1 2 ... g-1 | g ...  | ...          g columns, `piece_blocks` rows
+                row 0           row 1
+
+Each column is a *hole* in as many rows as its piece has blocks less than `piece_blocks`.
+
+Invariants: places and blocks correspond one to one, holes apart; every peer finds the same, from
+seed and epoch alone.
+
+The owners of the places of a stratum have exact shares, and few change when members do. Weighted
+rendezvous hashing gives each member a share in proportion to its weight, and moves only what a
+member that comes or goes gains or gives up. But its shares are right on average alone: members of
+equal weight drift apart as a random walk does. So each draw is made among a bounded number of
+things, and what a member has won above its share it gives up:
+
+1. *Columns*. A column has as many units as its blocks times all weights, and a
+   member may take as many units as are its share of the stratum. Pairs of a column and a member are
+   gone through from the lowest cost to the highest, -log(u) / weight with u drawn for the pair; the
+   member takes what it still may of what is left of the column. Each pair uses up one of the two,
+   so members and columns make less than (members + columns) pairs: almost every column has one
+   owner, and few have several.
+2. *Rows* of a column with several owners, in bands of BAND_ROWS. Each row is drawn by rendezvous
+   hashing; then those that have won more rows of the band than are theirs give up the dearest, and
+   those that have too few take them, the cheapest first. What is theirs is rounded so that all
+   bands up to any one are right within one row.
+
+Invariants: each cell has one owner, the same for all who know the same members, in whatever order;
+after any number of whole bands a member has its share of the places within one for each column that
+it shares; so drift does not grow with what was trained. (Logarithms may differ in the last bit
+between machines: two draws that close meet once in about 1e15, and cost what a change of members
+does.)
+
+Source: Thaler and Ravishankar 1998 (rendezvous hashing); Mirrokni, Thorup and Zadimoghaddam 2018
+(bounded loads); what is here is a fractional form of greedy matching.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Final
+from functools import cached_property, lru_cache
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from protocol.errors import LocalProtocolError
 
-from .epoch_order import HOLE, EpochOrder
-from .ownership import NOBODY, Members, Ownership, ownership
-from .shuffle import Int64Vector
+from .shuffle import Int64Vector, UInt64Vector, digest_words, permuted, splitmix64, uniform
 
-__all__ = [
-    "DataPlan",
-    "LostAndRepeated",
-    "MemberPosition",
-    "Members",
-    "TakenBlocks",
-    "start_position",
-]
+# --- epoch order ----------------------------------------------------------------------------------
+STRATUM_COLUMNS: Final = 256
+"""Pieces that an epoch goes through at the same time, at most."""
+HOLE: Final = -1
+NOBODY: Final = HOLE
+"""The owner of such a place."""
 
+
+class Cells(NamedTuple):
+    """Places of an epoch: which column of which stratum, and in which row; int64 [n] each."""
+
+    stratum: Int64Vector
+    row: Int64Vector
+    column: Int64Vector
+
+
+# --- ownership ------------------------------------------------------------------------------------
+Members = Sequence[tuple[str, int]]
+"""(peer id, weight) of everyone who takes data; weight 0 takes none."""
+Share = tuple[int, int]
+"""Index of a member, and its units of a column."""
+
+BAND_ROWS: Final = 1024
+"""Rows of a column in which shares are exact."""
+_KEPT: Final = 64
+"""Strata, and bands of one, that are not worked out anew."""
+
+
+class Ownership:
+    """The owners of one stratum. Members are named by their index in the sorted ones.
+
+    Args:
+        key: of the stratum.
+        sizes: blocks of each of its columns.
+        members: sorted.
+    """
+
+    def __init__(
+        self, key: str, sizes: tuple[int, ...], members: tuple[tuple[str, int], ...]
+    ) -> None:
+        self._key = key
+        self._members = members
+        self._hashes = np.array([digest_words(f"member/{name}", 1)[0] for name, _ in members])
+        self.shares = self._columns(sizes)
+        single = [shares[0][0] if len(shares) == 1 else NOBODY for shares in self.shares]
+        self._single = np.array(single, np.int64)
+        self._band = lru_cache(_KEPT)(self._drawn)
+
+    def owners(self, row: Int64Vector, column: Int64Vector) -> Int64Vector:
+        """Owners of these cells."""
+        owners: Int64Vector = self._single[column]
+        shared = np.flatnonzero(owners == NOBODY)
+        if len(shared):
+            bands = row[shared] // BAND_ROWS
+            keys = column[shared] * (int(bands.max()) + 1) + bands
+            for key in np.unique(keys):
+                at = shared[keys == key]
+                drawn = self._band(int(column[at[0]]), int(row[at[0]]) // BAND_ROWS)
+                owners[at] = drawn[row[at] % BAND_ROWS]
+        return owners
+
+    def columns_of(self, member: int) -> list[int]:
+        """Columns of which a member owns places."""
+        return [
+            column
+            for column, shares in enumerate(self.shares)
+            if any(index == member for index, _ in shares)
+        ]
+
+    def _columns(self, sizes: tuple[int, ...]) -> list[tuple[Share, ...]]:
+        weights, columns = [weight for _, weight in self._members], len(sizes)
+        may_take = [sum(sizes) * weight for weight in weights]
+        left = [size * sum(weights) for size in sizes]
+        all_left = sum(left)
+        shares: list[list[Share]] = [[] for _ in range(columns)]
+        cost = _costs(self._key, np.arange(columns, dtype=np.uint64), self._hashes, weights)
+        for pair in np.argsort(cost, axis=None, kind="stable"):
+            member, column = divmod(int(pair), columns)
+            units = min(may_take[member], left[column])
+            if units:
+                may_take[member] -= units
+                left[column] -= units
+                shares[column].append((member, units))
+                all_left -= units
+                if not all_left:
+                    break
+        return [tuple(sorted(column)) for column in shares]
+
+    def _drawn(self, column: int, band: int) -> Int64Vector:
+        """The owners of the rows of a band of a column that several own."""
+        shares = self.shares[column]
+        members = np.array([member for member, _ in shares])
+        units = [units for _, units in shares]
+        rows = np.arange(band * BAND_ROWS, (band + 1) * BAND_ROWS, dtype=np.uint64)
+        costs = _costs(f"{self._key}/{column}", rows, self._hashes[members], units)
+        drawn: Int64Vector = members[_bounded(costs, _due(units, band))]
+        return drawn
+
+
+def _due(units: Sequence[int], band: int) -> list[int]:
+    """Rows of a band that are each member's, so that all bands up to it are right within one."""
+
+    def up_to(bands: int, units_before: int) -> int:
+        return (2 * units_before * bands * BAND_ROWS + total) // (2 * total)
+
+    total, before, due = sum(units), 0, list[int]()
+    for each in units:
+        after = before + each
+        until = up_to(band + 1, after) - up_to(band + 1, before)
+        due.append(until - (up_to(band, after) - up_to(band, before)))
+        before = after
+    return due
+
+
+def _bounded(costs: npt.NDArray[np.float64], due: Sequence[int]) -> Int64Vector:
+    """Owner of each thing, [members, things] to [things]: each member has as many as are due."""
+    owner: Int64Vector = np.argmin(costs, axis=0).astype(np.int64)
+    missing = np.array(due) - np.bincount(owner, minlength=len(due))
+    given = [
+        own[np.argsort(-costs[member, own], kind="stable")[:-excess]]
+        for member, excess in enumerate(missing)
+        if excess < 0
+        for own in [np.flatnonzero(owner == member)]
+    ]
+    if not given:
+        return owner
+    things, takers = np.concatenate(given), np.flatnonzero(missing > 0)
+    free, to_give = np.ones(len(things), bool), len(things)
+    for pair in np.argsort(costs[np.ix_(takers, things)], axis=None, kind="stable"):
+        taker, thing = divmod(int(pair), len(things))
+        if free[thing] and missing[takers[taker]] > 0:
+            owner[things[thing]] = takers[taker]
+            missing[takers[taker]] -= 1
+            free[thing] = False
+            to_give -= 1
+            if not to_give:
+                break
+    return owner
+
+
+def _costs(
+    key: str, things: UInt64Vector, members: UInt64Vector, weights: Sequence[int]
+) -> npt.NDArray[np.float64]:
+    """What each member bids for each thing, the lowest wins; float64 [members, things]."""
+    hashed = splitmix64(things + digest_words(f"owner/{key}", 1))
+    drawn = splitmix64(hashed[None, :] ^ members[:, None])
+    costs: npt.NDArray[np.float64] = -np.log(uniform(drawn)) / np.array(weights, float)[:, None]
+    return costs
+
+
+@lru_cache(_KEPT)
+def ownership(key: str, sizes: tuple[int, ...], members: tuple[tuple[str, int], ...]) -> Ownership:
+    """The owners of a stratum; arguments as of `Ownership`. The last few are kept."""
+    return Ownership(key, sizes, members)
+
+
+# --- data plan ------------------------------------------------------------------------------------
 MAX_BLOCKS: Final = 1 << 48
 MAX_WEIGHT: Final = 1 << 32
 _MAX_SCAN_PLACES: Final = 1 << 17
@@ -89,38 +279,86 @@ def start_position(positions: Sequence[tuple[int, int]]) -> tuple[int, int]:
     return sorted(positions)[(len(positions) - 1) // 2] if positions else (0, 0)
 
 
-@dataclass(frozen=True)
 class DataPlan:
     """The plan for `num_blocks` blocks, drawn from `seed`.
 
-    Attributes:
+    Args:
         piece_blocks: blocks of one piece of the corpus; None where it is all one piece.
+
+    Raises:
+        LocalProtocolError: bounds are passed.
     """
 
-    seed: int
-    num_blocks: int
-    piece_blocks: int | None = None
+    def __init__(self, seed: int, num_blocks: int, piece_blocks: int | None = None) -> None:
+        size = num_blocks if piece_blocks is None else piece_blocks
+        if not 1 <= num_blocks <= MAX_BLOCKS or size < 1:
+            raise LocalProtocolError(f"{num_blocks} blocks; 1 to {MAX_BLOCKS} can be planned")
+        self.seed = seed
+        self.num_blocks = num_blocks
+        self.piece_blocks = min(num_blocks, size)
 
-    def __post_init__(self) -> None:
-        """Check the bounds.
-
-        Raises:
-            LocalProtocolError
-        """
-        if not 1 <= self.num_blocks <= MAX_BLOCKS or (self.piece_blocks or 1) < 1:
-            raise LocalProtocolError(f"{self.num_blocks} blocks; 1 to {MAX_BLOCKS} can be planned")
-
-    @cached_property
-    def order(self) -> EpochOrder:
-        """Which block stands at which place."""
-        size = min(self.num_blocks, self.piece_blocks or self.num_blocks)
-        return EpochOrder(self.seed, self.num_blocks, size)
+    # --- the order of an epoch ----------------------------------------------------------------
+    @property
+    def num_pieces(self) -> int:
+        """Pieces that hold the blocks."""
+        return -(-self.num_blocks // self.piece_blocks)
 
     @property
     def num_places(self) -> int:
-        """Places of an epoch: its end is the highest position."""
-        return self.order.num_places
+        """Places of an epoch, holes among them: its end is the highest position."""
+        return self.num_pieces * self.piece_blocks
 
+    @property
+    def num_strata(self) -> int:
+        """Strata of an epoch."""
+        return -(-self.num_pieces // STRATUM_COLUMNS)
+
+    @cached_property
+    def _first_columns(self) -> Int64Vector:
+        strata = np.arange(self.num_strata + 1, dtype=np.int64)
+        return strata * self.num_pieces // self.num_strata
+
+    def stratum_at(self, place: int) -> int:
+        """The stratum that a place lies in; of the epoch's end, the one after the last."""
+        starts = self._first_columns * self.piece_blocks
+        return int(np.searchsorted(starts, place, side="right")) - 1
+
+    def pieces_of(self, epoch: int, stratum: int) -> Int64Vector:
+        """The pieces of a stratum, column after column."""
+        first, end = self._first_columns[stratum : stratum + 2]
+        columns = np.arange(end - first, dtype=np.int64)
+        return self.pieces(epoch, np.full(end - first, stratum), columns)
+
+    def strata_of_pieces(self, epoch: int) -> Int64Vector:
+        """The stratum that each piece is in; int64 [pieces]."""
+        strata = np.repeat(np.arange(self.num_strata), np.diff(self._first_columns))
+        column = np.arange(self.num_pieces, dtype=np.int64) - self._first_columns[strata]
+        found = np.empty(self.num_pieces, np.int64)
+        found[self.pieces(epoch, strata, column)] = strata
+        return found
+
+    def column_sizes(self, epoch: int, stratum: int) -> tuple[int, ...]:
+        """Blocks of each column of a stratum."""
+        before = self.pieces_of(epoch, stratum) * self.piece_blocks
+        return tuple(np.minimum(self.num_blocks - before, self.piece_blocks).tolist())
+
+    def cells(self, epoch: int, places: Int64Vector) -> Cells:
+        """Where these places lie."""
+        firsts = self._first_columns
+        stratum = np.searchsorted(firsts * self.piece_blocks, places, side="right") - 1
+        columns = firsts[stratum + 1] - firsts[stratum]
+        row, along = np.divmod(places - firsts[stratum] * self.piece_blocks, columns)
+        most = -(-self.num_pieces // self.num_strata)
+        row_number = (stratum * self.piece_blocks + row).astype(np.uint64)
+        column = permuted(along, columns, most, f"row/{self.seed}/{epoch}", row_number)
+        return Cells(stratum, row, column)
+
+    def pieces(self, epoch: int, stratum: Int64Vector, column: Int64Vector) -> Int64Vector:
+        """The pieces that these columns are."""
+        at = self._first_columns[stratum] + column
+        return permuted(at, self.num_pieces, self.num_pieces, f"pieces/{self.seed}/{epoch}", None)
+
+    # --- what a member takes ------------------------------------------------------------------
     def take(self, epoch: int, position: int, count: int, me: str, members: Members) -> TakenBlocks:
         """The next `count` blocks of `me`, which has done its places below `position`.
 
@@ -148,11 +386,16 @@ class DataPlan:
 
     def blocks_at(self, epoch: int, places: Int64Vector) -> Int64Vector:
         """The blocks at these places of the epoch's order, HOLE at holes; int64 [n] to [n]."""
-        return self.order.blocks(epoch, self.order.cells(epoch, places))
+        cells = self.cells(epoch, places)
+        pieces = self.pieces(epoch, cells.stratum, cells.column)
+        size, key = self.piece_blocks, f"order/{self.seed}/{epoch}"
+        inside = permuted(cells.row, size, size, key, pieces.astype(np.uint64))
+        blocks = pieces * size + inside
+        return np.where(blocks < self.num_blocks, blocks, HOLE)
 
     def owners(self, epoch: int, start: int, end: int, members: Members) -> Int64Vector:
         """Owners of these places, as indices into the sorted members; int64 [end - start]."""
-        cells = self.order.cells(epoch, np.arange(start, end, dtype=np.int64))
+        cells = self.cells(epoch, np.arange(start, end, dtype=np.int64))
         owners = np.full(end - start, NOBODY, np.int64)
         taking = np.array([i for i, (_, weight) in enumerate(sorted(members)) if weight], np.int64)
         for stratum in np.unique(cells.stratum):
@@ -165,7 +408,7 @@ class DataPlan:
         """The owners of a stratum, as indices into the sorted members that have a weight."""
         taking = tuple(member for member in sorted(members) if member[1])
         key = f"{self.seed}/{epoch}/{stratum}"
-        return ownership(key, self.order.column_sizes(epoch, stratum), taking)
+        return ownership(key, self.column_sizes(epoch, stratum), taking)
 
     def lost_and_repeated(
         self, before: Sequence[MemberPosition], after: Sequence[MemberPosition]

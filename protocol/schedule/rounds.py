@@ -30,14 +30,57 @@ Rules
      with which it would be lost at once.
 
 How rounds follow each other differs by the way of averaging: with fragments all peers train the
-same round, by number (`next_round`); gossip has no such number (own_rounds.py).
+same round, by number (`next_round`); gossip has no such number (below).
+
+In gossip each peer has rounds of its own, and only the nominal step is shared. A round ends when
+its quota is done *and* the exchange before it has ended, so on a thin line rounds grow longer, and
+training never stops. What was trained beyond the quota is no loss for the schedule (the nominal
+step counts it), but it is one for averaging: there are fewer averages per nominal step. So it is a
+debt, and later quotas are smaller until it is paid: as long as exchanges are shorter than rounds on
+the average, there is one average per H nominal steps on the average, whatever single rounds do.
+
+Peers of one speed that never vary would close their rounds at the same distance from each other for
+ever: the same few would be free together, and a peer that closes just after another would make it
+wait each time. So lengths are drawn anew for each round, and who is near whom changes.
+
+Rules of own rounds
+  1. A round's length is H nominal steps, and up to VARIED more or less: drawn by a hash of the peer
+     and the round, so that it can be told afterwards. Lengths are H on the average. A peer may have
+     an H of its own (`length`; protocol/gossip/round_length.py): quotas, debts and the last round
+     go by that, and what peers agree on by the run's nominal round.
+  2. A round's quota is its length less the debt, in what the peer owes; at least half
+     of what it owes, in whole steps. The part of a step that is left over is a credit: a debt below
+     zero. A round that is closed early leaves no other, nor does one that trains nothing.
+  3. The debt is what the rounds so far have trained more than their lengths, but no more than
+     JUMP_ROUNDS rounds: on a line that is too thin for one average a round there is nothing to
+     make up for.
+  4. A peer that closes a round more than JUMP_ROUNDS rounds behind the middle of the others jumps:
+     its nominal step becomes theirs, for the snapshot and for the next round. No round is given up.
+  5. The training is over at the run's last nominal step, which is asked for anew at each step:
+     amendments move it. The last round ends there; one that would be shorter than a quarter of a
+     round is put to the round before.
+
+Source: docs/decisions/0016-gossip-without-a-clock.md.
+
+How fast a run comes forward (`RunPace`). The end of the run is a nominal step, and the swarm comes
+to it at the pace of its median peer, not at ours. So what is left is told by how the nominal step
+has moved here over the last WINDOW_S: that has quotas, pauses of the trainer and waits in it. A
+step that falls, or leaps further than anybody trains, is another beginning: a state was taken, or
+the run was gone on with elsewhere.
 """
 
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import median, median_low
 from typing import Final
 
+import blake3
+
+from protocol.limits import EPSILON
+
+# --- rounds ---------------------------------------------------------------------------------------
 EQUAL_SPEED_BAND: Final = 0.1
 """Speeds within this share of the median count as it: noise must not change quotas."""
 
@@ -47,18 +90,13 @@ MAX_LAG_ROUNDS: Final = 1
 LOST_LAG_ROUNDS: Final = 20
 """A peer further behind than so many rounds of nominal steps takes the swarm's state anew."""
 
-_EPSILON: Final = 1e-9
-"""A third of a step, three times, is one."""
-
-LARGEST_CATCH_UP: Final = 0.5
-"""Largest part of what is owed that is left out to catch up."""
+LARGEST_CHANGE: Final = 0.5
+"""Largest change of what is owed, of the pace (up or down, or all would drift), and of a quota by
+debts."""
 
 TOGETHER_ROUNDS: Final = 3.0
 """In gossip, a peer comes back to the others within about so many rounds. In one alone it would
 overshoot where an exchange, and so a round, lasts for several."""
-
-LARGEST_CHANGE_OF_PACE: Final = 0.5
-"""Largest change of the pace, up or down: as much either way, or all would drift."""
 
 LARGEST_RATIO: Final = 1000.0
 """Times that a peer is taken to be faster than the others, at most: speeds are what others say."""
@@ -116,13 +154,13 @@ def place(step: float, age_s: float, steps_per_s: float, inner_steps: int) -> fl
 def catch_up(owed: float, own_step: float, places: Sequence[float], inner_steps: int) -> float:
     """The steps that a peer owes that is at `own_step` when the others are at `places` (rule 3)."""
     lag_rounds = _lag_rounds(own_step, places, inner_steps)
-    return owed * min(1.0, max(1 - LARGEST_CATCH_UP, 1 - lag_rounds))
+    return owed * min(1.0, max(1 - LARGEST_CHANGE, 1 - lag_rounds))
 
 
 def keep_together(owed: float, own_step: float, places: Sequence[float], inner_steps: int) -> float:
     """The same where nobody waits: a peer that is ahead owes more (rule 3)."""
     pace = 1 + _lag_rounds(own_step, places, inner_steps) / TOGETHER_ROUNDS
-    return owed / min(1 + LARGEST_CHANGE_OF_PACE, max(1 - LARGEST_CHANGE_OF_PACE, pace))
+    return owed / min(1 + LARGEST_CHANGE, max(1 - LARGEST_CHANGE, pace))
 
 
 def _lag_rounds(own_step: float, places: Sequence[float], inner_steps: int) -> float:
@@ -137,7 +175,7 @@ class Quotas:
 
     def next(self, owed: float) -> int:
         """The steps of one more round. What is left over goes to the next; no debt is kept."""
-        steps = max(1, math.floor(self._rest + owed + _EPSILON))
+        steps = max(1, math.floor(self._rest + owed + EPSILON))
         self._rest = max(0.0, self._rest + owed - steps)
         return steps
 
@@ -177,3 +215,170 @@ def is_lost(own_step: float, heard_steps: Sequence[float], inner_steps: int) -> 
 def oldest_useful(heard_steps: Sequence[float], inner_steps: int) -> int:
     """The oldest nominal step that a newcomer can begin at without being lost (rule 5)."""
     return max(0, int(middle(heard_steps, 0)) - lost_lag(inner_steps))
+
+
+# --- own rounds -----------------------------------------------------------------------------------
+JUMP_ROUNDS: Final = 2.0
+"""A peer that far behind the others jumps; and debts are no larger."""
+VARIED: Final = 0.25
+"""The length of a round is within so much of H; a last one is no shorter than so much of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPlan:
+    """One round to train.
+
+    Attributes:
+        quota: own steps after which it may close; 0 trains nothing.
+        start_step: the nominal step at which it begins.
+        stride: nominal steps of one own step.
+    """
+
+    round: int
+    quota: int
+    start_step: float
+    stride: float
+
+
+class OwnRounds:
+    """The rounds of one peer.
+
+    Args:
+        peer_id: whose they are.
+        inner_steps: of a nominal round.
+        total_steps_at: nominal steps of the whole run, as is in force at a nominal step.
+        round: number of the first round.
+        step: the nominal step at which it begins.
+        debt: from rounds before.
+        varied: lengths of rounds are within so much of H.
+
+    Attributes:
+        round, step: of the next round.
+        debt: rule 3.
+        length: H; that of the run, unless we have one of our own.
+    """
+
+    def __init__(
+        self,
+        peer_id: str,
+        inner_steps: int,
+        total_steps_at: Callable[[float], int],
+        round: int,
+        step: float,
+        *,
+        debt: float = 0.0,
+        varied: float = VARIED,
+    ) -> None:
+        self._peer_id = peer_id
+        self._varied = varied
+        self._inner_steps = self.length = inner_steps
+        self._total_steps_at = total_steps_at
+        self.debt = debt
+        self.round = round
+        self.step = step
+        self._stride = float(inner_steps)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the training is over (rule 5)."""
+        return self.step >= self._total_steps_at(self.step) - EPSILON
+
+    @property
+    def nominal_round(self) -> int:
+        """The nominal round in which the next one begins."""
+        return int(self.step // self._inner_steps)
+
+    @property
+    def next_length(self) -> float:
+        """Nominal steps of the next round, debts taken off (rule 2), unless the run ends in it."""
+        return max(LARGEST_CHANGE * self.length, self._length() - self.debt)
+
+    def plan(self, owed: float) -> RoundPlan:
+        """The next round; of no steps when the training is over.
+
+        Args:
+            owed: own steps that we owe to a round.
+        """
+        self._stride = stride = self._inner_steps / owed
+        total_steps = self._total_steps_at(self.step)
+        if self.is_over:
+            return RoundPlan(self.round, 0, float(total_steps), stride)
+        wanted = self.next_length
+        left = total_steps - self.step
+        if left - wanted < VARIED * self.length:
+            quota = max(1, math.ceil(left / stride - EPSILON))
+        else:
+            quota = max(1, math.floor(wanted / stride + EPSILON))
+        return RoundPlan(self.round, quota, self.step, stride)
+
+    def closed(self, step: float, heard_steps: Sequence[float]) -> None:
+        """The round is closed at this nominal step; `step` is then the snapshot's.
+
+        Args:
+            heard_steps: where the others are.
+        """
+        debt = 0.0 if self.is_over else self.debt + step - self.step - self._length()
+        self.debt = min(max(-self._stride, debt), JUMP_ROUNDS * self.length)
+        self.round += 1
+        self.step = min(step, float(self._total_steps_at(step)))
+        if middle(heard_steps, step) - step > JUMP_ROUNDS * max(self._inner_steps, self.length):
+            self.enter(heard_steps)
+
+    def _length(self) -> float:
+        """Nominal steps of the next round, before debts (rule 1)."""
+        digest = blake3.blake3(f"{self._peer_id}/{self.round}".encode()).digest(length=4)
+        drawn = int.from_bytes(digest, "big") / 2**32  # in [0, 1)
+        return self.length * (1 + self._varied * (2 * drawn - 1))
+
+    def enter(self, heard_steps: Sequence[float]) -> None:
+        """Go on where the others are, if they are ahead."""
+        theirs = middle(heard_steps, self.step)
+        ahead = min(theirs, self._total_steps_at(theirs))
+        if ahead > self.step:
+            self.step, self.debt = float(ahead), 0.0
+
+
+# --- pace -----------------------------------------------------------------------------------------
+WINDOW_S: Final = 300.0
+LEAST_S: Final = 5.0
+"""Less than that says nothing yet."""
+LARGEST_LEAP: Final = 10.0
+"""Times what was trained in the whole window before."""
+LEAST_LEAP_STEPS: Final = 100.0
+
+
+class RunPace:
+    """How fast a run comes forward: nominal steps per second, of late."""
+
+    def __init__(self) -> None:
+        self._seen = deque[tuple[float, float]]()
+
+    def note(self, now_s: float, step: float) -> None:
+        """The run is at this nominal step."""
+        if self._seen and self._is_another_beginning(step):
+            self._seen.clear()
+        self._seen.append((now_s, step))
+        while len(self._seen) > 2 and self._seen[1][0] <= now_s - WINDOW_S:
+            self._seen.popleft()
+
+    def rest(self) -> None:
+        """Nothing is trained now."""
+        self._seen.clear()
+
+    def steps_per_s(self) -> float | None:
+        """Nominal steps per second; None before enough was seen."""
+        if len(self._seen) < 2:
+            return None
+        (since_s, first), (now_s, last) = self._seen[0], self._seen[-1]
+        if now_s - since_s < LEAST_S or last <= first:
+            return None
+        return (last - first) / (now_s - since_s)
+
+    def left_s(self, total_steps: int) -> float | None:
+        """Seconds to the end of the run at this pace; None where that is not known."""
+        pace = self.steps_per_s()
+        return None if pace is None else max(0.0, total_steps - self._seen[-1][1]) / pace
+
+    def _is_another_beginning(self, step: float) -> bool:
+        first, last = self._seen[0][1], self._seen[-1][1]
+        return step < last or step - last > max(LEAST_LEAP_STEPS, LARGEST_LEAP * (last - first))

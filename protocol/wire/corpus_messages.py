@@ -4,16 +4,22 @@
 > GetPieces     < PieceReply + piece, once for each; or a Refusal, which ends the answer
 """
 
-from dataclasses import dataclass
 from typing import Annotated
 
-from protocol.limits import MAX_PIECES_PER_REQUEST
+from msgspec import Meta
 
-from .fields import Count, Digest, Flag, Integer, Many
+from protocol.limits import (
+    MAX_CONTROL_PAYLOAD_BYTES,
+    MAX_PIECE_BYTES,
+    MAX_PIECES_PER_REQUEST,
+)
+
+from .fields import Count, Digest, Message
+
+PieceIndex = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
-@dataclass(frozen=True, slots=True)
-class GetHoldings:
+class GetHoldings(Message, frozen=True, tag="get_holdings"):
     """Which pieces of this corpus do you have?
 
     Attributes:
@@ -25,8 +31,7 @@ class GetHoldings:
     known: Count
 
 
-@dataclass(frozen=True, slots=True)
-class Holdings:
+class Holdings(Message, frozen=True, tag="holdings"):
     """Those whose bits follow, the lowest first.
 
     Attributes:
@@ -34,20 +39,22 @@ class Holdings:
         whole: all of them; no bits follow.
     """
 
+    max_payload_bytes = MAX_CONTROL_PAYLOAD_BYTES
+
     version: Count
-    whole: Annotated[bool, Flag()]
+    whole: bool
 
 
-@dataclass(frozen=True, slots=True)
-class GetPieces:
+class GetPieces(Message, frozen=True, tag="get_pieces"):
     """Send me these pieces, in this order."""
 
     corpus: Digest
-    pieces: Annotated[tuple[int, ...], Many(Integer(0, (1 << 31) - 1), MAX_PIECES_PER_REQUEST)]
+    pieces: Annotated[tuple[PieceIndex, ...], Meta(max_length=MAX_PIECES_PER_REQUEST)]
 
 
-@dataclass(frozen=True, slots=True)
-class PieceReply:
+class PieceReply(Message, frozen=True, tag="piece_of_corpus"):
     """One of them follows."""
 
-    piece: Annotated[int, Integer(0, (1 << 31) - 1)]
+    max_payload_bytes = MAX_PIECE_BYTES
+
+    piece: PieceIndex

@@ -18,44 +18,44 @@ openings and evidence are is in evidence.py beside it.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from typing import Annotated, Final, Self
 
 import blake3
 import msgpack
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from protocol.fragment.chunk_ledger import ResultRank, Stamp
 from protocol.limits import (
     MAX_CHUNKS_PER_FRAGMENT,
     MAX_CONTRIBUTION_WEIGHT,
     MAX_CONTRIBUTORS,
+    MAX_EVIDENCE_BYTES,
     MAX_FRAGMENTS,
+    MAX_PAYLOAD_BYTES,
 )
 from protocol.membership.records import Verify, verify_with_peer_id
 from protocol.plausible import NO_LENGTH
 
-from .fields import Binary, Bits, Count, Digest, Integer, Many, PeerIdText, Real, Record
+from .fields import MAX_COUNT, Count, Digest, Message, PeerIdText, Signature
 
 DOMAIN: Final = b"loco/v1/fragment-result\0"
 CONTRIBUTION_DOMAIN: Final = b"loco/v1/fragment-contribution\0"
 DIGEST_BYTES: Final = 16
 
-_CHUNK: Final = Integer(0, MAX_CHUNKS_PER_FRAGMENT - 1)
-_WEIGHT: Final = Integer(1, MAX_CONTRIBUTION_WEIGHT)
+OfChunks: Final = Meta(max_length=MAX_CHUNKS_PER_FRAGMENT)
+OfContributors: Final = Meta(max_length=MAX_CONTRIBUTORS)
 
-FragmentIndex = Annotated[int, Integer(0, MAX_FRAGMENTS - 1)]
-ChunkIndex = Annotated[int, _CHUNK]
-Chunks = Annotated[tuple[int, ...], Many(_CHUNK, MAX_CHUNKS_PER_FRAGMENT)]
-ShortDigest = Annotated[bytes, Binary(DIGEST_BYTES)]
-ShortDigests = Annotated[tuple[bytes, ...], Many(Binary(DIGEST_BYTES), MAX_CHUNKS_PER_FRAGMENT)]
-Lengths = Annotated[tuple[float, ...], Many(Real(0.0, NO_LENGTH), MAX_CHUNKS_PER_FRAGMENT)]
-Signature = Annotated[bytes, Binary(64)]
-Weight = Annotated[int, Integer(0, MAX_CONTRIBUTION_WEIGHT)]
-Mask = Annotated[bytes, Bits(MAX_CONTRIBUTORS)]
+FragmentIndex = Annotated[int, Meta(ge=0, lt=MAX_FRAGMENTS)]
+ChunkIndex = Annotated[int, Meta(ge=0, lt=MAX_CHUNKS_PER_FRAGMENT)]
+Cycle = Annotated[int, Meta(ge=-1, le=MAX_COUNT)]
+ShortDigest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+Length = Annotated[float, Meta(ge=0, le=NO_LENGTH)]
+Weight = Annotated[int, Meta(ge=0, le=MAX_CONTRIBUTION_WEIGHT)]
+PositiveWeight = Annotated[int, Meta(ge=1, le=MAX_CONTRIBUTION_WEIGHT)]
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkStamp:
+class ChunkStamp(Struct, frozen=True):
     """The state of one chunk, as its holder says (chunk_ledger.py)."""
 
     chunk: ChunkIndex
@@ -74,11 +74,10 @@ class ChunkStamp:
         return Stamp(self.steps, self.weight, self.digest)
 
 
-ChunkStamps = Annotated[tuple[ChunkStamp, ...], Many(Record(ChunkStamp), MAX_CHUNKS_PER_FRAGMENT)]
+ChunkStamps = Annotated[tuple[ChunkStamp, ...], OfChunks]
 
 
-@dataclass(frozen=True, slots=True)
-class Contribution:
+class Contribution(Message, frozen=True, tag="contribution"):
     """The sender's codes of those chunks that the receiver owns follow, in the order of `stamps`.
 
     Attributes:
@@ -91,6 +90,8 @@ class Contribution:
         signature: the sender's.
     """
 
+    max_payload_bytes = MAX_PAYLOAD_BYTES
+
     group: Digest
     fragment: FragmentIndex
     cycle: Count
@@ -98,8 +99,8 @@ class Contribution:
     steps: Count
     tokens: Count
     stamps: ChunkStamps
-    digests: ShortDigests
-    lengths: Lengths
+    digests: Annotated[tuple[ShortDigest, ...], OfChunks]
+    lengths: Annotated[tuple[Length, ...], OfChunks]
     signature: Signature
 
     @property
@@ -146,8 +147,7 @@ def signed_contribution(unsigned: Contribution, sign: Callable[[bytes], bytes]) 
     return replace(unsigned, signature=sign(contribution_bytes(unsigned)))
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkResult:
+class ChunkResult(Struct, frozen=True):
     """The average of one chunk.
 
     Attributes:
@@ -160,8 +160,13 @@ class ChunkResult:
     steps: Count
     weight: Count
     base: ShortDigest
-    mask: Mask
+    mask: Annotated[bytes, Meta(min_length=1, max_length=MAX_CONTRIBUTORS // 8)]
     digest: ShortDigest
+
+    def __post_init__(self) -> None:
+        """Each set of contributors has one mask. Raises ValueError."""
+        if not self.mask or not self.mask[-1]:
+            raise ValueError("the mask ends with a zero byte")
 
     @property
     def base_stamp(self) -> Stamp:
@@ -181,8 +186,7 @@ def mask_of(places: Iterable[int]) -> bytes:
     return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Message, frozen=True, tag="result"):
     """What an owner made of the contributions to its chunks; the codes of `carried` follow.
 
     Attributes:
@@ -193,16 +197,18 @@ class Result:
         signature: the owner's, over all but `carried`.
     """
 
+    max_payload_bytes = MAX_PAYLOAD_BYTES
+
     group: Digest
     fragment: FragmentIndex
     cycle: Count
     owner: PeerIdText
     incarnation: Count
-    contributors: Annotated[tuple[str, ...], Many(PeerIdText.__metadata__[0], MAX_CONTRIBUTORS)]
-    weights: Annotated[tuple[int, ...], Many(_WEIGHT, MAX_CONTRIBUTORS)]
-    statements: Annotated[tuple[bytes, ...], Many(Binary(DIGEST_BYTES), MAX_CONTRIBUTORS)]
-    chunks: Annotated[tuple[ChunkResult, ...], Many(Record(ChunkResult), MAX_CHUNKS_PER_FRAGMENT)]
-    carried: Chunks
+    contributors: Annotated[tuple[PeerIdText, ...], OfContributors]
+    weights: Annotated[tuple[PositiveWeight, ...], OfContributors]
+    statements: Annotated[tuple[ShortDigest, ...], OfContributors]
+    chunks: Annotated[tuple[ChunkResult, ...], OfChunks]
+    carried: Annotated[tuple[ChunkIndex, ...], OfChunks]
     signature: Signature
 
     def chunk(self, index: int) -> ChunkResult | None:
@@ -247,8 +253,7 @@ def signed_result(unsigned: Result, sign: Callable[[bytes], bytes]) -> Result:
     return replace(unsigned, signature=sign(signed_bytes(unsigned)))
 
 
-@dataclass(frozen=True, slots=True)
-class FragmentSettled:
+class FragmentSettled(Message, frozen=True, tag="fragment_settled"):
     """The sender is through with this cycle of the fragment; the digest is of all its stamps."""
 
     group: Digest
@@ -257,8 +262,7 @@ class FragmentSettled:
     digest: ShortDigest
 
 
-@dataclass(frozen=True, slots=True)
-class NoResult:
+class NoResult(Message, frozen=True, tag="no_result"):
     """The sender has nothing to give for its chunks of this cycle: do not wait for it."""
 
     group: Digest
@@ -266,25 +270,22 @@ class NoResult:
     cycle: Count
 
 
-@dataclass(frozen=True, slots=True)
-class GetStamps:
+class GetStamps(Message, frozen=True, tag="get_stamps"):
     """Which states are your chunks of this fragment in?"""
 
     group: Digest
     fragment: FragmentIndex
 
 
-@dataclass(frozen=True, slots=True)
-class Stamps:
+class Stamps(Message, frozen=True, tag="stamps"):
     """Answer to GetStamps: of each chunk, with the cycle of its last step (-1 before the first)."""
 
     fragment: FragmentIndex
     stamps: ChunkStamps
-    cycles: Annotated[tuple[int, ...], Many(Integer(-1, (1 << 63) - 1), MAX_CHUNKS_PER_FRAGMENT)]
+    cycles: Annotated[tuple[Cycle, ...], OfChunks]
 
 
-@dataclass(frozen=True, slots=True)
-class GetResult:
+class GetResult(Message, frozen=True, tag="get_result"):
     """Send me the result that you applied to this chunk in this cycle."""
 
     group: Digest
@@ -293,8 +294,7 @@ class GetResult:
     chunk: ChunkIndex
 
 
-@dataclass(frozen=True, slots=True)
-class GetChunkState:
+class GetChunkState(Message, frozen=True, tag="get_chunk_state"):
     """Send me this chunk as you have it."""
 
     group: Digest
@@ -302,34 +302,34 @@ class GetChunkState:
     chunk: ChunkIndex
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkState:
+class ChunkState(Message, frozen=True, tag="chunk_state"):
     """Outer copy and momentum of a chunk follow, fp32; `cycle` is that of its last step."""
 
+    max_payload_bytes = MAX_PAYLOAD_BYTES
+
     fragment: FragmentIndex
-    cycle: Annotated[int, Integer(-1, (1 << 63) - 1)]
-    stamp: Annotated[ChunkStamp, Record(ChunkStamp)]
+    cycle: Cycle
+    stamp: ChunkStamp
 
 
 # --- audits ---------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class GetOpening:
+class GetOpening(Message, frozen=True, tag="get_opening"):
     """Show me this leaf of all that your result for this chunk was made of."""
 
     group: Digest
     fragment: FragmentIndex
     cycle: Count
     chunk: ChunkIndex
-    leaf: Annotated[int, Integer(0, (1 << 32) - 1)]
+    leaf: Annotated[int, Meta(ge=0, lt=1 << 32)]
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
+class Opening(Message, frozen=True, tag="opening"):
     """Answer to GetOpening: the contributions, each with its leaf, follow."""
 
+    max_payload_bytes = MAX_EVIDENCE_BYTES
 
-@dataclass(frozen=True, slots=True)
-class Doubt:
+
+class Doubt(Message, frozen=True, tag="doubt"):
     """The owner of this result does not open it to the sender; see for yourselves."""
 
     group: Digest
@@ -338,18 +338,10 @@ class Doubt:
     owner: PeerIdText
 
 
-@dataclass(frozen=True, slots=True)
-class Proof:
+class Proof(Message, frozen=True, tag="proof"):
     """The owner has lied: a result, and what shows that it does not follow from what it names."""
+
+    max_payload_bytes = MAX_EVIDENCE_BYTES
 
     group: Digest
     owner: PeerIdText
-
-
-AuditMessage = GetOpening | Opening | Doubt | Proof
-AUDIT_TYPES: Final[dict[str, type[AuditMessage]]] = {
-    "get_opening": GetOpening,
-    "opening": Opening,
-    "doubt": Doubt,
-    "proof": Proof,
-}

@@ -1,9 +1,9 @@
 """Everything that peers say to each other, and its codec.
 
-A message is a frozen dataclass; on the wire it is a msgpack map, `{"t": type, field: value, ...}`,
-the header of one frame (frames.py). Some of them announce a payload of raw bytes behind the header;
-for all others the payload must be empty (`max_payload_bytes`). The dialogues, > from the opener of
-the stream, < from the other:
+On the wire a message (fields.py) is a msgpack map, `{"t": tag, field: value, ...}`, the header of
+one frame (frames.py). Some of them announce a payload of raw bytes behind the header; for all
+others the payload must be empty (`max_payload_bytes`). The dialogues, > from the opener of the
+stream, < from the other:
 
     /loco/hello/1     > Hello   < Hello or Refusal   then both, for as long as the link lasts:
                       Beat, PeerList, Statements, AskAlive, AliveReply, Leaving
@@ -21,7 +21,7 @@ the stream, < from the other:
                       > GetStamps < Stamps           > GetResult < Result + codes
                       > GetChunkState < ChunkState + values          or a Refusal
                       > GetOpening < Opening + leaves   > Doubt, Proof + evidence
-    /loco/stage/1     > Offer   < Credit or Refusal  > Boundary + codes  < Kept
+    /loco/stage/2     > Trip    < Credit or Refusal  > Boundary + codes  < Kept
                       > Announcement, Lost, Passed, Resume  < Noted    > Halt  < Halted
                       > GetLinks < LinksReply + vector  > GetSnapshot < SnapshotReply + snapshot
     /loco/reach/1     > Whereabouts < Seen or Refusal
@@ -41,137 +41,62 @@ Invariants: decode_message(encode_message(m)) == m for each m that can be encode
 fields keep every header below MAX_HEADER_BYTES.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from enum import StrEnum
+from typing import Annotated, Final, Union
 
-import msgpack
+import msgspec
+from msgspec import Meta, Struct
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.limits import (
-    MAX_BLOB_BYTES,
-    MAX_CONTROL_PAYLOAD_BYTES,
-    MAX_EVIDENCE_BYTES,
+    MAX_DIAL_BACK_ADDRESSES,
+    MAX_FRAGMENTS,
     MAX_FRAGMENTS_FREE,
     MAX_HEADER_BYTES,
-    MAX_LINK_VECTOR_BYTES,
     MAX_PAYLOAD_BYTES,
     MAX_PEERS_PER_EXCHANGE,
-    MAX_PIECE_BYTES,
     MAX_RECORD_ADDRESSES,
-    MAX_SNAPSHOT_BYTES,
-    MAX_SPEC_BYTES,
     MAX_STATEMENT_BYTES,
     MAX_STATEMENTS_PER_MESSAGE,
+    MAX_STRIPES,
     PIECE_BYTES,
     RUN_SECRET_BYTES,
-    STATE_CHUNK_BYTES,
 )
 from protocol.outcomes import RefusalReason
-from protocol.state_sample import SAMPLE_BYTES
 
-from . import corpus_messages as corpus
+from . import (  # noqa: F401 - whose messages are among those of the codec
+    corpus_messages,
+    fragment_messages,
+    stage_messages,
+    state_messages,
+)
 from .fields import (
     MAX_SENTENCE_CHARS,
+    Address,
     Addresses,
-    Binary,
-    Choice,
     Count,
+    Digest,
     FewAddresses,
-    Flag,
-    Many,
-    Maybe,
-    MaybeCount,
-    MaybeDigest,
-    MaybeNonNegative,
-    MaybeSeconds,
+    Message,
     Name,
     NonNegative,
     PeerIdText,
-    Protocols,
-    Record,
     Seconds,
-    Sentence,
-    Text,
-    UpTo,
-    read_record,
-    write_record,
-)
-from .fragment_messages import (
-    AUDIT_TYPES,
-    AuditMessage,
-    ChunkState,
-    Contribution,
-    FragmentSettled,
-    GetChunkState,
-    GetResult,
-    GetStamps,
-    NoResult,
-    Opening,
-    Proof,
-    Result,
-    Stamps,
-)
-from .gossip_messages import (
-    Accept,
-    Blocks,
-    Free,
-    Join,
-    Misread,
-    Piece,
-    Propose,
-    Received,
-    Settle,
-    Settled,
-    SettledOutcome,
-    Vector,
-)
-from .reach_messages import Seen, Whereabouts
-from .stage_messages import (
-    Announcement,
-    Boundary,
-    Credit,
-    GetLinks,
-    GetSnapshot,
-    Halt,
-    Halted,
-    Kept,
-    LinksReply,
-    Lost,
-    Noted,
-    Offer,
-    Passed,
-    Resume,
-    SnapshotReply,
-)
-from .state_messages import (
-    BlobReply,
-    Chunk,
-    GetBlob,
-    GetChunks,
-    GetSample,
-    GetSpec,
-    GetState,
-    SampleReply,
-    SpecReply,
-    StateReply,
+    check_printable,
+    matching,
 )
 
-__all__ = [
-    "TYPES", "Accept", "AliveReply", "Announcement", "AskAlive", "Beat", "BlobReply", "Blocks",
-    "Boundary", "Chunk", "ChunkState", "Contribution", "Credit", "FragmentSettled", "Free",
-    "GetBlob", "GetChunkState", "GetChunks", "GetLinks", "GetResult", "GetSample", "GetSnapshot",
-    "GetSpec", "GetStamps", "GetState", "Halt", "Halted", "Hello", "Join", "Kept", "Leaving",
-    "LinksReply", "Lost", "Message", "Misread", "NoResult", "Noted", "Offer", "Passed", "PeerEntry",
-    "PeerList", "Piece", "Propose", "Received", "Refusal", "Result", "Resume", "SampleReply",
-    "Seen", "Settle", "Settled", "SettledOutcome", "SnapshotReply", "SpecReply", "Stamps",
-    "StateReply", "Statements", "Vector", "Whereabouts", "decode_message", "encode_message",
-    "max_payload_bytes", "peer_entry", "printable_sentence",
-]  # fmt: skip
+Protocols = Annotated[
+    tuple[Annotated[str, matching(r"[a-z][a-z0-9-]*/[1-9][0-9]{0,5}", 64)], ...],
+    Meta(max_length=32),
+]
+Secret = Annotated[bytes, Meta(min_length=RUN_SECRET_BYTES, max_length=RUN_SECRET_BYTES)]
+Stripes = Annotated[int, Meta(ge=0, le=MAX_STRIPES)]
+TriedAddresses = Annotated[tuple[Address, ...], Meta(max_length=MAX_DIAL_BACK_ADDRESSES)]
 
 
 # --- hello ----------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(Message, frozen=True, tag="hello"):
     """First message of both sides of a link.
 
     Attributes:
@@ -187,31 +112,51 @@ class Hello:
         pass_shown: the sender's (protocol/admission/statements.py); empty where it has none.
     """
 
-    software: Annotated[str, Text(64)]
+    software: Annotated[str, Meta(max_length=64)]
     protocols: Protocols
-    run_id: MaybeDigest
+    run_id: Digest | None
     incarnation: Count
     addresses: Addresses
     swarm_time_s: Seconds
     state: Name
     round: Count
-    layout_digest: MaybeDigest
-    group: MaybeDigest = None
+    layout_digest: Digest | None
+    group: Digest | None = None
     step: Count = 0
-    pass_shown: Annotated[bytes, UpTo(MAX_STATEMENT_BYTES)] = b""
+    pass_shown: Annotated[bytes, Meta(max_length=MAX_STATEMENT_BYTES)] = b""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError."""
+        check_printable("software", self.software)
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Message, frozen=True, tag="refusal"):
     """The sender declines, in any conversation; `round` is the one it is in, where that matters."""
 
-    reason: Annotated[RefusalReason, Choice(RefusalReason)]
-    sentence: Sentence
-    round: MaybeCount = None
+    reason: RefusalReason
+    sentence: Annotated[str, Meta(max_length=MAX_SENTENCE_CHARS)]
+    round: Count | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError."""
+        check_printable("sentence", self.sentence)
 
 
-@dataclass(frozen=True, slots=True)
-class Beat:
+class Free(Struct, frozen=True):
+    """A vector for which the sender of a beat looks for a partner.
+
+    Attributes:
+        fragment: its number; 0 where the whole model is one vector.
+        round: the sender's own number of what it wants averaged.
+        step: the nominal step of its snapshot.
+    """
+
+    fragment: Annotated[int, Meta(ge=0, lt=MAX_FRAGMENTS)]
+    round: Count
+    step: Count
+
+
+class Beat(Message, frozen=True, tag="beat"):
     """A sign of life and progress.
 
     Attributes:
@@ -235,19 +180,18 @@ class Beat:
     step: Count
     tokens: Count
     sent_s: Seconds
-    echo_s: MaybeSeconds
+    echo_s: Seconds | None
     echo_hold_s: NonNegative
     swarm_time_s: Seconds
     received_bytes: Count = 0
-    may_send_bytes_per_s: MaybeNonNegative = None
-    free: Annotated[tuple[Free, ...], Many(Record(Free), MAX_FRAGMENTS_FREE)] = ()
-    ended: Annotated[bool, Flag()] = False
-    group: MaybeDigest = None
-    validation_loss: MaybeNonNegative = None
+    may_send_bytes_per_s: NonNegative | None = None
+    free: Annotated[tuple[Free, ...], Meta(max_length=MAX_FRAGMENTS_FREE)] = ()
+    ended: bool = False
+    group: Digest | None = None
+    validation_loss: NonNegative | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PeerEntry:
+class PeerEntry(Struct, frozen=True):
     """Where a third peer is; few addresses, so that a full PeerList always fits one header."""
 
     peer_id: PeerIdText
@@ -260,15 +204,13 @@ def peer_entry(peer_id: str, incarnation: int, addresses: tuple[str, ...]) -> Pe
     return PeerEntry(peer_id, incarnation, addresses[:MAX_RECORD_ADDRESSES])
 
 
-@dataclass(frozen=True, slots=True)
-class PeerList:
+class PeerList(Message, frozen=True, tag="peers"):
     """Peers that the sender knows to be alive."""
 
-    peers: Annotated[tuple[PeerEntry, ...], Many(Record(PeerEntry), MAX_PEERS_PER_EXCHANGE)]
+    peers: Annotated[tuple[PeerEntry, ...], Meta(max_length=MAX_PEERS_PER_EXCHANGE)]
 
 
-@dataclass(frozen=True, slots=True)
-class Statements:
+class Statements(Message, frozen=True, tag="statements"):
     """What the sender knows of who belongs to the run (protocol/admission/register.py).
 
     Attributes:
@@ -276,85 +218,211 @@ class Statements:
     """
 
     statements: Annotated[
-        tuple[bytes, ...], Many(UpTo(MAX_STATEMENT_BYTES), MAX_STATEMENTS_PER_MESSAGE)
+        tuple[Annotated[bytes, Meta(max_length=MAX_STATEMENT_BYTES)], ...],
+        Meta(max_length=MAX_STATEMENTS_PER_MESSAGE),
     ]
-    secret: Annotated[bytes | None, Maybe(Binary(RUN_SECRET_BYTES))] = None
+    secret: Secret | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AskAlive:
+class AskAlive(Message, frozen=True, tag="ask_alive"):
     """Is that peer alive in another incarnation than this one? Please see whether it beats."""
 
     peer_id: PeerIdText
     incarnation: Count
 
 
-@dataclass(frozen=True, slots=True)
-class AliveReply:
+class AliveReply(Message, frozen=True, tag="alive"):
     """Answer to AskAlive: whether another incarnation has just shown the sender that it lives."""
 
     peer_id: PeerIdText
     incarnation: Count
-    alive: Annotated[bool, Flag()]
+    alive: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Leaving:
+class Leaving(Message, frozen=True, tag="leaving"):
     """The sender leaves the run on purpose."""
 
 
-Message = (
-    Hello | Refusal | Beat | PeerList | Statements | AskAlive | AliveReply | Leaving
-    | Propose | Accept | Vector | Misread | Blocks | Received | Join | Piece | Settle | Settled
-    | GetSpec | SpecReply | GetBlob | BlobReply | GetState | StateReply | GetChunks | Chunk
-    | GetSample | SampleReply | Contribution | Result | NoResult | FragmentSettled | GetStamps
-    | Stamps | GetResult | GetChunkState | ChunkState
-    | Offer | Credit | Boundary | Kept | Announcement | Noted | Lost | Passed | Halt | Halted
-    | Resume | GetLinks | LinksReply | GetSnapshot | SnapshotReply | Whereabouts | Seen
-    | AuditMessage
-    | corpus.GetHoldings | corpus.Holdings | corpus.GetPieces | corpus.PieceReply
-)  # fmt: skip
+# --- averaging in pairs ---------------------------------------------------------------------------
+# `exchange` names one exchange of two peers: the digest of the group and of both ends, each with
+# its own number of the round that it brings (`exchange_id` in protocol/gossip/exchange.py). Both
+# know it from the answer to a proposal on.
 
-TYPES: Final[dict[str, type[Message]]] = {
-    "hello": Hello, "refusal": Refusal, "beat": Beat, "peers": PeerList,
-    "statements": Statements, "ask_alive": AskAlive, "alive": AliveReply, "leaving": Leaving,
-    "propose": Propose, "accept": Accept, "vector": Vector, "received": Received,
-    "join": Join, "piece": Piece, "settle": Settle, "settled": Settled,
-    "misread": Misread, "blocks": Blocks,
-    "get_spec": GetSpec, "spec": SpecReply, "get_blob": GetBlob, "blob": BlobReply,
-    "get_state": GetState, "state": StateReply, "get_chunks": GetChunks, "chunk": Chunk,
-    "get_sample": GetSample, "sample": SampleReply,
-    "contribution": Contribution, "result": Result, "no_result": NoResult,
-    "fragment_settled": FragmentSettled,
-    "get_stamps": GetStamps, "stamps": Stamps, "get_result": GetResult,
-    "get_chunk_state": GetChunkState, "chunk_state": ChunkState,
-    "offer": Offer, "credit": Credit, "boundary": Boundary, "kept": Kept,
-    "announcement": Announcement, "noted": Noted, "lost": Lost, "passed": Passed,
-    "halt": Halt, "halted": Halted, "resume": Resume,
-    "get_links": GetLinks, "links": LinksReply,
-    "get_snapshot": GetSnapshot, "snapshot": SnapshotReply, **AUDIT_TYPES,
-    "whereabouts": Whereabouts, "seen": Seen,
-    "get_holdings": corpus.GetHoldings, "holdings": corpus.Holdings,
-    "get_pieces": corpus.GetPieces, "piece_of_corpus": corpus.PieceReply,
-}  # fmt: skip
+
+class SettledOutcome(StrEnum):
+    """What became of an exchange, as one partner tells the other."""
+
+    AVERAGED = "averaged"
+    SKIPPED = "skipped"
+    UNKNOWN = "unknown"
+
+
+class Propose(Message, frozen=True, tag="propose"):
+    """Let us average.
+
+    Attributes:
+        group: its digest.
+        round: the proposer's own number of its round.
+        step: the nominal step of its snapshot.
+        final: the snapshot belongs to the final averaging.
+        codec: how vectors are coded, `int8` for instance.
+        vectors: 1 (theta) or 2 (theta and phi).
+        steps, tokens: what the proposer has trained in this round.
+        stripes: further streams that the proposer would open for the vectors; 0 from a release
+            that knows none, or for a short contribution.
+        roster, meeting: in the planned part of the final averaging, the peers that the proposer
+            sees take part, and which meeting of the plan this is (final_averaging.py).
+    """
+
+    group: Digest
+    round: Count
+    step: Count
+    final: bool
+    layout_digest: Digest
+    codec: Name
+    vectors: Annotated[int, Meta(ge=1, le=2)]
+    steps: Count
+    tokens: Count
+    stripes: Stripes = 0
+    roster: Digest | None = None
+    meeting: Count = 0
+
+
+class Accept(Message, frozen=True, tag="accept"):
+    """Agreed: the accepter's own round, and its steps and tokens in it.
+
+    Attributes:
+        proposed: the proposer's round, as it was proposed.
+        stripes: how many the proposer may open, at most those proposed. 0: the vectors travel on
+            this stream.
+    """
+
+    proposed: Count
+    round: Count
+    steps: Count
+    tokens: Count
+    stripes: Stripes = 0
+
+
+class Vector(Message, frozen=True, tag="vector"):
+    """The sender's codes follow as payload; `digest` is of all codes.
+
+    Where stripes were agreed the payload is empty, and the codes travel in pieces.
+
+    Attributes:
+        packed: bytes that the codes take as differences (peer/codec/differences.py), which are what
+            travels; 0 for the codes themselves.
+    """
+
+    max_payload_bytes = MAX_PAYLOAD_BYTES
+
+    exchange: Digest
+    steps: Count
+    tokens: Count
+    codec: Name
+    vectors: Annotated[int, Meta(ge=1, le=2)]
+    digest: Digest
+    packed: Count = 0
+
+
+class Received(Message, frozen=True, tag="received"):
+    """The receipt: the vector with this digest has arrived whole."""
+
+    exchange: Digest
+    digest: Digest
+
+
+class Misread(Message, frozen=True, tag="misread"):
+    """These blocks of the packed vector could not be read: a bit map of all blocks follows."""
+
+    max_payload_bytes = MAX_PAYLOAD_BYTES
+
+    exchange: Digest
+
+
+class Blocks(Message, frozen=True, tag="blocks"):
+    """Answer to Misread: the codes of those blocks follow, without scales, as they are."""
+
+    max_payload_bytes = MAX_PAYLOAD_BYTES
+
+    exchange: Digest
+
+
+class Join(Message, frozen=True, tag="join"):
+    """First message of a stripe: this stream belongs to that exchange of ours."""
+
+    exchange: Digest
+
+
+class Piece(Message, frozen=True, tag="piece"):
+    """The sender's codes from this byte on follow, as many as make a piece (pieces.py)."""
+
+    max_payload_bytes = PIECE_BYTES
+
+    start: Count
+
+
+class Settle(Message, frozen=True, tag="settle"):
+    """What did you do with our exchange? Asked when it broke before its receipts."""
+
+    exchange: Digest
+
+
+class Settled(Message, frozen=True, tag="settled"):
+    """Answer to Settle."""
+
+    exchange: Digest
+    outcome: SettledOutcome
+
+
+# --- where peers can be reached -------------------------------------------------------------------
+# The opener tells where it can be dialled now, and names addresses at which it would like to be
+# tried. The other takes note, tries them over connections of its own, and says what came of it
+# (protocol/membership/dial_back.py).
+
+
+class Whereabouts(Message, frozen=True, tag="whereabouts"):
+    """Where the sender can be reached.
+
+    Attributes:
+        addresses: as in its hello.
+        tried: those that it asks to be dialled at, without its peer id.
+    """
+
+    incarnation: Count
+    addresses: Addresses
+    tried: TriedAddresses = ()
+
+
+class Seen(Message, frozen=True, tag="seen"):
+    """How the sender of `Whereabouts` looks from here.
+
+    Attributes:
+        observed: the address that its connection comes from, or goes to.
+        tried: those that were dialled; the others were passed over.
+        reached: those of them where it answered.
+    """
+
+    observed: Annotated[str, Meta(max_length=256)]
+    tried: TriedAddresses = ()
+    reached: TriedAddresses = ()
+
+    def __post_init__(self) -> None:
+        """Raises ValueError."""
+        check_printable("observed", self.observed)
+
+
+# --- the codec ------------------------------------------------------------------------------------
+TYPES: Final = {str(kind.__struct_config__.tag): kind for kind in Message.__subclasses__()}
 """Every message, by its name on the wire."""
-
-_NAMES: Final = {kind: name for name, kind in TYPES.items()}
-
-_MAX_PAYLOAD_BYTES: Final[dict[type[Message], int]] = {
-    Vector: MAX_PAYLOAD_BYTES, Misread: MAX_PAYLOAD_BYTES, Blocks: MAX_PAYLOAD_BYTES,
-    Piece: PIECE_BYTES, SpecReply: MAX_SPEC_BYTES,
-    BlobReply: MAX_BLOB_BYTES, StateReply: MAX_CONTROL_PAYLOAD_BYTES, SampleReply: SAMPLE_BYTES,
-    Chunk: STATE_CHUNK_BYTES, Contribution: MAX_PAYLOAD_BYTES, Result: MAX_PAYLOAD_BYTES,
-    ChunkState: MAX_PAYLOAD_BYTES, Boundary: MAX_PAYLOAD_BYTES, LinksReply: MAX_LINK_VECTOR_BYTES,
-    SnapshotReply: MAX_SNAPSHOT_BYTES, Opening: MAX_EVIDENCE_BYTES, Proof: MAX_EVIDENCE_BYTES,
-    corpus.Holdings: MAX_CONTROL_PAYLOAD_BYTES, corpus.PieceReply: MAX_PIECE_BYTES,
-}  # fmt: skip
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(Union[*TYPES.values()]).decode
+_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeError, RecursionError)
+"""What bytes may raise that are no message: wrong values, broken msgpack, too deep."""
 
 
-def max_payload_bytes(kind: type[Message]) -> int:
-    """The longest payload that may follow a message of this type; 0 for most."""
-    return _MAX_PAYLOAD_BYTES.get(kind, 0)
+class _Tag(Struct):
+    t: str
 
 
 def encode_message(message: Message) -> bytes:
@@ -363,12 +431,11 @@ def encode_message(message: Message) -> bytes:
     Raises:
         LocalProtocolError: a field, which is named, holds what the other side would not take.
     """
-    tree = {"t": _NAMES[type(message)], **write_record(message)}
     try:
-        read_record(type(message), tree)
-    except ValueError as error:
+        header = _encode(message)
+        _decode(header)
+    except (*_UNREADABLE, OverflowError, TypeError) as error:
         raise LocalProtocolError(f"cannot send {type(message).__name__}: {error}") from None
-    header: bytes = msgpack.packb(tree)
     return header
 
 
@@ -381,28 +448,22 @@ def decode_message(header: bytes | bytearray | memoryview) -> Message:
     """
     if len(header) > MAX_HEADER_BYTES:
         raise RemoteProtocolError(f"header of {len(header)} bytes; at most {MAX_HEADER_BYTES}")
-    tree = _unpack(header)
-    if not isinstance(tree, dict) or not isinstance(tree.get("t"), str):
-        raise RemoteProtocolError("header is not a map with a message type 't'")
-    kind = TYPES.get(tree["t"])
-    if kind is None:
-        raise RemoteProtocolError(f"unknown message type {tree['t'][:64]!r}")
     try:
-        message: Message = read_record(kind, tree)
-    except ValueError as error:
-        raise RemoteProtocolError(f"{kind.__name__}: {error}") from None
+        message: Message = _decode(header)
+    except _UNREADABLE as error:
+        raise RemoteProtocolError(f"{_named(header)}: {error}") from None
     return message
+
+
+def _named(header: bytes | bytearray | memoryview) -> str:
+    """The type of a message that cannot be read."""
+    try:
+        return TYPES[msgspec.msgpack.decode(header, type=_Tag).t].__name__
+    except (*_UNREADABLE, KeyError):
+        return "no message"
 
 
 def printable_sentence(text: str) -> str:
     """`text` as a Refusal can carry it: one line, printable, bounded."""
     line = " ".join(text.split())
     return "".join(c if c.isprintable() else "?" for c in line)[:MAX_SENTENCE_CHARS]
-
-
-def _unpack(header: bytes | bytearray | memoryview) -> Any:
-    try:
-        return msgpack.unpackb(header, raw=False, strict_map_key=True)
-    except ValueError as error:
-        # msgpack's own errors (too deep, too long, cut off) and bad UTF-8 are all ValueErrors.
-        raise RemoteProtocolError(f"header is not msgpack: {error}") from None

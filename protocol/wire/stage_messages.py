@@ -1,110 +1,218 @@
-"""What peers of a pipeline say to each other on `/loco/stage/1`; the codec stands in messages.py.
+"""What peers of a pipeline say to each other on `/loco/stage/2`, and speak of to themselves.
 
-    > Offer         < Credit or Refusal       the answer may take a while: it is the credit
+    > Trip          < Credit or Refusal       may it come? The answer is the credit, and may take a
+                                              while
     > Boundary + codes    < Kept
-    > Announcement  < Noted
-    > Lost, Passed  < Noted
+    > Announcement, Lost, Passed, Resume      < Noted or Refusal
     > Halt          < Halted or Refusal       of a data peer, where a relay of a path is gone
-    > Resume        < Noted
     > GetLinks      < LinksReply + the peer's link vector, empty before the first
     > GetSnapshot   < SnapshotReply + snapshot, empty where the asker has it
 
-What is meant by them stands in protocol/microbatch, and in protocol/routing for the last two.
+What is meant by them stands in protocol/microbatch, and in protocol/routing for the last two; the
+codec stands in messages.py.
+
+A microbatch starts at its data peer, which holds stage 0, visits relays, comes back for the loss,
+and its gradient walks the same way back:
+
+    place      0            1 .. n         n + 1
+    peer       data peer    relays         the same data peer, for head and loss
+    forward    -------------------------->
+    backward   <--------------------------
+
+A *trip* is a microbatch's move to a place: with each, its activations (or their gradient) go from
+one peer to the next. A `score` is a forward that no gradient follows.
+
+A *path* is the relays in the order of the forward, with the stage of each. Stages may be left out,
+and visited in another order than they are numbered in, within the limits of the run spec (CC3,
+protocol/pipeline/problem.py). A hop to a lower stage is a *descent*.
+
+A microbatch that has lost a relay on its way back goes on under its name, with a higher *attempt*
+(protocol/microbatch/mending.py). Its forward is then done again only for the places that need it,
+up to `until`.
 """
 
-from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
 from typing import Annotated
 
-from protocol.limits import MAX_RELAYS_OF_PATH
-from protocol.microbatch.mending import Standing
-from protocol.microbatch.trip import Leg
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
-from .fields import (
-    Choice,
-    Count,
-    Digest,
-    Flag,
-    Integer,
-    Iteration,
-    MaybeDigest,
-    MaybeNonNegative,
-    MaybePeerId,
-    NonNegative,
-    PeerIdText,
-    RelayPath,
-    RelayStages,
+from protocol.errors import RemoteProtocolError
+from protocol.limits import (
+    MAX_ITERATION,
+    MAX_LINK_VECTOR_BYTES,
+    MAX_PAYLOAD_BYTES,
+    MAX_RELAYS_OF_PATH,
+    MAX_SNAPSHOT_BYTES,
 )
 
-Place = Annotated[int, Integer(0, MAX_RELAYS_OF_PATH + 1)]
+from .fields import Count, Digest, Message, NonNegative, PeerIdText
+
+Iteration = Annotated[int, Meta(ge=0, le=MAX_ITERATION)]
+Place = Annotated[int, Meta(ge=0, le=MAX_RELAYS_OF_PATH + 1)]
+RelayPath = Annotated[tuple[PeerIdText, ...], Meta(max_length=MAX_RELAYS_OF_PATH)]
+RelayStages = Annotated[
+    tuple[Annotated[int, Meta(ge=1, le=MAX_RELAYS_OF_PATH)], ...],
+    Meta(max_length=MAX_RELAYS_OF_PATH),
+]
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """May this microbatch come? Fields as in `Trip` and `Microbatch` (trip.py).
+# --- a microbatch on its way ----------------------------------------------------------------------
+class Leg(StrEnum):
+    """Which way, and what for."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    SCORE = "score"
+
+
+class Microbatch(Struct, frozen=True, order=True):
+    """The name of one microbatch, in its run.
 
     Attributes:
-        group: digest of the stage's group that is meant.
-        stages: of each relay of the path.
-        plan: digest of the plan that the path was taken from; relays only compare it.
+        origin: its data peer.
+        iteration: of the swarm, in which its gradient counts (protocol/microbatch/relay.py).
+        index: its number among those of its data peer, which never repeats.
     """
 
-    group: Digest
     origin: PeerIdText
     iteration: Iteration
     index: Count
-    leg: Annotated[Leg, Choice(Leg)]
-    path: RelayPath
-    place: Place
+
+
+class Path(Struct, frozen=True):
+    """See the top of the file.
+
+    Attributes:
+        relays: peer ids.
+        stages: of each of them.
+        plan: digest of the plan that it was taken from, which relays only compare; None where there
+            was none.
+    """
+
+    relays: RelayPath
     stages: RelayStages
-    plan: MaybeDigest
-    attempt: Count
-    until: Place
+    plan: Digest | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Credit:
+class Trip(Message, frozen=True, tag="trip"):
+    """A move of a microbatch; said to another peer, it is an offer of its boundary.
+
+    Attributes:
+        place: where it goes to; see the top of the file.
+        attempt: how often the microbatch has been mended.
+        until: the last place of this forward; 0 is place n + 1.
+    """
+
+    microbatch: Microbatch
+    leg: Leg
+    path: Path
+    place: Place
+    attempt: Count = 0
+    until: Place = 0
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the receiver sends on what it makes of it."""
+        return self.place != self.until
+
+    @property
+    def receiver(self) -> str:
+        """The peer at that place."""
+        return self._at(self.place)
+
+    @property
+    def sender(self) -> str:
+        """The peer that it comes from."""
+        return self._at(self.place + (1 if self.leg is Leg.BACKWARD else -1))
+
+    def _at(self, place: int) -> str:
+        relays = self.path.relays
+        return relays[place - 1] if 1 <= place <= len(relays) else self.microbatch.origin
+
+    @property
+    def stage(self) -> int | None:
+        """That of the receiver, as the path says; None for the data peer."""
+        at_relay = 1 <= self.place <= len(self.path.stages)
+        return self.path.stages[self.place - 1] if at_relay else None
+
+    @property
+    def descents_ahead(self) -> int:
+        """Hops to a lower stage that follow on the way forward, once it is at that place."""
+        ahead = self.path.stages[max(0, self.place - 1) :]
+        return sum(after < before for before, after in pairwise(ahead))
+
+    def check(self, sender: str, receiver: str) -> None:
+        """Raise RemoteProtocolError where this is no trip from one peer to the other."""
+        relays = self.path.relays
+        if len(set(relays)) != len(relays) or not relays or self.microbatch.origin in relays:
+            raise RemoteProtocolError("a path visits every peer once, its data peer never")
+        if len(self.path.stages) != len(relays):
+            raise RemoteProtocolError("a path says the stage of each of its relays")
+        if self.place > len(relays) + 1 or (self.sender, self.receiver) != (sender, receiver):
+            raise RemoteProtocolError("a boundary goes from one peer of its path to the next")
+
+    def next_move(self) -> "Trip | None":
+        """The move that follows once this one has been worked on; None at the end of the path.
+
+        None also where the microbatch has been mended: what follows is said to each peer then.
+        """
+        if self.attempt:
+            return None
+        if self.receiver != self.microbatch.origin:
+            return self.onward() if self.leg is Leg.BACKWARD or self.goes_on else None
+        return self.back() if self.leg is Leg.FORWARD else None
+
+    def onward(self) -> "Trip":
+        """The next move of the same leg."""
+        return replace(self, place=self.place + (-1 if self.leg is Leg.BACKWARD else 1))
+
+    def back(self) -> "Trip":
+        """The gradient's move from the receiver of this forward to the place before."""
+        return replace(self, leg=Leg.BACKWARD, place=self.place - 1, until=0)
+
+
+# --- what is said ---------------------------------------------------------------------------------
+class Credit(Message, frozen=True, tag="credit"):
     """The boundary may be sent.
 
     Attributes:
-        waited_s: how long the offer waited for it, by the receiver's clock.
+        waited_s: how long the trip waited for it, by the receiver's clock.
     """
 
     waited_s: NonNegative
 
 
-@dataclass(frozen=True, slots=True)
-class Boundary:
+class Boundary(Message, frozen=True, tag="boundary"):
     """The codes follow.
 
     Attributes:
         loss: of the microbatch, nats per token, where its gradient travels.
     """
 
-    loss: MaybeNonNegative
+    max_payload_bytes = MAX_PAYLOAD_BYTES
+
+    loss: NonNegative | None
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(Message, frozen=True, tag="kept"):
     """They have come whole, and the receiver answers for them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Announcement:
+class Announcement(Message, frozen=True, tag="announcement"):
     """Nothing of the sender's before this iteration is under way."""
 
-    group: Digest
     iteration: Iteration
 
 
-@dataclass(frozen=True, slots=True)
-class Noted:
+class Noted(Message, frozen=True, tag="noted"):
     """The newest iteration that the sender has heard of."""
 
     iteration: Iteration
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(Message, frozen=True, tag="lost"):
     """This microbatch will not come again: from a relay to its data peer, or the other way.
 
     Attributes:
@@ -113,85 +221,90 @@ class Lost:
         refused: whether it is the latter.
     """
 
-    group: Digest
-    iteration: Iteration
-    index: Count
-    attempt: Count
-    failed: MaybePeerId
-    refused: Annotated[bool, Flag()]
+    microbatch: Microbatch
+    attempt: Count = 0
+    failed: PeerIdText | None = None
+    refused: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Passed:
+class Passed(Message, frozen=True, tag="passed"):
     """The gradient that we made of yours has been taken: you need not keep yours."""
 
-    group: Digest
-    origin: PeerIdText
-    iteration: Iteration
-    index: Count
+    microbatch: Microbatch
     attempt: Count
 
 
-@dataclass(frozen=True, slots=True)
-class Halt:
+class Halt(Message, frozen=True, tag="halt"):
     """Do nothing more for this microbatch of ours; where do you stand with it (mending.py)?"""
 
-    group: Digest
-    iteration: Iteration
-    index: Count
+    microbatch: Microbatch
     attempt: Count
 
 
-@dataclass(frozen=True, slots=True)
-class Halted:
+class Standing(StrEnum):
+    """Where a relay stands with a microbatch."""
+
+    NOTHING = "nothing"
+    """It holds nothing of it, and has added nothing."""
+    WAITS = "waits"
+    """It has done the forward and waits for the gradient."""
+    KEEPS = "keeps"
+    """It keeps the gradient for the place before, or is computing it."""
+    ADDED = "added"
+    """It has added the gradient, and keeps none."""
+
+
+class Halted(Message, frozen=True, tag="halted"):
     """Where the relay stands."""
 
-    standing: Annotated[Standing, Choice(Standing)]
+    standing: Standing
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """It goes on like this. Fields as in `Trip` and `commands.Resume`."""
+class Resume(Message, frozen=True, tag="resume"):
+    """A microbatch goes on like this (mending.py).
 
-    group: Digest
-    iteration: Iteration
-    index: Count
-    path: RelayPath
-    place: Place
-    stages: RelayStages
-    plan: MaybeDigest
-    attempt: Count
-    until: Place
-    returns: Annotated[bool, Flag()]
+    Attributes:
+        trip: a forward to the receiver, with the new path and attempt. Its `until` is the last
+            place to which the receiver's activations go once more; 0 where they do not.
+        returns: whether it sends the gradient that it has kept.
+    """
+
+    trip: Trip
+    returns: bool
 
 
-@dataclass(frozen=True, slots=True)
-class GetLinks:
+Notice = Announcement | Lost | Passed | Halt | Resume
+"""Small things that are said, each with an answer."""
+
+
+# --- what is planned from -------------------------------------------------------------------------
+class GetLinks(Message, frozen=True, tag="get_links"):
     """What have you measured?"""
 
 
-@dataclass(frozen=True, slots=True)
-class LinksReply:
+class LinksReply(Message, frozen=True, tag="links"):
     """The sender's newest link vector follows (protocol/routing/vectors.py)."""
 
+    max_payload_bytes = MAX_LINK_VECTOR_BYTES
 
-@dataclass(frozen=True, slots=True)
-class GetSnapshot:
+
+class GetSnapshot(Message, frozen=True, tag="get_snapshot"):
     """From which snapshot do you plan?
 
     Attributes:
         known: digest of the asker's own.
     """
 
-    known: MaybeDigest
+    known: Digest | None
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotReply:
+class SnapshotReply(Message, frozen=True, tag="snapshot"):
     """The snapshot follows, unless the asker has it (protocol/routing/snapshots.py).
 
     Attributes:
         digest: of the sender's snapshot; None before the first.
     """
 
-    digest: MaybeDigest
+    max_payload_bytes = MAX_SNAPSHOT_BYTES
+
+    digest: Digest | None

@@ -3,44 +3,50 @@
 Also the run spec and blobs, which a joiner needs before it has a state.
 """
 
-from dataclasses import dataclass
 from typing import Annotated
 
-from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES, STATE_CHUNK_BYTES
-from protocol.state_sample import SEED_BYTES
+from msgspec import Meta
 
-from .fields import MAX_STATE_BYTES, Binary, Count, Digest, Integer, NonNegative
+from protocol.limits import (
+    MAX_BLOB_BYTES,
+    MAX_CONTROL_PAYLOAD_BYTES,
+    MAX_PARAMETERS,
+    MAX_SPEC_BYTES,
+    STATE_CHUNK_BYTES,
+)
+from protocol.state_sample import SAMPLE_BYTES, SEED_BYTES
+
+from .fields import Count, Digest, Key, Message, NonNegative, Signature
 
 
-@dataclass(frozen=True, slots=True)
-class GetSpec:
+class GetSpec(Message, frozen=True, tag="get_spec"):
     """Send me the run spec."""
 
 
-@dataclass(frozen=True, slots=True)
-class SpecReply:
+class SpecReply(Message, frozen=True, tag="spec"):
     """The spec's canonical bytes follow; signed by the founder (Ed25519)."""
 
-    founder_public_key: Annotated[bytes, Binary(32)]
-    signature: Annotated[bytes, Binary(64)]
+    max_payload_bytes = MAX_SPEC_BYTES
+
+    founder_public_key: Key
+    signature: Signature
 
 
-@dataclass(frozen=True, slots=True)
-class GetBlob:
+class GetBlob(Message, frozen=True, tag="get_blob"):
     """Send me the blob (tokenizer, manifest, corpus file) with this digest."""
 
     digest: Digest
 
 
-@dataclass(frozen=True, slots=True)
-class BlobReply:
+class BlobReply(Message, frozen=True, tag="blob"):
     """The blob follows."""
+
+    max_payload_bytes = MAX_BLOB_BYTES
 
     digest: Digest
 
 
-@dataclass(frozen=True, slots=True)
-class GetState:
+class GetState(Message, frozen=True, tag="get_state"):
     """Describe your state, if it is of this group, and at the nominal step `minimum_step` or later.
 
     Attributes:
@@ -51,8 +57,7 @@ class GetState:
     minimum_step: Count
 
 
-@dataclass(frozen=True, slots=True)
-class StateReply:
+class StateReply(Message, frozen=True, tag="state"):
     """What the sender can serve; the chunks' 32-byte digests follow.
 
     Attributes:
@@ -62,11 +67,13 @@ class StateReply:
         gradient_norm: of the sender's last inner step, before clipping.
     """
 
+    max_payload_bytes = MAX_CONTROL_PAYLOAD_BYTES
+
     round: Count
     step: Count
     root: Digest
-    total_bytes: Annotated[int, Integer(1, MAX_STATE_BYTES)]
-    chunk_bytes: Annotated[int, Integer(1, STATE_CHUNK_BYTES)]
+    total_bytes: Annotated[int, Meta(ge=1, le=8 * MAX_PARAMETERS)]
+    chunk_bytes: Annotated[int, Meta(ge=1, le=STATE_CHUNK_BYTES)]
     epoch: Count
     position: Count
     tokens: Count
@@ -74,31 +81,31 @@ class StateReply:
     gradient_norm: NonNegative
 
 
-@dataclass(frozen=True, slots=True)
-class GetSample:
+class GetSample(Message, frozen=True, tag="get_sample"):
     """Send me the weights of this group at the places that follow from the seed."""
 
     group: Digest
-    seed: Annotated[bytes, Binary(SEED_BYTES)]
+    seed: Annotated[bytes, Meta(min_length=SEED_BYTES, max_length=SEED_BYTES)]
 
 
-@dataclass(frozen=True, slots=True)
-class SampleReply:
+class SampleReply(Message, frozen=True, tag="sample"):
     """The values follow, fp32, in the order of their places (protocol/state_sample.py)."""
 
+    max_payload_bytes = SAMPLE_BYTES
 
-@dataclass(frozen=True, slots=True)
-class GetChunks:
+
+class GetChunks(Message, frozen=True, tag="get_chunks"):
     """Send me `count` chunks of that state, from `first` on."""
 
     root: Digest
     first: Count
-    count: Annotated[int, Integer(1, MAX_CONTROL_PAYLOAD_BYTES // 32)]
+    count: Annotated[int, Meta(ge=1, le=MAX_CONTROL_PAYLOAD_BYTES // 32)]
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(Message, frozen=True, tag="chunk"):
     """One chunk of the state follows."""
+
+    max_payload_bytes = STATE_CHUNK_BYTES
 
     root: Digest
     index: Count

@@ -14,7 +14,7 @@ HELLO: Final = "/loco/hello/1"
 GOSSIP: Final = "/loco/gossip/1"
 STATE: Final = "/loco/state/1"
 FRAGMENT: Final = "/loco/fragment/1"
-STAGE: Final = "/loco/stage/1"
+STAGE: Final = "/loco/stage/2"
 REACH: Final = "/loco/reach/1"
 CORPUS: Final = "/loco/corpus/1"
 
@@ -23,7 +23,7 @@ SPOKEN: Final = (
     "gossip/1",
     "state/1",
     "fragment/1",
-    "stage/1",
+    "stage/2",
     "reach/1",
     "corpus/1",
 )

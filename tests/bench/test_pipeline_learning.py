@@ -33,8 +33,7 @@ from bench.stage_quality.settings import COLUMNS, MICROBATCHES, SMOKE, STAGES, V
 from peer.training.model import FlatModel, model_config
 from peer.training.optimizer import flat_adamw
 from peer.training.step import Stepper
-from protocol.pipeline.problem import PathRules
-from protocol.pipeline.stage_orders import stage_orders
+from protocol.pipeline.problem import PathRules, stage_orders
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ from bench.pipeline_world.swarm import named_paths, used_machines
 from bench.pipeline_world.timeline import ends_of_iterations, iteration_times, read_pieces
 from bench.pipeline_world.ways import NAMES, Way, predicted_us, ways_of
 from bench.pipeline_world.world import MICROBATCHES, PLACES, STAGE_SIZES, World
-from protocol.pipeline.plan import Plan
+from protocol.pipeline.simulator import Plan
 from protocol.run.run_spec import parse_toml
 
 SMALL = Plan((0, 1, 0, 1), (((1,), (3,)), (), ((3,), (3,)), ()))

@@ -4,8 +4,9 @@ from typing import Any
 
 from demo.reading import Carried, Reading
 from demo.summary import Finished
+from peer.facts import PeerState
 from peer.observe.progress import RunProgress
-from peer.observe.status import Outcomes, PeerState, PeerStatus, Status
+from peer.observe.status import Outcomes, PeerStatus, Status
 from protocol.outcomes import SkipReason
 
 PARAMETERS = 1_000_000

@@ -3,15 +3,20 @@
 from collections import Counter
 from typing import Any
 
-from peer.observe.facts import CheckpointOutcome, CorpusFacts, Facts, PackingFacts
+from peer.facts import (
+    CheckpointOutcome,
+    CorpusFacts,
+    Facts,
+    HeldPart,
+    PackingFacts,
+    PeerState,
+    PipelineFacts,
+    ReachFacts,
+    RoundTiming,
+)
 from peer.observe.metrics import Metrics, Now
-from peer.observe.pipeline_facts import PipelineFacts
 from peer.observe.progress import RunProgress
-from peer.observe.reach_facts import ReachFacts
-from peer.observe.status import PeerState
-from peer.observe.timing import RoundTiming
 from peer.ports import NetworkStatistics
-from peer.state.held_part import HeldPart
 from protocol.membership.dial_back import Reach
 from protocol.membership.group import Group
 from protocol.membership.view import Member, Progress

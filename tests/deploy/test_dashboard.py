@@ -9,7 +9,7 @@ import yaml
 from dashboard import DASHBOARD, ROOT, Query, documented, panels, queries
 from snapshots import full_metrics
 
-from peer.observe.timing import RoundPhase
+from peer.facts import RoundPhase
 from protocol.outcomes import SkipReason
 
 

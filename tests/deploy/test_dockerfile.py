@@ -12,8 +12,8 @@ import pytest
 import yaml
 from dashboard import ROOT
 
-from peer.options.addresses import parse_host_port
 from peer.options.config import OPTIONS, check_environment
+from peer.options.values import parse_host_port
 from protocol.run.run_spec import parse_toml
 
 

@@ -14,6 +14,7 @@ BY_PEERS: Final = (
     "test_late_joiner",
     "test_paused_peer",
     "test_swarm_export",
+    "test_scraped_swarm",
     "test_comebacks",
     "test_kills",
 )
@@ -29,9 +30,16 @@ def order_of(item: pytest.Item) -> int:
     return BY_PEERS.index(name) if name in BY_PEERS else len(BY_PEERS)
 
 
+def group_of(item: pytest.Item) -> str:
+    """What runs on one worker: all that use the swarm, or the tests of a file."""
+    return "swarm" if "swarm" in getattr(item, "fixturenames", ()) else item.path.stem
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order them."""
+    """Order them, and keep together what shares peers."""
     items.sort(key=order_of)
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(group_of(item)))
 
 
 @pytest.fixture(scope="session")

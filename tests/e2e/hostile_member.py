@@ -26,7 +26,8 @@ from peer.ports.real import RealEntropy
 from protocol.address.multiaddr import split_peer_id
 from protocol.membership.group import Group
 from protocol.run.run_spec import RunSpec, parse_bytes
-from protocol.wire.messages import Beat, Free, GetSpec, Hello, SpecReply
+from protocol.wire.messages import Beat, Free, Hello
+from protocol.wire.state_messages import GetSpec, SpecReply
 from protocol.wire.versions import CORPUS, GOSSIP, HELLO, REACH, SPOKEN, STATE
 
 SEED: Final = 1

@@ -5,9 +5,9 @@ import shutil
 import pytest
 from swarm import START_S, Peer, Swarm, all_averaging, ending, free_port, wait_until
 
+from peer.facts import PeerState
 from peer.network.identity import Identity
 from peer.observe.event_names import EventName
-from peer.observe.status import PeerState
 from peer.options.exit_codes import ExitCode
 from peer.state.home import Home
 from protocol.run.run_spec import DataSection, RunSpec

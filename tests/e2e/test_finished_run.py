@@ -14,8 +14,8 @@ import pytest
 from swarm import RUN_SPEC, START_S, Peer, Swarm, open_swarm, within
 
 from bench.storms.models import Model, Models
+from peer.facts import PeerState
 from peer.observe.event_names import EventName
-from peer.observe.status import PeerState
 
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.e2e]
 

@@ -28,8 +28,8 @@ from swarm import (
 )
 
 from peer.averaging.gossip.exchanges import SETTLE_S
+from peer.facts import PeerState
 from peer.observe.event_names import EventName
-from peer.observe.status import PeerState
 from protocol.outcomes import SkipReason
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]

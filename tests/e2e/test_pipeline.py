@@ -20,7 +20,7 @@ from swarm import (
 
 from peer.observe.event_names import EventName
 from protocol.membership.group import Group
-from protocol.run.stages import part_of_stage
+from protocol.run.layout import part_of_stage
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 

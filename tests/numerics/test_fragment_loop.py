@@ -19,8 +19,7 @@ from peer.training.messages import (
     RoundClosed,
     TrainRound,
 )
-from protocol.fragment.fragments import Span
-from protocol.fragment.trainer_messages import (
+from protocol.diloco.trainer_messages import (
     Amend,
     FragmentMerged,
     FragmentSent,
@@ -28,6 +27,7 @@ from protocol.fragment.trainer_messages import (
     Yield,
     Yielded,
 )
+from protocol.fragment.fragments import Span
 
 pytestmark = pytest.mark.slow
 

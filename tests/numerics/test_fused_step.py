@@ -12,8 +12,8 @@ from peer.averaging.gossip import outer_step
 from peer.averaging.gossip import outer_step as noloco
 from peer.averaging.gossip.outer_step import NolocoFactors, OuterStepMeasures
 from peer.codec import BLOCK, compiled, get_codec
-from protocol.run import codecs
-from protocol.run.codecs import CODECS
+from protocol.run import ways as codecs
+from protocol.run.ways import CODECS
 
 pytest.importorskip("numba")
 pytestmark = pytest.mark.slow  # the first run on a machine compiles for a second

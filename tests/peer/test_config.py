@@ -4,9 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from peer.options.addresses import HostPort, parse_announce, parse_bootstrap, parse_host_port
 from peer.options.config import OPTIONS, ConfigError, Origin, load_config, resolve_home
-from peer.options.values import LogFormat
+from peer.options.values import (
+    HostPort,
+    LogFormat,
+    parse_announce,
+    parse_bootstrap,
+    parse_host_port,
+)
 
 PEER_ID = "12D3KooWQYV9dGMFoRzNStwpXztXaBUjtPqi6aU76ZgUriHhKust"
 

@@ -6,8 +6,13 @@ import pytest
 
 from peer.cli.new import preset_spec
 from peer.options.config import load_config
-from peer.options.corpus_size import corpus_tokens_of
-from peer.options.needs_told import say_before_founding, say_needs, told_corpus, told_needs
+from peer.options.needs_told import (
+    corpus_tokens_of,
+    say_before_founding,
+    say_needs,
+    told_corpus,
+    told_needs,
+)
 from protocol.run.run_spec import RunSpec
 
 MANY, FEW = "learnt by heart", "never read"

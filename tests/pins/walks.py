@@ -22,18 +22,21 @@ from typing import Any, Final, NamedTuple
 from unittest import mock
 
 import trio
+from msgspec import Struct
 from pinned_worlds import SMALL, WIDE, begin, in_virtual_time
 from stage_worlds import PretendedTrainer, StageWorld
 from swarm_worlds import toy_spec
 
 from peer.simulation.swarm import SwarmOptions, open_swarm
-from protocol.microbatch.trip import Leg
 from protocol.run.run_spec import RunSpec
+from protocol.wire.stage_messages import Leg
 
 ROOT: Final = Path(__file__).parents[2]
 HARNESS: Final = "peer/simulation"
 INLINED: Final = ("<listcomp>", "<setcomp>", "<dictcomp>")
 """Functions in some versions of Python, and none in others."""
+SENDING: Final = {"encode_message": "message", "send": "command"}
+"""Functions that are given a message, and the names of that argument."""
 SUSPENDING: Final = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
@@ -45,7 +48,8 @@ class Walk(NamedTuple):
         functions: that are called.
         crossings: pairs of functions of which one calls the other, directly or through a library,
             and lies in another package.
-        types: dataclasses of ours of which something is made.
+        types: dataclasses of ours of which something is made, and kinds of messages that are sent
+            (nothing of ours is called where those are made: they are structs of msgspec).
     """
 
     files: int
@@ -120,7 +124,9 @@ class Trace:
         await trio.sleep_until(other.to_s)
         self.end()
 
-    def _note(self, frame: FrameType, event: str, _: object) -> None:
+    def _note(self, frame: FrameType, event: str, result: object) -> None:
+        if event == "return" and isinstance(result, Struct) and frame.f_code.co_name == "receive":
+            self._note_made(type(result))
         if event != "call":
             return
         code = frame.f_code
@@ -130,6 +136,8 @@ class Trace:
                 self._note_made(type(frame.f_locals["self"]))
         elif not _goes_on(frame) and not code.co_qualname.endswith(INLINED):
             self.calls[place, code.co_qualname] += 1
+            if (argument := SENDING.get(code.co_name, "")) in frame.f_locals:
+                self._note_made(type(frame.f_locals[argument]))
             self._note_crossing(frame, place, code.co_qualname)
 
     def _note_made(self, made: type) -> None:

@@ -10,24 +10,15 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from functools import partial
 
-from protocol.microbatch.core import (
-    Announce,
-    AnswerOffer,
-    Command,
-    HaltRelays,
-    OfferAhead,
-    ResumeRelay,
-    SendBoundary,
-    TellLost,
-    TellPassed,
-)
+from protocol.microbatch.core import AnswerOffer, Command, SendBoundary, Tell
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
-from protocol.microbatch.trainer_messages import Deliver, Drop, Finish, Resend
-from protocol.microbatch.trip import Leg, Trip
+from protocol.microbatch.trainer_messages import Drop, Filled, Finish, Resend
 from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS
 from protocol.routing.routers import RandomRouter
+from protocol.wire.messages import Refusal
+from protocol.wire.stage_messages import Announcement, Halt, Leg, Lost, Passed, Resume, Trip
 
 PATIENCE_S = 30.0
 SLOTS = 3
@@ -242,12 +233,12 @@ class MicrobatchWorld:
     def do(self, name, commands):
         node = self.nodes[name]
         for command in commands:
-            if isinstance(command, Deliver | Drop | Resend | Finish):
+            if isinstance(command, Filled | Drop | Resend | Finish):
                 # One queue leads to a trainer, so its commands stay in order.
                 node.queue.append(command)
                 self.todo.append(partial(self.train_next, node, node.life))
-            elif isinstance(command, OfferAhead):  # under way before anything else is done
-                self.offer_ahead(node, command.trip)
+            elif isinstance(command, Trip):  # under way before anything else is done
+                self.offer_ahead(node, command)
             else:
                 self.todo.append(partial(self.obey, node, command))
 
@@ -272,29 +263,14 @@ class MicrobatchWorld:
                 if trip.place == 1 and trip.leg is Leg.FORWARD and node.name in self.origins:
                     self.named[trip.microbatch] = (node.name, slot)
                 self.send(node, trip, loss)
-            case TellPassed():
-                self.todo.append(partial(self.tell_passed, node, command))
-            case ResumeRelay():
-                self.todo.append(partial(self.resume, node, command))
-            case Announce() | TellLost() | HaltRelays():
-                self.tell_many(node, command)
-
-    def tell_many(self, node, command):
-        if isinstance(command, TellLost | HaltRelays):
-            self.withdraw(node, command.microbatch)
-        match command:
-            case Announce(iteration, relays):
-                jobs = [partial(self.announce, node, relay, iteration) for relay in relays]
-            case TellLost(microbatch, to):
-                others = to or (microbatch.origin,)
-                jobs = [partial(self.tell_lost, node, other, command) for other in others]
-            case HaltRelays(_, _, relays):
-                jobs = [partial(self.halt, node, relay, command) for relay in relays]
-        self.todo += jobs
+            case Tell(to, message):
+                if isinstance(message, Lost | Halt):
+                    self.withdraw(node, message.microbatch)
+                self.todo += [partial(self.tell, node, other, message) for other in to]
 
     def train(self, node, command):
         match command:
-            case Deliver():
+            case Filled():
                 self.compute(node, command)
             case Drop(number):
                 node.books.held.pop(number, None)
@@ -313,45 +289,20 @@ class MicrobatchWorld:
                 assert not node.books.held, "a step while forwards wait for their gradients"
                 self.do(node.name, node.core.stepped(self.now_s))
 
-    def announce(self, node, relay, iteration):
-        other = self.nodes[relay]
-        if other.alive and self.is_here(node):
-            self.do(relay, other.core.announced(node.name, iteration, self.now_s))
-            self.do(node.name, node.core.heard(relay, other.core.newest_for(node.name)))
-
-    def tell_lost(self, node, other, command):
-        core, lost = self.nodes[other].core, command.microbatch
-        if not self.nodes[other].alive:
+    def tell(self, node, name, message):
+        """Say something; what leads on from a microbatch may fail to come."""
+        other, answer = self.nodes[name], None
+        may_fail = isinstance(message, Passed | Halt | Resume)
+        if not self.is_here(node) and isinstance(message, Announcement):
             return
-        if other in self.origins:
-            self.do(other, core.lost(command, node.name))
-        else:
-            self.withdraw(self.nodes[other], lost)
-            self.do(other, core.lost(lost, node.name, self.now_s, command.attempt))
-
-    def tell_passed(self, node, command):
-        other = self.nodes[command.to]
-        if other.alive and self.random.random() >= self.failing:
-            passed = other.core.passed(command.microbatch, node.name, command.attempt)
-            self.do(other.name, passed)
-
-    def halt(self, node, relay, command):
-        standing, other = None, self.nodes[relay]
-        if other.alive and self.random.random() >= self.failing:
-            named = command.microbatch, command.attempt
-            self.withdraw(other, command.microbatch)
-            standing, commands = other.core.halted(*named, self.now_s)
-            self.do(relay, commands)
-        found = node.core.found(command.microbatch, command.attempt, relay, standing)
-        self.do(node.name, found)
-
-    def resume(self, node, command):
-        trip, other = command.trip, self.nodes[command.trip.receiver]
-        if other.alive and self.random.random() >= self.failing:
-            self.do(other.name, other.core.resumed(trip, returns=command.returns))
-        else:
-            again = node.core.lost(TellLost(trip.microbatch, (), trip.attempt), trip.receiver)
-            self.do(node.name, again)
+        if other.alive and not (may_fail and self.random.random() < self.failing):
+            if isinstance(message, Lost | Halt) and name not in self.origins:
+                self.withdraw(other, message.microbatch)
+            answer, commands = other.core.told(node.name, message, self.now_s)
+            self.do(name, commands)
+        if node.name in self.origins:
+            answer = None if isinstance(answer, Refusal) else answer
+            self.do(node.name, node.core.answered(name, message, answer))
 
     def compute(self, node, command):
         leg, number, books, core = command.leg, command.number, node.books, node.core
@@ -377,9 +328,9 @@ class MicrobatchWorld:
         if command.adds:
             books.added[number] += 1
             books.in_step += 1
-            microbatch = core.microbatch_of(number)
-            if microbatch is not None:  # the iteration has not ended without it
-                books.pending.append(microbatch)
+            held = core.numbered(number)
+            if held is not None:  # the iteration has not ended without it
+                books.pending.append(held.trip.microbatch)
         self.do(node.name, core.produced(leg, number, number, command.loss, self.now_s))
         self.do(node.name, core.returned(number, self.now_s))
 
@@ -450,7 +401,7 @@ class MicrobatchWorld:
             self.do(other.name, other.core.broke_off(trip, self.now_s, refused=True))
         elif taken:
             self.taken.add((trip.leg, trip.place))
-            self.path = trip.path
+            self.path = trip.path.relays
             if (onward := trip.next_move()) is not None:
                 self.offer_ahead(other, onward)
             self.do(other.name, other.core.arrived(trip, 0, loss))

@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 from protocol.pipeline.planner import SearchBudget
-from protocol.pipeline.question import Question
+from protocol.pipeline.question import PlanQuestion, Workload
 from protocol.pipeline.tables import MachineOffer, link_matrices
-from protocol.pipeline.workload import Workload
 
 WORKLOAD = Workload(
     parameters=1_000_000,
@@ -26,14 +25,14 @@ def offers_at(*places: str, compute_us: int = 200_000, slots: int = 2) -> tuple[
     return tuple(MachineOffer(f"{p}-{i}", p, compute_us, slots, 0.5) for i, p in enumerate(places))
 
 
-def question(offers: tuple[MachineOffer, ...] | None = None, **changes) -> Question:
+def question(offers: tuple[MachineOffer, ...] | None = None, **changes) -> PlanQuestion:
     """Three stages of which two are visited, planned briefly."""
     if offers is None:
         offers = tuple(
             MachineOffer(f"{place}-{i}", place, 200_000 + 50_000 * i, 2, 0.5)
             for i, place in enumerate(PLACES)
         )
-    asked = Question(
+    asked = PlanQuestion(
         offers, *link_matrices(offers, {}), WORKLOAD, stages=3, visited=2, budget=SearchBudget(30)
     )
     return replace(asked, **changes)

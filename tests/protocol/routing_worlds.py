@@ -53,8 +53,7 @@ class MeasuredWorld:
 
     def snapshot(self):
         numbers = range(len(self.stages))
-        signed = {self.peers[one].peer_id: self.signed(one) for one in numbers}
-        return LinkSnapshot.of(RUN_ID, signed, [self.vector(one) for one in numbers])
+        return LinkSnapshot.of(RUN_ID, [(self.vector(one), self.signed(one)) for one in numbers])
 
     def relays(self):
         held = list(zip(self.stages, self.peers, strict=True))

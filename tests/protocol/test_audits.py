@@ -2,11 +2,11 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from core_worlds import PROOF, World
+from msgspec.structs import replace
 from test_fragment_core import LONG_ROUND_S, assert_same_bytes, train
 
 from protocol.diloco import commands as e

@@ -31,18 +31,18 @@ def test_what_is_needed_soon_are_own_pieces_of_this_stratum_and_the_next() -> No
 
 
 def test_the_end_of_an_epoch_is_followed_by_the_next() -> None:
-    place = PLAN.order.num_places - 10
+    place = PLAN.num_places - 10
     wanted = {*needs(place).first, *needs(place).soon}
     coming = PLAN.take(0, place, 200, "peer-2", MEMBERS).blocks // 32
     assert set(coming.tolist()) <= wanted
-    assert needs(PLAN.order.num_places).order_stratum == 2
+    assert needs(PLAN.num_places).order_stratum == 2
 
 
 def test_what_has_to_go_is_needed_last_and_nobodys_duty() -> None:
     at = needs(position=200 * 32 + 5)  # in the second stratum
     distance = at.distance()
-    strata = PLAN.order.strata_of_pieces(0)
-    again = PLAN.order.strata_of_pieces(1)
+    strata = PLAN.strata_of_pieces(0)
+    again = PLAN.strata_of_pieces(1)
     assert set(distance[strata == 1]) == {0}
     assert set(distance[strata == 2]) == {1}
     assert (distance[strata == 0] == 2 + again[strata == 0]).all()

@@ -1,25 +1,19 @@
 """A credit holds memory of its receiver, so each move has one at a time, however often offered."""
 
-from dataclasses import replace
-
 import pytest
 from microbatch_worlds import PATIENCE_S
 
-from protocol.microbatch.core import (
-    AnswerOffer,
-    OfferAhead,
-    SendBoundary,
-    TellLost,
-)
+from protocol.microbatch.core import AnswerOffer, SendBoundary, Tell
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
-from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS
 from protocol.routing.routers import RandomRouter
+from protocol.wire.stage_messages import Leg, Lost, Microbatch, Path, Trip
 
 WELCOME, TWICE = AnswerOffer(1), AnswerOffer(1, RefusalReason.TWICE)
-FIRST = Trip(Microbatch("data", 1, 1), Leg.FORWARD, ("relay",), 1, (1,))
+PATH = Path(("relay",), (1,))
+FIRST = Trip(Microbatch("data", 1, 1), Leg.FORWARD, PATH, 1)
 
 
 @pytest.fixture
@@ -34,7 +28,7 @@ def relay() -> RelayCore:
 
 
 def backward(attempt: int = 0) -> Trip:
-    return Trip(FIRST.microbatch, Leg.BACKWARD, ("relay",), 1, (1,), attempt=attempt)
+    return Trip(FIRST.microbatch, Leg.BACKWARD, PATH, 1, attempt=attempt)
 
 
 def test_a_relay_welcomes_a_gradient_once_and_again_after_it_broke_off(relay: RelayCore) -> None:
@@ -50,7 +44,7 @@ def test_a_relay_welcomes_that_of_a_later_attempt_while_the_first_is_still_open(
     assert relay.offered(1, backward()) == [WELCOME]
     assert relay.offered(1, backward(attempt=1)) == []
     relay.halted(FIRST.microbatch, 1, 0.0)
-    resumed = Trip(FIRST.microbatch, Leg.FORWARD, ("relay",), 1, (1,), attempt=1)
+    resumed = Trip(FIRST.microbatch, Leg.FORWARD, PATH, 1, attempt=1)
     assert relay.resumed(resumed, returns=False) == [WELCOME]
     assert relay.broke_off(backward(), 0.0) == []
     assert relay.offered(1, backward(attempt=1)) == [TWICE]
@@ -91,10 +85,10 @@ def test_what_was_offered_ahead_under_a_name_that_a_relay_has_forgotten_is_taken
     router = RandomRouter("data", 0, 2, NO_SWAPS)
     core = DataPeerCore("data", router, PATIENCE_S, in_flight=1)
     core.present((("relay",),), 0.0, trained=True)
-    assert OfferAhead(FIRST) in core.begun(1, 0.0)
-    lost = TellLost(FIRST.microbatch)
+    assert FIRST in core.begun(1, 0.0)
+    lost = Lost(FIRST.microbatch)
     assert core.lost(lost, "another") == []
-    assert core.lost(lost, "relay") == [replace(lost, to=("relay",))]
+    assert core.lost(lost, "relay") == [Tell(("relay",), lost)]
     assert core.lost(lost, "relay") == []
     (sent,) = core.produced(Leg.FORWARD, 0, 7, None, 0.0)
     assert isinstance(sent, SendBoundary)
@@ -102,5 +96,5 @@ def test_what_was_offered_ahead_under_a_name_that_a_relay_has_forgotten_is_taken
 
 
 def test_what_trains_does_not_come_back_as_a_score(data_peer: DataPeerCore) -> None:
-    score = Trip(FIRST.microbatch, Leg.SCORE, ("relay",), 2, (1,))
+    score = Trip(FIRST.microbatch, Leg.SCORE, PATH, 2)
     assert data_peer.offered(1, score) == [AnswerOffer(1, RefusalReason.UNAVAILABLE)]

@@ -176,7 +176,7 @@ def test_pieces_are_gone_through_a_stratum_at_a_time(num_blocks: int, piece_bloc
     stratum_of_piece: dict[int, int] = {}
     for place, block in enumerate(order.tolist()):
         if block >= 0:
-            stratum = plan.order.stratum_at(place)
+            stratum = plan.stratum_at(place)
             assert stratum_of_piece.setdefault(block // piece_blocks, stratum) == stratum
     trained = [
         block

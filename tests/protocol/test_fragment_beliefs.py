@@ -1,21 +1,20 @@
 """What one peer alone says of fragments moves nothing: results, states, ends of cycles."""
 
-from dataclasses import replace
-
 from core_worlds import GROUP, stamp_of
 from existing import existing
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from test_fragment_core import Alone, asked_of, of_kind
 
 from protocol.diloco import commands as e
 from protocol.diloco.beliefs import can_be
 from protocol.diloco.healing import most_say, state_to_take
 from protocol.diloco.owner import MAX_COLLECT_S
+from protocol.diloco.trainer_messages import Yield
 from protocol.fragment.chunk_ledger import Stamp
 from protocol.fragment.collection import Collection
 from protocol.fragment.owners import may_own, owners_of_chunks
-from protocol.fragment.trainer_messages import Yield
 from protocol.limits import MAX_CONTRIBUTORS
 from protocol.outcomes import RefusalReason
 from protocol.wire.fragment_messages import (

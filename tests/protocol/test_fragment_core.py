@@ -9,12 +9,13 @@ import pytest
 from core_worlds import CODE_BYTES, GROUP, Peer, World, stamp_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from protocol.diloco import commands as e
 from protocol.diloco.cycle_machine import MAX_RETURN_S, WAIT_S
 from protocol.diloco.owner import MAX_COLLECT_S
 from protocol.diloco.peers import LATE_ROUNDS
-from protocol.fragment.trainer_messages import Merge
+from protocol.diloco.trainer_messages import Merge
 from protocol.outcomes import RefusalReason
 from protocol.wire.fragment_messages import (
     ChunkResult,
@@ -412,7 +413,7 @@ def test_an_answer_that_was_not_asked_for_is_none(wrong):
     better = ChunkStamp(1, 5, 5, bytes(16))
     result = alone.result("b", 0 if wrong == "chunk" else 1, 1 if wrong == "cycle" else 0)
     if wrong == "fragment":
-        result = replace(result, fragment=1)
+        result = structs.replace(result, fragment=1)
     codes = {} if wrong == "codes" else {result.chunks[0].chunk: memoryview(bytes(CODE_BYTES))}
     alone.send()
     alone.peer.core.machines[0].healing._said["b"] = {1: better.stamp}

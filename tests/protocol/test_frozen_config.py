@@ -6,8 +6,8 @@ import pytest
 
 from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_PARAMETERS
-from protocol.run.frozen_config import config_fault, known_keys
 from protocol.run.run_spec import FrozenSection, RunSpec, parse_bytes
+from protocol.run.sections import config_fault, known_keys
 
 PLAIN = {
     "model_type": "llama",

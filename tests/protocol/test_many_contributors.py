@@ -1,11 +1,11 @@
 """Averages of fragments among many: as many can be told as there may be, and none counts more."""
 
-from dataclasses import replace
-
+import msgpack
 import pytest
 from existing import existing
+from msgspec.structs import replace
 
-from protocol.errors import LocalProtocolError
+from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.fragment.chunk_ledger import Stamp
 from protocol.fragment.collection import Collection
 from protocol.limits import (
@@ -14,8 +14,8 @@ from protocol.limits import (
     MAX_HEADER_BYTES,
     MAX_LINKS,
 )
-from protocol.wire.fragment_messages import ChunkResult, mask_of
-from protocol.wire.messages import Result, decode_message, encode_message
+from protocol.wire.fragment_messages import ChunkResult, Result, mask_of
+from protocol.wire.messages import decode_message, encode_message
 
 SHORT = b"d" * 16
 PEERS = tuple(f"12D3KooW{number:044}" for number in range(MAX_CONTRIBUTORS))
@@ -49,12 +49,20 @@ def test_a_mask_tells_who_is_in_an_average(places):
     assert replace(chunk, mask=mask_of(places)).places == tuple(places)
 
 
+@pytest.mark.parametrize("mask", [b"", b"\0", b"\1\0", bytes(32) + b"\1"])
+def test_a_mask_of_nobody_or_of_too_many_is_not_taken(mask):
+    tree = msgpack.unpackb(encode_message(result_of(PEERS)))
+    tree["chunks"][0]["mask"] = mask
+    with pytest.raises(RemoteProtocolError, match="mask|chunks"):
+        decode_message(msgpack.packb(tree))
+
+
 @pytest.mark.parametrize(
     "mask", [b"", b"\0", b"\1\0", mask_of([MAX_CONTRIBUTORS])], ids=["none", "0", "long", "beyond"]
 )
 def test_a_mask_of_nobody_or_of_too_many_cannot_be_said(mask):
-    chunk = replace(result_of(PEERS).chunks[0], mask=mask)
-    with pytest.raises(LocalProtocolError, match="mask"):
+    with pytest.raises((ValueError, LocalProtocolError), match="mask"):
+        chunk = replace(result_of(PEERS).chunks[0], mask=mask)
         encode_message(replace(result_of(PEERS), chunks=(chunk,)))
 
 

@@ -9,9 +9,9 @@ from protocol.gossip.matchmaking import (
     REST_FIRST_S,
     REST_MAX_S,
     Matchmaker,
-    Resting,
     SearchPhase,
     pair_rank,
+    resting,
 )
 from protocol.limits import MAX_HELD_PROPOSALS, MAX_PROPOSAL_TRIES
 from protocol.outcomes import RefusalReason, SkipReason
@@ -318,26 +318,26 @@ def test_of_two_peers_nobody_is_put_off() -> None:
 
 # --- peers that rest ------------------------------------------------------------------------------
 def test_a_rest_doubles_up_to_a_bound_and_ends_with_an_answer() -> None:
-    resting, now_s, rests = Resting(), 0.0, []
+    rest, now_s, rests = resting(), 0.0, []
     for _ in range(7):
-        resting.failed("a", now_s)
+        rest.failed("a", now_s)
         rest_s = REST_FIRST_S
-        while resting.is_resting("a", now_s + rest_s):
+        while not rest.is_due("a", now_s + rest_s):
             rest_s *= 2
         rests.append(min(rest_s, REST_MAX_S))
         now_s += rest_s
     assert rests == [30.0, 60.0, 120.0, 240.0, 480.0, 600.0, 600.0]
-    resting.answered("a")
-    assert not resting.is_resting("a", now_s)
-    resting.failed("a", now_s)
-    assert not resting.is_resting("a", now_s + REST_FIRST_S)
+    rest.answered("a")
+    assert rest.is_due("a", now_s)
+    rest.failed("a", now_s)
+    assert rest.is_due("a", now_s + REST_FIRST_S)
 
 
 def test_what_has_long_been_over_is_forgotten() -> None:
-    resting = Resting()
-    resting.failed("a", 0.0)
-    resting.keep_only(REST_FIRST_S + REST_MAX_S + 1)
-    assert "0" in repr(resting)
+    rest = resting()
+    rest.failed("a", 0.0)
+    rest.failed("b", REST_FIRST_S + REST_MAX_S + 1)
+    assert list(rest._kept) == ["b"]
 
 
 # --- one that would be everybody's partner --------------------------------------------------------

@@ -23,8 +23,8 @@ def fill(measures, rtt_s=0.04, line_s=0.01, work_s=0.1, samples=WINDOW, spread=0
         measures.round_trip("other", noisy(rtt_s))
         measures.sent("other", noisy(rtt_s + line_s))
         measures.received("other", noisy(line_s))
-        measures.worked_forward(noisy(work_s))
-        measures.worked_backward(noisy(2 * work_s))
+        measures.forward.add(noisy(work_s))
+        measures.backward.add(noisy(2 * work_s))
 
 
 def test_lines_are_what_boundaries_take_beyond_the_round_trip():

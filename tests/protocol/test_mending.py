@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from microbatch_worlds import PATIENCE_S, MicrobatchWorld
 
 from protocol.microbatch.core import Counted
-from protocol.microbatch.mending import ResumeOrder, Standing, first_kept, orders_of
-from protocol.microbatch.trip import Leg
+from protocol.microbatch.mending import ResumeOrder, first_kept, orders_of
+from protocol.wire.stage_messages import Leg, Standing
 
 SEEDS = st.integers(0, 100_000)
 PHASES = (Phase.explicit, Phase.generate)  # a failure names its seed; smaller ones say no more
@@ -119,7 +119,7 @@ def test_two_neighbours_that_die_have_the_rest_of_the_path_run_again():
 def test_a_gradient_that_has_passed_needs_no_stand_in():
     world = one_microbatch()
     walked_to(world, Leg.BACKWARD, 1)
-    while list(world.nodes[world.path[2]].core._ledger.kept):
+    while list(world.nodes[world.path[2]].core._kept):
         world.todo.pop(0)()
     world.kill(world.path[2])
     world.look_around()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.run.merkle import chunk_digest, list_matches_root, merkle_root
+from protocol.state_chunks import chunk_digest, list_matches_root, merkle_root
 
 chunk_lists = st.lists(st.binary(max_size=8), min_size=1, max_size=20)
 

@@ -7,16 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from microbatch_worlds import PATIENCE_S, MicrobatchWorld
 
-from protocol.microbatch.core import AnswerOffer, Counted, SendBoundary
+from protocol.microbatch.core import MAX_REMEMBERED, AnswerOffer, Counted, SendBoundary
 from protocol.microbatch.data_peer import DataPeerCore
-from protocol.microbatch.iterations import MAX_ABSENT, Announced
-from protocol.microbatch.paths import Path
+from protocol.microbatch.iterations import Announced
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trainer_messages import Finish
-from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS, PathRules
 from protocol.routing.routers import RandomRouter
+from protocol.wire.stage_messages import Leg, Microbatch, Path, Trip
 
 ENDS = (Counted.BEGUN, Counted.DONE, Counted.LOST)
 SEEDS = st.integers(0, 10_000)
@@ -76,10 +75,10 @@ def test_what_is_announced_before_it_is_known_who_trains_stands() -> None:
 
 def test_of_those_that_train_no_more_so_many_announcements_stand() -> None:
     announced = Announced()
-    for number in range(MAX_ABSENT + 10):
+    for number in range(MAX_REMEMBERED + 10):
         announced.add(str(number), number)
     announced.look(("0",))
-    assert sorted(announced.newest_of.values()) == [0, *range(10, MAX_ABSENT + 10)]
+    assert sorted(announced.newest_of.values()) == [0, *range(10, MAX_REMEMBERED + 10)]
     assert announced.middle_of(announced.present) == announced.least == 0
 
 
@@ -163,7 +162,7 @@ def test_a_path_with_as_many_descents_as_there_are_slots_is_refused():
     core = RelayCore(2, PATIENCE_S)
     core.announced("data", 1, 0.0)
     path = Path(("a", "b", "c"), (3, 2, 1))
-    first = Trip.begin(Microbatch("data", 1, 1), Leg.FORWARD, path, 1)
+    first = Trip(Microbatch("data", 1, 1), Leg.FORWARD, path, 1)
     assert [first.descents_ahead, first.onward().descents_ahead] == [2, 1]
     assert core.offered(1, first) == [AnswerOffer(1, RefusalReason.UNAVAILABLE)]
     assert core.offered(2, first.onward()) == [AnswerOffer(2)]
@@ -179,7 +178,9 @@ def test_paths_skip_stages_in_turn_and_every_so_often_none():
         numbers = range(6 * iteration, 6 * iteration + 6)
         for number in numbers:
             commands += core.produced(Leg.FORWARD, number, number, None, float(iteration))
-        paths = [command.trip.path for command in commands if isinstance(command, SendBoundary)]
+        paths = [
+            command.trip.path.relays for command in commands if isinstance(command, SendBoundary)
+        ]
         lengths.append(sum(map(len, paths)))
         visits.update(relay for path in paths for relay in path)
         for number in numbers:

@@ -5,11 +5,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from microbatch_worlds import MicrobatchWorld
 
-from protocol.microbatch.away import STAND_IN_S
 from protocol.microbatch.core import Counted
-from protocol.microbatch.trip import Leg
+from protocol.microbatch.relays import STAND_IN_S
 from protocol.pipeline.problem import NO_SWAPS, PathRules
 from protocol.routing.routers import RandomRouter
+from protocol.wire.stage_messages import Leg
 
 SEEDS = st.integers(0, 100_000)
 PHASES = (Phase.explicit, Phase.generate)  # a failure names its seed; smaller ones say no more

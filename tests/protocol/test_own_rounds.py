@@ -5,7 +5,7 @@ import random
 import pytest
 
 from protocol.gossip.patience import LUMP_SHARE, SAVED_SHARE, Patience
-from protocol.schedule.own_rounds import JUMP_ROUNDS, MAX_DEBT_ROUNDS, VARIED, OwnRounds
+from protocol.schedule.rounds import JUMP_ROUNDS, VARIED, OwnRounds
 
 H = 20
 
@@ -68,7 +68,7 @@ def test_a_shorter_length_of_our_own_keeps_the_bounds_in_nominal_rounds() -> Non
     own.length = 2
     own.plan(H)
     own.closed(30.0, [30.0 + JUMP_ROUNDS * H])
-    assert (own.step, own.debt) == (30.0, 2 * MAX_DEBT_ROUNDS)
+    assert (own.step, own.debt) == (30.0, 2 * JUMP_ROUNDS)
     assert own.nominal_round == 1
     own.closed(32.0, [33.0 + JUMP_ROUNDS * H])
     assert own.step == 33.0 + JUMP_ROUNDS * H
@@ -127,7 +127,7 @@ def test_on_a_line_that_is_too_thin_the_debt_is_bounded() -> None:
     while own.plan(H).quota < H:
         halves += 1
         own.closed(own.step + H / 2, [])
-    assert halves == 2 * MAX_DEBT_ROUNDS
+    assert halves == 2 * JUMP_ROUNDS
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -140,7 +140,7 @@ def test_one_average_per_round_of_nominal_steps_while_exchanges_are_shorter(seed
     for length in lengths:
         plan = own.plan(H)
         own.closed(plan.start_step + max(plan.quota, length * scale * H), [])
-    assert own.step <= H * (len(lengths) + MAX_DEBT_ROUNDS + 1)
+    assert own.step <= H * (len(lengths) + JUMP_ROUNDS + 1)
 
 
 def test_a_peer_that_is_far_behind_jumps_and_one_that_is_near_does_not() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.schedule.pace import LEAST_S, WINDOW_S, RunPace
+from protocol.schedule.rounds import LEAST_S, WINDOW_S, RunPace
 
 
 def paced(steps_per_s: float, seconds: float, start: float = 0.0, every_s: float = 1.0) -> RunPace:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.membership.paces import SWEPT_EVERY_S, Paces
+from protocol.membership.book import Paces
 
 PUBLIC = "/ip4/8.8.8.{}/tcp/1"
 PRIVATE = "/ip4/192.168.0.1/tcp/1"
@@ -29,5 +29,5 @@ def test_many_identities_of_one_network_share_its_pace():
 def test_what_is_kept_does_not_grow_with_those_that_were_seen():
     paces = Paces(10.0, 20.0, 1.0)
     for n in range(1000):
-        paces.begin(n * SWEPT_EVERY_S / 10, f"peer{n}", PRIVATE)
+        paces.begin(n / 10, f"peer{n}", PRIVATE)
     assert len(paces._kept) < 50

@@ -10,11 +10,10 @@ from pipeline_settings import small_problem, unequal
 from bench.pipeline.brute_force import every_plan
 from bench.pipeline.checker import violations
 from bench.planner_settings import published_problem
-from protocol.pipeline.bounds import closed, lower_bound_us, walks
-from protocol.pipeline.plan import jobs_of
+from protocol.pipeline.pipelines import closed, lower_bound_us, walks
 from protocol.pipeline.problem import PathRules
-from protocol.pipeline.regions import REGIONS
-from protocol.pipeline.simulator import Simulator
+from protocol.pipeline.simulator import Simulator, jobs_of
+from protocol.pipeline.tables import REGIONS
 
 NEVER_US = 10**12
 PLACES = st.lists(st.sampled_from(REGIONS), min_size=5, max_size=5)

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from offers_worlds import WORKLOAD, offers_at, question
 
-from protocol.pipeline import changes
-from protocol.pipeline.changes import LEAST_HELP, what_helps
-from protocol.pipeline.effort import EFFORTS, effort_for
+from protocol.pipeline import what_if
 from protocol.pipeline.pipelines import skipping_pipeline
 from protocol.pipeline.planner import SearchBudget
+from protocol.pipeline.question import EFFORTS, effort_for
+from protocol.pipeline.what_if import LEAST_HELP, what_helps
 
 
 def helped(asked):
@@ -43,13 +43,13 @@ def test_places_are_as_many_as_the_effort_allows(monkeypatch):
     asked = question(workload=replace(WORKLOAD, hidden_size=40_000))
     now = skipping_pipeline(asked)
     tried = []
-    real = changes._one_more
+    real = what_if._one_more
 
     def one_more(asked, now, stage, model):
         tried.append((stage, model))
         return real(asked, now, stage, model)
 
-    monkeypatch.setattr(changes, "_one_more", one_more)
+    monkeypatch.setattr(what_if, "_one_more", one_more)
     what_helps(asked, now)
     fastest = {0, 2, 3, 4, 5}  # of the two in Iowa the first
     assert set(tried) == {(stage, model) for stage in range(3) for model in fastest}

@@ -14,8 +14,8 @@ from bench.planner_settings import (
     published_plan,
     published_problem,
 )
-from protocol.pipeline.plan import Plan
 from protocol.pipeline.problem import PathRules
+from protocol.pipeline.simulator import Plan
 
 
 @pytest.mark.parametrize("schedule", [SKIPPIPE, NO_COLLISIONS, BLIND])

@@ -6,10 +6,9 @@ from existing import existing
 from pipeline_settings import small_problem
 
 from bench.pipeline.checker import violations
-from protocol.pipeline.mending import mended
-from protocol.pipeline.plan import Plan, jobs_of
+from protocol.pipeline.planner import mended
 from protocol.pipeline.problem import PathRules, PipelinePeer
-from protocol.pipeline.simulator import Order, Simulator
+from protocol.pipeline.simulator import Order, Plan, Simulator, jobs_of
 
 ONE_RELAY = Plan((0, 1, 1), (((1,),) * 4, (), ()))
 """Four microbatches, all over one of two relays."""
@@ -58,12 +57,7 @@ def test_a_plan_that_blocks_itself_is_not_mended():
     assert mended(problem, Plan((0, 0, 1, 2), (((2, 3),), ((3, 2),), (), ())), 50) is None
 
 
-def test_it_judges_by_the_order_of_work_and_by_iterations_together():
+def test_it_judges_by_the_order_of_work():
     problem = small_problem((1, 2), 2, 4, slots=4)
     other = existing(mended(problem, ONE_RELAY, 100, Order.BACKWARD_FIRST))
-    together = existing(mended(problem, ONE_RELAY, 100, iterations=3))
     assert other.makespan_us == priced(problem, other.plan, Order.BACKWARD_FIRST)
-    jobs = jobs_of(problem, together.plan, 3)
-    assert together.makespan_us == Simulator(problem).run(jobs).makespan_us
-    before = Simulator(problem).run(jobs_of(problem, ONE_RELAY, 3))
-    assert together.makespan_us < existing(before.makespan_us)

@@ -18,13 +18,11 @@ from bench.planner_settings import (
     published_problem,
 )
 from protocol.errors import LocalProtocolError
-from protocol.pipeline.assignment import NoPlan
-from protocol.pipeline.bounds import lower_bound_us
-from protocol.pipeline.plan import jobs_of
+from protocol.pipeline.drafts import NoPlan
+from protocol.pipeline.pipelines import lower_bound_us
 from protocol.pipeline.planner import SearchBudget, plan, plan_paths
-from protocol.pipeline.problem import NO_SWAPS, PathRules
-from protocol.pipeline.simulator import Simulator
-from protocol.pipeline.stage_orders import stage_orders
+from protocol.pipeline.problem import NO_SWAPS, PathRules, stage_orders
+from protocol.pipeline.simulator import Simulator, jobs_of
 
 NEVER_US = 10**12
 QUOTAS = dict.fromkeys(PARTITIONS[0], 6)

@@ -8,7 +8,7 @@ from pipeline_settings import small_problem
 
 from bench.planner_settings import PLACES, SKIPPIPE, published_plan, published_problem
 from protocol.errors import LocalProtocolError
-from protocol.pipeline.regions import REGION_LINES, REGIONS, SAME_PLACE, line_between
+from protocol.pipeline.tables import REGION_LINES, REGIONS, SAME_PLACE, line_between
 
 
 def test_the_digest_names_the_snapshot():

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_settings import small_problem
 
+from bench.pipeline.late import steady_us
 from bench.planner_settings import (
     BLIND,
     NO_COLLISIONS,
@@ -18,7 +19,6 @@ from bench.planner_settings import (
     published_plan,
     published_problem,
 )
-from protocol.pipeline.plan import Plan, jobs_of, steady_us
 from protocol.pipeline.problem import StageWork
 from protocol.pipeline.simulator import (
     BACKWARD,
@@ -27,9 +27,10 @@ from protocol.pipeline.simulator import (
     LOSS,
     Job,
     Order,
+    Plan,
     Simulator,
     Stretch,
-    utilisation,
+    jobs_of,
 )
 
 FREE = StageWork(boundary_bytes=0)
@@ -156,11 +157,12 @@ def test_a_delay_of_one_update_leaves_the_work_of_the_busiest_machine():
     )  # eight slots do not hide four seconds on the way
 
 
-def test_utilisation_is_the_share_of_work():
+def test_a_record_has_the_work_of_every_machine():
     problem = small_problem((1, 1), 2, latency_us=0, work=FREE)
     record: list[Stretch] = []
-    makespan = existing(Simulator(problem).run([Job(0, (1,))], record).makespan_us)
-    assert utilisation(record, 2, makespan) == [275 / 525, 250 / 525]
+    assert Simulator(problem).run([Job(0, (1,))], record).makespan_us == 525_000
+    worked = [sum(s.end_us - s.start_us for s in record if s.machine == m) for m in range(2)]
+    assert worked == [275_000, 250_000]
 
 
 @settings(max_examples=50)

@@ -2,10 +2,19 @@
 
 import pytest
 
-from protocol.pipeline.cards import CARDS, HOW, card_named
 from protocol.pipeline.problem import MAX_PEERS
-from protocol.pipeline.regions import SAME_PLACE, line_between
-from protocol.pipeline.tables import BadTable, MachineOffer, link_matrices, parse_links, parse_peers
+from protocol.pipeline.tables import (
+    CARDS,
+    HOW,
+    SAME_PLACE,
+    BadTable,
+    MachineOffer,
+    card_named,
+    line_between,
+    link_matrices,
+    parse_links,
+    parse_peers,
+)
 
 HEAD = "peer,location,compute_s,slots,price_per_hour\n"
 PEERS = HEAD + "a,Iowa,0.5,3,0.4\nb,LA,0.25,2,1\n"

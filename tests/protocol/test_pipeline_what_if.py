@@ -8,13 +8,11 @@ from offers_worlds import WORKLOAD, offers_at, question
 
 from bench.pipeline.checker import violations
 from protocol.errors import InvalidRunSpec
-from protocol.pipeline.pipelines import skipping_pipeline
+from protocol.pipeline.pipelines import replicas_of, skipping_pipeline, state_fits
 from protocol.pipeline.problem import Matrix, PathRules
-from protocol.pipeline.question import CannotPlan, numbers_of_data_peers
-from protocol.pipeline.replicas import diloco, noloco, state_fits
+from protocol.pipeline.question import CannotPlan, PlanQuestion, numbers_of_data_peers, workload_of
 from protocol.pipeline.tables import MachineOffer
 from protocol.pipeline.what_if import what_if
-from protocol.pipeline.workload import workload_of
 from protocol.run.run_spec import FrozenSection, ModelSection, RunSpec
 from protocol.run.sections import OptimizerSection
 
@@ -49,8 +47,8 @@ def test_a_checkpoints_sizes_are_asked_for():
 
 def test_replicas_on_good_lines_train_without_pause():
     lines = uniform(EQUAL, 1000, 10**9)
-    for way in (noloco, diloco):
-        estimate = way(EQUAL, *lines, WORKLOAD, 24)
+    asked = PlanQuestion(EQUAL, *lines, WORKLOAD, 2, 2, microbatches=24)
+    for estimate in replicas_of(asked).values():
         assert estimate.tokens_per_s == pytest.approx(4 * 100 / 0.3)  # 3 forwards of 0.1 s
         assert estimate.iteration_s == pytest.approx(24 * 0.3 / 4)
         assert set(estimate.utilisation.values()) == {1.0}
@@ -60,11 +58,11 @@ def test_replicas_on_good_lines_train_without_pause():
 
 def test_replicas_on_thin_lines_wait_for_the_exchange():
     lines = uniform(EQUAL, 0, 10_000)  # a vector takes 100 s, training a round 12 s
-    alone = noloco(EQUAL, *lines, WORKLOAD, 24)
+    found = replicas_of(PlanQuestion(EQUAL, *lines, WORKLOAD, 2, 2, microbatches=24))
+    alone, among_all = found["noloco"], found["diloco"]
     assert alone.tokens_per_s == pytest.approx(4 * 4000 / 100)
     assert alone.utilisation["p0"] == pytest.approx(0.12)
     assert alone.bytes_per_hour["p0"] == pytest.approx(36e6)
-    among_all = diloco(EQUAL, *lines, WORKLOAD, 24)
     assert among_all.tokens_per_s == pytest.approx(4 * 4000 / 50)  # half a vector on each line
 
 

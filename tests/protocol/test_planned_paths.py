@@ -9,11 +9,10 @@ from routing_worlds import RUN_ID, MeasuredWorld
 
 from bench.pipeline.checker import violations
 from bench.pipeline_world.given_paths import GivenPaths
-from protocol.microbatch.paths import Path
-from protocol.pipeline.plan import Plan, jobs_of
-from protocol.pipeline.simulator import Order, Simulator
+from protocol.pipeline.simulator import Order, Plan, Simulator, jobs_of
 from protocol.routing.routers import PlannedRouter, RandomRouter, plan_of
 from protocol.routing.snapshots import LinkSnapshot
+from protocol.wire.stage_messages import Path
 
 pytestmark = pytest.mark.slow
 
@@ -121,9 +120,7 @@ def routed():
     measured = world()
     origin = measured.origins()[0]
     terms = measured.terms()
-    router = PlannedRouter(
-        origin, RandomRouter(origin, 1, terms.visited, terms.rules, full_every=5)
-    )
+    router = PlannedRouter(origin, 1, terms.visited, terms.rules, full_every=5)
     return measured, router
 
 

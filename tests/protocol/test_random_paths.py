@@ -4,11 +4,10 @@ from collections import Counter
 
 import pytest
 
-from protocol.microbatch.paths import descents
-from protocol.pipeline.problem import NO_SWAPS, PathRules
-from protocol.pipeline.stage_orders import stage_orders, within
+from protocol.pipeline.problem import NO_SWAPS, PathRules, stage_orders, within
 from protocol.routing.routers import RandomRouter
 from protocol.routing.snapshots import within_slots
+from protocol.wire.stage_messages import Leg, Microbatch, Trip
 
 RELAYS = (("a1", "a2"), ("b1",), ("c1", "c2", "c3"), ("d1", "d2"), ("e1",))
 RULES = PathRules()
@@ -41,10 +40,14 @@ def test_stages_and_relays_are_used_alike_and_orders_are_legal():
 
 
 def test_swaps_are_drawn_where_the_run_allows_them():
-    some = [path.stages for i in range(20) for path in router().paths(i, 4, RELAYS)]
-    none = [path.stages for i in range(20) for path in router(NO_SWAPS).paths(i, 4, RELAYS)]
-    assert any(descents(stages) for stages in some)
-    assert not any(descents(stages) for stages in none)
+    some = [path for i in range(20) for path in router().paths(i, 4, RELAYS)]
+    none = [path for i in range(20) for path in router(NO_SWAPS).paths(i, 4, RELAYS)]
+    assert any(descents(path) for path in some)
+    assert not any(descents(path) for path in none)
+
+
+def descents(path):
+    return Trip(Microbatch("me", 1, 1), Leg.FORWARD, path, 0).descents_ahead
 
 
 def test_draws_differ_between_data_peers_and_iterations_and_can_be_repeated():

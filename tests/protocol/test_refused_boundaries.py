@@ -8,9 +8,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from microbatch_worlds import PATIENCE_S
 
-from protocol.microbatch.core import AnswerOffer, Counted, TellLost
+from protocol.microbatch.core import AnswerOffer, Counted, Tell
 from protocol.microbatch.relay import RelayCore
-from protocol.microbatch.trip import Leg, Microbatch, Trip
+from protocol.wire.stage_messages import Leg, Lost, Microbatch, Path, Trip
 
 SEEDS = st.integers(0, 100_000)
 PHASES = (Phase.explicit, Phase.generate)
@@ -80,8 +80,8 @@ def test_a_stage_that_a_liar_holds_alone_loses_what_passes_it_and_ends(seed):
 def test_a_relay_tells_the_data_peer_at_once_who_sent_what_it_refuses():
     relay = RelayCore(4, PATIENCE_S)
     relay.announced("data", 1, 0.0)
-    trip = Trip(Microbatch("data", 1, 1), Leg.FORWARD, ("before", "relay"), 2, (1, 2))
+    trip = Trip(Microbatch("data", 1, 1), Leg.FORWARD, Path(("before", "relay"), (1, 2)), 2)
     assert relay.offered(1, trip) == [AnswerOffer(1)]
-    told = TellLost(trip.microbatch, (), 0, "before", refused=True)
+    told = Tell(("data",), Lost(trip.microbatch, 0, "before", refused=True))
     assert relay.broke_off(trip, 0.0, refused=True) == [told]
     assert relay.counts[Counted.REFUSED] == 1

@@ -1,27 +1,29 @@
 """Slots of a relay: who takes them, and that everybody gives them back."""
 
-from dataclasses import replace
-
 import pytest
 from microbatch_worlds import PATIENCE_S
+from msgspec.structs import replace
 
-from protocol.microbatch.core import (
-    AnswerOffer,
-    Command,
-    Counted,
-    FreeInbound,
-    SendBoundary,
-    TellLost,
-)
+from protocol.errors import RemoteProtocolError
+from protocol.microbatch.core import AnswerOffer, Command, Counted, SendBoundary, Tell
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import GONE_S, RelayCore
-from protocol.microbatch.trainer_messages import Deliver, Drop, Release
-from protocol.microbatch.trip import Leg, Microbatch, Trip
+from protocol.microbatch.trainer_messages import Drop, Filled, Freed
 from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS
 from protocol.routing.routers import RandomRouter
+from protocol.wire.stage_messages import (
+    Halt,
+    Leg,
+    Lost,
+    Microbatch,
+    Noted,
+    Path,
+    Resume,
+    Trip,
+)
 
-PATH, STAGES = ("relay", "next"), (1, 2)
+PATH = Path(("relay", "next"), (1, 2))
 
 
 def relay_of(*origins: str, slots: int = 2) -> RelayCore:
@@ -37,7 +39,7 @@ def trip(
     index: int, leg: Leg = Leg.FORWARD, attempt: int = 0, origin: str = "data", until: int = 0
 ) -> Trip:
     """A trip to the first relay of a path of two."""
-    return Trip(Microbatch(origin, 1, index), leg, PATH, 1, STAGES, None, attempt, until)
+    return Trip(Microbatch(origin, 1, index), leg, PATH, 1, attempt, until)
 
 
 def bring(relay: RelayCore, brought: Trip) -> list[Command]:
@@ -65,7 +67,7 @@ def test_what_a_data_peer_that_is_gone_has_left_makes_room() -> None:
     answers = {each.ticket: each.refusal for each in commands if isinstance(each, AnswerOffer)}
     assert answers == {4: RefusalReason.UNAVAILABLE, 5: None}
     assert [each.number for each in commands if isinstance(each, Drop)] == [1, 2, 3]
-    assert Release(8) in commands
+    assert Freed(8) in commands
     assert relay.counts[Counted.LOST] == 3
 
 
@@ -78,7 +80,7 @@ def test_a_score_is_neither_halted_nor_resumed_nor_given_a_gradient() -> None:
     for attempt in (0, 1):
         backward = trip(0, Leg.BACKWARD, attempt)
         assert AnswerOffer(1) not in relay.offered(1, backward)
-        assert relay.arrived(backward, 1, 2.0) == [FreeInbound(1)]
+        assert relay.arrived(backward, 1, 2.0) == [Freed(1)]
     (sent,) = relay.produced(Leg.SCORE, 0, 7, None, 0.0)
     assert isinstance(sent, SendBoundary)
     assert relay.offered(2, trip(2)) == []
@@ -104,7 +106,7 @@ def test_a_score_that_goes_nowhere_is_forgotten_in_the_end() -> None:
     assert relay.offered(1, trip(1, Leg.SCORE)) == []
     assert Drop(0) not in [*relay.ticked(1.0), *relay.ticked(PATIENCE_S)]
     forgotten = relay.ticked(PATIENCE_S + 1.0)
-    assert forgotten[:2] == [TellLost(trip(0).microbatch), Drop(0)]
+    assert forgotten[:2] == [Tell(("data",), Lost(trip(0).microbatch)), Drop(0)]
     assert AnswerOffer(1) in forgotten
     assert isinstance(sent, SendBoundary)
     assert relay.sent(sent.trip, 0.0, taken=False) == []
@@ -119,43 +121,48 @@ def test_a_score_that_the_next_one_does_not_take_is_told_to_be_lost() -> None:
     bring(relay, trip(0, Leg.SCORE))
     (sent,) = relay.produced(Leg.SCORE, 0, 7, None, 0.0)
     assert isinstance(sent, SendBoundary)
-    lost = TellLost(trip(0).microbatch, failed="next")
+    lost = Tell(("data",), Lost(trip(0).microbatch, failed="next"))
     assert relay.sent(sent.trip, 0.0, taken=False) == [lost]
     router = RandomRouter("data", 0, 3, NO_SWAPS)
     data_peer = DataPeerCore("data", router, PATIENCE_S)
     data_peer.present((("relay",), ("next",)), 0.0, trained=True)
     (score,) = data_peer.produced(Leg.SCORE, 0, 7, None, 0.0)
     assert isinstance(score, SendBoundary)
-    assert Drop(0) in data_peer.lost(TellLost(score.trip.microbatch, failed="next"), "relay")
+    assert Drop(0) in data_peer.lost(Lost(score.trip.microbatch, failed="next"), "relay")
 
 
 def test_a_trainer_that_dies_with_a_score_under_way_has_lost_no_gradient() -> None:
     data_peer = DataPeerCore("data", RandomRouter("data", 0, 2, NO_SWAPS), PATIENCE_S)
     data_peer.present((("relay",),), 0.0, trained=True)
     data_peer.produced(Leg.SCORE, 0, 7, None, 0.0)
-    assert [type(each) for each in data_peer.restarted(2)] == [TellLost]
+    (told,) = data_peer.restarted(2)
+    assert isinstance(told, Tell)
+    assert isinstance(told.message, Lost)
     assert not +data_peer.counts
 
 
 def test_what_comes_by_another_path_than_was_welcome_is_not_taken() -> None:
     relay = relay_of("data")
     assert relay.offered(1, trip(1)) == [AnswerOffer(1)]
-    other = replace(trip(1), path=("relay", "another"))
-    assert relay.arrived(other, 0, None) == [FreeInbound(0)]
-    assert relay.arrived(trip(1), 1, None) == [Deliver(Leg.FORWARD, 0, 1, None)]
+    other = replace(trip(1), path=Path(("relay", "another"), (1, 2)))
+    assert relay.arrived(other, 0, None) == [Freed(0)]
+    assert relay.arrived(trip(1), 1, None) == [Filled(Leg.FORWARD, 0, 1, None)]
     backward = replace(other, leg=Leg.BACKWARD)
-    assert relay.arrived(backward, 2, 2.0) == [FreeInbound(2)]
+    assert relay.arrived(backward, 2, 2.0) == [Freed(2)]
 
 
 def test_a_late_break_of_the_attempt_before_leaves_the_new_one_alone() -> None:
     relay = relay_of("data")
-    old, new = trip(0, attempt=1), replace(trip(0, attempt=2), path=("relay", "other"))
+    old, new = (
+        trip(0, attempt=1),
+        replace(trip(0, attempt=2), path=Path(("relay", "other"), (1, 2))),
+    )
     relay.halted(old.microbatch, 1, 0.0)
     assert relay.offered(1, old) == [AnswerOffer(1)]
     relay.halted(old.microbatch, 2, 0.0)
     assert relay.offered(2, new) == [AnswerOffer(2)]
     assert relay.broke_off(old, 1.0) == []
-    assert relay.arrived(new, 5, None) == [Deliver(Leg.FORWARD, 1, 5, None)]
+    assert relay.arrived(new, 5, None) == [Filled(Leg.FORWARD, 1, 5, None)]
 
 
 def test_a_gradient_counts_once_though_the_receipt_of_its_forward_is_lost() -> None:
@@ -172,5 +179,26 @@ def test_a_gradient_counts_once_though_the_receipt_of_its_forward_is_lost() -> N
     relay.halted(forward.microbatch, 1, 0.3)
     bring(relay, trip(0, attempt=1, until=1))
     (compute,) = bring(relay, trip(0, Leg.BACKWARD, attempt=1))
-    assert isinstance(compute, Deliver)
+    assert isinstance(compute, Filled)
     assert not compute.adds
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Halt(trip(0, origin="other").microbatch, 1),
+        Resume(trip(0, attempt=1, origin="other"), returns=False),
+        Resume(trip(0, Leg.SCORE, attempt=1), returns=False),
+        Resume(trip(0, Leg.BACKWARD, attempt=1), returns=False),
+    ],
+    ids=["another's", "another's resumed", "a score", "a gradient"],
+)
+def test_a_data_peer_leads_the_forwards_of_its_own_microbatches_alone(
+    message: Halt | Resume,
+) -> None:
+    relay = relay_of("data", "other")
+    for origin in ("data", "other"):
+        bring(relay, trip(0, origin=origin))
+    with pytest.raises(RemoteProtocolError, match="its own"):
+        relay.told("data", message, 0.0)
+    assert relay.told("data", Lost(trip(0, origin="other").microbatch), 0.0) == (Noted(1), [])

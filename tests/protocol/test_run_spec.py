@@ -7,7 +7,7 @@ import pytest
 from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_SPEC_BYTES
 from protocol.pipeline.problem import PathRules
-from protocol.pipeline.workload import BOUNDARY_CODECS
+from protocol.pipeline.question import BOUNDARY_CODECS
 from protocol.run.run_spec import (
     AUTO_ROUND_STEPS,
     MAX_SHOWN_CHARS,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import LocalProtocolError
-from protocol.run.stages import part_of_stage, stage_layers, stage_of_part
+from protocol.run.layout import part_of_stage, stage_layers, stage_of_part
 
 
 @given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n))))

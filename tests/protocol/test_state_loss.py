@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.state_loss import FACTOR, FLOOR, is_worse
+from protocol.state_sample import LOSS_FACTOR, LOSS_FLOOR, is_worse
 
 LOSSES = st.floats(0, 20)
 
@@ -39,4 +39,4 @@ def test_one_who_lies_about_its_loss_moves_the_bound_to_that_of_another_at_most(
     lied[place % len(told)] = lie
     others = [loss for index, loss in enumerate(told) if index != place % len(told)]
     assert not is_worse(min(others), lied)
-    assert is_worse(FACTOR * max(others) + FLOOR + 0.01, lied)
+    assert is_worse(LOSS_FACTOR * max(others) + LOSS_FLOOR + 0.01, lied)

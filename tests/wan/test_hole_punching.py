@@ -14,11 +14,11 @@ import pytest
 import trio
 
 from bench.translated_network import Host, Kind, Router, missing, translated_network
-from peer.network.circuit_messages import HOP, CircuitStatus, parse_hop_answer, reserve_request
 from peer.network.identity import load_or_create
 from peer.network.p2pd_client import P2pdClient, attach
 from peer.network.p2pd_process import P2pdConfig, P2pdFailed
 from peer.network.reachability import is_relayed, num_relayed, understood
+from peer.network.relay import HOP, CircuitStatus, parse_hop_answer, reserve_request
 from peer.ports.real import RealEntropy
 from protocol.address.multiaddr import to_bytes
 from protocol.address.peer_id import peer_id_to_bytes
@@ -67,7 +67,7 @@ class Node:
             size = (await stream.receive_some(2))[0] & 0x7F  # two bytes of length
             answer = await stream.receive_some(4096)
             assert size
-            assert parse_hop_answer(answer).status == CircuitStatus.OK
+            assert parse_hop_answer(answer) == CircuitStatus.OK
 
 
 @asynccontextmanager

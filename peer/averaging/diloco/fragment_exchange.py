@@ -25,14 +25,22 @@ from protocol.diloco.core import FragmentCore
 from protocol.diloco.healing import most_say
 from protocol.diloco.owner import MAX_COLLECTIONS
 from protocol.diloco.peers import FragmentCounts, SendPlan
+from protocol.diloco.trainer_messages import Amend, Merge, Yield
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.fragment.chunk_ledger import Stamp
-from protocol.fragment.trainer_messages import Amend, Merge, Yield
 from protocol.limits import MAX_CONVICTED
 from protocol.membership.records import Sign
 from protocol.outcomes import RefusalReason
-from protocol.wire.fragment_messages import ChunkStamp, GetOpening, Proof
-from protocol.wire.messages import ChunkState, GetChunkState, GetResult, GetStamps, Stamps
+from protocol.wire.fragment_messages import (
+    ChunkStamp,
+    ChunkState,
+    GetChunkState,
+    GetOpening,
+    GetResult,
+    GetStamps,
+    Proof,
+    Stamps,
+)
 from protocol.wire.versions import FRAGMENT
 
 from .chunk_averages import ChunkAverages

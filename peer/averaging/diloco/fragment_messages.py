@@ -20,10 +20,11 @@ them.
 
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import trio
+from msgspec.structs import replace
 
 from peer.codec import Codec, codes_as_tensor
 from peer.codec.base import root_mean_square
@@ -36,25 +37,23 @@ from protocol.limits import MAX_EVIDENCE_BYTES, MAX_PAYLOAD_BYTES
 from protocol.membership.group import other_group_sentence
 from protocol.membership.records import Sign
 from protocol.plausible import is_length, told_length
+from protocol.wire.fields import Message
 from protocol.wire.fragment_messages import (
-    Doubt,
-    GetOpening,
-    Proof,
-    signed_contribution,
-)
-from protocol.wire.messages import (
     ChunkState,
     Contribution,
+    Doubt,
     FragmentSettled,
     GetChunkState,
+    GetOpening,
     GetResult,
     GetStamps,
-    Message,
     NoResult,
-    Refusal,
+    Proof,
     Result,
     Stamps,
+    signed_contribution,
 )
+from protocol.wire.messages import Refusal
 from protocol.wire.versions import FRAGMENT
 
 from .outer_fragments import OuterFragments

@@ -24,10 +24,8 @@ import trio
 
 from peer.averaging.parts import AveragingParts
 from peer.codec import get_codec
+from peer.facts import Facts, PeerState, RoundTiming
 from peer.observe.event_names import EventName
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
-from peer.observe.timing import RoundTiming
 from peer.ports import PeerId
 from peer.process.rejoin import join_the_finished
 from peer.rounds.loop import RoundLoop
@@ -43,8 +41,7 @@ from peer.training.messages import (
 from peer.training.ports import Float32Vector, StartTrainer
 from protocol.diloco.commands import GroupSeen, HoldOutcome, SendEnded, Sent
 from protocol.diloco.peers import LATE_ROUNDS, FragmentCounts
-from protocol.fragment.fragments import fragments_of_run, last_sent
-from protocol.fragment.trainer_messages import (
+from protocol.diloco.trainer_messages import (
     Amend,
     FragmentMerged,
     FragmentSent,
@@ -52,12 +49,12 @@ from protocol.fragment.trainer_messages import (
     Yield,
     Yielded,
 )
+from protocol.fragment.fragments import fragments_of_run, last_sent
 from protocol.membership.view import TRAINING, Member, View
 from protocol.outcomes import SkipReason
 from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import Layout
-from protocol.schedule.own_rounds import RoundPlan
-from protocol.schedule.rounds import Quotas, catch_up, is_left_behind, middle, next_round
+from protocol.schedule.rounds import Quotas, RoundPlan, catch_up, is_left_behind, middle, next_round
 
 from .fragment_exchange import FragmentExchange, FragmentSurroundings
 from .nesterov import NesterovFactors
@@ -404,7 +401,7 @@ class FragmentRounds:
     def _sent(self, event: FragmentSent) -> None:
         assert self._exchange is not None
         self._trainer.sent(event)
-        codes = self._trainer.line.trainer.fragment_codes(event.fragment)
+        codes = self._trainer.line.trainer.codes(event.fragment)
         self._exchange.sent(Sent(event.fragment, event.cycle, codes, event.steps, event.tokens))
 
     async def died(self) -> None:

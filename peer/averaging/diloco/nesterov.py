@@ -311,7 +311,7 @@ def _check_state(before: ChunkValues, after: ChunkValues) -> None:
 # --- compiled loops -------------------------------------------------------------------------------
 
 WAY: Final = "diloco"
-"""The name under which a codec's row has loops for both (protocol/run/codecs.py)."""
+"""The name under which a codec's row has loops for both (protocol/run/ways.py)."""
 
 Vectors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """phi and v before, phi and v after."""

@@ -34,7 +34,8 @@ from protocol.gossip.exchange import FINAL, Action, Exchange, ExchangeEvent, Exc
 from protocol.gossip.matchmaking_events import RoundSnapshot
 from protocol.gossip.misreadings import Marks, map_of
 from protocol.limits import PIECE_BYTES
-from protocol.wire.messages import Blocks, Message, Misread, Piece, Received, Vector
+from protocol.wire.fields import Message
+from protocol.wire.messages import Blocks, Misread, Piece, Received, Vector
 from protocol.wire.pieces import Incoming, OutgoingPieces
 
 from .packing import Reading

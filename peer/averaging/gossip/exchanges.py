@@ -16,15 +16,15 @@ import blake3
 import trio
 
 from peer.codec import codes_as_tensor, get_codec
+from peer.facts import PackingFacts
 from peer.network.conversation import Conversation
-from peer.observe.facts import PackingFacts
 from peer.ports import Network, PeerId, Work
 from protocol.errors import LocoError, RemoteProtocolError, StreamLost
 from protocol.gossip.exchange import Exchange, ExchangeEvent, ExchangeState, exchange_id
 from protocol.limits import MAX_STRIPES, PIECE_BYTES, STRIPE_FROM_BYTES
 from protocol.membership.group import other_group_sentence
 from protocol.outcomes import RefusalReason, SkipReason
-from protocol.run.codecs import CODECS
+from protocol.run.ways import CODECS
 from protocol.wire.messages import Accept, Join, Propose, Refusal, Settle, Settled, SettledOutcome
 from protocol.wire.versions import GOSSIP
 

@@ -18,10 +18,10 @@ from typing import Final, Protocol
 import trio
 
 from peer.averaging.parts import Company
+from peer.facts import Facts
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog, Events
-from peer.observe.facts import Facts
 from peer.ports import PeerId, Stream
 from peer.process.rejoin import join_the_finished
 from peer.rounds.validation import Validation

@@ -22,7 +22,7 @@ from peer.ports import PeerId, Stream
 from protocol.errors import LocoError, Refused, StreamLost
 from protocol.gossip import matchmaking_events as mm
 from protocol.gossip.matchmaking import Matchmaker, MatchmakerStatistics
-from protocol.membership.conduct import Fault
+from protocol.membership.book import Fault
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire.messages import Propose
 

@@ -14,9 +14,9 @@ from typing import Final
 import trio
 
 from peer.averaging.parts import AveragingParts, Company
+from peer.facts import PeerState
 from peer.network.conversation import Conversation
 from peer.observe.events import Events
-from peer.observe.status import PeerState
 from peer.ports import Network, PeerId, Stream
 from protocol.limits import MAX_STRIPES
 from protocol.outcomes import RefusalReason

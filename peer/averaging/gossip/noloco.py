@@ -9,7 +9,7 @@ Rounds of gossip: each closed round is averaged with one partner while the next 
   overlap, after the last round of training, and where there is nobody to average with: a peer alone
   waits for no line, and its training is then the same each time).
 - A round is closed when its quota is done and the one before is settled; meanwhile it trains on
-  (protocol/schedule/own_rounds.py). So at most one round is being settled.
+  (protocol/schedule/rounds.py). So at most one round is being settled.
 - An exchange under way when the trainer dies is finished: its codes lie in memory that outlives the
   trainer.
 - After the training: the final averaging (final_averaging.py).
@@ -37,10 +37,9 @@ import trio
 
 from peer.averaging.parts import AveragingParts
 from peer.codec import get_codec
+from peer.facts import Facts, PeerState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
 from peer.ports import PeerId
 from peer.rounds.loop import RoundLoop
 from peer.rounds.pace import Pace
@@ -52,8 +51,7 @@ from protocol.gossip.final_averaging import WAIT_ROUNDS
 from protocol.gossip.round_length import FIRST_INNER_STEPS, RoundLength, TimedAverage
 from protocol.membership.view import Member, View
 from protocol.outcomes import SkipReason
-from protocol.schedule.own_rounds import OwnRounds, RoundPlan
-from protocol.schedule.rounds import keep_together
+from protocol.schedule.rounds import OwnRounds, RoundPlan, keep_together
 
 from .exchanges import Averaged
 from .final_averaging import FinalRounds

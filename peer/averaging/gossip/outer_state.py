@@ -30,7 +30,7 @@ from .outer_step import PLAIN_AVERAGE, NolocoFactors, OuterStepMeasures, outer_s
 # --- how far a partner's vector is from ours: one pass over both ----------------------------------
 
 LOOPS_OF: Final = "noloco"
-"""The loops that read two vectors of codes stand with this way's (protocol/run/codecs.py)."""
+"""The loops that read two vectors of codes stand with this way's (protocol/run/ways.py)."""
 
 
 @dataclass(frozen=True, slots=True)

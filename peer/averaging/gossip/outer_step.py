@@ -46,7 +46,7 @@ from peer.codec.compiled import in_chunks
 # --- the step through the codec's compiled loop, where it has one that fits (`int8_step`) ---------
 
 WAY: Final = "noloco"
-"""The name under which a codec's row has loops for this step (protocol/run/codecs.py)."""
+"""The name under which a codec's row has loops for this step (protocol/run/ways.py)."""
 MAX_MEMBERS: Final = 2
 """The loops know one of us alone, and a pair."""
 

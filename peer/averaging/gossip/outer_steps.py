@@ -27,14 +27,13 @@ import trio
 from peer.averaging.gossip.exchange_io import OwnVector
 from peer.averaging.gossip.gossip import Bounds, Gossip
 from peer.averaging.gossip.outer_state import OuterState
+from peer.facts import Facts, RoundTiming
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
-from peer.observe.facts import Facts
-from peer.observe.timing import RoundTiming
 from peer.ports import Work
 from protocol.gossip.final_averaging import Meeting
 from protocol.gossip.patience import Patience
-from protocol.membership.conduct import Fault
+from protocol.membership.book import Fault
 from protocol.outcomes import SkipReason
 from protocol.plausible import Plausibility
 from protocol.run.run_spec import RunSpec

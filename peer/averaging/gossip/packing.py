@@ -25,11 +25,11 @@ from peer.codec.differences import (
     unpack,
     widths_for,
 )
-from peer.observe.facts import PackingFacts
+from peer.facts import PackingFacts
 from peer.ports import Work
 from protocol.errors import RemoteProtocolError
 from protocol.gossip.misreadings import Answering, Asking, Marks
-from protocol.run.codecs import CODECS
+from protocol.run.ways import CODECS
 
 CheckVector = Callable[[memoryview, str], Awaitable[bool]]
 """Whether these bytes have this digest and can be decoded to finite values."""

@@ -53,8 +53,8 @@ import trio
 
 from peer.averaging.parts import AveragingParts
 from peer.codec import get_codec
+from peer.facts import PeerState
 from peer.observe.events import NamedEvents
-from peer.observe.status import PeerState
 from peer.rounds.loop import RoundLoop
 from peer.rounds.pace import Pace
 from peer.rounds.validation import Validation
@@ -66,19 +66,18 @@ from peer.training.messages import (
     SyncEvent,
 )
 from peer.training.ports import StartTrainer
-from protocol.fragment.fragments import Fragment, fragment_layout_digest, fragments_of_run
-from protocol.fragment.trainer_messages import (
+from protocol.diloco.trainer_messages import (
     ONE_CHUNK,
     FragmentSent,
     Merge,
 )
+from protocol.fragment.fragments import Fragment, fragment_layout_digest, fragments_of_run
 from protocol.gossip.final_averaging import Meeting
 from protocol.limits import MAX_STRIPES
 from protocol.membership.group import Group
 from protocol.membership.view import Member
 from protocol.run.layout import Layout
-from protocol.schedule.own_rounds import OwnRounds, RoundPlan
-from protocol.schedule.rounds import keep_together
+from protocol.schedule.rounds import OwnRounds, RoundPlan, keep_together
 
 from .final_averaging import FinalRounds, Meetings
 from .lane import GossipDoor, Lane, lane_of
@@ -297,7 +296,7 @@ class StreamingRounds:
         train_s, self._sent_s[sent.fragment] = now_s - self._sent_s[sent.fragment], now_s
         try:
             own = await lane.steps.contribution(
-                line.trainer.fragment_codes(sent.fragment),
+                line.trainer.codes(sent.fragment),
                 sent.digest,
                 round=lane.outer.round + 1,
                 step=int(sent.step),

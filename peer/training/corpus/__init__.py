@@ -26,7 +26,7 @@ from .folder import (
 )
 from .packed import InvalidCorpus
 from .prepare import PreparedCorpus, describe_corpus, prepare_corpus
-from .shard_files import remove_all_drafts
+from .tokenise import remove_all_drafts
 
 __all__ = [
     "Corpus",

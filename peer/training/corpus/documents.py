@@ -111,7 +111,7 @@ _LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A part of a data set that one process reads.
+    """A part of a data set, whose tokens are kept when it is done.
 
     Attributes:
         name: within the data set: the same on every machine.

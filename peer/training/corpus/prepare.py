@@ -22,8 +22,7 @@ from .packed import (
     pack,
     token_dtype,
 )
-from .shard_files import PACKING
-from .tokenise import pack_documents
+from .tokenise import PACKING, pack_documents
 from .tokenizer import Tokenizer, load_tokenizer
 
 
@@ -94,7 +93,7 @@ def prepare_corpus(
     with tempfile.TemporaryDirectory(prefix=PACKING, dir=cache_dir) as folder:
         packed = Path(folder) / "corpus"
         if kind in DOCUMENT_KINDS:
-            pack_documents(kind, where, tokenizer, spec.data.tokenizer, cache_dir, packed, check)
+            pack_documents(kind, where, tokenizer, cache_dir, packed, check)
         else:
             texts = stdlib_texts() if kind == "stdlib" else glob_texts(where)
             pack(texts, tokenizer, packed, check)

@@ -1,155 +1,52 @@
-"""Tokenising a data set: its shards in several processes, each kept when it is done.
-
-A process (shard_process.py) takes every n-th shard that is not done, and writes the tokens of its
-documents to two files, those to train on and those that are held out; when both are whole, they get
-their names. So what was done stays done when the machine stops, or another run needs the same data
-set. In the end the shards are put together in order, into one packed file (packed.py).
+"""Tokenising a data set: shard by shard, each kept when it is done.
 
     tokens-<key>/N.train, N.held-out     key: of tokenizer and shards, by name and identity
+    tokens-<key>/.N.train.*, ...         drafts, of the shard that is being tokenised
+
+A shard gives the tokens of its documents to two files, those to train on and those that are held
+out. Both get their names when they are whole and on disk, so what was done stays done when the
+machine stops, or another run needs the same data set. A draft that was left behind, by a process
+that was killed or a machine that stopped, is of no use to anybody. In the end the shards are put
+together in order, into one packed file (packed.py).
+
+Documents are tokenised some at a time: the library spreads them over all cores by itself.
 
 Held out is one document in HELD_OUT_OF of the first HELD_OUT_ROWS of each shard, by the hash of its
 place.
-
-Processes that work for whoever makes a corpus, and end with it.
-
-Rules:
-    1. Each has a session of its own: Ctrl+C in a terminal is for the daemon, which ends them.
-    2. Their input stays open while we live. Its first line is the order; its end, which comes
-       however we die, ends them.
-    3. They say how far they are in lines of JSON. One that fails says why, and exits with 1.
-    4. The first failure ends all of them at once, and so does a caller that is cancelled.
 """
 
 import json
-import os
-import selectors
-import signal
-import subprocess
-import sys
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, Final, Self
+from typing import IO, Final
 
 import blake3
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from .documents import Shard, shards_of
-from .packed import Check, InvalidCorpus, PackedHeader, go_on, token_dtype, write_packed
-from .shard_files import HELD_OUT_OF, is_done, outputs, remove_drafts, tokens_folder
-from .tokenizer import Tokenizer
+from .documents import Shard, documents, shards_of
+from .packed import Check, InvalidCorpus, PackedHeader, go_on, replacing, token_dtype, write_packed
+from .tokenizer import Tokenizer, Tokens
 
-# --- processes ------------------------------------------------------------------------------------
-
-POLL_S: Final = 0.1
-"""Between two looks at whether the caller is cancelled."""
-_READ_BYTES: Final = 65536
-_KILLED: Final = -signal.SIGKILL
-Heard = Callable[[dict[str, Any]], None]
-"""Takes what a process says of its work."""
-
-
-def run_processes(module: str, orders: Sequence[object], heard: Heard, check: Check) -> None:
-    """Run a process of a module for each order, all to their ends.
-
-    Raises:
-        InvalidCorpus: one failed, and said why.
-        OSError: one could not write, or could not be started.
-    """
-    with ExitStack() as stack, selectors.DefaultSelector() as selector:
-        # All are started before one is told anything: they import at the same time.
-        processes = [stack.enter_context(_Process(module)) for _ in orders]
-        for process, order in zip(processes, orders, strict=True):
-            process.begin(order)
-            selector.register(process, selectors.EVENT_READ, process)
-        while selector.get_map():
-            check()
-            for key, _ in selector.select(POLL_S):
-                if not key.data.hear(heard):
-                    selector.unregister(key.fileobj)
-
-
-class _Process:
-    """One of them; leaving the context ends it."""
-
-    def __init__(self, module: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
-            start_new_session=True,
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._input, self._output = self._process.stdin, self._process.stdout
-        self._begun_line = b""
-        self._last: dict[str, Any] = {}
-        self._at = "nothing yet"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._output.close()
-        with suppress(BrokenPipeError):  # it ended before it took its order
-            self._input.close()
-
-    def fileno(self) -> int:
-        """The descriptor of what it says, for selectors."""
-        return self._output.fileno()
-
-    def begin(self, order: object) -> None:
-        """Tell it what to do."""
-        with suppress(BrokenPipeError):  # how it ended is told when its output ends
-            self._input.write(json.dumps(order).encode() + b"\n")
-            self._input.flush()
-
-    def hear(self, heard: Heard) -> bool:
-        """Take what it has said; False when it has done its work. Raises InvalidCorpus, OSError."""
-        data = os.read(self.fileno(), _READ_BYTES)
-        if not data:
-            self._check_end(self._process.wait())
-            return False
-        *lines, self._begun_line = (self._begun_line + data).split(b"\n")
-        for line in lines:
-            self._last = json.loads(line)
-            self._at = self._last.get("at", self._at)
-            heard(self._last)
-        return True
-
-    def _check_end(self, status: int) -> None:
-        if not status:
-            return
-        if "errno" in self._last:
-            number = self._last["errno"]
-            raise OSError(number, os.strerror(number), self._last["path"])
-        if "error" in self._last:
-            raise InvalidCorpus(self._last["error"])
-        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        why = ", perhaps for want of memory" if status == _KILLED else ""
-        raise InvalidCorpus(
-            f"a process that tokenised {how}{why}; it was at {self._at}. Start again: shards that"
-            " were done are kept"
-        )
-
-
-# --- tokenise -------------------------------------------------------------------------------------
-
-PROGRAM: Final = "peer.training.corpus.shard_process"
-"""What a process runs."""
-MAX_PROCESSES: Final = 16
+HELD_OUT_OF: Final = 20
+"""One document in so many is held out for validation,"""
+HELD_OUT_ROWS: Final = 10_000
+"""of the first so many of each shard."""
+PACKING: Final = ".packing-"
+"""Begins the name of a folder in which a corpus is put together."""
+BATCH_CHARS: Final = 1 << 20
+"""Text that is tokenised at once; then it is looked whether the caller is cancelled."""
+Told = Callable[[int, int], None]
+"""Told of so many characters, and shards, that are done."""
 
 
 def pack_documents(
     kind: str,
     where: str,
     tokenizer: Tokenizer,
-    source: str,
     cache_dir: Path,
     out_path: Path,
     check: Check = go_on,
@@ -157,7 +54,6 @@ def pack_documents(
     """Tokenise a data set, and write the packed file, whole or not at all.
 
     Args:
-        source: of the tokenizer, for the processes.
         out_path: in a folder that goes when the corpus is made.
 
     Raises:
@@ -165,12 +61,12 @@ def pack_documents(
         OSError: the cache cannot be written.
     """
     shards = shards_of(kind, where)
-    folder = tokens_folder(cache_dir, _key(shards, tokenizer))
+    folder = cache_dir / f"tokens-{_key(shards, tokenizer)}"
     if not all(shard.identity for shard in shards):
         # It may change from one start to the next, so its tokens go when the file is written.
         folder = out_path.parent / folder.name
     folder.mkdir(parents=True, exist_ok=True)
-    _tokenise(shards, source, folder, check)
+    _tokenise(shards, tokenizer, folder, check)
     tokens = [outputs(folder, number) for number in range(len(shards))]
     train, held_out = ([paths[which] for paths in tokens] for which in (0, 1))
     counts = [sum(path.stat().st_size for path in part) for part in (train, held_out)]
@@ -203,16 +99,17 @@ def _key(shards: Sequence[Shard], tokenizer: Tokenizer) -> str:
     return blake3.blake3(told.encode()).hexdigest(length=16)
 
 
-def _tokenise(shards: Sequence[Shard], source: str, folder: Path, check: Check) -> None:
+def outputs(folder: Path, number: int) -> tuple[Path, Path]:
+    """The two files of a shard: tokens to train on, and those that are held out."""
+    return folder / f"{number}.train", folder / f"{number}.held-out"
+
+
+def _tokenise(shards: Sequence[Shard], tokenizer: Tokenizer, folder: Path, check: Check) -> None:
     """Tokenise the shards that are not done. Raises InvalidCorpus, OSError."""
-    todo = [number for number in range(len(shards)) if not is_done(folder, number)]
+    files = [outputs(folder, number) for number in range(len(shards))]
+    todo = [n for n, paths in enumerate(files) if not all(path.is_file() for path in paths)]
     if not todo:
         return
-    count = min(len(todo), MAX_PROCESSES, os.cpu_count() or 1)
-    orders = [
-        [source, str(folder), [(n, asdict(shards[n])) for n in todo[first::count]]]
-        for first in range(count)
-    ]
     console = Console(stderr=True)
     columns = (
         TextColumn("tokenising"), BarColumn(), MofNCompleteColumn(), TextColumn("shards,"),
@@ -221,13 +118,75 @@ def _tokenise(shards: Sequence[Shard], source: str, folder: Path, check: Check) 
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("", total=len(shards), completed=len(shards) - len(todo))
         progress.update(bar, mebibytes=0.0)
-        seen = {"bytes": 0}
+        seen = 0
 
-        def heard(said: dict[str, Any]) -> None:
-            seen["bytes"] += said.get("bytes", 0)
-            progress.update(bar, advance=said.get("shards", 0), mebibytes=seen["bytes"] / 2**20)
+        def told(characters: int, shards: int) -> None:
+            nonlocal seen
+            check()
+            seen += characters
+            progress.update(bar, advance=shards, mebibytes=seen / 2**20)
 
-        try:
-            run_processes(PROGRAM, orders, heard, check)
-        finally:
-            remove_drafts(folder)
+        for number in todo:
+            tokenise_shard(shards[number], tokenizer, files[number], told)
+
+
+def tokenise_shard(
+    shard: Shard, tokenizer: Tokenizer, paths: tuple[Path, Path], told: Told = lambda *_: None
+) -> None:
+    """Write a shard's tokens to its two files. Raises InvalidCorpus, OSError; and what `told` does.
+
+    Args:
+        told: may end it by what it raises.
+    """
+    dtype = token_dtype(tokenizer.vocabulary_size)
+    separator = np.array(tokenizer.separator, dtype=dtype).tobytes()
+    row = 0
+    with replacing(paths[0]) as train, replacing(paths[1]) as held_out:
+        for batch in _batches(documents(shard)):
+            for tokens in _tokens(tokenizer, batch, shard):
+                file = held_out if _is_held_out(shard.name, row) else train
+                file.write(tokens.astype(dtype).tobytes() + separator)
+                row += 1
+            told(sum(len(text) for _, text in batch), 0)
+    told(0, 1)
+
+
+def _batches(texts: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+    """Documents, with their numbers, some at a time."""
+    batch, characters = list[tuple[int, str]](), 0
+    for document in texts:
+        batch.append(document)
+        characters += len(document[1])
+        if characters >= BATCH_CHARS:
+            yield batch
+            batch, characters = [], 0
+    yield batch
+
+
+def _is_held_out(shard: str, row: int) -> bool:
+    """Whether a document of the shard of this name is for validation alone."""
+    if row >= HELD_OUT_ROWS:
+        return False
+    digest = blake3.blake3(f"held-out/{shard}/{row}".encode()).digest(length=8)
+    return int.from_bytes(digest, "big") % HELD_OUT_OF == 0
+
+
+def _tokens(tokenizer: Tokenizer, batch: Sequence[tuple[int, str]], shard: Shard) -> list[Tokens]:
+    """The tokens of each; where the library cannot read one, it is said which."""
+    try:
+        return tokenizer.encode_all([text for _, text in batch])
+    except BaseException as error:  # a panic of the library's Rust is no Exception
+        if len(batch) > 1:
+            return [tokens for each in batch for tokens in _tokens(tokenizer, [each], shard)]
+        raise InvalidCorpus(
+            f"{shard.place_of(batch[0][0])}: the tokenizer cannot read it"
+            f" ({type(error).__name__}: {error}); mend or remove it"
+        ) from error
+
+
+def remove_all_drafts(cache_dir: Path) -> None:
+    """Remove what an earlier life left unfinished in the cache; nobody else may be using it."""
+    for folder in cache_dir.glob(f"{PACKING}*"):
+        shutil.rmtree(folder, ignore_errors=True)
+    for path in cache_dir.glob("tokens-*/.*"):
+        path.unlink(missing_ok=True)

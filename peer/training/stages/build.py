@@ -8,7 +8,7 @@ backward, which holds gradients of the same sizes (compute.py).
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psutil
 import torch
@@ -20,16 +20,17 @@ from peer.training.loop import TrainerParts
 from peer.training.messages import Ready, TrainerSettings
 from peer.training.model import FlatModel, model_config
 from peer.training.optimizer import inner_optimizer
+from peer.training.pipe import SocketChannel
+from peer.training.ring import MAX_SLOTS, MIN_SLOTS, RING_PER_SLOT, BoundaryRing, boundary_shape
 from peer.training.shared import CodeRegions
 from peer.training.sync import trainer_side
 from peer.training.weights import map_slow_weights
+from protocol.run.layout import DATA_STAGE
 from protocol.run.run_spec import RunSpec
-from protocol.run.stages import DATA_STAGE
 
+from .channel import BoundaryCoder, StageChannel
 from .compute import StageCompute
-from .desk import BoundaryCoder, Desk, StageChannel
 from .module import initial_stage
-from .ring import MAX_SLOTS, MIN_SLOTS, RING_PER_SLOT, BoundaryRing, boundary_shape
 from .steppers import DataPeerStepper, RelayStepper, stage_clip_norm
 
 # --- how many microbatches this machine holds at once ---------------------------------------------
@@ -37,8 +38,6 @@ from .steppers import DataPeerStepper, RelayStepper, stage_clip_norm
 CPU_SHARE: Final = 0.25
 """Part of the free memory for graphs on a CPU, where running out kills other processes."""
 CUDA_SHARE: Final = 0.8
-PROBE: Final = -1
-"""Number of the microbatch that is measured."""
 
 
 def graph_bytes(compute: StageCompute, given: torch.Tensor, *, embeds: bool) -> int:
@@ -48,7 +47,7 @@ def graph_bytes(compute: StageCompute, given: torch.Tensor, *, embeds: bool) -> 
         given: activations [b, T, D]; tokens [b, T+1] where they are embedded here.
         embeds: whether they are.
     """
-    kept: dict[int, int] = {}
+    probe, kept = -1, dict[int, int]()
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
@@ -56,16 +55,12 @@ def graph_bytes(compute: StageCompute, given: torch.Tensor, *, embeds: bool) -> 
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, _as_it_is):
-        made = compute.embed(PROBE, given) if embeds else compute.forward(PROBE, given)
-    compute.forget(PROBE)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        made = compute.embed(probe, given) if embeds else compute.forward(probe, given)
+    compute.forget(probe)
     # Where layers are checkpointed their inputs are kept, and no hook sees them.
     inputs = made.untyped_storage().nbytes() * compute.num_layers
     return max(sum(kept.values()), inputs)
-
-
-def _as_it_is(tensor: Any) -> Any:
-    return tensor
 
 
 def free_bytes(device: torch.device) -> int:
@@ -97,9 +92,9 @@ class StageMemory:
 
 
 def build_stage(
-    settings: TrainerSettings, memory: StageMemory, channel: StageChannel
-) -> tuple[TrainerParts, Ready]:
-    """Model, optimizer, corpus and desk."""
+    settings: TrainerSettings, memory: StageMemory, pipe: SocketChannel
+) -> tuple[TrainerParts, Ready, StageChannel]:
+    """Model, optimizer, corpus and channel."""
     spec, stage = settings.run_spec(), settings.stage
     assert stage is not None
     if settings.threads:
@@ -119,15 +114,14 @@ def build_stage(
     compute = StageCompute(module, device, precision)
     slots = measured_slots(compute, spec, device, embeds=stage == DATA_STAGE)
     ring = BoundaryRing.create_in(memory.ring_fd, RING_PER_SLOT * slots, coder.code_bytes)
-    desk = Desk(channel, ring, coder)
+    channel = StageChannel(pipe, ring, coder)
     stepper: DataPeerStepper | RelayStepper
     if stage == DATA_STAGE:
         stepper = DataPeerStepper(
-            compute, desk, model, optimizer, sequences=sequences, in_flight=slots
+            compute, channel, model, optimizer, sequences=sequences, in_flight=slots
         )
     else:
-        stepper = RelayStepper(compute, desk, model, optimizer)
-        channel.between_steps = stepper.score_what_has_come
+        stepper = RelayStepper(compute, channel, model, optimizer)
     slow_P = map_slow_weights(memory.slow_fd)
     side = trainer_side(spec)
     regions = CodeRegions.create_in(memory.codes_fd, side.regions_of(spec, model.layout))
@@ -158,7 +152,7 @@ def build_stage(
         shapes=tuple((entry.name, entry.shape) for entry in model.layout.entries),
         loops=loops,
     )
-    return parts, ready
+    return parts, ready, channel
 
 
 def measured_slots(

@@ -37,32 +37,19 @@ from .module import StageModule
 # --- deferred -------------------------------------------------------------------------------------
 
 
-class PutOff:
-    """The products that are still to be computed."""
-
-    def __init__(self) -> None:
-        self._products: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-
-    def put(
-        self, gradient_NO: torch.Tensor, given_NI: torch.Tensor, weight_OI: torch.Tensor
-    ) -> None:
-        """A layer's gradient is due."""
-        self._products.append((gradient_NO, given_NI, weight_OI))
+class PutOff(list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]):
+    """The products still to be computed: of [N, O] gradients and what was given, [N, I]."""
 
     @torch.no_grad()
     def add(self) -> None:
         """Compute all, and add them to the weights' gradients."""
-        for gradient_NO, given_NI, weight_OI in self._products:
+        for gradient_NO, given_NI, weight_OI in self:
             assert weight_OI.grad is not None, "gradients are views of the flat one"
             if given_NI.dtype == weight_OI.dtype:
                 weight_OI.grad.addmm_(gradient_NO.t(), given_NI)
             else:
                 weight_OI.grad += gradient_NO.t() @ given_NI
-        self._products.clear()
-
-    def drop(self) -> None:
-        """They are not wanted."""
-        self._products.clear()
+        self.clear()
 
 
 class _DeferredProduct(torch.autograd.Function):
@@ -85,11 +72,9 @@ class _DeferredProduct(torch.autograd.Function):
     def backward(context: Any, *gradients: Any) -> Any:
         (gradient,) = gradients
         (given,), weight_OI = context.saved_tensors, context.weight_OI
-        context.put_off.put(
-            gradient.detach().reshape(-1, weight_OI.shape[0]),
-            given.detach().reshape(-1, weight_OI.shape[1]),
-            weight_OI,
-        )
+        gradient_NO = gradient.detach().reshape(-1, weight_OI.shape[0])
+        given_NI = given.detach().reshape(-1, weight_OI.shape[1])
+        context.put_off.append((gradient_NO, given_NI, weight_OI))
         return (gradient @ weight_OI.to(gradient.dtype)).to(context.before), None, None
 
 
@@ -196,7 +181,7 @@ class StageCompute:
             loss = self._module.loss(given_bTD, targets_bT)
         if held.is_finished:
             (gradient_bTD,) = torch.autograd.grad(loss, given_bTD)
-            self._put_off.drop()
+            self._put_off.clear()
             return float(loss.detach()), gradient_bTD
         torch.autograd.backward(loss)
         held.is_finished = True
@@ -219,7 +204,7 @@ class StageCompute:
         held = self._held.pop(microbatch)
         if not adds and held.given_bTD is not None:
             (passed_bTD,) = torch.autograd.grad(held.produced_bTD, held.given_bTD, gradient_bTD)
-            self._put_off.drop()
+            self._put_off.clear()
             return passed_bTD
         torch.autograd.backward(held.produced_bTD, gradient_bTD)
         return None if held.given_bTD is None else held.given_bTD.grad

@@ -23,7 +23,7 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 
-from protocol.run.stages import DATA_STAGE, stage_layers
+from protocol.run.layout import DATA_STAGE, stage_layers
 
 SEEDS_PER_RUN: Final = 1 << 16
 """Stages of a run have seeds of their own, apart from those of the run with the next seed."""

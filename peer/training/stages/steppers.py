@@ -29,7 +29,6 @@ when its gradient is back. These are compared with their own kind.
 
 import math
 from collections import deque
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -42,17 +41,18 @@ from peer.training.step import StepResult
 from protocol.microbatch.gradient_shares import GradientShares
 from protocol.microbatch.trainer_messages import (
     Begun,
-    Deliver,
     Drop,
+    Filled,
     Finish,
+    Freed,
     Resend,
     Returned,
     Stepped,
 )
-from protocol.microbatch.trip import Leg
+from protocol.wire.stage_messages import Leg
 
+from .channel import StageChannel
 from .compute import StageCompute
-from .desk import Desk
 
 # --- gradients ------------------------------------------------------------------------------------
 
@@ -109,64 +109,46 @@ def length_of(values_P: torch.Tensor) -> float:
 
 # --- steppers -------------------------------------------------------------------------------------
 
-UNTRAINED: Final = 0.0
-"""Told as the norm of a step that had no gradient."""
 
+class _StageStepper:
+    """What every stage's step has: its parts, and its end, which is the optimizer's."""
 
-@dataclass(slots=True)
-class _Losses:
-    """Mean loss of a step's microbatches, nats per token; before the first, that of the last."""
-
-    last: float = 0.0
-    total: float = 0.0
-    count: int = 0
-
-    def add(self, loss: float) -> None:
-        self.total += loss
-        self.count += 1
-
-    def mean(self) -> float:
-        if self.count:
-            self.last = self.total / self.count
-        self.total, self.count = 0.0, 0
-        return self.last
-
-
-class StageStep:
-    """The end of every stage's step: the optimizer's, and what is told of it."""
-
-    def __init__(self, desk: Desk, model: FlatModel, optimizer: FlatOptimizer) -> None:
-        self._desk = desk
+    def __init__(
+        self,
+        compute: StageCompute,
+        channel: StageChannel,
+        model: FlatModel,
+        optimizer: FlatOptimizer,
+    ) -> None:
+        self._compute = compute
+        self._channel = channel
         self._model = model
         self._optimizer = optimizer
         self._gradients = GradientSum(model.gradient_P, optimizer.clip_norm)
-        self._losses = _Losses()
+        self._losses: list[float] = []
+        self._last_loss = 0.0
 
-    def add_loss(self, loss: float) -> None:
-        """A microbatch of the step that is under way had this loss."""
-        self._losses.add(loss)
+    def _take(self, microbatches: int, learning_rate: float) -> StepResult:
+        """Step with the mean gradient of so many, and say so.
 
-    def add_gradient(self, leg: str) -> None:
-        """A microbatch's gradient is there, of what has come on this leg."""
-        self._gradients.add(leg)
-
-    def take(self, microbatches: int, learning_rate: float) -> StepResult:
-        """Step with the mean gradient of so many, and say so."""
+        Told are the gradient's norm before clipping, and the mean loss of the step's microbatches,
+        nats per token; where there was none, that of the step before.
+        """
         clipped = self._gradients.take()
-        norm = self._optimizer_step(microbatches, learning_rate)
-        self._desk.emit(Stepped(microbatches, clipped))
-        return StepResult(torch.tensor(self._losses.mean(), device=self._model.device), norm)
-
-    def _optimizer_step(self, microbatches: int, learning_rate: float) -> torch.Tensor:
-        """The gradient's norm before clipping."""
-        if not microbatches:
+        norm = torch.zeros((), device=self._model.device)
+        if microbatches:
+            self._model.gradient_P.div_(microbatches)
+            norm = self._optimizer.step(learning_rate)
+        else:
             self._model.gradient_P.zero_()
-            return torch.tensor(UNTRAINED, device=self._model.device)
-        self._model.gradient_P.div_(microbatches)
-        return self._optimizer.step(learning_rate)
+        self._channel.emit(Stepped(microbatches, clipped))
+        if self._losses:
+            self._last_loss = sum(self._losses) / len(self._losses)
+            self._losses.clear()
+        return StepResult(torch.tensor(self._last_loss, device=self._model.device), norm)
 
 
-class DataPeerStepper:
+class DataPeerStepper(_StageStepper):
     """Steps stage 0, which holds the data.
 
     Args:
@@ -179,40 +161,37 @@ class DataPeerStepper:
     def __init__(
         self,
         compute: StageCompute,
-        desk: Desk,
+        channel: StageChannel,
         model: FlatModel,
         optimizer: FlatOptimizer,
         *,
         sequences: int,
         in_flight: int,
     ) -> None:
-        self._compute = compute
-        self._desk = desk
-        self._end = StageStep(desk, model, optimizer)
-        self._device = model.device
+        super().__init__(compute, channel, model, optimizer)
         self._sequences = sequences
         self._in_flight = in_flight
         self._next = 0
 
     def step(self, blocks_BT: npt.NDArray[np.int64], learning_rate: float) -> StepResult:
         """Train on these blocks, [B, T+1] tokens. Raises Interrupted."""
-        parts = deque(torch.from_numpy(blocks_BT).to(self._device).split(self._sequences))
-        self._desk.emit(Begun(len(parts)))
+        parts = deque(torch.from_numpy(blocks_BT).to(self._model.device).split(self._sequences))
+        self._channel.emit(Begun(len(parts)))
         returned, away = 0, set[int]()
         while parts or away:
             while parts and len(away) < self._in_flight:
                 away.add(self._begin(parts.popleft()))
-            command = self._desk.next_command()
+            command = self._channel.next_work()
             if isinstance(command, Drop) and command.number in away:
                 self._compute.forget(command.number)
                 away.remove(command.number)
             elif isinstance(command, Resend) and command.number in away:
                 produced_bTD = self._compute.produced(command.number)
-                self._desk.send(Leg.FORWARD, command.number, produced_bTD)
-            elif isinstance(command, Deliver) and self._deliver(command):
+                self._channel.send(Leg.FORWARD, command.number, produced_bTD)
+            elif isinstance(command, Filled) and self._deliver(command):
                 away.remove(command.number)
                 returned += 1
-        return self._end.take(returned, learning_rate)
+        return self._take(returned, learning_rate)
 
     def loss_of(self, blocks_BT: npt.NDArray[np.int64]) -> float | None:
         """Mean loss of [B, T+1] tokens, nats per token; None if none came back.
@@ -222,19 +201,19 @@ class DataPeerStepper:
         Raises:
             Interrupted
         """
-        parts = deque(torch.from_numpy(blocks_BT).to(self._device).split(self._sequences))
+        parts = deque(torch.from_numpy(blocks_BT).to(self._model.device).split(self._sequences))
         away, losses = dict[int, torch.Tensor](), list[float]()
         while parts or away:
             while parts and len(away) < self._in_flight:
                 microbatch, tokens_bT = self._number(), parts.popleft()
                 away[microbatch] = tokens_bT
-                self._desk.send(Leg.SCORE, microbatch, self._compute.score_embed(tokens_bT))
-            command = self._desk.next_command()
-            if not isinstance(command, Deliver | Drop) or command.number not in away:
+                self._channel.send(Leg.SCORE, microbatch, self._compute.score_embed(tokens_bT))
+            command = self._channel.next_work()
+            if not isinstance(command, Filled | Drop) or command.number not in away:
                 continue
             tokens_bT = away.pop(command.number)
-            if isinstance(command, Deliver):
-                losses.append(self._compute.score_loss(self._desk.read(command), tokens_bT))
+            if isinstance(command, Filled):
+                losses.append(self._compute.score_loss(self._channel.read(command), tokens_bT))
         return sum(losses) / len(losses) if losses else None
 
     def _number(self) -> int:
@@ -243,34 +222,34 @@ class DataPeerStepper:
 
     def _begin(self, tokens_bT: torch.Tensor) -> int:
         microbatch = self._number()
-        self._desk.send(Leg.FORWARD, microbatch, self._compute.embed(microbatch, tokens_bT))
+        self._channel.send(Leg.FORWARD, microbatch, self._compute.embed(microbatch, tokens_bT))
         return microbatch
 
-    def _deliver(self, command: Deliver) -> bool:
+    def _deliver(self, command: Filled) -> bool:
         """Take a boundary that has come. Returns whether its microbatch is done."""
         microbatch = command.number
         if not self._compute.holds(microbatch):
-            self._desk.discard(command)
+            self._channel.emit(Freed(command.slot))
             return False
-        boundary_bTD = self._desk.read(command)
+        boundary_bTD = self._channel.read(command)
         if command.leg == Leg.FORWARD:
             is_new = not self._compute.is_finished(microbatch)
             loss, gradient_bTD = self._compute.finish(microbatch, boundary_bTD)
             if is_new:
-                self._end.add_loss(loss)
-            self._desk.send(Leg.BACKWARD, microbatch, gradient_bTD, loss)
+                self._losses.append(loss)
+            self._channel.send(Leg.BACKWARD, microbatch, gradient_bTD, loss)
             self._compute.add_weights()
             if is_new:
-                self._end.add_gradient(Leg.FORWARD)
+                self._gradients.add(Leg.FORWARD)
             return False
         self._compute.backward(microbatch, boundary_bTD)
         self._compute.add_weights()
-        self._end.add_gradient(Leg.BACKWARD)
-        self._desk.emit(Returned(microbatch))
+        self._gradients.add(Leg.BACKWARD)
+        self._channel.emit(Returned(microbatch))
         return True
 
 
-class RelayStepper:
+class RelayStepper(_StageStepper):
     """Steps a stage that works for the data peers."""
 
     reads_blocks = False
@@ -278,66 +257,65 @@ class RelayStepper:
     def __init__(
         self,
         compute: StageCompute,
-        desk: Desk,
+        channel: StageChannel,
         model: FlatModel,
         optimizer: FlatOptimizer,
     ) -> None:
-        self._compute = compute
-        self._desk = desk
-        self._end = StageStep(desk, model, optimizer)
+        super().__init__(compute, channel, model, optimizer)
+        channel.between_steps = self.score_what_has_come
 
     def step(self, _blocks_BT: npt.NDArray[np.int64], learning_rate: float) -> StepResult:
         """Do what comes until the daemon says that it is all. Raises Interrupted."""
         done = 0
-        while not isinstance(command := self._desk.next_command(), Finish):
+        while not isinstance(command := self._channel.next_work(), Finish):
             if isinstance(command, Drop):
                 self._compute.forget(command.number)
             elif isinstance(command, Resend) and self._compute.holds(command.number):
                 produced_bTD = self._compute.produced(command.number)
-                self._desk.send(Leg.FORWARD, command.number, produced_bTD)
-            elif isinstance(command, Deliver):
+                self._channel.send(Leg.FORWARD, command.number, produced_bTD)
+            elif isinstance(command, Filled):
                 done += self._deliver(command)
-        # What came together with the end is on the desk already, where nobody looks between steps.
+        # What came together with the end is there already, and nobody looks between steps.
         self.score_what_has_come()
-        return self._end.take(done, learning_rate)
+        return self._take(done, learning_rate)
 
-    def _deliver(self, command: Deliver) -> int:
+    def _deliver(self, command: Filled) -> int:
         """Take a boundary that has come. Returns how many gradients that adds."""
         microbatch = command.number
         if command.leg == Leg.SCORE:
             self._score(command)
             return 0
         if command.leg == Leg.FORWARD:
-            given_bTD = self._desk.read(command)
-            self._desk.send(Leg.FORWARD, microbatch, self._compute.forward(microbatch, given_bTD))
+            produced_bTD = self._compute.forward(microbatch, self._channel.read(command))
+            self._channel.send(Leg.FORWARD, microbatch, produced_bTD)
             return 0
         if not self._compute.holds(microbatch):
-            self._desk.discard(command)
+            self._channel.emit(Freed(command.slot))
             return 0
-        received_bTD = self._desk.read(command)
+        received_bTD = self._channel.read(command)
         gradient_bTD = self._compute.backward(microbatch, received_bTD, adds=command.adds)
         assert gradient_bTD is not None, "a relay is given activations"
         if command.loss is not None and command.adds:
-            self._end.add_loss(command.loss)
-        self._desk.send(Leg.BACKWARD, microbatch, gradient_bTD, command.loss)
+            self._losses.append(command.loss)
+        self._channel.send(Leg.BACKWARD, microbatch, gradient_bTD, command.loss)
         self._compute.add_weights()
         if command.adds:
-            self._end.add_gradient(Leg.BACKWARD)
-        self._desk.emit(Returned(microbatch))
+            self._gradients.add(Leg.BACKWARD)
+        self._channel.emit(Returned(microbatch))
         return int(command.adds)
 
     def score_what_has_come(self) -> None:
         """Between two steps: do the forwards that no gradient follows. Raises Interrupted."""
-        for command in self._desk.scores():
+        for command in self._channel.scores():
             self._score(command)
 
     def loss_of(self, _blocks_BT: npt.NDArray[np.int64]) -> float | None:
         """None: this stage has no loss of its own."""
         return None
 
-    def _score(self, command: Deliver) -> None:
-        produced_bTD = self._compute.score_through(self._desk.read(command))
-        self._desk.send(Leg.SCORE, command.number, produced_bTD)
+    def _score(self, command: Filled) -> None:
+        produced_bTD = self._compute.score_through(self._channel.read(command))
+        self._channel.send(Leg.SCORE, command.number, produced_bTD)
 
 
 def stage_clip_norm(clip_norm: float, stages: int) -> float:

@@ -10,8 +10,7 @@ from peer.codec import codes_as_tensor, get_codec
 from peer.network.identity import Identity
 from protocol.fragment.fragments import cut_fragments
 from protocol.run.layout import Layout
-from protocol.wire.fragment_messages import ChunkStamp
-from protocol.wire.messages import Contribution
+from protocol.wire.fragment_messages import ChunkStamp, Contribution
 
 GROUP = "ab" * 16
 IDENTITIES = [Identity(bytes([n]) * 32) for n in (1, 2, 3)]

@@ -3,12 +3,13 @@
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import blake3
 import numpy as np
 import torch
 import trio
+from msgspec.structs import replace
 
 from peer.averaging.gossip.exchange_io import OwnVector
 from peer.averaging.gossip.exchanges import Agreement, Exchanges, RoundOutcome
@@ -16,17 +17,17 @@ from peer.averaging.gossip.final_averaging import FinalMeetings
 from peer.averaging.gossip.gossip import Bounds, Gossip
 from peer.averaging.gossip.lane import GossipDoor
 from peer.codec import get_codec
+from peer.facts import PackingFacts
 from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.network.simulated_stream import LinkModel
 from peer.observe.events import EventLog
-from peer.observe.facts import PackingFacts
 from peer.ports import PeerId
 from peer.ports.simulated import SimulatedWork
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.gossip.exchange import exchange_id
 from protocol.gossip.matchmaking_events import RoundSnapshot
-from protocol.membership.conduct import Fault
+from protocol.membership.book import Fault
 from protocol.outcomes import RefusalReason
 from protocol.wire.messages import Accept, Join, Piece, Received, Vector
 from protocol.wire.versions import GOSSIP

@@ -1,8 +1,7 @@
 """What a peer may not send on a fragment stream is told from what it may, before anybody acts."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from owner_worlds import FRAGMENT, GROUP, IDENTITIES, IDS, codes_of, contribution, outer_copy
 from pipe_streams import pipe
 
@@ -13,20 +12,18 @@ from peer.ports.simulated import SimulatedWork
 from protocol.errors import RemoteProtocolError
 from protocol.wire.fragment_messages import (
     ChunkResult,
-    mask_of,
-    signed_contribution,
-    signed_result,
-)
-from protocol.wire.frames import encode_frame
-from protocol.wire.messages import (
     FragmentSettled,
     GetChunkState,
     GetResult,
     GetStamps,
     NoResult,
     Result,
-    encode_message,
+    mask_of,
+    signed_contribution,
+    signed_result,
 )
+from protocol.wire.frames import encode_frame
+from protocol.wire.messages import encode_message
 
 OUTER = outer_copy("int8")
 

@@ -13,16 +13,16 @@ from peer.network.simulated import SimulatedInternet
 from peer.ports.simulated import SimulatedWork
 from protocol.errors import LocoError
 from protocol.outcomes import RefusalReason
-from protocol.wire.fragment_messages import ChunkStamp
-from protocol.wire.messages import (
+from protocol.wire.fields import Message
+from protocol.wire.fragment_messages import (
+    ChunkStamp,
     ChunkState,
     GetChunkState,
     GetResult,
     GetStamps,
-    Message,
-    Refusal,
     Stamps,
 )
+from protocol.wire.messages import Refusal
 from protocol.wire.versions import FRAGMENT as PROTOCOL
 
 AHEAD = [ChunkStamp(chunk, 9, 9, bytes(16)) for chunk in range(3)]

@@ -5,6 +5,7 @@ from dataclasses import replace
 import msgpack
 import pytest
 import torch
+from msgspec import structs
 from owner_worlds import (
     CYCLE,
     FRAGMENT,
@@ -26,7 +27,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.fragment.code_tree import path_of
 from protocol.fragment.collection import Admitted
 from protocol.outcomes import AuditOutcome
-from protocol.run.codecs import CODECS
+from protocol.run.ways import CODECS
 from protocol.wire.fragment_messages import Contribution, Result, signed_result
 
 IDENTITIES = [Identity(bytes([n]) * 32) for n in range(1, 8)]
@@ -76,7 +77,7 @@ class Owner:
 
     def signed(self, digest: bytes) -> Result:
         (of_chunk,) = self.result.chunks
-        unsigned = replace(self.result, chunks=(replace(of_chunk, digest=digest),))
+        unsigned = structs.replace(self.result, chunks=(structs.replace(of_chunk, digest=digest),))
         return signed_result(unsigned, IDENTITIES[OWNER].sign)
 
     def leaf(self, index: int = 3) -> Leaf:
@@ -112,7 +113,7 @@ def test_an_opening_of_anything_else_opens_nothing():
     names = owner.result.contributors_of(owner.result.chunks[0])
     inputs = [(owner.order.contributions[p], owner.order.codes[CHUNK][p]) for p in names]
     later, _ = sent_by(owner.outer, 0, CYCLE + 1)
-    forged = replace(inputs[0][0], tokens=2)
+    forged = structs.replace(inputs[0][0], tokens=2)
     for wrong in (
         b"",
         b"\xc0",
@@ -137,7 +138,7 @@ def test_a_proof_against_an_owner_that_was_true_is_none():
     for found, sentence in (
         (true, "average follows"),
         (replace(true, codes=other), "not of its result"),
-        (replace(true, result=replace(owner.result, cycle=CYCLE + 1)), "not signed"),
+        (replace(true, result=structs.replace(owner.result, cycle=CYCLE + 1)), "not signed"),
         (replace(true, chunk=0), "says nothing of chunk 0"),
         (replace(true, opening=owner.opening(2)), "not of its contribution"),
     ):

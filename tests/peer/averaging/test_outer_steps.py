@@ -17,7 +17,7 @@ from peer.averaging.gossip.outer_state import OuterState
 from peer.averaging.gossip.outer_step import NolocoFactors
 from peer.averaging.gossip.outer_steps import EXPECTED_AT_FIRST, OuterSteps, Settled
 from peer.codec import get_codec
-from peer.observe.facts import Facts
+from peer.facts import Facts
 from peer.ports.simulated import SimulatedWork
 from protocol.gossip.final_averaging import Meeting
 from protocol.outcomes import SkipReason

@@ -27,8 +27,8 @@ from peer.averaging.gossip.exchanges import Averaged, Skipped
 from peer.averaging.gossip.packing import Packer
 from peer.codec import get_codec
 from peer.codec.differences import pack
+from peer.facts import PackingFacts
 from peer.network.conversation import Conversation
-from peer.observe.facts import PackingFacts
 from peer.ports.simulated import SimulatedWork
 from protocol.errors import StreamLost
 from protocol.gossip.misreadings import map_of

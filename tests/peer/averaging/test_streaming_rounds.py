@@ -9,8 +9,8 @@ import trio
 from trio.testing import MockClock
 
 from peer.averaging.gossip.streaming import MEETINGS_AT_ONCE, StreamingRounds
+from peer.facts import Facts
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
 from peer.rounds.pace import Pace
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
@@ -20,12 +20,12 @@ from peer.training.messages import (
     Ready,
     RoundClosed,
 )
-from protocol.fragment.trainer_messages import (
+from protocol.diloco.trainer_messages import (
     FragmentSent,
     Merge,
 )
 from protocol.gossip.final_averaging import Meeting
-from protocol.schedule.own_rounds import OwnRounds
+from protocol.schedule.rounds import OwnRounds
 
 H, ROUNDS, FRAGMENTS = 10, 4, 6
 EXCHANGE_S, STEP_S = 1.0, 0.25
@@ -83,7 +83,7 @@ class World:
     async def send(self, command: Any) -> None:
         self.told.append((self.now_s, command))
 
-    def fragment_codes(self, fragment: int) -> memoryview:
+    def codes(self, fragment: int) -> memoryview:
         return memoryview(bytes([fragment]))
 
     @property

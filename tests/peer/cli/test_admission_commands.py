@@ -4,8 +4,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
-from peer.cli.admission import duration_s
 from peer.cli.app import app
+from peer.cli.client import duration_s
 from peer.options.config import ConfigError, load_config
 from peer.options.exit_codes import ExitCode
 from protocol.admission.statements import Token

@@ -7,7 +7,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
-from peer.cli import amend
+from peer.cli import client as amend
 from peer.cli.app import app
 from peer.options.exit_codes import ExitCode
 from peer.state.home import Home

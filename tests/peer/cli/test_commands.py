@@ -22,9 +22,10 @@ from typer.testing import CliRunner, Result
 from peer.cli.app import app
 from peer.cli.client import _leave
 from peer.cli.reporting import exit_code_of
-from peer.network.p2pd_process import CannotListen, ListenPorts
+from peer.facts import PeerState
+from peer.network.p2pd_process import CannotListen, held_ports
 from peer.observe.control import serve_control
-from peer.observe.status import PeerState, Status
+from peer.observe.status import Status
 from peer.options.config import PeerConfig
 from peer.options.exit_codes import ExitCode
 from peer.state.home import Home
@@ -333,7 +334,7 @@ import trio
 from peer.options.exit_codes import ExitCode
 from peer.observe.control import serve_control
 from peer.observe.control import serve_control
-from peer.observe.status import PeerState, Status
+from peer.observe.status import Status
 from peer.process.signals import run_until_signalled
 
 async def run_daemon(config, spec, home, spare):
@@ -475,8 +476,11 @@ def test_a_port_that_is_taken_is_wrong_usage() -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(CannotListen, match=f"port {port} is taken.*--listen") as taken:
-            ListenPorts([f"/ip4/127.0.0.1/tcp/{port}"])
+        with (
+            pytest.raises(CannotListen, match=f"port {port} is taken.*--listen") as taken,
+            held_ports([f"/ip4/127.0.0.1/tcp/{port}"]),
+        ):
+            pass
     assert exit_code_of(taken.value) is ExitCode.USAGE
 
 

@@ -10,11 +10,13 @@ from typer.testing import CliRunner
 
 from peer.cli import doctor
 from peer.cli.app import app
-from peer.cli.doctor_machine import MIN_DISK_BYTES, disk_finding, machine_findings
-from peer.cli.doctor_network import (
+from peer.cli.doctor import (
     MAX_CLOCK_OFFSET_S,
+    MIN_DISK_BYTES,
     announced,
+    disk_finding,
     docker_line,
+    machine_findings,
     network_findings,
 )
 from peer.daemon.examination import Examination, LineRate, Met
@@ -176,7 +178,7 @@ def test_of_a_running_peer(
     reach |= {"answers": 2, "observed": ["8.8.8.8"], "relays": relays}  # type: ignore[dict-item]
     address = "/ip4/192.168.1.5/tcp/31337/p2p/12D3KooWEC9aiTnm17ZpGvxQDHoxnTyZ8LecyEC3QhcfNr3Qs4Ur"
 
-    async def status(*_: object) -> dict[str, object]:
+    def status(*_: object) -> dict[str, object]:
         return {
             "address": address,
             "reachable_from": "this network",
@@ -186,7 +188,7 @@ def test_of_a_running_peer(
             "doing": "training",
         }
 
-    monkeypatch.setattr(doctor, "_status", status)
+    monkeypatch.setattr(doctor, "told", status)
     monkeypatch.setattr(doctor, "machine_findings", lambda _: [])
     done = CliRunner().invoke(app, ["doctor", "--home", str(tmp_path)])
     assert done.exit_code == code, done.output

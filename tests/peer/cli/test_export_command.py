@@ -27,10 +27,9 @@ from peer.state.home import Home, HomeError
 from peer.state.state_file import StateScalars, write_state_file
 from peer.training.model import model_shapes
 from protocol.membership.group import WHOLE_MODEL
-from protocol.run.layout import Layout
+from protocol.run.layout import Layout, stage_layouts
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
-from protocol.run.stages import stage_layouts
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from peer.cli.app import app
-from peer.cli.help import COMMANDS, EXAMPLES, GROUPS
+from peer.cli.options import COMMANDS, EXAMPLES, GROUPS
 from peer.options.config import OPTIONS
 
 PEER_OPTIONS = [
@@ -141,7 +141,7 @@ def test_many_options_stand_in_groups(command: str) -> None:
     shown = help_of(command)
     rest = shown.partition("\nOptions:\n")[2].partition("\n\n")[0]
     assert "--help" in rest
-    assert len(rest.splitlines()) == 1, "give the others a group in peer/cli/help.py"
+    assert len(rest.splitlines()) == 1, "give the others a group in peer/cli/options.py"
     for title in {"start": ("Run", "Network", "Disk"), "plan": ("Pipeline",)}.get(command, ()):
         assert f"\n{title}:\n" in shown
 

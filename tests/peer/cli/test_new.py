@@ -9,19 +9,20 @@ from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from peer.cli.app import app
-from peer.cli.explanations import EXAMPLES, EXPLANATIONS, SECTIONS
 from peer.cli.new import (
+    EXAMPLES,
+    EXPLANATIONS,
     METHODS,
     OPTIMIZERS,
     PRESETS,
+    SECTIONS,
     SET_BY_START,
     preset_spec,
     preset_toml,
     write_new,
 )
 from peer.options.config import ConfigError
-from peer.options.corpus_size import corpus_tokens_of
-from peer.options.needs_told import told_needs
+from peer.options.needs_told import corpus_tokens_of, told_needs
 from protocol.errors import InvalidRunSpec
 from protocol.run.run_spec import parse_toml
 from protocol.run.ways import WAYS, others_keys

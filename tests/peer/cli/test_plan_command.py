@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from peer.cli.app import app
 from peer.cli.new import preset_toml
-from peer.cli.plan import PlanOptions, _question
+from peer.cli.options import PlanOptions, read_spec
+from peer.cli.plan import question_of
 from protocol.pipeline.question import REAL_RULES, rules_of
 from protocol.run.sections import PipelineSection
 
@@ -84,20 +85,20 @@ def test_what_stands_in_the_run_spec_counts_and_options_override_it(run_toml, tm
         .replace("pipeline.max_jump = 4\n", "pipeline.max_jump = 2\n")
     )
     few = few_machines(tmp_path, 3)
-    asked = _question(run_toml, few, None, PlanOptions())
+    asked = question_of(read_spec(run_toml), few, None, PlanOptions())
     assert (asked.stages, asked.visited, asked.full_every) == (3, 3, 2)
     assert (asked.microbatches, asked.codec, asked.rules.max_jump) == (None, "int8", 2)
     given = PlanOptions(2, None, 0, 7, 2, "bf16")
-    asked = _question(run_toml, few, None, given)
+    asked = question_of(read_spec(run_toml), few, None, given)
     assert (asked.stages, asked.visited, asked.full_every) == (2, 2, 0)
     assert (asked.microbatches, asked.codec, asked.workload.sequences) == (7, "bf16", 2)
-    assert _question(run_toml, few, None, PlanOptions(visited=2)).visited == 2
+    assert question_of(read_spec(run_toml), few, None, PlanOptions(visited=2)).visited == 2
 
 
 def test_without_a_pipeline_four_stages_are_planned_for(run_toml, tmp_path):
-    asked = _question(run_toml, few_machines(tmp_path, 6), None, PlanOptions())
+    asked = question_of(read_spec(run_toml), few_machines(tmp_path, 6), None, PlanOptions())
     assert (asked.stages, asked.visited, asked.full_every, asked.codec) == (4, 3, 0, "bf16")
-    asked = _question(run_toml, few_machines(tmp_path, 3), None, PlanOptions())
+    asked = question_of(read_spec(run_toml), few_machines(tmp_path, 3), None, PlanOptions())
     assert (asked.stages, asked.visited) == (3, 2)
     assert asked.rules == replace(REAL_RULES, max_swaps=0)
 

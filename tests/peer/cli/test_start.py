@@ -16,11 +16,11 @@ import trio
 from tokenizers import Tokenizer, models
 
 from peer.cli import run as run_file
-from peer.cli.run import read_spec, run_peer
-from peer.cli.start import Start
+from peer.cli.options import Start, read_spec
+from peer.cli.run import run_peer
 from peer.daemon.run import _Daemon
+from peer.facts import Facts
 from peer.network.identity import Identity, load, load_or_create
-from peer.observe.facts import Facts
 from peer.options.config import ConfigError, PeerConfig, load_config
 from peer.options.exit_codes import ExitCode
 from peer.ports.real import RealEntropy

@@ -13,7 +13,7 @@ import trio
 from safetensors.numpy import load_file
 from test_export_command import home_of
 
-from peer.cli.swarm_export import export_swarm
+from peer.cli.export import export_swarm
 from peer.observe.control import ControlFailed, Handler, serve_control
 from peer.state.home import Home
 from peer.state.state_file import StateScalars, write_state_file

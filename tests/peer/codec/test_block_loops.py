@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from peer.codec import BLOCK, MAIN_MEMORY, compiled, get_codec
 from peer.codec.base import LARGEST_MAGNITUDE
 from peer.codec.blocks import BlockCodec, BlockLoops, CompiledLoops, TiledLoops
-from protocol.run.codecs import CODECS
+from protocol.run.ways import CODECS
 
 pytest.importorskip("numba")
 pytestmark = pytest.mark.slow  # the first run on a machine compiles for some seconds

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from peer.codec import BLOCK, TILE, codes_as_tensor, get_codec
 from peer.codec.base import LARGEST_MAGNITUDE
 from peer.codec.int8 import INT8_FORMAT
-from protocol.run.codecs import CODECS, CodecRow
 from protocol.run.layout import ALIGNMENT
-from protocol.run.ways import WAYS
+from protocol.run.ways import CODECS, WAYS, CodecRow
 
 NAMES = tuple(CODECS)
 magnitudes = st.floats(-12, 4).map(lambda exponent: 10.0**exponent)

@@ -13,11 +13,11 @@ import trio
 from peer.corpus.fetcher import PieceFetcher
 from peer.corpus.service import PieceService
 from peer.corpus.store import PieceFolder, PieceStore, WholeStore
+from peer.facts import Facts
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.network.simulated_stream import LinkModel, SimulatedLink
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
 from peer.ports.simulated import SimulatedWork
 from peer.simulation.swarm import identity_of
 from peer.training.corpus import Corpus, KeptCorpus, prepare_corpus

@@ -23,7 +23,8 @@ from peer.simulation.swarm import SimulatedSwarm
 from peer.training.messages import TrainerEvent
 from protocol.diloco.commands import Sent
 from protocol.fragment.chunk_ledger import ChunkLedger, Stamp
-from protocol.wire.messages import ChunkState, Contribution, Message, Result
+from protocol.wire.fields import Message
+from protocol.wire.fragment_messages import ChunkState, Contribution, Result
 from protocol.wire.versions import FRAGMENT
 
 Kind = TypeVar("Kind", bound=Message)
@@ -148,7 +149,7 @@ def watch(swarm: SimulatedSwarm, monkeypatch: pytest.MonkeyPatch) -> Tap:
         stream: Any = getattr(talk._stream, "_stream", talk._stream)  # within its pace
         if stream._protocol == FRAGMENT:
             traffic = stream._traffic
-            theirs = (n for n, p in swarm.peers.items() if p.network._traffic is traffic)
+            theirs = (n for n, p in swarm.peers.items() if p.network._handlers.traffic is traffic)
             sender = next(theirs, "stranger")
             receiver = tap.name_of(stream.remote_peer_id)
             if tap.loses(sender, receiver, message):

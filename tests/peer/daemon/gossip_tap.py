@@ -13,7 +13,7 @@ from peer.network.conversation import Conversation
 from peer.network.simulated_stream import SimulatedStream
 from peer.ports import PeerId
 from peer.simulation.swarm import SimulatedPeer
-from protocol.wire.messages import Message
+from protocol.wire.fields import Message
 from protocol.wire.versions import GOSSIP
 
 
@@ -46,7 +46,7 @@ class Tap:
         return (
             self.armed
             and stream._protocol == GOSSIP
-            and stream._traffic is self.peer().network._traffic
+            and stream._traffic is self.peer().network._handlers.traffic
         )
 
     def operation(self, stream: SimulatedStream) -> None:

@@ -17,9 +17,9 @@ from swarm_worlds import (
 )
 
 from peer.daemon.duplicates import ANSWER_S, BEAT_S, DUPLICATE_PROBE_S
+from peer.facts import PeerState
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
-from peer.observe.status import PeerState
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import identity_of, open_swarm
 from protocol.errors import Refused

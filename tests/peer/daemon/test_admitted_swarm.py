@@ -16,7 +16,8 @@ from protocol.errors import LocoError, Refused
 from protocol.membership.records import record_keys
 from protocol.outcomes import RefusalReason
 from protocol.run.sections import AdmissionSection
-from protocol.wire.messages import GetSpec, Propose, SpecReply
+from protocol.wire.messages import Propose
+from protocol.wire.state_messages import GetSpec, SpecReply
 from protocol.wire.versions import GOSSIP, STATE
 
 WEEK_S = 604_800.0

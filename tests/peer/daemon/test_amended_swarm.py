@@ -5,8 +5,8 @@ from swarm_worlds import distance, simulated, start, toy_spec
 
 from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.daemon.amending import LEAD_ROUNDS, Amending
+from peer.facts import PeerState
 from peer.observe.event_names import EventName
-from peer.observe.status import PeerState
 from peer.process.rejoin import JoinAgain
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import identity_of, open_swarm

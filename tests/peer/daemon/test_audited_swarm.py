@@ -95,6 +95,7 @@ def test_an_owner_that_lies_is_banned_everywhere_and_its_lies_are_undone(tmp_pat
     run()
 
 
+@pytest.mark.long
 def test_an_owner_that_lies_and_does_not_open_moves_nothing_and_is_not_banned(
     tmp_path, monkeypatch
 ):
@@ -115,6 +116,7 @@ def test_an_owner_that_lies_and_does_not_open_moves_nothing_and_is_not_banned(
     run()
 
 
+@pytest.mark.long
 def test_who_comes_later_is_told_of_the_lie(tmp_path, monkeypatch):
     @simulated(SEED)
     async def run():
@@ -129,6 +131,7 @@ def test_who_comes_later_is_told_of_the_lie(tmp_path, monkeypatch):
     run()
 
 
+@pytest.mark.long
 def test_averages_from_which_values_are_left_out_are_audited_too(tmp_path):
     names = "abcdef"
 

@@ -17,20 +17,19 @@ from peer.daemon import beginning
 from peer.daemon.beginning import NOTHING_TRAINED, Arrival, Fetched, FirstState, Fresh
 from peer.daemon.provision import Supplies
 from peer.daemon.witnesses import Witnesses, cannot_tell
+from peer.facts import Facts, HeldPart, PartShape
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
 from peer.ports import Network
 from peer.simulation.machine import SimulatedProvision
 from peer.simulation.swarm import open_swarm
 from peer.state.fetching import ExpectedState
-from peer.state.held_part import HeldPart, PartShape
 from peer.state.state_file import StateManifest, StateScalars, state_bytes, state_chunks
 from protocol.membership.group import Group
 from protocol.membership.view import Roster, View
 from protocol.run.amendments import AmendedSpec
-from protocol.run.merkle import chunk_digest, merkle_root
 from protocol.run.run_spec import RunSpec
+from protocol.state_chunks import chunk_digest, merkle_root
 
 P = 256
 LAYOUT = "cd" * 16

@@ -176,6 +176,7 @@ async def test_the_end_waits_for_a_peer_that_is_in_a_long_exchange(tmp_path):
 
 
 @simulated()
+@pytest.mark.long
 async def test_a_line_that_becomes_slower_and_faster_is_followed(tmp_path):
     async with open_swarm(1, auto_spec(2600), tmp_path, OPTIONS) as swarm:
         await start(swarm, "a", "b")

@@ -14,8 +14,8 @@ import pytest
 import trio.testing
 from swarm_worlds import simulated, start, toy_spec
 
+from peer.facts import PeerState
 from peer.observe.event_names import EventName
-from peer.observe.status import PeerState
 from peer.process.rejoin import JoinAgain
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, open_swarm

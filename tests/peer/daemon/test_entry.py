@@ -10,18 +10,18 @@ from peer.cli.reporting import exit_code_of
 from peer.daemon.entry import Joining
 from peer.daemon.provision import ChosenStage
 from peer.daemon.stage_choice import LATECOMERS, LOOK_AROUND_S, StageChoice
+from peer.facts import Facts
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
 from peer.options.config import load_config
 from peer.options.exit_codes import ExitCode
 from peer.options.run_options import check_options
 from protocol.errors import InvalidRunSpec
 from protocol.membership.group import Group
 from protocol.membership.view import Progress, Roster
+from protocol.run.layout import part_of_stage
 from protocol.run.run_spec import RunSpec, SyncSection
 from protocol.run.sections import PipelineSection
 from protocol.run.signed_spec import SignedSpec
-from protocol.run.stages import part_of_stage
 
 
 class Swarm:

@@ -1,9 +1,8 @@
 """An owner that signs two results for one cycle is banned by all, without any audit, for good."""
 
-from dataclasses import replace
-
 import pytest
 import torch
+from msgspec.structs import replace
 from streaming_worlds import OPTIONS, assert_equal, fragment_spec
 from swarm_worlds import simulated, start
 from test_audited_swarm import convicted

@@ -20,9 +20,9 @@ from swarm_worlds import (
 )
 
 from peer.averaging.gossip import exchanges
+from peer.facts import PeerState
 from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
-from peer.observe.status import PeerState
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm
 from peer.simulation.virtual_time import run_in_virtual_time

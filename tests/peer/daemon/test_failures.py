@@ -18,9 +18,9 @@ from swarm_worlds import (
     training_outcomes,
 )
 
+from peer.facts import PeerState
 from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
-from peer.observe.status import PeerState
 from peer.process.rejoin import JoinAgain
 from peer.rounds.loop import MAX_FAILURES_IN_A_ROW, TrainingImpossible
 from peer.rounds.validation import MAX_VALIDATION_SHARE
@@ -28,7 +28,7 @@ from peer.simulation.machine import Machine
 from peer.simulation.swarm import GRACE_S, SwarmOptions, open_swarm
 from peer.training.errors import CannotTrain
 from peer.training.toy import SimulatedSpeed
-from protocol.schedule.own_rounds import VARIED
+from protocol.schedule.rounds import VARIED
 from protocol.wire.versions import STATE
 
 ROUNDS = 5

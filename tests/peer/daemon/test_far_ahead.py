@@ -35,7 +35,7 @@ async def lie(swarm, network, name: str, rounds: int) -> None:
         await trio.sleep(BEAT_S)
 
 
-@pytest.mark.parametrize("method", ["diloco", "noloco"])
+@pytest.mark.parametrize("method", [pytest.param("diloco", marks=pytest.mark.long), "noloco"])
 def test_one_beat_that_claims_the_last_round_moves_nobody(tmp_path, method):
     """Without the middle of two others both would jump there, or join again at the liar."""
     spec = fragment_spec(ROUNDS) if method == "diloco" else toy_spec(ROUNDS)

@@ -14,8 +14,8 @@ from gossip_tap import Tap, assert_both_or_neither, install
 from swarm_worlds import distance, final_outcomes, simulated, start, toy_spec
 
 from peer.averaging.gossip.final_averaging import FinalMeetings, FinalRounds
+from peer.facts import PeerState
 from peer.observe.event_names import EventName
-from peer.observe.status import PeerState
 from peer.process.rejoin import JoinAgain
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm

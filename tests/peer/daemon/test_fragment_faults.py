@@ -1,7 +1,6 @@
 """Whoever fails, stalls or sends what it should not: the others' averages are exact and in time."""
 
 from collections import Counter
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy.typing as npt
 import pytest
 import trio
 from fragment_tap import Send, Tap, brings, contributes, watch
+from msgspec.structs import replace
 from streaming_worlds import (
     DEADLINE_S,
     OPTIONS,
@@ -32,7 +32,8 @@ from peer.simulation.swarm import SimulatedPeer, SwarmOptions, identity_of, open
 from protocol.diloco.cycle_machine import MAX_RETURN_S, MIN_RETURN_S
 from protocol.outcomes import RefusalReason
 from protocol.schedule.deadline import ObservedDeadline
-from protocol.wire.messages import Contribution, FragmentSettled, Message
+from protocol.wire.fields import Message
+from protocol.wire.fragment_messages import Contribution, FragmentSettled
 from protocol.wire.versions import FRAGMENT
 
 pytestmark = pytest.mark.slow

@@ -18,8 +18,7 @@ from protocol.errors import LocoError
 from protocol.fragment.chunk_ledger import Stamp
 from protocol.fragment.owners import may_own
 from protocol.outcomes import RefusalReason
-from protocol.wire.fragment_messages import ChunkResult, mask_of, signed_result
-from protocol.wire.messages import Result
+from protocol.wire.fragment_messages import ChunkResult, Result, mask_of, signed_result
 from protocol.wire.versions import FRAGMENT
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,7 @@ from peer.network.simulated_stream import LinkModel
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm
 from peer.training.toy import SimulatedSpeed
-from protocol.wire.messages import Contribution, Result
+from protocol.wire.fragment_messages import Contribution, Result
 
 pytestmark = pytest.mark.slow
 
@@ -118,6 +118,7 @@ def test_streaming_hardly_stands_still_on_links_on_which_plain_diloco_does(tmp_p
 
 
 @simulated(SEED)
+@pytest.mark.long
 async def test_links_that_become_slower_are_waited_for_again(tmp_path):
     """What took milliseconds takes 3 s, longer than any wait so far had been; the round takes 20 s.
 
@@ -139,6 +140,7 @@ async def test_links_that_become_slower_are_waited_for_again(tmp_path):
 
 
 @simulated(SEED)
+@pytest.mark.long
 async def test_the_last_sends_come_all_at_once_and_are_given_their_time(tmp_path):
     """A line that carries one fragment in time, and not all of them."""
     thin = Machine(limits=BandwidthLimits(0.3, None))

@@ -18,11 +18,12 @@ from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
 from peer.training.streaming import FragmentSync
 from peer.training.toy import SimulatedSpeed, ToyProblem, optimum
-from protocol.fragment.trainer_messages import (
+from protocol.diloco.trainer_messages import (
     FragmentMerged,
     FragmentSent,
 )
-from protocol.wire.messages import Contribution, FragmentSettled, Message, Result
+from protocol.wire.fields import Message
+from protocol.wire.fragment_messages import Contribution, FragmentSettled, Result
 
 pytestmark = pytest.mark.slow
 

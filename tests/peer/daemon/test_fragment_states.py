@@ -26,7 +26,7 @@ from peer.training.messages import Progress, Ready, RoundClosed
 from peer.training.schedule import learning_rate
 from protocol.fragment.chunk_ledger import Stamp
 from protocol.run.sections import OptimizerSection
-from protocol.wire.messages import ChunkState, Contribution, Result
+from protocol.wire.fragment_messages import ChunkState, Contribution, Result
 
 pytestmark = pytest.mark.slow
 

@@ -45,8 +45,15 @@ async def throw(network: Network, peer_id: str, data: bytes, pause_s: float) -> 
             await stream.aclose()
 
 
-@pytest.mark.parametrize("pause_s", [0.0, DRIP_EVERY_S], ids=["at one go", "dripped"])
-@pytest.mark.parametrize("half", [False, True], ids=["whole", "cut short"])
+@pytest.mark.parametrize(
+    ("half", "pause_s"),
+    [
+        pytest.param(False, 0.0, id="whole at one go"),
+        pytest.param(True, DRIP_EVERY_S, id="cut short and dripped"),
+        pytest.param(False, DRIP_EVERY_S, id="whole and dripped", marks=pytest.mark.long),
+        pytest.param(True, 0.0, id="cut short at one go", marks=pytest.mark.long),
+    ],
+)
 def test_nonsense_about_fragments_changes_nothing(tmp_path, pause_s, half):
     @simulated(SEED)
     async def run():

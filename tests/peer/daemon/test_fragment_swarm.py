@@ -22,9 +22,9 @@ from streaming_worlds import (
 from swarm_worlds import STEP_S, simulated, start, toy_spec
 
 from peer.codec import get_codec
+from peer.facts import PeerState
 from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
-from peer.observe.status import PeerState
 from peer.options.config import ConfigError
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SwarmOptions, open_swarm

@@ -28,7 +28,7 @@ from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, o
 from peer.training.toy import SimulatedSpeed
 from protocol.errors import StreamLost
 from protocol.gossip.matchmaking import ANSWER_S
-from protocol.schedule.own_rounds import LEAST_QUOTA_SHARE
+from protocol.schedule.rounds import LARGEST_CHANGE
 from protocol.wire.versions import GOSSIP
 
 pytestmark = pytest.mark.slow
@@ -63,7 +63,7 @@ async def test_training_goes_on_while_an_exchange_outlasts_the_quota(tmp_path):
             ]
             assert len(held_up) >= len(closed) / 2
             # On a line that is always too thin each quota is as short as it may be.
-            owed = INNER_STEPS * LEAST_QUOTA_SHARE
+            owed = INNER_STEPS * LARGEST_CHANGE
             assert all(quota <= 1.5 * owed for quota in quotas(peer)[2:-1]), quotas(peer)
             assert training_outcomes(peer)[:-1] == ["averaged"] * (len(closed) - 1)
             slowest = max(t.exchange_s for t in peer.timings)
@@ -113,6 +113,7 @@ async def test_a_peer_four_times_slower_averages_as_often_per_quota(tmp_path):
 
 # --- partners change ------------------------------------------------------------------------------
 @simulated()
+@pytest.mark.long
 async def test_pairs_at_steady_speeds_do_not_repeat(tmp_path):
     rounds, names = 40, [f"p{place}" for place in range(8)]
     async with open_swarm(1, toy_spec(rounds, INNER_STEPS), tmp_path) as swarm:

@@ -9,7 +9,7 @@ from existing import existing
 from bench.fuzzing.swarms import METHODS, FoundBug, Siege, besieged
 from peer.averaging.gossip.exchanges import Exchanges
 from peer.corpus.service import PieceService
-from peer.process.exception_groups import leaves
+from protocol.errors import leaves
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedPeer, identity_of, open_swarm
 from peer.training.toy import SimulatedSpeed
 from protocol.errors import Refused
-from protocol.membership.conduct import HALF_LIFE_S, IGNORED_FROM, SLOWED_S, Fault
+from protocol.membership.book import HALF_LIFE_S, IGNORED_FROM, SLOWED_S, Fault
 from protocol.wire.versions import STATE
 
 pytestmark = pytest.mark.slow

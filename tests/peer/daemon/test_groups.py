@@ -17,9 +17,9 @@ from swarm_worlds import (
 )
 
 from peer.daemon.links import Links
+from peer.facts import PeerState
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
-from peer.observe.status import PeerState
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm
 from protocol.errors import Refused
@@ -27,19 +27,10 @@ from protocol.gossip.exchange import exchange_id
 from protocol.membership.group import Group
 from protocol.membership.records import record_keys
 from protocol.outcomes import RefusalReason
-from protocol.wire.messages import (
-    Contribution,
-    GetChunkState,
-    GetStamps,
-    GetState,
-    Message,
-    NoResult,
-    PeerList,
-    Propose,
-    Settle,
-    Settled,
-    SettledOutcome,
-)
+from protocol.wire.fields import Message
+from protocol.wire.fragment_messages import Contribution, GetChunkState, GetStamps, NoResult
+from protocol.wire.messages import PeerList, Propose, Settle, Settled, SettledOutcome
+from protocol.wire.state_messages import GetState
 from protocol.wire.versions import FRAGMENT, GOSSIP, STATE
 
 pytestmark = pytest.mark.slow

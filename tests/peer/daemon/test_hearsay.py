@@ -6,8 +6,7 @@ import trio
 from swarm_worlds import simulated, start, toy_spec
 from test_admission import beat, greet
 
-from peer.daemon.dialler import ATTEMPT_S, Dialler
-from peer.daemon.hearsay import Hearsay
+from peer.daemon.dialler import ATTEMPT_S, Dial, Dialler
 from peer.simulation.swarm import identity_of, open_swarm
 from protocol.errors import StreamLost
 from protocol.limits import (
@@ -21,7 +20,7 @@ from protocol.limits import (
     MAX_MEMBERS,
     MAX_PEERS_PER_EXCHANGE,
 )
-from protocol.membership.paces import Allowance
+from protocol.membership.book import Allowance, PeerBook
 from protocol.membership.records import PeerRecord
 from protocol.membership.view import Member, Roster
 from protocol.wire.messages import PeerEntry, PeerList
@@ -37,9 +36,19 @@ def many(of: str, count: int = MAX_PEERS_PER_EXCHANGE) -> PeerList:
     return named(*(f"{of}-{number}" for number in range(count)))
 
 
+def dialler_of(roster: Roster, dial: Dial | None = None) -> tuple[Dialler, PeerBook]:
+    """One whose dials are the caller's, and the book that it goes by."""
+
+    async def nobody(*_: object) -> None:
+        raise StreamLost("dial: nobody there")
+
+    book = PeerBook()
+    return Dialler(roster, "me", dial or nobody, book), book
+
+
 def test_one_peer_names_so_many_and_all_together_so_many():
     roster = Roster(10.0)
-    hearsay = Hearsay(roster, "me")
+    hearsay, _ = dialler_of(roster)
     hearsay.told(0.0, "liar", many("x"))
     hearsay.told(0.0, "liar", many("y"))
     assert len(roster.members()) == MAX_HEARSAY_PER_PEER
@@ -53,7 +62,7 @@ def test_one_peer_names_so_many_and_all_together_so_many():
 
 def test_a_name_that_is_linked_makes_room_for_another():
     roster = Roster(10.0)
-    hearsay = Hearsay(roster, "me")
+    hearsay, _ = dialler_of(roster)
     hearsay.told(0.0, "b", many("x", MAX_HEARSAY_PER_PEER))
     hearsay.linked("x-0")
     hearsay.told(0.0, "b", named("y", "z"))
@@ -62,7 +71,7 @@ def test_a_name_that_is_linked_makes_room_for_another():
 
 def test_names_say_nothing_of_whom_we_know_and_drive_nobody_out():
     roster = Roster(10.0, max_members=2)
-    hearsay = Hearsay(roster, "me")
+    hearsay, _ = dialler_of(roster)
     roster.record(0.0, PeerRecord("a", 3, ("/ip4/10.0.0.1/tcp/1",), 1.0))
     roster.heard(0.0, "quiet", 4)
     hearsay.told(0.0, "liar", named("a", "quiet", "new"))
@@ -87,7 +96,7 @@ async def test_dials_to_names_leave_room_and_end(autojump_clock):
             dialling.discard(peer_id)
         raise StreamLost("dial: nobody there")
 
-    dialler = Dialler(roster, "me", dial, lambda _: True)
+    dialler, _ = dialler_of(roster, dial)
     async with trio.open_nursery() as nursery:
 
         async def look(seconds: float) -> None:
@@ -96,11 +105,11 @@ async def test_dials_to_names_leave_room_and_end(autojump_clock):
                 dialler.look(nursery, trio.current_time(), ())
                 await trio.sleep(1.0)
 
-        dialler.hearsay.told(0.0, "liar", many("x"))
+        dialler.told(0.0, "liar", many("x"))
         await look(3.0)
         assert most == MAX_HEARSAY_DIALS_PER_PEER
         for number in range(4):
-            dialler.hearsay.told(0.0, f"liar-{number}", many(f"x{number}"))
+            dialler.told(0.0, f"liar-{number}", many(f"x{number}"))
         await look(3.0)
         assert most == MAX_HEARSAY_DIALS
         roster.record(0.0, PeerRecord("zz", 1, NOWHERE, 1.0))  # from its own record
@@ -129,7 +138,7 @@ def test_a_list_of_peers_is_no_work_for_a_full_roster():
             return super().values()
 
     roster._members = Counted(roster._members)
-    Hearsay(roster, "me").told(0.0, "liar", many("x"))
+    dialler_of(roster)[0].told(0.0, "liar", many("x"))
     assert looked == 0
     for number in range(MAX_PEERS_PER_EXCHANGE):  # what peers say of themselves has a place
         roster.heard(1.0, f"alive-{number}", 1)

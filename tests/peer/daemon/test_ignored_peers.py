@@ -14,7 +14,7 @@ from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
 from peer.training.toy import SimulatedSpeed
 from protocol.errors import LocoError, Refused
-from protocol.membership.conduct import HALF_LIFE_S, IGNORED_FROM, SLOWED_S, Fault
+from protocol.membership.book import HALF_LIFE_S, IGNORED_FROM, SLOWED_S, Fault
 from protocol.outcomes import RefusalReason
 from protocol.wire.messages import Leaving
 from protocol.wire.versions import GOSSIP, STATE

@@ -7,10 +7,9 @@ import pytest
 import trio
 
 from peer.daemon.joining import Bootstrap
+from peer.facts import Facts, PeerState
 from peer.network.dial_errors import BACKOFF, cure_of
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
 from peer.state.pins import FILE_NAME, KeptPins
 from protocol.errors import Refused, StreamLost
 from protocol.outcomes import RefusalReason

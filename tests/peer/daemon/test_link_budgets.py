@@ -23,7 +23,7 @@ from protocol.limits import (
     MAX_LINKS_PER_PREFIX,
     PEER_LIST_COST,
 )
-from protocol.membership.budget import Shares
+from protocol.membership.book import Shares
 from protocol.outcomes import RefusalReason
 from protocol.wire.messages import AliveReply, AskAlive, Hello, PeerEntry, PeerList
 from protocol.wire.versions import HELLO
@@ -170,7 +170,7 @@ async def test_lists_of_peers_cost_what_beats_cost(tmp_path, monkeypatch):
     told: list[PeerList] = []
     async with open_swarm(1, toy_spec(60), tmp_path) as swarm:
         await start(swarm, "a")
-        hearsay = swarm["a"].links.dialler.hearsay
+        hearsay = swarm["a"].links.dialler
         monkeypatch.setattr(hearsay, "told", lambda *said: told.append(said[-1]))
         loud = identity_of(1, "loud").peer_id
         async with swarm.internet.open_network(loud) as network:

@@ -11,8 +11,8 @@ from test_admission import BEAT, greet
 
 from peer.daemon import assembly as returning
 from peer.daemon.duplicates import BEAT_S
+from peer.facts import PeerState
 from peer.observe.event_names import EventName
-from peer.observe.status import PeerState
 from peer.process.rejoin import JoinAgain
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import identity_of, open_swarm

@@ -41,6 +41,7 @@ async def test_views_that_differ_by_a_tenth_match_95_percent_per_round(tmp_path)
 
 @pytest.mark.slow
 @simulated()
+@pytest.mark.long
 async def test_partners_are_close_to_uniformly_random(tmp_path):
     rounds, names = 60, [f"p{i}" for i in range(6)]
     async with open_swarm(1, toy_spec(rounds, 4, final_averaging=False), tmp_path) as swarm:
@@ -97,6 +98,7 @@ def perfect_pairs_distance(
 
 @pytest.mark.slow
 @simulated()
+@pytest.mark.long
 async def test_replicas_stay_as_close_as_with_perfect_random_pairs(tmp_path):
     names = [f"p{i}" for i in range(8)]
     sync = toy_spec().sync

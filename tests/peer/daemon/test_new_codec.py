@@ -7,14 +7,14 @@ import pytest
 import torch
 from swarm_worlds import outcomes, simulated, start, toy_spec
 
-from peer.cli.explanations import of_codecs
+from peer.cli.new import of_codecs
 from peer.codec import get_codec
 from peer.codec.plain import PlainCodec
 from peer.simulation.swarm import open_swarm
 from protocol.errors import InvalidRunSpec
-from protocol.run import codecs
-from protocol.run.codecs import CodecRow
+from protocol.run import ways as codecs
 from protocol.run.run_spec import parse_bytes, parse_toml
+from protocol.run.ways import CodecRow
 
 ROW: Final = CodecRow(made_by=f"{__name__}:HalfCodec", granularity=1, granule_bytes=2)
 

@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from peer.daemon.outer_source import OuterSource
-from peer.observe.facts import Facts
+from peer.facts import Facts
 from peer.state.state_file import copy_state, seal_state
 
 P = 256

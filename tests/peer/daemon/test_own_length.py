@@ -5,9 +5,9 @@ import trio
 from swarm_worlds import simulated
 
 from peer.averaging.gossip.noloco import OwnLength
+from peer.facts import Facts
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
 from peer.rounds.pace import Pace
 from protocol.gossip.round_length import FEWEST, FIRST_INNER_STEPS, LINE_SHARE, PAUSE_SHARE
 from protocol.membership.view import Member, Progress, Roster, View

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from swarm_worlds import simulated, start, toy_spec
 
-from peer.observe.facts import PackingFacts
+from peer.facts import PackingFacts
 from peer.simulation.swarm import SimulatedPeer, open_swarm
 from protocol.outcomes import SkipReason
 

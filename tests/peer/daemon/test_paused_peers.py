@@ -5,10 +5,9 @@ import pytest
 import trio
 from swarm_worlds import STEP_S, distance, simulated, skips, start, toy_spec
 
+from peer.facts import Facts, PeerState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
 from peer.process.rejoin import JoinAgain
 from peer.rounds.pause import Pause, PauseRefused
 from peer.simulation.machine import Machine

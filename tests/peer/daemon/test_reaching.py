@@ -9,10 +9,10 @@ import trio
 
 from peer.daemon.join_address import join_address
 from peer.daemon.outside import ASK_UNKNOWN_EVERY_S, LOOK_EVERY_S, RELAYS, Reaching
+from peer.facts import Facts
 from peer.network.identity import Identity
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
 from peer.ports import PeerId
 from protocol.errors import LocoError
 from protocol.membership.dial_back import NatKind, Reach

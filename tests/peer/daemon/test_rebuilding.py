@@ -11,19 +11,17 @@ import trio
 from peer.daemon.beginning import Arrival, FirstState, Fresh
 from peer.daemon.provision import Rebuilt
 from peer.daemon.witnesses import Witnesses, cannot_tell
+from peer.facts import Facts, HeldPart, PartShape
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
 from peer.state.fetching import ExpectedState
-from peer.state.held_part import HeldPart, PartShape
 from peer.state.state_file import StateManifest, StateScalars, state_bytes, state_chunks
 from protocol.membership.group import Group
 from protocol.membership.view import Progress, Roster, View
 from protocol.run.amendments import AmendedSpec
-from protocol.run.layout import Layout
-from protocol.run.merkle import chunk_digest, merkle_root
+from protocol.run.layout import Layout, part_of_stage, stage_layouts
 from protocol.run.run_spec import RunSpec
-from protocol.run.stages import part_of_stage, stage_layouts
+from protocol.state_chunks import chunk_digest, merkle_root
 
 STAGES = 3
 LOST = 1

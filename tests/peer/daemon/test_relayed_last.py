@@ -4,12 +4,12 @@ import trio
 
 from peer.averaging.diloco.fragment_rounds import FragmentCompany
 from peer.daemon.sources import _in_order
-from peer.observe.facts import Facts
+from peer.facts import Facts
 from peer.stages.company import StageCompany
 from protocol.diloco.peers import Peers
 from protocol.membership.group import WHOLE_MODEL, Group
 from protocol.membership.view import Progress, Roster, View
-from protocol.run.stages import part_of_stage
+from protocol.run.layout import part_of_stage
 
 RUN = "ab" * 16
 RELAYED = ("/ip4/8.8.8.8/tcp/1/p2p-circuit",)
@@ -40,7 +40,7 @@ async def test_sources(autojump_clock) -> None:
 async def test_stage_holders(autojump_clock) -> None:
     both = roster_of(part_of_stage(1), near=DIRECT, far=RELAYED)
     assert StageCompany(both, RUN, 2).relays() == (("near",),)
-    assert StageCompany(both, RUN, 2).holds("far", 1)
+    assert StageCompany(both, RUN, 2).stage_of("far") == 1
     alone = roster_of(part_of_stage(1), far=RELAYED)
     assert StageCompany(alone, RUN, 2).relays() == (("far",),)
 

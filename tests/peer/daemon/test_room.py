@@ -9,7 +9,7 @@ from swarm_worlds import simulated, start, toy_spec
 
 from peer.daemon.room import check_room_to_begin
 from peer.observe.event_names import EventName
-from peer.options.corpus_size import STDLIB_TOKENS
+from peer.options.needs_told import STDLIB_TOKENS
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SwarmOptions, open_swarm
 from peer.state.checkpoints import CheckpointStore

@@ -7,8 +7,8 @@ import trio
 from swarm_worlds import simulated, start, toy_spec
 
 from peer.daemon.report import REPEAT_S, SAY_EVERY_S
+from peer.facts import PeerState
 from peer.observe.events import EventLog
-from peer.observe.status import PeerState
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import open_swarm
 from peer.training.toy import SimulatedSpeed

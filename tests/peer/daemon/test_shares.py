@@ -2,7 +2,7 @@
 
 import pytest
 
-from peer.observe.facts import Facts
+from peer.facts import Facts
 from peer.rounds.shares import MAX_APART_PLACES, MEMBER_WEIGHT, DataShares
 from protocol.membership.view import Member, Progress
 from protocol.schedule.data_plan import DataPlan

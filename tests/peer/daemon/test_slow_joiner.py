@@ -3,9 +3,9 @@
 import pytest
 from swarm_worlds import partners, simulated, start, tally, toy_spec, weights_bytes
 
+from peer.facts import PeerState
 from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
-from peer.observe.status import PeerState
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SwarmOptions, identity_of, open_swarm
 from peer.training.simulated import SimulatedSpeed

@@ -13,16 +13,17 @@ from peer.daemon.sources import (
     SOURCE_PAUSE_S,
     TOO_LARGE_PAUSE_S,
     Sources,
-    Waits,
     _in_order,
+    pause_after,
 )
+from peer.facts import Facts
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
-from peer.observe.facts import Facts
 from peer.simulation.swarm import open_swarm
 from peer.state import service
 from peer.state.home import HomeError
 from peer.state.service import StateService
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
+from protocol.membership.book import BackOff
 from protocol.membership.view import Progress, Roster
 from protocol.outcomes import RefusalReason
 
@@ -40,18 +41,18 @@ NUM_PEERS = 9
     ],
 )
 def test_a_source_that_could_not_help_is_asked_later(error, pause_s):
-    waits = Waits()
-    waits.failed("a", error, 0.0)
+    waits = BackOff(SOURCE_PAUSE_S, MAX_SOURCE_PAUSE_S)
+    waits.failed("a", 0.0, pause_after(error))
     assert not waits.is_due("a", pause_s - 0.01)
     assert waits.is_due("a", pause_s)
     assert waits.is_due("b", 0.0)
 
 
 def test_what_may_pass_is_asked_for_less_and_less_often():
-    waits, now_s, times = Waits(), 0.0, []
+    waits, now_s, times = BackOff(SOURCE_PAUSE_S, MAX_SOURCE_PAUSE_S), 0.0, []
     while now_s < 60:
         if waits.is_due("a", now_s):
-            waits.failed("a", StreamLost("away"), now_s)
+            waits.failed("a", now_s, pause_after(StreamLost("away")))
             times.append(now_s)
         now_s += SOURCE_PAUSE_S
     assert times[1] == SOURCE_PAUSE_S

@@ -6,9 +6,9 @@ import trio
 from swarm_worlds import simulated, start, toy_spec
 
 from peer.daemon.beginning import MAX_HELPERS
+from peer.facts import PeerState
 from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
-from peer.observe.status import PeerState
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import (
     LoggedEvent,

@@ -22,8 +22,8 @@ from swarm_worlds import (
 )
 
 from peer.codec import compiled
+from peer.facts import PeerState
 from peer.observe.event_names import EventName
-from peer.observe.status import PeerState
 from peer.simulation.swarm import SwarmOptions, open_swarm
 from peer.simulation.virtual_time import run_in_virtual_time
 

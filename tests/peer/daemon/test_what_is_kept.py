@@ -19,10 +19,9 @@ from peer.daemon.amending import Amending
 from peer.daemon.checkpointing import FIRST_AFTER_S, RETRY_S, Checkpointing, CheckpointPlan
 from peer.daemon.links import SILENCE_S
 from peer.daemon.neighbours import TELL_EVERY_S, Neighbours
+from peer.facts import Facts, PeerState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
 from peer.ports.simulated import SimulatedWork
 from peer.process.rejoin import JoinAgain
 from peer.simulation.machine import Machine

@@ -9,14 +9,18 @@ import trio
 from network_worlds import peer_id_of
 
 from peer.network import relay as relay_module
-from peer.network.circuit_messages import (
+from peer.network.relay import (
+    CIRCUIT_IDLE_S,
     HOP,
+    RESERVATION_S,
     STOP,
     CircuitStatus,
+    Relay,
     connect_request,
     parse_hop_answer,
+    receive_delimited,
+    reserve,
 )
-from peer.network.relay import CIRCUIT_IDLE_S, RESERVATION_S, Relay, receive_delimited, reserve
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.ports import Stream
 from protocol.address.peer_id import peer_id_to_bytes
@@ -52,7 +56,7 @@ class World:
         """A stream on which a circuit was asked for, and the answer."""
         stream = await self.dialler.open_stream(self.hub.peer_id, HOP)
         await stream.send_all(connect_request(peer_id_to_bytes(self.behind.peer_id)))
-        return stream, parse_hop_answer(await receive_delimited(stream)).status
+        return stream, parse_hop_answer(await receive_delimited(stream))
 
 
 async def echo(stream: Stream) -> None:
@@ -72,7 +76,7 @@ async def world(mbps: float = 1000.0) -> AsyncIterator[World]:
             for name in ("hub", "behind", "dialler")
         ]
         hub, behind, dialler = networks
-        relay = Relay(hub, line, offers=lambda: offers[0], mbps=mbps, wall_time_s=lambda: 1e9)
+        relay = Relay(hub, line.carry, offers=lambda: offers[0], mbps=mbps, wall_time_s=lambda: 1e9)
         await relay.start()
         await behind.serve(STOP, echo)
         for other in (behind, dialler):

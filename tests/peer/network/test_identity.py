@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from network_worlds import SeededEntropy
 
-from peer.network.identity import Identity, IdentityUnusable, load, load_or_create, verify
+from peer.network.identity import Identity, IdentityUnusable, load, load_or_create
+from protocol.membership.records import verify_with_peer_id
 
 ENTROPY = SeededEntropy("identity")
 
@@ -40,11 +41,11 @@ def test_signatures_verify_for_their_peer_and_data_alone() -> None:
     identity, other = (Identity(SeededEntropy(name).token_bytes(32)) for name in ("one", "other"))
     signature = identity.sign(b"data")
     assert len(signature) == 64
-    assert verify(identity.peer_id, b"data", signature)
-    assert not verify(identity.peer_id, b"date", signature)
-    assert not verify(other.peer_id, b"data", signature)
-    assert not verify(identity.peer_id, b"data", signature[:-1])
-    assert not verify("not a peer id", b"data", signature)
+    assert verify_with_peer_id(identity.peer_id, b"data", signature)
+    assert not verify_with_peer_id(identity.peer_id, b"date", signature)
+    assert not verify_with_peer_id(other.peer_id, b"data", signature)
+    assert not verify_with_peer_id(identity.peer_id, b"data", signature[:-1])
+    assert not verify_with_peer_id("not a peer id", b"data", signature)
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])

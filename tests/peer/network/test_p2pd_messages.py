@@ -43,9 +43,6 @@ def test_requests_are_the_bytes_that_hivemind_would_send(generated: ModuleType) 
             type=request.CONNECT,
             connect=pb.ConnectRequest(peer=b"p", addrs=[b"a", b"b" * 300], timeout=15),
         ),
-        messages.disconnect_request(b"p"): request(
-            type=request.DISCONNECT, disconnect=pb.DisconnectRequest(peer=b"p")
-        ),
         messages.stream_open_request(b"p", "/x/1", 300): request(
             type=request.STREAM_OPEN,
             streamOpen=pb.StreamOpenRequest(peer=b"p", proto=["/x/1"], timeout=300),
@@ -53,10 +50,6 @@ def test_requests_are_the_bytes_that_hivemind_would_send(generated: ModuleType) 
         messages.stream_handler_request(b"l", "/x/1"): request(
             type=request.STREAM_HANDLER,
             streamHandler=pb.StreamHandlerRequest(addr=b"l", proto=["/x/1"], balanced=False),
-        ),
-        messages.remove_stream_handler_request(b"l", "/x/1"): request(
-            type=request.REMOVE_STREAM_HANDLER,
-            removeStreamHandler=pb.RemoveStreamHandlerRequest(addr=b"l", proto=["/x/1"]),
         ),
     }
     for ours, theirs in expected.items():

@@ -19,10 +19,10 @@ from peer.network.pacing import (
     WIRE_FACTOR,
     BandwidthLimits,
     Bucket,
+    PacedNetwork,
     Pacing,
 )
 from peer.network.simulated import SimulatedInternet
-from peer.network.wrapped import PacedNetwork
 from peer.ports import Stream
 from protocol.wire.messages import Leaving, Vector
 from protocol.wire.versions import GOSSIP, HELLO

@@ -4,12 +4,11 @@ import pytest
 import trio
 
 from peer.network.simulated import SimulatedInternet
-from peer.network.wrapped import AdmittedNetwork
 from peer.ports import Network, PeerId, Stream
 from peer.simulation.swarm import identity_of
 from protocol.errors import LocoError
 from protocol.limits import INBOUND_STREAMS_BURST_S, INBOUND_STREAMS_PER_S
-from protocol.membership.conduct import Fault
+from protocol.membership.book import Fault
 from protocol.wire.messages import Refusal
 from protocol.wire.versions import STATE
 
@@ -59,7 +58,8 @@ async def test_who_opens_streams_without_end_waits_for_its_turn(autojump_clock):
         internet.open_network(FLOODER) as flooder,
         internet.open_network(OTHER) as other,
     ):
-        await AdmittedNetwork(server, Lenient()).serve(STATE, serve)
+        server.admit_by(Lenient())
+        await server.serve(STATE, serve)
         for network in (flooder, other):
             await network.connect(SERVER, server.addresses)
         free_s, began_s = await open_streams(other, 1), trio.current_time()

@@ -8,6 +8,18 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
+from peer.facts import (
+    CheckpointOutcome,
+    CorpusFacts,
+    Facts,
+    HeldPart,
+    PackingFacts,
+    PeerState,
+    PipelineFacts,
+    ReachFacts,
+    RoundPhase,
+    Spent,
+)
 from peer.observe.endpoint import (
     MAX_CONNECTIONS,
     MAX_REQUEST_BYTES,
@@ -16,16 +28,10 @@ from peer.observe.endpoint import (
     _Server,
     serve_metrics,
 )
-from peer.observe.facts import CheckpointOutcome, CorpusFacts, Facts, PackingFacts
 from peer.observe.metrics import REFUSED_CONTRIBUTIONS, Metrics, Now
-from peer.observe.pipeline_facts import PipelineFacts, Spent
 from peer.observe.progress import RunProgress
-from peer.observe.reach_facts import ReachFacts
-from peer.observe.status import PeerState
-from peer.observe.timing import RoundPhase
-from peer.options.addresses import HostPort
+from peer.options.values import HostPort
 from peer.ports import NetworkStatistics
-from peer.state.held_part import HeldPart
 from protocol.membership.dial_back import Reach
 from protocol.membership.group import Group
 from protocol.membership.view import Member, Progress

@@ -6,17 +6,9 @@ import json
 from existing import existing
 from rich.console import Console
 
-from peer.observe.pipeline_facts import PipelineFacts, Spent
+from peer.facts import RECENT_ROUNDS, PeerState, PipelineFacts, ReachFacts, Spent
 from peer.observe.progress import RunProgress
-from peer.observe.reach_facts import ReachFacts
-from peer.observe.status import (
-    RECENT_ROUNDS,
-    Outcomes,
-    PeerState,
-    PeerStatus,
-    Status,
-    render,
-)
+from peer.observe.status import Outcomes, PeerStatus, Status, render
 from protocol.membership.dial_back import NatKind, Reach
 from protocol.outcomes import SkipReason
 from protocol.routing.vectors import LinkTimes

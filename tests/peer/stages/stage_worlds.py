@@ -13,27 +13,25 @@ import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peer.codec import Codec
+from peer.facts import Facts, PeerState
 from peer.network.simulated import SimulatedInternet
 from peer.network.simulated_stream import LinkModel
-from peer.observe.facts import Facts
-from peer.observe.status import PeerState
 from peer.ports.simulated import SimulatedWork
 from peer.process.bell import Bell
 from peer.rounds.way import TrainerLine
-from peer.stages.build import stage_exchange
-from peer.stages.company import StageCompany
-from peer.stages.exchange import Surroundings
+from peer.stages.company import StageCompany, Surroundings
+from peer.stages.exchange import StageExchange
+from peer.training.ring import RING_PER_SLOT, SLOTS, BoundaryRing
 from peer.training.shared import code_memory
-from peer.training.stages.ring import RING_PER_SLOT, SLOTS, BoundaryRing
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.membership.group import Group
 from protocol.membership.view import Progress, Roster
 from protocol.microbatch import trainer_messages as told
-from protocol.microbatch.trip import Leg
 from protocol.routing.routers import plan_of
 from protocol.run.amendments import AmendedSpec
+from protocol.run.layout import part_of_stage
 from protocol.run.run_spec import RunSpec
-from protocol.run.stages import part_of_stage
+from protocol.wire.stage_messages import Leg
 
 RUN_ID = "ab" * 16
 SLOT_BYTES = 1024
@@ -72,7 +70,7 @@ class PretendedTrainer:
         self.commands, self._commands = trio.open_memory_channel(math.inf)
 
     async def send(self, command):
-        if isinstance(command, told.Release):
+        if isinstance(command, told.Freed):
             self._free.append(command.slot)
             self._released.set()
         else:
@@ -86,7 +84,7 @@ class PretendedTrainer:
         added = 0
         async for command in self._commands:
             match command:
-                case told.Deliver(leg, number, slot, loss, adds):
+                case told.Filled(leg, number, slot, loss, adds):
                     added += await self._pass(leg, number, slot, loss) and adds
                 case told.Resend(number) if number in self.held:
                     await self._produce(Leg.FORWARD, number, self.made[number], None)
@@ -100,7 +98,7 @@ class PretendedTrainer:
 
     async def _pass(self, leg, number, slot, loss):
         boundary = self.changed(bytes(self.boundaries.slot(slot)), leg)
-        await self.exchange.took(told.Taken(slot))
+        await self.exchange.took(told.Freed(slot))
         await trio.sleep(FORWARD_S if leg == Leg.FORWARD else BACKWARD_S)
         if leg == Leg.FORWARD:
             assert number not in self.held
@@ -143,7 +141,7 @@ class PretendedTrainer:
 
     async def _come_back(self, command, away):
         boundary = bytes(self.boundaries.slot(command.slot))
-        await self.exchange.took(told.Taken(command.slot))
+        await self.exchange.took(told.Freed(command.slot))
         if command.leg == Leg.FORWARD:
             await self._produce(Leg.BACKWARD, command.number, boundary, 2.5)
             return
@@ -157,7 +155,7 @@ class PretendedTrainer:
             await self._released.wait()
         slot = self._free.popleft()
         self.boundaries.slot(slot)[:] = boundary
-        await self.exchange.took(told.Produced(leg, number, slot, loss))
+        await self.exchange.took(told.Filled(leg, number, slot, loss))
 
 
 class StagePeer:
@@ -185,7 +183,7 @@ class StagePeer:
             sign=sign,
             work=SimulatedWork(0.0),
         )
-        self.exchange = stage_exchange(AmendedSpec(spec), stage, company, around, world.plan)
+        self.exchange = StageExchange(AmendedSpec(spec), stage, company, around, world.plan)
 
     def emit(self, name, /, **fields):
         self.told.append((name, fields))

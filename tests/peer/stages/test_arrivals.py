@@ -11,15 +11,17 @@ from peer.network.conversation import Conversation, StreamStalled
 from peer.network.simulated import SimulatedInternet
 from peer.network.simulated_stream import LinkModel
 from peer.ports.simulated import SimulatedWork
-from peer.stages.arrivals import FLOOR_S, SEVERAL, Arrivals, Kind, Line, Unusual
+from peer.stages.arrivals import FLOOR_S, Arrivals, Line, Unusual
+from peer.training.ring import BoundaryRing
 from peer.training.shared import code_memory
-from peer.training.stages.ring import BoundaryRing
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
+from protocol.microbatch.iterations import SEVERAL
 from protocol.microbatch.sizes import FACTOR, LARGEST
+from protocol.microbatch.trainer_messages import Freed
 from protocol.outcomes import RefusalReason
 from protocol.schedule.deadline import FIRST_OBSERVATIONS, WINDOW
-from protocol.wire.messages import Boundary, Credit, Kept
+from protocol.wire.stage_messages import Boundary, Credit, Kept
 from protocol.wire.versions import STAGE
 
 LINK = LinkModel(latency_s=0.1, bandwidth_bytes_per_s=1e6)
@@ -27,7 +29,7 @@ US, THEM = (peer_id_from_public_key(bytes([n]) * 32) for n in (1, 2))
 PATIENCE_S, SLOTS, LOOK_S = 600.0, 4, 0.5
 CODEC = get_codec("fp32")
 SLOT_BYTES = CODEC.code_bytes(BLOCK)
-GRADIENT = Kind(1, is_gradient=True)
+GRADIENT = (THEM, 1, True)
 
 
 class Taker:
@@ -47,11 +49,11 @@ class Taker:
         began_s = trio.current_time()
         async with Conversation(stream) as talk:
             try:
-                arrived = await self.arrivals.receive(
-                    talk, self.line, GRADIENT, began_s, self._begins
+                slot, _, took_s = await self.arrivals.receive(
+                    talk, self.line, GRADIENT, 0.0, self._begins
                 )
-                self.line.give_back(arrived.slot)
-                self.took_s.append((arrived.took_s, trio.current_time() - began_s))
+                self.line.send(Freed(slot))
+                self.took_s.append((took_s, trio.current_time() - began_s))
             except StreamStalled:
                 self.waited_s.append(trio.current_time() - began_s)
             except (RemoteProtocolError, Unusual) as error:

@@ -13,7 +13,7 @@ from peer.network.identity import Identity
 from peer.simulation.virtual_time import run_in_virtual_time
 from protocol.membership.group import Group
 from protocol.membership.view import Progress
-from protocol.run.stages import part_of_stage
+from protocol.run.layout import part_of_stage
 from protocol.wire.versions import STAGE
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from peer.codec import get_codec
 from peer.simulation.virtual_time import run_in_virtual_time
 from protocol.microbatch.core import Counted
 from protocol.microbatch.sizes import FACTOR
-from protocol.microbatch.trip import Leg
+from protocol.wire.stage_messages import Leg
 
 SIZES, ITERATIONS, MICROBATCHES = (2, 2, 2), 6, 4
 HONEST_AT_FIRST = 8

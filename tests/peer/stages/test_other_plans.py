@@ -1,12 +1,12 @@
 """Plans that differ are counted against those of the data peers that are there."""
 
-from peer.observe.facts import Facts
+from peer.facts import Facts
 from peer.stages.exchange import OtherPlans
-from protocol.microbatch.trip import Leg, Microbatch, Trip
+from protocol.wire.stage_messages import Leg, Microbatch, Path, Trip
 
 
 def trip(origin: str, plan: str) -> Trip:
-    return Trip(Microbatch(origin, 1, 1), Leg.FORWARD, ("relay",), 1, (1,), plan)
+    return Trip(Microbatch(origin, 1, 1), Leg.FORWARD, Path(("relay",), (1,), plan), 1)
 
 
 def test_a_data_peer_that_is_gone_has_no_plan_any_more() -> None:

@@ -12,7 +12,7 @@ from peer.network.identity import Identity
 from peer.network.simulated_stream import LinkModel
 from peer.simulation.virtual_time import run_in_virtual_time
 from protocol.microbatch.core import Counted
-from protocol.routing.proposals import REPLAN_EVERY_S
+from protocol.routing.snapshots import REPLAN_EVERY_S
 
 NEAR = LinkModel(latency_s=0.005, bandwidth_bytes_per_s=1e7)
 FAR = LinkModel(latency_s=0.2, bandwidth_bytes_per_s=1e6)

@@ -1,38 +1,39 @@
 """Microbatches over streams: each stage changes them, and nobody waits for the dead."""
 
 from contextlib import suppress
-from dataclasses import replace
 
 import pytest
 import trio
+from msgspec.structs import replace
 from stage_worlds import BACKWARD_S, FORWARD_S, LINK, RUN_ID, SLOT_BYTES, StageWorld
 
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.simulation.virtual_time import run_in_virtual_time
 from peer.stages.exchange import PATIENCE_S, TICK_S
-from peer.stages.transfers import trip_of
-from peer.training.stages.ring import SLOTS
+from peer.training.ring import SLOTS
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
 from protocol.membership.group import Group
 from protocol.membership.view import Progress
-from protocol.microbatch.away import STAND_IN_S
 from protocol.microbatch.core import Counted
 from protocol.microbatch.relay import GONE_S
-from protocol.microbatch.trip import Leg
+from protocol.microbatch.relays import STAND_IN_S
 from protocol.outcomes import RefusalReason
+from protocol.run.layout import part_of_stage
 from protocol.run.run_spec import RunSpec
-from protocol.run.stages import part_of_stage
 from protocol.wire.frames import encode_frame
-from protocol.wire.messages import (
+from protocol.wire.messages import encode_message
+from protocol.wire.stage_messages import (
     Announcement,
     Boundary,
     Credit,
+    Leg,
     Lost,
+    Microbatch,
     Noted,
-    Offer,
+    Path,
     Resume,
-    encode_message,
+    Trip,
 )
 from protocol.wire.versions import STAGE
 
@@ -208,6 +209,12 @@ def group_of(stage):
     return Group("ab" * 16, f"stage/{stage}").digest
 
 
+def trip_to(relay, origin, iteration=1, index=1):
+    """A forward to the only relay of a path."""
+    path = Path((relay.peer_id,), (1,))
+    return Trip(Microbatch(origin, iteration, index), Leg.FORWARD, path, 1)
+
+
 STRANGER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 
 
@@ -216,34 +223,26 @@ async def test_strangers_learn_nothing_and_break_nothing(autojump_clock):
     async with StageWorld((1, 1)).running() as world, world.internet.open_network(STRANGER) as me:
         (data_peer,), (relay,) = world.of_stage(0), world.of_stage(1)
         await trio.sleep(0.5)
-        path = (relay.peer_id,)
-        theirs = Offer(group_of(1), data_peer.peer_id, 1, 1, Leg.FORWARD, path, 1, (1,), None, 0, 0)
-        loop = replace(theirs, path=path * 2, stages=(1, 1))
+        theirs = trip_to(relay, data_peer.peer_id)
+        loop = replace(theirs, path=Path((relay.peer_id,) * 2, (1, 1)))
         for message in (theirs, loop):
             talk = await ask(world, me, relay, message)
             with pytest.raises(StreamLost):
                 await talk.receive(Credit, timeout_s=5.0)
-        own = replace(theirs, origin=STRANGER)
+        own = trip_to(relay, STRANGER)
         for strange in (
             own,
-            Announcement(group_of(1), 10**9),
-            Lost(group_of(1), 1, 1, 0, None, False),
+            Announcement(10**9),
+            Lost(Microbatch(STRANGER, 1, 1)),
         ):
             talk = await ask(world, me, relay, strange)
             with pytest.raises(Refused, match="no data peer"):
                 await talk.receive(Credit, Noted, timeout_s=5.0)
         assert relay.exchange._core.newest_for(data_peer.peer_id) < 10
         # What was meant for the stage that a peer held before is refused, and held against nobody.
-        elsewhere = replace(theirs, stages=(2,))
-        resume = Resume(group_of(1), 1, 1, path, 1, (2,), None, 0, 0, True)
-        of_relays, of_data_peers = Announcement(group_of(0), 1), Announcement(group_of(1), 1)
-        for peer, said in (
-            (relay, of_relays),
-            (relay, elsewhere),
-            (relay, resume),
-            (data_peer, of_relays),
-            (data_peer, of_data_peers),
-        ):
+        elsewhere = replace(theirs, path=Path((relay.peer_id,), (2,)))
+        resume = Resume(elsewhere, returns=True)
+        for peer, said in ((relay, elsewhere), (relay, resume), (data_peer, Announcement(1))):
             talk = await ask(world, me, peer, said)
             with pytest.raises(Refused) as refused:
                 await talk.receive(Noted, Credit, timeout_s=5.0)
@@ -254,10 +253,10 @@ async def test_strangers_learn_nothing_and_break_nothing(autojump_clock):
 
 @pytest.mark.parametrize("stages", [(1, 2), ()])
 def test_a_path_names_the_stage_of_each_relay(stages):
-    offer = Offer(group_of(1), STRANGER, 1, 1, Leg.FORWARD, ("me",), 1, stages, None, 0, 0)
-    assert trip_of(replace(offer, stages=(1,)), STRANGER, "me").stages == (1,)
+    trip = Trip(Microbatch(STRANGER, 1, 1), Leg.FORWARD, Path(("me",), (1,)), 1)
+    trip.check(STRANGER, "me")
     with pytest.raises(RemoteProtocolError, match="stage"):
-        trip_of(offer, STRANGER, "me")
+        replace(trip, path=Path(("me",), stages)).check(STRANGER, "me")
 
 
 @pytest.mark.slow
@@ -270,10 +269,7 @@ async def test_a_boundary_that_breaks_off_gives_its_slot_back(autojump_clock):
         await trio.sleep(0.5)
         for index in range(40):
             iteration = relay.exchange._core.iteration or 1
-            path, stages = (relay.peer_id,), (1,)
-            trip = (STRANGER, iteration, index, Leg.FORWARD, path, 1, stages, None, 0, 0)
-            offer = Offer(group_of(1), *trip)
-            talk = await ask(world, me, relay, offer)
+            talk = await ask(world, me, relay, trip_to(relay, STRANGER, iteration, index))
             with suppress(Refused), trio.move_on_after(1.0):
                 await talk.receive(Credit)
                 await talk.send(Boundary(None), bytes(SLOT_BYTES // 2))
@@ -294,13 +290,13 @@ async def test_what_was_offered_on_for_a_boundary_that_breaks_off_is_taken_back(
         for relay in (first, second):
             relay.roster.heard(0.0, STRANGER, 1, progress=Progress("idle", group=group_of(0)))
         await trio.sleep(1.0)
-        path, frame = (first.peer_id, second.peer_id), encode_message(Boundary(None))
+        path, frame = Path((first.peer_id, second.peer_id), (1, 2)), encode_message(Boundary(None))
         for index in range(6):
-            trip = (STRANGER, 1, index, Leg.SCORE, path, 1, (1, 2))
+            trip = Trip(Microbatch(STRANGER, 1, index), Leg.SCORE, path, 1)
             await me.connect(first.peer_id, first.network.addresses)
             stream = await me.open_stream(first.peer_id, STAGE)
             async with Conversation(stream) as talk:
-                await talk.send(Offer(group_of(1), *trip, None, 0, 0))
+                await talk.send(trip)
                 await talk.receive(Credit)
                 await stream.send_all(encode_frame(frame, SLOT_BYTES) + b"x")
                 await trio.sleep(1.0)

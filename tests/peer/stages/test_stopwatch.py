@@ -2,9 +2,15 @@
 
 import pytest
 
-from peer.observe.pipeline_facts import PipelineFacts, Spent
+from peer.facts import PipelineFacts, Spent
 from peer.stages.stopwatch import Stopwatch
+from protocol.microbatch.trainer_messages import Begun, Drop, Filled, Returned, Stepped
 from protocol.routing.measures import ENOUGH, Measures
+from protocol.wire.stage_messages import Leg
+
+
+def filled(leg, number):
+    return Filled(Leg(leg), number, 0, None)
 
 
 @pytest.fixture
@@ -18,13 +24,13 @@ def test_work_of_a_relay_begins_when_the_trainer_is_done_with_the_one_before(wat
     stopwatch = make(has_loss=False)
     stopwatch.restarted(0.0)
     for start in range(0, 10 * ENOUGH, 10):
-        stopwatch.delivered("forward", start, start + 1.0)
-        stopwatch.delivered("forward", start + 1, start + 1.0)  # waits for the first one
-        stopwatch.produced("forward", start, start + 2.0)
-        stopwatch.produced("forward", start + 1, start + 3.0)
-        stopwatch.delivered("backward", start, start + 4.0)
-        stopwatch.produced("backward", start, start + 5.0)
-        stopwatch.returned(start, start + 6.0)  # the gradient of the weights, after it
+        stopwatch.told(filled("forward", start), start + 1.0)
+        stopwatch.told(filled("forward", start + 1), start + 1.0)  # waits for the first one
+        stopwatch.took(filled("forward", start), start + 2.0)
+        stopwatch.took(filled("forward", start + 1), start + 3.0)
+        stopwatch.told(filled("backward", start), start + 4.0)
+        stopwatch.took(filled("backward", start), start + 5.0)
+        stopwatch.took(Returned(start), start + 6.0)  # the gradient of the weights, after it
     assert (measures.work().forward_us, measures.work().backward_us) == (1_000_000, 2_000_000)
     assert facts.spent_s[Spent.COMPUTING] == 4.0 * ENOUGH
 
@@ -34,13 +40,13 @@ def test_a_data_peer_has_a_loss_and_iterations(watched):
     stopwatch = make(has_loss=True)
     stopwatch.restarted(0.0)
     for start in range(0, 10 * ENOUGH, 10):
-        stopwatch.begun(start)
-        stopwatch.produced("forward", start, start + 1.0)
-        stopwatch.delivered("forward", start, start + 2.0)
-        stopwatch.produced("backward", start, start + 2.5)
-        stopwatch.delivered("backward", start, start + 4.0)
-        stopwatch.returned(start, start + 7.0)
-        stopwatch.stepped()
+        stopwatch.took(Begun(1), start)
+        stopwatch.took(filled("forward", start), start + 1.0)
+        stopwatch.told(filled("forward", start), start + 2.0)
+        stopwatch.took(filled("backward", start), start + 2.5)
+        stopwatch.told(filled("backward", start), start + 4.0)
+        stopwatch.took(Returned(start), start + 7.0)
+        stopwatch.took(Stepped(1), start + 8.0)
     work = measures.work()
     assert (work.forward_us, work.loss_us, work.backward_us) == (1_000_000, 500_000, 3_000_000)
     assert facts.iteration_s == 7.0
@@ -60,6 +66,6 @@ def test_what_is_dropped_is_no_work(watched):
     measures, _, make = watched
     stopwatch = make(has_loss=False)
     for number in range(ENOUGH):
-        stopwatch.delivered("forward", number, 1.0 * number)
-        stopwatch.dropped(number)
+        stopwatch.told(filled("forward", number), 1.0 * number)
+        stopwatch.told(Drop(number), 1.0 * number)
     assert measures.work().forward_us == 0

@@ -2,36 +2,40 @@
 
 import math
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import pytest
 import trio
+from msgspec import structs
 from trio.testing import wait_all_tasks_blocked
 
+from peer.facts import PipelineFacts
 from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedInternet
 from peer.network.simulated_stream import LinkModel
-from peer.observe.pipeline_facts import PipelineFacts
 from peer.stages.stopwatch import Stopwatch
-from peer.stages.transfers import DRAINED, KEPT_IDLE_S, MAX_AHEAD, Outgoing, Transfers
+from peer.stages.transfers import DRAINED, MAX_AHEAD, SERVED_IDLE_S, Transfers
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.errors import StreamLost
-from protocol.microbatch.trip import Leg, Microbatch, Trip
+from protocol.microbatch.core import SendBoundary
 from protocol.outcomes import RefusalReason
 from protocol.routing.measures import ENOUGH, Measures
-from protocol.wire.messages import Boundary, Credit, Kept, Offer, Refusal
+from protocol.wire.messages import Refusal
+from protocol.wire.stage_messages import Boundary, Credit, Kept, Leg, Microbatch, Path, Trip
 from protocol.wire.versions import STAGE
 
 LATENCY_S = 0.1
 CODES = bytes(50_000)
 LINK = LinkModel(latency_s=LATENCY_S, bandwidth_bytes_per_s=1e5)
 ORIGIN, RELAY = (peer_id_from_public_key(bytes([n]) * 32) for n in (1, 2))
-GROUP = "ab" * 16
 
 
 def outgoing(index):
-    trip = Trip(Microbatch(ORIGIN, 1, index), Leg.FORWARD, (RELAY,), 1, (1,))
-    return Outgoing(trip, GROUP, memoryview(CODES), None)
+    trip = Trip(Microbatch(ORIGIN, 1, index), Leg.FORWARD, Path((RELAY,), (1,)), 1)
+    return SendBoundary(trip, index, None)
+
+
+async def send(transfers, command):
+    return await transfers.send(RELAY, command, memoryview(CODES))
 
 
 class Receiver:
@@ -54,14 +58,15 @@ class Receiver:
                 self.ended += 1
 
     async def _take(self, talk):
-        offer, _ = await talk.receive(Offer)
-        self.offered.append(offer.index)
-        if offer.index in self.refused:
+        trip, _ = await talk.receive(Trip)
+        index = trip.microbatch.index
+        self.offered.append(index)
+        if index in self.refused:
             await talk.send(Refusal(RefusalReason.BEHIND, "no"))
             return
         await talk.send(Credit(0.0))
         await talk.receive(Boundary, into=memoryview(bytearray(len(CODES))))
-        self.arrived_s[offer.index] = trio.current_time()
+        self.arrived_s[index] = trio.current_time()
         await talk.send(Kept())
 
 
@@ -78,16 +83,16 @@ async def line():
 async def test_a_stream_is_used_again(autojump_clock):
     async with line() as (transfers, receiver):
         for index in range(3):
-            assert await transfers.send(outgoing(index))
+            assert await send(transfers, outgoing(index))
         assert receiver.offered == [0, 1, 2]
         assert receiver.streams == 1
 
 
 async def test_one_that_was_idle_for_long_is_not(autojump_clock):
     async with line() as (transfers, receiver):
-        assert await transfers.send(outgoing(0))
-        await trio.sleep(KEPT_IDLE_S + 1)
-        assert await transfers.send(outgoing(1))
+        assert await send(transfers, outgoing(0))
+        await trio.sleep(SERVED_IDLE_S / 2 + 1)
+        assert await send(transfers, outgoing(1))
         await trio.sleep(1)
         assert (receiver.streams, receiver.ended) == (2, 1)
 
@@ -96,10 +101,10 @@ async def test_what_was_offered_ahead_takes_the_latency_once(autojump_clock):
     async with line() as (transfers, receiver):
         for _ in range(2):
             transfers.plan_ahead(outgoing(0).trip)
-            await transfers.offer_ahead(outgoing(0).trip, GROUP)
+            await transfers.offer_ahead(RELAY, outgoing(0).trip)
         await trio.sleep(1.0)
         begin_s = trio.current_time()
-        assert await transfers.send(outgoing(0))
+        assert await send(transfers, outgoing(0))
         took_s = receiver.arrived_s[0] - begin_s
         assert took_s == pytest.approx(LATENCY_S + len(CODES) / 1e5, abs=0.05)
         assert receiver.offered == [0]
@@ -108,17 +113,17 @@ async def test_what_was_offered_ahead_takes_the_latency_once(autojump_clock):
 async def test_a_boundary_that_is_ready_while_it_is_offered_waits_for_that(autojump_clock):
     async with line() as (transfers, receiver), trio.open_nursery() as nursery:
         transfers.plan_ahead(outgoing(0).trip)
-        nursery.start_soon(transfers.offer_ahead, outgoing(0).trip, GROUP)
+        nursery.start_soon(transfers.offer_ahead, RELAY, outgoing(0).trip)
         await wait_all_tasks_blocked()
-        assert await transfers.send(outgoing(0))
+        assert await send(transfers, outgoing(0))
         assert receiver.offered == [0]
 
 
 async def test_one_that_is_sent_before_it_could_be_offered_is_offered_once(autojump_clock):
     async with line() as (transfers, receiver):
         transfers.plan_ahead(outgoing(0).trip)
-        assert await transfers.send(outgoing(0))
-        await transfers.offer_ahead(outgoing(0).trip, GROUP)
+        assert await send(transfers, outgoing(0))
+        await transfers.offer_ahead(RELAY, outgoing(0).trip)
         assert receiver.offered == [0]
 
 
@@ -126,36 +131,35 @@ async def test_one_that_is_sent_before_it_could_be_offered_is_offered_once(autoj
 async def test_what_will_not_come_is_withdrawn(autojump_clock, attempt):
     async with line() as (transfers, receiver):
         for index in range(2):
-            trip = replace(outgoing(index).trip, attempt=attempt)
+            trip = structs.replace(outgoing(index).trip, attempt=attempt)
             transfers.plan_ahead(trip)
-            await transfers.offer_ahead(trip, GROUP)
+            await transfers.offer_ahead(RELAY, trip)
         await transfers.withdraw(outgoing(0).trip.microbatch)
         await trio.sleep(1.0)
         assert receiver.ended == 1
-        sent = outgoing(1)
-        assert await transfers.send(replace(sent, trip=replace(sent.trip, attempt=attempt)))
+        assert await send(transfers, SendBoundary(trip, 1, None))
 
 
 async def test_one_move_is_taken_back_and_no_other(autojump_clock):
     async with line() as (transfers, receiver):
         for index in range(2):
             transfers.plan_ahead(outgoing(index).trip)
-            await transfers.offer_ahead(outgoing(index).trip, GROUP)
+            await transfers.offer_ahead(RELAY, outgoing(index).trip)
         for _ in range(2):
             await transfers.take_back(outgoing(0).trip)
         await trio.sleep(1.0)
         assert receiver.ended == 1
-        assert await transfers.send(outgoing(1))
+        assert await send(transfers, outgoing(1))
 
 
 async def test_no_more_than_so_many_are_offered_ahead(autojump_clock):
     async with line() as (transfers, receiver):
         for index in range(MAX_AHEAD + 2):
             transfers.plan_ahead(outgoing(index).trip)
-        await transfers.offer_ahead(outgoing(MAX_AHEAD).trip, GROUP)
+        await transfers.offer_ahead(RELAY, outgoing(MAX_AHEAD).trip)
         assert not receiver.offered
-        assert await transfers.send(outgoing(MAX_AHEAD))
-        await transfers.offer_ahead(outgoing(0).trip, GROUP)
+        assert await send(transfers, outgoing(MAX_AHEAD))
+        await transfers.offer_ahead(RELAY, outgoing(0).trip)
         await trio.sleep(1.0)
         assert receiver.offered == [MAX_AHEAD, 0]
 
@@ -163,7 +167,7 @@ async def test_no_more_than_so_many_are_offered_ahead(autojump_clock):
 async def test_an_offer_that_is_withdrawn_while_it_is_made_is_taken_back(autojump_clock):
     async with line() as (transfers, receiver), trio.open_nursery() as nursery:
         transfers.plan_ahead(outgoing(0).trip)
-        nursery.start_soon(transfers.offer_ahead, outgoing(0).trip, GROUP)
+        nursery.start_soon(transfers.offer_ahead, RELAY, outgoing(0).trip)
         await wait_all_tasks_blocked()
         await transfers.withdraw(outgoing(0).trip.microbatch)
         await trio.sleep(1.0)
@@ -176,7 +180,7 @@ async def test_boundaries_to_one_peer_go_one_after_another(autojump_clock):
         begin_s = trio.current_time()
         async with trio.open_nursery() as nursery:
             for index in range(3):
-                nursery.start_soon(transfers.send, outgoing(index))
+                nursery.start_soon(send, transfers, outgoing(index))
         each_s = len(CODES) / 1e5
         took_s = sorted(at_s - begin_s for at_s in receiver.arrived_s.values())
         opened_s = took_s[0] - each_s
@@ -187,20 +191,20 @@ async def test_boundaries_to_one_peer_go_one_after_another(autojump_clock):
 async def test_a_refusal_is_no_success_and_ends_nothing_else(autojump_clock):
     async with line() as (transfers, receiver):
         receiver.refused = {1}
-        assert await transfers.send(outgoing(0))
-        assert not await transfers.send(outgoing(1))
-        assert await transfers.send(outgoing(2))
+        assert await send(transfers, outgoing(0))
+        assert not await send(transfers, outgoing(1))
+        assert await send(transfers, outgoing(2))
 
 
 async def test_the_next_one_waits_until_the_line_is_nearly_free(autojump_clock):
     """What lies in p2pd's buffers is not on the line yet, and small messages wait behind it."""
     async with line() as (transfers, _):
         for index in range(ENOUGH):
-            assert await transfers.send(outgoing(index))
-        measured_s = transfers._stopwatch.line_s(RELAY)
+            assert await send(transfers, outgoing(index))
+        measured_s = transfers._stopwatch.measures.line_s(RELAY)
         assert measured_s == pytest.approx(len(CODES) / 1e5, abs=0.25)
         began_s = trio.current_time()
-        talk = await transfers._credited(outgoing(7))
+        talk = await transfers._credited(RELAY, outgoing(7).trip)
         assert not await transfers._drained(talk, RELAY, began_s)
         assert trio.current_time() - began_s == pytest.approx(DRAINED * measured_s, abs=0.01)
 
@@ -210,10 +214,10 @@ async def test_after_one_kept_stream_has_failed_the_others_are_not_tried(autojum
     async with line() as (transfers, receiver):
         async with trio.open_nursery() as nursery:
             for index in range(3):
-                nursery.start_soon(transfers.send, outgoing(index))
+                nursery.start_soon(send, transfers, outgoing(index))
         assert receiver.streams == 3
-        for _, talk in transfers._streams._idle[RELAY]:
+        for _, talk in transfers._idle[RELAY]:
             await talk.aclose()
-        assert not await transfers.send(outgoing(3))
-        assert await transfers.send(outgoing(4))
+        assert not await send(transfers, outgoing(3))
+        assert await send(transfers, outgoing(4))
         assert receiver.streams == 4

@@ -16,7 +16,7 @@ from peer.state.gathering import Gathering, own_digests, whole_state
 from peer.state.state_file import StateManifest, state_bytes
 from protocol.errors import RemoteProtocolError, StreamLost
 from protocol.limits import STATE_CHUNK_BYTES
-from protocol.run.merkle import chunk_digest, merkle_root
+from protocol.state_chunks import chunk_digest, merkle_root
 
 
 class Liar(Fetcher):

@@ -13,7 +13,9 @@ from peer.network import conversation
 from peer.state.fetching import ExpectedState
 from peer.state.gathering import whole_state
 from protocol.errors import Refused, RemoteProtocolError
-from protocol.wire.messages import Message, StateReply, encode_message
+from protocol.wire.fields import Message
+from protocol.wire.messages import encode_message
+from protocol.wire.state_messages import StateReply
 
 
 @pytest.mark.parametrize("digits", [31, 33, 63])

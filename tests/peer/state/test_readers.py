@@ -31,7 +31,7 @@ from protocol.limits import (
 )
 from protocol.outcomes import RefusalReason
 from protocol.run.needs import KEPT_STATES
-from protocol.wire.messages import Chunk, GetChunks, GetSpec, GetState, SpecReply, StateReply
+from protocol.wire.state_messages import Chunk, GetChunks, GetSpec, GetState, SpecReply, StateReply
 from protocol.wire.versions import STATE
 
 THIN = LinkModel(latency_s=0.02, bandwidth_bytes_per_s=4 * MIN_FETCH_BYTES_PER_S)

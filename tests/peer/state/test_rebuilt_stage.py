@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from peer.state.rebuilt_stage import Neighbour, rebuild
-from protocol.run.layout import Layout
-from protocol.run.stages import stage_layouts
+from protocol.run.layout import Layout, stage_layouts
 
 SIZE = 4
 FIRST = 9.0

@@ -1,13 +1,13 @@
 """Serving and fetching run spec, blobs and state, on the simulated network."""
 
 import errno
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import trio
+from msgspec.structs import replace
 from service_worlds import BLOB, DIGEST, FOUNDER, GROUP, SIGNED, P, empty_vectors, world
 from trio.testing import MockClock
 
@@ -21,7 +21,7 @@ from protocol.limits import STATE_CHUNK_BYTES
 from protocol.membership.group import Group
 from protocol.outcomes import RefusalReason
 from protocol.state_sample import BLOCK_VALUES, block_starts
-from protocol.wire.messages import Chunk, GetChunks, GetState
+from protocol.wire.state_messages import Chunk, GetChunks, GetState
 from protocol.wire.versions import STATE
 
 

@@ -24,7 +24,7 @@ from peer.state.state_file import (
 )
 from protocol.errors import RemoteProtocolError
 from protocol.limits import STATE_CHUNK_BYTES
-from protocol.run.merkle import chunk_digest, merkle_root
+from protocol.state_chunks import chunk_digest, merkle_root
 
 P = 3 * STATE_CHUNK_BYTES // 8 - HEADER_BYTES // 8 + 128
 SCALARS = StateScalars("ab" * 16, 7, 390, "cd" * 16, 2, 12_345, 1 << 40, 0.5)

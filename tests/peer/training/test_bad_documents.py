@@ -1,9 +1,8 @@
 """Documents and shards that are broken: told by their places, and harmless where they can be."""
 
 import gzip
-import io
-import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from peer.training.corpus import InvalidCorpus, shard_process
+from peer.training.corpus import InvalidCorpus
 from peer.training.corpus.documents import Shard, documents, glob_texts, shards_of
-from peer.training.corpus.shard_files import outputs
+from peer.training.corpus.tokenise import outputs, tokenise_shard
 from peer.training.corpus.tokenizer import ByteTokenizer
 
 LINE = b'{"text": "a word or two"}\n'
@@ -82,30 +81,23 @@ class Panic(BaseException):
     """No Exception."""
 
 
-def said_of(path: Path, folder: Path) -> dict[str, object]:
-    """The last word of a process that tokenised a file into a folder."""
-    (shard,) = shards_of("jsonl", str(path))
-    out = io.StringIO()
-    assert shard_process.work("bytes", folder, [(0, shard)], out) == 1
-    said: dict[str, object] = json.loads(out.getvalue().splitlines()[-1])
-    return said
-
-
-def test_what_the_tokenizer_cannot_read_is_told(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(shard_process, "load_tokenizer", lambda _: Picky())
+def test_what_the_tokenizer_cannot_read_is_told(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_bytes(LINE + b'{"text": "bad"}\n')
+    path.write_bytes(LINE + b'{"text": "bad"}\n' + LINE)
+    (shard,) = shards_of("jsonl", str(path))
     said = f"{path}, line 2: the tokenizer cannot read it (Panic: index out of bounds); mend or"
-    assert str(said_of(path, tmp_path)["error"]).startswith(said)
+    with pytest.raises(InvalidCorpus, match=re.escape(said)):
+        tokenise_shard(shard, Picky(), outputs(tmp_path, 0))
+    assert [each.name for each in tmp_path.iterdir()] == ["a.jsonl"]
 
 
-def test_a_process_that_cannot_write_says_where(tmp_path: Path) -> None:
+def test_a_disk_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(LINE)
+    (shard,) = shards_of("jsonl", str(path))
     nowhere = tmp_path / "nowhere"
-    said = said_of(path, nowhere)
-    assert str(said["path"]).startswith(f"{nowhere}/.0.train.")
-    assert said["errno"]
+    with pytest.raises(OSError, match=re.escape(f"{nowhere}/.0.train.")):
+        tokenise_shard(shard, ByteTokenizer(), outputs(nowhere, 0))
 
 
 def test_a_shard_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch) -> None:
@@ -120,7 +112,7 @@ def test_a_shard_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch) 
     path, names = tmp_path / "a.jsonl", outputs(tmp_path, 0)
     path.write_bytes(LINE)
     (shard,) = shards_of("jsonl", str(path))
-    assert shard_process.work("bytes", tmp_path, [(0, shard)], io.StringIO()) == 0
+    tokenise_shard(shard, ByteTokenizer(), names)
     assert {name.stat().st_ino for name in names} == synced
 
 

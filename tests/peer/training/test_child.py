@@ -1,6 +1,5 @@
 """Running out of memory: found in the dry run, told apart in training."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +7,15 @@ import numpy as np
 import pytest
 import torch
 from existing import existing
+from msgspec.structs import replace
 
-from peer.training import calibrate, child
+from peer.training import calibrate
+from peer.training.child import tasks
 from peer.training.corpus.packed import InvalidCorpus
 from peer.training.device import choose_device, choose_precision, is_out_of_memory
 from peer.training.errors import NonFinite
-from peer.training.messages import Failed, Ready, TrainerSettings
-from peer.training.pipe import PipeError, SocketChannel, Task
+from peer.training.messages import Begin, Failed, Ready, TrainerSettings
+from peer.training.pipe import PipeError, SocketChannel
 from peer.training.step import Stepper
 from protocol.run.run_spec import RunSpec
 
@@ -34,7 +35,8 @@ class FakeChannel(SocketChannel):
         self.events.append(event)
 
     def next_task(self):
-        return existing(self._task)
+        name, descriptors = existing(self._task)
+        return Begin(name, SETTINGS, len(descriptors)), descriptors
 
 
 @pytest.mark.parametrize(
@@ -61,11 +63,11 @@ def test_failures_are_told_apart(monkeypatch, capsys, error, reason, when):
     def build(*_):
         if when == "build":
             raise error
-        return None, READY
+        return None, READY, channel
 
-    monkeypatch.setattr(child, "InnerLoop", Loop)
+    monkeypatch.setattr(tasks, "InnerLoop", Loop)
     channel = FakeChannel()
-    assert child.train(channel, build) == 1
+    assert tasks.train(channel, build) == 1
     failed = channel.events[-1]
     assert isinstance(failed, Failed)
     assert failed.reason == (reason or {"build": "unusable", "train": "error"}[when])
@@ -80,16 +82,16 @@ def test_a_full_disk_is_told_as_what_it_is():
         Path("/dev/full").open("wb", buffering=0) as full,
         pytest.raises(OSError, match="No space left on device"),
     ):
-        child.create(FakeChannel(), settings, full.fileno())
+        tasks.create(FakeChannel(), settings, full.fileno())
 
 
 def test_a_model_that_cannot_be_made_is_told(monkeypatch, capsys):
     def create(*_):
         raise OSError("no such checkpoint")
 
-    monkeypatch.setattr(child, "create", create)
-    channel = FakeChannel(Task("create", SETTINGS, (3,)))
-    assert child.serve(channel) == 1
+    monkeypatch.setattr(tasks, "create", create)
+    channel = FakeChannel(("create", (3,)))
+    assert tasks.serve(channel) == 1
     assert channel.events == [Failed("unusable", "no such checkpoint")]
 
 
@@ -153,8 +155,8 @@ def test_a_missing_device_is_told_with_what_to_do(monkeypatch, built, count, sen
         choose_device("cuda:2" if count else "cuda")
 
 
-@pytest.mark.parametrize("task", [Task("dance", SETTINGS, ()), Task("train", SETTINGS, (3,))])
+@pytest.mark.parametrize("task", [("dance", ()), ("train", (3,))])
 def test_what_is_no_task_ends_the_child(task):
     channel = FakeChannel(task)
-    with pytest.raises(PipeError, match=task.name):
-        child.serve(channel)
+    with pytest.raises(PipeError, match=task[0]):
+        tasks.serve(channel)

@@ -1,4 +1,4 @@
-"""Data sets of documents: read by shard, tokenised in several processes, kept when done."""
+"""Data sets of documents: read by shard, tokenised some at a time, kept when done."""
 
 import gzip
 import json
@@ -75,7 +75,7 @@ def test_what_was_tokenised_is_not_tokenised_again(
     def refuse(*_: object) -> None:
         raise AssertionError("it was tokenised already")
 
-    monkeypatch.setattr(tokenise, "run_processes", refuse)
+    monkeypatch.setattr(tokenise, "tokenise_shard", refuse)
     again = prepare_corpus(spec_of(source), tmp_path / "cache")
     assert again.manifest_digest == first.manifest_digest
     for shard_file in (tmp_path / "cache").glob("tokens-*/1.train"):
@@ -165,7 +165,7 @@ def test_a_data_set_may_have_more_shards_than_files_can_be_open(
     for number in range(40):
         (tmp_path / f"{number:02d}.jsonl").write_text('{"text": "x"}\n')
 
-    def tokenised(shards, source: str, folder: Path, check: object) -> None:
+    def tokenised(shards, tokenizer: object, folder: Path, check: object) -> None:
         for number in range(len(shards)):
             (folder / f"{number}.train").write_bytes(b"%02d" % number * 100)
             (folder / f"{number}.held-out").write_bytes(b"h" * 100)
@@ -209,7 +209,7 @@ def test_a_data_set_of_the_hub_is_known_by_its_commit(
         asked.append({"name": name, "config": config, **options})
         return stream
 
-    def tokenised(shards, source: str, folder: Path, check: object) -> None:
+    def tokenised(shards, tokenizer: object, folder: Path, check: object) -> None:
         folders.append(folder)
         for part in ("train", "held-out"):
             (folder / f"0.{part}").write_bytes(b"x" * 100)

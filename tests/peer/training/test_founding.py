@@ -34,7 +34,7 @@ from peer.training.model import FlatModel, model_shapes
 from peer.training.ports import Trainer, TrainerDied
 from peer.training.process import create_model, trainer_starter
 from peer.training.shared import SharedVector
-from protocol.fragment.trainer_messages import (
+from protocol.diloco.trainer_messages import (
     FragmentSent,
     Merge,
 )

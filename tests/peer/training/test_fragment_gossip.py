@@ -18,7 +18,7 @@ from peer.training.messages import (
 from peer.training.shared import CodeRegions
 from peer.training.streaming_gossip import FragmentDeltas, FragmentGossip, regions_of, snapshots_of
 from peer.training.toy import ToyWeights, simulated_layout
-from protocol.fragment.trainer_messages import (
+from protocol.diloco.trainer_messages import (
     FragmentMerged,
     FragmentSent,
     Merge,

@@ -34,7 +34,7 @@ class SilentChild:
 
 def _trainer(child):
     regions = CodeRegions.create((128, 128))
-    return ProcessTrainer(child, lambda _: regions, lambda: None, Watchdog(RunSpec()))
+    return ProcessTrainer(child, lambda _: (regions, None), Watchdog(RunSpec()))
 
 
 async def test_a_start_that_never_ends_is_a_hang(autojump_clock):

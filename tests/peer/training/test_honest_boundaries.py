@@ -11,7 +11,7 @@ from peer.codec.base import root_mean_square
 from peer.training.schedule import learning_rate
 from peer.training.stages.steppers import GradientSum, stage_clip_norm
 from protocol.microbatch.sizes import BoundarySizes, SizeVerdict
-from protocol.microbatch.trip import Leg
+from protocol.wire.stage_messages import Leg
 
 STEPS, MICROBATCHES, WARMUP = 30, 4, 5
 PEERS = 2

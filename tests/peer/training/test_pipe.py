@@ -1,8 +1,10 @@
 """Messages between daemon and trainer: there and back, and nothing else."""
 
+import contextlib
 from typing import Any
 
 import msgpack
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,26 +12,29 @@ from hypothesis import strategies as st
 from peer.training import pipe
 from peer.training.messages import (
     Apply,
+    Begin,
     Evaluated,
     Load,
+    ModelCreated,
     Progress,
     Ready,
     RoundClosed,
     Stop,
+    TrainerCommand,
+    TrainerEvent,
     TrainerSettings,
     TrainRound,
 )
-from protocol.fragment.trainer_messages import (
+from protocol.diloco.trainer_messages import (
     Amend,
     FragmentSent,
     Merge,
 )
 from protocol.microbatch.trainer_messages import (
     Begun,
-    Deliver,
-    Produced,
+    Filled,
 )
-from protocol.microbatch.trip import Leg
+from protocol.wire.stage_messages import Leg
 
 MESSAGES: list[Any] = [
     Load(3),
@@ -38,10 +43,10 @@ MESSAGES: list[Any] = [
     Apply(7),
     Evaluated(7, 2.5, 8192, 0.25),
     Ready(10, 128, "ab", "cpu", "fp32", 8, 11.5, (("a", (2, 3)),)),
-    TrainerSettings(b"{}", "a", "/c", 256),
-    pipe.ModelCreated((("a", (2, 3)), ("b", ())), (("a", (2, 3)), ("b", ()), ("c", (4,))), "{}"),
-    Deliver(Leg.BACKWARD, 3, 1, 2.5),
-    Produced(Leg.FORWARD, 3, 9, None),
+    Begin("train", TrainerSettings(b"{}", "a", "/c", 256), 2),
+    ModelCreated((("a", (2, 3)), ("b", ())), (("a", (2, 3)), ("b", ()), ("c", (4,))), "{}"),
+    Filled(Leg.BACKWARD, 3, 1, 2.5),
+    Filled(Leg.FORWARD, 3, 9, None),
     Begun(4),
     RoundClosed(3, None, 5, 40, 2.5, None, 0, 40, 1.5, 200.0),
     RoundClosed(3, 1, 5, 40, 2.5, "ab", 0, 40, 1.5, 200.0),
@@ -52,6 +57,9 @@ MESSAGES: list[Any] = [
 ]
 
 
+ALL = msgspec.msgpack.Decoder(Begin | TrainerCommand | TrainerEvent | ModelCreated)
+
+
 def _frame(tree):
     body = msgpack.packb(tree)
     return len(body).to_bytes(4, "big") + body
@@ -60,10 +68,10 @@ def _frame(tree):
 @given(st.integers(1, 50))
 def test_messages_survive_in_pieces(size):
     data = b"".join(pipe.encode(message) for message in MESSAGES)
-    decoder = pipe.Decoder()
+    frames = pipe.FrameDecoder(ALL)
     received: list[object] = []
     for start in range(0, len(data), size):
-        received += decoder.feed(data[start : start + size])
+        received += frames.feed(data[start : start + size])
     assert received == MESSAGES
 
 
@@ -85,20 +93,29 @@ def test_messages_survive_in_pieces(size):
 )
 def test_anything_else_is_refused(tree):
     with pytest.raises(pipe.PipeError):
-        list(pipe.Decoder().feed(_frame(tree)))
+        list(pipe.FrameDecoder(ALL).feed(_frame(tree)))
 
 
 def test_a_frame_over_the_bound_is_refused_before_it_is_read():
     with pytest.raises(pipe.PipeError, match="allowed"):
-        list(pipe.Decoder().feed((pipe.MAX_FRAME_BYTES + 1).to_bytes(4, "big")))
+        list(pipe.FrameDecoder(ALL).feed((pipe.MAX_FRAME_BYTES + 1).to_bytes(4, "big")))
     with pytest.raises(pipe.PipeError, match="allowed"):
-        pipe.encode(TrainerSettings(bytes(pipe.MAX_FRAME_BYTES), "a", "/c", 256))
+        pipe.encode(Load(1, "x" * pipe.MAX_FRAME_BYTES))
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_each_end_takes_what_the_other_says_and_nothing_else(message):
+    taken = 0
+    for decoder in (pipe.TO_TRAINER, pipe.FROM_TRAINER):
+        with contextlib.suppress(pipe.PipeError):
+            taken += list(pipe.FrameDecoder(decoder).feed(pipe.encode(message))) == [message]
+    assert taken == (2 if isinstance(message, Filled) else 1)  # slots are filled at both ends
 
 
 @given(st.binary(max_size=200))
 def test_garbage_never_gets_through(data):
     try:
-        messages = list(pipe.Decoder().feed(data))
+        messages = list(pipe.FrameDecoder(ALL).feed(data))
     except pipe.PipeError:
         return
     assert all(pipe.encode(message) in data for message in messages)

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import blake3
 import numpy as np
@@ -14,14 +13,16 @@ import psutil
 import pytest
 import torch
 import trio
+from msgspec.structs import replace
 
 from peer.training import pipe
-from peer.training.child import NICENESS_ON_CPU
+from peer.training.child.tasks import NICENESS_ON_CPU
 from peer.training.child_process import spare_child
 from peer.training.corpus import prepare_corpus
 from peer.training.messages import (
     Applied,
     Apply,
+    Begin,
     Evaluate,
     Evaluated,
     Failed,
@@ -35,7 +36,7 @@ from peer.training.model import FlatModel, initial_module, model_shapes
 from peer.training.ports import TrainerDied
 from peer.training.process import ProcessTrainer, create_model, trainer_starter
 from peer.training.shared import NUM_SLOTS, SharedVector
-from protocol.fragment.trainer_messages import (
+from protocol.diloco.trainer_messages import (
     Amend,
     FragmentMerged,
     FragmentSent,
@@ -121,7 +122,6 @@ async def test_it_learns_and_says_why_it_refuses(corpus, optimizer):
         assert applied.pause_s > 0
         await trainer.send(Evaluate(0))
         assert (await _next(trainer, Evaluated)).loss < before - 0.5
-        assert trainer.statistics().commands == 5
         await trainer.send(Apply(0))
         failed = await trainer.receive()
         assert isinstance(failed, Failed)
@@ -184,7 +184,7 @@ async def test_fragments_come_and_go(corpus):
         while closed is None or closed.round == 0:
             event = await trainer.receive()
             if isinstance(event, FragmentSent):
-                codes = trainer.fragment_codes(event.fragment)
+                codes = trainer.codes(event.fragment)
                 assert blake3.blake3(codes).hexdigest(length=16) == event.digest
                 sent.append((event.fragment, event.cycle, event.steps))
                 await trainer.send(Merge(event.fragment, event.cycle, (0,), ()))
@@ -195,7 +195,7 @@ async def test_fragments_come_and_go(corpus):
         assert sent == [(1, 0, 5), (0, 1, 10), (1, 1, 10), (0, 2, 10)]
         assert merged == [(1, 0), (0, 1), (1, 1)]
         assert (closed.slot, closed.steps) == (None, 10)
-        sizes = [len(trainer.fragment_codes(fragment)) for fragment in range(2)]
+        sizes = [len(trainer.codes(fragment)) for fragment in range(2)]
         assert sum(sizes) == slow.array.size * 130 // 128
 
 
@@ -241,11 +241,11 @@ async def test_a_child_that_cannot_start_says_why(corpus, tmp_path):
 def test_it_ends_when_the_daemon_is_gone(corpus, when, tmp_path):
     ours, theirs = socket.socketpair()
     with theirs:
-        command = [sys.executable, "-m", "peer.training", str(theirs.fileno())]
+        command = [sys.executable, "-m", "peer.training.child", str(theirs.fileno())]
         child = subprocess.Popen(command, pass_fds=[theirs.fileno()])
     with ours:
         if when == "waiting":
-            order = pipe.encode(pipe.Begin("create", 1)) + pipe.encode(_settings(corpus))
+            order = pipe.encode(Begin("create", _settings(corpus), 1))
             with (tmp_path / "weights").open("wb") as weights:
                 socket.send_fds(ours, [order], [weights.fileno()])
             ours.settimeout(LIMIT_S)

@@ -19,8 +19,7 @@ from peer.training.messages import (
 from peer.training.ports import Trainer
 from peer.training.simulated import SimulatedSpeed, simulated_starter
 from peer.training.toy import simulated_layout
-from protocol.fragment.fragments import fragments_of_run
-from protocol.fragment.trainer_messages import (
+from protocol.diloco.trainer_messages import (
     Amend,
     FragmentMerged,
     FragmentSent,
@@ -28,6 +27,7 @@ from protocol.fragment.trainer_messages import (
     Yield,
     Yielded,
 )
+from protocol.fragment.fragments import fragments_of_run
 from protocol.run.run_spec import RunSpec, SyncSection
 from protocol.run.sections import DilocoSection
 

@@ -8,14 +8,13 @@ from peer.training.model import model_config
 from peer.training.stages.compute import StageCompute
 from peer.training.stages.module import initial_stage
 from protocol.microbatch.trainer_messages import (
-    Deliver,
+    Filled,
     Finish,
-    Produced,
-    Release,
+    Freed,
     Resend,
     Stepped,
 )
-from protocol.microbatch.trip import Leg
+from protocol.wire.stage_messages import Leg
 
 
 def boundary(seed):
@@ -98,15 +97,15 @@ def test_a_relay_sends_its_activations_once_more():
         fill(stage, slot, slot)
     quiet = [None] * 20  # what comes before is done before what comes after is seen
     commands = [
-        Deliver(Leg.FORWARD, 0, 0, None),
-        Deliver(Leg.FORWARD, 1, 1, None),
+        Filled(Leg.FORWARD, 0, 0, None),
+        Filled(Leg.FORWARD, 1, 1, None),
         Resend(0),
         Resend(9),
         *quiet,
-        Deliver(Leg.BACKWARD, 0, 2, 2.5),
+        Filled(Leg.BACKWARD, 0, 2, 2.5),
         *quiet,
-        Release(4),
-        Deliver(Leg.BACKWARD, 1, 3, 2.5, adds=False),
+        Freed(4),
+        Filled(Leg.BACKWARD, 1, 3, 2.5, adds=False),
         Finish(),
     ]
     stepper, script = relay(stage, commands)
@@ -114,7 +113,7 @@ def test_a_relay_sends_its_activations_once_more():
     emit = script.emit
 
     def watch(event):
-        if isinstance(event, Produced):
+        if isinstance(event, Filled):
             coded = bytes(stage.ring.slot(event.slot))
             slots.setdefault((event.leg, event.number), []).append(coded)
         emit(event)

@@ -9,13 +9,12 @@ from test_stages import Stage, blocks, relay, run_spec
 from peer.training.stages.steppers import FIRST_CLIP, GradientSum, length_of
 from protocol.microbatch.gradient_shares import CLIP
 from protocol.microbatch.trainer_messages import (
-    Deliver,
+    Filled,
     Finish,
-    Produced,
-    Release,
+    Freed,
     Stepped,
 )
-from protocol.microbatch.trip import Leg
+from protocol.wire.stage_messages import Leg
 
 CLIP_NORM = 0.5
 HONEST = 4
@@ -49,12 +48,12 @@ def stepped(gradients, warm=True):
 
 
 def run(stage, stepper, script, gradients):
-    made = [event.slot for event in script.events if isinstance(event, Produced)]
-    script.commands.extend(Release(slot) for slot in made)
+    made = [event.slot for event in script.events if isinstance(event, Filled)]
+    script.commands.extend(Freed(slot) for slot in made)
     for number, gradient in enumerate(gradients):
         stage.compute.forward(number, boundary(number))
         stage.coder.write(gradient, stage.ring.slot(number))
-        script.commands.append(Deliver(Leg.BACKWARD, number, number, 2.5))
+        script.commands.append(Filled(Leg.BACKWARD, number, number, 2.5))
     script.commands.append(Finish())
     return stepper.step(blocks(), 1e-3)
 

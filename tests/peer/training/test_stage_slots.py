@@ -4,9 +4,9 @@ import pytest
 import torch
 from test_stages import Stage, run_spec
 
+from peer.training.ring import MAX_SLOTS, MIN_SLOTS, BoundaryRing
 from peer.training.shared import code_memory
 from peer.training.stages.build import graph_bytes, slots_for
-from peer.training.stages.ring import MAX_SLOTS, MIN_SLOTS, BoundaryRing
 
 
 def held_by(stage, *, checkpoints=False):

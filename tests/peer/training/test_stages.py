@@ -1,8 +1,9 @@
 """Stages of a pipeline compute what the whole model computes."""
 
-import dataclasses
 from collections import deque
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -11,29 +12,26 @@ from transformers import LlamaForCausalLM
 from peer.codec import get_codec
 from peer.training.model import FlatModel, model_config
 from peer.training.optimizer import inner_optimizer
+from peer.training.ring import BoundaryRing
 from peer.training.shared import code_memory
+from peer.training.stages.channel import BoundaryCoder, StageChannel
 from peer.training.stages.compute import StageCompute
-from peer.training.stages.desk import BoundaryCoder, Desk, StageChannel
 from peer.training.stages.module import StageModule, initial_stage
-from peer.training.stages.ring import BoundaryRing
 from peer.training.stages.steppers import DataPeerStepper, RelayStepper, stage_clip_norm
 from peer.training.step import Stepper
 from protocol.microbatch.trainer_messages import (
     Begun,
-    Deliver,
     Drop,
+    Filled,
     Finish,
-    Produced,
-    Release,
+    Freed,
     Returned,
     StageCommand,
     Stepped,
-    Taken,
 )
-from protocol.microbatch.trip import Leg
-from protocol.run.layout import Layout
+from protocol.run.layout import Layout, stage_layouts
 from protocol.run.run_spec import RunSpec
-from protocol.run.stages import stage_layouts
+from protocol.wire.stage_messages import Leg
 
 CPU = torch.device("cpu")
 STAGES = 3
@@ -86,15 +84,15 @@ class Path:
         self.relays = relays
         self.lost = lost
         self.events = []
-        self._produced: deque[Produced] = deque()
+        self._produced: deque[Filled] = deque()
         self._commands: deque[StageCommand] = deque()
         self._free = deque(home.ring.inbound)
 
     def emit(self, event):
         self.events.append(event)
-        if isinstance(event, Produced):
+        if isinstance(event, Filled):
             self._produced.append(event)
-        elif isinstance(event, Taken):
+        elif isinstance(event, Freed):
             self._free.append(event.slot)
 
     def next_command(self, *, wait, timeout_s=None):
@@ -103,7 +101,7 @@ class Path:
         return self._commands.popleft() if self._commands else None
 
     def _walk(self, produced):
-        self._commands.append(Release(produced.slot))
+        self._commands.append(Freed(produced.slot))
         if produced.number in self.lost and produced.leg == Leg.FORWARD:
             self._commands.append(Drop(produced.number))
             return
@@ -119,13 +117,13 @@ class Path:
                     boundary = relay.compute.score_through(boundary)
         slot = self._free.popleft()
         self.home.coder.write(boundary, self.home.ring.slot(slot))
-        self._commands.append(Deliver(produced.leg, produced.number, slot, produced.loss))
+        self._commands.append(Filled(produced.leg, produced.number, slot, produced.loss))
 
 
 def data_peer(stage, path, in_flight=3):
-    desk = Desk(StageChannel(path), stage.ring, stage.coder)
+    channel = StageChannel(path, stage.ring, stage.coder)
     return DataPeerStepper(
-        stage.compute, desk, stage.model, stage.optimizer, sequences=2, in_flight=in_flight
+        stage.compute, channel, stage.model, stage.optimizer, sequences=2, in_flight=in_flight
     )
 
 
@@ -190,7 +188,7 @@ def test_loss_and_gradients_are_those_of_the_whole_model(tied):
             kept.append(gradients(stages))
             return torch.zeros(())
 
-    stepper._end._optimizer = Keeping()
+    stepper._optimizer = Keeping()
     result = stepper.step(blocks(), 1e-3)
     loss = whole.loss(torch.from_numpy(blocks()))
     loss.backward()
@@ -237,7 +235,7 @@ def test_coarse_boundaries_change_the_gradient_a_little(codec, tolerance):
                 found.append(self.model.gradient_P.clone())
                 return torch.zeros(())
 
-        stepper._end._optimizer = Keeping(stages[0].model)
+        stepper._optimizer = Keeping(stages[0].model)
         stepper.step(blocks(), 1e-3)
     exact, coarse = found
     assert 0 < float((coarse - exact).norm() / exact.norm()) < tolerance
@@ -272,7 +270,7 @@ def test_the_loss_of_blocks_is_that_of_the_whole_model():
     path = Path(stages[0], stages[1:])
     loss = data_peer(stages[0], path).loss_of(blocks())
     assert loss == pytest.approx(float(whole.loss(torch.from_numpy(blocks())).detach()), rel=1e-5)
-    assert {e.leg for e in path.events if isinstance(e, Produced)} == {Leg.SCORE}
+    assert {e.leg for e in path.events if isinstance(e, Filled)} == {Leg.SCORE}
 
 
 class Script:
@@ -290,9 +288,9 @@ class Script:
 
 
 def relay(stage, commands):
-    script = Script(commands)
-    desk = Desk(StageChannel(script), stage.ring, stage.coder)
-    stepper = RelayStepper(stage.compute, desk, stage.model, stage.optimizer)
+    script: Any = Script(commands)
+    channel = StageChannel(script, stage.ring, stage.coder)
+    stepper = RelayStepper(stage.compute, channel, stage.model, stage.optimizer)
     return stepper, script
 
 
@@ -305,14 +303,14 @@ def test_a_relay_sends_gradients_before_it_begins_new_forwards():
     stage = Stage(run_spec(), 1)
     for slot in range(3):
         fill(stage, slot, slot)
-    commands = [Deliver(Leg.FORWARD, 0, 0, None)]
+    commands = [Filled(Leg.FORWARD, 0, 0, None)]
     stepper, script = relay(stage, commands)
     stage.compute.forward(9, torch.zeros(2, 16, 32))
     script.commands = deque(
-        [Deliver(Leg.FORWARD, 0, 0, None), Deliver(Leg.BACKWARD, 9, 1, 2.5), Release(4), Finish()]
+        [Filled(Leg.FORWARD, 0, 0, None), Filled(Leg.BACKWARD, 9, 1, 2.5), Freed(4), Finish()]
     )
     result = stepper.step(blocks(), 1e-3)
-    legs = [(e.leg, e.number) for e in script.events if isinstance(e, Produced)]
+    legs = [(e.leg, e.number) for e in script.events if isinstance(e, Filled)]
     assert legs == [(Leg.BACKWARD, 9), (Leg.FORWARD, 0)]
     assert Stepped(1) in script.events
     assert float(result.loss) == 2.5
@@ -321,17 +319,17 @@ def test_a_relay_sends_gradients_before_it_begins_new_forwards():
 def test_a_score_that_comes_with_the_end_of_a_step_does_not_wait_for_the_next():
     stage = Stage(run_spec(), 1)
     fill(stage, 0, 0)
-    stepper, script = relay(stage, [Finish(), Deliver(Leg.SCORE, 5, 0, None)])
+    stepper, script = relay(stage, [Finish(), Filled(Leg.SCORE, 5, 0, None)])
     stepper.step(blocks(), 1e-3)
-    assert [(e.leg, e.number) for e in script.events if isinstance(e, Produced)] == [(Leg.SCORE, 5)]
+    assert [(e.leg, e.number) for e in script.events if isinstance(e, Filled)] == [(Leg.SCORE, 5)]
 
 
 def test_a_gradient_that_nobody_waits_for_is_not_looked_at():
     stage = Stage(run_spec(), 1)
-    stepper, script = relay(stage, [Deliver(Leg.BACKWARD, 5, 2, 1.0), Finish()])
+    stepper, script = relay(stage, [Filled(Leg.BACKWARD, 5, 2, 1.0), Finish()])
     before = stage.model.theta_P.clone()
     stepper.step(blocks(), 1e-3)
-    assert [e for e in script.events if isinstance(e, Taken)] == [Taken(2)]
+    assert [e for e in script.events if isinstance(e, Freed)] == [Freed(2)]
     assert Stepped(0) in script.events
     assert torch.equal(stage.model.theta_P, before)
 
@@ -356,4 +354,4 @@ def test_slots_beyond_the_ring_do_not_exist():
 
 
 def test_messages_of_stages_are_plain_data():
-    assert dataclasses.asdict(Deliver(Leg.FORWARD, 1, 2, None))["leg"] == "forward"
+    assert msgspec.to_builtins(Filled(Leg.FORWARD, 1, 2, None))["leg"] == "forward"

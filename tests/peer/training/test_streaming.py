@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from peer.training.messages import TrainRound
 from peer.training.streaming import FragmentSync
-from protocol.fragment.trainer_messages import (
+from protocol.diloco.trainer_messages import (
     Amend,
     FragmentMerged,
     FragmentSent,
     Merge,
     Yield,
 )
-from protocol.fragment.trainer_messages import (
+from protocol.diloco.trainer_messages import (
     Yielded as YieldedEvent,
 )
 from protocol.run.run_spec import RunSpec, SyncSection

@@ -33,7 +33,7 @@ from peer.training.messages import (
 )
 from peer.training.ports import TrainerDied
 from peer.training.schedule import learning_rate
-from protocol.fragment.trainer_messages import (
+from protocol.diloco.trainer_messages import (
     Amend,
     FragmentMerged,
     FragmentSent,
@@ -194,7 +194,7 @@ async def fragments_are_sent_and_merged_at_their_steps(life: Life) -> None:
     ends = [type(e) for e in life.seen if isinstance(e, FragmentSent | RoundClosed)]
     assert ends == 2 * [FragmentSent, FragmentSent, RoundClosed]
     for sent in life.of(FragmentSent)[-2:]:
-        assert digest_of(life.trainer.fragment_codes(sent.fragment)) == sent.digest
+        assert digest_of(life.trainer.codes(sent.fragment)) == sent.digest
 
 
 async def fragments_follow_the_number_of_the_round(life: Life) -> None:
@@ -252,7 +252,7 @@ async def fragments_leave_at_their_nominal_steps(life: Life) -> None:
     merged = {(e.fragment, e.cycle) for e in life.of(FragmentMerged)}
     assert {(e.fragment, e.cycle) for e in sent[:3]} <= merged
     for event in sent[-2:]:
-        assert digest_of(life.trainer.fragment_codes(event.fragment)) == event.digest
+        assert digest_of(life.trainer.codes(event.fragment)) == event.digest
 
 
 async def fragments_follow_the_nominal_step_and_not_the_round(life: Life) -> None:

@@ -52,9 +52,6 @@ class Trainers:
             def codes(self, slot):
                 return memoryview(bytes([number, slot]))
 
-            def fragment_codes(self, fragment):
-                return memoryview(bytes([number, fragment, 0]))
-
         try:
             yield One()
         finally:
@@ -69,7 +66,6 @@ async def test_the_first_is_there_before_it_is_asked_for_and_goes_before_the_nex
             assert await first.receive() == READY
             await first.send(Load(1))
             assert first.codes(7).tolist() == [1, 7]
-            assert first.fragment_codes(2).tolist() == [1, 2, 0]
             assert trainers.started == 1
         assert trainers.living == 0
         async with warm.start(SLOW, 4) as second:

@@ -1,7 +1,8 @@
 """What silence of a trainer is normal."""
 
 import math
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from peer.training.messages import (
     Applied,
@@ -13,7 +14,7 @@ from peer.training.messages import (
     TrainRound,
 )
 from peer.training.process import SILENCE_FLOOR_S, START_TIMEOUT_S, Watchdog
-from protocol.fragment.trainer_messages import (
+from protocol.diloco.trainer_messages import (
     Amend,
     FragmentSent,
     Merge,

@@ -31,7 +31,7 @@ from peer.training.ports import Trainer
 from peer.training.process import ProcessTrainer, trainer_starter
 from peer.training.shared import SharedVector
 from peer.training.simulated import SimulatedSpeed, ToyProblem, simulated_starter
-from protocol.fragment.trainer_messages import (
+from protocol.diloco.trainer_messages import (
     FragmentSent,
     Merge,
 )

@@ -1,0 +1,482 @@
+"""The record of what one peer is and does.
+
+It steers the daemon, and beats, `status`, metrics and events all read it. Each field is written by
+one part, the one that makes it true, or by a method here.
+
+The run has spec, links, clock, data plan and admission, whichever part of the model a peer holds. A
+group has what is here, and the state: weights and momentum of the part, where they stand, and the
+rounds that move them (peer/averaging).
+"""
+
+import bisect
+import itertools
+import math
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final, Self
+
+import msgspec
+import trio
+from msgspec import structs
+
+from protocol.errors import InvalidRunSpec
+from protocol.gossip.matchmaking_events import RoundSnapshot
+from protocol.membership.book import Fault
+from protocol.membership.dial_back import NatKind, Reach
+from protocol.membership.group import Group
+from protocol.membership.view import View
+from protocol.microbatch.core import Counted
+from protocol.outcomes import AuditOutcome, RefusalReason, SkipReason
+from protocol.routing.vectors import LinkTimes, WorkTimes
+from protocol.run.amendments import AmendedSpec
+from protocol.run.layout import stage_of_part
+from protocol.run.run_spec import RunSpec
+
+RECENT_ROUNDS: Final = 50
+"""Rounds whose outcomes are kept, to tell the present share of those that were averaged."""
+
+
+class PeerState(StrEnum):
+    """Stages in the life of a peer. It tells other peers too, under these names."""
+
+    STARTING = "starting"
+    CONNECTING = "connecting"
+    """Looking for the swarm."""
+    RETURNING = "returning"
+    """Back with a checkpoint of the run, looking for the others."""
+    DOWNLOADING = "downloading"
+    """Taking run spec, data or weights from peers."""
+    TRAINING = "training"
+    PAUSED = "paused"
+    """Told to rest: trains nothing, and serves others."""
+    FINISHED = "finished"
+    """The run is over; serving its state."""
+    LEAVING = "leaving"
+
+
+# --- the part of the model that is held -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PartShape:
+    """What a part of a model looks like, as its layout says (protocol/run/layout.py)."""
+
+    layout_digest: str
+    padded_parameters: int
+
+    @classmethod
+    def of_whole_model(cls, spec: RunSpec) -> Self:
+        """The shape that the founder has frozen. Raises InvalidRunSpec when nobody has."""
+        frozen = spec.frozen
+        if frozen is None:
+            raise InvalidRunSpec("the run spec does not say what its model looks like")
+        return cls(frozen.layout_digest, frozen.padded_parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPart:
+    """What belongs to the group that a peer is in.
+
+    Attributes:
+        shape: of the part's flat vector.
+        codec: how the vector is coded.
+        view: who else is in the group.
+    """
+
+    group: Group
+    shape: PartShape
+    codec: str
+    view: View
+
+
+# --- durations of rounds --------------------------------------------------------------------------
+
+ROUND_SECONDS_BUCKETS: Final = (
+    0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0,
+)  # fmt: skip
+
+
+class RoundPhase(StrEnum):
+    """Parts of a round."""
+
+    TRAIN = "train"
+    """Inner steps, from opening the round to closing it."""
+    MATCH = "match"
+    """Finding a partner."""
+    EXCHANGE = "exchange"
+    """Swapping vectors with the partner."""
+    APPLY = "apply"
+    """The outer step, and the trainer taking it over."""
+
+
+class Durations:
+    """One histogram of durations. The library's own would read the wall clock, and expose it."""
+
+    def __init__(self) -> None:
+        self._in_bucket = [0] * (len(ROUND_SECONDS_BUCKETS) + 1)
+        self.sum_s = 0.0
+
+    @property
+    def count(self) -> int:
+        """Durations observed."""
+        return sum(self._in_bucket)
+
+    def observe(self, seconds: float) -> None:
+        """Count one."""
+        self._in_bucket[bisect.bisect_left(ROUND_SECONDS_BUCKETS, seconds)] += 1
+        self.sum_s += seconds
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Upper bounds, and how many durations are no longer."""
+        bounds = [str(bound) for bound in ROUND_SECONDS_BUCKETS] + ["+Inf"]
+        return list(zip(bounds, itertools.accumulate(self._in_bucket), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTiming:
+    """Seconds that one round spent in each phase."""
+
+    train_s: float
+    match_s: float
+    exchange_s: float
+    apply_s: float
+
+
+def _plain(record: "PipelineFacts | ReachFacts") -> dict[str, Any]:
+    """The fields of a record, in values that JSON knows."""
+    tree: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(record))
+    return tree
+
+
+# --- pipelines ------------------------------------------------------------------------------------
+
+
+class Spent(StrEnum):
+    """What time goes into, summed over microbatches, which are under way at once."""
+
+    COMPUTING = "computing"
+    """The trainer works on one."""
+    SENDING = "sending"
+    """A boundary is on its way to the next peer."""
+    WAITING = "waiting"
+    """A boundary waits until the next peer has a slot and is in its iteration."""
+
+
+@dataclass(slots=True)
+class PipelineFacts:
+    """What a peer that holds a stage knows of its pipeline.
+
+    Attributes:
+        snapshot: digest of the snapshot that we plan from; None before the first.
+        plan: digest of its plan; None while paths are drawn.
+        planned_s: an iteration of that plan.
+        iteration_s: our last iterations, measured; the median.
+        spent_s: since the start.
+        other_plans: microbatches that came here by another plan than those of other data peers.
+        links: as measured here.
+        work: of a microbatch here.
+        paths: our own in the plan, each hop as `stage:peer`.
+        replicas_apart: distance of our weights to those of the replica of our stage that we
+            averaged with last, over their size. About ten times the relative error of the gradient
+            that one of us would make in the other's place (docs/stages.md).
+    """
+
+    snapshot: str | None = None
+    plan: str | None = None
+    planned_s: float | None = None
+    iteration_s: float | None = None
+    spent_s: dict[Spent, float] = field(default_factory=lambda: dict.fromkeys(Spent, 0.0))
+    other_plans: int = 0
+    links: tuple[LinkTimes, ...] = ()
+    work: WorkTimes = field(default_factory=WorkTimes)
+    paths: tuple[str, ...] = ()
+    replicas_apart: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for the status."""
+        return _plain(self) | {
+            "spent_s": {str(what): round(seconds, 3) for what, seconds in self.spent_s.items()},
+            "links": [structs.asdict(link) for link in self.links],
+            "work": structs.asdict(self.work),
+        }
+
+
+# --- reach ----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class ReachFacts:
+    """Whether and how others can reach this peer now.
+
+    Attributes:
+        reach: whether others can dial us at all; `v4` and `v6` by family of addresses.
+        given: addresses that the user has named.
+        working: those of ours where others get through.
+        observed: the IP addresses that others see.
+        relays: peers that relay for us.
+        answers: peers that have told us.
+        relayed_peers: those that we are connected to through relays alone.
+        reservations, circuits, carried_bytes: of our own relay.
+    """
+
+    reach: Reach = Reach.UNKNOWN
+    v4: Reach = Reach.UNKNOWN
+    v6: Reach = Reach.UNKNOWN
+    nat: NatKind = NatKind.UNKNOWN
+    given: tuple[str, ...] = ()
+    working: tuple[str, ...] = ()
+    observed: tuple[str, ...] = ()
+    relays: tuple[str, ...] = ()
+    answers: int = 0
+    relayed_peers: int = 0
+    reservations: int = 0
+    circuits: int = 0
+    carried_bytes: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        tree = _plain(self)
+        del tree["given"], tree["working"]
+        return {"reachable": tree.pop("reach"), **tree}
+
+
+# --- the record -----------------------------------------------------------------------------------
+
+
+class CheckpointOutcome(StrEnum):
+    """How a checkpoint ended."""
+
+    WRITTEN = "written"
+    FAILED = "failed"
+    """The disk refused, or the trainer died over it."""
+    COPIED = "copied"
+    """To `--checkpoint-upload`."""
+    NOT_COPIED = "not_copied"
+
+
+@dataclass(slots=True)
+class CorpusFacts:
+    """Where the pieces of the corpus are.
+
+    Attributes:
+        pieces: of the whole corpus; 0 before it is known.
+        here: of them on this machine.
+        only_here: of them on no other machine that we have asked.
+        fetched_bytes: that have come from other peers.
+        waited_s: time for which training stood still for pieces.
+    """
+
+    pieces: int = 0
+    here: int = 0
+    only_here: int = 0
+    fetched_bytes: int = 0
+    waited_s: float = 0.0
+
+
+@dataclass(slots=True)
+class PackingFacts:
+    """Vectors that travel packed, counted since the start.
+
+    Attributes:
+        packed, plain: partners' vectors that came as differences, and that came as codes though
+            the run's codec packs.
+        blocks: of those that came packed.
+        misread: blocks of these that were read wrongly, found by their sums, and sent again.
+        whole: vectors whose digest alone was wrong, and that were sent again as a whole.
+        code_bytes, sent_bytes: what the codes of our own vectors take, and what of them travelled.
+    """
+
+    packed: int = 0
+    plain: int = 0
+    blocks: int = 0
+    misread: int = 0
+    whole: int = 0
+    code_bytes: int = 0
+    sent_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Facts:
+    """The current state of this peer.
+
+    Attributes:
+        fraction: share of our quota done in the round in training.
+        nominal_step: as last told by the trainer.
+        free: the snapshots that we look for partners with, by fragment; 0 where the whole model is
+            one vector.
+        ended: our last round of training is averaged.
+        over: so is the final averaging, in this life or before.
+        recent: whether each of the last RECENT_ROUNDS rounds was averaged, oldest first.
+        replica_loss: validation loss of our own replica at the end of the training, before the
+            final averaging.
+        inner_steps_per_round: of a nominal round.
+        chosen_inner_steps: H, where each peer chooses its own; None where the run names one.
+        tokens, inner_steps: trained by this daemon since its start.
+        earlier_tokens: trained before that, by the newest checkpoint that the home had.
+        debt: nominal steps that rounds have trained more than their lengths.
+        checkpoints: by how they ended.
+        checkpoint_at_s: trio's time of the last; None before the first.
+        steps_per_s: inner steps per second, smoothed.
+        alone_steps_per_s: those of the trainer alone, by its calibration.
+        gradient_norm: of an inner step, before clipping; 0 before the first.
+        training_since_s: trio's time of the first training; None before.
+        stalled_s: time for which training stood still for averages that were late.
+        diverged, healed, healed_s: chunks of the outer copy found to differ from a better one,
+            those that were fetched, and how long that took.
+        spec: of the run, as amended so far; None before it is here.
+        held: the part of the model that we hold; None before the run spec is here.
+        chosen: the group that we shall be in, as soon as we know.
+        refused: contributions of others to fragments that were not taken, and whatever was meant
+            for another group, by reason.
+        audits: of averages that other peers have signed, by outcome.
+        convicted: peers that were proved to have lied.
+        stays_until_s: until then we stay with our weights, whoever says to be far ahead.
+        lost_blocks, repeated_blocks: of the whole swarm, by changes of its members.
+        corpus: where its pieces come one by one.
+        packing: of vectors that travel as differences.
+        restarts: trainer restarts by reason.
+        p2pd_restarts, directory_restarts: of what else the daemon supervises.
+        phases: how long each phase of a round took.
+        microbatches, pipeline: where we hold a stage.
+        codec: of the run; None while unknown.
+        reach: how others reach us.
+        loops: what codes in it, for `trainer` and `daemon` (`peer.codec.Codec.loops_for`).
+    """
+
+    peer_id: str
+    incarnation: int
+    run_id: str | None = None
+    state: PeerState = PeerState.STARTING
+    round: int = 0
+    fraction: float = 0.0
+    nominal_step: float = 0.0
+    free: dict[int, RoundSnapshot] = field(default_factory=dict)
+    ended: bool = False
+    over: bool = False
+    recent: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT_ROUNDS))
+    replica_loss: float | None = None
+    inner_steps_per_round: int = 1
+    chosen_inner_steps: int | None = None
+    tokens: int = 0
+    inner_steps: int = 0
+    earlier_tokens: int = 0
+    debt: float = 0.0
+    checkpoints: Counter[CheckpointOutcome] = field(default_factory=Counter)
+    checkpoint_at_s: float | None = None
+    tokens_per_step: int = 0
+    epoch: int = 0
+    position: int = 0
+    steps_per_s: float = 0.0
+    alone_steps_per_s: float = 0.0
+    training_since_s: float | None = None
+    train_loss: float | None = None
+    gradient_norm: float = 0.0
+    validation_loss: float | None = None
+    validation_round: int | None = None
+    replica_distance: float | None = None
+    spec: AmendedSpec | None = None
+    held: HeldPart | None = None
+    chosen: Group | None = None
+    parameters: int | None = None
+    averaged: int = 0
+    stalled_s: float = 0.0
+    diverged: int = 0
+    healed: int = 0
+    healed_s: float = 0.0
+    refused: Counter[RefusalReason] = field(default_factory=Counter)
+    faults: Counter[Fault] = field(default_factory=Counter)
+    audits: Counter[AuditOutcome] = field(default_factory=Counter)
+    convicted: int = 0
+    stays_until_s: float = -math.inf
+    lost_blocks: int = 0
+    repeated_blocks: int = 0
+    corpus: CorpusFacts = field(default_factory=CorpusFacts)
+    packing: PackingFacts = field(default_factory=PackingFacts)
+    skipped: Counter[SkipReason] = field(default_factory=Counter)
+    restarts: Counter[str] = field(default_factory=Counter)
+    p2pd_restarts: int = 0
+    directory_restarts: int = 0
+    phases: dict[RoundPhase, Durations] = field(
+        default_factory=lambda: {phase: Durations() for phase in RoundPhase}
+    )
+    microbatches: Counter[Counted] = field(default_factory=Counter)
+    pipeline: PipelineFacts = field(default_factory=PipelineFacts)
+    codec: str | None = None
+    loops: dict[str, str] = field(default_factory=dict)
+    reach: ReachFacts = field(default_factory=ReachFacts)
+    doing: str = "starting"
+    doing_since_s: float = 0.0
+
+    def now_doing(self, sentence: str, state: PeerState | None = None) -> None:
+        """Set what this peer is doing, and its state."""
+        if state is not None:
+            self.state = state
+        if sentence != self.doing:
+            self.doing, self.doing_since_s = sentence, trio.current_time()
+
+    @property
+    def group(self) -> str | None:
+        """Digest of the group that we are in, or are about to enter."""
+        group = self.chosen if self.held is None else self.held.group
+        return None if group is None else group.digest
+
+    @property
+    def layout_digest(self) -> str | None:
+        """Digest of the layout of the part that we hold."""
+        return None if self.held is None else self.held.shape.layout_digest
+
+    @property
+    def step(self) -> int:
+        """Nominal inner step, in whole ones."""
+        return int(self.nominal_step)
+
+    @property
+    def inner_steps_per_average(self) -> int | None:
+        """H, chosen or of the run; None before it is known."""
+        if self.chosen_inner_steps is not None or self.spec is None:
+            return self.chosen_inner_steps
+        return self.spec.founding.sync.round_steps
+
+    @property
+    def round_s(self) -> float:
+        """How long a nominal round takes at our speed; 0 before it is known."""
+        return self.inner_steps_per_round / self.steps_per_s if self.steps_per_s else 0.0
+
+    @property
+    def own_round_s(self) -> float:
+        """The same of a round of our own, where that is longer."""
+        steps = max(self.inner_steps_per_round, self.chosen_inner_steps or 0)
+        return steps / self.steps_per_s if self.steps_per_s else 0.0
+
+    def count_averaged(self) -> None:
+        """A round was averaged."""
+        self.averaged += 1
+        self.recent.append(True)
+
+    def count_skipped(self, reason: SkipReason) -> None:
+        """A round was not averaged."""
+        self.skipped[reason] += 1
+        self.recent.append(False)
+
+    def count_timing(self, timing: RoundTiming) -> None:
+        """A round is over that took so long."""
+        for phase in RoundPhase:
+            self.phases[phase].observe(getattr(timing, f"{phase}_s"))
+
+    @property
+    def averaged_share(self) -> float | None:
+        """Part of the last RECENT_ROUNDS rounds that were averaged; None before the first."""
+        return sum(self.recent) / len(self.recent) if self.recent else None
+
+    @property
+    def holds_stage(self) -> bool:
+        """Whether the part that we hold is a stage of a pipeline."""
+        return self.held is not None and stage_of_part(self.held.group.part) is not None
+
+    def compute_utilisation(self, now_s: float) -> float | None:
+        """Tokens trained over what the trainer alone would have trained in the same wall time."""
+        if self.training_since_s is None or not self.alone_steps_per_s:
+            return None
+        possible = (now_s - self.training_since_s) * self.alone_steps_per_s * self.tokens_per_step
+        return self.tokens / possible if possible > 0 else None

@@ -1,0 +1,208 @@
+"""What runs in the child process: build the parts, say `Ready`, run the loop, say how it ended."""
+
+import itertools
+import os
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from peer.codec import get_codec
+from peer.training import calibrate
+from peer.training.corpus import Corpus, PieceCorpus, open_corpus
+from peer.training.device import choose_device, choose_precision, is_of_device, is_out_of_memory
+from peer.training.errors import Interrupted, NonFinite
+from peer.training.loop import Channel, InnerLoop, TrainerParts
+from peer.training.messages import Failed, ModelCreated, Ready, TrainerSettings
+from peer.training.model import FlatModel, empty_module, initial_module, model_config, model_shapes
+from peer.training.optimizer import inner_optimizer
+from peer.training.pipe import PipeError, SocketChannel
+from peer.training.shared import CodeRegions
+from peer.training.stages.build import StageMemory, build_stage
+from peer.training.stages.module import initial_stage
+from peer.training.step import Stepper
+from peer.training.sync import trainer_side
+from peer.training.weights import map_slow_weights
+from protocol.errors import LocoError
+from protocol.run.needs import sequence_bytes
+from protocol.run.run_spec import RunSpec
+from protocol.run.sections import known_keys
+
+MAX_DETAIL_CHARS: Final = 2000
+"""Length at which what is said of a failure is cut."""
+NICENESS_ON_CPU: Final = 10
+"""Added to the priority of a trainer that computes on the CPU: it would take all cores, and daemons
+that answer late keep other machines waiting. Where a GPU computes, the trainer hardly uses them."""
+
+
+def serve(channel: SocketChannel) -> int:
+    """Do what the daemon wants, until it wants a trainer: that is the last. The exit status."""
+    while True:
+        begin, descriptors = channel.next_task()
+        settings = begin.settings
+        match begin.task, descriptors:
+            case "create", (weights_fd,):
+                try:
+                    create(channel, settings, weights_fd)
+                except Exception as error:  # noqa: BLE001 - whatever it is, the daemon should read it
+                    return _failed(channel, error, unknown="unusable")
+                os.close(weights_fd)
+            case "train", (slow_fd, codes_fd):
+                return train(channel, partial(build, settings, slow_fd, codes_fd, channel))
+            case "train", (slow_fd, codes_fd, ring_fd):
+                memory = StageMemory(slow_fd, codes_fd, ring_fd)
+                return train(channel, partial(build_stage, settings, memory, channel))
+            case _:
+                raise PipeError(f"{begin.task} with {len(descriptors)} descriptors")
+
+
+def train(
+    channel: SocketChannel,
+    build_parts: Callable[[], tuple[TrainerParts, Ready, Channel]],
+) -> int:
+    """Be a trainer until `Stop`. Returns the exit status.
+
+    Args:
+        build_parts: makes the parts of the inner loop, and the channel that it is to use.
+    """
+    try:
+        parts, ready, loops = build_parts()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the daemon should read it
+        return _failed(channel, error, unknown="unusable")
+    try:
+        channel.emit(ready)
+        if ready.device == "cpu":
+            os.nice(NICENESS_ON_CPU)
+        InnerLoop(parts, loops).run()
+    except Interrupted:
+        return 0
+    except Exception as error:  # noqa: BLE001 - as above
+        return _failed(channel, error, unknown="error")
+    return 0
+
+
+def _failed(channel: SocketChannel, error: Exception, *, unknown: str) -> int:
+    """Say why it ends. Returns the exit status.
+
+    Args:
+        unknown: the reason of an error that has none of its own.
+    """
+    if isinstance(error, NonFinite):
+        channel.emit(Failed("non_finite", str(error)))
+        return 1
+    traceback.print_exc()
+    reason = "error" if is_of_device(error) else unknown
+    if is_out_of_memory(error):
+        reason = "out_of_memory"
+    told = isinstance(error, (LocoError, ValueError, OSError))  # their messages are for people
+    detail = str(error) if told else f"{type(error).__name__}: {error}"
+    channel.emit(Failed(reason, detail[:MAX_DETAIL_CHARS]))
+    return 1
+
+
+def create(channel: SocketChannel, settings: TrainerSettings, weights_fd: int) -> None:
+    """Write the initial weights of the model, or of a stage, to a file, and say what it is like."""
+    spec, stage = settings.run_spec(), settings.stage
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the bits of an initialisation must not depend on the machine's cores
+    module: nn.Module
+    if stage is None:
+        module = initial_module(spec, settings.vocabulary_size)
+    else:
+        config = model_config(spec, settings.vocabulary_size)
+        module = initial_stage(config, spec.seed, stage, spec.pipeline.stages)
+    torch.set_num_threads(threads)
+    text = known_keys(module.config.to_json_string(use_diff=True))
+    model = FlatModel(module, torch.device("cpu"))
+    shapes = tuple((entry.name, entry.shape) for entry in model.layout.entries)
+    whole = shapes
+    if stage is not None:
+        whole = tuple(sorted(model_shapes(spec, settings.vocabulary_size).items()))
+    with open(weights_fd, "wb", closefd=False) as file:
+        file.write(model.theta_P.numpy().data)  # tofile does not say that a disk is full
+    channel.emit(ModelCreated(shapes, whole, text))
+
+
+def build(
+    settings: TrainerSettings, slow_fd: int, codes_fd: int, channel: SocketChannel
+) -> tuple[TrainerParts, Ready, SocketChannel]:
+    """Model, optimizer and corpus; with the micro-batch found and the speed measured."""
+    spec = settings.run_spec()
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    torch.manual_seed(spec.seed)
+    device = choose_device(settings.device)
+    precision = choose_precision(spec.training.precision, device)
+    # `Load` brings the weights.
+    module = empty_module(spec, settings.vocabulary_size)
+    model = FlatModel(module, device, compile=spec.training.compile)
+    optimizer = inner_optimizer(model, spec.optimizer, precision)
+    corpus = open_corpus(
+        Path(settings.corpus_path), spec.model.context_length, spec.data.validation_blocks
+    )
+    stepper = Stepper(model, optimizer, precision, _first_micro_batch(settings, spec, device))
+    blocks = _sample_blocks(corpus, spec)
+    calibrate.fit_micro_batch(stepper, blocks())
+    steps_per_s = calibrate.measure_steps_per_s(stepper, blocks)
+    calibrate.forget(model, optimizer)
+    slow_P = map_slow_weights(slow_fd)
+    if slow_P.numel() != model.layout.padded_parameters:
+        raise ValueError(
+            f"slow weights of {slow_P.numel()} values for {model.layout.padded_parameters}"
+        )
+    regions = CodeRegions.create_in(codes_fd, trainer_side(spec).regions_of(spec, model.layout))
+    codec = get_codec(spec.sync.codec, part_of=model.layout.padded_parameters)
+    snapshots = trainer_side(spec).snapshots_of(spec, model, slow_P, regions)
+    parts = TrainerParts(
+        spec,
+        settings.peer_id,
+        corpus,
+        model,
+        optimizer,
+        stepper,
+        snapshots,
+        slow_P,
+        settings.overlap_steps,
+    )
+    ready = Ready(
+        parameters=model.layout.parameters,
+        padded_parameters=model.layout.padded_parameters,
+        layout_digest=model.layout.digest,
+        device=str(device),
+        precision=precision,
+        micro_batch=stepper.micro_batch,
+        steps_per_s=steps_per_s,
+        shapes=tuple((entry.name, entry.shape) for entry in model.layout.entries),
+        loops=codec.loops_for(model.layout.padded_parameters, device),
+    )
+    return parts, ready, channel
+
+
+def _first_micro_batch(settings: TrainerSettings, spec: RunSpec, device: torch.device) -> int:
+    start = calibrate.starting_micro_batch(
+        spec.training.micro_batch, spec.training.batch_size, settings.micro_batch_cap
+    )
+    if device.type != "cpu" or spec.training.micro_batch != "auto":
+        return start
+    model = spec.model
+    return calibrate.cpu_micro_batch(
+        start,
+        sequence_bytes(
+            model.context_length, model.hidden_size, model.num_layers, settings.vocabulary_size
+        ),
+    )
+
+
+def _sample_blocks(
+    corpus: Corpus | PieceCorpus, spec: RunSpec
+) -> Callable[[], npt.NDArray[np.int64]]:
+    """A function that gives batches of held-out blocks in order, which are always here."""
+    held_out, size = corpus.validation_blocks(spec.data.validation_blocks), spec.training.batch_size
+    counter, offsets = itertools.count(0, size), np.arange(size, dtype=np.int64)
+    return lambda: held_out[(next(counter) + offsets) % len(held_out)]

@@ -1,0 +1,174 @@
+"""The trainer's end of a stage: commands in, in the order of their urgency; boundaries in and out.
+
+The daemon gives two kinds of commands: those of rounds and averaging, which the inner loop takes
+between two steps, and those of stages, which are taken within a step. Either kind is kept while the
+other is asked for. `Stop` ends a step at once.
+
+Rules
+  1. Gradients go before activations: a backward that has come is done before any forward, so that
+     others' forwards never starve it (it frees memory everywhere along its path). A stand-in may
+     get a gradient before it has done the forward; then that forward is next.
+  2. A trainer that waits says so (`Waiting`), every WAITING_S: it does not hang.
+
+A boundary lies as bytes in a slot: activations or their gradient, coded. Shapes: b sequences of a
+microbatch, T tokens, D width of the model.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+from peer.codec import Codec, codes_as_tensor, codes_on
+from peer.training.errors import Interrupted
+from peer.training.messages import Stop, TrainerCommand, TrainerEvent
+from peer.training.pipe import SocketChannel
+from peer.training.ring import BoundaryRing
+from protocol.microbatch.trainer_messages import (
+    Drop,
+    Filled,
+    Finish,
+    Freed,
+    Resend,
+    StageCommand,
+    Waiting,
+)
+from protocol.wire.stage_messages import Leg
+
+# --- boundary -------------------------------------------------------------------------------------
+
+
+class BoundaryCoder:
+    """Codes boundaries of one shape.
+
+    Args:
+        shape: (b, T, D).
+    """
+
+    def __init__(self, codec: Codec, shape: tuple[int, int, int], device: torch.device) -> None:
+        self._codec = codec
+        self._shape = shape
+        self._device = device
+        self._num_values = shape[0] * shape[1] * shape[2]
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of one boundary."""
+        return self._codec.code_bytes(self._num_values)
+
+    def write(self, boundary_bTD: torch.Tensor, slot: memoryview) -> None:
+        """Code a boundary into a slot. Raises ValueError when it holds a NaN or an infinity."""
+        with codes_on(self._device, slot) as codes:
+            self._codec.encode(boundary_bTD.detach().float().contiguous().view(-1), codes)
+
+    def read(self, slot: memoryview) -> torch.Tensor:
+        """The boundary in a slot, fp32 [b, T, D]. Raises ValueError when it is no sound one."""
+        codes = codes_as_tensor(slot).to(self._device)
+        if not self._codec.validate(codes):
+            raise ValueError("a boundary with values that are not finite")
+        values = torch.empty(self._num_values, device=self._device)
+        self._codec.decode(codes, values)
+        return values.view(self._shape)
+
+
+# --- channel --------------------------------------------------------------------------------------
+
+WAITING_S: Final = 5.0
+Work = Filled | Drop | Resend | Finish
+
+
+class StageChannel:
+    """See the top of the file. Is the inner loop's `Channel`.
+
+    Attributes:
+        between_steps: called when something for the stage has come while the inner loop waits.
+    """
+
+    def __init__(self, channel: SocketChannel, ring: BoundaryRing, coder: BoundaryCoder) -> None:
+        self._channel = channel
+        self._ring = ring
+        self._coder = coder
+        self._free = deque(ring.outbound)
+        self._loops: deque[TrainerCommand] = deque()
+        self._works: deque[Work] = deque()
+        self.between_steps: Callable[[], None] = lambda: None
+
+    def emit(self, event: TrainerEvent) -> None:
+        """Send an event."""
+        self._channel.emit(event)
+
+    # --- commands ---------------------------------------------------------------------------------
+    def next_command(self, *, wait: bool) -> TrainerCommand | None:
+        """The next command of rounds and averaging; None when there is none and `wait` is false."""
+        while not self._loops:
+            command = self._channel.next_command(wait=wait)
+            if command is None:
+                return None
+            self._sort(command)
+            if self._works:
+                self.between_steps()
+        return self._loops.popleft()
+
+    def next_work(self) -> Work:
+        """The most urgent command of the stage; waits for one. Raises Interrupted."""
+        self._gather()
+        while not self._works:
+            self._wait()
+        given = [work for work in self._works if isinstance(work, Filled)]
+        gradient = next((each for each in given if each.leg == Leg.BACKWARD), None)
+        if gradient is None:
+            return self._works.popleft()
+        # Before it what it belongs to, if that waits too.
+        urgent = next(each for each in given if each.number == gradient.number)
+        self._works.remove(urgent)
+        return urgent
+
+    def scores(self) -> list[Filled]:
+        """What has come to be scored, without waiting. Raises Interrupted."""
+        self._gather()
+        found = [w for w in self._works if isinstance(w, Filled) and w.leg == Leg.SCORE]
+        for work in found:
+            self._works.remove(work)
+        return found
+
+    def _wait(self) -> None:
+        """Wait for a command, and say so."""
+        command = self._channel.next_command(wait=True, timeout_s=WAITING_S)
+        if command is None:
+            self.emit(Waiting())
+        else:
+            self._sort(command)
+        self._gather()
+
+    def _gather(self) -> None:
+        """Take all that has come. Raises Interrupted where `Stop` is among it."""
+        while (command := self._channel.next_command(wait=False)) is not None:
+            self._sort(command)
+        if any(isinstance(each, Stop) for each in self._loops):
+            raise Interrupted
+
+    def _sort(self, command: TrainerCommand) -> None:
+        if isinstance(command, Freed):
+            self._free.append(command.slot)
+        elif isinstance(command, StageCommand):
+            self._works.append(command)
+        else:
+            self._loops.append(command)
+
+    # --- boundaries -------------------------------------------------------------------------------
+    def read(self, filled: Filled) -> torch.Tensor:
+        """The boundary that has come, [b, T, D]; its slot is free again. Raises ValueError."""
+        boundary_bTD = self._coder.read(self._ring.slot(filled.slot))
+        self.emit(Freed(filled.slot))
+        return boundary_bTD
+
+    def send(
+        self, leg: Leg, microbatch: int, boundary_bTD: torch.Tensor, loss: float | None = None
+    ) -> None:
+        """Put a boundary into a slot, and say so; waits for a slot. Raises Interrupted."""
+        while not self._free:
+            self._wait()
+        slot = self._free.popleft()
+        self._coder.write(boundary_bTD, self._ring.slot(slot))
+        self.emit(Filled(leg, microbatch, slot, loss))

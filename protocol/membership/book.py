@@ -1,0 +1,363 @@
+"""The book of peers: what one peer holds against others, and what it lets them cost.
+
+An identity costs nothing. So each thing that others can make us do is bounded for each of them, and
+what is kept of them is bounded too; nobody else is told what stands here, for a liar would have
+honest peers ignored. (A fault that all can prove is a matter for a ban.)
+
+Conduct. One fault ends a stream; many must not cost us as many streams.
+  1. A fault adds its weight to a peer's score, which halves every HALF_LIFE_S.
+  2. From SLOWED_FROM on the peer's streams are served after a wait. From IGNORED_FROM on it is
+     ignored, until its score has faded to TAKEN_BACK_AT: it is not linked, and not served.
+  3. Only what breaks the protocol, or cannot be true, is a fault. What lines, disks and clocks do
+     is none: streams that end, stall or come too late, a peer that is busy or was restarted. Nor
+     is what views explain: an owner by another view, a partner of another round.
+  4. A peer that was proved to have lied is convicted, and ignored for good.
+
+Patience.
+  5. A peer that could not be reached, or could not help, is asked again after a pause. Each
+     pause in a row is twice as long as the last, up to a bound; an answer ends them.
+
+Hearsay. Naming a peer costs nothing, so what it costs us is within budgets of whoever named it.
+  6. So many names are noted at once of one peer, and in total; further ones are ignored. A name
+     leaves the budget when its peer is linked, or forgotten.
+  7. Dials to names have a budget of their own, so that they leave room for the others; after
+     MAX_HEARSAY_TRIES of them a name is forgotten.
+
+Budgets and paces.
+  8. A budget has so many places in all, so many for one identity, and so many for one network
+     (protocol/address/prefix.py), since one customer of a provider has many identities. Addresses
+     without a network (private ones, unknown ones) have the whole budget.
+  9. One peer, and all of one network, may begin so many things a second, and a burst of them. What
+     goes beyond that waits until its turn has come, and is not refused: where a peer's messages are
+     read at such a pace, its flood piles up on its own line.
+
+Invariant: what is kept grows with places taken, faults that have not faded, and pauses that are not
+long over, each within a bound; never with all peers that were seen.
+"""
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from protocol.address.prefix import prefix_of
+from protocol.limits import (
+    MAX_CONVICTED,
+    MAX_HEARSAY,
+    MAX_HEARSAY_DIALS,
+    MAX_HEARSAY_DIALS_PER_PEER,
+    MAX_HEARSAY_PER_PEER,
+    MAX_HEARSAY_TRIES,
+)
+
+HALF_LIFE_S: Final = 300.0
+SLOWED_FROM: Final = 2.5
+IGNORED_FROM: Final = 7.5
+"""Three faults of weight 1, and eight, within minutes: each fades a little until the next."""
+TAKEN_BACK_AT: Final = 2.0
+HIGHEST: Final = 32.0
+"""No score is higher, so nobody is ignored for longer than twenty minutes after its last fault."""
+SLOWED_S: Final = 2.0
+"""The wait before a stream of a slowed peer is served."""
+MAX_SCORES: Final = 1024
+_FADED: Final = 0.05
+"""Scores below this are forgotten."""
+REDIAL_FIRST_S: Final = 0.5
+REDIAL_MAX_S: Final = 30.0
+
+
+class Fault(StrEnum):
+    """What is held against a peer."""
+
+    BROKEN_RULE = "broken_rule"
+    """It sent what the protocol does not allow."""
+    BAD_VECTOR = "bad_vector"
+    """Its vector had the wrong length, digest or layout, or was not finite."""
+    IMPLAUSIBLE = "implausible"
+    """Its values are much further away than those of others."""
+
+
+WEIGHTS: Final = {Fault.BROKEN_RULE: 1.0, Fault.BAD_VECTOR: 2.0, Fault.IMPLAUSIBLE: 1.0}
+
+
+# --- budgets --------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """How a budget is divided: places in all, at most for one peer, at most for one network."""
+
+    total: int
+    per_peer: int
+    per_prefix: int
+
+
+class Budget:
+    """Places, and those that hold them (rule 8)."""
+
+    def __init__(self, shares: Shares) -> None:
+        self._shares = shares
+        self._by_peer: Counter[str] = Counter()
+        self._by_prefix: Counter[str] = Counter()
+
+    @property
+    def taken(self) -> int:
+        """Places that are held."""
+        return self._by_peer.total()
+
+    def held_by(self, peer_id: str) -> int:
+        """Places that one peer holds."""
+        return self._by_peer[peer_id]
+
+    def has_room(self, peer_id: str, address: str = "") -> bool:
+        """Whether this peer, which comes from this address, may have one more."""
+        prefix = prefix_of(address)
+        return (
+            self.taken < self._shares.total
+            and self._by_peer[peer_id] < self._shares.per_peer
+            and (prefix is None or self._by_prefix[prefix] < self._shares.per_prefix)
+        )
+
+    def take(self, peer_id: str, address: str = "") -> None:
+        """Hold one more place; ask `has_room` before."""
+        self._add(peer_id, address, 1)
+
+    def give_back(self, peer_id: str, address: str = "") -> None:
+        """Hold one less."""
+        self._add(peer_id, address, -1)
+
+    def _add(self, peer_id: str, address: str, places: int) -> None:
+        for counts, holder in ((self._by_peer, peer_id), (self._by_prefix, prefix_of(address))):
+            if holder is not None:
+                counts[holder] += places
+                if counts[holder] <= 0:
+                    del counts[holder]
+
+
+# --- paces ----------------------------------------------------------------------------------------
+class Allowance:
+    """A bucket that fills with time.
+
+    Args:
+        per_s: what may pass each second.
+        burst: what may pass at once.
+    """
+
+    def __init__(self, per_s: float, burst: float) -> None:
+        self._per_s = per_s
+        self._burst = self._left = burst
+        self._at_s = -math.inf
+
+    def spend(self, now_s: float, cost: float) -> float:
+        """Let `cost` pass now; for how many seconds nothing more should."""
+        self._left = min(self._burst, self._left + (now_s - self._at_s) * self._per_s) - cost
+        self._at_s = now_s
+        return max(0.0, -self._left / self._per_s)
+
+    def is_full(self, now_s: float) -> bool:
+        """Whether it is as good as a new one."""
+        return self._left + (now_s - self._at_s) * self._per_s >= self._burst
+
+
+class Paces:
+    """At which pace one peer, and all of one network, may begin something (rule 9).
+
+    Args:
+        per_peer, per_prefix: of each so many a second.
+        burst_s: seconds' worth of them may come at once.
+    """
+
+    def __init__(self, per_peer: float, per_prefix: float, burst_s: float) -> None:
+        self._per_peer, self._per_prefix, self._burst_s = per_peer, per_prefix, burst_s
+        self._kept: dict[tuple[str, float], Allowance] = {}
+        self._swept_s = 0.0
+
+    def begin(self, now_s: float, peer_id: str, address: str) -> float:
+        """A peer, which comes from this address, begins one more; how long it should wait."""
+        if now_s >= self._swept_s + self._burst_s:
+            self._swept_s = now_s
+            self._kept = {key: own for key, own in self._kept.items() if not own.is_full(now_s)}
+        spenders = [(peer_id, self._per_peer)]
+        prefix = prefix_of(address)
+        if prefix is not None:
+            spenders.append((prefix, self._per_prefix))
+        waits_s = []
+        for key in spenders:
+            new = Allowance(key[1], key[1] * self._burst_s)
+            waits_s.append(self._kept.setdefault(key, new).spend(now_s, 1.0))
+        return max(waits_s)
+
+
+# --- patience -------------------------------------------------------------------------------------
+class BackOff:
+    """When each peer may be asked again (rule 5); what has long been over is forgotten.
+
+    Args:
+        first_s, most_s: the first pause, and the longest one that failures alone come to.
+    """
+
+    def __init__(self, first_s: float, most_s: float) -> None:
+        self._first_s, self._most_s = first_s, most_s
+        self._kept: dict[str, tuple[float, float]] = {}
+
+    def failed(self, peer_id: str, now_s: float, at_least_s: float = 0.0) -> None:
+        """It could not be reached, or could not help; the pause may have a lower bound."""
+        self._forget(now_s)
+        _, pause_s = self._kept.get(peer_id, (now_s, self._first_s))
+        longer_s = min(self._most_s, 2 * pause_s)
+        self._kept[peer_id] = now_s + max(pause_s, at_least_s), longer_s
+
+    def put_off(self, peer_id: str, now_s: float, *, long: bool = False) -> None:
+        """It is gone, but did not fail: a first pause, or a long one, unless a longer one holds."""
+        self._forget(now_s)
+        due_s, _ = self._kept.get(peer_id, (now_s, 0.0))
+        pause_s = self._most_s if long else self._first_s
+        self._kept[peer_id] = max(due_s, now_s + pause_s), self._first_s
+
+    def answered(self, peer_id: str) -> None:
+        """It can be reached."""
+        self._kept.pop(peer_id, None)
+
+    def is_due(self, peer_id: str, now_s: float) -> bool:
+        """Whether it may be asked now."""
+        kept = self._kept.get(peer_id)
+        return kept is None or now_s >= kept[0]
+
+    def _forget(self, now_s: float) -> None:
+        over_s = now_s - self._most_s
+        self._kept = {peer: kept for peer, kept in self._kept.items() if kept[0] >= over_s}
+
+
+# --- the book -------------------------------------------------------------------------------------
+@dataclass(slots=True)
+class _Record:
+    """What stands of one peer.
+
+    Attributes:
+        score: of faults, as it was at `of_s`.
+        named_by: who named it, while it is no more than a name; None otherwise.
+        tries: how often that name was dialled in vain.
+    """
+
+    score: float = 0.0
+    of_s: float = 0.0
+    ignored: bool = False
+    named_by: str | None = None
+    tries: int = 0
+
+    def score_at(self, now_s: float) -> float:
+        return self.score * math.exp2((self.of_s - now_s) / HALF_LIFE_S)
+
+
+class PeerBook:
+    """A record of each peer of which there is something to say.
+
+    Attributes:
+        dials: when each may be dialled again.
+    """
+
+    def __init__(self) -> None:
+        self._records: dict[str, _Record] = {}
+        self._convicted: dict[str, None] = {}
+        self._names = Budget(Shares(MAX_HEARSAY, MAX_HEARSAY_PER_PEER, MAX_HEARSAY))
+        self._dialled_names = Budget(
+            Shares(MAX_HEARSAY_DIALS, MAX_HEARSAY_DIALS_PER_PEER, MAX_HEARSAY_DIALS)
+        )
+        self.dials = BackOff(REDIAL_FIRST_S, REDIAL_MAX_S)
+
+    # --- conduct ----------------------------------------------------------------------------------
+    def score(self, now_s: float, peer_id: str) -> float:
+        """What is held against a peer now."""
+        record = self._records.get(peer_id)
+        return 0.0 if record is None else record.score_at(now_s)
+
+    def note(self, now_s: float, peer_id: str, fault: Fault) -> bool:
+        """Add a fault; whether the peer is ignored from now on, and was not before."""
+        was_ignored = self.is_ignored(now_s, peer_id)
+        record = self._records.setdefault(peer_id, _Record())
+        record.score = min(HIGHEST, record.score_at(now_s) + WEIGHTS[fault])
+        record.of_s = now_s
+        record.ignored = was_ignored or record.score >= IGNORED_FROM
+        self._forget_scores(now_s)
+        return record.ignored and not was_ignored
+
+    def convict(self, peer_id: str) -> None:
+        """Ignore a peer for good that was proved to have lied."""
+        self._convicted[peer_id] = None
+        if len(self._convicted) > MAX_CONVICTED:
+            del self._convicted[next(iter(self._convicted))]
+
+    def is_convicted(self, peer_id: str) -> bool:
+        """Whether a peer was proved to have lied."""
+        return peer_id in self._convicted
+
+    def is_ignored(self, now_s: float, peer_id: str) -> bool:
+        """Whether a peer is not heard for its faults (rule 2)."""
+        record = self._records.get(peer_id)
+        if record is None or not record.ignored:
+            return False
+        record.ignored = record.score_at(now_s) > TAKEN_BACK_AT
+        return record.ignored
+
+    def wait_s(self, now_s: float, peer_id: str) -> float:
+        """For how long a stream of this peer waits before it is served."""
+        return SLOWED_S if self.score(now_s, peer_id) >= SLOWED_FROM else 0.0
+
+    def _forget_scores(self, now_s: float) -> None:
+        """Forget what has faded, and of too many the lowest scores."""
+        scores = {peer: record.score_at(now_s) for peer, record in self._records.items()}
+        highest = sorted(scores, key=lambda peer: -scores[peer])[:MAX_SCORES]
+        kept = {peer for peer in highest if scores[peer] > _FADED}
+        for peer_id in scores.keys() - kept:
+            record = self._records[peer_id]
+            record.score, record.ignored = 0.0, False
+            if record.named_by is None:
+                del self._records[peer_id]
+
+    # --- hearsay ----------------------------------------------------------------------------------
+    def note_name(self, peer_id: str, teller: str) -> bool:
+        """A linked peer names one that is not known yet; whether its budget had room for it."""
+        if not self._names.has_room(teller):
+            return False
+        self._names.take(teller)
+        self._records.setdefault(peer_id, _Record()).named_by = teller
+        return True
+
+    def linked(self, peer_id: str) -> None:
+        """It is there: no pause holds any more, and it is more than a name."""
+        self.dials.answered(peer_id)
+        self._forget_name(peer_id)
+
+    def may_dial(self, now_s: float, peer_id: str) -> bool:
+        """Whether it is due, and the budget of whoever named it has room."""
+        record = self._records.get(peer_id)
+        teller = None if record is None else record.named_by
+        has_room = teller is None or self._dialled_names.has_room(teller)
+        return has_room and self.dials.is_due(peer_id, now_s)
+
+    def dialled(self, peer_id: str) -> str | None:
+        """An attempt begins; who had named the peer, which `ended` is to be told."""
+        record = self._records.get(peer_id)
+        if record is None or record.named_by is None:
+            return None
+        record.tries += 1
+        self._dialled_names.take(record.named_by)
+        return record.named_by
+
+    def ended(self, peer_id: str, teller: str | None) -> bool:
+        """The attempt is over; whether the peer is to be forgotten, since it never answers."""
+        if teller is None:
+            return False
+        self._dialled_names.give_back(teller)
+        record = self._records.get(peer_id)
+        if record is None or record.named_by is None or record.tries < MAX_HEARSAY_TRIES:
+            return False
+        self._forget_name(peer_id)
+        return True
+
+    def _forget_name(self, peer_id: str) -> None:
+        record = self._records.get(peer_id)
+        if record is not None and record.named_by is not None:
+            self._names.give_back(record.named_by)
+            record.named_by, record.tries = None, 0
+            if not record.score:
+                del self._records[peer_id]

@@ -1,0 +1,55 @@
+"""What the Grafana dashboard asks Prometheus, and what docs/metrics.md promises."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+DASHBOARD = ROOT / "deploy/grafana/dashboards/loco-peer.json"
+_ROW = re.compile(r"^\| `(loco_\w+)` \| (\w+) \|([^|]*)\|", re.MULTILINE)
+_SUFFIX = re.compile(r"_(bucket|sum|count)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    panel: str
+    legend: str
+    expression: str
+
+    def runnable(self, window: str = "1m") -> str:
+        """As Grafana would send it with every peer chosen."""
+        return self.expression.replace("$__rate_interval", window).replace("$peer", ".+")
+
+    @property
+    def metrics(self) -> set[str]:
+        return {_SUFFIX.sub("", name) for name in re.findall(r"\bloco_\w+", self.expression)}
+
+    @property
+    def labels(self) -> set[str]:
+        grouped = re.findall(r"\bby \(([^)]*)\)", self.expression)
+        matched = re.findall(r"(\w+)(?:=|=~|!=)\"", self.expression)
+        return {label.strip() for group in grouped for label in group.split(",")} | set(matched)
+
+
+def panels() -> list[dict[str, Any]]:
+    return json.loads(DASHBOARD.read_text())["panels"]
+
+
+def queries() -> list[Query]:
+    """Every query of the dashboard."""
+    return [
+        Query(panel["title"], target.get("legendFormat", ""), target["expr"])
+        for panel in panels()
+        for target in panel["targets"]
+    ]
+
+
+def documented() -> dict[str, tuple[str, frozenset[str]]]:
+    """Metric name to (type, labels), as docs/metrics.md has it."""
+    text = (ROOT / "docs/metrics.md").read_text()
+    return {
+        name: (kind, frozenset(re.findall(r"`(\w+)`", labels)))
+        for name, kind, labels in _ROW.findall(text)
+    }

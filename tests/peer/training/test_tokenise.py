@@ -1,0 +1,64 @@
+"""Tokenising that is ended half-way, by its caller or by a crash: what it leaves, and what not."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from peer.training.corpus import tokenise
+from peer.training.corpus.packed import token_dtype
+from peer.training.corpus.tokenise import outputs, pack_documents, remove_all_drafts
+from peer.training.corpus.tokenizer import ByteTokenizer
+
+
+class Stop(BaseException):
+    """Raised by a caller that is cancelled."""
+
+
+def test_a_caller_that_is_cancelled_ends_it_and_keeps_whole_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenise, "BATCH_CHARS", 10)
+    for number in range(2):
+        lines = (json.dumps({"text": f"document {row}"}) + "\n" for row in range(40))
+        (tmp_path / f"{number}.jsonl").write_text("".join(lines))
+    checks = 0
+
+    def check() -> None:
+        nonlocal checks
+        checks += 1
+        if checks == 60:
+            raise Stop
+
+    cache = tmp_path / "cache"
+    with pytest.raises(Stop):
+        pack_documents("jsonl", f"{tmp_path}/*.jsonl", ByteTokenizer(), cache, cache / "x", check)
+    (folder,) = cache.iterdir()
+    assert sorted(path.name for path in folder.iterdir()) == ["0.held-out", "0.train"]
+    pack_documents("jsonl", f"{tmp_path}/*.jsonl", ByteTokenizer(), cache, cache / "x")
+    whole = (cache / "x").read_bytes()
+    monkeypatch.undo()
+    for path in (*folder.iterdir(), cache / "x"):
+        path.unlink()
+    pack_documents("jsonl", f"{tmp_path}/*.jsonl", ByteTokenizer(), cache, cache / "x")
+    assert (cache / "x").read_bytes() == whole, "however many are tokenised at once"
+
+
+def test_many_at_once_are_what_each_is_alone() -> None:
+    tokenizer, texts = ByteTokenizer(), ["", "a", "é" * 3]
+    tokens = [tokens.tolist() for tokens in tokenizer.encode_all(texts)]
+    assert tokens == [tokenizer.encode(text).tolist() for text in texts]
+    assert token_dtype(tokenizer.vocabulary_size) == "u1"
+
+
+def test_what_was_left_behind_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "tokens-1"
+    for path in (tmp_path / ".packing-1", folder, tmp_path / "corpus-1"):
+        path.mkdir()
+    done, kept = outputs(folder, 0), tmp_path / "corpus-1" / ".keep"
+    left = (path.with_name(f".{path.name}.x1y2") for path in outputs(folder, 1))
+    for path in (*done, *left, tmp_path / ".packing-1" / "x", kept):
+        path.write_text(json.dumps("x"))
+    remove_all_drafts(tmp_path)
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == {*done, kept}
+    remove_all_drafts(tmp_path / "nowhere")
