@@ -8,7 +8,7 @@ is in flight the trainer does not read the outer copy; at any other time the mac
 hold still first. Nothing is written but at its command, one write after another.
 
     at rest --Sent--> AWAITS_TURN --> VERIFYING --contributions--> AWAY --Merge--> at rest
-    at rest --a result, a chunk--> Yield --trainer_held--> Mending --Amend--> at rest
+    at rest --a result, a chunk--> Yield --trainer_held--> LateWrite --Amend--> at rest
 
 A flight ends when every chunk has its result or an owner that will bring nothing more, for it says
 so or is gone; when its patience ends; or when the trainer sends again (it is a new trainer: the old
@@ -139,7 +139,7 @@ class Flight:
 
 
 @dataclass(slots=True)
-class Mending:
+class LateWrite:
     """Something came that is to be written at another time.
 
     Attributes:
@@ -171,7 +171,7 @@ class CycleMachine:
         self._context = context
         self._peers = context.peers
         self._chunks = range(len(self.ledger.stamps))
-        self._state: Flight | Mending | None = None
+        self._state: Flight | LateWrite | None = None
         self._cycle = -1
         self._inbox: deque[Item] = deque()
         self._early: dict[int, list[ResultArrived]] = defaultdict(list)
@@ -228,15 +228,15 @@ class CycleMachine:
 
     def trainer_held(self, held: HoldOutcome) -> None:
         """Write what is to be written, unless the fragment is on its way again."""
-        mending = self._state
-        assert isinstance(mending, Mending)
+        late = self._state
+        assert isinstance(late, LateWrite)
         if held is HoldOutcome.VOID:
             self._state = None
-            if not isinstance(mending.item, Withdrawn):  # the next send lets the state before go
-                self._keep(self._for_send, mending.item, MAX_WAITING)
+            if not isinstance(late.item, Withdrawn):  # the next send lets the state before go
+                self._keep(self._for_send, late.item, MAX_WAITING)
         else:
-            mending.held = held
-            self._write(mending.item, mending.occasion)
+            late.held = held
+            self._write(late.item, late.occasion)
         self._advance()
 
     def written(self, stamps: Mapping[int, Stamp]) -> None:
@@ -277,8 +277,8 @@ class CycleMachine:
             match self._state:
                 case _ if self.writes.has_more:
                     self.writes.write_on_top()
-                case Mending(held=HoldOutcome()) as mending:
-                    self._end_mending(mending)
+                case LateWrite(held=HoldOutcome()) as late:
+                    self._end_late_write(late)
                 case Flight(phase=Phase.AWAY) as flight if self._is_over(flight):
                     self._end_flight(flight)
                 case Flight(phase=Phase.AWAY) as flight if self._inbox:
@@ -417,7 +417,7 @@ class CycleMachine:
             case ResultArrived() if not self._is_wanted_late(item):
                 pass
             case _:
-                self._state = Mending(item)
+                self._state = LateWrite(item)
                 self._context.do(Yield(self._fragment))
 
     def _keep_early(self, item: ResultArrived) -> None:
@@ -437,13 +437,13 @@ class CycleMachine:
             self._missed_since_s = None
         return self.writes.judge(item) in (ResultVerdict.STEP, ResultVerdict.REDO)
 
-    def _end_mending(self, mending: Mending) -> None:
+    def _end_late_write(self, late: LateWrite) -> None:
         self._state = None
-        if mending.held is HoldOutcome.YIELDED:
-            occasion = mending.occasion
+        if late.held is HoldOutcome.YIELDED:
+            occasion = late.occasion
             of_kind = map(sorted, (occasion.stepped, occasion.redone, occasion.moved))
             self._context.do(Amend(self._fragment, *map(tuple, of_kind)))
-        if mending.occasion.has_written and self.settled is not None:
+        if late.occasion.has_written and self.settled is not None:
             self._settle(self.settled[0])
 
     # --- where we are -----------------------------------------------------------------------------

@@ -89,7 +89,7 @@ class CycleCompany(Protocol):
         """Whether we have a live link with a peer of the group."""
 
 
-class KeptProofs(Protocol):
+class ProofStore(Protocol):
     """Proofs that outlive the process. Blocking."""
 
     def read(self) -> Sequence[tuple[PeerId, bytes]]:
@@ -127,7 +127,7 @@ class FragmentSurroundings:
     trainer: FragmentTrainer
     ended: Callable[[SendEnded], None]
     convict: Callable[[PeerId], None]
-    proofs: KeptProofs
+    proofs: ProofStore
     lock: trio.Lock
     counts: FragmentCounts
     trims: bool
