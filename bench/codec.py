@@ -38,7 +38,7 @@ import torch
 from bench import report
 from peer.averaging.gossip.outer_step import NolocoFactors, outer_step
 from peer.codec import Codec, compiled, get_codec
-from peer.codec.int8 import INT8_FORMAT, PlainLoops
+from peer.codec.int8 import INT8_FORMAT, PlainInt8Loops
 from protocol.run.ways import CODECS
 
 FULL_VALUES: Final = 64 * 1024 * 1024
@@ -158,7 +158,7 @@ def _of_codec(
 
 def _of_int8(x_P: torch.Tensor, out_P: torch.Tensor) -> Operations:
     """The plain way of encode and decode, and the outer step both ways."""
-    codec, plain = get_codec("int8"), PlainLoops()
+    codec, plain = get_codec("int8"), PlainInt8Loops()
     codes = torch.empty(codec.code_bytes(x_P.numel()), dtype=torch.uint8, device=x_P.device)
     codec.encode(x_P, codes)
     phi_P, delta_P, pair = x_P.clone(), torch.zeros_like(x_P), [codes, codes.clone()]

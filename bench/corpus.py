@@ -21,8 +21,8 @@ from functools import partial
 import numpy as np
 
 from bench.report import Report, options
-from protocol.corpus.needs import CorpusNeeds, kept_pieces
-from protocol.corpus.requests import PieceRequests, Request
+from protocol.content.needs import CorpusNeeds, kept_pieces
+from protocol.content.requests import PieceRequests, Request
 from protocol.schedule.data_plan import DataPlan, Members
 
 PIECE_BYTES = 4 << 20

@@ -30,7 +30,7 @@ from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
 from peer.observe.events import EventLog
 from peer.ports import Stream
 from peer.ports.real import RealEntropy, RealWork
-from protocol.wire.state_messages import Chunk
+from protocol.wire.content_messages import Part
 
 from .bare import Buffers, Bytes, TcpBytes, answer_swap, echo, echo_times, swap_all
 from .children import Answer, answer_parent
@@ -143,8 +143,8 @@ class ExchangePeer:
         async with Conversation(stream) as talk:
             for index in range(ECHO_ROUNDS):
                 began_s = trio.current_time()
-                await talk.send(Chunk(DIGEST, index), payload)
-                await talk.receive(Chunk)
+                await talk.send(Part(index), payload)
+                await talk.receive(Part)
                 times_s.append(trio.current_time() - began_s)
         return {"s": times_s}
 
@@ -174,7 +174,7 @@ class ExchangePeer:
     async def _talk_back(self, stream: Stream) -> None:
         talk = Conversation(stream)
         for _ in range(ECHO_ROUNDS):
-            message, payload = await talk.receive(Chunk)
+            message, payload = await talk.receive(Part)
             await talk.send(message, payload)
 
 

@@ -13,8 +13,8 @@ from peer.network.libp2p import open_libp2p_network
 from peer.network.pacing import NO_LIMITS, PacedNetwork, Pacing
 from peer.ports import Network, PeerId, Stream
 from peer.ports.real import RealEntropy
+from protocol.wire.content_messages import Part
 from protocol.wire.messages import Beat
-from protocol.wire.state_messages import Chunk
 from protocol.wire.versions import HELLO
 
 from .children import Answer, answer_parent
@@ -68,7 +68,7 @@ class SmallMessagesPeer:
     async def _send_bulk(self, peer_id: PeerId) -> None:
         async with Conversation(await self._network.open_stream(peer_id, BULK)) as talk:
             while True:
-                await talk.send(Chunk(DIGEST, 0), bytes(BULK_BYTES))
+                await talk.send(Part(0), bytes(BULK_BYTES))
 
     async def _ask_for(self, talk: Conversation, seconds: float) -> tuple[list[float], float]:
         """How long each answer took, and how fast bulk arrived meanwhile."""
@@ -92,7 +92,7 @@ class SmallMessagesPeer:
         into = memoryview(bytearray(BULK_BYTES))
         async with Conversation(stream) as talk:
             while True:
-                await talk.receive(Chunk, into=into)
+                await talk.receive(Part, into=into)
 
     async def _answer(self, stream: Stream) -> None:
         async with Conversation(stream) as talk:

@@ -25,6 +25,8 @@ INBOUND_STREAMS_PER_S: Final = 50.0
 INBOUND_STREAMS_PER_S_OF_PREFIX: Final = 150.0
 INBOUND_STREAMS_BURST_S: Final = 4.0
 """So many seconds' worth of them may come at once: stripes, and questions after many chunks."""
+ANSWER_S: Final = 10.0
+"""How long another peer, or p2pd, may take for a short answer, or to be reached."""
 SEND_STALL_S: Final = 60.0
 """A peer that takes nothing of what we send for so long is given up, in every conversation."""
 
@@ -136,16 +138,17 @@ MAX_LINK_VECTOR_BYTES: Final = 16 * 1024
 MAX_SNAPSHOT_BYTES: Final = MAX_CONTROL_PAYLOAD_BYTES
 """The vectors of all peers of a pipeline, from which paths are planned."""
 
-# --- state transfer -------------------------------------------------------------------------------
+# --- content: run spec, blobs, states, corpora ----------------------------------------------------
+MAX_PARTS_PER_REQUEST: Final = 16
+MAX_READERS: Final = 16
+"""Streams on which content is asked of us at once."""
+MAX_READERS_PER_PEER: Final = 4
+MAX_READERS_PER_PREFIX: Final = 12
+MAX_READER_REQUESTS: Final = 64
+"""Requests on one such stream, without those for parts of a state."""
 STATE_CHUNK_BYTES: Final = 1 << 20
 MAX_PARAMETERS: Final = MAX_CONTROL_PAYLOAD_BYTES // 32 * STATE_CHUNK_BYTES // 8
 """Parameters of a run's model: the digests of its state's chunks fit into one payload."""
-MAX_STATE_READERS: Final = 6
-MAX_STATE_READERS_PER_PEER: Final = 2
-"""One that reads, and one whose end we have not noticed yet."""
-MAX_STATE_READERS_PER_PREFIX: Final = 4
-MAX_STATE_REQUESTS: Final = 32
-"""Requests on one stream, without those for chunks."""
 MIN_FETCH_BYTES_PER_S: Final = 16 * 1024
 """A source that sends less is left for another one."""
 MAX_TRANSFER_S: Final = 24 * 3600.0
@@ -157,16 +160,9 @@ MAX_BLOB_BYTES: Final = 64 * 1024 * 1024
 # --- pieces of a corpus ---------------------------------------------------------------------------
 MAX_PIECE_BYTES: Final = 16 * 1024 * 1024 + 1024
 """Longest piece; some more than the largest `data.piece_kib`, for the token that a piece shares."""
-MAX_PIECES_PER_REQUEST: Final = 16
 MAX_ASKED_PIECES: Final = 8
 """Pieces on their way to us at once."""
 MAX_ASKED_PIECES_PER_SOURCE: Final = 2
-MAX_PIECE_READERS: Final = 16
-"""Streams on which pieces are asked of us at once."""
-MAX_PIECE_READERS_PER_PEER: Final = 4
-MAX_PIECE_READERS_PER_PREFIX: Final = 12
-MAX_PIECE_REQUESTS: Final = 64
-"""Requests on one such stream."""
 
 # --- pipelines ------------------------------------------------------------------------------------
 MAX_STAGES: Final = 64

@@ -10,6 +10,7 @@ from protocol.limits import (
     MAX_HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
 )
+from protocol.wire.content_messages import GetParts, GetState, SpecReply
 from protocol.wire.fields import MAX_COUNT, Message
 from protocol.wire.fragment_messages import (
     ChunkResult,
@@ -25,7 +26,6 @@ from protocol.wire.fragment_messages import (
 )
 from protocol.wire.frames import FRAME_VERSION, MAGIC, encode_frame
 from protocol.wire.messages import Hello, Leaving, Propose, Received, Vector, encode_message
-from protocol.wire.state_messages import GetChunks, GetState, SpecReply
 from protocol.wire.versions import SPOKEN
 
 DIGEST = "0" * 32
@@ -74,7 +74,7 @@ def missiles() -> dict[str, bytes]:
         "a receipt for nothing": framed(Received(DIGEST, DIGEST)),
         "a vector of nothing": framed(Vector(DIGEST, 1, 1, "int8", 1, DIGEST), bytes(1000)),
         "state of another run": framed(GetState(DIGEST, 0)) + garbage,
-        "chunks of nothing": framed(GetChunks(DIGEST * 2, 1 << 40, 100_000)) + garbage,
+        "chunks of nothing": framed(GetParts(DIGEST * 2, ((1 << 31) - 1,) * 16)) + garbage,
         "proposal of another run": framed(Propose(DIGEST, 1, 1, False, DIGEST, "int8", 1, 1, 1))
         + garbage,
         "hello, then garbage": whole + garbage,

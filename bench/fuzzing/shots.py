@@ -21,17 +21,16 @@ from peer.codec.leaves import code_digest
 from peer.network.identity import Identity
 from protocol.errors import LocoError
 from protocol.wire import (
-    corpus_messages,
+    content_messages,
     fragment_messages,
     messages,
     stage_messages,
-    state_messages,
 )
 from protocol.wire.fields import Message
 from protocol.wire.fragment_messages import Contribution, Result, signed_contribution, signed_result
 from protocol.wire.frames import encode_frame
 from protocol.wire.messages import Vector, encode_message
-from protocol.wire.versions import CORPUS, FRAGMENT, GOSSIP, HELLO, REACH, STAGE, STATE
+from protocol.wire.versions import CONTENT, FRAGMENT, GOSSIP, HELLO, REACH, STAGE
 
 from .headers import KINDS, damaged_headers, messages_of
 from .values import World, fields_of
@@ -44,8 +43,7 @@ T = TypeVar("T")
 FILES: Final = {
     fragment_messages.__name__: FRAGMENT,
     stage_messages.__name__: STAGE,
-    corpus_messages.__name__: CORPUS,
-    state_messages.__name__: STATE,
+    content_messages.__name__: CONTENT,
 }
 OF_PAIRS: Final = (
     messages.Propose,
@@ -56,10 +54,10 @@ OF_PAIRS: Final = (
     messages.Received,
     messages.Join,
     messages.Piece,
-    messages.Settle,
-    messages.Settled,
+    messages.AskSettled,
+    messages.SettledReply,
 )
-CONVERSATIONS: Final = (HELLO, GOSSIP, STATE, FRAGMENT, STAGE, REACH, CORPUS)
+CONVERSATIONS: Final = (HELLO, GOSSIP, CONTENT, FRAGMENT, STAGE, REACH, CONTENT)
 PART_ADAPTED: Final = 0.7
 """The share of fields that follow the victim, which has just said what they are to be."""
 PART_KNOWN: Final = 0.3

@@ -25,8 +25,7 @@ from bench.fuzzing.statements import statements_by
 from bench.fuzzing.values import World
 from peer.codec import BLOCK, get_codec
 from peer.codec.differences import pack
-from peer.corpus.service import PieceService
-from peer.corpus.store import PieceFolder, PieceStore
+from peer.content.store import PieceFolder, PieceStore
 from peer.daemon.outside import Outside
 from peer.network.identity import Identity
 from peer.observe.event_names import EventName
@@ -40,12 +39,12 @@ from peer.simulation.swarm import (
 from peer.simulation.virtual_time import run_in_virtual_time
 from peer.training.toy import simulated_layout
 from protocol.address.multiaddr import split_peer_id
-from protocol.corpus.manifest import CorpusManifest, digest_of
+from protocol.content.manifest import CorpusManifest, digest_of
 from protocol.fragment.fragments import fragments_of_run
 from protocol.membership import conduct
 from protocol.run.run_spec import RunSpec
 from protocol.wire.messages import Beat, Free, Hello
-from protocol.wire.versions import CORPUS, FRAGMENT, GOSSIP, HELLO, REACH, SPOKEN, STATE
+from protocol.wire.versions import CONTENT, FRAGMENT, GOSSIP, HELLO, REACH, SPOKEN
 
 HONEST: Final = "abc"
 STEPS: Final = 20
@@ -57,9 +56,9 @@ PARAMETERS: Final = {"noloco": 256, "streaming": 6 * 16384, "diloco": 6 * 16384}
 METHODS: Final = tuple(PARAMETERS)
 CODECS: Final = {"noloco": "int8-diff", "streaming": "int8", "diloco": "int8"}
 SERVED: Final = {
-    "noloco": (HELLO, GOSSIP, STATE, REACH, CORPUS),
-    "streaming": (HELLO, GOSSIP, STATE, REACH, CORPUS),
-    "diloco": (HELLO, FRAGMENT, STATE, REACH, CORPUS),
+    "noloco": (HELLO, GOSSIP, CONTENT, REACH),
+    "streaming": (HELLO, GOSSIP, CONTENT, REACH),
+    "diloco": (HELLO, FRAGMENT, CONTENT, REACH),
 }
 """Conversations in which peers of such a run take part."""
 RELAY_MBPS: Final = 10.0
@@ -120,7 +119,7 @@ async def _play(siege: Siege, folder: Path, came: Callable[[Hostile], None]) -> 
     ):
         await _start(swarm)
         for name in HONEST:
-            await _open_up(swarm[name], corpus_in(folder / name), nursery)
+            _open_up(swarm[name], corpus_in(folder / name), nursery)
         await _average(swarm, CALM_ROUNDS)
         seen = {name: len(swarm[name].lines) for name in HONEST}
         identity = identity_of(siege.seed, "hostile")
@@ -174,6 +173,7 @@ def world_of(
             "addresses": (*(peer.network.addresses[0] for peer in honest), *addresses),
             "tried": tuple(split_peer_id(address)[0] for address in addresses),
             "corpus": (corpus_manifest().name,),
+            "content": (corpus_manifest().name,),
             "statements": statements,
             "pass_shown": statements[-1:],
             **dict.fromkeys(PEERS, peers),
@@ -313,11 +313,12 @@ async def _start(swarm: SimulatedSwarm) -> None:
     await swarm.until(lambda: all(swarm[name].ready.is_set() for name in HONEST))
 
 
-async def _open_up(peer: SimulatedPeer, store: PieceStore, nursery: trio.Nursery) -> None:
+def _open_up(peer: SimulatedPeer, store: PieceStore, nursery: trio.Nursery) -> None:
     """Let it do what real peers do besides, and simulated ones need not."""
     parts = peer.parts
     nursery.start_soon(Outside(peer.network, parts, RELAY_MBPS).run)
-    await PieceService(store.manifest.name, store, parts.network, parts.work).start()
+    assert peer.peer.service is not None
+    peer.peer.service.store = store
 
 
 async def _average(swarm: SimulatedSwarm, times: int) -> None:

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from peer.content.state_file import HEADER_BYTES, state_bytes
 from peer.observe.control import ControlFailed, NoDaemon, NotNow
 from peer.options.config import ConfigError
 from peer.state.checkpoints import OUTER_FILE, SLOW, CheckpointStore
 from peer.state.export import export_hugging_face
 from peer.state.home import Home, HomeError
-from peer.state.state_file import HEADER_BYTES, state_bytes
 from peer.training.corpus import describe_corpus, kept_corpus, open_corpus
 from peer.training.corpus.tokenizer import (
     BYTES,

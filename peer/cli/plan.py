@@ -30,8 +30,6 @@ from protocol.pipeline.what_if import (
     LEAST_HELP,
     Answer,
     RunEstimate,
-    needs_pipeline,
-    too_small_for_the_whole,
     verdict_of,
     what_if,
 )
@@ -82,7 +80,7 @@ def show_plan(run_toml: Path, peers: Path, links: Path | None, options: PlanOpti
     replicas = replicas_of(question)[way]
     tokens = spec.training.total_steps * spec.tokens_per_step
     verdict = verdict_of(question, way, replicas, tokens, len(question.offers))
-    if not (wanted or needs_pipeline(question)):
+    if not (wanted or question.too_small_for_the_whole):
         if as_json:
             print(json.dumps({"answer": asdict(verdict)}))
         else:
@@ -102,7 +100,7 @@ def show_plan(run_toml: Path, peers: Path, links: Path | None, options: PlanOpti
     }
     if asked and "skippipe" in verdicts:
         verdict = verdicts.pop("skippipe")
-    elif asked or needs_pipeline(question):
+    elif asked or question.too_small_for_the_whole:
         verdict = verdicts.pop("full")
     if as_json:
         print(json.dumps({"answer": asdict(verdict), **answer.to_json()}))
@@ -169,7 +167,7 @@ def _first(
             f" {_tokens(other.tokens)} tokens{costs}."
         )
     whole = size_text(question.workload.state_bytes)
-    if small := too_small_for_the_whole(question):
+    if small := question.too_small_for_the_whole:
         names = _named([offer.name for offer in small])
         yield f"The whole model's training state takes {whole}, too much for {names}."
     if unknown := [offer.name for offer in question.offers if offer.memory_bytes is None]:

@@ -37,15 +37,6 @@ async def _run_daemon(config: PeerConfig, spec: RunSpec | None, home: Home) -> E
         return await run_daemon(config, spec, home, spare)
 
 
-def _check_founder(config: PeerConfig) -> None:
-    """Refuse a stage that a founder cannot hold. Raises ConfigError."""
-    if config.stage:
-        raise ConfigError(
-            f"stage = {config.stage} ({config.origins['stage']}): the first peer of a run holds"
-            " stage 0; remove the option, or use it with join"
-        )
-
-
 def _check_ports(config: PeerConfig) -> None:
     """Refuse a port that another program holds, seconds before it is needed. Raises ConfigError."""
     for option, where in (("listen", config.listen), ("metrics", config.metrics)):
@@ -110,14 +101,21 @@ def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
     else:
         spec = _checked_start(config, start, spec, signed)
     _check_export(config)
-    _show(config)
+    if config.verbose:
+        print(*config.describe(), sep="\n", file=sys.stderr)
     home.prepare()
     with home.locked():
         _check_ports(config)
         if start is not None and start.new_run:
-            _put_run_away(home)
+            old = home.put_run_away()
+            if old is not None:
+                print(f"the home's old run was moved to {old}", file=sys.stderr, flush=True)
         if start is not None and start.restore is not None:
-            _restore(home, start.restore, config.checkpoint_keep)
+            from peer.state.restoring import restore  # here: few starts restore
+
+            print(f"restoring from {start.restore}", file=sys.stderr, flush=True)
+            for line in restore(start.restore, home, config.checkpoint_keep):
+                print(f"  {line}", file=sys.stderr, flush=True)
         code, again = ExitCode.OK, None
         try:
             code = trio.run(_run_daemon, config, spec, home)
@@ -165,7 +163,11 @@ def _checked_start(
                 " one, loco-peer new RUN.toml writes its run spec"
             )
         return None
-    _check_founder(config)
+    if config.stage:
+        raise ConfigError(
+            f"stage = {config.stage} ({config.origins['stage']}): the first peer of a run holds"
+            " stage 0; remove the option, or use it with join"
+        )
     check_options(config, spec)
     if signed is None or start.new_run:
         _check_source(config.data or spec.data.source)
@@ -203,14 +205,6 @@ def _as_founded(written: RunSpec, founded: RunSpec) -> RunSpec:
     return written.model_copy(update={"data": written.data.model_copy(update=tokenizer)})
 
 
-def _restore(home: Home, url: str, keep: int) -> None:
-    from peer.state.restoring import restore  # here: few starts restore
-
-    print(f"restoring from {url}", file=sys.stderr, flush=True)
-    for line in restore(url, home, keep):
-        print(f"  {line}", file=sys.stderr, flush=True)
-
-
 def _check_source(source: str) -> None:
     """Refuse files that are not there, seconds before the corpus is made. Raises ConfigError."""
     kind, _, pattern = source.partition(":")
@@ -244,14 +238,3 @@ def _say_held_out(path: Path) -> None:
         file=sys.stderr,
         flush=True,
     )
-
-
-def _put_run_away(home: Home) -> None:
-    old = home.put_run_away()
-    if old is not None:
-        print(f"the home's old run was moved to {old}", file=sys.stderr, flush=True)
-
-
-def _show(config: PeerConfig) -> None:
-    if config.verbose:
-        print(*config.describe(), sep="\n", file=sys.stderr)

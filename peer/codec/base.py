@@ -1,11 +1,12 @@
 """The promises of every codec, and the checks that all codecs share."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ TILE: Final = 256 * 1024
 LARGEST_MAGNITUDE: Final = 2.0**120
 """No value beyond this is coded or accepted: sums of a few such values stay finite, so a hostile
 vector of huge finite values cannot put an infinity into the slow weights."""
+LARGEST_MAGNITUDE_BITS: Final = int(np.float32(LARGEST_MAGNITUDE).view(np.int32))
 NOT_FINITE: Final = "not finite: the vector holds a NaN or a value beyond 2**120"
 
 
@@ -40,22 +42,32 @@ class FusedLoops:
     codes: tuple[tuple[Array, ...], ...]
 
 
-class Codec(Protocol):
+class Codec(ABC):
     """Codes fp32 vectors of P values, P a multiple of `BLOCK`, as `code_bytes(P)` bytes.
 
     All tensors of one call lie on one device and are contiguous. Every method raises ValueError for
-    wrong lengths, types or ranges.
+    wrong lengths, types or ranges. May hold scratch memory: use one per thread.
+
+    Args:
+        part_of: values of the vector whose parts are coded here, if each vector is such a part.
+
+    Attributes:
+        planes: bytes of a block in each of the arrays that codes consist of, one after another.
     """
 
-    @property
-    def name(self) -> str: ...
+    name: ClassVar[str]
+    planes: ClassVar[tuple[int, ...]]
 
-    @property
-    def planes(self) -> tuple[int, ...]:
-        """Bytes of a block in each of the arrays that codes consist of, one after another."""
+    def __init__(self, part_of: int = 0) -> None:
+        self._part_of = part_of
 
     def code_bytes(self, num_values: int) -> int:
         """Bytes of the codes of `num_values` values."""
+        return num_values // BLOCK * sum(self.planes)
+
+    def num_values(self, code_bytes: int) -> int:
+        """Values of codes of so many bytes, if those are whole blocks."""
+        return code_bytes // sum(self.planes) * BLOCK
 
     def encode(self, x_P: torch.Tensor, out_codes: torch.Tensor) -> None:
         """Write the codes of `x_P` (fp32 [P]) into `out_codes` (uint8 [code_bytes(P)]).
@@ -64,18 +76,39 @@ class Codec(Protocol):
             ValueError: `x_P` holds a NaN or a value beyond `LARGEST_MAGNITUDE`; `out_codes` is then
                 undefined.
         """
+        check_codes(out_codes, self.code_bytes(check_values(x_P, "x_P")))
+        self._encode(x_P, out_codes)
 
     def decode(self, codes: torch.Tensor, out_P: torch.Tensor) -> None:
         """Write the values that `codes` stand for into `out_P` (fp32 [P])."""
+        self.decode_range(codes, 0, check_values(out_P, "out_P"), out_P)
 
     def decode_range(self, codes: torch.Tensor, start: int, stop: int, out: torch.Tensor) -> None:
         """Decode the values start .. stop - 1 alone into `out` (fp32 [stop - start]).
 
         `start` and `stop` are multiples of `BLOCK`.
         """
+        num_values = self.num_values(codes.numel())
+        check_codes(codes, self.code_bytes(num_values))
+        check_range(start, stop, num_values, out)
+        self._decode(codes, start, out)
 
     def validate(self, codes: torch.Tensor) -> bool:
         """Whether `codes` are well formed and no value is NaN or beyond `LARGEST_MAGNITUDE`."""
+        try:
+            check_codes(codes, self.code_bytes(self.num_values(codes.numel())))
+        except ValueError:
+            return False
+        return self._are_valid(codes)
+
+    @abstractmethod
+    def _encode(self, x_P: torch.Tensor, codes: torch.Tensor) -> None: ...
+
+    @abstractmethod
+    def _decode(self, codes: torch.Tensor, start: int, out: torch.Tensor) -> None: ...
+
+    @abstractmethod
+    def _are_valid(self, codes: torch.Tensor) -> bool: ...
 
     def loops_for(self, num_values: int, device: torch.device) -> str:
         """What codes a vector of so many values there: `plain`, `compiled` or `triton`.
@@ -83,6 +116,7 @@ class Codec(Protocol):
         Where others were wanted and did not work, why follows: `plain: ImportError: ...`. Loads
         what it names, so it may take seconds.
         """
+        return "plain"
 
     def fused_loops(
         self,
@@ -99,6 +133,7 @@ class Codec(Protocol):
             vectors: what else the loops read and write.
             start: the value of the codes that the vectors begin at.
         """
+        return None
 
 
 def check_values(x_P: torch.Tensor, label: str) -> int:

@@ -22,6 +22,7 @@ loops for long vectors in main memory (`CompiledLoops`), and on CUDA what a code
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import ClassVar, Final, Protocol, cast
 
 import numpy as np
@@ -33,45 +34,25 @@ from protocol.run.ways import CODECS
 from .base import (
     BLOCK,
     LARGEST_MAGNITUDE,
+    LARGEST_MAGNITUDE_BITS,
     NOT_FINITE,
     TILE,
-    Array,
+    Codec,
     FusedLoops,
-    check_codes,
-    check_range,
-    check_values,
 )
 from .compiled import in_chunks, is_aligned, is_long, kernels_of, plain_because
 
 # --- through compiled loops, shared out among threads (compiled.py) -------------------------------
 
-_LARGEST_MAGNITUDE_BITS: Final = int(np.float32(LARGEST_MAGNITUDE).view(np.int32))
-
-
-class Kernels(Protocol):
-    """The loops of one code over blocks first .. last - 1; `scales` are the bits of bf16 numbers.
-
-    A module of kernels is one, as numba compiles it.
-    """
-
-    def encode_blocks(
-        self, x_P: Array, x_bits: Array, codes: Array, scales: Array, first: int, last: int, /
-    ) -> int:
-        """Code the blocks. Returns the bits of the largest magnitude met."""
-
-    def decode_blocks(
-        self, codes: Array, scales: Array, out: Array, out_first: int, first: int, last: int, /
-    ) -> None:
-        """Write the values of the blocks into `out`, which begins at block `out_first`."""
-
-    def are_valid(self, codes: Array, scales: Array, first: int, last: int, /) -> bool:
-        """Whether the codes and scales of the blocks are what `encode_blocks` can write."""
-
 
 class CompiledLoops:
-    """Compiled loops for tensors in main memory; their bytes are those of `TiledLoops`."""
+    """Compiled loops for tensors in main memory; their bytes are those of `TiledLoops`.
 
-    def __init__(self, kernels: Kernels) -> None:
+    Args:
+        kernels: the module of a code's loops over blocks (int8_kernels.py).
+    """
+
+    def __init__(self, kernels: ModuleType) -> None:
         self._kernels = kernels
 
     def encode(self, x_P: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> None:
@@ -81,7 +62,7 @@ class CompiledLoops:
         largest = in_chunks(
             lambda first, last: self._kernels.encode_blocks(*arrays, first, last), scales.numel()
         )
-        if max(largest, default=0) > _LARGEST_MAGNITUDE_BITS:
+        if max(largest, default=0) > LARGEST_MAGNITUDE_BITS:
             raise ValueError(NOT_FINITE)
 
     def decode(
@@ -150,71 +131,43 @@ class BlockFormat:
     smallest_scale: float
     largest_scale: float
 
-    def num_values(self, code_bytes: int) -> int:
-        """Values of so many bytes, if those are whole blocks."""
-        return code_bytes // (self.code_bytes + _SCALE_BYTES) * BLOCK
-
     def split(self, codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The codes of all blocks and their bf16 scales [P / 128] inside `codes`, as views."""
-        scales_from = self.num_values(codes.numel()) // BLOCK * self.code_bytes
+        scales_from = codes.numel() // (self.code_bytes + _SCALE_BYTES) * self.code_bytes
         return codes[:scales_from].view(self.code_type), codes[scales_from:].view(torch.bfloat16)
 
 
-class BlockCodec:
-    """A codec of blocks with scales. Holds scratch memory for one tile: use one per thread.
+class BlockCodec(Codec):
+    """A codec of blocks with scales.
 
     Args:
         plain: torch's operations.
-        part_of: values of the vector whose parts are coded here, if each vector is such a part.
 
     Attributes:
         kernels_module: full name of the module of compiled loops.
         triton_module: of that with loops for CUDA, if there is one.
     """
 
-    name: ClassVar[str]
     format: ClassVar[BlockFormat]
     kernels_module: ClassVar[str]
     triton_module: ClassVar[str | None] = None
 
+    def __init_subclass__(cls) -> None:
+        cls.planes = cls.format.code_bytes, _SCALE_BYTES
+
     def __init__(self, plain: BlockLoops, part_of: int = 0) -> None:
+        super().__init__(part_of)
         self._plain = plain
-        self._part_of = part_of
 
-    @property
-    def planes(self) -> tuple[int, ...]:
-        """Codes of blocks, then their scales."""
-        return self.format.code_bytes, _SCALE_BYTES
+    def _encode(self, x_P: torch.Tensor, codes: torch.Tensor) -> None:
+        block_codes, scales = self.format.split(codes)
+        self._loops(block_codes, scales, x_P).encode(x_P, block_codes, scales)
 
-    def code_bytes(self, num_values: int) -> int:
-        """Bytes of the codes of `num_values` values."""
-        return num_values // BLOCK * (self.format.code_bytes + _SCALE_BYTES)
-
-    def encode(self, x_P: torch.Tensor, out_codes: torch.Tensor) -> None:
-        """Write the codes of `x_P` (fp32 [P]). Raises ValueError if a value is not finite."""
-        num_values = check_values(x_P, "x_P")
-        check_codes(out_codes, self.code_bytes(num_values))
-        codes, scales = self.format.split(out_codes)
-        self._loops(codes, scales, x_P).encode(x_P, codes, scales)
-
-    def decode(self, codes: torch.Tensor, out_P: torch.Tensor) -> None:
-        """Write the values of `codes` into `out_P` (fp32 [P])."""
-        self.decode_range(codes, 0, check_values(out_P, "out_P"), out_P)
-
-    def decode_range(self, codes: torch.Tensor, start: int, stop: int, out: torch.Tensor) -> None:
-        """Write the values start .. stop - 1 into `out` (fp32 [stop - start])."""
-        num_values = self.format.num_values(codes.numel())
-        check_codes(codes, self.code_bytes(num_values))
-        check_range(start, stop, num_values, out)
+    def _decode(self, codes: torch.Tensor, start: int, out: torch.Tensor) -> None:
         block_codes, scales = self.format.split(codes)
         self._loops(block_codes, scales, out).decode(block_codes, scales, start, out)
 
-    def validate(self, codes: torch.Tensor) -> bool:
-        """Whether length, codes and scales are what `encode` can write, so finite."""
-        if codes.dtype != torch.uint8 or codes.dim() != 1 or not codes.is_contiguous():
-            return False
-        if codes.numel() != self.code_bytes(self.format.num_values(codes.numel())):
-            return False
+    def _are_valid(self, codes: torch.Tensor) -> bool:
         block_codes, scales = self.format.split(codes)
         return self._loops(block_codes, scales).are_valid(block_codes, scales)
 
@@ -244,7 +197,7 @@ class BlockCodec:
         if module is None or any(n % BLOCK for n in (start, *(v.numel() for v in vectors))):
             return None
         parts = [self.format.split(codes) for codes in all_codes]
-        num_values = self.format.num_values(all_codes[0].numel())
+        num_values = self.num_values(all_codes[0].numel())
         if not self.is_compiled_for(num_values, *vectors, *(scales for _, scales in parts)):
             return None
         kernels, block = kernels_of(module), start // BLOCK
@@ -254,13 +207,14 @@ class BlockCodec:
         arrays = ((codes[first:].numpy(), scale_bits(scales[block:])) for codes, scales in parts)
         return FusedLoops(kernels, tuple(arrays))
 
-    def _kernels(self) -> Kernels | None:
+    def _kernels(self) -> ModuleType | None:
         """Compiled loops; None where numba does not work."""
-        return cast("Kernels | None", kernels_of(self.kernels_module))
+        return kernels_of(self.kernels_module)
 
     def _cuda_loops(self) -> BlockLoops | None:
         """Loops made for CUDA; None for torch's operations."""
-        return None
+        triton = None if self.triton_module is None else kernels_of(self.triton_module)
+        return None if triton is None else cast("BlockLoops", triton.TritonLoops())
 
     def _loops(
         self, codes: torch.Tensor, scales: torch.Tensor, *values: torch.Tensor

@@ -37,6 +37,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .base import BLOCK, TILE
+from .int8 import LARGEST_CODE
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -48,7 +49,6 @@ FADING: Final = 0.8
 LARGEST_WIDTH: Final = 8
 _HEAD_BYTES: Final = 5
 _PLANE_BYTES: Final = BLOCK // 8
-_LARGEST_CODE: Final = 127
 _PRIME: Final = 251
 _ROWS: Final = TILE // BLOCK
 _WEIGHTS: Final = np.array(
@@ -108,7 +108,7 @@ def apart_per_block(own: Any, theirs: Any, vectors: int = 1) -> Floats:
         for tile in one.tiles():
             mine = one.codes[tile] * one.scale_of(tile)
             mine -= other.codes[tile] * other.scale_of(tile)
-            most = _LARGEST_CODE * one.scale_of(tile)[:, 0]
+            most = LARGEST_CODE * one.scale_of(tile)[:, 0]
             found.append(np.minimum(np.abs(mine, out=mine).max(axis=1), most))
     return np.concatenate(found) if found else np.zeros(0, np.float32)
 
@@ -239,9 +239,9 @@ def _unpack_one(
                 low[with_bit] |= bits
             places[bit] += size
         codes = _nearest(low, width, _guess(mine, theirs, tile, width))
-        beyond = (np.abs(codes) > _LARGEST_CODE).any(axis=1)
+        beyond = (np.abs(codes) > LARGEST_CODE).any(axis=1)
         bad[tile] = beyond | (_sums(codes, width) != sums[tile]).any(axis=1)
-        theirs.codes[tile] = np.clip(codes, -_LARGEST_CODE, _LARGEST_CODE)
+        theirs.codes[tile] = np.clip(codes, -LARGEST_CODE, LARGEST_CODE)
     return bad
 
 

@@ -22,7 +22,7 @@ Rules:
 - Decoded values are coded to themselves: the largest magnitude of a block always takes level 7, and
   the decoded one gives the same scale.
 
-Ways to the same bytes: torch's operations (`PlainLoops`), on CUDA too, and compiled loops
+Ways to the same bytes: torch's operations (`PlainInt4Loops`), on CUDA too, and compiled loops
 (`int4_kernels`).
 """
 
@@ -48,7 +48,7 @@ INT4_FORMAT: Final = BlockFormat(
 _HALF: Final = BLOCK // 2
 
 
-class PlainLoops(TiledLoops):
+class PlainInt4Loops(TiledLoops):
     """int4 loops in torch's operations."""
 
     def __init__(self) -> None:
@@ -86,4 +86,4 @@ class Int4Codec(BlockCodec):
     kernels_module: ClassVar[str] = "peer.codec.int4_kernels"
 
     def __init__(self, part_of: int = 0) -> None:
-        super().__init__(PlainLoops(), part_of)
+        super().__init__(PlainInt4Loops(), part_of)

@@ -9,34 +9,33 @@ A code of blocks (`peer.codec.blocks`). For a block with largest magnitude m:
 So |value - x| <= scale / 2, at most m / 127 (m / 252 but for the last bits). (fp16 scales would
 underflow below m = 7.6e-6; these do below m = 1.5e-36.)
 
-Three ways lead to the same bytes: torch's operations (`PlainLoops`), which say what the code is;
-compiled loops for long vectors in main memory (`int8_kernels`); Triton on CUDA (`int8_cuda`).
+Three ways lead to the same bytes: torch's operations (`PlainInt8Loops`), which say what the code
+is; compiled loops for long vectors in main memory (`int8_kernels`); Triton on CUDA (`int8_cuda`).
 
 A block is coded to itself again if its largest code is 127. Where rounding up left 126, the scale
 shrinks by one bf16 step on the second coding, and the values move by at most half the scale again.
 """
 
-from typing import ClassVar, Final, cast
+from typing import ClassVar, Final
 
 import torch
 
 from .base import BLOCK, LARGEST_MAGNITUDE
-from .blocks import BlockCodec, BlockFormat, BlockLoops, TiledLoops
-from .compiled import kernels_of
+from .blocks import BlockCodec, BlockFormat, TiledLoops
 
 # --- the int8 code in torch's operations ----------------------------------------------------------
 
-_LARGEST_CODE: Final = 127
+LARGEST_CODE: Final = 127
 INT8_FORMAT: Final = BlockFormat(
     code_bytes=BLOCK,
     code_type=torch.int8,
-    largest_level=float(_LARGEST_CODE),
+    largest_level=float(LARGEST_CODE),
     smallest_scale=2.0**-126,
-    largest_scale=LARGEST_MAGNITUDE / (_LARGEST_CODE - 1),
+    largest_scale=LARGEST_MAGNITUDE / (LARGEST_CODE - 1),
 )
 
 
-class PlainLoops(TiledLoops):
+class PlainInt8Loops(TiledLoops):
     """int8 loops in torch's operations: a level is the code itself."""
 
     def __init__(self) -> None:
@@ -53,7 +52,7 @@ class PlainLoops(TiledLoops):
 
     def _codes_valid(self, codes: torch.Tensor) -> bool:
         """Whether no code is -128, which `encode` never writes."""
-        return int(codes.min()) >= -_LARGEST_CODE
+        return int(codes.min()) >= -LARGEST_CODE
 
 
 # --- int8 -----------------------------------------------------------------------------------------
@@ -68,12 +67,7 @@ class Int8Codec(BlockCodec):
     triton_module: ClassVar[str | None] = "peer.codec.int8_cuda"
 
     def __init__(self, part_of: int = 0) -> None:
-        super().__init__(PlainLoops(), part_of)
-
-    def _cuda_loops(self) -> BlockLoops | None:
-        assert self.triton_module is not None
-        triton = kernels_of(self.triton_module)
-        return cast("BlockLoops", triton.TritonLoops()) if triton else None
+        super().__init__(PlainInt8Loops(), part_of)
 
 
 class Int8DiffCodec(Int8Codec):

@@ -1,8 +1,8 @@
 """The int8 code as Triton kernels, for CUDA: one pass over memory each.
 
 Triton comes with torch's CUDA build. Each program takes `BLOCKS_PER_PROGRAM` blocks. The operations
-are those of `int8.PlainLoops` in their order, each correctly rounded: `div_rn`, since Triton's `/`
-is only nearly so, and rounding to an integer by adding 1.5 * 2**23 (`int8_kernels`).
+are those of `int8.PlainInt8Loops` in their order, each correctly rounded: `div_rn`, since Triton's
+`/` is only nearly so, and rounding to an integer by adding 1.5 * 2**23 (`int8_kernels`).
 
 Importing this file needs Triton; go through `peer.codec.compiled.kernels_of`.
 """
@@ -13,11 +13,10 @@ import torch
 import triton
 import triton.language as tl
 
-from .base import BLOCK, LARGEST_MAGNITUDE, NOT_FINITE
-from .int8 import PlainLoops
+from .base import BLOCK, LARGEST_MAGNITUDE_BITS, NOT_FINITE
+from .int8 import PlainInt8Loops
 
 BLOCKS_PER_PROGRAM: Final = 16
-_LARGEST_MAGNITUDE_BITS: Final = int(torch.tensor(LARGEST_MAGNITUDE).view(torch.int32))
 # Triton reads only globals that say they never change.
 _LARGEST_CODE = tl.constexpr(127.0)
 _SMALLEST_SCALE = tl.constexpr(2.0**-126)
@@ -67,15 +66,15 @@ def _decode_kernel(
     tl.store(out_ptr + at, codes.to(tl.float32) * scale[:, None], mask=inside[:, None])
 
 
-class TritonLoops(PlainLoops):
-    """Triton kernels for tensors on a CUDA device; their bytes are those of `PlainLoops`."""
+class TritonLoops(PlainInt8Loops):
+    """Triton kernels for tensors on a CUDA device; their bytes are those of `PlainInt8Loops`."""
 
     def encode(self, x_P: torch.Tensor, codes_P: torch.Tensor, scales: torch.Tensor) -> None:
         """Write int8 codes [P] and bf16 scales [P / 128]. Raises ValueError if not finite."""
         largest = torch.zeros(1, dtype=torch.int32, device=x_P.device)
         bits = scales.view(torch.int16)
         _launch(_encode_kernel, scales.numel(), x_P.detach(), codes_P, bits, largest)
-        if int(largest) > _LARGEST_MAGNITUDE_BITS:
+        if int(largest) > LARGEST_MAGNITUDE_BITS:
             raise ValueError(NOT_FINITE)
 
     def decode(

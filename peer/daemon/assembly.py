@@ -26,6 +26,8 @@ from typing import Final
 
 import trio
 
+from peer.content.fetching import BlobSource
+from peer.content.gathering import own_digests
 from peer.facts import Facts, PeerState
 from peer.network.pacing import NO_LIMITS, BandwidthLimits, PacedNetwork, Pacing
 from peer.observe.event_names import EventName
@@ -34,8 +36,6 @@ from peer.ports import Directory, Network, Work
 from peer.state.acquaintances import Acquaintances
 from peer.state.admission_file import AdmissionFile
 from peer.state.checkpoints import Checkpoint, CheckpointStore
-from peer.state.fetching import BlobSource
-from peer.state.gathering import own_digests
 from peer.state.home import OtherRun
 from peer.state.pins import PassingPins, Pins
 from peer.training.tensor_file import FileUnusable

@@ -28,21 +28,21 @@ from typing import Final, Protocol
 
 import trio
 
+from peer.content.fetching import ExpectedState, Fetcher
+from peer.content.gathering import CHUNKS_PER_SOURCE, Gathering
+from peer.content.state_file import StateManifest, StateScalars
 from peer.facts import Facts, HeldPart, PeerState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.ports import PeerId
-from peer.state.fetching import ExpectedState, Fetcher
-from peer.state.gathering import CHUNKS_PER_SOURCE, Gathering
-from peer.state.state_file import StateManifest, StateScalars
 from peer.training.ports import Float32Vector
+from protocol.content.samples import LEAST_WITNESSES
 from protocol.errors import RemoteProtocolError
 from protocol.membership.heeded import heeded
 from protocol.membership.view import Roster, View
 from protocol.run.amendments import AmendedSpec
 from protocol.schedule.data_plan import start_position
 from protocol.schedule.rounds import lost_lag, middle, oldest_useful
-from protocol.state_sample import LEAST_WITNESSES
 
 from .checkpointing import GoOn
 from .comparison import Comparison

@@ -22,8 +22,8 @@ import trio
 
 from peer.ports import PeerId
 from peer.training.ports import Float32Vector
+from protocol.content.samples import LEAST_WITNESSES, is_worse
 from protocol.errors import RemoteProtocolError
-from protocol.state_sample import LEAST_WITNESSES, is_worse
 
 from .witnesses import MeasureLoss, Witnesses
 

@@ -6,19 +6,16 @@ leave room for the streams of the run, which go through the same p2pd.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Final
 
 import trio
 
 from peer.ports import Address, PeerId
 from protocol.errors import Declined, LocoError, Refused
-from protocol.limits import MAX_DIALS, MAX_LINKS
+from protocol.limits import ANSWER_S, MAX_DIALS, MAX_LINKS
 from protocol.membership.book import PeerBook
 from protocol.membership.view import Member, Roster
 from protocol.wire.messages import PeerList
 
-ATTEMPT_S: Final = 10.0
-"""How long one attempt may take."""
 Dial = Callable[[PeerId, Sequence[Address]], Awaitable[object]]
 """Opens a link; raises LocoError."""
 
@@ -105,7 +102,7 @@ class Dialler:
         self, peer_id: PeerId, addresses: Sequence[Address], teller: PeerId | None
     ) -> None:
         try:
-            with trio.fail_after(ATTEMPT_S):
+            with trio.fail_after(ANSWER_S):
                 await self._dial(peer_id, addresses)
         except (LocoError, trio.TooSlowError) as error:  # the directory drops who stays away
             self._failed(peer_id, error)
@@ -116,7 +113,7 @@ class Dialler:
 
     def _failed(self, peer_id: PeerId, error: Exception) -> None:
         self.failures.pop(peer_id, None)
-        self.failures[peer_id] = str(error) or f"no answer within {ATTEMPT_S:.0f} s"  # the last one
+        self.failures[peer_id] = str(error) or f"no answer within {ANSWER_S:.0f} s"  # the last one
         if isinstance(error, Refused) and not isinstance(error, Declined):
             self.refusals[peer_id] = error
         self._book.dials.failed(peer_id, trio.current_time())

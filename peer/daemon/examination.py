@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import trio
 
-from peer.corpus.fetcher import Asker, asking
+from peer.content.fetching import Fetcher, fetch_from
 from peer.network.conversation import Conversation
 from peer.network.identity import load_or_create
 from peer.network.libp2p import open_libp2p_network
@@ -26,11 +26,10 @@ from peer.network.relay import reserve
 from peer.ports import Address, Network, PeerId
 from peer.ports.real import RealEntropy
 from peer.state.admission_file import AdmissionFile
-from peer.state.fetching import fetch_from
 from peer.state.home import Home
 from protocol.address.multiaddr import split_peer_id
 from protocol.admission.statements import Token
-from protocol.corpus.manifest import CorpusManifest, parse_manifest
+from protocol.content.manifest import CorpusManifest, parse_manifest
 from protocol.errors import LocoError, Refused, RemoteProtocolError, StreamLost
 from protocol.membership.dial_back import (
     DialBacks,
@@ -287,36 +286,36 @@ async def rate_of(network: Network, peer_id: PeerId) -> LineRate | None:
     """How fast a peer sends a piece of the corpus; None where it has none that tells."""
     try:
         with trio.fail_after(MEASURE_S):
-            corpus, manifest = await _corpus(network, peer_id)
-            async with asking(network, peer_id, corpus, manifest) as asker:
-                _, here = await asker.holdings(0)
+            async with fetch_from(network, peer_id) as fetcher:
+                manifest = await _corpus(fetcher)
+                _, here = await fetcher.holdings(manifest, 0)
                 pieces = [] if here is None else np.flatnonzero(here).tolist()
                 if not pieces:
                     return None
-                return await _timed_rate(asker, pieces[0], manifest.piece_bytes(pieces[0]))
+                return await _timed_rate(fetcher, manifest, pieces[0])
     except (LocoError, trio.TooSlowError):
         return None
 
 
-async def _timed_rate(asker: Asker, piece: int, size: int) -> LineRate | None:
+async def _timed_rate(fetcher: Fetcher, manifest: CorpusManifest, piece: int) -> LineRate | None:
     """Take this piece; None where it is too small, or the stream ended so soon, to tell."""
+    size = manifest.piece_bytes(piece)
     if size < MIN_MEASURED_BYTES:
         return None
     began_s, whole = trio.current_time(), False
     with suppress(StreamLost), trio.move_on_after(FETCH_S):
-        await asker.piece(piece)
+        await fetcher.piece(manifest, piece)
         whole = True
     took_s = max(1e-6, trio.current_time() - began_s)
     return LineRate(size / took_s, at_most=not whole) if whole or took_s >= TELLING_S else None
 
 
-async def _corpus(network: Network, peer_id: PeerId) -> tuple[str, CorpusManifest]:
-    """The corpus that the run spec names: its digest and manifest. Raises LocoError."""
-    async with fetch_from(network, peer_id) as fetcher:
-        corpus = (await fetcher.spec(None)).spec().data.manifest
-        if corpus is None:
-            raise RemoteProtocolError("its run spec does not name a corpus by digest")
-        try:
-            return corpus, parse_manifest(await fetcher.blob(corpus))
-        except ValueError as error:
-            raise RemoteProtocolError(f"what it sends is no corpus: {error}") from error
+async def _corpus(fetcher: Fetcher) -> CorpusManifest:
+    """The corpus that the run spec names. Raises LocoError."""
+    corpus = (await fetcher.spec(None)).spec().data.manifest
+    if corpus is None:
+        raise RemoteProtocolError("its run spec does not name a corpus by digest")
+    try:
+        return parse_manifest(await fetcher.blob(corpus))
+    except ValueError as error:
+        raise RemoteProtocolError(f"what it sends is no corpus: {error}") from error

@@ -35,7 +35,7 @@ from peer.observe.events import EventLog
 from peer.ports import Address, Directory, Network, PeerId, Stream
 from peer.process.bell import Bell
 from protocol.errors import Declined, LocoError, StreamLost
-from protocol.limits import MAX_PEERS_PER_EXCHANGE, PEER_LIST_COST
+from protocol.limits import ANSWER_S, MAX_PEERS_PER_EXCHANGE, PEER_LIST_COST
 from protocol.membership.book import Budget
 from protocol.membership.view import Progress, Roster
 from protocol.wire.messages import (
@@ -59,7 +59,6 @@ from .passing_on import PassingOn
 from .standing import Standing
 
 SILENCE_S: Final = 10.0
-HELLO_S: Final = 10.0
 PEER_LIST_EVERY_BEATS: Final = 10
 MAX_OUTBOX: Final = 32
 """Messages waiting to be sent on one link; one that falls behind further is closed."""
@@ -182,8 +181,8 @@ class Links:
         talk = Conversation(stream)
         try:
             asked_s = trio.current_time()
-            await talk.send(self._greeter.hello(), stall_s=HELLO_S)
-            theirs, _ = await talk.receive(Hello, timeout_s=HELLO_S)
+            await talk.send(self._greeter.hello(), stall_s=ANSWER_S)
+            theirs, _ = await talk.receive(Hello, timeout_s=ANSWER_S)
             self._greeter.compare_clocks(peer_id, theirs, trio.current_time() - asked_s)
             refusal = self._greeter.fault(peer_id, theirs)
             if refusal is not None:
@@ -197,7 +196,7 @@ class Links:
 
     async def _serve(self, stream: Stream) -> None:
         talk, peer_id, address = Conversation(stream), stream.remote_peer_id, stream.remote_address
-        theirs, _ = await talk.receive(Hello, timeout_s=HELLO_S)
+        theirs, _ = await talk.receive(Hello, timeout_s=ANSWER_S)
         refusal = self._greeter.fault(peer_id, theirs)
         if refusal is None and not self._places.has_room(peer_id, address):
             refusal = NO_ROOM
@@ -217,12 +216,12 @@ class Links:
             await self._refuse(talk, refusal)
             return
         self._replace_silent(peer_id, asked_s)
-        await talk.send(self._greeter.hello(), stall_s=HELLO_S)
+        await talk.send(self._greeter.hello(), stall_s=ANSWER_S)
         await self._live(talk, theirs)
 
     async def _refuse(self, talk: Conversation, refusal: Refusal) -> None:
         self._refused += 1
-        await talk.send(refusal, stall_s=HELLO_S)
+        await talk.send(refusal, stall_s=ANSWER_S)
 
     def _replace_silent(self, peer_id: PeerId, asked_s: float) -> None:
         """End the links of this identity that have been silent since it greeted."""

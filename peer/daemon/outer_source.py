@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Final
 
 from peer.averaging.parts import Averaging
+from peer.content.state_file import StateManifest, StateScalars, copy_state, seal_state
 from peer.facts import Facts
 from peer.ports import Work
-from peer.state.sample import sample_of
-from peer.state.state_file import StateManifest, StateScalars, copy_state, seal_state
+from protocol.content.samples import sample_of
 
 LARGEST_NORM: Final = 1e9
 """Told of a gradient that is longer; its length is a weight beside others' (rebuilding.py)."""

@@ -331,7 +331,7 @@ class Outside:
     async def _note(self) -> None:
         """Keep what others want to know of the relay."""
         while True:
-            now, facts = self.relay.statistics(), self._facts.reach
+            now, facts = self.relay, self._facts.reach
             facts.reservations, facts.circuits = now.reservations, now.circuits
             facts.carried_bytes = now.carried_bytes
             facts.relayed_peers = self._network.statistics().relayed_peers

@@ -32,8 +32,8 @@ import trio
 from peer.averaging.parts import Averaging, AveragingParts
 from peer.averaging.ways import averaging_of
 from peer.codec import MAIN_MEMORY, get_codec
-from peer.corpus.fetcher import PieceFetcher
-from peer.corpus.service import PieceService
+from peer.content.pieces import PieceFetcher
+from peer.content.service import ContentService
 from peer.facts import Facts, HeldPart, PeerState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
@@ -47,7 +47,6 @@ from peer.stages.company import StageCompany, Surroundings, keep_balance
 from peer.stages.exchange import StageExchange
 from peer.state.acquaintances import Acquaintances
 from peer.state.kept_proofs import KeptProofs
-from peer.state.service import StateService
 from peer.training.ports import Float32Vector, StartTrainer
 from peer.training.warm import warmed_up
 from protocol.errors import LocoError, RemoteProtocolError
@@ -175,7 +174,7 @@ MAX_FIRST_BLOCKS: Final = 1024
 
 
 class CorpusPieces:
-    """Serves the pieces of one corpus, and brings those that are needed.
+    """Brings the pieces of one corpus that are needed.
 
     Args:
         max_bytes: of the disk that pieces may take; None for no limit.
@@ -193,11 +192,9 @@ class CorpusPieces:
         events: EventLog,
     ) -> None:
         self.plan = DataPlan(spec.seed, supplies.num_blocks, supplies.piece_blocks)
-        self._service: PieceService | None = None
         self._fetcher: PieceFetcher | None = None
         if (store := supplies.store) is None:
             return
-        self._service = PieceService(store.manifest.name, store, network, work)
         if stage_of_part(supplies.part) in (None, DATA_STAGE):  # no other stage reads tokens
             batch_size = spec.training.batch_size
             most = math.inf if max_bytes is None else max_bytes // store.manifest.piece_bytes(0)
@@ -219,11 +216,6 @@ class CorpusPieces:
     def feed(self) -> DataFeed:
         """What the outer loop asks for pieces."""
         return self._fetcher or AllHere()
-
-    async def serve(self) -> None:
-        """Serve pieces to others from now on."""
-        if self._service is not None:
-            await self._service.start()
 
     async def run(self) -> None:
         """Fetch pieces until cancelled."""
@@ -348,7 +340,7 @@ class Peer:
         self._standing = parts.standing
         self.door = parts.standing.door
         self._stop = settings.stop
-        self.service: StateService | None = None
+        self.service: ContentService | None = None
         self.rounds: RoundLoop | None = None
         self._kept: Checkpointing | NoCheckpoints = NoCheckpoints()
         self._keeping = KeepAcquaintances(parts.acquaintances, parts.roster, parts.work)
@@ -477,18 +469,18 @@ class Peer:
         if (plan := self._settings.checkpoints) is not None:
             size = held.shape.padded_parameters
             check_room(plan.store, size, supplies.store, most, self._events)
-        service = self.service = StateService(
+        service = self.service = ContentService(
             network=self._network,
             work=self._work,
             state_dir=self._settings.state_dir,
             signed=signed,
             blobs=supplies.blobs,
+            store=supplies.store,
         )
         service.refused = facts.refused
         await service.start()
         around = (self._network, self._work, self._roster, facts, self._events)
         pieces = CorpusPieces(supplies, spec, most, *around)
-        await pieces.serve()
         with supplies.engine.memory(held.shape.padded_parameters) as slow:
             start = supplies.engine.starter(slow)
             exchange = self._exchange(amended, held)

@@ -8,7 +8,7 @@ The run's corpus here: made from its texts by the founder, taken by digest by al
 
 A joiner first looks whether its own machine has the very same one: in the cache, in what its user
 names with `--data`, or made from the standard library of the same Python. If not, it takes the
-manifest and the held-out blocks from the swarm; pieces come while it trains (peer/corpus). Either
+manifest and the held-out blocks from the swarm; pieces come while it trains (peer/content). Either
 way the corpus is the one that the run spec names by digest.
 
 The beginning of a stage that all its peers have left while the run was trained.
@@ -28,12 +28,13 @@ from typing import Protocol
 import numpy as np
 import trio
 
-from peer.corpus.store import PieceStore, open_store
+from peer.content.fetching import BlobSource
+from peer.content.store import PieceStore, open_store
 from peer.facts import PartShape
 from peer.observe.event_names import EventName
 from peer.ports import PeerId, Work
-from peer.state.fetching import BlobSource
-from peer.state.home import HomeError, replace_file
+from peer.ports.files import replace_file
+from peer.state.home import HomeError
 from peer.state.rebuilt_stage import Neighbour, rebuild
 from peer.training.child_process import SpareChild
 from peer.training.corpus import (

@@ -9,7 +9,7 @@ import shutil
 
 import numpy as np
 
-from peer.corpus.store import PieceStore
+from peer.content.store import PieceStore
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.options.needs_told import least_corpus_bytes

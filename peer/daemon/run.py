@@ -355,7 +355,7 @@ async def _watch_network(
 async def _watch_directory(directory: HivemindDirectory, events: EventLog, facts: Facts) -> None:
     """Count and report its restarts; it heals by itself."""
     while True:
-        count = directory.statistics().restarts
+        count = directory.restarts
         if count > facts.directory_restarts:
             events.emit(EventName.DIRECTORY_RESTARTED, reason="its thread hung", restarts=count)
         facts.directory_restarts = count

@@ -16,10 +16,10 @@ import blake3
 import numpy as np
 import trio
 
+from peer.content.fetching import ExpectedState, Fetcher, fetch_from
+from peer.content.gathering import whole_state
 from peer.facts import Facts, PeerState
 from peer.ports import Network, PeerId, Work
-from peer.state.fetching import ExpectedState, Fetcher, fetch_from
-from peer.state.gathering import whole_state
 from peer.state.home import HomeError
 from peer.training.ports import Float32Vector
 from protocol.errors import InvalidRunSpec, LocoError, Refused, RemoteProtocolError

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import trio
 
+from peer.content.fetching import ExpectedState, fetch_from
+from peer.content.gathering import whole_state
 from peer.facts import HeldPart
 from peer.observe.control import Handler
 from peer.ports import Network, PeerId, Work
-from peer.state.fetching import ExpectedState, fetch_from
-from peer.state.gathering import whole_state
 from protocol.errors import LocoError
 
 from .peer import Peer
 from .peer_parts import PeerParts
 
 MAX_FETCH_S = 3600.0
-"""For one peer's weights; below the least rate it is left sooner (steady.py)."""
+"""For one peer's weights; below the least rate it is left sooner (peer/content/fetching.py)."""
 
 
 class SwarmWeights:

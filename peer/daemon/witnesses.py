@@ -1,7 +1,7 @@
 """Other peers that a joiner holds a state against.
 
-It asks some for samples of their weights (protocol/state_sample.py), and reads in their beats what
-losses they have (protocol/state_sample.py). What follows from them is decided in comparison.py.
+It asks some for samples of their weights, and reads in their beats what losses they have
+(protocol/content/samples.py). What follows from them is decided in comparison.py.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -10,25 +10,27 @@ from typing import Final
 import blake3
 import trio
 
+from peer.content.fetching import fetch_from
 from peer.facts import PeerState
 from peer.ports import Network, PeerId
-from peer.state.fetching import fetch_from
-from peer.state.sample import blocks_of, is_unlike, sample_of
 from peer.training.ports import Float32Vector
-from protocol.errors import LocoError
-from protocol.membership.heeded import heeded
-from protocol.membership.records import Sign
-from protocol.membership.view import Member, View
-from protocol.state_sample import (
+from protocol.content.samples import (
     BLOCK_VALUES,
     LEAST_BLOCKS,
     NUM_WITNESSES,
     SEED_BYTES,
     block_starts,
+    blocks_of,
+    is_unlike,
+    sample_of,
 )
+from protocol.errors import LocoError
+from protocol.membership.heeded import heeded
+from protocol.membership.records import Sign
+from protocol.membership.view import Member, View
 
 WITNESS_S: Final = 5.0
-"""A witness that takes longer is none. It is less than PINNED_REQUEST_S of state/service.py: the
+"""A witness that takes longer is none. It is less than PINNED_REQUEST_S of content/service.py: the
 source is not asked for anything meanwhile."""
 
 Turns = Mapping[PeerId, trio.Lock]

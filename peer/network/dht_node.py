@@ -241,10 +241,7 @@ def _peer_in(address: str) -> Any:
 
 
 class DhtNode:
-    """A node of the table, on a p2pd that the network runs.
-
-    All methods belong to the loop's thread, except `known_peers`.
-    """
+    """A node of the table, on a p2pd that the network runs; it belongs to the loop's thread."""
 
     def __init__(self, p2p: Any, node: Any) -> None:
         self._p2p = p2p
@@ -267,10 +264,6 @@ class DhtNode:
             record_validator=_RecordCheck(),
         )
         return cls(p2p, node)
-
-    def known_peers(self) -> int:
-        """Nodes in the routing table."""
-        return len(self._node.protocol.routing_table.uid_to_peer_id)
 
     async def store(self, key: bytes, subkey: str, value: bytes, expires_s: float) -> None:
         """Store at the nearest nodes; ourselves may be among them."""

@@ -14,9 +14,9 @@ import trio
 
 from peer.ports import PeerId
 from protocol.address import multiaddr
+from protocol.limits import ANSWER_S
 
 MAX_DETAIL_CHARACTERS: Final = 300
-RESOLVE_TIMEOUT_S: Final = 5.0
 
 _STEPS: Final = (
     (
@@ -107,7 +107,7 @@ async def unresolved_sentence(peer_id: PeerId, addresses: Sequence[bytes]) -> st
 
 async def _resolves(name: str) -> bool:
     try:
-        with trio.fail_after(RESOLVE_TIMEOUT_S):
+        with trio.fail_after(ANSWER_S):
             return bool(await trio.socket.getaddrinfo(name, None))
     except (OSError, UnicodeError, trio.TooSlowError):
         return False

@@ -27,7 +27,6 @@ import warnings
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -61,23 +60,6 @@ class _Hung(Exception):
 
 class _Lost(Exception):
     """The thread has ended: p2pd is gone, or was never there."""
-
-
-@dataclass(frozen=True, slots=True)
-class DirectoryStatistics:
-    """Counts of a directory since it was opened.
-
-    Attributes:
-        failures: by reason: `timeout`, `hung`, `detached`, or the name of what was raised.
-        known_peers: nodes in the routing table now.
-    """
-
-    stores: int
-    gets: int
-    failures: Mapping[str, int]
-    restarts: int
-    known_peers: int
-    attached: bool
 
 
 class _NodeThread:
@@ -192,7 +174,12 @@ class _NodeThread:
 
 
 class HivemindDirectory:
-    """Implements `peer.ports.Directory`; made by `open_hivemind_directory`."""
+    """Implements `peer.ports.Directory`; made by `open_hivemind_directory`.
+
+    Attributes:
+        failures: by reason: `timeout`, `hung`, `detached`, or the name of what was raised.
+        restarts: threads that hung, and were replaced.
+    """
 
     def __init__(self, control_address: str, wall_clock: Callable[[], float]) -> None:
         self._control_address = control_address
@@ -204,10 +191,8 @@ class HivemindDirectory:
         self._hung_in_a_row = 0
         self._next_attach_s = 0.0
         self._why_detached = ""
-        self._stores = 0
-        self._gets = 0
-        self._restarts = 0
-        self._failures: Counter[str] = Counter()
+        self.restarts = 0
+        self.failures: Counter[str] = Counter()
 
     def swarm_time_s(self) -> float:
         """Unix time as the swarm sees it."""
@@ -219,12 +204,10 @@ class HivemindDirectory:
 
     async def store(self, key: bytes, subkey: str, value: bytes, expires_s: float) -> None:
         """Best effort. Raises DirectoryUnrecoverable."""
-        self._stores += 1
         await self._attempt(lambda node: node.store(key, subkey, value, expires_s))
 
     async def get(self, key: bytes) -> Mapping[str, bytes]:
         """Live valid records by peer id; empty without an answer. Raises DirectoryUnrecoverable."""
-        self._gets += 1
         found: Mapping[str, bytes] | None = await self._attempt(lambda node: node.get(key))
         return found or {}
 
@@ -241,26 +224,17 @@ class HivemindDirectory:
         await self._attempt(lambda node: node.add_peers(wanted))
 
     async def reattach(self, control_address: str) -> None:
-        """Attach to a restarted p2pd. Best effort; see `statistics().attached`."""
+        """Attach to a restarted p2pd. Best effort; see `attached`."""
         async with self._changing:
             self._control_address = control_address
             if self._thread is not None:
                 await self._thread.close()
             await self._attach()
 
-    def statistics(self) -> DirectoryStatistics:
-        """Counts so far."""
-        thread = self._thread
-        attached = thread is not None and thread.attached
-        node = thread.node if thread is not None and attached else None
-        return DirectoryStatistics(
-            stores=self._stores,
-            gets=self._gets,
-            failures=dict(self._failures),
-            restarts=self._restarts,
-            known_peers=node.known_peers() if node is not None else 0,
-            attached=attached,
-        )
+    @property
+    def attached(self) -> bool:
+        """Whether the node runs on a p2pd now."""
+        return self._thread is not None and self._thread.attached
 
     async def aclose(self) -> None:
         """Let go of p2pd; takes at most CLOSE_TIMEOUT_S."""
@@ -272,14 +246,14 @@ class HivemindDirectory:
         """Attach for the first time. Raises StreamLost when p2pd is not there."""
         async with self._changing:
             await self._attach()
-        if not self.statistics().attached:
+        if not self.attached:
             where, why = self._control_address, self._why_detached
             raise StreamLost(f"the directory cannot attach to p2pd at {where}: {why}")
 
     async def _attempt(self, start: "Callable[[DhtNode], Awaitable[Any]]") -> Any:
         thread = await self._attached_thread()
         if thread is None:
-            self._failures["detached"] += 1
+            self.failures["detached"] += 1
             return None
         try:
             result = await thread.call(start)
@@ -290,19 +264,18 @@ class HivemindDirectory:
                     await self._attach()
             return None
         except _Lost:
-            self._failures["detached"] += 1
+            self.failures["detached"] += 1
             return None
         except Exception as error:  # noqa: BLE001 - hivemind raises what it likes; it is counted
             reason = "timeout" if isinstance(error, TimeoutError) else type(error).__name__
-            self._failures[reason] += 1
+            self.failures[reason] += 1
             result = None
         self._hung_in_a_row = 0
         return result
 
     async def _attached_thread(self) -> _NodeThread | None:
         async with self._changing:
-            detached = self._thread is None or not self._thread.attached
-            if detached and trio.current_time() >= self._next_attach_s:
+            if not self.attached and trio.current_time() >= self._next_attach_s:
                 await self._attach()
         if self._hung_in_a_row > MAX_RESTARTS_IN_A_ROW:
             raise DirectoryUnrecoverable(
@@ -315,11 +288,11 @@ class HivemindDirectory:
         thread.abandon()
         self._thread = None
         self._why_detached = why
-        self._failures["hung"] += 1
+        self.failures["hung"] += 1
         self._hung_in_a_row += 1
         if self._hung_in_a_row <= MAX_RESTARTS_IN_A_ROW:
-            self._restarts += 1
-            _log.warning("directory restarted", why=why, restarts=self._restarts)
+            self.restarts += 1
+            _log.warning("directory restarted", why=why, restarts=self.restarts)
 
     async def _attach(self) -> None:
         """A fresh thread, which knows the peers that the last one was told of."""

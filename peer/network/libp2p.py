@@ -25,7 +25,8 @@ from peer.ports import Address, Judge, NetworkStatistics, PeerId, StreamHandler
 from protocol.address import multiaddr
 from protocol.address.peer_id import peer_id_from_bytes, peer_id_to_bytes
 from protocol.errors import LocoError, StreamLost, leaves
-from protocol.limits import MAX_ADDRESSES_PER_PEER, MAX_MEMBERS
+from protocol.limits import ANSWER_S, MAX_ADDRESSES_PER_PEER, MAX_MEMBERS
+from protocol.membership.book import BackOff
 
 from .dial_errors import dial_sentence, unresolved_sentence
 from .handlers import Handlers, TellBug, print_bug
@@ -100,12 +101,8 @@ def is_quic(address: Address) -> bool:
 
 RESTART_MIN_S: Final = 0.1
 RESTART_MAX_S: Final = 30.0
-STEADY_LIFE_S: Final = 60.0
-"""After a life of this length the back-off begins anew."""
 HEALTH_CHECK_S: Final = 20.0
 """How often p2pd is asked who it is: finds a hung one, and addresses that it learned since."""
-UP_TIMEOUT_S: Final = 10.0
-"""How long `open_stream` and `connect` wait for a p2pd that is being restarted."""
 MAX_CONTROL_REQUESTS: Final = 64
 MAX_OPEN_STREAMS: Final = 1024
 
@@ -127,19 +124,10 @@ class Libp2pNetwork:
         self._book = AddressBook(quic=config.quic)
         self._relayed_peers = 0
         self._announced: tuple[Address, ...] = ()
-        self._peer_id: PeerId = ""
-        self._addresses: tuple[Address, ...] = ()
-        self._last_failure = ""
-
-    @property
-    def peer_id(self) -> PeerId:
-        """Our peer id."""
-        return self._peer_id
-
-    @property
-    def addresses(self) -> Sequence[Address]:
+        self.peer_id: PeerId = ""
+        self.addresses: Sequence[Address] = ()
         """Full multiaddrs with /p2p/, best first, one of them dialable locally."""
-        return self._addresses
+        self._last_failure = ""
 
     @property
     def daemon_control_address(self) -> Address:
@@ -185,27 +173,21 @@ class Libp2pNetwork:
             raise StreamLost(f"{len(self._streams)} streams are open, no more are allowed")
         async with self._requests:
             client = await self._wait_up(peer_id)
-            dialled_now = peer_id in self._book and peer_id not in self._book.dialled
-            if dialled_now:
+            may_dial = peer_id in self._book
+            if may_dial and peer_id not in self._book.dialled:
                 await self._dial(client, peer_id, peer)
-            try:
-                opened = await client.open_stream(peer, protocol)
-            except LocoError as error:
-                if dialled_now or peer_id not in self._book or "protocol" in str(error):
-                    raise StreamLost(dial_sentence(peer_id, error, protocol)) from error
+                may_dial = False
+            while True:
+                try:
+                    connection, goes_to = await client.open_stream(peer, protocol)
+                    break
+                except LocoError as error:
+                    if not may_dial or "protocol" in str(error):
+                        raise StreamLost(dial_sentence(peer_id, error, protocol)) from error
                 # The connection may have gone, and p2pd forgets addresses: tell it again.
                 await self._dial(client, peer_id, peer)
-                opened = await self._open_again(client, peer_id, protocol)
-        connection, goes_to = opened
+                may_dial = False
         return self._stream(client, connection, peer_id, protocol, text_of(goes_to))
-
-    async def _open_again(
-        self, client: P2pdClient, peer_id: PeerId, protocol: str
-    ) -> tuple[trio.SocketStream, bytes]:
-        try:
-            return await client.open_stream(peer_id_to_bytes(peer_id), protocol)
-        except LocoError as error:
-            raise StreamLost(dial_sentence(peer_id, error, protocol)) from error
 
     async def _dial(self, client: P2pdClient, peer_id: PeerId, peer: bytes) -> None:
         try:
@@ -218,7 +200,7 @@ class Libp2pNetwork:
             self._book.dialled.add(peer_id)
 
     async def _wait_up(self, peer_id: PeerId) -> P2pdClient:
-        with trio.move_on_after(UP_TIMEOUT_S):
+        with trio.move_on_after(ANSWER_S):
             while self._client is None:
                 await self._changed.wait()
         if self._client is None:
@@ -308,17 +290,13 @@ class Libp2pNetwork:
         Raises:
             P2pdFailed: the first one did not come up.
         """
-        delay_s = RESTART_MIN_S
+        pauses = BackOff(RESTART_MIN_S, RESTART_MAX_S)
         while True:
-            began_s = trio.current_time()
             failure = await self._live_once(task_status if self.generation == 0 else None)
             if self.generation == 0:
                 raise P2pdFailed(failure)
             self._last_failure = failure
-            if trio.current_time() - began_s > STEADY_LIFE_S:
-                delay_s = RESTART_MIN_S
-            await trio.sleep(delay_s)
-            delay_s = min(2 * delay_s, RESTART_MAX_S)
+            await trio.sleep(pauses.failed("p2pd", trio.current_time()))
 
     async def _live_once(self, task_status: trio.TaskStatus[None] | None) -> str:
         """One life of p2pd; returns why it ended."""
@@ -371,7 +349,7 @@ class Libp2pNetwork:
             self._relayed_peers = num_relayed(await client.list_peers())
 
     async def _read_identity(self, client: P2pdClient) -> None:
-        self._peer_id = peer_id_from_bytes((await client.identify()).peer)
+        self.peer_id = peer_id_from_bytes((await client.identify()).peer)
         self._note_addresses()
 
     def _note_addresses(self) -> None:
@@ -380,8 +358,8 @@ class Libp2pNetwork:
         told = [*self._announced, *self._config.announced(), *local]
         best = given_first(filter(is_usable, told), self._config.announce)
         kept = best[: MAX_ADDRESSES_PER_PEER - 1] + best[-1:]
-        named = (multiaddr.with_peer_id(address, self._peer_id) for address in kept)
-        self._addresses = tuple(dict.fromkeys(named))
+        named = (multiaddr.with_peer_id(address, self.peer_id) for address in kept)
+        self.addresses = tuple(dict.fromkeys(named))
 
 
 @asynccontextmanager

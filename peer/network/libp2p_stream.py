@@ -21,11 +21,8 @@ import trio
 from peer.ports import Address, OnBytes, PeerId
 from protocol.errors import StreamLost
 
+from .conversation import WRITE_BYTES
 from .handlers import Traffic
-
-WRITE_BYTES: Final = 256 * 1024
-"""Most bytes handed to the kernel at once: large enough for full speed, small enough to count as
-they go."""
 
 LINGER_S: Final = 3.0
 SMALL_PIECE_BYTES: Final = 32 * 1024

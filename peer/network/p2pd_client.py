@@ -17,17 +17,15 @@ import trio
 
 from protocol.address.varint import encode_uvarint, read_delimited
 from protocol.errors import LocoError, RemoteProtocolError
+from protocol.limits import ANSWER_S
 
 from . import p2pd_messages as messages
 from .p2pd_messages import PeerAddresses, RequestType, Response, StreamInfo
 from .p2pd_process import P2pdFailed
 from .tls_probe import receive_exactly
 
-CONTROL_TIMEOUT_S: Final = 10.0
-"""Time for a request that p2pd answers by itself."""
 DIAL_TIMEOUT_S: Final = 15
 """Time for a request that makes p2pd dial a peer; p2pd is told the same figure."""
-DIAL_MARGIN_S: Final = 2.0
 BACKOFF_WAIT_S: Final = 6.0
 """A little more than p2pd's shortest pause after a failed dial."""
 BACKOFF_LOOK_S: Final = 0.25
@@ -66,9 +64,7 @@ class P2pdClient:
 
     async def identify(self) -> PeerAddresses:
         """Our own binary peer id and the binary addresses p2pd tells others."""
-        response = await self._request(
-            messages.simple_request(RequestType.IDENTIFY), CONTROL_TIMEOUT_S
-        )
+        response = await self._request(messages.simple_request(RequestType.IDENTIFY), ANSWER_S)
         if response.identity is None:
             raise P2pdFailed("p2pd does not say who it is")
         return response.identity
@@ -76,7 +72,7 @@ class P2pdClient:
     async def list_peers(self) -> tuple[PeerAddresses, ...]:
         """The peers that p2pd is connected to."""
         request = messages.simple_request(RequestType.LIST_PEERS)
-        return (await self._request(request, CONTROL_TIMEOUT_S)).peers
+        return (await self._request(request, ANSWER_S)).peers
 
     async def connect(self, peer: bytes, addresses: Sequence[bytes]) -> None:
         """Connect to a peer (binary id) at binary multiaddrs.
@@ -85,12 +81,12 @@ class P2pdClient:
             P2pdRefused: it cannot be reached.
         """
         request = messages.connect_request(peer, addresses, DIAL_TIMEOUT_S)
-        await self._request(request, DIAL_TIMEOUT_S + DIAL_MARGIN_S)
+        await self._request(request, DIAL_TIMEOUT_S + ANSWER_S)
 
     async def set_handler(self, listener: bytes, protocol: str) -> None:
         """Have streams of `protocol` brought to the unix listener (binary multiaddr)."""
         request = messages.stream_handler_request(listener, protocol)
-        await self._request(request, CONTROL_TIMEOUT_S)
+        await self._request(request, ANSWER_S)
 
     async def open_stream(self, peer: bytes, protocol: str) -> tuple[trio.SocketStream, bytes]:
         """Open a stream to a peer (binary id).
@@ -104,7 +100,7 @@ class P2pdClient:
         connection = await self._open()
         try:
             request = messages.stream_open_request(peer, protocol, DIAL_TIMEOUT_S)
-            answer = await _exchange(connection, request, DIAL_TIMEOUT_S + DIAL_MARGIN_S)
+            answer = await _exchange(connection, request, DIAL_TIMEOUT_S + ANSWER_S)
         except BaseException:
             await trio.aclose_forcefully(connection)
             raise
@@ -127,7 +123,7 @@ async def attach(control_path: Path) -> AsyncIterator[P2pdClient]:
     """
     async with await _open_control(control_path) as connection:
         request = messages.simple_request(RequestType.PERSISTENT_CONN_UPGRADE)
-        await _exchange(connection, request, CONTROL_TIMEOUT_S)
+        await _exchange(connection, request, ANSWER_S)
         yield P2pdClient(control_path, connection)
 
 
@@ -157,7 +153,7 @@ async def receive_stream_info(connection: trio.SocketStream) -> StreamInfo:
         P2pdFailed: the connection ended, or something else came.
     """
     try:
-        with trio.fail_after(CONTROL_TIMEOUT_S):
+        with trio.fail_after(ANSWER_S):
             return messages.parse_stream_info(await _receive_message(connection))
     except (trio.BrokenResourceError, trio.TooSlowError, RemoteProtocolError) as error:
         raise P2pdFailed(f"p2pd announced no stream: {error}") from error

@@ -21,7 +21,6 @@ from protocol.errors import RemoteProtocolError
 
 MAX_CONTROL_MESSAGE_BYTES: Final = 4 << 20
 """Longest message accepted from p2pd; LIST_PEERS with thousands of peers stays below."""
-MAX_FIELDS: Final = 1 << 16
 
 _VARINT: Final = 0
 _BYTES: Final = 2
@@ -176,15 +175,12 @@ def encode_fields(fields: Sequence[Field]) -> bytes:
 def decode_fields(data: bytes) -> dict[int, list[int | bytes]]:
     """Field number to its values in order; kinds of fields that no message here has are skipped."""
     fields: dict[int, list[int | bytes]] = {}
-    offset = num_fields = 0
+    offset = 0
     try:
         while offset < len(data):
             tag, offset = decode_uvarint(data, offset)
             value, offset = _decode_value(data, offset, tag & 7)
             fields.setdefault(tag >> 3, []).append(value)
-            num_fields += 1
-            if num_fields > MAX_FIELDS:
-                raise ValueError(f"more than {MAX_FIELDS} fields")
     except ValueError as error:
         raise RemoteProtocolError(f"p2pd sent a message that cannot be read: {error}") from error
     return fields

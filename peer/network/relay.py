@@ -26,7 +26,6 @@ messages alone. Limits are kept by cutting:
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
@@ -37,6 +36,7 @@ from protocol.address.peer_id import peer_id_from_bytes, peer_id_to_bytes
 from protocol.address.varint import encode_uvarint, read_delimited
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import (
+    ANSWER_S,
     CIRCUIT_BYTES,
     CIRCUIT_S,
     MAX_CIRCUITS,
@@ -50,12 +50,8 @@ from .reachability import is_relayed
 
 HOP: Final = "/libp2p/circuit/relay/0.2.0/hop"
 STOP: Final = "/libp2p/circuit/relay/0.2.0/stop"
-MAX_CIRCUIT_MESSAGE_BYTES: Final = 4096
 RESERVATION_S: Final = 1800.0
-ASK_S: Final = 10.0
-"""How long either side may take to say something while a circuit is made."""
 CIRCUIT_IDLE_S: Final = 120.0
-CARRY_BYTES: Final = 64 * 1024
 
 
 # --- messages -------------------------------------------------------------------------------------
@@ -161,22 +157,12 @@ async def receive_delimited(stream: Stream) -> bytes:
         return bytes(data)
 
     try:
-        return await read_delimited(exactly, MAX_CIRCUIT_MESSAGE_BYTES)
+        return await read_delimited(exactly)
     except ValueError as error:
         raise RemoteProtocolError(str(error)) from error
 
 
 # --- relay ----------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class RelayStatistics:
-    """What the relay does now, and has done since the start."""
-
-    reservations: int
-    circuits: int
-    carried_bytes: int
-    refused: int
-
-
 class Relay:
     """See the top of the file.
 
@@ -186,6 +172,9 @@ class Relay:
         offers: whether we can be of use to others now.
         mbps: how fast all circuits together may go; 0 is no relay.
         wall_time_s: for the expiry that we tell.
+
+    Attributes:
+        carried_bytes, refused: since the start.
     """
 
     def __init__(
@@ -205,25 +194,26 @@ class Relay:
         self._bucket = Bucket(max(1.0, mbps * 1e6 / 8))
         self._reserved_until_s: dict[PeerId, float] = {}
         self._circuits: Counter[PeerId] = Counter()
-        self._carried_bytes = 0
-        self._refused = 0
+        self.carried_bytes = 0
+        self.refused = 0
 
-    def statistics(self) -> RelayStatistics:
-        """Now, and since the start."""
+    @property
+    def reservations(self) -> int:
+        """Places that peers hold now."""
         self._forget_expired()
-        return RelayStatistics(
-            len(self._reserved_until_s),
-            self._circuits.total(),
-            self._carried_bytes,
-            self._refused,
-        )
+        return len(self._reserved_until_s)
+
+    @property
+    def circuits(self) -> int:
+        """Circuits that there are now."""
+        return self._circuits.total()
 
     async def start(self) -> None:
         """Serve from now on."""
         await self._network.serve(HOP, self._serve)
 
     async def _serve(self, stream: Stream) -> None:
-        with trio.fail_after(ASK_S):
+        with trio.fail_after(ANSWER_S):
             target = parse_hop_request(await receive_delimited(stream))
         if target is None:
             await self._reserve(stream)
@@ -254,7 +244,7 @@ class Relay:
         self._reserved_until_s = kept
 
     async def _refuse(self, stream: Stream, status: CircuitStatus) -> None:
-        self._refused += 1
+        self.refused += 1
         await stream.send_all(hop_answer(status))
 
     # --- circuits ---------------------------------------------------------------------------------
@@ -295,7 +285,7 @@ class Relay:
         """A stream to the peer behind us, which has agreed; None where that failed."""
         onward = None
         try:
-            with trio.fail_after(ASK_S):
+            with trio.fail_after(ANSWER_S):
                 onward = await self._network.open_stream(target, STOP)
                 await onward.send_all(stop_request(peer_id_to_bytes(source)))
                 if parse_stop_answer(await receive_delimited(onward)) == CircuitStatus.OK:
@@ -322,14 +312,14 @@ class Relay:
             nursery.cancel_scope.cancel()
 
     async def _carry(self, source: Stream, sink: Stream, meter: "_Meter") -> None:
-        while data := await source.receive_some(CARRY_BYTES):
+        while data := await source.receive_some():
             meter.passed(len(data))
             if meter.num_bytes > CIRCUIT_BYTES:
                 return
             await self._bucket.turn(len(data))
             await self._carry_over_line(len(data))
             await sink.send_all(data)
-            self._carried_bytes += len(data)
+            self.carried_bytes += len(data)
 
 
 class _Meter:
@@ -357,7 +347,7 @@ async def reserve(network: Network, relay: PeerId) -> float:
     """
     stream = await network.open_stream(relay, HOP)
     try:
-        with trio.fail_after(ASK_S):
+        with trio.fail_after(ANSWER_S):
             await stream.send_all(reserve_request())
             status = parse_hop_answer(await receive_delimited(stream))
     except trio.TooSlowError:

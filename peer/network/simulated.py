@@ -34,7 +34,6 @@ from .handlers import Handlers
 from .simulated_stream import LinkModel, SimulatedLink, SimulatedStream, open_pair
 
 DIAL_TIMEOUT_S: Final = 15.0
-MAX_PEERS: Final = 1 << 16
 _PORT: Final = 4001
 
 
@@ -74,8 +73,6 @@ class SimulatedInternet:
         peer_id_to_bytes(peer_id)
         if peer_id in self._networks:
             raise ValueError(f"{peer_id} is online already")
-        if len(self._networks) >= MAX_PEERS:
-            raise ValueError(f"more than {MAX_PEERS} peers")
         network = SimulatedNetwork(self, peer_id, address or self._next_address())
         async with trio.open_nursery() as nursery:
             await nursery.start(network.host)

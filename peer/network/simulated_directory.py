@@ -26,15 +26,6 @@ OFFLINE_TIMEOUT_S: Final = 8.0
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedDirectoryStatistics:
-    """Counts of one handle."""
-
-    stores: int
-    gets: int
-    refused: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Entry:
     value: bytes
     expires_s: float
@@ -133,15 +124,14 @@ class SimulatedDirectory:
     Attributes:
         online: False while the peer is cut off from the table.
         clock_skew_s: how far its wall clock is ahead of the truth.
+        refused: values that were not taken in.
     """
 
     def __init__(self, world: SimulatedDhtWorld, peer_id: str, clock_skew_s: float) -> None:
         self._world = world
         self._peer_id = peer_id
         self._offset_s = 0.0
-        self._stores = 0
-        self._gets = 0
-        self._refused = 0
+        self.refused = 0
         self.clock_skew_s = clock_skew_s
         self.online = True
 
@@ -155,16 +145,14 @@ class SimulatedDirectory:
 
     async def store(self, key: bytes, subkey: str, value: bytes, expires_s: float) -> None:
         """Best effort; what is not a valid record is not kept."""
-        self._stores += 1
         if not await self._reach_table():
             return
         self._world.expire(self._world.true_time_s())
         if not self._world.keep(key, subkey, _Entry(value, expires_s, self._peer_id)):
-            self._refused += 1
+            self.refused += 1
 
     async def get(self, key: bytes) -> Mapping[str, bytes]:
         """Live records that this peer can see, by peer id."""
-        self._gets += 1
         if not await self._reach_table():
             return {}
         return self._world.find(key, self._peer_id, self.swarm_time_s())
@@ -177,10 +165,6 @@ class SimulatedDirectory:
             _, found, peer_id = address.rpartition("/p2p/")
             if found:
                 self._world.connect(self._peer_id, peer_id)
-
-    def statistics(self) -> SimulatedDirectoryStatistics:
-        """Counts so far."""
-        return SimulatedDirectoryStatistics(self._stores, self._gets, self._refused)
 
     async def _reach_table(self) -> bool:
         await trio.sleep(self._world.draw_latency_s() if self.online else OFFLINE_TIMEOUT_S)

@@ -31,10 +31,9 @@ from peer.ports import PeerId
 from protocol.address.peer_id import KEY_PROTOBUF_PREFIX, PUBLIC_KEY_BYTES, peer_id_from_public_key
 from protocol.address.varint import encode_uvarint, read_delimited
 from protocol.errors import StreamLost, leaves
+from protocol.limits import ANSWER_S
 from protocol.membership.records import verify_with_peer_id
 
-STEP_TIMEOUT_S: Final = 10.0
-MAX_SELECT_BYTES: Final = 1024
 _MULTISTREAM: Final = "/multistream/1.0.0"
 _TLS: Final = "/tls/1.0.0"
 _EXTENSION: Final = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")
@@ -61,7 +60,7 @@ async def read_peer_id(host: str, port: int) -> PeerId:
 
 async def _resolve(host: str, port: int, where: str) -> None:
     try:
-        with trio.fail_after(STEP_TIMEOUT_S):
+        with trio.fail_after(ANSWER_S):
             await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
     except (OSError, UnicodeError, trio.TooSlowError) as error:
         raise StreamLost(f"resolve: no address is known for {where}: {_words(error)}") from error
@@ -69,7 +68,7 @@ async def _resolve(host: str, port: int, where: str) -> None:
 
 async def _dial(host: str, port: int, where: str) -> trio.SocketStream:
     try:
-        with trio.fail_after(STEP_TIMEOUT_S):
+        with trio.fail_after(ANSWER_S):
             return await trio.open_tcp_stream(host, port)
     except (OSError, trio.TooSlowError) as error:
         raise StreamLost(f"dial: cannot connect to {where}: {_words(error)}") from error
@@ -77,7 +76,7 @@ async def _dial(host: str, port: int, where: str) -> trio.SocketStream:
 
 async def _select_tls(connection: trio.SocketStream, where: str) -> None:
     try:
-        with trio.fail_after(STEP_TIMEOUT_S):
+        with trio.fail_after(ANSWER_S):
             await connection.send_all(_select_message(_MULTISTREAM) + _select_message(_TLS))
             greeting = await _receive_select_message(connection)
             answer = await _receive_select_message(connection)
@@ -95,7 +94,7 @@ def _select_message(text: str) -> bytes:
 
 
 async def _receive_select_message(connection: trio.SocketStream) -> str:
-    data = await read_delimited(partial(receive_exactly, connection), MAX_SELECT_BYTES)
+    data = await read_delimited(partial(receive_exactly, connection))
     if not data.endswith(b"\n"):
         raise ValueError("a message did not end in a newline")
     return data[:-1].decode("ascii", errors="replace")
@@ -115,7 +114,7 @@ async def receive_exactly(connection: trio.SocketStream, num_bytes: int) -> byte
 async def _handshake(connection: trio.SocketStream, where: str) -> PeerId:
     secured = trio.SSLStream(connection, _context(), https_compatible=True)
     try:
-        with trio.fail_after(STEP_TIMEOUT_S):
+        with trio.fail_after(ANSWER_S):
             await secured.do_handshake()
         certificate = secured.getpeercert(binary_form=True)
         return peer_id_of_certificate(certificate or b"")
@@ -185,7 +184,7 @@ def _der_value(data: bytes, tag: int) -> tuple[bytes, bytes]:
 
 def _words(error: BaseException) -> str:
     if isinstance(error, trio.TooSlowError):
-        return f"nothing came in {STEP_TIMEOUT_S:.0f} s"
+        return f"nothing came in {ANSWER_S:.0f} s"
     if isinstance(error, OSError) and error.__cause__ is not None:  # of each address that it has
         return ", ".join(dict.fromkeys(map(_words, leaves(error.__cause__))))
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:

@@ -72,14 +72,17 @@ def told_needs(
     try:
         needs = needs_of(spec, keep, None if most is None else most * GB)
     except InvalidRunSpec:
-        return [_of_checkpoint(spec)]
+        checkpoint = f"parameters, memory and disk are those of {spec.model.init_from}"
+        return [f"{checkpoint}, which is not read yet; peers that join are told them"]
     return list(_lines(spec, needs, keep, corpus_tokens, limit))
 
 
 def _lines(
     spec: RunSpec, needs: Needs, keep: int, corpus_tokens: int | None, limit_mbps: float | None
 ) -> Iterator[str]:
-    yield f"model   {_count(needs.parameters)} parameters{_in_stages(spec)}"
+    stages = spec.pipeline.stages
+    in_stages = f" in {stages} stages; what follows is of a peer with one of them"
+    yield f"model   {_count(needs.parameters)} parameters{in_stages * (stages > 1)}"
     yield from _memory(needs)
     yield (
         f"disk    up to {size_text(needs.disk)}: checkpoints ({keep} kept) and what joiners read;"
@@ -113,20 +116,8 @@ def told_corpus(tokens_per_peer: int, corpus_tokens: int | None) -> Iterator[str
         )
 
 
-def _of_checkpoint(spec: RunSpec) -> str:
-    return (
-        f"parameters, memory and disk are those of {spec.model.init_from}, which is not read yet;"
-        " peers that join are told them"
-    )
-
-
 def _times(epochs: float) -> str:
     return f"{epochs:.2f} of it" if epochs < 1 else f"it {epochs:,.1f} times"
-
-
-def _in_stages(spec: RunSpec) -> str:
-    stages = spec.pipeline.stages
-    return "" if stages == 1 else f" in {stages} stages; what follows is of a peer with one of them"
 
 
 def _memory(needs: Needs) -> Iterator[str]:

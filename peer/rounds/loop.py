@@ -31,11 +31,11 @@ from peer.training.messages import (
     Kept,
     PiecesHere,
     PiecesMissing,
-    Progress,
     Ready,
     RoundClosed,
     Stop,
     TrainerEvent,
+    TrainerProgress,
     TrainRound,
 )
 from peer.training.ports import Trainer, TrainerDied
@@ -210,7 +210,7 @@ class RoundLoop:
     # --- events of the trainer --------------------------------------------------------------------
     async def _take(self, line: TrainerLine, event: TrainerEvent) -> None:
         match event:
-            case Progress():
+            case TrainerProgress():
                 self._note_progress(line, event)
             case RoundClosed():
                 self._note_closed(event)
@@ -231,7 +231,7 @@ class RoundLoop:
             case _:
                 await self._way.took(event)
 
-    def _note_progress(self, line: TrainerLine, progress: Progress) -> None:
+    def _note_progress(self, line: TrainerLine, progress: TrainerProgress) -> None:
         facts = self._facts
         if progress.round != facts.round:
             return

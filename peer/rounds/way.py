@@ -15,7 +15,7 @@ from typing import Protocol
 
 import trio
 
-from peer.training.messages import Progress, Ready, RoundClosed, SyncEvent, TrainerCommand
+from peer.training.messages import Ready, RoundClosed, SyncEvent, TrainerCommand, TrainerProgress
 from peer.training.ports import Trainer, TrainerDied
 from protocol.membership.view import Member
 from protocol.schedule.rounds import RoundPlan
@@ -73,7 +73,7 @@ class Way(Protocol):
     def began(self, line: TrainerLine, ready: Ready) -> None:
         """A trainer has started; it has nothing loaded."""
 
-    def progressed(self, progress: Progress) -> None:
+    def progressed(self, progress: TrainerProgress) -> None:
         """The trainer tells how far it is."""
 
     async def closed(self, closed: RoundClosed, others: Sequence[Member]) -> None:

@@ -15,13 +15,13 @@ import blake3
 import numpy as np
 import trio
 
+from peer.content.fetching import BlobSource
 from peer.daemon.beginning import Beginning, Fetched, Fresh
 from peer.daemon.engine import SlowWeights
 from peer.daemon.provision import ChooseStage, Supplies
 from peer.facts import PartShape
 from peer.network.pacing import NO_LIMITS, BandwidthLimits
 from peer.ports import PeerId
-from peer.state.fetching import BlobSource
 from peer.training.messages import Failed, TrainerCommand, TrainerEvent
 from peer.training.ports import Float32Vector, StartTrainer, Trainer
 from peer.training.simulated import simulated_starter

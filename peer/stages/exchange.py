@@ -36,10 +36,10 @@ from protocol.run.layout import DATA_STAGE
 from protocol.wire.messages import Refusal
 from protocol.wire.stage_messages import (
     Announcement,
+    BoundaryKept,
     GetLinks,
     GetSnapshot,
     Halt,
-    Kept,
     Leg,
     Lost,
     Microbatch,
@@ -322,7 +322,7 @@ class StageExchange:
         if Freed(slot) in commands:
             self._take_back(onward)
         self._do(commands)
-        await talk.send(Kept(), stall_s=ANSWER_S)
+        await talk.send(BoundaryKept(), stall_s=ANSWER_S)
 
     async def _wait_turn(self, trip: Trip) -> RefusalReason | None:
         """Wait until a trip is welcome. Returns None then, or why it is not."""

@@ -2,7 +2,7 @@
 
 sender      Trip             what it is; the answer is the credit, and may take a while
             Boundary         the codes, straight from shared memory into shared memory
-receiver    Credit, Kept     from then on the receiver answers for it
+receiver    Credit, BoundaryKept    from then on the receiver answers for it
 
 Rules
   1. A move is offered *ahead*, with the first byte of the move before it: while the boundary comes
@@ -38,9 +38,9 @@ from protocol.errors import LocoError, Refused
 from protocol.microbatch.core import SendBoundary
 from protocol.wire.stage_messages import (
     Boundary,
+    BoundaryKept,
     Credit,
     Halted,
-    Kept,
     Microbatch,
     Noted,
     Notice,
@@ -148,7 +148,7 @@ class Transfers:
                     await talk.send(Boundary(command.loss), codes, stall_s=ANSWER_S)
                     is_kept = await self._drained(talk, receiver, began_s)
                 if not is_kept:
-                    await talk.receive(Kept, timeout_s=KEPT_S)
+                    await talk.receive(BoundaryKept, timeout_s=KEPT_S)
                 line_s = self._stopwatch.sent(receiver, trio.current_time() - began_s)
         except LocoError as error:
             await self._failed(receiver, error)
@@ -162,7 +162,7 @@ class Transfers:
         """Wait until the line is nearly free again (rule 2). Returns whether the receipt is in."""
         line_s = self._stopwatch.measures.line_s(receiver) or 0.0
         with trio.move_on_at(began_s + DRAINED * line_s):
-            await talk.receive(Kept, timeout_s=KEPT_S)
+            await talk.receive(BoundaryKept, timeout_s=KEPT_S)
             return True
         return False
 

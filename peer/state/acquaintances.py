@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from peer.ports.files import replace_file
 from protocol.limits import MAX_ADDRESSES_PER_PEER
 from protocol.membership.view import Member
 
-from .home import MAX_SMALL_FILE_BYTES, replace_file
+from .home import MAX_SMALL_FILE_BYTES
 
 MAX_KEPT: Final = 32
 Known = Mapping[str, tuple[str, ...]]

@@ -11,10 +11,8 @@ from typing import Final
 
 import msgpack
 
-from peer.ports.umask import PRIVATE_FILE
+from peer.ports.files import PRIVATE_FILE, replace_file
 from protocol.limits import MAX_AMENDMENTS, MAX_PASSES, MAX_RULINGS, MAX_STATEMENT_BYTES
-
-from .home import replace_file
 
 MAX_STATEMENTS: Final = MAX_PASSES + MAX_RULINGS + MAX_AMENDMENTS
 MAX_FILE_BYTES: Final = (MAX_STATEMENTS + 2) * (MAX_STATEMENT_BYTES + 8)

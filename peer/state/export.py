@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
-from peer.ports.umask import USUAL_FILE
+from peer.ports.files import USUAL_FILE
 from peer.training.corpus.tokenizer import BYTES, ByteTokenizer, FileTokenizer, Tokenizer
 from peer.training.model import model_config, model_shapes
 from protocol.run.layout import Layout, LayoutEntry

@@ -44,11 +44,9 @@ from typing import Any, Final
 
 import blake3
 
-from peer.ports.umask import PRIVATE_FILE, USUAL_FILE
+from peer.ports.files import PRIVATE_FILE, replace_file
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.run.signed_spec import SignedSpec
-
-from .durable import sync_folder
 
 MAX_UNIX_PATH_BYTES: Final = 107
 """Room in `sockaddr_un`, without the closing zero."""
@@ -82,26 +80,6 @@ class HomeInUse(HomeError):
 
 class OtherRun(HomeError):
     """The home belongs to another run."""
-
-
-def replace_file(path: Path, data: bytes, mode: int = USUAL_FILE) -> None:
-    """Replace `path` atomically and durably.
-
-    Raises:
-        OSError
-    """
-    descriptor, aside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except BaseException:
-        Path(aside).unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
 
 
 def parse_run(data: bytes) -> SignedSpec:

@@ -14,9 +14,8 @@ from typing import Final
 import msgpack
 
 from peer.ports import PeerId
+from peer.ports.files import replace_file
 from protocol.limits import MAX_CONVICTED, MAX_KEPT_EVIDENCE_BYTES
-
-from .home import replace_file
 
 MAX_FILE_BYTES: Final = MAX_KEPT_EVIDENCE_BYTES + MAX_CONVICTED * 256
 

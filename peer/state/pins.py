@@ -8,7 +8,9 @@ until its user removes the line, as with ssh's known hosts.
 from pathlib import Path
 from typing import Final, Protocol
 
-from .home import MAX_SMALL_FILE_BYTES, HomeError, replace_file
+from peer.ports.files import replace_file
+
+from .home import MAX_SMALL_FILE_BYTES, HomeError
 
 FILE_NAME: Final = "known_peers"
 

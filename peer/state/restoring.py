@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from peer.ports.umask import PRIVATE_FILE
+from peer.ports.files import PRIVATE_FILE, replace_file, replacing
 from peer.training.corpus import Corpus, adopt_held_out, adopt_manifest
 from peer.training.corpus.blocks import cut_piece, piece_path
 from peer.training.corpus.folder import HELD_OUT, MANIFEST, PACKED, corpus_folder, kept_corpus
-from peer.training.corpus.packed import InvalidCorpus, replacing
+from peer.training.corpus.packed import InvalidCorpus
 from peer.training.corpus.tokenizer import BYTES, FileTokenizer, tokenizer_path
 from peer.training.tensor_file import FileUnusable
 from protocol.errors import LocoError
@@ -36,7 +36,7 @@ from .checkpoints import (
     by_step,
     number_of,
 )
-from .home import Home, OtherRun, parse_run, replace_file
+from .home import Home, OtherRun, parse_run
 from .uploads import CACHE, PIECE_SUFFIX, manifest_there
 
 FILES: Final = (OUTER_FILE, TRAINER_FILE, MANIFEST_FILE)

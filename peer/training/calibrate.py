@@ -15,7 +15,7 @@ import numpy.typing as npt
 import psutil
 import torch
 
-from .device import is_out_of_memory
+from .device import CPU_MEMORY_SHARE, is_out_of_memory
 from .model import FlatModel
 from .optimizer import FlatOptimizer
 from .step import Stepper
@@ -25,8 +25,6 @@ MEASURED_STEPS: Final = 10
 MEASURED_S: Final = 1.0
 """Measuring ends after so many steps, or so long, whichever is first."""
 _LEARNING_RATE: Final = 1e-6
-_CPU_MEMORY_SHARE: Final = 0.25
-"""Part of the free memory for activations on a CPU, where running out kills other processes."""
 
 
 def largest_power_of_two(batch_size: int) -> int:
@@ -42,7 +40,7 @@ def starting_micro_batch(setting: int | str, batch_size: int, cap: int) -> int:
 
 def cpu_micro_batch(start: int, sequence_bytes: int) -> int:
     """`start`, halved until its activations are a fair share of the free memory."""
-    budget_bytes = psutil.virtual_memory().available * _CPU_MEMORY_SHARE
+    budget_bytes = psutil.virtual_memory().available * CPU_MEMORY_SHARE
     while start > 1 and start * sequence_bytes > budget_bytes:
         start //= 2
     return start

@@ -22,7 +22,7 @@ import trio
 
 from protocol.microbatch.trainer_messages import TrainerMessage
 
-from .messages import Begin, ModelCreated, TrainerEvent, TrainerSettings
+from .messages import MAX_FAILURE_CHARS, Begin, ModelCreated, TrainerEvent, TrainerSettings
 from .pipe import FROM_TRAINER, READ_BYTES, FrameDecoder, PipeError, encode
 from .ports import TrainerDied
 
@@ -30,8 +30,6 @@ PROGRAM: Final = "peer.training.child"
 """What a child runs."""
 STOP_GRACE_S: Final = 1.0
 """Time a trainer has to end by itself after `Stop`; it is killed then."""
-STDERR_TAIL_BYTES: Final = 2000
-"""Last part of standard error that goes into the message of a death."""
 MAX_STDERR_BYTES: Final = 1 << 20
 """Standard error is cut when it is longer."""
 SPIN_COUNT: Final = "3000"
@@ -132,7 +130,7 @@ class TrainerChild:
 
     def _last_words(self) -> str:
         size_bytes = self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, size_bytes - STDERR_TAIL_BYTES))
+        self._stderr.seek(max(0, size_bytes - MAX_FAILURE_CHARS))
         said = self._stderr.read().decode(errors="replace").strip()
         return f": {said}" if said else ""
 
@@ -164,10 +162,11 @@ class SpareChild:
 
     async def take(self) -> TrainerChild:
         """The spare child, or a new one; whoever takes it closes it, or puts it back."""
-        child, self._child = self._child, None
+        child = self._child
         if child is None or child.process.poll() is not None:
-            await _closed(child)
+            await self.aclose()
             child = await TrainerChild.start(self._threads)
+        self._child = None
         return child
 
     def put_back(self, child: TrainerChild) -> None:
@@ -178,12 +177,8 @@ class SpareChild:
     async def aclose(self) -> None:
         """End what nobody took."""
         child, self._child = self._child, None
-        await _closed(child)
-
-
-async def _closed(child: TrainerChild | None) -> None:
-    if child is not None:
-        await child.aclose()
+        if child is not None:
+            await child.aclose()
 
 
 @asynccontextmanager

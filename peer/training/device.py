@@ -1,11 +1,13 @@
 """Which device, in which precision, and what running out of its memory looks like."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 
 Precision = Literal["fp32", "bf16"]
+CPU_MEMORY_SHARE: Final = 0.25
+"""Part of the free memory for activations on a CPU, where running out kills other processes."""
 
 
 def choose_device(name: str) -> torch.device:

@@ -12,57 +12,34 @@ are the daemon's business (peer/state/checkpoints.py).
     moment_steps                steps that the moments have seen
 """
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from .tensor_file import TensorFile, write_tensors
-from .weights import FastWeights
+
+if TYPE_CHECKING:  # it imports transformers, which a simulated trainer has no need of
+    from .optimizer import FlatOptimizer
 
 FAST: Final = "fast"
 OWN_STEPS: Final = "own_steps"
 MOMENT_STEPS: Final = "moment_steps"
 
 
-class KeptOptimizer(Protocol):
-    """An optimizer whose moments are kept (optimizer.py)."""
-
-    @property
-    def num_steps(self) -> int:
-        """Steps that the moments have seen."""
-
-    def moments(self) -> dict[str, torch.Tensor]:
-        """The moments by name."""
-
-    def take_over(self, num_steps: int, fill: Callable[[str, torch.Tensor], None]) -> None:
-        """Go on from moments that were kept."""
-
-
-class Keeping(Protocol):
-    """A trainer whose weights are kept; without an optimizer there are no moments."""
-
-    @property
-    def model(self) -> FastWeights:
-        """Its fast weights."""
-
-    @property
-    def optimizer(self) -> KeptOptimizer | None:
-        """Its optimizer."""
-
-
-def keep_weights(path: Path, trainer: Keeping, own_steps: int) -> None:
+def keep_weights(
+    path: Path, theta_P: torch.Tensor, optimizer: "FlatOptimizer | None", own_steps: int
+) -> None:
     """Write fast weights and moments. Raises OSError; what is at `path` is then worth nothing.
 
     Args:
+        optimizer: None where there are no moments.
         own_steps: for the schedule's warm-up (round_machine.py).
     """
-    optimizer = trainer.optimizer
     moments = {} if optimizer is None else optimizer.moments()
     num_steps = 0 if optimizer is None else optimizer.num_steps
     metadata = {OWN_STEPS: str(own_steps), MOMENT_STEPS: str(num_steps)}
-    write_tensors(path, {FAST: trainer.model.theta_P, **moments}, metadata)
+    write_tensors(path, {FAST: theta_P, **moments}, metadata)
 
 
 def keep_nothing(path: Path) -> None:
@@ -70,7 +47,9 @@ def keep_nothing(path: Path) -> None:
     write_tensors(path, {}, {OWN_STEPS: "0", MOMENT_STEPS: "0"})
 
 
-def take_over_weights(path: Path, trainer: Keeping, with_weights: bool) -> int:
+def take_over_weights(
+    path: Path, theta_P: torch.Tensor, optimizer: "FlatOptimizer | None", with_weights: bool
+) -> int:
     """Go on from what was kept; returns the own steps. Raises FileUnusable.
 
     Args:
@@ -78,8 +57,8 @@ def take_over_weights(path: Path, trainer: Keeping, with_weights: bool) -> int:
     """
     kept = TensorFile(path)
     if with_weights and FAST in kept.names:
-        kept.read_into(FAST, trainer.model.theta_P)
+        kept.read_into(FAST, theta_P)
     num_steps = kept.number(MOMENT_STEPS)
-    if trainer.optimizer is not None and num_steps:
-        trainer.optimizer.take_over(num_steps, kept.read_into)
+    if optimizer is not None and num_steps:
+        optimizer.take_over(num_steps, kept.read_into)
     return kept.number(OWN_STEPS)

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from peer.codec import get_codec
 from protocol.diloco.trainer_messages import (
     Merge,
 )
@@ -36,18 +37,21 @@ from .messages import (
     Load,
     PiecesHere,
     PiecesMissing,
+    Ready,
     Stop,
     TrainerCommand,
     TrainerEvent,
+    TrainerSettings,
 )
 from .model import FlatModel
 from .optimizer import FlatOptimizer
-from .round_machine import Action, RoundMachine, Settle, TrainStep, Wait
+from .round_machine import Action, RoundMachine, SettleStep, TrainStep, Wait
+from .shared import CodeRegions
 from .snapshot import Snapshots
 from .step import StepResult
 from .streaming_gossip import FragmentDeltas
 from .sync import trainer_side
-from .weights import set_aside
+from .weights import map_slow_weights, set_aside
 
 
 class InnerStepper(Protocol):
@@ -90,6 +94,52 @@ class TrainerParts:
     snapshots: Snapshots | FragmentSnapshots | FragmentDeltas
     slow_P: torch.Tensor
     overlap_steps: int | None = None
+
+
+def trainer_parts(
+    settings: TrainerSettings,
+    memory: tuple[int, int],
+    corpus: Corpus | PieceCorpus,
+    model: FlatModel,
+    optimizer: FlatOptimizer,
+    stepper: InnerStepper,
+) -> TrainerParts:
+    """A trainer on memory that the daemon shares: descriptors of slow weights, and of codes."""
+    spec = settings.run_spec()
+    side, slow_P = trainer_side(spec), map_slow_weights(memory[0])
+    if slow_P.numel() != model.layout.padded_parameters:
+        raise ValueError(
+            f"slow weights of {slow_P.numel()} values for {model.layout.padded_parameters}"
+        )
+    regions = CodeRegions.create_in(memory[1], side.regions_of(spec, model.layout))
+    return TrainerParts(
+        spec,
+        settings.peer_id,
+        corpus,
+        model,
+        optimizer,
+        stepper,
+        side.snapshots_of(spec, model, slow_P, regions),
+        slow_P,
+        settings.overlap_steps,
+    )
+
+
+def ready_of(parts: TrainerParts, precision: str, micro_batch: int, steps_per_s: float) -> Ready:
+    """What is said of a trainer that can begin."""
+    layout, device = parts.model.layout, parts.model.device
+    codec = get_codec(parts.spec.sync.codec, part_of=layout.padded_parameters)
+    return Ready(
+        parameters=layout.parameters,
+        padded_parameters=layout.padded_parameters,
+        layout_digest=layout.digest,
+        device=str(device),
+        precision=precision,
+        micro_batch=micro_batch,
+        steps_per_s=steps_per_s,
+        shapes=tuple((entry.name, entry.shape) for entry in layout.entries),
+        loops=codec.loops_for(layout.padded_parameters, device),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +186,7 @@ class InnerLoop:
         """
         while not isinstance(action := self._next_action(), Stop):
             match action:
-                case Settle():
+                case SettleStep():
                     self._settle()
                 case Evaluate():
                     self._evaluate(action)
@@ -190,13 +240,19 @@ class InnerLoop:
             self._parts.optimizer.reset()
             self._launched = None
             if command.kept is not None:
-                own_steps = take_over_weights(Path(command.kept), self._parts, command.with_weights)
+                own_steps = take_over_weights(
+                    Path(command.kept),
+                    self._parts.model.theta_P,
+                    self._parts.optimizer,
+                    command.with_weights,
+                )
                 self._round_machine.took_over(own_steps)
 
     def _keep(self, order: Keep) -> None:
         started_s, error = self._clock_s(), None
         try:
-            keep_weights(Path(order.path), self._parts, self._round_machine.own_steps)
+            theta_P, optimizer = self._parts.model.theta_P, self._parts.optimizer
+            keep_weights(Path(order.path), theta_P, optimizer, self._round_machine.own_steps)
         except OSError as failed:
             error = str(failed)
         self._round_machine.kept(self._clock_s() - started_s, error)

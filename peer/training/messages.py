@@ -10,9 +10,9 @@ The order of things, when peers average in pairs:
     daemon                              trainer
                                         Ready
     Load(version)                       theta := phi, or what was kept of it
-    TrainRound(r, ...)                  Progress ... Progress
+    TrainRound(r, ...)                  TrainerProgress ...
                                         RoundClosed(r, slot)          codes are in `slot`
-    TrainRound(r+1, ...)                Progress ...
+    TrainRound(r+1, ...)                TrainerProgress ...
     Apply(r)                            theta += phi' - decoded(r)
                                         Applied(r)
     Evaluate(r)                         Evaluated(r, loss)
@@ -27,12 +27,12 @@ are in protocol/diloco/trainer_messages.py), in each round, for each fragment p,
 
     daemon                              trainer
                                         FragmentSent(p, k)            codes are in p's region
-    (p of phi is written)               Progress ...
+    (p of phi is written)               TrainerProgress ...
     Merge(p, k, stepped, moved)         tau steps after the send: theta := a theta + (1 - a) phi
                                         FragmentMerged(p, k)
     Yield(p)                            held := phi
                                         Yielded(p)
-    (p of phi is written)               Progress ...
+    (p of phi is written)               TrainerProgress ...
     Amend(p, ...)                       theta follows what happened to phi
 
 And when each fragment is averaged with one partner (streaming gossip): the same `FragmentSent`,
@@ -287,7 +287,7 @@ PROGRESS_INTERVAL_S: Final = 0.2
 """Shortest time between two `Progress` of a round, but for that at half the quota."""
 
 
-class Progress(TrainerMessage, frozen=True):
+class TrainerProgress(TrainerMessage, frozen=True):
     """Where the trainer is; at most every PROGRESS_INTERVAL_S, and once at half the quota.
 
     Attributes:
@@ -379,6 +379,10 @@ class Kept(TrainerMessage, frozen=True):
     error: str | None = None
 
 
+MAX_FAILURE_CHARS: Final = 2000
+"""Length at which what is said of a failure is cut, standard error too: its last part is told."""
+
+
 class Failed(TrainerMessage, frozen=True):
     """Training cannot go on; the trainer exits after this.
 
@@ -394,7 +398,7 @@ class Failed(TrainerMessage, frozen=True):
 SyncEvent = Applied | FragmentSent | FragmentMerged | Yielded
 TrainerEvent = (
     Ready
-    | Progress
+    | TrainerProgress
     | RoundClosed
     | SyncEvent
     | StageEvent

@@ -3,22 +3,28 @@
 Theory. AdamW scales each weight's step by what that weight's gradients were like. Muon looks at a
 matrix as a whole: its step is the momentum with all singular values made about 1, by five
 Newton-Schulz iterations (torch.optim.Muon; https://kellerjordan.github.io/posts/muon), in the
-precision that the forward pass computes in: bf16 is fast just where it is chosen for that (muon.py
-iterates in fp32). That says something of matrices between layers alone, so the matrices of the
-blocks are Muon's, and embeddings, head and norms are AdamW's.
+precision that the forward pass computes in: bf16 is fast just where it is chosen for that. It says
+something of matrices between layers alone, so the matrices of the blocks are Muon's, and
+embeddings, head and norms are AdamW's.
 
 Both work on views of the one vector, so nothing is copied, and clip by one norm for all. A step is
 given one learning rate, AdamW's; Muon's stands in the same ratio to it throughout the run, so that
 schedule, warm-up and amendments move both.
+
+torch.optim.Muon always iterates in bf16. Many CPUs have no such arithmetic and work it out by hand,
+which made a step of the demo's model ten times as long. In fp32 the same five iterations are more
+exact and 17 times as fast there (docs/results/optimizers.md). Everything else, state included, is
+torch's: a checkpoint of one goes on in the other.
 
 How large Muon's step is, is the run spec's `adjust_lr`, by its names in torch: `original` makes it
 the rate times sqrt(max(1, rows / columns)), `match_rms_adamw` as long as AdamW's usual step, 0.2
 per weight in the mean square (arXiv 2502.16982): then AdamW's rate and weight decay fit.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -139,9 +145,6 @@ def flat_muon(model: FlatModel, section: OptimizerSection, iteration: Precision)
 
     Args:
         iteration: precision of Muon's.
-
-    Raises:
-        ValueError: this torch has no Muon.
     """
     muon = section.muon or MuonSection()
     adamw = _adamw(model, section, without_block_matrices=True)
@@ -151,11 +154,7 @@ def flat_muon(model: FlatModel, section: OptimizerSection, iteration: Precision)
 def inner_optimizer(
     model: FlatModel, section: OptimizerSection, precision: Precision
 ) -> FlatOptimizer:
-    """The optimizer that the run spec names, for a model that computes in this precision.
-
-    Raises:
-        ValueError: this torch has no Muon.
-    """
+    """The optimizer that the run spec names, for a model that computes in this precision."""
     if section.name == "muon":
         return flat_muon(model, section, precision)
     return flat_adamw(model, section)
@@ -182,12 +181,6 @@ def _adamw(
 def _muon(
     model: FlatModel, section: OptimizerSection, muon: MuonSection, iteration: Precision
 ) -> Part:
-    if not hasattr(torch.optim, "Muon"):
-        raise ValueError(
-            f"optimizer.name = 'muon' needs torch 2.9 or newer; this is {torch.__version__}"
-        )
-    from .muon import Fp32Muon  # its base is missing where Muon is
-
     peak = section.learning_rate if muon.learning_rate is None else muon.learning_rate
     kind = Fp32Muon if iteration == "fp32" else torch.optim.Muon
     made = kind(
@@ -198,3 +191,54 @@ def _muon(
         adjust_lr_fn=muon.adjust_lr,
     )
     return Part(made, MUON_MOMENTS, rate_ratio=peak / section.learning_rate)
+
+
+# --- Muon whose iteration is in fp32 --------------------------------------------------------------
+
+
+class Fp32Muon(torch.optim.Muon):
+    """torch.optim.Muon with Nesterov's momentum, whose iteration is in fp32."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One step. There is no closure."""
+        assert closure is None, "gradients are there already"
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self._step(parameter, group)
+
+    def _step(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
+        gradient, state = parameter.grad, self.state[parameter]
+        assert gradient is not None, "the gradient is a view that stays"
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        momentum_buffer = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
+        looked_ahead = gradient.lerp(momentum_buffer, group["momentum"])
+        update = orthogonalised(
+            looked_ahead, group["ns_coefficients"], group["ns_steps"], group["eps"]
+        )
+        rate = group["lr"]
+        parameter.mul_(1 - rate * group["weight_decay"])
+        parameter.add_(update, alpha=-rate * scale(parameter.shape, group["adjust_lr_fn"]))
+
+
+def orthogonalised(
+    matrix: torch.Tensor, coefficients: tuple[float, float, float], iterations: int, eps: float
+) -> torch.Tensor:
+    """The matrix with all singular values made about 1, in its own precision."""
+    a, b, c = coefficients
+    tall = matrix.size(0) > matrix.size(1)
+    short = matrix.T if tall else matrix
+    short = short / short.norm().clamp(min=eps)
+    for _ in range(iterations):
+        gram = short @ short.T
+        short = torch.addmm(short, torch.addmm(gram, gram, gram, beta=b, alpha=c), short, beta=a)
+    return short.T if tall else short
+
+
+def scale(shape: torch.Size, adjust_lr: str) -> float:
+    """The factor of the rate, by its name in torch."""
+    rows, columns = shape
+    if adjust_lr == "original":
+        return math.sqrt(max(1, rows / columns))
+    return 0.2 * math.sqrt(max(rows, columns))

@@ -54,12 +54,12 @@ from .messages import (
     ModelCreated,
     PiecesHere,
     PiecesMissing,
-    Progress,
     Ready,
     RoundClosed,
     Stop,
     TrainerCommand,
     TrainerEvent,
+    TrainerProgress,
     TrainerSettings,
     TrainRound,
 )
@@ -131,7 +131,7 @@ class Watchdog:
             case Ready():
                 self._ready = True
                 self._slowest_step_s = 1 / max(event.steps_per_s, 1e-6)
-            case Progress(step=step):
+            case TrainerProgress(step=step):
                 self._slowest_step_s = max(self._slowest_step_s, event.step_s)
                 self._step = step
             case PiecesMissing():

@@ -52,16 +52,7 @@ from .toy import (
     loss_at,
     loss_of,
     optimum,
-    simulated_layout,
 )
-
-__all__ = [
-    "SimulatedSpeed",
-    "SimulatedTrainer",
-    "ToyProblem",
-    "simulated_layout",
-    "simulated_starter",
-]
 
 
 @dataclass(slots=True)
@@ -76,7 +67,6 @@ class SimulatedTrainer:
     """One life of a simulated trainer of a whole model. See `peer.training.ports.Trainer`."""
 
     boundaries = None
-    optimizer = None
 
     def __init__(
         self,
@@ -186,7 +176,9 @@ class SimulatedTrainer:
             self._fail("error", f"WrongCommand: {error}")
             return
         if isinstance(command, Load) and command.kept is not None:
-            own_steps = take_over_weights(Path(command.kept), self, command.with_weights)
+            own_steps = take_over_weights(
+                Path(command.kept), self.model.theta_P, None, command.with_weights
+            )
             self._round_machine.took_over(own_steps)
         self._follow()
 
@@ -213,7 +205,8 @@ class SimulatedTrainer:
                 action := self._round_machine.next_action(self._now_s), Evaluate | Keep
             ):
                 if isinstance(action, Keep):
-                    keep_weights(Path(action.path), self, self._round_machine.own_steps)
+                    own_steps = self._round_machine.own_steps
+                    keep_weights(Path(action.path), self.model.theta_P, None, own_steps)
                     self._round_machine.kept(0.0, None)
                 else:
                     self._evaluate(action)

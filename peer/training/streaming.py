@@ -76,7 +76,7 @@ class _Standstill:
 
 
 @dataclass(slots=True)
-class _Lane:
+class _FragmentState:
     """One fragment. `steps` and `tokens` were trained since its last send."""
 
     chunks: frozenset[int]
@@ -115,7 +115,8 @@ class FragmentSync:
 
     def _reset(self) -> None:
         self._lanes = [
-            _Lane(frozenset(range(len(fragment.chunks)))) for fragment in self._snapshots.fragments
+            _FragmentState(frozenset(range(len(fragment.chunks))))
+            for fragment in self._snapshots.fragments
         ]
         self._steps = 0
         self._nominal = 0
@@ -206,7 +207,7 @@ class FragmentSync:
 
     # --- one fragment ---------------------------------------------------------------------------
 
-    def _send(self, fragment: int, cycle: int, lane: _Lane) -> None:
+    def _send(self, fragment: int, cycle: int, lane: _FragmentState) -> None:
         started_s = self._clock_s()
         digest = self._snapshots.send(fragment, cycle)
         now_s = self._clock_s()
@@ -228,7 +229,7 @@ class FragmentSync:
         lane.steps = lane.tokens = 0
         lane.flight = _Flight(cycle, self._steps + self._overlap_steps)
 
-    def _land(self, lane: _Lane, flight: _Flight, merge: Merge, moments: int) -> None:
+    def _land(self, lane: _FragmentState, flight: _Flight, merge: Merge, moments: int) -> None:
         """Merge, if it is time (rule 2)."""
         if self._steps < flight.due_at_step and not moments and not self._flushes:
             return
@@ -239,7 +240,7 @@ class FragmentSync:
         if lane.yield_asked:
             self._hold(merge.fragment, lane)
 
-    def _hold(self, fragment: int, lane: _Lane) -> None:
+    def _hold(self, fragment: int, lane: _FragmentState) -> None:
         self._snapshots.hold(fragment)
         lane.yielded, lane.yield_asked = True, False
         self._emit(Yielded(fragment))
@@ -274,7 +275,7 @@ class FragmentSync:
             case _:
                 raise WrongCommand(f"{command}, but this run averages fragments")
 
-    def _lane(self, command: Merge | Yield | Amend) -> _Lane:
+    def _lane(self, command: Merge | Yield | Amend) -> _FragmentState:
         if not 0 <= command.fragment < len(self._lanes):
             raise WrongCommand(f"{command}: there are {len(self._lanes)} fragments")
         return self._lanes[command.fragment]

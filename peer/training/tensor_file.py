@@ -21,7 +21,6 @@ from safetensors import SafetensorError, safe_open
 TILE: Final = 1 << 22
 """Values that are copied at once."""
 _LENGTH_BYTES: Final = 8
-_FLOAT_BYTES: Final = 4
 
 
 class FileUnusable(ValueError):
@@ -45,7 +44,7 @@ def _header(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) ->
     for name, tensor in tensors.items():
         if tensor.dtype != torch.float32:
             raise ValueError(f"{name} is {tensor.dtype}; only fp32 is kept")
-        stop = start + tensor.numel() * _FLOAT_BYTES
+        stop = start + tensor.nbytes
         shape = list(tensor.shape)
         places[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, stop]}
         start = stop

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 MAX_UVARINT_BYTES: Final = 9
+MAX_DELIMITED_BYTES: Final = 4096
 
 
 def encode_uvarint(number: int) -> bytes:
@@ -36,7 +37,9 @@ def decode_uvarint(data: bytes, offset: int = 0) -> tuple[int, int]:
     raise ValueError(f"a number has more than {MAX_UVARINT_BYTES} bytes")
 
 
-async def read_delimited(exactly: Callable[[int], Awaitable[bytes]], max_bytes: int) -> bytes:
+async def read_delimited(
+    exactly: Callable[[int], Awaitable[bytes]], max_bytes: int = MAX_DELIMITED_BYTES
+) -> bytes:
     """The next message that has its length before it, and not one byte of what follows it.
 
     Args:

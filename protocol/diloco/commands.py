@@ -19,7 +19,7 @@ from protocol.fragment.collection import Admitted
 from protocol.wire.fragment_messages import (
     ChunkResult,
     ChunkStamp,
-    ChunkState,
+    ChunkStateReply,
     Contribution,
     Doubt,
     FragmentSettled,
@@ -37,7 +37,7 @@ Parts = Mapping[int, memoryview]
 Told = Contribution | Result | NoResult | FragmentSettled | Doubt
 """What peers send without being asked, about one fragment."""
 Question = GetStamps | GetResult | GetChunkState
-Answer = Stamps | Result | ChunkState
+Answer = Stamps | Result | ChunkStateReply
 NO_CODES: Final = memoryview(b"")
 
 

@@ -58,7 +58,7 @@ from protocol.schedule.deadline import ObservedDeadline
 from protocol.wire.fragment_messages import (
     DIGEST_BYTES,
     ChunkStamp,
-    ChunkState,
+    ChunkStateReply,
     FragmentSettled,
     GetStamps,
     Stamps,
@@ -252,7 +252,7 @@ class CycleMachine:
             self.healing.stamps_answered(peer_id, answer)
         elif isinstance(question, GetStamps):
             self.healing.questions_ended(peer_id)
-        elif isinstance(answer, ChunkState):
+        elif isinstance(answer, ChunkStateReply):
             chunk, stamp = answer.stamp.chunk, answer.stamp.stamp
             values = codes[chunk]
             came = ChunkFetched(self._fragment, chunk, answer.cycle, stamp, values)

@@ -199,12 +199,14 @@ class BackOff:
         self._first_s, self._most_s = first_s, most_s
         self._kept: dict[str, tuple[float, float]] = {}
 
-    def failed(self, peer_id: str, now_s: float, at_least_s: float = 0.0) -> None:
-        """It could not be reached, or could not help; the pause may have a lower bound."""
+    def failed(self, peer_id: str, now_s: float, at_least_s: float = 0.0) -> float:
+        """It could not be reached, or could not help. The pause, which may have a lower bound."""
         self._forget(now_s)
         _, pause_s = self._kept.get(peer_id, (now_s, self._first_s))
         longer_s = min(self._most_s, 2 * pause_s)
-        self._kept[peer_id] = now_s + max(pause_s, at_least_s), longer_s
+        pause_s = max(pause_s, at_least_s)
+        self._kept[peer_id] = now_s + pause_s, longer_s
+        return pause_s
 
     def put_off(self, peer_id: str, now_s: float, *, long: bool = False) -> None:
         """It is gone, but did not fail: a first pause, or a long one, unless a longer one holds."""

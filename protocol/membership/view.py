@@ -116,18 +116,6 @@ class Member:
         return now_s - self.moved_s <= max(STUCK_S, STUCK_STEPS * step_s)
 
 
-@dataclass(frozen=True, slots=True)
-class RosterStatistics:
-    """The roster in numbers; the counts since the start."""
-
-    members: int
-    alive: int
-    evicted_silent: int
-    stale_ignored: int
-    replaced: int
-    refused_full: int
-
-
 class Roster:
     """All peers of the run that one peer knows, but for itself.
 
@@ -140,10 +128,7 @@ class Roster:
         self.silence_s = silence_s
         self._max_members = max_members
         self._members: dict[str, Member] = {}
-        self._evicted_silent = 0
-        self._stale_ignored = 0
-        self._replaced = 0
-        self._refused_full = 0
+        self.evicted_silent = self.stale_ignored = self.replaced = self.refused_full = 0
 
     def heard(
         self,
@@ -249,7 +234,7 @@ class Roster:
         )
         for peer_id in silent:
             self._members[peer_id] = replace(self._members[peer_id], alive=False)
-        self._evicted_silent += len(silent)
+        self.evicted_silent += len(silent)
         return silent
 
     def alive(self, now_s: float) -> tuple[Member, ...]:
@@ -278,17 +263,6 @@ class Roster:
         """What is known about one peer."""
         return self._members.get(peer_id)
 
-    def statistics(self) -> RosterStatistics:
-        """The roster in numbers."""
-        return RosterStatistics(
-            members=len(self._members),
-            alive=sum(member.alive for member in self._members.values()),
-            evicted_silent=self._evicted_silent,
-            stale_ignored=self._stale_ignored,
-            replaced=self._replaced,
-            refused_full=self._refused_full,
-        )
-
     def _lives(self, member: Member, now_s: float) -> bool:
         return member.alive and not self._is_silent(member, now_s)
 
@@ -299,14 +273,14 @@ class Roster:
         """The member to update, a fresh one for a new life; None for what is not taken in."""
         known = self._members.get(peer_id)
         if known is not None and incarnation < known.incarnation:
-            self._stale_ignored += 1
+            self.stale_ignored += 1
             return None
         if known is not None and incarnation == known.incarnation:
             return known
         if known is not None:
-            self._replaced += 1
+            self.replaced += 1
         elif not self._make_room():
-            self._refused_full += 1
+            self.refused_full += 1
             return None
         return Member(peer_id, incarnation)
 

@@ -36,14 +36,14 @@ draft.
 """
 
 import heapq
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, islice
 from typing import Final
 
 from protocol.errors import LocalProtocolError
 
-from .problem import THOUSAND, Draws, Problem, Relays, Stages, cheapest_relays
+from .problem import THOUSAND, Draws, Problem, Relays, Stages, cheapest_relays, stage_orders
 from .simulator import PlanDraft, fits
 
 # --- assignment -----------------------------------------------------------------------------------
@@ -68,21 +68,41 @@ def hop_prices(problem: Problem) -> list[list[int]]:
     ]
 
 
+class Legal:
+    """What is legal in a problem, and what it costs.
+
+    Attributes:
+        orders: of stages.
+        by_set: the same, by the set of their stages.
+        prices: of hops.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.orders: Sequence[Stages] = stage_orders(
+            problem.num_stages, problem.visited, problem.rules
+        )
+        self.by_set: dict[frozenset[int], list[Stages]] = {}
+        for order in self.orders:
+            self.by_set.setdefault(frozenset(order), []).append(order)
+        self.prices = hop_prices(problem)
+
+
 def first_draft(
-    problem: Problem,
-    stages: tuple[int, ...],
-    quotas: Mapping[int, int],
-    orders: Sequence[Stages],
-    prices: Sequence[Sequence[int]],
+    legal: Legal, stages: tuple[int, ...], quotas: Mapping[int, int], *, rising: bool = False
 ) -> PlanDraft:
     """A legal draft for this arrangement, with so many microbatches from each data peer.
+
+    Args:
+        rising: whether paths visit stages in rising order alone.
 
     Raises:
         NoPlan
     """
-    dealer = _Dealer(problem, stages, orders, prices, sum(quotas.values()))
+    orders = [order for order in legal.orders if not rising or list(order) == sorted(order)]
+    dealer = _Dealer(legal, stages, orders, sum(quotas.values()))
     paths: dict[int, list[Relays]] = {origin: [] for origin in quotas}
-    peers = problem.peers
+    peers = legal.problem.peers
     while wave := sum(min(peers[o].slots, quotas[o] - len(paths[o])) for o in quotas):
         dealer.open_wave(wave)
         for origin, count in dealer.by_need(quotas, paths):
@@ -94,17 +114,12 @@ class _Dealer:
     """What is left of stages, in the iteration and in the wave."""
 
     def __init__(
-        self,
-        problem: Problem,
-        stages: tuple[int, ...],
-        orders: Sequence[Stages],
-        prices: Sequence[Sequence[int]],
-        microbatches: int,
+        self, legal: Legal, stages: tuple[int, ...], orders: Sequence[Stages], microbatches: int
     ) -> None:
-        self.problem = problem
+        self.problem = problem = legal.problem
         self.stages = stages
         self.orders = orders
-        self.prices = prices
+        self.prices = legal.prices
         self.members: list[list[int]] = [[] for _ in problem.stage_sizes]
         for machine, stage in enumerate(stages):
             self.members[stage].append(machine)
@@ -116,16 +131,12 @@ class _Dealer:
     def open_wave(self, microbatches: int) -> None:
         """Give relays their slots back; where waves need not fit, their shares of this wave."""
         for members in self.members[1:]:
-            visits = self._visits_of_stage(microbatches)
+            visits = -(-microbatches * (self.problem.visited - 1) // (self.problem.num_stages - 1))
             speeds = sum(RATE_UNIT // self.problem.peers[m].forward_us for m in members)
             for machine in members:
                 peer = self.problem.peers[machine]
                 share = -(-visits * (RATE_UNIT // peer.forward_us) // speeds)
                 self.room[machine] = peer.slots if self.problem.rules.waves_fit else share
-
-    def _visits_of_stage(self, microbatches: int) -> int:
-        visits = microbatches * (self.problem.visited - 1)
-        return -(-visits // (self.problem.num_stages - 1))
 
     def by_need(
         self, quotas: Mapping[int, int], paths: Mapping[int, list[Relays]]
@@ -137,11 +148,12 @@ class _Dealer:
             if quota > len(paths[origin])
         ]
         self.wave_left = sum(count for _, count in counts)
-        return sorted(counts, key=lambda each: (-self._cheapest(each[0]), each[0]))
 
-    def _cheapest(self, origin: int) -> int:
-        found = [self._path(origin, order) for order in self.orders]
-        return min((price for price, _ in filter(None, found)), default=0)
+        def cheapest(origin: int) -> int:
+            found = filter(None, (self._path(origin, order) for order in self.orders))
+            return min((price for price, _ in found), default=0)
+
+        return sorted(counts, key=lambda each: (-cheapest(each[0]), each[0]))
 
     def _path(self, origin: int, order: Stages) -> tuple[int, Relays] | None:
         layers = [[m for m in self.members[s] if self.room[m] > 0] for s in order]
@@ -186,13 +198,9 @@ Change = tuple[int, int, int, Relays]
 """What it costs more, the data peer, the place in its order, the other path."""
 
 
-def evened_out(
-    problem: Problem, draft: PlanDraft, orders: Sequence[Stages], prices: Sequence[Sequence[int]]
-) -> PlanDraft | None:
+def evened_out(legal: Legal, draft: PlanDraft) -> PlanDraft | None:
     """A draft in which every stage has at most its share; None where paths cannot change so."""
-    by_set: defaultdict[frozenset[int], list[Stages]] = defaultdict(list)
-    for order in orders:
-        by_set[frozenset(order)].append(order)
+    problem = legal.problem
     while True:
         visits = Counter(draft.stages[relay] for _, _, path in draft.each() for relay in path)
         over = [s for s in range(1, problem.num_stages) if visits[s] > problem.stage_cap]
@@ -200,7 +208,7 @@ def evened_out(
             return draft
         under = [s for s in range(1, problem.num_stages) if visits[s] < problem.stage_cap]
         crowded = max(over, key=lambda s: (visits[s], s))
-        found = min(_changes(problem, draft, crowded, under, by_set, prices), default=None)
+        found = min(_changes(legal, draft, crowded, under), default=None)
         if found is None:
             return None
         _, origin, place, path = found
@@ -209,14 +217,10 @@ def evened_out(
 
 
 def _changes(
-    problem: Problem,
-    draft: PlanDraft,
-    crowded: int,
-    under: Sequence[int],
-    by_set: dict[frozenset[int], list[Stages]],
-    prices: Sequence[Sequence[int]],
+    legal: Legal, draft: PlanDraft, crowded: int, under: Sequence[int]
 ) -> Iterator[Change]:
     """The paths that could leave a crowded stage for one with room, and what that costs."""
+    problem, prices = legal.problem, legal.prices
     work_us: Counter[int] = Counter()
     for _, _, path in draft.each():
         work_us.update({relay: problem.peers[relay].forward_us for relay in path})
@@ -230,7 +234,8 @@ def _changes(
         if crowded not in by_stage:
             continue
         wave = place // problem.peers[origin].slots
-        before = _length(origin, path, prices)
+        round_trip = zip((origin, *path), (*path, origin), strict=True)
+        before = sum(prices[a][b] for a, b in round_trip)
         for stage in under:
             if stage in by_stage:
                 continue
@@ -241,16 +246,12 @@ def _changes(
                 and (not problem.rules.waves_fit or held[wave, m] < problem.peers[m].slots)
             ]
             kept = {s: [m] for s, m in by_stage.items() if s != crowded} | {stage: takers}
-            for order in by_set.get(frozenset(kept), ()):
+            for order in legal.by_set.get(frozenset(kept), ()):
                 cheapest = cheapest_relays(origin, [kept[s] for s in order], prices)
                 if cheapest is not None:
                     length, other = cheapest
                     busy = sum(work_us[m] for m in takers if m in other)
                     yield length - before + busy, origin, place, other
-
-
-def _length(origin: int, path: Relays, prices: Sequence[Sequence[int]]) -> int:
-    return sum(prices[a][b] for a, b in zip((origin, *path), (*path, origin), strict=True))
 
 
 # --- groups ---------------------------------------------------------------------------------------
@@ -266,52 +267,35 @@ Groups = list[list[int]]
 """The data peer of each group, then its relays in order."""
 
 
-def grouped_draft(
-    problem: Problem,
-    prices: Sequence[Sequence[int]],
-    orders: Sequence[Stages],
-    draws: Draws,
-) -> PlanDraft | None:
+def grouped_draft(legal: Legal, draws: Draws) -> PlanDraft | None:
     """A legal draft of groups; None where there is none."""
-    size = problem.visited
+    problem, prices, size = legal.problem, legal.prices, legal.problem.visited
     number = min(problem.stage_sizes[0], len(problem.peers) // size)
     if not number:
         return None
-    seats = _Seats(problem, prices, number, draws).exchanged()
+    seats = _Seats(legal, number, draws).exchanged()
     groups = [seats[g * size : (g + 1) * size] for g in range(number)]
     times = {group[0]: round_trip_us(problem, prices, group) for group in groups}
     spare = seats[number * size :]
-    exact = _with_exact_shares(problem, orders, groups, times, spare)
-    if exact is not None:
+    exact: PlanDraft | None = None
+    refused: set[tuple[int, ...]] = set()
+    for quotas in islice(likely_quotas(problem, times), QUOTAS_TRIED):
+        if (alike := tuple(sorted(quotas.values()))) not in refused:
+            refused.add(alike)
+            each = [quotas[group[0]] for group in groups]
+            stages = _Labels(legal, groups, each, problem.stage_cap).found(spare)
+            if stages is not None:
+                exact = _draft_of(groups, quotas, stages)
+                break
+    if exact is not None and fits(problem, exact):
         return exact
     quotas = quotas_by_pace(problem, times)
     each = [quotas[group[0]] for group in groups]
-    stages = _Labels(problem, orders, groups, each, problem.stage_cap + max(each)).found(spare)
+    stages = _Labels(legal, groups, each, problem.stage_cap + max(each)).found(spare)
     if stages is None:
         return None
-    even = evened_out(problem, _draft_of(groups, quotas, stages), orders, prices)
+    even = evened_out(legal, _draft_of(groups, quotas, stages))
     return even if even and fits(problem, even) else None
-
-
-def _with_exact_shares(
-    problem: Problem,
-    orders: Sequence[Stages],
-    groups: Groups,
-    times: Mapping[int, int],
-    spare: Sequence[int],
-) -> PlanDraft | None:
-    """A draft of the first quotas that stages can be found for; None if it is not legal."""
-    refused: set[tuple[int, ...]] = set()
-    for quotas in islice(likely_quotas(problem, times), QUOTAS_TRIED):
-        if (alike := tuple(sorted(quotas.values()))) in refused:
-            continue
-        refused.add(alike)
-        each = [quotas[group[0]] for group in groups]
-        stages = _Labels(problem, orders, groups, each, problem.stage_cap).found(spare)
-        if stages is not None:
-            draft = _draft_of(groups, quotas, stages)
-            return draft if fits(problem, draft) else None
-    return None
 
 
 def _draft_of(groups: Groups, quotas: Mapping[int, int], stages: tuple[int, ...]) -> PlanDraft:
@@ -366,13 +350,11 @@ def home_us(problem: Problem, origin: int, place: int, time_us: int) -> int:
 class _Seats:
     """Machines on the seats of groups; what is left over sits behind them."""
 
-    def __init__(
-        self, problem: Problem, prices: Sequence[Sequence[int]], number: int, draws: Draws
-    ) -> None:
-        self.problem = problem
-        self.prices = prices
+    def __init__(self, legal: Legal, number: int, draws: Draws) -> None:
+        self.problem = legal.problem
+        self.prices = legal.prices
         self.number = number
-        self.size = problem.visited
+        self.size = self.problem.visited
         self.draws = draws
         self.seats = self._nearest_first()
         self.rates = [self._rate(g) for g in range(number)]
@@ -425,16 +407,9 @@ class _Seats:
 class _Labels:
     """The search for stages of the groups' relays."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        orders: Sequence[Stages],
-        groups: Groups,
-        quotas: Sequence[int],
-        most: int,
-    ) -> None:
-        self.problem = problem
-        self.orders = orders
+    def __init__(self, legal: Legal, groups: Groups, quotas: Sequence[int], most: int) -> None:
+        self.problem = problem = legal.problem
+        self.orders = legal.orders
         self.groups = groups
         self.quotas = quotas
         self.turn = sorted(range(len(groups)), key=lambda g: (-quotas[g], g))

@@ -65,6 +65,7 @@ from .question import (
     microbatches_of,
     numbers_of_data_peers,
     problem_of,
+    too_small_of,
 )
 from .simulator import Job, Outcome, Simulator, Stretch, jobs_of
 from .tables import MachineOffer
@@ -102,10 +103,9 @@ def cost_per_billion_tokens(offers: Sequence[MachineOffer], tokens_per_s: float)
 
 def state_fits(offers: Sequence[MachineOffer], state_bytes: int) -> bool | None:
     """Whether every machine has the memory for so much training state."""
-    known = [offer.memory_bytes for offer in offers if offer.memory_bytes is not None]
-    if any(memory < state_bytes for memory in known):
+    if too_small_of(offers, state_bytes):
         return False
-    return True if len(known) == len(offers) else None
+    return None if any(offer.memory_bytes is None for offer in offers) else True
 
 
 def replicas_of(question: PlanQuestion) -> dict[str, Estimate]:

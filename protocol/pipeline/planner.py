@@ -34,14 +34,14 @@ searches with a descent behind each end lower than a long one of as many simulat
 The budget is counted in simulated iterations.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Final, NamedTuple
 
-from .drafts import MEMORY, NoPlan, first_draft, grouped_draft, hop_prices
-from .problem import Draws, Problem, Relays, Stages, cheapest_relays, stage_orders
+from .drafts import MEMORY, Legal, NoPlan, first_draft, grouped_draft
+from .problem import Draws, Problem, Relays, cheapest_relays
 from .simulator import Order, Plan, PlanDraft, Simulator, fits, jobs_of, least_us
 
 # --- moves ----------------------------------------------------------------------------------------
@@ -51,16 +51,10 @@ Move = Callable[["Moves", PlanDraft, int], PlanDraft | None]
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """What moves draw from.
-
-    Attributes:
-        orders: the legal ones, by the set of their stages.
-        prices: of hops.
-    """
+    """What moves draw from."""
 
     draws: Draws
-    orders: Mapping[frozenset[int], Sequence[Stages]]
-    prices: Sequence[Sequence[int]]
+    legal: Legal
 
     def pick(self, draft: PlanDraft, origin: int) -> tuple[int, Relays]:
         """One of a data peer's microbatches."""
@@ -76,8 +70,8 @@ class Moves:
         """These machines in their cheapest legal order."""
         by_stage = {draft.stages[relay]: relay for relay in relays}
         found = [
-            cheapest_relays(origin, [[by_stage[stage]] for stage in order], self.prices)
-            for order in self.orders.get(frozenset(by_stage), ())
+            cheapest_relays(origin, [[by_stage[stage]] for stage in order], self.legal.prices)
+            for order in self.legal.by_set.get(frozenset(by_stage), ())
         ]
         best = min(filter(None, found), default=None)
         return best[1] if best else None
@@ -115,7 +109,7 @@ def reorder(moves: Moves, draft: PlanDraft, origin: int) -> PlanDraft | None:
     """Visit the same machines in another order."""
     place, path = moves.pick(draft, origin)
     by_stage = {draft.stages[relay]: relay for relay in path}
-    order = moves.draws.of(moves.orders[frozenset(by_stage)])
+    order = moves.draws.of(moves.legal.by_set[frozenset(by_stage)])
     other = tuple(by_stage[stage] for stage in order)
     return put(draft, [(origin, place, other)]) if other != path else None
 
@@ -311,7 +305,7 @@ def _best_start(search: "Search") -> PlanDraft:
     problem, budget = search.problem, search.budget
     starts: dict[int, tuple[PlanDraft, Priced]] = {}
     for _ in range(budget.starts):
-        draft = grouped_draft(problem, search.prices, search.orders, search.moves.draws)
+        draft = grouped_draft(search.legal, search.moves.draws)
         if draft is not None and (found := search.price(draft)) is not None:
             starts.setdefault(found.price, (draft, found))
     if not starts or problem.stage_sizes[0] * problem.visited > len(problem.peers):
@@ -338,8 +332,7 @@ def _some_arrangement_that_fits(search: "Search") -> PlanDraft:
         NoPlan
     """
     near, modest = (
-        first_arrangement(search.problem, search.prices, fewest_slots=fewest_slots)
-        for fewest_slots in (False, True)
+        first_arrangement(search.legal, fewest_slots=fewest_slots) for fewest_slots in (False, True)
     )
     try:
         return first_that_fits(search, near)
@@ -373,14 +366,13 @@ def even_quotas(problem: Problem, stages: Sequence[int], idle: int = 0) -> dict[
     return {o: share + (i < rest) if i < busy else 0 for i, o in enumerate(origins)}
 
 
-def first_arrangement(
-    problem: Problem, prices: Sequence[Sequence[int]], *, fewest_slots: bool = False
-) -> tuple[int, ...]:
+def first_arrangement(legal: Legal, *, fewest_slots: bool = False) -> tuple[int, ...]:
     """Machines on stages: those with the cheapest company, or the fewest slots, hold the data.
 
     The others are dealt out stage by stage in the same order, so that each stage has near ones and
     far ones; the search does the rest.
     """
+    problem, prices = legal.problem, legal.prices
     near = sorted(
         range(len(problem.peers)),
         key=lambda m: (
@@ -408,13 +400,8 @@ class Search(_Pricing):
     def __init__(self, problem: Problem, budget: SearchBudget, order: Order) -> None:
         super().__init__(problem, order)
         self.budget = budget
-        self.orders = stage_orders(problem.num_stages, problem.visited, problem.rules)
-        self.prices = hop_prices(problem)
-        by_set: defaultdict[frozenset[int], list[Stages]] = defaultdict(list)
-        for each in self.orders:
-            by_set[frozenset(each)].append(each)
-        draws = Draws(f"{problem.digest()}/{budget.seed}")
-        self.moves = Moves(draws, by_set, self.prices)
+        self.legal = Legal(problem)
+        self.moves = Moves(Draws(f"{problem.digest()}/{budget.seed}"), self.legal)
         self.starts: list[tuple[PlanDraft, Priced]] = []
         self.least_us = cache(partial(least_us, self.simulator))
 
@@ -426,10 +413,9 @@ class Search(_Pricing):
         Raises:
             NoPlan
         """
-        draft = first_draft(self.problem, stages, quotas, self.orders, self.prices)
+        draft = first_draft(self.legal, stages, quotas)
         if self.price(draft) is None:
-            rising = [order for order in self.orders if list(order) == sorted(order)]
-            draft = first_draft(self.problem, stages, quotas, rising, self.prices)
+            return first_draft(self.legal, stages, quotas, rising=True)
         return draft
 
     def improve(self, draft: PlanDraft, choice: Sequence[Move]) -> Planned:

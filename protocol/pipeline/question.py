@@ -16,7 +16,7 @@ square and cube. So many machines get fewer simulated iterations, fewer numbers 
 fewer changes that could help; `told` says so to the user.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, get_args
 
@@ -219,8 +219,17 @@ class PlanQuestion:
     @property
     def too_small(self) -> tuple[MachineOffer, ...]:
         """Machines without the memory for a stage, as far as the table says."""
-        needed = self.stage_state_bytes
-        return tuple(o for o in self.offers if (o.memory_bytes or needed) < needed)
+        return too_small_of(self.offers, self.stage_state_bytes)
+
+    @property
+    def too_small_for_the_whole(self) -> tuple[MachineOffer, ...]:
+        """Machines that are known to lack the memory for the whole model's state."""
+        return too_small_of(self.offers, self.workload.state_bytes)
+
+
+def too_small_of(offers: Sequence[MachineOffer], state_bytes: int) -> tuple[MachineOffer, ...]:
+    """Machines that are known to lack the memory for so much training state."""
+    return tuple(o for o in offers if o.memory_bytes is not None and o.memory_bytes < state_bytes)
 
 
 def rules_of(pipeline: PipelineSection) -> PathRules:

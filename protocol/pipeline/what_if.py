@@ -48,13 +48,11 @@ from .pipelines import (
     replicas_of,
     searched,
     skipping_pipeline,
-    state_fits,
 )
 from .planner import mended
 from .problem import THOUSAND, US_PER_S, Problem
 from .question import BOUNDARY_CODECS, Effort, PlanQuestion, check, effort_for
 from .simulator import Order, Plan, Simulator, jobs_of
-from .tables import MachineOffer
 
 # --- changes --------------------------------------------------------------------------------------
 LEAST_HELP: Final = 0.03
@@ -235,17 +233,6 @@ class RunEstimate:
     cost: float
     tokens: int
     tokens_per_s: float
-
-
-def needs_pipeline(question: PlanQuestion) -> bool:
-    """Whether a machine is known to be too small for the whole model."""
-    return state_fits(question.offers, question.workload.state_bytes) is False
-
-
-def too_small_for_the_whole(question: PlanQuestion) -> tuple[MachineOffer, ...]:
-    """Machines that are known to lack the memory for the whole model's state."""
-    needed = question.workload.state_bytes
-    return tuple(o for o in question.offers if o.memory_bytes and o.memory_bytes < needed)
 
 
 def verdict_of(

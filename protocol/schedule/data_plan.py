@@ -20,7 +20,7 @@ Invariants: the order is a bijection; each place has one owner, the same for all
 members, in whatever order.
 
 The order of an epoch. A corpus is cut into pieces of `piece_blocks` blocks
-(protocol/corpus/manifest.py); the last one may be shorter. An order that knew nothing of pieces
+(protocol/content/manifest.py); the last one may be shorter. An order that knew nothing of pieces
 would make every peer need all of them at once. So an epoch goes through few pieces at a time:
 
 1. The pieces of an epoch stand in a shuffled order, cut into *strata* of up to STRATUM_COLUMNS

@@ -302,7 +302,7 @@ class GetChunkState(Message, frozen=True, tag="get_chunk_state"):
     chunk: ChunkIndex
 
 
-class ChunkState(Message, frozen=True, tag="chunk_state"):
+class ChunkStateReply(Message, frozen=True, tag="chunk_state"):
     """Outer copy and momentum of a chunk follow, fp32; `cycle` is that of its last step."""
 
     max_payload_bytes = MAX_PAYLOAD_BYTES

@@ -10,18 +10,19 @@ stream, < from the other:
     /loco/gossip/1    > Propose < Accept or Refusal  then both: Vector + payload, Received
                       packed vectors: Misread + map before Received, answered Blocks + codes
                       > Join    then both: Piece + payload    (a stripe of a long exchange)
-                      > Settle  < Settled            (a later stream, when a receipt was lost)
-    /loco/state/1     > GetSpec < SpecReply + run spec          > GetBlob   < BlobReply + blob
-                      > GetState < StateReply + chunk digests
+                      > AskSettled  < SettledReply    (a later stream, when a receipt was lost)
+    /loco/content/1   > GetSpec < SpecReply + run spec          > GetBlob   < BlobReply + blob
+                      > GetState < StateReply + digests of parts
                       > GetSample < SampleReply + values
-                      > GetChunks < Chunk + bytes, `count` times
+                      > GetHoldings < Holdings + a bit for each piece of the corpus
+                      > GetParts < Part + bytes, once for each
                       each answer may be a Refusal instead
     /loco/fragment/1  > Contribution + codes, Result + codes, NoResult, FragmentSettled ...
                         nothing comes back on a lasting stream
                       > GetStamps < Stamps           > GetResult < Result + codes
-                      > GetChunkState < ChunkState + values          or a Refusal
+                      > GetChunkState < ChunkStateReply + values     or a Refusal
                       > GetOpening < Opening + leaves   > Doubt, Proof + evidence
-    /loco/stage/2     > Trip    < Credit or Refusal  > Boundary + codes  < Kept
+    /loco/stage/2     > Trip    < Credit or Refusal  > Boundary + codes  < BoundaryKept
                       > Announcement, Lost, Passed, Resume  < Noted    > Halt  < Halted
                       > GetLinks < LinksReply + vector  > GetSnapshot < SnapshotReply + snapshot
     /loco/reach/1     > Whereabouts < Seen or Refusal
@@ -65,10 +66,9 @@ from protocol.limits import (
 from protocol.outcomes import RefusalReason
 
 from . import (  # noqa: F401 - whose messages are among those of the codec
-    corpus_messages,
+    content_messages,
     fragment_messages,
     stage_messages,
-    state_messages,
 )
 from .fields import (
     MAX_SENTENCE_CHARS,
@@ -362,14 +362,14 @@ class Piece(Message, frozen=True, tag="piece"):
     start: Count
 
 
-class Settle(Message, frozen=True, tag="settle"):
+class AskSettled(Message, frozen=True, tag="settle"):
     """What did you do with our exchange? Asked when it broke before its receipts."""
 
     exchange: Digest
 
 
-class Settled(Message, frozen=True, tag="settled"):
-    """Answer to Settle."""
+class SettledReply(Message, frozen=True, tag="settled"):
+    """Answer to AskSettled."""
 
     exchange: Digest
     outcome: SettledOutcome

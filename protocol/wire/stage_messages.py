@@ -2,7 +2,7 @@
 
     > Trip          < Credit or Refusal       may it come? The answer is the credit, and may take a
                                               while
-    > Boundary + codes    < Kept
+    > Boundary + codes    < BoundaryKept
     > Announcement, Lost, Passed, Resume      < Noted or Refusal
     > Halt          < Halted or Refusal       of a data peer, where a relay of a path is gone
     > GetLinks      < LinksReply + the peer's link vector, empty before the first
@@ -196,7 +196,7 @@ class Boundary(Message, frozen=True, tag="boundary"):
     loss: NonNegative | None
 
 
-class Kept(Message, frozen=True, tag="kept"):
+class BoundaryKept(Message, frozen=True, tag="kept"):
     """They have come whole, and the receiver answers for them."""
 
 

@@ -12,31 +12,18 @@ from typing import Final
 
 HELLO: Final = "/loco/hello/1"
 GOSSIP: Final = "/loco/gossip/1"
-STATE: Final = "/loco/state/1"
+CONTENT: Final = "/loco/content/1"
 FRAGMENT: Final = "/loco/fragment/1"
 STAGE: Final = "/loco/stage/2"
 REACH: Final = "/loco/reach/1"
-CORPUS: Final = "/loco/corpus/1"
-
-SPOKEN: Final = (
-    "hello/1",
-    "gossip/1",
-    "state/1",
-    "fragment/1",
-    "stage/2",
-    "reach/1",
-    "corpus/1",
-)
-"""What this release speaks, as told in a Hello."""
-REQUIRED: Final = ("hello", "gossip", "state")
-"""Conversations without which two peers cannot train together."""
 
 _ROOT: Final = "/loco/"
-
-
-def protocol_id(short: str) -> str:
-    """`hello/1` to `/loco/hello/1`."""
-    return _ROOT + short
+SPOKEN: Final = tuple(
+    each.removeprefix(_ROOT) for each in (HELLO, GOSSIP, CONTENT, FRAGMENT, STAGE, REACH)
+)
+"""What this release speaks, as told in a Hello."""
+REQUIRED: Final = ("hello", "gossip", "content")
+"""Conversations without which two peers cannot train together."""
 
 
 def common(ours: Iterable[str], theirs: Iterable[str]) -> dict[str, int]:

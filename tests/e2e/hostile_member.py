@@ -26,15 +26,15 @@ from peer.ports.real import RealEntropy
 from protocol.address.multiaddr import split_peer_id
 from protocol.membership.group import Group
 from protocol.run.run_spec import RunSpec, parse_bytes
+from protocol.wire.content_messages import GetSpec, SpecReply
 from protocol.wire.messages import Beat, Free, Hello
-from protocol.wire.state_messages import GetSpec, SpecReply
-from protocol.wire.versions import CORPUS, GOSSIP, HELLO, REACH, SPOKEN, STATE
+from protocol.wire.versions import CONTENT, GOSSIP, HELLO, REACH, SPOKEN
 
 SEED: Final = 1
 POOL: Final = 12
 PAUSE_S: Final = 1.0
 """Some ten volleys a second: what is tried is what they say, not how much of it a machine bears."""
-SERVED: Final = (HELLO, GOSSIP, STATE, REACH, CORPUS)
+SERVED: Final = (HELLO, GOSSIP, CONTENT, REACH)
 """What a peer of a run in pairs serves: fragments and stages belong to other runs."""
 
 
@@ -127,7 +127,7 @@ async def learnt(network: Network, peer_id: str) -> tuple[str, RunSpec]:
     async with Conversation(await network.open_stream(peer_id, HELLO)) as talk:
         await talk.send(hello())
         theirs, _ = await talk.receive(Hello, timeout_s=ANSWER_S)
-    async with Conversation(await network.open_stream(peer_id, STATE)) as talk:
+    async with Conversation(await network.open_stream(peer_id, CONTENT)) as talk:
         await talk.send(GetSpec())
         _, spec = await talk.receive(SpecReply, timeout_s=ANSWER_S)
     assert theirs.run_id is not None

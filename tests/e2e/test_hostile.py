@@ -17,7 +17,7 @@ from protocol.membership.group import Group
 from protocol.outcomes import RefusalReason
 from protocol.wire.fields import MAX_COUNT, MAX_SECONDS
 from protocol.wire.messages import Beat, Hello, PeerEntry, PeerList
-from protocol.wire.versions import CORPUS, GOSSIP, HELLO, STATE
+from protocol.wire.versions import CONTENT, GOSSIP, HELLO
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
@@ -60,7 +60,7 @@ async def test_garbage_on_every_protocol_harms_nobody(
     seen = {peer: len(peer.events()) for peer in peers}
     folder = Path(tmp_path_factory.mktemp("raw"))
     async with raw_client(folder, peers[0].address) as (network, peer_id):
-        for protocol in (HELLO, GOSSIP, STATE, CORPUS):
+        for protocol in (HELLO, GOSSIP, CONTENT):
             async with trio.open_nursery() as nursery:
                 for data in missiles().values():
                     nursery.start_soon(throw, network, peer_id, protocol, data)
@@ -77,7 +77,7 @@ async def test_too_many_silent_streams_of_a_stranger_shut_out_only_the_stranger(
     folder = Path(tmp_path_factory.mktemp("raw"))
     async with raw_client(folder, peers[0].address) as (network, peer_id):
         streams = [
-            await network.open_stream(peer_id, STATE)
+            await network.open_stream(peer_id, CONTENT)
             for _ in range(2 * MAX_INBOUND_STREAMS_PER_PEER)
         ]
         await trio.to_thread.run_sync(unharmed, peers, seen, network.peer_id)

@@ -8,8 +8,7 @@ from training_worlds import VOCABULARY, tiny_spec
 
 from peer.training.device import Precision
 from peer.training.model import FlatModel, empty_module, initial_module
-from peer.training.muon import Fp32Muon
-from peer.training.optimizer import flat_muon, inner_optimizer
+from peer.training.optimizer import Fp32Muon, flat_muon, inner_optimizer
 from protocol.run.sections import MuonSection, OptimizerSection
 
 CPU = torch.device("cpu")
@@ -173,13 +172,6 @@ def test_the_run_spec_chooses():
         (spec_with().optimizer, "AdamW, Fp32Muon"),
     ):
         assert f" {chosen} over" in repr(inner_optimizer(model, section, "fp32"))
-
-
-def test_a_torch_without_muon_is_told_from_one_that_has_it(monkeypatch):
-    model = FlatModel(empty_module(tiny_spec(), VOCABULARY), CPU)
-    monkeypatch.delattr(torch.optim, "Muon")
-    with pytest.raises(ValueError, match=r"needs torch 2\.9 or newer; this is "):
-        inner_optimizer(model, spec_with().optimizer, "fp32")
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.95])

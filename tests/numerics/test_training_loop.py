@@ -24,8 +24,8 @@ from peer.training.messages import (
     Evaluate,
     Evaluated,
     Load,
-    Progress,
     RoundClosed,
+    TrainerProgress,
 )
 from peer.training.model import initial_module
 from peer.training.schedule import learning_rate
@@ -203,7 +203,7 @@ def test_close_round_ends_it_after_at_least_one_step():
 
 def test_half_the_quota_is_reported():
     script = run(build_world(tiny_spec()), order(0, quota=6))
-    halves = [event for event in script.of(Progress) if event.steps == 3]
+    halves = [event for event in script.of(TrainerProgress) if event.steps == 3]
     assert [(event.round, event.tokens) for event in halves] == [(0, 3 * 32)]
     assert halves[0].learning_rate == learning_rate(tiny_spec().optimizer, 4 * 2 / 6, 40)
 
@@ -263,7 +263,7 @@ def test_numbers_are_looked_at_when_the_next_step_has_begun_but_before_anything_
     monkeypatch.setattr(world.parts.stepper, "step", noted)
     run(world, order(0, quota=6), answer=answer)
     assert log == [
-        *["step 1", "step 2", "look 1", "step 3", "look 2", "look 3", "Progress"],
+        *["step 1", "step 2", "look 1", "step 3", "look 2", "look 3", "TrainerProgress"],
         *["step 4", "step 5", "look 4", "step 6", "look 5", "look 6", "RoundClosed"],
     ]
 

@@ -8,10 +8,10 @@ from walks import WORLDS, Walk, traced
 pytestmark = pytest.mark.slow
 
 MOST: Final = {
-    "a vector in pairs": Walk(files=91, functions=517, crossings=166, types=50),
-    "a fragment": Walk(files=75, functions=581, crossings=203, types=48),
+    "a vector in pairs": Walk(files=67, functions=492, crossings=154, types=47),
+    "a fragment": Walk(files=75, functions=584, crossings=203, types=48),
     "a microbatch": Walk(files=29, functions=173, crossings=58, types=14),
-    "a chunk of the state": Walk(files=22, functions=99, crossings=22, types=6),
+    "a chunk of the state": Walk(files=16, functions=88, crossings=19, types=6),
 }
 """As `python -m tests.pins paths` tells them. A shorter walk lowers its numbers; none is raised."""
 

@@ -22,7 +22,7 @@ from protocol.outcomes import AuditOutcome
 from protocol.wire.fragment_messages import (
     ChunkResult,
     ChunkStamp,
-    ChunkState,
+    ChunkStateReply,
     Contribution,
     GetChunkState,
     GetResult,
@@ -313,7 +313,7 @@ class Peer:
         fragment, chunk = asked.fragment, asked.chunk
         ledger, value = other.core.ledger(fragment), other.memory.chunks[fragment][chunk].value
         stamp = ChunkStamp.of(chunk, ledger.stamp(chunk))
-        answer: ChunkState | None = ChunkState(fragment, ledger.cycle(chunk), stamp)
+        answer: ChunkStateReply | None = ChunkStateReply(fragment, ledger.cycle(chunk), stamp)
         if self.world.loses():
             answer = None
         values = {chunk: memoryview(value)}

@@ -1,6 +1,6 @@
 """How many pieces may be on their way at once."""
 
-from protocol.corpus.at_once import MORE_EVERY_S, AtOnce
+from protocol.content.requests import MORE_EVERY_S, AtOnce
 
 MOST = 8
 

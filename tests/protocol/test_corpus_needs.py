@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from protocol.corpus.needs import CorpusNeeds, first_to_go, kept_pieces
+from protocol.content.needs import CorpusNeeds, first_to_go, kept_pieces
 from protocol.schedule.data_plan import DataPlan
 
 MEMBERS = tuple((f"peer-{number}", 4) for number in range(8))

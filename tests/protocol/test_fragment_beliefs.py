@@ -19,7 +19,7 @@ from protocol.limits import MAX_CONTRIBUTORS
 from protocol.outcomes import RefusalReason
 from protocol.wire.fragment_messages import (
     ChunkStamp,
-    ChunkState,
+    ChunkStateReply,
     GetChunkState,
     GetStamps,
     Stamps,
@@ -142,7 +142,7 @@ def answer(alone: Alone, peer: str, stamp: ChunkStamp | None = None) -> list[e.F
 
 def fetched(alone: Alone, cycle: int, stamp: Stamp, value: bytes) -> list[e.FragmentCommand]:
     """Chunk 1 comes from `b`."""
-    state = ChunkState(0, cycle, ChunkStamp.of(1, stamp))
+    state = ChunkStateReply(0, cycle, ChunkStamp.of(1, stamp))
     asked = GetChunkState(GROUP, 0, 1)
     return alone("answered", "b", asked, state, {1: memoryview(value)})
 

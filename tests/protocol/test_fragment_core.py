@@ -20,7 +20,7 @@ from protocol.outcomes import RefusalReason
 from protocol.wire.fragment_messages import (
     ChunkResult,
     ChunkStamp,
-    ChunkState,
+    ChunkStateReply,
     Contribution,
     FragmentSettled,
     GetChunkState,
@@ -431,7 +431,7 @@ def test_what_comes_while_a_chunk_is_fetched_goes_on_top_of_it():
     on_top = Result(GROUP, 0, 4, "b", 1, ("b",), (1,), (bytes(16),), (of_chunk,), (1,), bytes(64))
     commands = alone.come("b", on_top)
     assert asked_of(commands, GetChunkState) == [e.Ask("b", GetChunkState(GROUP, 0, 1))]
-    state = ChunkState(0, 3, ChunkStamp.of(1, stamp))
+    state = ChunkStateReply(0, 3, ChunkStamp.of(1, stamp))
     alone("answered", "b", GetChunkState(GROUP, 0, 1), state, {1: memoryview(theirs)})
     ledger = alone.peer.core.ledger(0)
     assert (ledger.stamp(1).steps, ledger.cycle(1)) == (4, 4)

@@ -12,12 +12,25 @@ from msgspec.structs import fields, replace
 from protocol import limits
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.outcomes import RefusalReason
-from protocol.wire.corpus_messages import GetHoldings, GetPieces, Holdings, PieceReply
+from protocol.wire.content_messages import (
+    BlobReply,
+    GetBlob,
+    GetHoldings,
+    GetParts,
+    GetSample,
+    GetSpec,
+    GetState,
+    Holdings,
+    Part,
+    SampleReply,
+    SpecReply,
+    StateReply,
+)
 from protocol.wire.fields import MAX_SENTENCE_CHARS, Message
 from protocol.wire.fragment_messages import (
     ChunkResult,
     ChunkStamp,
-    ChunkState,
+    ChunkStateReply,
     Contribution,
     Doubt,
     FragmentSettled,
@@ -37,6 +50,7 @@ from protocol.wire.messages import (
     Accept,
     AliveReply,
     AskAlive,
+    AskSettled,
     Beat,
     Blocks,
     Free,
@@ -51,9 +65,8 @@ from protocol.wire.messages import (
     Received,
     Refusal,
     Seen,
-    Settle,
-    Settled,
     SettledOutcome,
+    SettledReply,
     Statements,
     Vector,
     Whereabouts,
@@ -65,12 +78,12 @@ from protocol.wire.messages import (
 from protocol.wire.stage_messages import (
     Announcement,
     Boundary,
+    BoundaryKept,
     Credit,
     GetLinks,
     GetSnapshot,
     Halt,
     Halted,
-    Kept,
     Leg,
     LinksReply,
     Lost,
@@ -83,18 +96,6 @@ from protocol.wire.stage_messages import (
     Standing,
     Trip,
 )
-from protocol.wire.state_messages import (
-    BlobReply,
-    Chunk,
-    GetBlob,
-    GetChunks,
-    GetSample,
-    GetSpec,
-    GetState,
-    SampleReply,
-    SpecReply,
-    StateReply,
-)
 
 RUN = "0123456789abcdef" * 2
 GROUP = "fedcba9876543210" * 2
@@ -106,7 +107,7 @@ SHORT = bytes(range(16))
 EXCHANGE = "0f1e2d3c4b5a6978" * 2
 PROPOSE = Propose(GROUP, 3, 150, False, DIGEST, "int8", 1, 50, 51200)
 FREE = {"fragment": 0, "round": 1, "step": 70}
-SETTLED = Settled(EXCHANGE, SettledOutcome.AVERAGED)
+SETTLED = SettledReply(EXCHANGE, SettledOutcome.AVERAGED)
 STATE_REPLY = StateReply(3, 190, DIGEST * 2, 1 << 30, 1 << 20, 0, 40, 4096, DIGEST, 0.75)
 STAMP = ChunkStamp(2, 6, 24, SHORT)
 
@@ -148,7 +149,7 @@ EXAMPLES: tuple[Message, ...] = (
     Misread(EXCHANGE),
     Blocks(EXCHANGE),
     Received(EXCHANGE, DIGEST),
-    Settle(EXCHANGE),
+    AskSettled(EXCHANGE),
     SETTLED,
     Join(EXCHANGE),
     Piece(1 << 20),
@@ -160,8 +161,6 @@ EXAMPLES: tuple[Message, ...] = (
     STATE_REPLY,
     GetSample(DIGEST, bytes(16)),
     SampleReply(),
-    GetChunks(DIGEST, 0, 16),
-    Chunk(DIGEST, 15),
     Contribution(GROUP, 1, 7, 1, 50, 51200, (STAMP,), (SHORT,), (0.5,), b"s" * 64),
     Result(
         GROUP,
@@ -182,7 +181,7 @@ EXAMPLES: tuple[Message, ...] = (
     Stamps(1, (STAMP,), (-1,)),
     GetResult(GROUP, 1, 7, 2),
     GetChunkState(GROUP, 1, 2),
-    ChunkState(1, 7, STAMP),
+    ChunkStateReply(1, 7, STAMP),
     GetOpening(GROUP, 1, 7, 2, 3),
     Opening(),
     Doubt(GROUP, 1, 7, PEER),
@@ -190,7 +189,7 @@ EXAMPLES: tuple[Message, ...] = (
     Trip(MICROBATCH, Leg.BACKWARD, Path(("a", "b"), (2, 1), "cd" * 16), 1, 1, 2),
     Credit(0.25),
     Boundary(2.5),
-    Kept(),
+    BoundaryKept(),
     Announcement(4),
     Noted(5),
     Lost(MICROBATCH, 1, "b", True),
@@ -204,8 +203,8 @@ EXAMPLES: tuple[Message, ...] = (
     SnapshotReply("cd" * 16),
     GetHoldings("cd" * 16, 3),
     Holdings(4, False),
-    GetPieces("cd" * 16, (0, 17)),
-    PieceReply(17),
+    GetParts("cd" * 16, (0, 17)),
+    Part(17),
 )
 DEFAULTS = {
     (Trip, "attempt"),
@@ -327,7 +326,7 @@ def test_an_unknown_extra_field_is_ignored(message: Message) -> None:
         (PROPOSE, "group", "ab" * 33),
         (Received(EXCHANGE, DIGEST), "exchange", 3),
         (Received(EXCHANGE, DIGEST), "exchange", "ab" * 8),
-        (Settle(EXCHANGE), "exchange", None),
+        (AskSettled(EXCHANGE), "exchange", None),
         (Join(EXCHANGE), "exchange", "AB" * 16),
         (EXAMPLES[4], "free", [{"fragment": 0, "round": -1, "step": 0}]),
         (EXAMPLES[4], "free", [{"fragment": 0, "round": 1, "step": None}]),
@@ -359,7 +358,7 @@ def test_an_unknown_extra_field_is_ignored(message: Message) -> None:
         (Statements(()), "secret", b"s"),
         (PeerList(()), "peers", [[]]),
         (PeerList(()), "peers", [tree_of(AskAlive(PEER, 1)) | {"addresses": [ADDRESS] * 4}]),
-        (GetChunks(DIGEST, 0, 1), "count", 0),
+        (GetParts(DIGEST, (0,)), "parts", [-1]),
         (STATE_REPLY, "chunk_bytes", limits.STATE_CHUNK_BYTES + 1),
     ],
 )
@@ -441,7 +440,7 @@ def test_payloads_have_a_bound_by_type() -> None:
     assert Vector.max_payload_bytes == limits.MAX_PAYLOAD_BYTES
     assert Misread.max_payload_bytes == Blocks.max_payload_bytes == limits.MAX_PAYLOAD_BYTES
     assert Piece.max_payload_bytes == limits.PIECE_BYTES
-    assert Chunk.max_payload_bytes == limits.STATE_CHUNK_BYTES
+    assert Part.max_payload_bytes == limits.MAX_PIECE_BYTES
     assert SpecReply.max_payload_bytes == limits.MAX_SPEC_BYTES
     assert BlobReply.max_payload_bytes == limits.MAX_BLOB_BYTES
     assert StateReply.max_payload_bytes == limits.MAX_CONTROL_PAYLOAD_BYTES

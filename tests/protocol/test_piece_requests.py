@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.corpus.requests import MAX_KEPT_AT_ONCE, PieceRequests, Request
+from protocol.content.requests import MAX_KEPT_AT_ONCE, PieceRequests, Request
 from protocol.limits import MAX_ASKED_PIECES, MAX_ASKED_PIECES_PER_SOURCE
 
 NUM_PIECES = 12

@@ -1,6 +1,6 @@
 """Which chunk is asked of which source, and which bytes are wanted."""
 
-from protocol.state_chunks import ChunkPlan
+from protocol.content.chunks import ChunkPlan
 
 UNITS = [0, 1, 0, 1]
 """Two chunks of weights, each with one of momentum."""

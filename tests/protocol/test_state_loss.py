@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.state_sample import LOSS_FACTOR, LOSS_FLOOR, is_worse
+from protocol.content.samples import LOSS_FACTOR, LOSS_FLOOR, is_worse
 
 LOSSES = st.floats(0, 20)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.state_sample import (
+from protocol.content.samples import (
     BLOCK_VALUES,
     FACTOR,
     FLOOR,

@@ -5,29 +5,28 @@ import pytest
 from protocol.wire import versions
 from protocol.wire.messages import Hello, decode_message, encode_message
 
-OURS = ("hello/1", "gossip/1", "gossip/2", "state/1")
+OURS = ("hello/1", "gossip/1", "gossip/2", "content/1")
 
 
 def test_what_we_speak_can_be_said_and_is_complete() -> None:
     hello = Hello("loco-peer 0.1.0", versions.SPOKEN, None, 1, (), 0.0, "starting", 0, None)
     assert decode_message(encode_message(hello)) == hello
     assert versions.missing(versions.SPOKEN, versions.SPOKEN) == ()
-    ids = {versions.protocol_id(short) for short in versions.SPOKEN}
+    ids = {f"/loco/{short}" for short in versions.SPOKEN}
     assert ids == {
         versions.HELLO,
         versions.GOSSIP,
-        versions.STATE,
         versions.FRAGMENT,
         versions.STAGE,
         versions.REACH,
-        versions.CORPUS,
+        versions.CONTENT,
     }
 
 
 @pytest.mark.parametrize(
     ("theirs", "shared"),
     [
-        (OURS, {"hello": 1, "gossip": 2, "state": 1}),
+        (OURS, {"hello": 1, "gossip": 2, "content": 1}),
         (("hello/1", "gossip/1"), {"hello": 1, "gossip": 1}),
         (("hello/2", "gossip/3", "fragment/1"), {}),
         ((), {}),
@@ -39,7 +38,7 @@ def test_the_highest_shared_major_is_used(theirs: tuple[str, ...], shared: dict[
 
 
 def test_what_is_missing_is_named() -> None:
-    assert versions.missing(OURS, ("hello/1", "gossip/3")) == ("gossip", "state")
+    assert versions.missing(OURS, ("hello/1", "gossip/3")) == ("gossip", "content")
 
 
 def test_majors_are_compared_as_numbers() -> None:
@@ -49,19 +48,19 @@ def test_majors_are_compared_as_numbers() -> None:
 
 def test_an_older_peer_is_told_what_to_install() -> None:
     sentence = versions.version_sentence(
-        ("hello/1", "gossip/2", "state/1"), versions.SPOKEN, "loco-peer 0.2.0", "loco-peer 0.1.0"
+        ("hello/1", "gossip/2", "content/1"), versions.SPOKEN, "loco-peer 0.2.0", "loco-peer 0.1.0"
     )
     assert sentence == (
-        "we share no version of gossip: you (loco-peer 0.1.0) speak hello/1, gossip/1, state/1, "
-        "fragment/1, stage/2, reach/1, corpus/1; I (loco-peer 0.2.0) speak hello/1, gossip/2, "
-        "state/1. "
+        "we share no version of gossip: you (loco-peer 0.1.0) speak hello/1, gossip/1, content/1, "
+        "fragment/1, stage/2, reach/1; I (loco-peer 0.2.0) speak hello/1, gossip/2, "
+        "content/1. "
         "Install loco-peer 0.2.0 on your machine: pip install -U loco-peer==0.2.0"
     )
 
 
 def test_a_newer_peer_is_told_that_it_is_ahead() -> None:
     sentence = versions.version_sentence(
-        versions.SPOKEN, ("hello/2", "gossip/2", "state/2"), "loco-peer 0.1.0", "loco-peer 0.2.0"
+        versions.SPOKEN, ("hello/2", "gossip/2", "content/2"), "loco-peer 0.1.0", "loco-peer 0.2.0"
     )
     assert "You are ahead of this swarm: install loco-peer 0.1.0" in sentence
 

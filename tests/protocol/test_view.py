@@ -29,7 +29,7 @@ def test_one_missed_beat_does_not_evict_but_silence_does():
     assert roster.expire(SILENCE_S + 0.1) == ("a",)
     assert roster.expire(SILENCE_S + 0.2) == ()
     assert roster.alive(SILENCE_S + 0.2) == ()
-    assert roster.statistics().evicted_silent == 1
+    assert roster.evicted_silent == 1
 
 
 def test_an_evicted_peer_takes_no_part_even_before_expire_was_called():
@@ -74,7 +74,7 @@ def test_same_key_killed_and_restarted_is_accepted_at_once():
     assert roster.heard(0.5, "a", 2, progress=Progress(state="downloading"))
     [member] = roster.alive(0.5)
     assert (member.incarnation, member.progress.round, member.rtt_s) == (2, 0, None)
-    assert roster.statistics().replaced == 1
+    assert roster.replaced == 1
 
 
 def test_an_older_incarnation_is_ignored_everywhere():
@@ -85,7 +85,7 @@ def test_an_older_incarnation_is_ignored_everywhere():
     assert not roster.gone(1.0, "a", 1)
     assert _names(roster.alive(1.0)) == ["a"]
     assert roster.expire(5.0) == ("a",)
-    assert roster.statistics().stale_ignored == 2
+    assert roster.stale_ignored == 2
 
 
 def test_the_death_of_an_old_life_does_not_end_the_new_one():
@@ -155,7 +155,7 @@ def test_a_full_roster_gives_the_places_of_the_dead_to_newcomers():
     roster.heard(1.0, "b", 1)
     assert not roster.heard(1.0, "c", 1)
     assert not roster.record(1.0, _record("d"))
-    assert roster.statistics().refused_full == 2
+    assert roster.refused_full == 2
     assert roster.heard(1.0, "a", 2)
     roster.expire(4.55)
     assert roster.heard(4.6, "c", 1)

@@ -33,7 +33,7 @@ from protocol.membership.records import Sign
 from protocol.outcomes import RefusalReason
 from protocol.wire.fragment_messages import (
     ChunkStamp,
-    ChunkState,
+    ChunkStateReply,
     GetChunkState,
     GetOpening,
     GetResult,
@@ -418,7 +418,7 @@ class FragmentExchange:
             case GetChunkState(fragment=fragment, chunk=chunk):
                 async with self._around.lock:
                     stamps = self._stamps(fragment)
-                    state = ChunkState(fragment, stamps.cycles[chunk], stamps.stamps[chunk])
+                    state = ChunkStateReply(fragment, stamps.cycles[chunk], stamps.stamps[chunk])
                     values = await self._work.run(self._outer.read, fragment, chunk)
                 await talk.send(state, values, stall_s=STALL_S)
             case GetOpening():

@@ -39,7 +39,7 @@ from protocol.membership.records import Sign
 from protocol.plausible import is_length, told_length
 from protocol.wire.fields import Message
 from protocol.wire.fragment_messages import (
-    ChunkState,
+    ChunkStateReply,
     Contribution,
     Doubt,
     FragmentSettled,
@@ -385,13 +385,13 @@ class FragmentQuestions:
         await talk.send(asked)
         return await FragmentInbound(self._group, self._outer, self._work).answer(talk)
 
-    async def fetch(self, peer_id: PeerId, asked: GetChunkState) -> tuple[ChunkState, Parts]:
+    async def fetch(self, peer_id: PeerId, asked: GetChunkState) -> tuple[ChunkStateReply, Parts]:
         """A chunk as they have it, with its values. Raises LocoError."""
         fragment, chunk = asked.fragment, asked.chunk
         async with self.stream_to(peer_id) as talk:
             await talk.send(asked)
             room = memoryview(bytearray(8 * self._outer.chunk_values(fragment, chunk)))
-            state, _ = await talk.receive(ChunkState, into=room, stall_s=STALL_S)
+            state, _ = await talk.receive(ChunkStateReply, into=room, stall_s=STALL_S)
         if (state.fragment, state.stamp.chunk) != (fragment, chunk):
             raise RemoteProtocolError("another chunk than was asked for")
         return state, {chunk: room}

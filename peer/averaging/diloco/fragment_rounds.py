@@ -33,10 +33,10 @@ from peer.rounds.pace import Pace
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
 from peer.training.messages import (
-    Progress,
     Ready,
     RoundClosed,
     SyncEvent,
+    TrainerProgress,
 )
 from peer.training.ports import Float32Vector, StartTrainer
 from protocol.diloco.commands import GroupSeen, HoldOutcome, SendEnded, Sent
@@ -315,7 +315,7 @@ class FragmentRounds:
             self._exchange = self._new_exchange(Layout.from_shapes(dict(ready.shapes)))
             self._begun.set()
 
-    def progressed(self, progress: Progress) -> None:
+    def progressed(self, progress: TrainerProgress) -> None:
         """The trainer has taken what it loaded."""
         self._trainer.loaded()
 

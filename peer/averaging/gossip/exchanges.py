@@ -25,7 +25,15 @@ from protocol.limits import MAX_STRIPES, PIECE_BYTES, STRIPE_FROM_BYTES
 from protocol.membership.group import other_group_sentence
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.run.ways import CODECS
-from protocol.wire.messages import Accept, Join, Propose, Refusal, Settle, Settled, SettledOutcome
+from protocol.wire.messages import (
+    Accept,
+    AskSettled,
+    Join,
+    Propose,
+    Refusal,
+    SettledOutcome,
+    SettledReply,
+)
 from protocol.wire.versions import GOSSIP
 
 from .exchange_io import STALL_S, OwnVector, VectorExchange
@@ -279,18 +287,18 @@ class Exchanges:
             exchange.join(talk)
             await exchange.over.wait()
 
-    def answer(self, peer_id: PeerId, question: Settle) -> Settled:
+    def answer(self, peer_id: PeerId, question: AskSettled) -> SettledReply:
         """How our exchange with that peer ended.
 
         Asking is itself news: the stream is dead for them.
         """
         exchange = self._remembered.get((peer_id, question.exchange))
         if exchange is None:
-            return Settled(question.exchange, SettledOutcome.UNKNOWN)
+            return SettledReply(question.exchange, SettledOutcome.UNKNOWN)
         exchange.asked()
         averaged = exchange.machine.state is ExchangeState.AVERAGED
         outcome = SettledOutcome.AVERAGED if averaged else SettledOutcome.SKIPPED
-        return Settled(question.exchange, outcome)
+        return SettledReply(question.exchange, outcome)
 
     def _remember(self, peer_id: PeerId, exchange: VectorExchange) -> None:
         self._remembered[peer_id, exchange.name] = exchange
@@ -329,8 +337,8 @@ class Exchanges:
     async def _settle_once(self, peer_id: PeerId, name: str) -> ExchangeEvent | None:
         try:
             async with self.open(peer_id) as talk:
-                await talk.send(Settle(name), stall_s=STALL_S)
-                answer, _ = await talk.receive(Settled)
+                await talk.send(AskSettled(name), stall_s=STALL_S)
+                answer, _ = await talk.receive(SettledReply)
         except LocoError:
             await trio.sleep(SETTLE_RETRY_S)
             return None

@@ -20,7 +20,7 @@ from peer.observe.events import Events
 from peer.ports import Network, PeerId, Stream
 from protocol.limits import MAX_STRIPES
 from protocol.outcomes import RefusalReason
-from protocol.wire.messages import Join, Propose, Settle
+from protocol.wire.messages import AskSettled, Join, Propose
 from protocol.wire.versions import GOSSIP
 
 from .exchange_io import STALL_S
@@ -57,14 +57,14 @@ class GossipDoor:
 
     async def _serve(self, stream: Stream) -> None:
         talk, peer_id = Conversation(stream), stream.remote_peer_id
-        message, _ = await talk.receive(Propose, Join, Settle, timeout_s=FIRST_MESSAGE_S)
+        message, _ = await talk.receive(Propose, Join, AskSettled, timeout_s=FIRST_MESSAGE_S)
         match message:
             case Propose():
                 gossip = self._by_group.get(message.group, self._gossips[0])
                 await gossip.proposed(talk, stream, message)
             case Join():
                 await self._exchanges(peer_id, message.exchange).join(talk, message)
-            case Settle():
+            case AskSettled():
                 answer = self._exchanges(peer_id, message.exchange).answer(peer_id, message)
                 await talk.send(answer, stall_s=STALL_S)
 

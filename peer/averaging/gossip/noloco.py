@@ -45,7 +45,7 @@ from peer.rounds.loop import RoundLoop
 from peer.rounds.pace import Pace
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
-from peer.training.messages import Applied, Apply, Progress, Ready, RoundClosed, SyncEvent
+from peer.training.messages import Applied, Apply, Ready, RoundClosed, SyncEvent, TrainerProgress
 from peer.training.ports import StartTrainer
 from protocol.gossip.final_averaging import WAIT_ROUNDS
 from protocol.gossip.round_length import FIRST_INNER_STEPS, RoundLength, TimedAverage
@@ -229,7 +229,7 @@ class GossipRounds:
         """A trainer has started."""
         self._line = line
 
-    def progressed(self, progress: Progress) -> None:
+    def progressed(self, progress: TrainerProgress) -> None:
         """Note it, where lengths of rounds are ours."""
         if self._own_length is not None:
             self._own_length.progressed(progress.steps)

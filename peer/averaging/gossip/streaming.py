@@ -60,10 +60,10 @@ from peer.rounds.pace import Pace
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
 from peer.training.messages import (
-    Progress,
     Ready,
     RoundClosed,
     SyncEvent,
+    TrainerProgress,
 )
 from peer.training.ports import StartTrainer
 from protocol.diloco.trainer_messages import (
@@ -246,7 +246,7 @@ class StreamingRounds:
             self._finale = self._new_finale(self._lanes)
         self._sent_s = dict.fromkeys(range(len(self._lanes.lanes)), trio.current_time())
 
-    def progressed(self, progress: Progress) -> None:
+    def progressed(self, progress: TrainerProgress) -> None:
         """Nothing to do."""
 
     async def closed(self, closed: RoundClosed, others: Sequence[Member]) -> None:

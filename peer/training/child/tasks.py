@@ -13,29 +13,23 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from peer.codec import get_codec
 from peer.training import calibrate
 from peer.training.corpus import Corpus, PieceCorpus, open_corpus
 from peer.training.device import choose_device, choose_precision, is_of_device, is_out_of_memory
 from peer.training.errors import Interrupted, NonFinite
-from peer.training.loop import Channel, InnerLoop, TrainerParts
-from peer.training.messages import Failed, ModelCreated, Ready, TrainerSettings
+from peer.training.loop import Channel, InnerLoop, TrainerParts, ready_of, trainer_parts
+from peer.training.messages import MAX_FAILURE_CHARS, Failed, ModelCreated, Ready, TrainerSettings
 from peer.training.model import FlatModel, empty_module, initial_module, model_config, model_shapes
 from peer.training.optimizer import inner_optimizer
 from peer.training.pipe import PipeError, SocketChannel
-from peer.training.shared import CodeRegions
 from peer.training.stages.build import StageMemory, build_stage
 from peer.training.stages.module import initial_stage
 from peer.training.step import Stepper
-from peer.training.sync import trainer_side
-from peer.training.weights import map_slow_weights
 from protocol.errors import LocoError
 from protocol.run.needs import sequence_bytes
 from protocol.run.run_spec import RunSpec
 from protocol.run.sections import known_keys
 
-MAX_DETAIL_CHARS: Final = 2000
-"""Length at which what is said of a failure is cut."""
 NICENESS_ON_CPU: Final = 10
 """Added to the priority of a trainer that computes on the CPU: it would take all cores, and daemons
 that answer late keep other machines waiting. Where a GPU computes, the trainer hardly uses them."""
@@ -102,7 +96,7 @@ def _failed(channel: SocketChannel, error: Exception, *, unknown: str) -> int:
         reason = "out_of_memory"
     told = isinstance(error, (LocoError, ValueError, OSError))  # their messages are for people
     detail = str(error) if told else f"{type(error).__name__}: {error}"
-    channel.emit(Failed(reason, detail[:MAX_DETAIL_CHARS]))
+    channel.emit(Failed(reason, detail[:MAX_FAILURE_CHARS]))
     return 1
 
 
@@ -151,37 +145,8 @@ def build(
     calibrate.fit_micro_batch(stepper, blocks())
     steps_per_s = calibrate.measure_steps_per_s(stepper, blocks)
     calibrate.forget(model, optimizer)
-    slow_P = map_slow_weights(slow_fd)
-    if slow_P.numel() != model.layout.padded_parameters:
-        raise ValueError(
-            f"slow weights of {slow_P.numel()} values for {model.layout.padded_parameters}"
-        )
-    regions = CodeRegions.create_in(codes_fd, trainer_side(spec).regions_of(spec, model.layout))
-    codec = get_codec(spec.sync.codec, part_of=model.layout.padded_parameters)
-    snapshots = trainer_side(spec).snapshots_of(spec, model, slow_P, regions)
-    parts = TrainerParts(
-        spec,
-        settings.peer_id,
-        corpus,
-        model,
-        optimizer,
-        stepper,
-        snapshots,
-        slow_P,
-        settings.overlap_steps,
-    )
-    ready = Ready(
-        parameters=model.layout.parameters,
-        padded_parameters=model.layout.padded_parameters,
-        layout_digest=model.layout.digest,
-        device=str(device),
-        precision=precision,
-        micro_batch=stepper.micro_batch,
-        steps_per_s=steps_per_s,
-        shapes=tuple((entry.name, entry.shape) for entry in model.layout.entries),
-        loops=codec.loops_for(model.layout.padded_parameters, device),
-    )
-    return parts, ready, channel
+    parts = trainer_parts(settings, (slow_fd, codes_fd), corpus, model, optimizer, stepper)
+    return parts, ready_of(parts, precision, stepper.micro_batch, steps_per_s), channel
 
 
 def _first_micro_batch(settings: TrainerSettings, spec: RunSpec, device: torch.device) -> int:

@@ -19,7 +19,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from protocol.corpus.manifest import CorpusManifest
+from protocol.content.manifest import CorpusManifest
 
 from .packed import MAGIC, InvalidCorpus, Tokens, map_tokens, read_header
 

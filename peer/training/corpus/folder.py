@@ -1,6 +1,6 @@
 """Where a machine keeps a corpus: a folder of the cache, named by the manifest's digest.
 
-manifest        protocol/corpus/manifest.py
+manifest        protocol/content/manifest.py
 held-out        the blocks that are validated with
 tokens.bin      all tokens, in a packed file (packed.py), where this machine has made them; or
 whole.json      where they are: a file of the user's, its size and when it was last changed; or
@@ -14,10 +14,11 @@ from typing import Final
 
 import numpy as np
 
-from protocol.corpus.manifest import CorpusManifest, blob_name, parse_manifest
+from peer.ports.files import replacing
+from protocol.content.manifest import CorpusManifest, blob_name, parse_manifest
 
 from .blocks import Corpus, PieceCorpus, open_file
-from .packed import InvalidCorpus, replacing
+from .packed import InvalidCorpus
 
 MANIFEST: Final = "manifest"
 HELD_OUT: Final = "held-out"

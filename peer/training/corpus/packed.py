@@ -16,11 +16,9 @@ where lines are not too long, and what is held out begins with one.
 
 import codecs
 import hashlib
-import os
 import struct
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from errno import EIO
 from pathlib import Path
@@ -31,7 +29,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from peer.ports.umask import USUAL_FILE
+from peer.ports.files import replacing
 from protocol.errors import LocoError
 
 from .tokenizer import Tokenizer
@@ -293,22 +291,6 @@ def write_packed(
             while chunk := part.read(1 << 20):
                 check()
                 out.write(chunk)
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Write a file that appears under its name when it is complete and on disk, or never."""
-    fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(fd, "wb") as out:
-            os.fchmod(fd, USUAL_FILE)
-            yield out
-            out.flush()
-            os.fsync(out.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def read_header(path: Path) -> tuple[PackedHeader, int]:

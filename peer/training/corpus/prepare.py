@@ -4,7 +4,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.corpus.manifest import MAX_PIECES, CorpusManifest, blob_name, digest_of
+from protocol.content.manifest import MAX_PIECES, CorpusManifest, blob_name, digest_of
 from protocol.limits import MAX_BLOB_BYTES
 from protocol.run.run_spec import RunSpec
 

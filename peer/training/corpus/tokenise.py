@@ -27,8 +27,10 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from peer.ports.files import replacing
+
 from .documents import Shard, documents, shards_of
-from .packed import Check, InvalidCorpus, PackedHeader, go_on, replacing, token_dtype, write_packed
+from .packed import Check, InvalidCorpus, PackedHeader, go_on, token_dtype, write_packed
 from .tokenizer import Tokenizer, Tokens
 
 HELD_OUT_OF: Final = 20

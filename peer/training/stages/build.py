@@ -15,16 +15,13 @@ import torch
 
 from peer.codec import get_codec
 from peer.training.corpus import open_corpus
-from peer.training.device import choose_device, choose_precision
-from peer.training.loop import TrainerParts
+from peer.training.device import CPU_MEMORY_SHARE, choose_device, choose_precision
+from peer.training.loop import TrainerParts, ready_of, trainer_parts
 from peer.training.messages import Ready, TrainerSettings
 from peer.training.model import FlatModel, model_config
 from peer.training.optimizer import inner_optimizer
 from peer.training.pipe import SocketChannel
 from peer.training.ring import MAX_SLOTS, MIN_SLOTS, RING_PER_SLOT, BoundaryRing, boundary_shape
-from peer.training.shared import CodeRegions
-from peer.training.sync import trainer_side
-from peer.training.weights import map_slow_weights
 from protocol.run.layout import DATA_STAGE
 from protocol.run.run_spec import RunSpec
 
@@ -35,8 +32,6 @@ from .steppers import DataPeerStepper, RelayStepper, stage_clip_norm
 
 # --- how many microbatches this machine holds at once ---------------------------------------------
 
-CPU_SHARE: Final = 0.25
-"""Part of the free memory for graphs on a CPU, where running out kills other processes."""
 CUDA_SHARE: Final = 0.8
 
 
@@ -68,7 +63,7 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * CUDA_SHARE)
-    return int(psutil.virtual_memory().available * CPU_SHARE)
+    return int(psutil.virtual_memory().available * CPU_MEMORY_SHARE)
 
 
 def slots_for(graph: int, free: int) -> int:
@@ -122,37 +117,12 @@ def build_stage(
         )
     else:
         stepper = RelayStepper(compute, channel, model, optimizer)
-    slow_P = map_slow_weights(memory.slow_fd)
-    side = trainer_side(spec)
-    regions = CodeRegions.create_in(memory.codes_fd, side.regions_of(spec, model.layout))
-    parts = TrainerParts(
-        spec,
-        settings.peer_id,
-        open_corpus(
-            Path(settings.corpus_path), spec.model.context_length, spec.data.validation_blocks
-        ),
-        model,
-        optimizer,
-        stepper,
-        side.snapshots_of(spec, model, slow_P, regions),
-        slow_P,
-        settings.overlap_steps,
+    corpus = open_corpus(
+        Path(settings.corpus_path), spec.model.context_length, spec.data.validation_blocks
     )
-    loops = get_codec(spec.sync.codec, part_of=model.layout.padded_parameters).loops_for(
-        model.layout.padded_parameters, device
-    )
-    ready = Ready(
-        parameters=model.layout.parameters,
-        padded_parameters=model.layout.padded_parameters,
-        layout_digest=model.layout.digest,
-        device=str(device),
-        precision=precision,
-        micro_batch=sequences,
-        steps_per_s=NOMINAL_STEPS_PER_S,
-        shapes=tuple((entry.name, entry.shape) for entry in model.layout.entries),
-        loops=loops,
-    )
-    return parts, ready, channel
+    shared = (memory.slow_fd, memory.codes_fd)
+    parts = trainer_parts(settings, shared, corpus, model, optimizer, stepper)
+    return parts, ready_of(parts, precision, sequences, NOMINAL_STEPS_PER_S), channel
 
 
 def measured_slots(

@@ -16,7 +16,7 @@ from protocol.outcomes import RefusalReason
 from protocol.wire.fields import Message
 from protocol.wire.fragment_messages import (
     ChunkStamp,
-    ChunkState,
+    ChunkStateReply,
     GetChunkState,
     GetResult,
     GetStamps,
@@ -92,10 +92,10 @@ async def test_a_result_that_is_refused_is_none(autojump_clock):
 @pytest.mark.parametrize(
     ("answer", "payload"),
     [
-        (ChunkState(FRAGMENT, 4, AHEAD[1]), VALUES),
-        (ChunkState(FRAGMENT, 4, AHEAD[0]), VALUES),
-        (ChunkState(FRAGMENT + 1, 4, AHEAD[1]), VALUES),
-        (ChunkState(FRAGMENT, 4, AHEAD[1]), VALUES[:-8]),
+        (ChunkStateReply(FRAGMENT, 4, AHEAD[1]), VALUES),
+        (ChunkStateReply(FRAGMENT, 4, AHEAD[0]), VALUES),
+        (ChunkStateReply(FRAGMENT + 1, 4, AHEAD[1]), VALUES),
+        (ChunkStateReply(FRAGMENT, 4, AHEAD[1]), VALUES[:-8]),
         (Refusal(RefusalReason.UNAVAILABLE, "no"), b""),
     ],
     ids=["right", "another chunk", "another fragment", "too short", "refused"],

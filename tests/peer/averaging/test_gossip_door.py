@@ -34,7 +34,7 @@ from protocol.errors import Refused
 from protocol.gossip.exchange import exchange_id
 from protocol.outcomes import RefusalReason
 from protocol.wire import pieces
-from protocol.wire.messages import Accept, Join, Piece, Settle, Settled, SettledOutcome
+from protocol.wire.messages import Accept, AskSettled, Join, Piece, SettledOutcome, SettledReply
 from protocol.wire.versions import GOSSIP
 
 GROUPS = (GROUP, "cd" * 16)
@@ -138,9 +138,9 @@ async def test_a_question_after_an_exchange_comes_to_the_vector_that_knows_it(
         ):
             name = exchange_id(group, (IDS[0], ROUNDS[0]), (IDS[1], ROUNDS[1]))
             async with Conversation(await one.network.open_stream(IDS[1], GOSSIP)) as talk:
-                await talk.send(Settle(name))
-                answer, _ = await talk.receive(Settled)
-            assert answer == Settled(name, expected)
+                await talk.send(AskSettled(name))
+                answer, _ = await talk.receive(SettledReply)
+            assert answer == SettledReply(name, expected)
 
 
 async def test_what_concerns_no_vector_is_refused(autojump_clock: MockClock) -> None:

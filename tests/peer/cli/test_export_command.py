@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 from peer.cli.app import app
 from peer.cli.export import ExportFailed, export_state, other_stages
+from peer.content.state_file import StateScalars, write_state_file
 from peer.daemon.final_export import export_finished
 from peer.daemon.peer_requests import PeerRequests
 from peer.observe.control import serve_control
@@ -24,7 +25,6 @@ from peer.options.config import ConfigError
 from peer.options.exit_codes import ExitCode
 from peer.state.checkpoints import TRAINER_FILE, Checkpoint, CheckpointStore
 from peer.state.home import Home, HomeError
-from peer.state.state_file import StateScalars, write_state_file
 from peer.training.model import model_shapes
 from protocol.membership.group import WHOLE_MODEL
 from protocol.run.layout import Layout, stage_layouts

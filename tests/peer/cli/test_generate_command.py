@@ -14,13 +14,13 @@ from typer.testing import CliRunner, Result
 from peer.cli import client
 from peer.cli.app import app
 from peer.cli.generate import check_left_out
+from peer.content.state_file import StateScalars, write_state_file
 from peer.options.config import ConfigError
 from peer.options.exit_codes import ExitCode
 from peer.state.export import export_hugging_face
 from peer.state.export_folder import MARKER
 from peer.state.generation import ExportedModel, Sampling
 from peer.state.home import Home
-from peer.state.state_file import StateScalars, write_state_file
 from peer.training.model import FlatModel, initial_module, model_config, model_shapes
 from peer.training.stages.module import initial_stage
 from protocol.run.layout import Layout

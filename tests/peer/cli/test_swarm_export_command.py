@@ -14,9 +14,9 @@ from safetensors.numpy import load_file
 from test_export_command import home_of
 
 from peer.cli.export import export_swarm
+from peer.content.state_file import StateScalars, write_state_file
 from peer.observe.control import ControlFailed, Handler, serve_control
 from peer.state.home import Home
-from peer.state.state_file import StateScalars, write_state_file
 from peer.training.corpus import prepare_corpus
 from peer.training.model import model_shapes
 from protocol.membership.group import WHOLE_MODEL

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import trio
 
-from peer.corpus.fetcher import PieceFetcher
-from peer.corpus.service import PieceService
-from peer.corpus.store import PieceFolder, PieceStore, WholeStore
+from peer.content.pieces import PieceFetcher
+from peer.content.service import ContentService
+from peer.content.store import PieceFolder, PieceStore, WholeStore
 from peer.facts import Facts
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.network.simulated_stream import LinkModel, SimulatedLink
@@ -23,13 +23,16 @@ from peer.simulation.swarm import identity_of
 from peer.training.corpus import Corpus, KeptCorpus, prepare_corpus
 from protocol.membership.view import Progress, Roster
 from protocol.run.run_spec import DataSection, ModelSection, RunSpec
+from protocol.run.signed_spec import SignedSpec
 from protocol.schedule.data_plan import DataPlan
-from protocol.wire.versions import CORPUS
+from protocol.wire.versions import CONTENT
 
 SPEC = RunSpec(
     model=ModelSection(context_length=64),
     data=DataSection(source="tokens:", validation_blocks=2, piece_kib=16),
 )
+FOUNDER = identity_of(1, "founder")
+SIGNED = SignedSpec.signed_by(SPEC, FOUNDER.public_key, FOUNDER.sign)
 FIRST_BLOCKS = 256
 NUM_PIECES = 40
 USUAL = RunSpec(
@@ -65,7 +68,7 @@ class PeerOfWorld:
 
     def came_bytes(self) -> int:
         """What has come of pieces and of what others have, kept or not."""
-        return self.network.statistics().received_bytes.get(CORPUS, 0)
+        return self.network.statistics().received_bytes.get(CONTENT, 0)
 
     def events(self, name: EventName) -> list[dict[str, Any]]:
         """What its event log says under this name."""
@@ -128,7 +131,14 @@ class World:
                 first_blocks=FIRST_BLOCKS,
                 max_pieces=max_pieces,
             )
-            await PieceService(self.kept.manifest.name, store, network, work).start()
+            await ContentService(
+                network=network,
+                work=work,
+                state_dir=self.folder,
+                signed=SIGNED,
+                blobs={},
+                store=store,
+            ).start()
             peer = PeerOfWorld(name, network, store, fetcher, roster, facts, lines)
             task_status.started(peer)
             await peer.ready.wait()

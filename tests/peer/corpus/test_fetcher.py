@@ -1,5 +1,6 @@
 """Pieces of a corpus come from peers before they are trained on, and outlive their source."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,14 +9,14 @@ import trio
 from corpus_worlds import FIRST_BLOCKS, NUM_PIECES, PeerOfWorld, World, world
 from trio.testing import MockClock
 
-from peer.corpus.fetcher import asking
+from peer.content.fetching import fetch_from
 from peer.network.conversation import Conversation
 from peer.training.corpus.blocks import PieceCorpus, piece_path
-from protocol.corpus.needs import CorpusNeeds
+from protocol.content.needs import CorpusNeeds
 from protocol.errors import Refused
-from protocol.limits import MAX_PIECE_READERS_PER_PEER, MAX_PIECE_REQUESTS
-from protocol.wire.corpus_messages import GetHoldings, Holdings
-from protocol.wire.versions import CORPUS
+from protocol.limits import MAX_READER_REQUESTS, MAX_READERS_PER_PEER
+from protocol.wire.content_messages import GetHoldings, Holdings
+from protocol.wire.versions import CONTENT
 
 pytestmark = pytest.mark.slow
 
@@ -147,22 +148,26 @@ async def test_what_one_reader_may_cost_is_bounded(
         founder = await made.add("founder", whole=True)
         joiner = await made.add("joiner")
         corpus, manifest = made.kept.manifest.name, made.kept.manifest
-        async with asking(joiner.network, founder.network.peer_id, corpus, manifest) as asker:
-            version, pieces = await asker.holdings(0)
+        async with fetch_from(joiner.network, founder.network.peer_id) as asker:
+            version, pieces = await asker.holdings(manifest, 0)
             assert pieces is not None
             assert pieces.all()
-            assert await asker.holdings(version) == (version, None)
-        async with asking(joiner.network, founder.network.peer_id, "ab" * 16, manifest) as asker:
+            assert await asker.holdings(manifest, version) == (version, None)
+            other = replace(manifest, vocabulary_size=7)
             with pytest.raises(Refused, match="no corpus"):
-                await asker.piece(0)
-        talk = Conversation(await joiner.network.open_stream(founder.network.peer_id, CORPUS))
+                await asker.holdings(other, 0)
+            with pytest.raises(Refused, match="no content of that name"):
+                await asker.piece(other, 0)
+        talk = Conversation(await joiner.network.open_stream(founder.network.peer_id, CONTENT))
         with pytest.raises(Refused, match="are enough"):
-            for _ in range(MAX_PIECE_REQUESTS + 1):
+            for _ in range(MAX_READER_REQUESTS + 1):
                 await talk.send(GetHoldings(corpus, 0))
                 await talk.receive(Holdings)
+        while joiner.num_here() < NUM_PIECES:  # what it fetches takes places too
+            await trio.sleep(1)
         streams = [
-            Conversation(await joiner.network.open_stream(founder.network.peer_id, CORPUS))
-            for _ in range(MAX_PIECE_READERS_PER_PEER + 1)
+            Conversation(await joiner.network.open_stream(founder.network.peer_id, CONTENT))
+            for _ in range(MAX_READERS_PER_PEER + 1)
         ]
         await streams[-1].send(GetHoldings(corpus, 0))
         with pytest.raises(Refused, match="ask another"):

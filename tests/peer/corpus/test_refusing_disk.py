@@ -9,7 +9,7 @@ import trio
 from corpus_worlds import PeerOfWorld, world
 from trio.testing import MockClock
 
-from peer.corpus.fetcher import DISK_PAUSE_S
+from peer.content.pieces import DISK_PAUSE_S
 from peer.observe.event_names import EventName
 from peer.training.corpus.blocks import piece_path
 from protocol.limits import MAX_ASKED_PIECES

@@ -8,8 +8,8 @@ import trio
 from corpus_worlds import USUAL, World, world
 from trio.testing import MockClock
 
-from peer.corpus.fetcher import asking
-from peer.corpus.service import TURN_S
+from peer.content.fetching import fetch_from
+from peer.content.service import TURN_S
 from protocol.errors import Refused
 
 pytestmark = pytest.mark.slow
@@ -80,9 +80,9 @@ async def test_a_piece_comes_though_most_of_the_line_carries_something_else(
     async with world(tmp_path, USUAL, num_pieces=1) as made:
         made.share_line(["founder"], ["joiner"], mbps=0.05)
         founder, joiner = await made.add("founder", whole=True), await made.add("joiner")
-        corpus, manifest = made.kept.manifest.name, made.kept.manifest
-        async with asking(joiner.network, founder.network.peer_id, corpus, manifest) as asker:
-            assert await asker.piece(0) == founder.store.read(0)
+        manifest = made.kept.manifest
+        async with fetch_from(joiner.network, founder.network.peer_id) as asker:
+            assert await asker.piece(manifest, 0) == founder.store.read(0)
 
 
 async def test_a_reader_whose_turn_does_not_come_is_told_in_time(
@@ -93,16 +93,16 @@ async def test_a_reader_whose_turn_does_not_come_is_told_in_time(
         for name in ("founder", "a", "b"):
             await made.add(name, whole=True)
         founder, one, other = (made.peers[name] for name in ("founder", "a", "b"))
-        corpus, manifest = made.kept.manifest.name, made.kept.manifest
+        manifest = made.kept.manifest
         there = founder.network.peer_id
         async with (
-            asking(one.network, there, corpus, manifest) as first,
-            asking(other.network, there, corpus, manifest) as second,
+            fetch_from(one.network, there) as first,
+            fetch_from(other.network, there) as second,
             trio.open_nursery() as nursery,
         ):
-            nursery.start_soon(first.piece, 0)
+            nursery.start_soon(first.piece, manifest, 0)
             await trio.sleep(1)
             began_s = trio.current_time()
             with pytest.raises(Refused, match="my line is busy"):
-                await second.piece(1)
+                await second.piece(manifest, 1)
             assert trio.current_time() - began_s < TURN_S + 2

@@ -24,7 +24,7 @@ from peer.training.messages import TrainerEvent
 from protocol.diloco.commands import Sent
 from protocol.fragment.chunk_ledger import ChunkLedger, Stamp
 from protocol.wire.fields import Message
-from protocol.wire.fragment_messages import ChunkState, Contribution, Result
+from protocol.wire.fragment_messages import ChunkStateReply, Contribution, Result
 from protocol.wire.versions import FRAGMENT
 
 Kind = TypeVar("Kind", bound=Message)
@@ -206,4 +206,4 @@ def brings(message: Message, fragment: int, cycle: int) -> bool:
 
 def healing_bytes(tap: Tap) -> int:
     """Bytes of chunks that were fetched from other peers."""
-    return sum(post.bytes_ for post in tap.messages(ChunkState))
+    return sum(post.bytes_ for post in tap.messages(ChunkStateReply))

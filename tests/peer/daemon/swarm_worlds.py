@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from peer.content.state_file import state_bytes, weights_chunk
 from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.swarm import LoggedEvent, SimulatedPeer, SimulatedSwarm
 from peer.simulation.virtual_time import run_in_virtual_time
-from peer.state.state_file import state_bytes, weights_chunk
 from protocol.gossip.round_length import FIRST_INNER_STEPS
 from protocol.limits import STATE_CHUNK_BYTES
 from protocol.run.run_spec import RunSpec, SyncSection, TrainingSection

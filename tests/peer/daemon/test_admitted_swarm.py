@@ -16,9 +16,9 @@ from protocol.errors import LocoError, Refused
 from protocol.membership.records import record_keys
 from protocol.outcomes import RefusalReason
 from protocol.run.sections import AdmissionSection
+from protocol.wire.content_messages import GetSpec, SpecReply
 from protocol.wire.messages import Propose
-from protocol.wire.state_messages import GetSpec, SpecReply
-from protocol.wire.versions import GOSSIP, STATE
+from protocol.wire.versions import CONTENT, GOSSIP
 
 WEEK_S = 604_800.0
 
@@ -119,7 +119,7 @@ async def test_a_ban_reaches_all_and_ends_the_banned(tmp_path):
         assert isinstance(swarm["d"].failure, Refused)
         for name in "abc":
             await swarm.until(partial(heard_of_a_ban, swarm, name))
-            told = await asked(swarm, "d", name, STATE, GetSpec(), SpecReply)
+            told = await asked(swarm, "d", name, CONTENT, GetSpec(), SpecReply)
             assert "banned" in told.sentence
         assert "banned" in await refused(swarm, "d")
         rule(swarm, "a", Verdict.ADMIT, "d")
@@ -169,7 +169,7 @@ async def test_strangers_get_nothing_and_find_nothing(tmp_path):
         await swarm.until(swarm["b"].ready.is_set)
         facts = swarm["a"].facts
         for protocol, question, answer in (
-            (STATE, GetSpec(), SpecReply),
+            (CONTENT, GetSpec(), SpecReply),
             (GOSSIP, None, Propose),
         ):
             told = await asked(swarm, "x", "a", protocol, question, answer)

@@ -13,6 +13,8 @@ from fragment_tap import watch
 from streaming_worlds import OPTIONS, fragment_spec
 from swarm_worlds import outcomes, simulated, start, toy_spec
 
+from peer.content.fetching import ExpectedState
+from peer.content.state_file import StateManifest, StateScalars, root_of, state_bytes, state_chunks
 from peer.daemon import beginning
 from peer.daemon.beginning import NOTHING_TRAINED, Arrival, Fetched, FirstState, Fresh
 from peer.daemon.provision import Supplies
@@ -23,13 +25,11 @@ from peer.observe.events import EventLog
 from peer.ports import Network
 from peer.simulation.machine import SimulatedProvision
 from peer.simulation.swarm import open_swarm
-from peer.state.fetching import ExpectedState
-from peer.state.state_file import StateManifest, StateScalars, state_bytes, state_chunks
+from protocol.content.manifest import digest_of
 from protocol.membership.group import Group
 from protocol.membership.view import Roster, View
 from protocol.run.amendments import AmendedSpec
 from protocol.run.run_spec import RunSpec
-from protocol.state_chunks import chunk_digest, merkle_root
 
 P = 256
 LAYOUT = "cd" * 16
@@ -54,13 +54,14 @@ class OneState:
         await trio.lowlevel.checkpoint()
         assert (expected.group, expected.minimum_step) == (GROUP.digest, 0)
         assert (expected.layout_digest, size) == (LAYOUT, P)
-        digests = [chunk_digest(chunk) for chunk in self._chunks()]
-        return StateManifest(merkle_root(digests), tuple(digests), state_bytes(P), self._state)
+        digests = [digest_of(chunk) for chunk in self._chunks()]
+        return StateManifest(root_of(digests), tuple(digests), state_bytes(P), self._state)
 
-    async def chunks(self, root: str, wanted: range, take: Any, moved: Any) -> None:
+    async def request(self, content: str, parts: Any) -> None:
         await trio.lowlevel.checkpoint()
-        for index, chunk in enumerate(self._chunks()):
-            take(index, chunk)
+
+    async def part(self, index: int, max_bytes: int, moved: Any) -> bytes:
+        return self._chunks()[index]
 
     def _chunks(self) -> list[bytes]:
         ones = np.ones(P, np.float32)

@@ -16,11 +16,11 @@ from swarm_worlds import simulated, start, toy_spec
 
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
+from peer.ports.files import replace_file
 from peer.process.rejoin import JoinAgain
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, open_swarm
 from peer.state import checkpoints as checkpoints_module
-from peer.state.home import replace_file
 from protocol.address.multiaddr import split_peer_id
 from protocol.membership.returning import LISTEN_S
 from protocol.schedule.rounds import LOST_LAG_ROUNDS

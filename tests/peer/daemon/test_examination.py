@@ -13,8 +13,8 @@ import pytest
 import trio
 from swarm_worlds import simulated, start, toy_spec
 
-from peer.corpus.service import PieceService
-from peer.corpus.store import PieceFolder, PieceStore, WholeStore
+from peer.content.service import ContentService
+from peer.content.store import PieceFolder, PieceStore, WholeStore
 from peer.daemon.examination import (
     FETCH_S,
     MEET_S,
@@ -34,7 +34,6 @@ from peer.ports.simulated import SimulatedWork
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
 from peer.state.home import Home
-from peer.state.service import StateService
 from peer.training.corpus import Corpus, KeptCorpus, prepare_corpus
 from protocol.admission.statements import Verdict
 from protocol.errors import StreamLost
@@ -232,11 +231,10 @@ async def rate_over(
         internet.open_network(founder.peer_id) as theirs,
         internet.open_network(DOCTOR) as ours,
     ):
-        await StateService(
-            network=theirs, work=work, state_dir=folder, signed=signed, blobs=blobs
-        ).start()
         store = store_of(kept, folder, whole=whole)
-        await PieceService(kept.manifest.name, store, theirs, work).start()
+        await ContentService(
+            network=theirs, work=work, state_dir=folder, signed=signed, blobs=blobs, store=store
+        ).start()
         await ours.connect(founder.peer_id, theirs.addresses)
         return await rate_of(ours, founder.peer_id)
 

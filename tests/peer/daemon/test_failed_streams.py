@@ -15,10 +15,10 @@ from peer.simulation.swarm import open_swarm
 async def test_it_is_logged_with_whose_it_was_and_what_happened() -> None:
     lines: list[bytes] = []
     events = EventLog(lines.append, peer="me", wall_time_s=trio.current_time, stream=None)
-    note_failed_stream(events, "stranger", "/loco/state/1", OverflowError("x" * 10_000))
+    note_failed_stream(events, "stranger", "/loco/content/1", OverflowError("x" * 10_000))
     (event,) = map(json.loads, lines)
     assert event["event"] == EventName.STREAM_FAILED
-    assert (event["remote"], event["protocol"]) == ("stranger", "/loco/state/1")
+    assert (event["remote"], event["protocol"]) == ("stranger", "/loco/content/1")
     assert (event["error"], len(event["detail"])) == ("OverflowError", MAX_DETAIL_CHARS)
     assert set(FIELDS[EventName.STREAM_FAILED]) <= set(event)
 

@@ -29,7 +29,7 @@ from peer.simulation.swarm import GRACE_S, SwarmOptions, open_swarm
 from peer.training.errors import CannotTrain
 from peer.training.toy import SimulatedSpeed
 from protocol.schedule.rounds import VARIED
-from protocol.wire.versions import STATE
+from protocol.wire.versions import CONTENT
 
 ROUNDS = 5
 
@@ -308,7 +308,7 @@ async def test_a_joiner_whose_source_dies_half_way_takes_another(tmp_path):
         c = swarm.join("c", slow, through=["b"])
 
         def half_way(name: str) -> bool:
-            return swarm[name].network.statistics().sent_bytes.get(STATE, 0) > 1 << 20
+            return swarm[name].network.statistics().sent_bytes.get(CONTENT, 0) > 1 << 20
 
         await swarm.until(lambda: half_way("a") or half_way("b"))
         assert not c.ready.is_set()

@@ -4,10 +4,10 @@ import pytest
 import trio
 from swarm_worlds import simulated, start, toy_spec
 
+from peer.content.service import ContentService
 from peer.daemon.joining import FINAL_REFUSALS
 from peer.observe.event_names import EventName
 from peer.simulation.swarm import SimulatedSwarm, open_swarm
-from peer.state.service import StateService
 from protocol.errors import Refused
 from protocol.outcomes import RefusalReason
 from protocol.schedule.rounds import LOST_LAG_ROUNDS
@@ -24,7 +24,7 @@ class Refusing:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
         self._reasons: dict[str, RefusalReason] = {}
         self.asked = 0
-        plain, world = getattr(StateService, what), self
+        plain, world = getattr(ContentService, what), self
 
         async def answer(service, talk, *rest):
             reason = world._reasons.get(service._network.peer_id)
@@ -33,7 +33,7 @@ class Refusing:
             world.asked += 1
             return await talk.refuse(reason, f"no: {reason}")
 
-        monkeypatch.setattr(StateService, what, answer)
+        monkeypatch.setattr(ContentService, what, answer)
 
     def refuse(self, swarm: SimulatedSwarm, **reasons: RefusalReason | None) -> None:
         self._reasons = {swarm[name].peer_id: why for name, why in reasons.items() if why}

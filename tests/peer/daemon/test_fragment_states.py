@@ -22,11 +22,11 @@ from swarm_worlds import STEP_S, simulated, start
 
 from peer.observe.event_names import EventName
 from peer.simulation.swarm import open_swarm
-from peer.training.messages import Progress, Ready, RoundClosed
+from peer.training.messages import Ready, RoundClosed, TrainerProgress
 from peer.training.schedule import learning_rate
 from protocol.fragment.chunk_ledger import Stamp
 from protocol.run.sections import OptimizerSection
-from protocol.wire.fragment_messages import ChunkState, Contribution, Result
+from protocol.wire.fragment_messages import ChunkStateReply, Contribution, Result
 
 pytestmark = pytest.mark.slow
 
@@ -104,7 +104,7 @@ async def test_after_a_comeback_the_learning_rate_rises_to_the_schedules_and_the
                 own_steps[name] = 0
             if isinstance(event, RoundClosed):
                 own_steps[name] += event.steps
-            if isinstance(event, Progress) and at_s > came_s:
+            if isinstance(event, TrainerProgress) and at_s > came_s:
                 opened = swarm[name].events(EventName.ROUND_OPENED)
                 (quota,) = {e["quota"] for e in opened if e["round"] == event.round}
                 step = 20 * event.round + 20 / quota * (event.steps - 1)
@@ -212,7 +212,7 @@ async def test_while_a_peer_heals_it_contributes_nothing(tmp_path, monkeypatch):
     """
     async with open_swarm(SEED, fragment_spec(14), tmp_path, OPTIONS) as swarm:
         tap = watch(swarm, monkeypatch)
-        tap.delay_s = lambda message: 5.0 if isinstance(message, ChunkState) else 0.0
+        tap.delay_s = lambda message: 5.0 if isinstance(message, ChunkStateReply) else 0.0
         await start(swarm, *"abc")
         await swarm.until(lambda: swarm["a"].facts.round == 5)
         spoil(swarm["c"], GARBAGE, SPOILT_PLACE)
@@ -243,7 +243,7 @@ async def test_only_the_spoilt_chunk_crosses_the_wire(tmp_path, monkeypatch):
         spoilt_s = trio.current_time()
         spoil(swarm["c"], GARBAGE, SPOILT_PLACE)
         await swarm.finished()
-    states = [post for post in tap.messages(ChunkState) if post.at_s > spoilt_s]
+    states = [post for post in tap.messages(ChunkStateReply) if post.at_s > spoilt_s]
     assert {(post.receiver, post.message.fragment) for post in states} == {("c", SPOILT_FRAGMENT)}
     chunk_bytes = (
         8 * (2 * OPTIONS.padded_parameters // 7) // 3

@@ -8,7 +8,7 @@ from existing import existing
 
 from bench.fuzzing.swarms import METHODS, FoundBug, Siege, besieged
 from peer.averaging.gossip.exchanges import Exchanges
-from peer.corpus.service import PieceService
+from peer.content.service import ContentService
 from protocol.errors import leaves
 
 pytestmark = pytest.mark.slow
@@ -34,7 +34,7 @@ def broken(*_: object) -> None:
 
 @pytest.mark.parametrize(
     ("where", "name"),
-    [(Exchanges, "answer"), (PieceService, "_send")],
+    [(Exchanges, "answer"), (ContentService, "_send_pieces")],
     ids=["an exchange", "a piece of the corpus"],
 )
 def test_a_planted_bug_is_found(tmp_path, monkeypatch, where, name):

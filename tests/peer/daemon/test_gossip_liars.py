@@ -22,7 +22,7 @@ from peer.simulation.swarm import SimulatedPeer, identity_of, open_swarm
 from peer.training.toy import SimulatedSpeed
 from protocol.errors import Refused
 from protocol.membership.book import HALF_LIFE_S, IGNORED_FROM, SLOWED_S, Fault
-from protocol.wire.versions import STATE
+from protocol.wire.versions import CONTENT
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +85,7 @@ def test_a_lying_partner_is_slowed_then_ignored_and_taken_back(tmp_path, monkeyp
             assert not ignores(a), "first it is slowed"
             while not ignores(a):  # what it breaks elsewhere counts on top
                 with suppress(Refused):
-                    assert await break_a_rule(swarm, liar.network, STATE) >= SLOWED_S
+                    assert await break_a_rule(swarm, liar.network, CONTENT) >= SLOWED_S
             lying[0] = False
             (ignored,) = a.events(EventName.PEER_IGNORED)
             assert ignored["remote"] == LIAR

@@ -27,11 +27,11 @@ from protocol.gossip.exchange import exchange_id
 from protocol.membership.group import Group
 from protocol.membership.records import record_keys
 from protocol.outcomes import RefusalReason
+from protocol.wire.content_messages import GetState
 from protocol.wire.fields import Message
 from protocol.wire.fragment_messages import Contribution, GetChunkState, GetStamps, NoResult
-from protocol.wire.messages import PeerList, Propose, Settle, Settled, SettledOutcome
-from protocol.wire.state_messages import GetState
-from protocol.wire.versions import FRAGMENT, GOSSIP, STATE
+from protocol.wire.messages import AskSettled, PeerList, Propose, SettledOutcome, SettledReply
+from protocol.wire.versions import CONTENT, FRAGMENT, GOSSIP
 
 pytestmark = pytest.mark.slow
 
@@ -206,7 +206,7 @@ async def refused(
     async with Conversation(await a.network.open_stream(b.peer_id, protocol)) as talk:
         await talk.send(message)
         with pytest.raises(Refused) as refusal:
-            await talk.receive(Settled)
+            await talk.receive(SettledReply)
     assert refusal.value.reason is reason
     assert b.facts.refused[reason] == before + 1
     return refusal.value.sentence
@@ -225,10 +225,10 @@ async def test_a_proposal_that_crosses_groups_is_refused_and_counted(tmp_path):
         sentence = await refused(swarm, GOSSIP, proposal)
         assert ours in sentence
         assert theirs in sentence
-        await refused(swarm, STATE, GetState(ours, 0))
+        await refused(swarm, CONTENT, GetState(ours, 0))
         async with Conversation(await a.network.open_stream(b.peer_id, GOSSIP)) as talk:
-            await talk.send(Settle(exchange_id(ours, (a.peer_id, 0), (b.peer_id, 0))))
-            answer, _ = await talk.receive(Settled)
+            await talk.send(AskSettled(exchange_id(ours, (a.peer_id, 0), (b.peer_id, 0))))
+            answer, _ = await talk.receive(SettledReply)
             assert answer.outcome is SettledOutcome.UNKNOWN
         assert b.facts.refused[RefusalReason.OTHER_GROUP] == 2
         assert set(outcomes(b)) <= {"no_partner"}
@@ -247,4 +247,4 @@ async def test_fragments_that_cross_groups_are_refused_and_counted(tmp_path):
             GetChunkState(ours, fragment, 0),
         ):
             await refused(swarm, FRAGMENT, message, RefusalReason.NOT_LINKED)
-        await refused(swarm, STATE, GetState(ours, 0))
+        await refused(swarm, CONTENT, GetState(ours, 0))

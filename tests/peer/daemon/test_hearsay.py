@@ -6,10 +6,11 @@ import trio
 from swarm_worlds import simulated, start, toy_spec
 from test_admission import beat, greet
 
-from peer.daemon.dialler import ATTEMPT_S, Dial, Dialler
+from peer.daemon.dialler import Dial, Dialler
 from peer.simulation.swarm import identity_of, open_swarm
 from protocol.errors import StreamLost
 from protocol.limits import (
+    ANSWER_S,
     MAX_DIALS,
     MAX_HEARSAY,
     MAX_HEARSAY_DIALS,
@@ -91,7 +92,7 @@ async def test_dials_to_names_leave_room_and_end(autojump_clock):
         dialling.add(peer_id)
         most = max(most, len(dialling))
         try:
-            await trio.sleep(0.9 * ATTEMPT_S)
+            await trio.sleep(0.9 * ANSWER_S)
         finally:
             dialling.discard(peer_id)
         raise StreamLost("dial: nobody there")

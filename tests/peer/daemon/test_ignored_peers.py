@@ -17,7 +17,7 @@ from protocol.errors import LocoError, Refused
 from protocol.membership.book import HALF_LIFE_S, IGNORED_FROM, SLOWED_S, Fault
 from protocol.outcomes import RefusalReason
 from protocol.wire.messages import Leaving
-from protocol.wire.versions import GOSSIP, STATE
+from protocol.wire.versions import CONTENT, GOSSIP
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +51,7 @@ async def test_it_is_slowed_then_ignored_and_comes_back(tmp_path):
             talk, _ = await greet(swarm, network)
             nursery.start_soon(beat, talk)
             took_s = [
-                await break_a_rule(swarm, network, (STATE, GOSSIP)[number % 2])
+                await break_a_rule(swarm, network, (CONTENT, GOSSIP)[number % 2])
                 for number in range(NUM_FAULTS)
             ]
             assert max(took_s[:3]) < SLOWED_S <= min(took_s[3:])
@@ -59,7 +59,7 @@ async def test_it_is_slowed_then_ignored_and_comes_back(tmp_path):
             (ignored,) = a.events(EventName.PEER_IGNORED)
             assert (ignored["remote"], ignored["fault"]) == (liar, "broken_rule")
             await swarm.until(lambda: a.links.statistics().live == 1)
-            for protocol in (STATE, GOSSIP):
+            for protocol in (CONTENT, GOSSIP):
                 with pytest.raises(Refused) as refused:
                     await break_a_rule(swarm, network, protocol)
                 assert refused.value.reason is RefusalReason.IGNORED

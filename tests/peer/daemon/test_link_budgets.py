@@ -1,8 +1,8 @@
 """Links: so many for one identity and one network; a link that lives is not replaced."""
 
-import dataclasses
 from contextlib import AsyncExitStack
 
+import msgspec
 import pytest
 import trio
 from existing import existing
@@ -35,7 +35,7 @@ async def hello_without_answer(swarm, network, name="a", **changes) -> Conversat
     peer = swarm[name]
     await network.connect(peer.peer_id, peer.network.addresses)
     talk = Conversation(await network.open_stream(peer.peer_id, HELLO))
-    await talk.send(dataclasses.replace(GREETING, **changes))
+    await talk.send(msgspec.structs.replace(GREETING, **changes))
     return talk
 
 

@@ -1,9 +1,9 @@
 """A peer that liars lure away keeps what it has trained, and goes on from it."""
 
-import dataclasses
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 from swarm_worlds import simulated, start, toy_spec
@@ -47,7 +47,7 @@ async def beat_far_ahead(swarm, network) -> None:
     claim["step"] = CLAIM * INNER_STEPS
     talk, _ = await greet(swarm, network, addresses=("/ip4/192.0.2.9/tcp/1",), **claim)
     while True:
-        await talk.send(dataclasses.replace(BEAT, steps_per_s=10.0, **claim))
+        await talk.send(msgspec.structs.replace(BEAT, steps_per_s=10.0, **claim))
         await trio.sleep(BEAT_S)
 
 

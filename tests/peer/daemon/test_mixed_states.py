@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from swarm_worlds import simulated, start, toy_spec, weights_bytes
 
+from peer.content.fetching import RATE_WINDOW_S, Fetcher
+from peer.content.state_file import state_bytes
 from peer.daemon.beginning import MAX_HELPERS
 from peer.daemon.witnesses import Witnesses
 from peer.network.simulated_stream import LinkModel
@@ -17,12 +19,9 @@ from peer.simulation.swarm import (
     identity_of,
     open_swarm,
 )
-from peer.state.fetching import Fetcher
-from peer.state.state_file import state_bytes
-from peer.state.steady import RATE_WINDOW_S
 from peer.training.toy import SimulatedSpeed, ToyProblem
 from protocol.limits import STATE_CHUNK_BYTES
-from protocol.wire.versions import STATE
+from protocol.wire.versions import CONTENT
 
 pytestmark = pytest.mark.slow
 
@@ -128,7 +127,7 @@ def test_sources_may_be_as_slow_as_one_line_makes_them_that_all_share(tmp_path, 
     """Each sends half of what one source alone has to."""
     line = LinkModel(0.02, bandwidth_bytes_per_s=LINE_BYTES_PER_S / 20)
     least = 2 * line.bandwidth_bytes_per_s
-    monkeypatch.setattr("peer.state.gathering.slowest_rate", lambda total_bytes: least)
+    monkeypatch.setattr("peer.content.gathering.slowest_rate", lambda total_bytes: least)
 
     @simulated()
     async def run():
@@ -202,7 +201,7 @@ def test_where_a_source_dies_the_others_give_what_it_has_not(tmp_path, monkeypat
             await started(swarm, "abc")
 
             def sent(name: str) -> int:
-                return swarm[name].network.statistics().sent_bytes[STATE] - before[name]
+                return swarm[name].network.statistics().sent_bytes[CONTENT] - before[name]
 
             before = dict.fromkeys("abc", 0)
             before = {name: sent(name) for name in "abc"}

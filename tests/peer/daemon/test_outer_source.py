@@ -8,9 +8,9 @@ import numpy as np
 import trio
 from trio.testing import MockClock
 
+from peer.content.state_file import copy_state, seal_state
 from peer.daemon.outer_source import OuterSource
 from peer.facts import Facts
-from peer.state.state_file import copy_state, seal_state
 
 P = 256
 

@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 import trio
 
+from peer.content.fetching import ExpectedState
+from peer.content.state_file import StateManifest, StateScalars, root_of, state_bytes, state_chunks
 from peer.daemon.beginning import Arrival, FirstState, Fresh
 from peer.daemon.provision import Rebuilt
 from peer.daemon.witnesses import Witnesses, cannot_tell
 from peer.facts import Facts, HeldPart, PartShape
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.state.fetching import ExpectedState
-from peer.state.state_file import StateManifest, StateScalars, state_bytes, state_chunks
+from protocol.content.manifest import digest_of
 from protocol.membership.group import Group
 from protocol.membership.view import Progress, Roster, View
 from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import Layout, part_of_stage, stage_layouts
 from protocol.run.run_spec import RunSpec
-from protocol.state_chunks import chunk_digest, merkle_root
 
 STAGES = 3
 LOST = 1
@@ -48,13 +48,14 @@ class Neighbours:
         layout, of_stage = LAYOUTS[stage].digest, np.full(size, stage, np.float32)
         state = StateScalars(expected.group, 7, 150, layout, 0, 0, 0, float(stage))
         self._chunks = list(state_chunks(state, of_stage, np.zeros(size, np.float32)))
-        digests = [chunk_digest(chunk) for chunk in self._chunks]
-        return StateManifest(merkle_root(digests), tuple(digests), state_bytes(size), state)
+        digests = [digest_of(chunk) for chunk in self._chunks]
+        return StateManifest(root_of(digests), tuple(digests), state_bytes(size), state)
 
-    async def chunks(self, _root: str, wanted: range, take: Any, _moved: Any) -> None:
+    async def request(self, content: str, parts: Any) -> None:
         await trio.lowlevel.checkpoint()
-        for index in wanted:
-            take(index, self._chunks[index])
+
+    async def part(self, index: int, max_bytes: int, moved: Any) -> bytes:
+        return self._chunks[index]
 
     talk = SimpleNamespace(bytes_received=0, remote_peer_id=remote_peer_id)
 

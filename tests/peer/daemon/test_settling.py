@@ -14,7 +14,7 @@ from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import DEFAULT_OPTIONS, SimulatedSwarm, SwarmOptions, open_swarm
 from peer.training.toy import SimulatedSpeed
-from protocol.wire.messages import Received, Settle, Settled, Vector
+from protocol.wire.messages import AskSettled, Received, SettledReply, Vector
 
 pytestmark = pytest.mark.slow
 ROUNDS = 5
@@ -56,14 +56,14 @@ async def test_a_receipt_lost_with_its_stream_is_asked_for(tmp_path, monkeypatch
     asked: list[object] = []
 
     def on_message(swarm, stream, message):
-        if isinstance(message, Settle | Settled):
+        if isinstance(message, AskSettled | SettledReply):
             asked.append(message)
         elif isinstance(message, Received) and not asked:
             asked.append(message)
             stream.lose("cut by the test")
 
     swarm = await two_peers(tmp_path, monkeypatch, on_message)
-    assert any(isinstance(message, Settle | Settled) for message in asked)
+    assert any(isinstance(message, AskSettled | SettledReply) for message in asked)
     assert tally(swarm["a"], swarm["b"]) == {"averaged": 2 * (ROUNDS + 1)}
 
 

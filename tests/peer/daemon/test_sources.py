@@ -6,6 +6,8 @@ import pytest
 import trio
 from swarm_worlds import simulated, start, toy_spec
 
+from peer.content import service
+from peer.content.service import ContentService
 from peer.daemon import sources
 from peer.daemon.sources import (
     DOUBT_PAUSE_S,
@@ -19,9 +21,7 @@ from peer.daemon.sources import (
 from peer.facts import Facts
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.simulation.swarm import open_swarm
-from peer.state import service
 from peer.state.home import HomeError
-from peer.state.service import StateService
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
 from protocol.membership.book import BackOff
 from protocol.membership.view import Progress, Roster
@@ -99,13 +99,13 @@ async def test_what_fails_on_this_machine_is_asked_of_nobody_else(autojump_clock
 @simulated()
 async def test_a_corpus_that_is_too_large_is_not_asked_for_again_and_again(tmp_path, monkeypatch):
     asked: list[float] = []
-    honest = StateService._send_blob
+    honest = ContentService._send_blob
 
     async def count(self, talk, digest):
         asked.append(trio.current_time())
         await honest(self, talk, digest)
 
-    monkeypatch.setattr(StateService, "_send_blob", count)
+    monkeypatch.setattr(ContentService, "_send_blob", count)
     async with open_swarm(1, toy_spec(2000), tmp_path) as swarm:
         await start(swarm, "a", "b")
         monkeypatch.setattr(service, "MAX_BLOB_BYTES", 1)

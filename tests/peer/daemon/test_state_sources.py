@@ -5,6 +5,7 @@ import pytest
 import trio
 from swarm_worlds import simulated, start, toy_spec
 
+from peer.content.state_file import state_bytes
 from peer.daemon.beginning import MAX_HELPERS
 from peer.facts import PeerState
 from peer.network.simulated_stream import LinkModel
@@ -17,11 +18,10 @@ from peer.simulation.swarm import (
     SwarmOptions,
     open_swarm,
 )
-from peer.state.state_file import state_bytes
-from peer.training.simulated import SimulatedSpeed
+from peer.training.toy import SimulatedSpeed
 from protocol.limits import STATE_CHUNK_BYTES
 from protocol.run.run_spec import RunSpec
-from protocol.wire.versions import STATE
+from protocol.wire.versions import CONTENT
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +108,7 @@ def test_a_peer_that_is_back_fetches_what_is_not_in_its_checkpoint(
         async with open_swarm(1, spec_of(method), tmp_path, options) as swarm:
             back = await come_back(swarm, after_rounds)
             state = received(back)
-            came = back.network.statistics().received_bytes[STATE]
+            came = back.network.statistics().received_bytes[CONTENT]
             assert least_kept <= state["kept_bytes"] / STATE_BYTES <= most_kept
             assert state["kept_bytes"] + state["bytes"] >= STATE_BYTES - STATE_CHUNK_BYTES
             assert came < STATE_BYTES - state["kept_bytes"] + 4 * STATE_CHUNK_BYTES

@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 from swarm_worlds import simulated, start, toy_spec
 
+from peer.content.fetching import Fetcher
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedPeer, open_swarm
-from peer.state.fetching import Fetcher
-from peer.state.sample import is_unlike, sample_from, sample_of
 from peer.training.toy import SimulatedSpeed
+from protocol.content.samples import SAMPLE_BYTES, is_unlike, sample_from, sample_of
 from protocol.errors import RemoteProtocolError
-from protocol.state_sample import SAMPLE_BYTES
 
 pytestmark = pytest.mark.slow
 

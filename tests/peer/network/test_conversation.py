@@ -14,13 +14,14 @@ from peer.network.conversation import (
     Conversation,
     StreamStalled,
 )
+from protocol.content.samples import SAMPLE_BYTES
 from protocol.errors import LocalProtocolError, Refused, RemoteProtocolError, StreamLost
-from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES, STATE_CHUNK_BYTES
+from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES
 from protocol.outcomes import RefusalReason
+from protocol.wire.content_messages import BlobReply, GetSpec, Part, SampleReply
 from protocol.wire.fields import Message
 from protocol.wire.frames import PREFIX_BYTES, encode_frame
 from protocol.wire.messages import Accept, Leaving, Received, Refusal, Vector, encode_message
-from protocol.wire.state_messages import BlobReply, Chunk, GetSpec
 
 DIGEST = "ab" * 16
 PAYLOAD = bytes(range(256)) * (3 * READ_BYTES // 256) + b"tail"
@@ -145,7 +146,7 @@ async def test_a_payload_of_another_size_than_the_buffer_is_refused(pair: Pair, 
         (encode_frame(b"\xc1"), "MessagePack"),
         (encode_frame(encode_message(GetSpec()), 1) + b"x", "GetSpec came with 1 bytes"),
         (encode_frame(encode_message(BlobReply(DIGEST)), MAX_CONTROL_PAYLOAD_BYTES + 1), "payload"),
-        (encode_frame(encode_message(Chunk(DIGEST, 0)), STATE_CHUNK_BYTES + 1), "Chunk came with"),
+        (encode_frame(encode_message(SampleReply()), SAMPLE_BYTES + 1), "SampleReply came with"),
     ],
 )
 async def test_garbage_and_oversized_frames_are_their_fault(
@@ -235,8 +236,8 @@ async def test_frames_of_several_senders_do_not_interleave() -> None:
     payload = bytes(WRITE_BYTES + 1)
     async with trio.open_nursery() as nursery:
         for index in range(3):
-            nursery.start_soon(talk.send, Chunk(DIGEST, index), payload)
-        got = [await other.receive(Chunk) for _ in range(3)]
+            nursery.start_soon(talk.send, Part(index), payload)
+        got = [await other.receive(Part) for _ in range(3)]
     assert sorted(message.index for message, _ in got) == [0, 1, 2]
     assert {part for _, part in got} == {payload}
 

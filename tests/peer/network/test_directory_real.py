@@ -123,7 +123,7 @@ async def test_a_hostile_replica_neither_hangs_nor_misleads_a_reader(world):
         await _inside(hostile, lie)
         with trio.fail_after(4):
             assert await reader.directory.get(KEY) == {reader.peer_id: value}
-    assert not reader.directory.statistics().failures
+    assert not reader.directory.failures
 
 
 async def test_a_replicas_word_on_expiry_is_not_taken(world):
@@ -190,7 +190,7 @@ async def test_a_blocked_thread_is_replaced_and_the_swarm_found_again(world, imp
         return await second.directory.get(KEY) == {first.peer_id: value}
 
     await eventually(healed)
-    statistics = second.directory.statistics()
+    statistics = second.directory
     assert statistics.restarts == 1
     assert statistics.failures["hung"] >= 1
     assert second.directory._thread.node is not blocked_node
@@ -214,7 +214,7 @@ async def test_only_a_new_process_helps_a_thread_that_hangs_again_and_again(
 
     with pytest.raises(DirectoryUnrecoverable), trio.fail_after(20):
         await block_for_ever()
-    assert peer.directory.statistics().restarts == directory_module.MAX_RESTARTS_IN_A_ROW
+    assert peer.directory.restarts == directory_module.MAX_RESTARTS_IN_A_ROW
     with pytest.raises(DirectoryUnrecoverable):
         await peer.directory.get(KEY)
 
@@ -234,22 +234,22 @@ async def test_p2pd_killed_and_restarted(world, impatient):
     world.daemons[2].process._process.kill()
 
     async def is_detached():
-        return not second.directory.statistics().attached
+        return not second.directory.attached
 
     await eventually(is_detached)
     with trio.fail_after(1):
         assert await second.directory.get(KEY) == {}
-    assert second.directory.statistics().failures["detached"] >= 1
+    assert second.directory.failures["detached"] >= 1
     await world.daemons[2].life.aclose()
     _, daemon = await world.start_p2pd(2)
     await second.directory.reattach(daemon.control_address)
-    assert second.directory.statistics().attached
+    assert second.directory.attached
 
     async def found_again():
         return await second.directory.get(KEY) == {first.peer_id: value}
 
     await eventually(found_again)
-    assert second.directory.statistics().restarts == 0
+    assert second.directory.restarts == 0
 
 
 async def test_no_p2pd_is_said_so(tmp_path):

@@ -76,4 +76,4 @@ async def test_a_shard_is_bounded(autojump_clock):
     for peer in peers:
         await peer.announce(KEY)
     assert len(await peers[0].directory.get(KEY)) == MAX_RECORDS_PER_SHARD
-    assert sum(peer.directory.statistics().refused for peer in peers) == 3
+    assert sum(peer.directory.refused for peer in peers) == 3

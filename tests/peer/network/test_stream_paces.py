@@ -10,7 +10,7 @@ from protocol.errors import LocoError
 from protocol.limits import INBOUND_STREAMS_BURST_S, INBOUND_STREAMS_PER_S
 from protocol.membership.book import Fault
 from protocol.wire.messages import Refusal
-from protocol.wire.versions import STATE
+from protocol.wire.versions import CONTENT
 
 SERVER, FLOODER, OTHER = (identity_of(1, name).peer_id for name in ("server", "flooder", "other"))
 BURST = int(INBOUND_STREAMS_PER_S * INBOUND_STREAMS_BURST_S)
@@ -38,7 +38,7 @@ async def open_streams(network: Network, count: int) -> float:
     """One after another, each until it was served; how long that took."""
     began_s = trio.current_time()
     for _ in range(count):
-        stream = await network.open_stream(SERVER, STATE)
+        stream = await network.open_stream(SERVER, CONTENT)
         try:
             while await stream.receive_some():
                 pass
@@ -59,7 +59,7 @@ async def test_who_opens_streams_without_end_waits_for_its_turn(autojump_clock):
         internet.open_network(OTHER) as other,
     ):
         server.admit_by(Lenient())
-        await server.serve(STATE, serve)
+        await server.serve(CONTENT, serve)
         for network in (flooder, other):
             await network.connect(SERVER, server.addresses)
         free_s, began_s = await open_streams(other, 1), trio.current_time()

@@ -21,7 +21,7 @@ from protocol.microbatch.sizes import FACTOR, LARGEST
 from protocol.microbatch.trainer_messages import Freed
 from protocol.outcomes import RefusalReason
 from protocol.schedule.deadline import FIRST_OBSERVATIONS, WINDOW
-from protocol.wire.stage_messages import Boundary, Credit, Kept
+from protocol.wire.stage_messages import Boundary, BoundaryKept, Credit
 from protocol.wire.versions import STAGE
 
 LINK = LinkModel(latency_s=0.1, bandwidth_bytes_per_s=1e6)
@@ -77,7 +77,7 @@ async def taking():
                 await trio.sleep(after_s)
                 await talk.send(Boundary(None), codes)
                 with suppress(StreamLost):
-                    await talk.receive(Kept, timeout_s=1.0)
+                    await talk.receive(BoundaryKept, timeout_s=1.0)
 
         async def keep_silent():
             async with Conversation(await theirs.open_stream(US, STAGE)) as talk:

@@ -20,7 +20,7 @@ from protocol.microbatch.core import SendBoundary
 from protocol.outcomes import RefusalReason
 from protocol.routing.measures import ENOUGH, Measures
 from protocol.wire.messages import Refusal
-from protocol.wire.stage_messages import Boundary, Credit, Kept, Leg, Microbatch, Path, Trip
+from protocol.wire.stage_messages import Boundary, BoundaryKept, Credit, Leg, Microbatch, Path, Trip
 from protocol.wire.versions import STAGE
 
 LATENCY_S = 0.1
@@ -67,7 +67,7 @@ class Receiver:
         await talk.send(Credit(0.0))
         await talk.receive(Boundary, into=memoryview(bytearray(len(CODES))))
         self.arrived_s[index] = trio.current_time()
-        await talk.send(Kept())
+        await talk.send(BoundaryKept())
 
 
 @asynccontextmanager

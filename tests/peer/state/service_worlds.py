@@ -9,13 +9,13 @@ import blake3
 import numpy as np
 import numpy.typing as npt
 
+from peer.content.fetching import fetch_from
+from peer.content.service import ContentService
+from peer.content.state_file import StateManifest, StateScalars, write_state_file
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.ports.simulated import SimulatedWork
 from peer.simulation.swarm import identity_of
-from peer.state.fetching import fetch_from
-from peer.state.sample import sample_of
-from peer.state.service import StateService
-from peer.state.state_file import StateManifest, StateScalars, write_state_file
+from protocol.content.samples import sample_of
 from protocol.limits import STATE_CHUNK_BYTES
 from protocol.membership.group import Group
 from protocol.run.run_spec import RunSpec
@@ -56,7 +56,7 @@ class Source:
 
 
 class World:
-    def __init__(self, service: StateService, source: Source, folder: Path) -> None:
+    def __init__(self, service: ContentService, source: Source, folder: Path) -> None:
         self.service, self.source, self.folder = service, source, folder
         self.internet: SimulatedInternet
         self.server: SimulatedNetwork
@@ -90,7 +90,7 @@ async def world(folder: Path, *, with_state: bool = True) -> AsyncIterator[World
         internet.open_network(FOUNDER.peer_id) as server,
         internet.open_network(identity_of(1, "joiner").peer_id) as client,
     ):
-        service = StateService(
+        service = ContentService(
             network=server,
             work=SimulatedWork(),
             state_dir=folder,

@@ -1,5 +1,6 @@
 """A state that comes from two sources at once: what the second one may do, and may not."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +12,12 @@ import trio
 from service_worlds import GROUP, P, empty_vectors, world
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from peer.state.fetching import ExpectedState, Fetcher
-from peer.state.gathering import Gathering, own_digests, whole_state
-from peer.state.state_file import StateManifest, state_bytes
+from peer.content.fetching import ExpectedState, Fetcher
+from peer.content.gathering import Gathering, own_digests, whole_state
+from peer.content.state_file import StateManifest, root_of, state_bytes
+from protocol.content.manifest import digest_of
 from protocol.errors import RemoteProtocolError, StreamLost
 from protocol.limits import STATE_CHUNK_BYTES
-from protocol.state_chunks import chunk_digest, merkle_root
 
 
 class Liar(Fetcher):
@@ -24,8 +25,8 @@ class Liar(Fetcher):
 
     remote_peer_id = "liar"
 
-    async def chunks(self, root: str, wanted: range, take: Any, moved: Any = None) -> None:
-        await super().chunks(root, wanted, lambda i, chunk: take(i, b"?" + chunk[1:]), moved)
+    async def part(self, index: int, max_bytes: int, moved: Any) -> bytes:
+        return b"?" + (await super().part(index, max_bytes, moved))[1:]
 
 
 async def test_a_second_source_that_lies_costs_nothing_but_itself(
@@ -55,13 +56,14 @@ class Infinite(Fetcher):
     chunk = np.full(STATE_CHUNK_BYTES // 4, np.nan, np.float32).tobytes()
 
     def of(self, described: StateManifest) -> StateManifest:
-        digests = (described.digests[0], *[chunk_digest(self.chunk)] * 2, described.digests[-1])
-        return replace(described, digests=digests, root=merkle_root(digests))
+        digests = (described.digests[0], *[digest_of(self.chunk)] * 2, described.digests[-1])
+        return replace(described, digests=digests, root=root_of(digests))
 
-    async def chunks(self, root: str, wanted: range, take: Any, moved: Any = None) -> None:
+    async def request(self, content: str, parts: Sequence[int]) -> None:
         await trio.lowlevel.checkpoint()
-        for index in wanted:
-            take(index, self.chunk)
+
+    async def part(self, index: int, max_bytes: int, moved: Any) -> bytes:
+        return self.chunk
 
 
 async def test_a_replica_that_is_not_finite_is_found_at_once(
@@ -128,7 +130,7 @@ class Silent(Fetcher):
 
     remote_peer_id = "silent"
 
-    async def chunks(self, root: str, wanted: range, take: Any, moved: Any = None) -> None:
+    async def request(self, content: str, parts: Sequence[int]) -> None:
         raise StreamLost("gone")
 
 
@@ -139,11 +141,11 @@ class Outvoted(Fetcher):
     gathering: Gathering
     others: list[bytes]
 
-    async def chunks(self, root: str, wanted: range, take: Any, moved: Any = None) -> None:
-        if wanted.start == 0:
+    async def request(self, content: str, parts: Sequence[int]) -> None:
+        if parts[0] == 0:
             self.gathering._plan.join("b", self.others)
             self.gathering._plan.join("c", self.others)
-        await super().chunks(root, wanted, take, moved)
+        await super().request(content, parts)
 
 
 async def test_a_leader_is_not_blamed_for_bytes_that_are_wanted_no_more(
@@ -192,10 +194,10 @@ class Stopping(Fetcher):
 
     remote_peer_id = "first"
 
-    async def chunks(self, root: str, wanted: range, take: Any, moved: Any = None) -> None:
-        if wanted.start > 0:
+    async def request(self, content: str, parts: Sequence[int]) -> None:
+        if parts[0] > 0:
             raise StreamLost("gone")
-        await super().chunks(root, wanted, take, moved)
+        await super().request(content, parts)
 
 
 @pytest.mark.parametrize(("apart", "helps"), [(LAG, True), (-LAG, True), (LAG + 1, False)])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from peer.ports.files import replace_file
 from peer.state.home import (
     LONGEST_SOCKET_NAME_BYTES,
     MAX_UNIX_PATH_BYTES,
@@ -17,7 +18,6 @@ from peer.state.home import (
     HomeError,
     HomeInUse,
     OtherRun,
-    replace_file,
 )
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec

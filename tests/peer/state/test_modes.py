@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from peer.content.state_file import StateScalars, write_state_file
 from peer.network.identity import load_or_create
 from peer.observe.log_file import LineFile
 from peer.ports.real import RealEntropy
@@ -15,7 +16,6 @@ from peer.state.admission_file import AdmissionFile, KeptAdmission
 from peer.state.checkpoints import TRAINER_FILE, CheckpointStore, Manifest, write_outer
 from peer.state.export import export_hugging_face
 from peer.state.home import Home
-from peer.state.state_file import StateScalars, write_state_file
 from peer.training.corpus import prepare_corpus
 from peer.training.model import model_shapes
 from protocol.run.layout import Layout

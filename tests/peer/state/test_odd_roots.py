@@ -9,13 +9,13 @@ import pytest
 from service_worlds import GROUP, P, empty_vectors, world
 from trio.testing import MockClock
 
+from peer.content.fetching import ExpectedState
+from peer.content.gathering import whole_state
 from peer.network import conversation
-from peer.state.fetching import ExpectedState
-from peer.state.gathering import whole_state
 from protocol.errors import Refused, RemoteProtocolError
+from protocol.wire.content_messages import StateReply
 from protocol.wire.fields import Message
 from protocol.wire.messages import encode_message
-from protocol.wire.state_messages import StateReply
 
 
 @pytest.mark.parametrize("digits", [31, 33, 63])

@@ -12,27 +12,26 @@ import trio
 from service_worlds import GROUP, SIGNED, World, empty_vectors, world
 from trio.testing import MockClock
 
+from peer.content.fetching import RATE_WINDOW_S, ExpectedState, Fetcher, slowest_rate
+from peer.content.gathering import Gathering, whole_state
+from peer.content.service import FIRST_REQUEST_S, READINGS_OF_A_STATE, REQUEST_S
 from peer.network.conversation import Conversation, StreamStalled
 from peer.network.simulated_stream import LinkModel
-from peer.state import service as service_file
-from peer.state.fetching import ExpectedState, Fetcher
-from peer.state.gathering import Gathering, whole_state
-from peer.state.service import FIRST_REQUEST_S, READINGS_OF_A_STATE, REQUEST_S, STALL_S
-from peer.state.steady import RATE_WINDOW_S, slowest_rate
 from protocol.errors import Refused, StreamLost
 from protocol.limits import (
-    MAX_STATE_READERS,
-    MAX_STATE_READERS_PER_PEER,
-    MAX_STATE_READERS_PER_PREFIX,
-    MAX_STATE_REQUESTS,
+    MAX_READER_REQUESTS,
+    MAX_READERS,
+    MAX_READERS_PER_PEER,
+    MAX_READERS_PER_PREFIX,
     MAX_TRANSFER_S,
     MIN_FETCH_BYTES_PER_S,
+    SEND_STALL_S,
     STATE_CHUNK_BYTES,
 )
 from protocol.outcomes import RefusalReason
 from protocol.run.needs import KEPT_STATES
-from protocol.wire.state_messages import Chunk, GetChunks, GetSpec, GetState, SpecReply, StateReply
-from protocol.wire.versions import STATE
+from protocol.wire.content_messages import GetParts, GetSpec, GetState, Part, SpecReply, StateReply
+from protocol.wire.versions import CONTENT
 
 THIN = LinkModel(latency_s=0.02, bandwidth_bytes_per_s=4 * MIN_FETCH_BYTES_PER_S)
 
@@ -58,7 +57,7 @@ async def test_readers_are_bounded_and_a_silent_one_makes_room(
 ) -> None:
     async with (
         world(tmp_path) as made,
-        made.crowd(*[None] * MAX_STATE_READERS) as readers,
+        made.crowd(*[None] * MAX_READERS) as readers,
         trio.open_nursery() as nursery,
     ):
         for network in readers:
@@ -78,7 +77,7 @@ async def test_one_peer_takes_its_own_places_alone(
         made.another("greedy") as greedy,
         trio.open_nursery() as nursery,
     ):
-        for _ in range(MAX_STATE_READERS_PER_PEER):
+        for _ in range(MAX_READERS_PER_PEER):
             nursery.start_soon(hold, made, greedy)
         await trio.sleep(1.0)
         assert not await is_served(made, greedy)
@@ -89,7 +88,7 @@ async def test_one_peer_takes_its_own_places_alone(
 async def test_one_network_takes_its_own_places_alone(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:
-    addresses = [f"/ip4/5.6.7.{number}/tcp/1" for number in range(MAX_STATE_READERS_PER_PREFIX + 1)]
+    addresses = [f"/ip4/5.6.7.{number}/tcp/1" for number in range(MAX_READERS_PER_PREFIX + 1)]
     async with (
         world(tmp_path) as made,
         made.crowd(*addresses) as (one_more, *others),
@@ -107,16 +106,16 @@ async def test_a_stream_that_says_nothing_is_given_up_soon(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:
     async with world(tmp_path) as made:
-        silent = await made.client.open_stream(made.server.peer_id, STATE)
+        silent = await made.client.open_stream(made.server.peer_id, CONTENT)
         began_s = trio.current_time()
         assert await silent.receive_some() == b""
         assert trio.current_time() - began_s <= FIRST_REQUEST_S + 0.5
 
 
 async def ask_and_read_nothing(made: World, network: Any, request: Any) -> None:
-    talk = Conversation(await network.open_stream(made.server.peer_id, STATE))
+    talk = Conversation(await network.open_stream(made.server.peer_id, CONTENT))
     with contextlib.suppress(StreamLost):
-        for _ in range(MAX_STATE_REQUESTS):
+        for _ in range(MAX_READER_REQUESTS):
             await talk.send(request)
     await trio.sleep_forever()
 
@@ -129,13 +128,13 @@ async def test_streams_that_never_read_lose_their_places(
     monkeypatch.setattr("peer.network.simulated_stream.SEGMENT_BYTES", 256)
     async with (
         world(tmp_path) as made,
-        made.crowd(*[None] * MAX_STATE_READERS) as readers,
+        made.crowd(*[None] * MAX_READERS) as readers,
         trio.open_nursery() as nursery,
     ):
         state = await made.service.write()
         assert state is not None
         requests = {
-            "chunks": GetChunks(state[1].root.hex(), 0, 2),
+            "chunks": GetParts(state[1].root.hex(), (0, 1)),
             "manifests": GetState(GROUP, 0),
             "specs": GetSpec(),
         }
@@ -143,7 +142,7 @@ async def test_streams_that_never_read_lose_their_places(
             nursery.start_soon(ask_and_read_nothing, made, network, requests[what])
         await trio.sleep(1.0)
         assert not await is_served(made)
-        await trio.sleep(STALL_S + 1.0)
+        await trio.sleep(SEND_STALL_S + 1.0)
         assert await is_served(made)
         nursery.cancel_scope.cancel()
 
@@ -212,14 +211,14 @@ async def test_when_no_state_that_is_read_is_of_use_the_joiner_is_sent_on(
 
 async def test_nobody_reads_a_state_for_ever(autojump_clock: MockClock, tmp_path: Path) -> None:
     async with world(tmp_path) as made, made.fetcher() as fetcher:
-        talk = fetcher._talk
+        talk = fetcher.talk
         await talk.send(GetState(GROUP, 0))
         reply, digests = await talk.receive(StateReply)
         root, sent = reply.root, 0
         with pytest.raises(Refused) as refused:
             while sent < 100:
-                await talk.send(GetChunks(root, 0, 1))
-                await talk.receive(Chunk, max_payload_bytes=STATE_CHUNK_BYTES)
+                await talk.send(GetParts(root, (0,)))
+                await talk.receive(Part, max_payload_bytes=STATE_CHUNK_BYTES)
                 sent += 1
         assert refused.value.reason is RefusalReason.TOO_MANY
         assert sent == READINGS_OF_A_STATE * len(digests) // 32
@@ -229,7 +228,7 @@ async def test_requests_on_one_stream_are_bounded(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:
     async with world(tmp_path) as made, made.fetcher() as fetcher:
-        for _ in range(MAX_STATE_REQUESTS):
+        for _ in range(MAX_READER_REQUESTS):
             await fetcher.spec(None)
         with pytest.raises(Refused, match="are enough"):
             await fetcher.spec(None)
@@ -249,8 +248,9 @@ def trickle(made: World) -> None:
 async def test_a_source_that_trickles_is_left_within_minutes_and_its_chunks_are_kept(
     autojump_clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_file, "STALL_S", 1e6)
-    monkeypatch.setattr("peer.state.fetching.STALL_S", 1e6)
+    usual: Any = Conversation.send.__kwdefaults__
+    monkeypatch.setitem(usual, "stall_s", 1e6)
+    monkeypatch.setattr("peer.content.fetching.STALL_S", 1e6)
     async with world(tmp_path) as made:
         vectors = empty_vectors()
         gathering = Gathering(*vectors)
@@ -261,16 +261,16 @@ async def test_a_source_that_trickles_is_left_within_minutes_and_its_chunks_are_
         async with made.fetcher() as fetcher:
             written = await made.service.write()
             assert written is not None
-            await fetcher._talk.send(GetState(GROUP, 0))
-            reply, _ = await fetcher._talk.receive(StateReply)
+            await fetcher.talk.send(GetState(GROUP, 0))
+            reply, _ = await fetcher.talk.receive(StateReply)
         async with made.fetcher() as fetcher:
             took = await some_chunks(fetcher, begin, lambda: trickle(made))
         assert took <= 2 * RATE_WINDOW_S + 1.0
         made.internet.link(made.server.peer_id, made.client.peer_id).model = LinkModel()
-        before = made.client.statistics().received_bytes[STATE]
+        before = made.client.statistics().received_bytes[CONTENT]
         async with made.fetcher() as fetcher:
             await begin(fetcher, lambda _: None)
-        came = made.client.statistics().received_bytes[STATE] - before
+        came = made.client.statistics().received_bytes[CONTENT] - before
         assert came < reply.total_bytes - STATE_CHUNK_BYTES / 2
         assert (vectors[0] == made.source.phi_P).all()
         assert (vectors[1] == made.source.delta_P).all()
@@ -284,7 +284,7 @@ async def some_chunks(
     """Fetch until the source trickles; for how long it then was waited for."""
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patch:
-        patch.setattr("peer.state.gathering.CHUNKS_PER_SOURCE", 1)
+        patch.setattr("peer.content.gathering.CHUNKS_PER_SOURCE", 1)
         began_s: list[float] = []
 
         def after(_: float) -> None:

@@ -11,18 +11,18 @@ from msgspec.structs import replace
 from service_worlds import BLOB, DIGEST, FOUNDER, GROUP, SIGNED, P, empty_vectors, world
 from trio.testing import MockClock
 
+from peer.content import service
+from peer.content.fetching import ExpectedState
+from peer.content.gathering import whole_state
+from peer.content.service import ContentService
 from peer.network.conversation import Conversation
-from peer.state import service
-from peer.state.fetching import ExpectedState
-from peer.state.gathering import whole_state
-from peer.state.service import StateService
+from protocol.content.samples import BLOCK_VALUES, block_starts
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
 from protocol.limits import STATE_CHUNK_BYTES
 from protocol.membership.group import Group
 from protocol.outcomes import RefusalReason
-from protocol.state_sample import BLOCK_VALUES, block_starts
-from protocol.wire.state_messages import Chunk, GetChunks, GetState
-from protocol.wire.versions import STATE
+from protocol.wire.content_messages import GetParts, GetState, Part
+from protocol.wire.versions import CONTENT
 
 
 async def test_spec_blob_and_state_come_over_one_stream(
@@ -84,10 +84,10 @@ async def test_chunks_beyond_the_end_are_refused(autojump_clock: MockClock, tmp_
         await whole_state(fetcher, ExpectedState(GROUP), *empty_vectors())
         written = await made.service.write()
         assert written is not None
-        talk = fetcher._talk
-        await talk.send(GetChunks(written[1].root.hex(), 1 << 50, 1))
-        with pytest.raises(Refused, match="replaced"):
-            await talk.receive(Chunk, timeout_s=5.0)
+        talk = fetcher.talk
+        await talk.send(GetParts(written[1].root.hex(), ((1 << 31) - 1,)))
+        with pytest.raises(Refused, match="no further chunks"):
+            await talk.receive(Part, timeout_s=5.0)
 
 
 async def test_the_state_of_another_group_is_refused_and_counted(
@@ -136,14 +136,14 @@ async def test_a_file_of_the_round_that_is_too_old_is_refused(
 async def test_an_old_state_for_one_who_asked_for_a_newer_is_not_taken(
     autojump_clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = StateService._send_manifest
+    honest = ContentService._send_manifest
 
     async def overlook(
-        service: StateService, talk: Conversation, request: GetState, reader: Any
+        service: ContentService, talk: Conversation, request: GetState, reader: Any
     ) -> None:
         await honest(service, talk, replace(request, minimum_step=0), reader)
 
-    monkeypatch.setattr(StateService, "_send_manifest", overlook)
+    monkeypatch.setattr(ContentService, "_send_manifest", overlook)
     async with world(tmp_path) as made, made.fetcher() as fetcher:
         phi_P, delta_P = empty_vectors()
         with pytest.raises(RemoteProtocolError, match="of step 250, where 251 or later"):
@@ -164,7 +164,7 @@ async def test_a_state_that_cannot_be_is_not_even_fetched(
     async with world(tmp_path) as made, made.fetcher() as fetcher:
         with pytest.raises(RemoteProtocolError, match=why):
             await whole_state(fetcher, expected, *empty_vectors())
-        assert made.client.statistics().received_bytes[STATE] < STATE_CHUNK_BYTES
+        assert made.client.statistics().received_bytes[CONTENT] < STATE_CHUNK_BYTES
 
 
 async def test_a_blob_with_other_bytes_is_not_believed(
@@ -203,7 +203,7 @@ async def test_a_source_that_dies_in_the_middle_is_a_lost_stream(
     async with world(tmp_path) as made, trio.open_nursery() as nursery:
 
         async def die_half_way() -> None:
-            while made.client.statistics().received_bytes.get(STATE, 0) < 4 * P:
+            while made.client.statistics().received_bytes.get(CONTENT, 0) < 4 * P:
                 await trio.sleep(0.01)
             made.internet.kill(FOUNDER.peer_id)
 

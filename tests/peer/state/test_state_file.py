@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from peer.state.state_file import (
+from peer.content.state_file import (
     HEADER_BYTES,
     StateAssembler,
     StateManifest,
@@ -18,13 +18,14 @@ from peer.state.state_file import (
     chunk_count,
     read_chunk,
     remove_state_files,
+    root_of,
     state_bytes,
     state_chunks,
     write_state_file,
 )
+from protocol.content.manifest import digest_of
 from protocol.errors import RemoteProtocolError
 from protocol.limits import STATE_CHUNK_BYTES
-from protocol.state_chunks import chunk_digest, merkle_root
 
 P = 3 * STATE_CHUNK_BYTES // 8 - HEADER_BYTES // 8 + 128
 SCALARS = StateScalars("ab" * 16, 7, 390, "cd" * 16, 2, 12_345, 1 << 40, 0.5)
@@ -49,8 +50,8 @@ def _forged(
     scalars: StateScalars, phi: npt.NDArray[Any], delta: npt.NDArray[Any]
 ) -> tuple[StateManifest, list[bytes]]:
     chunks = list(state_chunks(scalars, phi, delta))
-    digests = tuple(chunk_digest(chunk) for chunk in chunks)
-    return StateManifest(merkle_root(digests), digests, state_bytes(phi.size), scalars), chunks
+    digests = tuple(digest_of(chunk) for chunk in chunks)
+    return StateManifest(root_of(digests), digests, state_bytes(phi.size), scalars), chunks
 
 
 @given(order=st.permutations(range(chunk_count(state_bytes(P)))))
@@ -78,7 +79,7 @@ def test_zeros_take_no_room_on_the_disk(tmp_path: Path) -> None:
     manifest = write_state_file(path, SCALARS, phi_P, delta_P)
     chunks = list(state_chunks(SCALARS, phi_P, delta_P))
     assert [read_chunk(path, index) for index in range(len(chunks))] == chunks
-    assert list(manifest.digests) == [chunk_digest(chunk) for chunk in chunks]
+    assert list(manifest.digests) == [digest_of(chunk) for chunk in chunks]
     assert path.stat().st_size == state_bytes(num_values)
     assert path.stat().st_blocks * 512 < 0.6 * state_bytes(num_values)
 
@@ -156,8 +157,8 @@ def test_a_state_that_is_not_finite_is_refused(bad: float, at: int) -> None:
 def test_garbage_for_a_header_is_a_protocol_error(header: bytes) -> None:
     for prefix in (b"", b"LOCOST01", b"LOCOST01" + len(header).to_bytes(4, "little")):
         chunk = (prefix + header).ljust(state_bytes(128), b"\0")
-        digests = (chunk_digest(chunk),)
-        manifest = StateManifest(merkle_root(digests), digests, state_bytes(128), SCALARS)
+        digests = (digest_of(chunk),)
+        manifest = StateManifest(root_of(digests), digests, state_bytes(128), SCALARS)
         assembler = StateAssembler(manifest, *_zeros(128))
         assembler.put(0, chunk)
         with pytest.raises(RemoteProtocolError):
@@ -174,7 +175,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
     def full_disk(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("peer.state.state_file.os.fsync", full_disk)
+    monkeypatch.setattr("peer.content.state_file.os.fsync", full_disk)
     with pytest.raises(OSError, match="No space"):
         write_state_file(path, SCALARS, vector + 1, vector)
     assert path.read_bytes() == before

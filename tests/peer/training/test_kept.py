@@ -74,8 +74,11 @@ def test_only_fp32_is_kept(tmp_path):
 def test_weights_and_moments_go_on_bit_for_bit(tmp_path, name):
     first, second = Trained(name), Trained(name)
     first.step(1, 2, 3)
-    keep_weights(tmp_path / "f", first, own_steps=3)
-    assert take_over_weights(tmp_path / "f", second, with_weights=True) == 3
+    keep_weights(tmp_path / "f", first.model.theta_P, first.optimizer, own_steps=3)
+    assert (
+        take_over_weights(tmp_path / "f", second.model.theta_P, second.optimizer, with_weights=True)
+        == 3
+    )
     for trained in (first, second):
         trained.step(4, 5)
     assert torch.equal(first.model.theta_P, second.model.theta_P)
@@ -86,9 +89,9 @@ def test_weights_and_moments_go_on_bit_for_bit(tmp_path, name):
 def test_the_moments_alone_may_be_taken_over(tmp_path, name, vectors):
     first, second = Trained(name), Trained(name)
     first.step(1, 2)
-    keep_weights(tmp_path / "f", first, own_steps=2)
+    keep_weights(tmp_path / "f", first.model.theta_P, first.optimizer, own_steps=2)
     before = second.model.theta_P.clone()
-    take_over_weights(tmp_path / "f", second, with_weights=False)
+    take_over_weights(tmp_path / "f", second.model.theta_P, second.optimizer, with_weights=False)
     assert torch.equal(second.model.theta_P, before)
     kept, taken = first.optimizer.moments(), second.optimizer.moments()
     assert kept.keys() == taken.keys()
@@ -98,9 +101,9 @@ def test_the_moments_alone_may_be_taken_over(tmp_path, name, vectors):
 
 def test_an_optimizer_without_a_step_has_nothing_to_keep(tmp_path):
     first, second = Trained(), Trained()
-    keep_weights(tmp_path / "f", first, own_steps=0)
+    keep_weights(tmp_path / "f", first.model.theta_P, first.optimizer, own_steps=0)
     assert TensorFile(tmp_path / "f").names == {"fast"}
-    take_over_weights(tmp_path / "f", second, with_weights=True)
+    take_over_weights(tmp_path / "f", second.model.theta_P, second.optimizer, with_weights=True)
     assert second.optimizer.num_steps == 0
     assert torch.equal(first.model.theta_P, second.model.theta_P)
 

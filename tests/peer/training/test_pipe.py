@@ -16,12 +16,12 @@ from peer.training.messages import (
     Evaluated,
     Load,
     ModelCreated,
-    Progress,
     Ready,
     RoundClosed,
     Stop,
     TrainerCommand,
     TrainerEvent,
+    TrainerProgress,
     TrainerSettings,
     TrainRound,
 )
@@ -39,7 +39,7 @@ from protocol.wire.stage_messages import Leg
 MESSAGES: list[Any] = [
     Load(3),
     TrainRound(7, 50, (("a", 4), ("b", 2)), 1, 99, 362.5, 1.25),
-    Progress(7, 3, 24, 2.5, 0.001, 0.5, 0.25, 353.0),
+    TrainerProgress(7, 3, 24, 2.5, 0.001, 0.5, 0.25, 353.0),
     Apply(7),
     Evaluated(7, 2.5, 8192, 0.25),
     Ready(10, 128, "ab", "cpu", "fp32", 8, 11.5, (("a", (2, 3)),)),

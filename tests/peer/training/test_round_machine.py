@@ -18,14 +18,13 @@ from peer.training.messages import (
     Keep,
     Kept,
     Load,
-    Progress,
     RoundClosed,
     Stop,
     TrainerEvent,
+    TrainerProgress,
     TrainRound,
 )
-from peer.training.round_in_progress import RoundData
-from peer.training.round_machine import RoundMachine, Settle, TrainStep, Wait
+from peer.training.round_machine import RoundData, RoundMachine, SettleStep, TrainStep, Wait
 from peer.training.schedule import learning_rate
 from peer.training.snapshot import Snapshot
 from protocol.run.run_spec import RunSpec, SyncSection, TrainingSection
@@ -102,7 +101,7 @@ class Driver:
 
     def next_action(self):
         """What comes next but for looking at numbers."""
-        while isinstance(action := self.machine.next_action(self.now_s), Settle):
+        while isinstance(action := self.machine.next_action(self.now_s), SettleStep):
             assert self.unsettled
             self.settle()
         return action
@@ -163,7 +162,9 @@ def test_a_due_round_that_is_held_up_trains_on_at_rising_nominal_steps():
     driver.train(7)
     assert driver.of(RoundClosed) == []
     assert [step.nominal_step for step in driver.steps] == [30 + 2.25 * k for k in range(7)]
-    assert [event.step for event in driver.of(Progress)] == [30 + 2.25 * k for k in range(1, 8)]
+    assert [event.step for event in driver.of(TrainerProgress)] == [
+        30 + 2.25 * k for k in range(1, 8)
+    ]
     driver.sync.holds_close = False
     driver.next_action()
     (closed,) = driver.of(RoundClosed)
@@ -177,7 +178,7 @@ def test_a_due_round_that_is_held_up_trains_to_the_end_of_the_run_and_no_further
     driver.train(20)
     assert [step.nominal_step for step in driver.steps] == [30.0 + k for k in range(6)]
     assert driver.next_action() == Wait()
-    assert driver.of(Progress)[-1].step == 36.0
+    assert driver.of(TrainerProgress)[-1].step == 36.0
     driver.sync.holds_close = False
     driver.next_action()
     (closed,) = driver.of(RoundClosed)
@@ -288,7 +289,7 @@ def test_before_something_is_sent_the_numbers_of_the_last_step_are_asked_for():
     driver.train(1)
     assert driver.unsettled
     driver.sync.is_send_due = True
-    assert driver.machine.next_action(driver.now_s) == Settle()
+    assert driver.machine.next_action(driver.now_s) == SettleStep()
     assert "sent" not in driver.sync.told
     driver.next_action()
     assert "sent" in driver.sync.told
@@ -301,7 +302,7 @@ def test_before_a_round_closes_the_numbers_of_the_last_step_are_asked_for():
     driver.train(3)
     assert driver.unsettled
     driver.sync.holds_close = False
-    assert driver.machine.next_action(driver.now_s) == Settle()
+    assert driver.machine.next_action(driver.now_s) == SettleStep()
     assert ("closed", 0) not in driver.sync.told
     driver.next_action()
     assert ("closed", 0) in driver.sync.told
@@ -314,7 +315,7 @@ def test_progress_is_told_at_half_the_quota_and_now_and_then():
     driver = Driver(step_s=0.0625)
     driver.order(0, quota=20)
     driver.train()
-    told = driver.of(Progress)
+    told = driver.of(TrainerProgress)
     assert [event.steps for event in told] == [4, 8, 10, 14, 18]
     assert [event.loss for event in told] == [2.5, 6.5, 9.5, 12.5, 16.5]
     assert [event.step for event in told] == [0.5 * event.steps for event in told]

@@ -17,14 +17,15 @@ from peer.training.messages import (
     Evaluated,
     Failed,
     Load,
-    Progress,
     Ready,
     RoundClosed,
     TrainerEvent,
+    TrainerProgress,
     TrainRound,
 )
 from peer.training.ports import Trainer, TrainerDied
-from peer.training.simulated import SimulatedSpeed, simulated_starter
+from peer.training.simulated import simulated_starter
+from peer.training.toy import SimulatedSpeed
 from protocol.run.run_spec import RunSpec
 
 Event = TypeVar("Event", bound=TrainerEvent)
@@ -35,7 +36,7 @@ MEMBERS = (("me", 1),)
 
 async def _after_progress(trainer: Trainer) -> TrainerEvent:
     """The next event that is no `Progress`."""
-    while isinstance(event := await trainer.receive(), Progress):
+    while isinstance(event := await trainer.receive(), TrainerProgress):
         pass
     return event
 
@@ -76,7 +77,7 @@ async def test_a_round_takes_its_steps_and_no_longer(autojump_clock: MockClock) 
         await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0, 0.0, 1.0))
         for steps in range(1, 11):
             progress = await trainer.receive()
-            assert isinstance(progress, Progress)
+            assert isinstance(progress, TrainerProgress)
             assert progress.steps == steps
         closed = await trainer.receive()
         assert isinstance(closed, RoundClosed)
@@ -93,7 +94,7 @@ async def test_a_pending_snapshot_keeps_the_next_round_open(autojump_clock: Mock
         await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0, 0.0, 1.0))
         await _next(trainer, RoundClosed)
         await trainer.send(TrainRound(1, 10, MEMBERS, 0, 80, 0.0, 1.0))
-        await _next(trainer, Progress)
+        await _next(trainer, TrainerProgress)
         with trio.move_on_after(3):
             await _after_progress(trainer)
             pytest.fail("the round was closed while a snapshot was pending")

@@ -17,8 +17,8 @@ from peer.training.messages import (
     TrainRound,
 )
 from peer.training.ports import Trainer
-from peer.training.simulated import SimulatedSpeed, simulated_starter
-from peer.training.toy import simulated_layout
+from peer.training.simulated import simulated_starter
+from peer.training.toy import SimulatedSpeed, simulated_layout
 from protocol.diloco.trainer_messages import (
     Amend,
     FragmentMerged,

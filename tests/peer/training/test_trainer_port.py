@@ -27,9 +27,9 @@ from peer.training.messages import (
     Evaluate,
     Evaluated,
     Failed,
-    Progress,
     RoundClosed,
     Stop,
+    TrainerProgress,
 )
 from peer.training.ports import TrainerDied
 from peer.training.schedule import learning_rate
@@ -51,7 +51,7 @@ FOREVER = 10**6
 async def a_round_is_told_until_it_closes(life: Life) -> None:
     await life.load()
     closed = await life.train_on(0, quota=6)
-    told = life.of(Progress)
+    told = life.of(TrainerProgress)
     steps = [event.steps for event in told]
     assert steps == sorted(set(steps))
     assert 3 in steps  # half the quota
@@ -68,14 +68,14 @@ async def the_stride_and_not_the_quota_tells_the_nominal_step(life: Life) -> Non
     await life.load()
     await life.order_at(0, quota=4, start_step=30.5, stride=0.75)
     closed = await life.until(RoundClosed)
-    assert_steps([*life.of(Progress), closed], 30.5, 0.75)
+    assert_steps([*life.of(TrainerProgress), closed], 30.5, 0.75)
     assert (closed.steps, closed.step) == (4, 33.5)
 
 
 async def a_round_closes_when_asked_to(life: Life) -> None:
     await life.load()
     await life.order(0, quota=FOREVER, start_step=4.5)
-    told = await life.until(Progress)
+    told = await life.until(TrainerProgress)
     await life.trainer.send(CloseRound(0))
     closed = await life.until(RoundClosed)
     assert told.steps <= closed.steps < FOREVER
@@ -90,7 +90,7 @@ async def a_round_of_no_steps_closes_where_it_begins(life: Life) -> None:
     closed = await life.train(0, quota=0, start_step=12.5)
     assert (closed.steps, closed.tokens, closed.step) == (0, 0, 12.5)
     assert (closed.epoch, closed.position) == (0, 0)
-    assert life.of(Progress) == []
+    assert life.of(TrainerProgress) == []
 
 
 async def validation_says_of_which_round_and_leaves_the_slow_weights(life: Life) -> None:
@@ -110,7 +110,7 @@ async def after_each_load_the_learning_rate_warms_up(life: Life) -> None:
     for first in (3, 7):
         await life.load()
         await life.train_on(first, first + 1, quota=20)
-        told = life.of(Progress)
+        told = life.of(TrainerProgress)
         assert {event.round for event in told} == {first, first + 1}
         for event in told:
             begun = H * event.round + H * (event.steps - 1) / 20
@@ -139,12 +139,12 @@ async def a_round_that_is_held_up_trains_on_at_rising_nominal_steps(life: Life) 
     await life.train(0, quota=4)
     stride = 1.75
     await life.order_at(1, 4, float(H), stride)
-    while (await life.until(Progress)).steps <= 8:
+    while (await life.until(TrainerProgress)).steps <= 8:
         pass
     await life.trainer.send(Apply(0))
     kinds = [type(await life.until(Applied)), type(await life.until(RoundClosed))]
     assert kinds == [Applied, RoundClosed]
-    told = [event for event in life.of(Progress) if event.round == 1]
+    told = [event for event in life.of(TrainerProgress) if event.round == 1]
     closed = life.of(RoundClosed)[-1]
     assert_steps([*told, closed], float(H), stride)
     assert closed.step >= told[-1].step > H + 8 * stride
@@ -232,7 +232,7 @@ async def a_late_merge_is_waited_for(life: Life) -> None:
         await life.trainer.send(Evaluate(0))
         await life.until(Evaluated)
     tau = 1
-    assert max(event.steps for event in life.of(Progress)) <= sent.steps + tau
+    assert max(event.steps for event in life.of(TrainerProgress)) <= sent.steps + tau
     await life.trainer.send(Merge(sent.fragment, sent.cycle, (0,), ()))
     assert (await life.until(FragmentMerged)).cycle == sent.cycle
     assert (await life.until(RoundClosed)).steps == H
@@ -391,7 +391,7 @@ async def apply_of_the_wrong_round_is_refused(life: Life) -> None:
 async def a_killed_trainer_says_so(life: Life) -> None:
     await life.load()
     await life.order(0, quota=FOREVER)
-    await life.until(Progress)
+    await life.until(TrainerProgress)
     life.kill()
     with pytest.raises(TrainerDied, match="signal 9"):
         await life.until(RoundClosed)
@@ -402,7 +402,7 @@ async def a_killed_trainer_says_so(life: Life) -> None:
 async def stop_ends_it_after_what_was_told_before(life: Life) -> None:
     await life.load()
     await life.order(0, quota=4)
-    await life.until(Progress)
+    await life.until(TrainerProgress)
     await life.trainer.send(Evaluate(0))
     await life.trainer.send(Stop())
     with pytest.raises(TrainerDied, match="exited with 0"):

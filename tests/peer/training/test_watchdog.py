@@ -8,9 +8,9 @@ from peer.training.messages import (
     Applied,
     Apply,
     Load,
-    Progress,
     Ready,
     RoundClosed,
+    TrainerProgress,
     TrainRound,
 )
 from peer.training.process import SILENCE_FLOOR_S, START_TIMEOUT_S, Watchdog
@@ -44,7 +44,7 @@ def test_slow_steps_stretch_the_bound():
     watchdog.received(READY)
     watchdog.sent(ORDER)
     before_s = watchdog.silence_bound_s
-    watchdog.received(Progress(0, 1, 1, 0.0, 0.0, 0.0, 30.0, 1.0))
+    watchdog.received(TrainerProgress(0, 1, 1, 0.0, 0.0, 0.0, 30.0, 1.0))
     assert watchdog.silence_bound_s > before_s + 30
 
 
@@ -68,9 +68,9 @@ def test_at_the_end_of_the_run_the_wait_for_apply_is_no_hang():
     watchdog.received(replace(CLOSED, slot=0))
     last = replace(ORDER, round=1, total_steps=7)
     watchdog.sent(last)
-    watchdog.received(Progress(1, 1, 1, 0.0, 0.0, 0.0, 0.1, 6.0))
+    watchdog.received(TrainerProgress(1, 1, 1, 0.0, 0.0, 0.0, 0.1, 6.0))
     assert watchdog.silence_bound_s < math.inf
-    watchdog.received(Progress(1, 2, 1, 0.0, 0.0, 0.0, 0.1, 7.0))
+    watchdog.received(TrainerProgress(1, 2, 1, 0.0, 0.0, 0.0, 0.1, 7.0))
     assert watchdog.silence_bound_s == math.inf
     watchdog.sent(Apply(0))
     assert watchdog.silence_bound_s < math.inf

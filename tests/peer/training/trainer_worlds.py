@@ -19,10 +19,10 @@ from peer.training.messages import (
     Apply,
     Failed,
     Load,
-    Progress,
     Ready,
     RoundClosed,
     TrainerEvent,
+    TrainerProgress,
     TrainerSettings,
     TrainRound,
 )
@@ -30,7 +30,8 @@ from peer.training.model import FlatModel, initial_module
 from peer.training.ports import Trainer
 from peer.training.process import ProcessTrainer, trainer_starter
 from peer.training.shared import SharedVector
-from peer.training.simulated import SimulatedSpeed, ToyProblem, simulated_starter
+from peer.training.simulated import simulated_starter
+from peer.training.toy import SimulatedSpeed, ToyProblem
 from protocol.diloco.trainer_messages import (
     FragmentSent,
     Merge,
@@ -140,7 +141,9 @@ class Life:
         return (taken.epoch, taken.position) if steps else place
 
 
-def assert_steps(events: list[Progress | RoundClosed], start_step: float, stride: float) -> None:
+def assert_steps(
+    events: list[TrainerProgress | RoundClosed], start_step: float, stride: float
+) -> None:
     """That their nominal steps are those of their own steps."""
     expected = [start_step + stride * event.steps for event in events]
     assert [event.step for event in events] == expected

@@ -10,10 +10,10 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from peer.ports.files import replacing
 from peer.training.corpus import Corpus, KeptCorpus
 from peer.training.corpus.blocks import cut_piece, piece_path
-from peer.training.corpus.packed import replacing
-from protocol.corpus.manifest import CorpusManifest
+from protocol.content.manifest import CorpusManifest
 
 SUFFIX: Final = ".piece"
 

@@ -1,7 +1,8 @@
-"""A state on its way to us, from one source or several at once (protocol/state_chunks.py).
+"""A state on its way to us, from one source or several at once (protocol/content/chunks.py).
 
 Each source is held to its own list of digests, that list to its own root, and the source to a
-minimum rate (steady.py). A source that does not lead may fail: what it owes is asked of the others.
+minimum rate (fetching.py). A source that does not lead may fail: what it owes is asked of the
+others.
 
 A chunk of zeros is not asked for: the digest that a source names says what it is. Without outer
 momentum that is half of a state.
@@ -19,11 +20,12 @@ from typing import Final
 import trio
 
 from peer.ports import PeerId
+from protocol.content.chunks import ChunkPlan
+from protocol.content.manifest import digest_of
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import STATE_CHUNK_BYTES
-from protocol.state_chunks import ChunkPlan, chunk_digest
 
-from .fetching import ExpectedState, Fetcher
+from .fetching import ExpectedState, Fetcher, slowest_rate, steady
 from .state_file import (
     Float32Vector,
     StateAssembler,
@@ -37,7 +39,6 @@ from .state_file import (
     units_of,
     weights_chunk,
 )
-from .steady import slowest_rate, steady
 
 CHUNKS_PER_SOURCE: Final = 4
 """Asked of one source at once: few, so that several share a state."""
@@ -202,19 +203,18 @@ class Gathering:
         self, fetcher: Fetcher, described: StateManifest, on_progress: Callable[[], None]
     ) -> None:
         """Ask this source until all is here, from whomever."""
-        name = fetcher.remote_peer_id
-
-        def take(index: int, chunk: bytes) -> None:
-            self._take(name, index, chunk, described.digests[index])
-            on_progress()
-
+        name, root = fetcher.remote_peer_id, described.root.hex()
         rate = slowest_rate(described.total_bytes)
         while not self._plan.complete:
             self._at_work += 1
             try:
                 with steady(fetcher.talk, rate, lambda: self._at_work) as moved:
                     while (wanted := self._plan.next_of(name, CHUNKS_PER_SOURCE)) is not None:
-                        await fetcher.chunks(described.root.hex(), wanted, take, moved)
+                        await fetcher.request(root, wanted)
+                        for index in wanted:
+                            chunk = await fetcher.part(index, STATE_CHUNK_BYTES, moved)
+                            self._take(name, index, chunk, described.digests[index])
+                            on_progress()
             finally:
                 self._at_work -= 1
             if not self._plan.complete:
@@ -223,7 +223,7 @@ class Gathering:
     def _take(self, name: PeerId, index: int, chunk: bytes, named: bytes) -> None:
         """Keep a chunk, if it is still what is wanted; its source has `named` this digest."""
         assert self._assembler is not None
-        if chunk_digest(chunk) != named:
+        if digest_of(chunk) != named:
             raise RemoteProtocolError(f"chunk {index} of the state does not match its digest")
         check_chunk(index, chunk, self._vectors[0].size)
         self.fetched_bytes += len(chunk)
@@ -271,7 +271,7 @@ def own_digests(phi_P: Float32Vector, delta_P: Float32Vector) -> dict[int, bytes
     scalars = StateScalars("", -1, 0, "", 0, 0, 0, 0.0)
     digests = dict[int, bytes]()
     for index, chunk in enumerate(state_chunks(scalars, phi_P, delta_P)):
-        digest = chunk_digest(chunk)
+        digest = digest_of(chunk)
         if index and digest != _digest_of_zeros(len(chunk)):
             digests[index] = digest
     return digests
@@ -280,4 +280,4 @@ def own_digests(phi_P: Float32Vector, delta_P: Float32Vector) -> dict[int, bytes
 @cache
 def _digest_of_zeros(length: int) -> bytes:
     """The digest of a chunk of zeros. There are two lengths: the last chunk's, and all others'."""
-    return chunk_digest(bytes(length))
+    return digest_of(bytes(length))

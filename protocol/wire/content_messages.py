@@ -1,22 +1,28 @@
-"""What a peer asks of another's state, on `/loco/state/1`; the codec stands in messages.py.
+"""What a peer asks of another's content, on `/loco/content/1`; the codec stands in messages.py.
 
-Also the run spec and blobs, which a joiner needs before it has a state.
+Content is named by digests. The run spec and blobs are whole. A state and a corpus are cut into
+parts, under one name each: of a state, that of the list of its parts' digests; of a corpus, that of
+its manifest. One who asks for parts holds the list, and so knows what each has to be.
 """
 
 from typing import Annotated
 
 from msgspec import Meta
 
+from protocol.content.samples import SAMPLE_BYTES, SEED_BYTES
 from protocol.limits import (
     MAX_BLOB_BYTES,
     MAX_CONTROL_PAYLOAD_BYTES,
     MAX_PARAMETERS,
+    MAX_PARTS_PER_REQUEST,
+    MAX_PIECE_BYTES,
     MAX_SPEC_BYTES,
     STATE_CHUNK_BYTES,
 )
-from protocol.state_sample import SAMPLE_BYTES, SEED_BYTES
 
 from .fields import Count, Digest, Key, Message, NonNegative, Signature
+
+PartIndex = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
 class GetSpec(Message, frozen=True, tag="get_spec"):
@@ -58,11 +64,11 @@ class GetState(Message, frozen=True, tag="get_state"):
 
 
 class StateReply(Message, frozen=True, tag="state"):
-    """What the sender can serve; the chunks' 32-byte digests follow.
+    """What the sender can serve; the parts' 32-byte digests follow.
 
     Attributes:
         step: the nominal step that the sender was at when this state was its present one.
-        root: digest of the whole state, which chunks are asked by.
+        root: digest of the whole state, which parts are asked by.
         epoch, position: where the sender's data stands.
         gradient_norm: of the sender's last inner step, before clipping.
     """
@@ -89,23 +95,51 @@ class GetSample(Message, frozen=True, tag="get_sample"):
 
 
 class SampleReply(Message, frozen=True, tag="sample"):
-    """The values follow, fp32, in the order of their places (protocol/state_sample.py)."""
+    """The values follow, fp32, in the order of their places (protocol/content/samples.py)."""
 
     max_payload_bytes = SAMPLE_BYTES
 
 
-class GetChunks(Message, frozen=True, tag="get_chunks"):
-    """Send me `count` chunks of that state, from `first` on."""
+class GetHoldings(Message, frozen=True, tag="get_holdings"):
+    """Which pieces of this corpus do you have?
 
-    root: Digest
-    first: Count
-    count: Annotated[int, Meta(ge=1, le=MAX_CONTROL_PAYLOAD_BYTES // 32)]
+    Attributes:
+        corpus: the manifest's digest.
+        known: `version` of the newest answer that the asker has; 0 before the first.
+    """
+
+    corpus: Digest
+    known: Count
 
 
-class Chunk(Message, frozen=True, tag="chunk"):
-    """One chunk of the state follows."""
+class Holdings(Message, frozen=True, tag="holdings"):
+    """Those whose bits follow, the lowest first; none where the asker knows them.
 
-    max_payload_bytes = STATE_CHUNK_BYTES
+    Attributes:
+        version: grows with each change; above 0.
+        whole: all of them; no bits follow.
+    """
 
-    root: Digest
-    index: Count
+    max_payload_bytes = MAX_CONTROL_PAYLOAD_BYTES
+
+    version: Count
+    whole: bool
+
+
+class GetParts(Message, frozen=True, tag="get_parts"):
+    """Send me these parts, in this order; a Refusal ends the answer.
+
+    Attributes:
+        content: the root of a state, or the digest of a corpus's manifest.
+    """
+
+    content: Digest
+    parts: Annotated[tuple[PartIndex, ...], Meta(max_length=MAX_PARTS_PER_REQUEST)]
+
+
+class Part(Message, frozen=True, tag="part"):
+    """One of them follows."""
+
+    max_payload_bytes = MAX_PIECE_BYTES
+
+    index: PartIndex

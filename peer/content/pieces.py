@@ -1,7 +1,8 @@
 """Fetching the pieces of the corpus that the data plan says we need, before they are needed.
 
-What is needed when follows from the data plan (protocol/corpus/needs.py), and whom a piece is asked
-of from what the others have said that they have (protocol/corpus/requests.py). Here it is asked.
+What is needed when follows from the data plan (protocol/content/needs.py), and whom a piece is
+asked of from what the others have said that they have (protocol/content/requests.py). Here it is
+asked.
 
     shares of a round  ->  CorpusNeeds  ->  PieceRequests  ->  one stream for each request
     what others have   ------------------^       <---------  the piece, or that it did not come
@@ -14,8 +15,7 @@ at most, and is written when the disk takes it; until then nothing further is as
 """
 
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -24,108 +24,19 @@ import numpy.typing as npt
 import trio
 
 from peer.facts import Facts
-from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.ports import Network, PeerId, Work
-from peer.state.steady import slowest_rate, steady
-from protocol.corpus.at_once import AtOnce
-from protocol.corpus.manifest import CorpusManifest
-from protocol.corpus.needs import CorpusNeeds, first_to_go, kept_pieces
-from protocol.corpus.requests import PieceRequests, Request
+from protocol.content.needs import CorpusNeeds, first_to_go, kept_pieces
+from protocol.content.requests import AtOnce, PieceRequests, Request
 from protocol.errors import LocoError, Refused, RemoteProtocolError
 from protocol.limits import MAX_ASKED_PIECES
 from protocol.membership.view import Roster
 from protocol.schedule.data_plan import DataPlan, Members
 from protocol.schedule.shuffle import Int64Vector
-from protocol.wire.corpus_messages import GetHoldings, GetPieces, Holdings, PieceReply
-from protocol.wire.versions import CORPUS
 
+from .fetching import fetch_from
 from .store import PieceStore
-
-# --- asking one peer for pieces of the corpus, and for which it has; what comes is checked here ---
-
-ANSWER_S: Final = 30.0
-STALL_S: Final = 15.0
-
-
-class Asker:
-    """One stream to a peer of the run.
-
-    Args:
-        corpus: the manifest's digest.
-    """
-
-    def __init__(self, talk: Conversation, corpus: str, manifest: CorpusManifest) -> None:
-        self._talk = talk
-        self._corpus = corpus
-        self._manifest = manifest
-
-    async def holdings(self, known: int) -> tuple[int, npt.NDArray[np.bool_] | None]:
-        """The version of what the peer has, and what; None where it is the known one.
-
-        Raises:
-            StreamLost, Refused, RemoteProtocolError
-        """
-        total = self._manifest.num_pieces
-        await self._talk.send(GetHoldings(self._corpus, known))
-        reply, bits = await self._talk.receive(
-            Holdings, timeout_s=ANSWER_S, stall_s=STALL_S, max_payload_bytes=-(-total // 8)
-        )
-        if reply.version == known:
-            return known, None
-        if reply.whole:
-            return reply.version, np.ones(total, bool)
-        if len(bits) != -(-total // 8):
-            raise RemoteProtocolError(f"{len(bits)} bytes of bits for {total} pieces")
-        packed = np.frombuffer(bits, np.uint8)
-        return reply.version, np.unpackbits(packed, count=total, bitorder="little").astype(bool)
-
-    async def piece(self, piece: int) -> bytes:
-        """A piece, checked.
-
-        Raises:
-            StreamLost, Refused, RemoteProtocolError
-        """
-        size = self._manifest.piece_bytes(piece)
-        with steady(self._talk, slowest_rate(size), _sharers) as moved:
-            await self._talk.send(GetPieces(self._corpus, (piece,)))
-            reply, data = await self._talk.receive(
-                PieceReply,
-                timeout_s=ANSWER_S,
-                stall_s=STALL_S,
-                max_payload_bytes=size,
-                on_progress=moved,
-            )
-        if reply.piece != piece or not self._manifest.is_piece(piece, data):
-            raise RemoteProtocolError(f"what came is not piece {piece} of the corpus")
-        return data
-
-
-def _sharers() -> int:
-    """How many may share the line, ours or the source's, with other readers and averages beside.
-
-    A piece that is cut off has come for nothing, so its source is held to its part of a line on
-    which as many are on their way as may be. A source slower than others is not waited for
-    long (protocol/corpus/requests.py).
-    """
-    return MAX_ASKED_PIECES
-
-
-@asynccontextmanager
-async def asking(
-    network: Network, peer_id: PeerId, corpus: str, manifest: CorpusManifest
-) -> AsyncIterator[Asker]:
-    """Open a stream for requests. Raises StreamLost."""
-    stream = await network.open_stream(peer_id, CORPUS)
-    try:
-        yield Asker(Conversation(stream), corpus, manifest)
-    finally:
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
-            await stream.aclose()
-
-
-# --- fetcher --------------------------------------------------------------------------------------
 
 ASK_EVERY_S: Final = 10.0
 """Between two questions to a peer which pieces it has; ASK_SOON_S where one is waited for."""
@@ -164,7 +75,6 @@ class PieceFetcher:
         max_pieces: float = math.inf,
     ) -> None:
         self._store = store
-        self._corpus = store.manifest.name
         self._plan = plan
         self._network = network
         self._work = work
@@ -263,8 +173,8 @@ class PieceFetcher:
         """Ask for a piece; None where it did not come."""
         ended = self._at_once.lost
         try:
-            async with self._asking(request.peer_id) as asker:
-                data = await asker.piece(request.piece)
+            async with fetch_from(self._network, request.peer_id) as fetcher:
+                data = await fetcher.piece(self._store.manifest, request.piece)
         except LocoError as error:
             if isinstance(error, Refused):
                 ended = self._at_once.refused
@@ -306,9 +216,6 @@ class PieceFetcher:
             self._refusal = refusal
             self._events.emit(EventName.DISK_REFUSED, piece=piece, detail=refusal)
 
-    def _asking(self, peer_id: PeerId) -> AbstractAsyncContextManager[Asker]:
-        return asking(self._network, peer_id, self._corpus, self._store.manifest)
-
     def _doubt(self, peer_id: PeerId, error: Exception) -> None:
         """A peer that did not help has nothing for us for a while."""
         self._requests.gone(peer_id)
@@ -349,8 +256,9 @@ class PieceFetcher:
 
     async def _ask(self, peer_id: PeerId, questions: trio.CapacityLimiter) -> None:
         try:
-            async with questions, self._asking(peer_id) as asker:
-                version, pieces = await asker.holdings(self._versions.get(peer_id, 0))
+            async with questions, fetch_from(self._network, peer_id) as fetcher:
+                known = self._versions.get(peer_id, 0)
+                version, pieces = await fetcher.holdings(self._store.manifest, known)
         except Refused:
             pass  # busy: what it had it has
         except LocoError as error:

@@ -1,11 +1,11 @@
 """Which chunk of a state a joiner asks of which source, and which bytes of it it wants.
 
-Idea. A state is cut into chunks, and a source names the digest of each (protocol/state_chunks.py).
-Where two sources name the same digest they hold the same bytes, so either may give them. Peers of a
-run of fragments hold the same outer copy, but for the fragments that are on their way, so nearly
-all chunks can come from several sources at once. Replicas that average in pairs differ in every
-chunk; but a state that is *mixed* of their chunks is as good as one of them, so there too several
-can give at once, each what it has itself.
+Idea. A state is cut into chunks, and a source names the digest of each. Where two sources name the
+same digest they hold the same bytes, so either may give them. Peers of a run of fragments hold the
+same outer copy, but for the fragments that are on their way, so nearly all chunks can come from
+several sources at once. Replicas that average in pairs differ in every chunk; but a state that is
+*mixed* of their chunks is as good as one of them, so there too several can give at once, each what
+it has itself.
 
 Rules
   1. One source leads. The first chunk holds its writer's own scalars, so it is the leader's.
@@ -271,12 +271,12 @@ _NODE: Final = "loco-peer v1 state merkle node"
 _ROOT: Final = "loco-peer v1 state merkle root"
 
 
-def chunk_digest(chunk: bytes | bytearray | memoryview) -> bytes:
+def digest_of(chunk: bytes | bytearray | memoryview) -> bytes:
     """Leaf digest of one chunk: 32 bytes."""
     return blake3.blake3(chunk, derive_key_context=_LEAF).digest()
 
 
-def merkle_root(digests: Sequence[bytes]) -> bytes:
+def root_of(digests: Sequence[bytes]) -> bytes:
     """Root over the chunk digests in order: 32 bytes.
 
     Raises:
@@ -293,7 +293,7 @@ def merkle_root(digests: Sequence[bytes]) -> bytes:
 def list_matches_root(digests: Sequence[bytes], root: bytes) -> bool:
     """Whether this list of chunk digests, as somebody sent it, is the one that `root` names."""
     well_formed = bool(digests) and all(len(digest) == DIGEST_BYTES for digest in digests)
-    return well_formed and merkle_root(digests) == root
+    return well_formed and root_of(digests) == root
 
 
 def _node(pair: list[bytes]) -> bytes:

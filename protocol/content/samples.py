@@ -1,8 +1,9 @@
-"""Whether a state is like those of others: by a sample of its weights, and by its loss.
+"""What others show of their states: by it a joiner sees whether the one it was given is like them.
 
-A state's root says that all of it is what its source wrote, not that its source trains what
-the others train. Replicas of one model lie close together, a lie about all its weights does not. So
-a joiner asks others, its *witnesses*, for the values at some places, and compares.
+A sample of weights. A state's root says that all of it is what its source wrote, not that its
+source trains what the others train. Replicas of one model lie close together, a lie about all its
+weights does not. So a joiner asks others, its *witnesses*, for the values at some places, and
+compares.
 
 Rules
   1. The places follow from a seed that only the joiner can know, told to the witnesses when the
@@ -18,32 +19,36 @@ Rules
      its own chunks; where they are fewer than LEAST_BLOCKS, it gave too little to be told apart.
      Then the whole is compared at the places of the one that leads.
 
-A sample shows a lie about all weights, not one about few: a norm ten times as large, or a row of
-the embedding, ruins a model as well. What a model is worth its loss says. All peers of a run
-measure theirs on the same held-out blocks, and tell it in their beats. So a joiner measures the
-state that it was given, and compares.
+What it does not see: a lie about few of the weights, and one within FLOOR. Averaging has bounds of
+its own for those (plausible.py).
 
+A loss. A norm ten times as large, or a row of the embedding, ruins a model as well, and a sample
+may miss it. What a model is worth its loss says. All peers of a run measure theirs on the same
+held-out blocks, and tell it in their beats. So a joiner measures the state that it was given.
   5. Beats of others that train count, of peers that are heeded (membership/heeded.py); not that of
      the source. They are read when the source has named its root: a slow line makes no state look
      old.
-  6. A state is *worse* when its loss is above LOSS_FACTOR times the middle of theirs and
-     LOSS_FLOOR more, or no number. Losses that others tell are of their last validation, some
-     rounds ago, so at the start of a run, when losses fall fast, theirs are the higher ones.
+  6. A state is *worse* when its loss is above LOSS_FACTOR times the middle of theirs and LOSS_FLOOR
+     more, or no number. Losses that others tell are of their last validation, some rounds ago, so
+     at the start of a run, when losses fall fast, theirs are the higher ones.
   7. Without two others nothing can be told. The middle of two is the higher.
 
-What neither sees: a lie about few of the weights within FLOOR (averaging has bounds of its own for
-those, plausible.py), a state that is worse by less than that, or better on the held-out blocks than
+What it does not see: a state that is worse by less than that, or better on the held-out blocks than
 it deserves. Liars that are most of the peers one sees, and tell low losses, keep a joiner out.
 """
 
 import math
 from collections.abc import Sequence
+from itertools import combinations
 from statistics import median_high
-from typing import Final
+from typing import Any, Final
 
 import blake3
+import numpy as np
+import numpy.typing as npt
 
-# --- state sample ---------------------------------------------------------------------------------
+from protocol.errors import RemoteProtocolError
+
 NUM_BLOCKS: Final = 64
 BLOCK_VALUES: Final = 256
 SAMPLE_BYTES: Final = 4 * NUM_BLOCKS * BLOCK_VALUES
@@ -54,6 +59,10 @@ LEAST_BLOCKS: Final = 4
 FACTOR: Final = 4.0
 FLOOR: Final = 0.5
 """States of replicas that are some rounds apart differ by less than this part of their length."""
+LOSS_FACTOR: Final = 1.25
+LOSS_FLOOR: Final = 0.25
+"""Nats per token."""
+Float32Vector = npt.NDArray[np.float32]
 _DOMAIN: Final = b"loco/v1/state-sample\0"
 
 
@@ -86,14 +95,46 @@ def is_odd(to_witnesses: Sequence[float], among: Sequence[float], length: float)
     return min(to_witnesses) > FACTOR * median_high(among) and min(to_witnesses) > FLOOR * length
 
 
-# --- state loss -----------------------------------------------------------------------------------
-LOSS_FACTOR: Final = 1.25
-LOSS_FLOOR: Final = 0.25
-"""Nats per token."""
-
-
 def is_worse(loss: float, told: Sequence[float]) -> bool:
     """Whether a state with this loss is worse than those of which these were told (rule 6)."""
     if len(told) < LEAST_WITNESSES:
         return False
     return not math.isfinite(loss) or loss > LOSS_FACTOR * median_high(told) + LOSS_FLOOR
+
+
+# --- samples as bytes -----------------------------------------------------------------------------
+def sample_of(vector_P: Float32Vector, seed: bytes) -> Float32Vector:
+    """The values at the places that follow from the seed, block after block."""
+    starts = block_starts(seed, vector_P.size)
+    return np.concatenate([vector_P[start : start + BLOCK_VALUES] for start in starts])
+
+
+def sample_from(data: bytes) -> Float32Vector:
+    """A sample that was sent.
+
+    Raises:
+        RemoteProtocolError: it has another length, or values that are not finite.
+    """
+    if len(data) != SAMPLE_BYTES:
+        raise RemoteProtocolError(f"a sample of {len(data)} bytes, expected {SAMPLE_BYTES}")
+    values: Float32Vector = np.frombuffer(data, "<f4")
+    if not np.isfinite(values).all():
+        raise RemoteProtocolError("a sample with values that are not finite")
+    return values
+
+
+def blocks_of(sample: Float32Vector, blocks: Sequence[int]) -> Float32Vector:
+    """The values of a sample in these of its blocks."""
+    values: Float32Vector = sample.reshape(-1, BLOCK_VALUES)[list(blocks)].ravel()
+    return values
+
+
+def is_unlike(sample: Float32Vector, witnesses: Sequence[Float32Vector]) -> bool:
+    """Whether the state that a sample is of is unlike those of its witnesses."""
+    to_witnesses = [_rms(sample - witness) for witness in witnesses]
+    among = [_rms(one - other) for one, other in combinations(witnesses, 2)]
+    return is_odd(to_witnesses, among, _rms(sample))
+
+
+def _rms(values: npt.NDArray[Any]) -> float:
+    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))

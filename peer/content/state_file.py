@@ -6,8 +6,8 @@ A state is a run of bytes, cut into chunks of `STATE_CHUNK_BYTES`:
     phi, fp32 [P]
     delta, fp32 [P]
 
-Numbers are little-endian. The scalars are part of the first chunk, so the Merkle root
-(protocol/state_chunks.py) covers them too.
+Numbers are little-endian. The root is the digest of the list of all chunks' digests, and the
+scalars are part of the first chunk: so it names a whole state.
 
 Rules:
 - The file is written under another name and renamed when it is whole and on the disk: a reader
@@ -29,11 +29,10 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
+from peer.ports.files import sync_folder
+from protocol.content.manifest import digest_of
 from protocol.errors import RemoteProtocolError
 from protocol.limits import STATE_CHUNK_BYTES
-from protocol.state_chunks import chunk_digest, list_matches_root, merkle_root
-
-from .durable import sync_folder
 
 Float32Vector = npt.NDArray[np.float32]
 
@@ -117,6 +116,11 @@ def units_of(num_values: int) -> list[int]:
     return units
 
 
+def root_of(digests: Sequence[bytes]) -> bytes:
+    """The root of a state, of the digests of its chunks in order."""
+    return digest_of(b"".join(digests))
+
+
 def check_manifest(manifest: StateManifest, num_values: int) -> None:
     """Hold a manifest against the size that a state has to be of, and against its own root.
 
@@ -126,7 +130,7 @@ def check_manifest(manifest: StateManifest, num_values: int) -> None:
     expected = state_bytes(num_values)
     if manifest.total_bytes != expected or len(manifest.digests) != chunk_count(expected):
         raise RemoteProtocolError(f"a state of {manifest.total_bytes} bytes, expected {expected}")
-    if not list_matches_root(manifest.digests, manifest.root):
+    if root_of(manifest.digests) != manifest.root:
         raise RemoteProtocolError("the list of chunk digests does not match the state's root")
 
 
@@ -198,13 +202,13 @@ def seal_state(path: Path, scalars: StateScalars, num_values: int) -> StateManif
     try:
         with partial.open("rb") as file:
             while chunk := file.read(STATE_CHUNK_BYTES):
-                digests.append(chunk_digest(chunk))
+                digests.append(digest_of(chunk))
             os.fsync(file.fileno())
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
     sync_folder(path.parent)
-    return StateManifest(merkle_root(digests), tuple(digests), state_bytes(num_values), scalars)
+    return StateManifest(root_of(digests), tuple(digests), state_bytes(num_values), scalars)
 
 
 def _partial(path: Path) -> Path:
