@@ -6,8 +6,7 @@ from typing import Final
 
 import trio
 
-from peer.averaging.gossip.exchanges import Agreement, Exchanges
-from peer.averaging.gossip.final_averaging import FinalMeetings
+from peer.averaging.gossip.exchanges import Agreement
 from peer.averaging.gossip.gossip import Gossip
 from peer.averaging.parts import Company
 from peer.observe.events import EventLog
@@ -24,19 +23,7 @@ def gossip_of(
     agreement: Agreement, *, company: Company, network: Network, work: Work, events: EventLog
 ) -> Gossip:
     """The gossip of one peer, put together as the daemon does it."""
-    exchanges = Exchanges(agreement, network, work)
-    meetings = FinalMeetings(
-        agreement, network.peer_id, company=company, exchanges=exchanges, events=events
-    )
-    return Gossip(
-        agreement,
-        network.peer_id,
-        company=company,
-        exchanges=exchanges,
-        meetings=meetings,
-        events=events,
-        refused=Counter(),
-    )
+    return Gossip(agreement, network, work, company=company, events=events, refused=Counter())
 
 
 class OneOther:

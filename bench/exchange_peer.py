@@ -21,8 +21,7 @@ import trio
 
 from peer.averaging.gossip.exchange_io import OwnVector
 from peer.averaging.gossip.exchanges import Agreement, Averaged
-from peer.averaging.gossip.gossip import Bounds
-from peer.averaging.gossip.lane import GossipDoor
+from peer.averaging.gossip.gossip import Bounds, GossipServer
 from peer.codec import get_codec
 from peer.network.conversation import Conversation
 from peer.network.identity import load_or_create
@@ -69,7 +68,7 @@ class ExchangePeer:
     async def run(self) -> None:
         """Serve until the parent asks no more."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(GossipDoor(self._network, [self._gossip]).run)
+            nursery.start_soon(GossipServer(self._network, [self._gossip]).run)
             await self._network.serve(BARE, partial(answer_swap, buffers=self._buffers))
             await self._network.serve(ECHO, self._echo)
             await self._network.serve(TALK, self._talk_back)

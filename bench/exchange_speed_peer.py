@@ -32,9 +32,9 @@ from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
 from peer.ports.real import RealEntropy, RealWork
 from protocol.diloco.commands import GroupSeen, HoldOutcome, SendEnded, Sent
 from protocol.diloco.peers import FragmentCounts
-from protocol.diloco.trainer_messages import Amend, Merge, Yield
 from protocol.fragment.fragments import Fragment, cut_fragments
 from protocol.run.layout import Layout
+from protocol.trainer_messages import Amend, Merge, Yield
 
 from .children import Answer, answer_parent
 from .exchange_speed_data import mean_of_all, model_layout, noise, relative_error

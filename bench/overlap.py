@@ -10,7 +10,7 @@ the kernel.
 
 Pause. At the boundary of a round the trainer takes a snapshot, codes it and digests it, and later
 applies the move of the slow weights; for that long it does not train. Timed on the trainer's own
-code (peer/training/snapshot.py), one thread, and given as a share of a round of ROUND_S.
+code (peer/training/pairs.py), one thread, and given as a share of a round of ROUND_S.
 
     python -m bench.overlap [--full] [--json FILE]
 """
@@ -35,13 +35,15 @@ from bench.children import Child, start_child
 from bench.report import Goal, Report, options
 from peer.codec import get_codec
 from peer.training.corpus.prepare import prepare_corpus
-from peer.training.messages import Apply, Failed, Load, RoundClosed, TrainerSettings, TrainRound
+from peer.training.messages import Failed, Load, RoundClosed, TrainerSettings, TrainRound
 from peer.training.model import FlatModel
+from peer.training.pairs import FragmentDeltas
 from peer.training.ports import Trainer
 from peer.training.process import ProcessTrainer, create_model, trainer_starter
-from peer.training.shared import NUM_SLOTS, CodeRegions, SharedVector
-from peer.training.snapshot import Snapshots
+from peer.training.shared import CodeRegions, SharedVector
+from protocol.fragment.fragments import Fragment
 from protocol.run.run_spec import RunSpec
+from protocol.trainer_messages import ONE_CHUNK, FragmentSent, Merge
 
 VECTOR_BYTES: Final = 64 * 10**6
 ROUND_S: Final = 30.0
@@ -160,7 +162,9 @@ async def _train_round(trainer: Trainer, round_: int, inner_steps: int) -> float
     while not isinstance(event := await trainer.receive(), RoundClosed):
         if isinstance(event, Failed):
             raise SystemExit(f"the trainer failed: {event.detail}")
-    await trainer.send(Apply(round_))
+        if isinstance(event, FragmentSent):
+            cycle = event.cycle
+    await trainer.send(Merge(0, cycle, ONE_CHUNK, ()))
     return event.steps / event.seconds
 
 
@@ -202,17 +206,18 @@ def measure_pause(setting: Setting, found: Report) -> None:
     module.register_parameter("theta", torch.nn.Parameter(torch.randn(setting.parameters)))
     model = FlatModel(module, torch.device("cpu"))
     codec = get_codec("int8")
-    slots = CodeRegions.create((codec.code_bytes(setting.parameters),) * NUM_SLOTS)
-    child = CodeRegions(slots.fd, slots.code_bytes, writable=True)
-    snapshots = Snapshots(model, model.theta_P.clone(), child, codec)
+    regions = CodeRegions.create((codec.code_bytes(setting.parameters),))
+    child = CodeRegions(regions.fd, regions.code_bytes, writable=True)
+    whole = Fragment(0, ((0, model.theta_P.numel()),), ())
+    deltas = FragmentDeltas(model, model.theta_P.clone(), child, codec, [whole])
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     take_s, apply_s = [], []
     for round_ in range(setting.turns):
         began_s = time.perf_counter()
-        snapshots.take(round_)
+        deltas.send(0, round_)
         taken_s = time.perf_counter()
-        snapshots.apply()
+        deltas.merge(0)
         take_s.append(taken_s - began_s)
         apply_s.append(time.perf_counter() - taken_s)
     torch.set_num_threads(threads)

@@ -19,8 +19,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from peer.averaging.gossip.exchange_io import OwnVector
 from peer.averaging.gossip.exchanges import Agreement, Averaged
-from peer.averaging.gossip.gossip import Bounds, Gossip
-from peer.averaging.gossip.lane import GossipDoor
+from peer.averaging.gossip.gossip import Bounds, Gossip, GossipServer
 from peer.codec import get_codec
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.network.simulated_stream import LinkModel
@@ -79,7 +78,7 @@ async def _average_all(peers: int, seed: int, model: LinkModel) -> Seen:
             await swarm.connect()
             gossips = [swarm.gossip(agreement, number) for number in range(peers)]
             for network, gossip in zip(networks, gossips, strict=True):
-                nursery.start_soon(GossipDoor(network, [gossip]).run)
+                nursery.start_soon(GossipServer(network, [gossip]).run)
             await wait_all_tasks_blocked()  # all serve
             await _average_at_once(gossips, _contribution(agreement), seen)
             nursery.cancel_scope.cancel()

@@ -22,8 +22,7 @@ import trio
 
 from peer.averaging.gossip.exchange_io import OwnVector
 from peer.averaging.gossip.exchanges import Agreement, Averaged
-from peer.averaging.gossip.gossip import Bounds
-from peer.averaging.gossip.lane import GossipDoor
+from peer.averaging.gossip.gossip import Bounds, GossipServer
 from peer.averaging.gossip.outer_state import OuterState
 from peer.averaging.gossip.outer_step import NolocoFactors
 from peer.codec import get_codec
@@ -105,7 +104,7 @@ class SoakPeer:
     async def run(self) -> None:
         """Serve until the parent asks no more."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(GossipDoor(self._network, [self._gossip]).run)
+            nursery.start_soon(GossipServer(self._network, [self._gossip]).run)
             await answer_parent(
                 {
                     "hello": self.hello,

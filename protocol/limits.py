@@ -6,6 +6,31 @@ What a peer's bytes can reach shall not grow without a bound. One that is passed
 
 from typing import Final
 
+# --- everywhere -----------------------------------------------------------------------------------
+MAX_PER_PEER: Final = 2
+"""Links, and pieces asked, of one peer: one, and one that is to take its place."""
+MAX_AT_ONCE: Final = 8
+"""Pieces asked at once, peers whose addresses are tried, dials at one peer's word; and
+results of our own that can be audited: the newest, each with the codes it was made of."""
+MAX_HELD: Final = 16
+"""Proposals held unanswered, circuits of one peer, dials at others' word, answers to dial-backs,
+addresses of one peer."""
+MAX_TRIED: Final = 32
+"""Peers dialled and results audited at once, and proposals for one average."""
+MAX_LISTED: Final = 64
+"""Things that one message lists, that one directory key holds, or that one peer has named."""
+MAX_NAMED: Final = 1024
+"""Peers known by name alone, or named by a list of admission or a table of machines."""
+MAX_MEMBERS: Final = 4096
+"""Members of a run; and rulings and invitations that are kept."""
+PER_PEER_PER_S: Final = 50.0
+"""Streams of one peer that are begun to be served in a second, and messages of its link that are
+read, in the long run; the rest waits. A list of peers takes as long as a second's beats."""
+SECRET_BYTES: Final = 16
+"""Length of a run's secret, and of a seed that nobody else may know."""
+EPSILON: Final = 1e-6
+"""Nominal steps that are so near to a whole number are that: thirds of one, three times."""
+
 # --- frames ---------------------------------------------------------------------------------------
 MAX_HEADER_BYTES: Final = 64 * 1024
 """Longest msgpack header of a frame."""
@@ -20,8 +45,6 @@ MAX_INBOUND_STREAMS: Final = 512
 MAX_INBOUND_STREAMS_PER_PEER: Final = 32
 MAX_INBOUND_STREAMS_PER_PREFIX: Final = 192
 """Those of one network: a /24 or /48 of the open internet (protocol/address/prefix.py)."""
-INBOUND_STREAMS_PER_S: Final = 50.0
-"""Streams of one peer that are begun to be served in a second, in the long run; others wait."""
 INBOUND_STREAMS_PER_S_OF_PREFIX: Final = 150.0
 INBOUND_STREAMS_BURST_S: Final = 4.0
 """So many seconds' worth of them may come at once: stripes, and questions after many chunks."""
@@ -33,70 +56,35 @@ SEND_STALL_S: Final = 60.0
 # --- records in the directory ---------------------------------------------------------------------
 MAX_RECORD_BYTES: Final = 200
 RECORD_SHARDS: Final = 8
-MAX_RECORDS_PER_SHARD: Final = 64
 MAX_RECORD_ADDRESSES: Final = 3
 
 # --- membership -----------------------------------------------------------------------------------
 MAX_LINKS: Final = 64
 """Lasting links to other peers held at once."""
-MAX_LINKS_PER_PEER: Final = 2
-"""Links that one identity may have opened to us: a live one, and one that is to take its place."""
 MAX_LINKS_PER_PREFIX: Final = 32
 """Links that peers of one network may have opened to us."""
-LINK_MESSAGES_PER_S: Final = 50.0
-"""Messages of one link that are read, in the long run; the rest waits on its line."""
-PEER_LIST_COST: Final = 50.0
-"""What a list of peers takes of that: to read it takes as long as to read so many beats."""
-MAX_DIALS: Final = 32
-"""Peers that are being dialled at once."""
-MAX_HEARSAY: Final = 1024
-"""Peers known by name alone."""
-MAX_HEARSAY_PER_PEER: Final = 64
-"""Those that one peer has named."""
-MAX_HEARSAY_DIALS: Final = 16
-MAX_HEARSAY_DIALS_PER_PEER: Final = 8
-"""Peers being dialled that one peer has named."""
 MAX_HEARSAY_TRIES: Final = 3
 """Attempts after which such a peer is forgotten."""
 ALIVE_WITNESSES: Final = 2
 """Peers that must have seen another life of an identity before it keeps out a newcomer."""
-MAX_ADDRESSES_PER_PEER: Final = 16
-MAX_PEERS_PER_EXCHANGE: Final = 64
-"""Peers named in one peer-exchange message."""
-MAX_MEMBERS: Final = 4096
 
 # --- relays and dial-back -------------------------------------------------------------------------
 MAX_RESERVATIONS: Final = 64
 """Peers that nobody can dial for which we are a relay."""
 MAX_CIRCUITS: Final = 128
 """Connections that we relay at once."""
-MAX_CIRCUITS_PER_PEER: Final = 16
-"""Those that one peer has opened."""
 CIRCUIT_BYTES: Final = 64 << 30
 """What one relayed connection may carry before it is cut."""
-CIRCUIT_S: Final = 24 * 3600.0
-"""How long one may last."""
-MAX_DIAL_BACKS: Final = 8
-"""Peers whose addresses we try at once."""
 MAX_DIAL_BACK_ADDRESSES: Final = 4
 """Addresses of one peer that we try."""
 DIAL_BACK_EVERY_S: Final = 20.0
 """We try those of one peer at most so often."""
-MAX_DIAL_BACK_ANSWERS: Final = 16
-"""Peers whose newest answers are kept."""
 
 # --- admission ------------------------------------------------------------------------------------
 MAX_STATEMENT_BYTES: Final = 512
-MAX_STATEMENTS_PER_MESSAGE: Final = 64
-MAX_RULINGS: Final = 4096
-MAX_PASSES: Final = 4096
 MAX_AMENDMENTS: Final = 64
-RUN_SECRET_BYTES: Final = 16
 
 # --- gossip ---------------------------------------------------------------------------------------
-MAX_PROPOSAL_TRIES: Final = 32
-MAX_HELD_PROPOSALS: Final = 16
-"""Proposals of others held unanswered at once; a further one is refused as busy."""
 
 STRIPE_FROM_BYTES: Final = 8 * 1024 * 1024
 """A shorter contribution travels on the stream that it was agreed on."""
@@ -109,8 +97,6 @@ PIECE_BYTES: Final = 1 << 20
 MAX_CHUNKS_PER_FRAGMENT: Final = 64
 """Pieces of a fragment that are averaged each by itself."""
 MAX_FRAGMENTS: Final = 1024
-MAX_FRAGMENTS_FREE: Final = 64
-"""Fragments for which one beat says that a partner is looked for; further ones wait their turn."""
 MAX_CONTRIBUTORS: Final = 256
 """Peers in one average of a fragment: more than the links that a peer holds."""
 MAX_CONTRIBUTION_WEIGHT: Final = 1
@@ -119,14 +105,8 @@ MIN_CHUNK_VALUES: Final = 8192
 """Below this size a chunk's messages would weigh more than 1% of its codes."""
 MAX_EVIDENCE_BYTES: Final = MAX_CONTROL_PAYLOAD_BYTES
 """One leaf of all contributions to a chunk, with their statements."""
-MAX_CONVICTED: Final = 256
-"""Owners of whom it is remembered that they have lied; the evidence is kept with it."""
 MAX_KEPT_EVIDENCE_BYTES: Final = 4 * MAX_EVIDENCE_BYTES
 """Evidence that is kept for peers to come."""
-MAX_AUDITS: Final = 32
-"""Results that are being audited at once; a further one is not."""
-MAX_OPENABLE: Final = 8
-"""Results of our own that can be audited: the newest, each with the codes it was made of."""
 
 # --- pipelines ------------------------------------------------------------------------------------
 MAX_ITERATION: Final = 1 << 53
@@ -160,14 +140,7 @@ MAX_BLOB_BYTES: Final = 64 * 1024 * 1024
 # --- pieces of a corpus ---------------------------------------------------------------------------
 MAX_PIECE_BYTES: Final = 16 * 1024 * 1024 + 1024
 """Longest piece; some more than the largest `data.piece_kib`, for the token that a piece shares."""
-MAX_ASKED_PIECES: Final = 8
-"""Pieces on their way to us at once."""
-MAX_ASKED_PIECES_PER_SOURCE: Final = 2
 
 # --- pipelines ------------------------------------------------------------------------------------
 MAX_STAGES: Final = 64
 """Parts of a model, each on machines of its own."""
-
-# --- steps ----------------------------------------------------------------------------------------
-EPSILON: Final = 1e-6
-"""Nominal steps that are so near to a whole number are that: thirds of one, three times."""

@@ -18,12 +18,12 @@ Rules
      vector counts less, so that it pulls no more than one at that distance would; and it is
      remembered as if it were there, so that liars do not shift what is usual. Before FIRST
      distances what the caller expects stands in the place of the median, and CLIP_FACTOR holds.
-  4. A peer that finds values of ODD_ONES peers implausible in a row, or ODD_TIMES of whomever, is
+  4. A peer that finds values of ODD_ONES peers implausible in a row, or MANY of whomever, is
      itself the one that is elsewhere (it was parted, or began anew): it forgets what it saw, and
      rule 2 holds.
   5. A distance that is no number, or infinite, is never plausible.
   6. Replicas move apart with the steps that they train between two averages. After k times as many
-     steps as usual, a pair's together, the bound is k times as wide (LARGEST_REACH at most). What
+     steps as usual, a pair's together, the bound is k times as wide (LARGEST_FACTOR at most). What
      counts less does so from k times the distance on only where our own steps are that many: of
      theirs we have their word alone.
 
@@ -50,13 +50,10 @@ LARGEST_FACTOR: Final = 8.0
 CLIP_SPREADS: Final = 2.0
 LEAST_CLIP: Final = 1.25
 CLIP_FACTOR: Final = 1.5
-CONTRIBUTION_CLIP: Final = 1.5
-"""The same of contributions to fragments, of which all are there at once."""
 CLIP_OF_TWO: Final = 4.0
-"""The same of two contributions: neither is the middle, and a fast peer's is honestly longer."""
-LARGEST_REACH: Final = 8.0
+"""The same of two contributions to a fragment: neither is the middle, and a fast
+peer's is honestly longer."""
 ODD_ONES: Final = 3
-ODD_TIMES: Final = 8
 NO_LENGTH: Final = 1e15
 """What stands for the length of a contribution that is as long or longer: it counts nothing. (The
 squares of such values may be beyond fp32 on one machine, and not on another.)"""
@@ -89,7 +86,7 @@ class Plausibility:
 
     def __init__(self) -> None:
         self._seen: deque[_Distance] = deque(maxlen=WINDOW)
-        self._odd: deque[str] = deque(maxlen=ODD_TIMES)
+        self._odd: deque[str] = deque(maxlen=MANY)
         self._refused = self._clipped = 0
 
     def statistics(self) -> PlausibilityStatistics:
@@ -118,7 +115,7 @@ class Plausibility:
     def _reach(self, steps: int) -> float:
         """How many times as far as usual replicas may have moved in so many steps (rule 6)."""
         usual = max(1, median_low(seen.steps for seen in self._seen))
-        return min(LARGEST_REACH, max(1.0, steps / usual))
+        return min(LARGEST_FACTOR, max(1.0, steps / usual))
 
     def _factor(self, spreads: float) -> float:
         """The factor of the median that so many standard deviations explain."""
@@ -180,7 +177,7 @@ class Plausibility:
         """Rule 4."""
         self._refused += 1
         self._odd.append(peer_id)
-        if len(set(self._odd)) >= ODD_ONES or len(self._odd) == ODD_TIMES:
+        if len(set(self._odd)) >= ODD_ONES or len(self._odd) == MANY:
             self._odd.clear()
             self._seen.clear()
 
@@ -201,7 +198,7 @@ def contribution_shares(told: Sequence[float]) -> list[float]:
     Whole machines agree on this to the bit: the lengths are given, and there are few operations.
     """
     lengths = [length if length < NO_LENGTH else math.inf for length in told]
-    return clipped_shares(lengths, CONTRIBUTION_CLIP if len(lengths) > 2 else CLIP_OF_TWO)
+    return clipped_shares(lengths, CLIP_FACTOR if len(lengths) > 2 else CLIP_OF_TWO)
 
 
 def clipped_shares(lengths: Sequence[float], factor: float = CLIP_FACTOR) -> list[float]:

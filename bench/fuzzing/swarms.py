@@ -41,7 +41,7 @@ from peer.training.toy import simulated_layout
 from protocol.address.multiaddr import split_peer_id
 from protocol.content.manifest import CorpusManifest, digest_of
 from protocol.fragment.fragments import fragments_of_run
-from protocol.membership import conduct
+from protocol.membership import book
 from protocol.run.run_spec import RunSpec
 from protocol.wire.messages import Beat, Free, Hello
 from protocol.wire.versions import CONTENT, FRAGMENT, GOSSIP, HELLO, REACH, SPOKEN
@@ -107,7 +107,7 @@ def besieged(siege: Siege, folder: Path) -> Counter[str]:
 @contextmanager
 def patient() -> Iterator[None]:
     """No peer is slowed or ignored for its faults."""
-    with patch.multiple(conduct, SLOWED_FROM=math.inf, IGNORED_FROM=math.inf):
+    with patch.multiple(book, SLOWED_FROM=math.inf, IGNORED_FROM=math.inf):
         yield
 
 
@@ -217,8 +217,8 @@ def codes_of(method: str) -> tuple[bytes, ...]:
     """Codes of the lengths that this run's vectors, fragments and chunks have."""
     sizes = {PARAMETERS[method]}
     section = spec_of(method).sync
-    cut = {"diloco": section.diloco, "streaming": section.streaming}.get(method)
-    if cut is not None:
+    cut = section.diloco or section.pairs
+    if cut.fragments != "whole":
         for fragment in fragments_of_run(cut, simulated_layout(PARAMETERS[method])):
             sizes |= {fragment.size, *(stop - start for start, stop in fragment.chunks)}
     codec, made = get_codec("int8"), []

@@ -15,7 +15,6 @@ import trio
 
 from peer.averaging.gossip.exchange_io import OwnVector
 from peer.averaging.gossip.exchanges import Averaged, RoundOutcome, Skipped, Timing
-from peer.averaging.gossip.final_averaging import FinalMeetings
 from peer.averaging.gossip.gossip import Gossip
 from peer.averaging.gossip.outer_state import OuterState
 from peer.averaging.gossip.outer_step import NolocoFactors
@@ -97,7 +96,6 @@ class _Peer:
             facts=Facts(name, 1),
             outer=outer,
             gossip=cast(Gossip, self.rest),
-            meetings=cast(FinalMeetings, None),  # there are none here
             work=SimulatedWork(),
             events=_Quiet(),
             observe_round=lambda _timing: None,

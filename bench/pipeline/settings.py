@@ -16,11 +16,12 @@ from typing import Final
 
 from bench.planner_settings import PLACES, SLOTS, WAVES, links_between, published_problem
 from protocol.pipeline.problem import Problem
-from protocol.pipeline.tables import GIB, REGIONS
+from protocol.pipeline.tables import REGIONS
 
 FIVE_PLACES: Final = ("LA", "NL", "Germany", "Singapore", "Oregon")
 ONE_PLACE: Final = ("Germany",)
 TABLES: Final = 20
+GIB: Final = 1 << 30
 SLOWEST_GIB: Final = 0.009
 FASTEST_GIB: Final = 0.25
 FARTHEST_US: Final = 135_000

@@ -8,6 +8,7 @@ peers.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Protocol
 
 import trio
@@ -28,12 +29,13 @@ from protocol.membership.book import Fault
 from protocol.membership.records import Sign
 from protocol.run.amendments import AmendedSpec
 from protocol.run.run_spec import RunSpec
+from protocol.run.ways import WAYS
 
 # --- the other peers of the group, as gossip sees them --------------------------------------------
 
 
 class Company(Protocol):
-    """Implemented by `peer.daemon.peer.LinkedCompany`."""
+    """Implemented by `peer.daemon.group.LinkedCompany`."""
 
     def free(self) -> Sequence[tuple[PeerId, RoundSnapshot]]:
         """The others that say they look for a partner, and what they bring."""
@@ -138,3 +140,10 @@ class Averaging(Protocol):
 
     async def serve(self) -> None:
         """Serve other peers until cancelled."""
+
+
+def averaging_of(parts: AveragingParts) -> Averaging:
+    """The way of averaging that the run spec names (protocol/run/ways.py), ready to begin."""
+    module, _, name = WAYS[parts.spec.sync.method].daemon.partition(":")
+    averaging: Averaging = getattr(import_module(module), name)(parts)
+    return averaging

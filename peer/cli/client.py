@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import trio
 
-from peer.observe.amendment_lines import amendment_lines
 from peer.observe.control import REPLY_TIMEOUT_S, ControlFailed, NoDaemon, NotNow, ask
 from peer.options.config import ConfigError, resolve_home
 from peer.state.home import Home
@@ -220,6 +219,8 @@ def amend_run(home: Home, run_toml: Path | None, at_round: int | None, *, dry_ru
 
 def show_amendments(home: Home) -> None:
     """Print what has been amended."""
+    from peer.observe.status import amendment_lines  # slow to import, as the record is
+
     amended = amendment_lines(told(home, "status")["amendments"])
     print(*amended or ["nothing has been amended"], sep="\n")
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from peer.options.config import ConfigError
 from peer.options.needs_told import corpus_tokens_of, told_needs
 from peer.options.run_options import check_stages
-from protocol.run.run_spec import RunSpec, SyncSection
+from protocol.run.run_spec import KEYS_OF_WHOLE_MODELS, RunSpec, SyncSection
 from protocol.run.sections import OptimizerSection, PipelineSection, Section
 from protocol.run.ways import CODECS, WAYS, others_keys
 
@@ -32,7 +32,7 @@ SECTIONS: Final[Mapping[str, str]] = {
     "training": "One inner step, and the length of the run.",
     "sync": "How peers average.",
     "sync.diloco": "Streaming DiLoCo: all peers average fragments, each at its moment.",
-    "sync.streaming": "Streaming gossip: pairs average fragments, each at its moment.",
+    "sync.noloco": "NoLoCo: pairs average whole models, or fragments, each at its moment.",
     "pipeline": "The model cut into stages on separate machines.",
     "admission": "Who may join.",
 }
@@ -167,7 +167,9 @@ MOST_COLUMNS: Final = 110
 UNTRIED_LINE: Final = (
     "# Nobody has run this preset, nor loco-peer on a GPU: its rates are those of the literature."
 )
-METHODS: Final = tuple(WAYS)
+IN_FRAGMENTS: Final = "streaming"
+"""What people call NoLoCo of fragments."""
+METHODS: Final = (*WAYS, IN_FRAGMENTS)
 OPTIMIZERS: Final = ("muon", "adamw")
 MUON_RATE: Final = 4.0
 """Muon's rate for the matrices of the blocks, in AdamW's for the rest (decision 0039)."""
@@ -227,7 +229,7 @@ def preset_spec(
     if optimizer == "muon":
         inner["muon"] = {"learning_rate": MUON_RATE * inner["learning_rate"]}
     sync = {**tree["sync"], "method": method}
-    if WAYS[method].has_own_rounds and stages == 1:
+    if method != IN_FRAGMENTS and WAYS[method].has_own_rounds and stages == 1:
         sync["inner_steps"] = "auto"
     pipeline = {} if stages == 1 else {"stages": stages, "visited": stages}
     return RunSpec.model_validate({**tree, "sync": sync, "optimizer": inner, "pipeline": pipeline})
@@ -301,6 +303,8 @@ def _is_idle(section: BaseModel, name: str) -> bool:
         return False
     own = WAYS[section.method].section
     others_sections = {row.section for row in WAYS.values()} - {own}
+    if section.noloco is not None and not section.noloco.is_whole and name in KEYS_OF_WHOLE_MODELS:
+        return True
     return name in others_keys(section.method) or name in others_sections
 
 

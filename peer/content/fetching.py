@@ -26,7 +26,7 @@ from protocol.content.manifest import DIGEST_BYTES, CorpusManifest, blob_name
 from protocol.content.samples import SAMPLE_BYTES, sample_from
 from protocol.errors import RemoteProtocolError
 from protocol.limits import (
-    MAX_ASKED_PIECES,
+    MAX_AT_ONCE,
     MAX_BLOB_BYTES,
     MAX_CONTROL_PAYLOAD_BYTES,
     MAX_SPEC_BYTES,
@@ -209,7 +209,7 @@ class Fetcher:
         long (protocol/content/requests.py).
         """
         size = manifest.piece_bytes(piece)
-        with steady(self.talk, slowest_rate(size), lambda: MAX_ASKED_PIECES) as moved:
+        with steady(self.talk, slowest_rate(size), lambda: MAX_AT_ONCE) as moved:
             await self.request(manifest.name, (piece,))
             data = await self.part(piece, size, moved)
         if not manifest.is_piece(piece, data):

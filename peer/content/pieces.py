@@ -10,7 +10,7 @@ asked.
 Training waits only where a piece of its next step is not here yet (`bring`). A peer that gave
 something else than the piece, or too slowly, is not asked for a while.
 
-A disk that refuses a piece is nobody else's fault. What has come stays in memory, MAX_ASKED_PIECES
+A disk that refuses a piece is nobody else's fault. What has come stays in memory, MAX_AT_ONCE
 at most, and is written when the disk takes it; until then nothing further is asked for.
 """
 
@@ -30,7 +30,7 @@ from peer.ports import Network, PeerId, Work
 from protocol.content.needs import CorpusNeeds, first_to_go, kept_pieces
 from protocol.content.requests import AtOnce, PieceRequests, Request
 from protocol.errors import LocoError, Refused, RemoteProtocolError
-from protocol.limits import MAX_ASKED_PIECES
+from protocol.limits import MAX_AT_ONCE
 from protocol.membership.view import Roster
 from protocol.schedule.data_plan import DataPlan, Members
 from protocol.schedule.shuffle import Int64Vector
@@ -84,7 +84,7 @@ class PieceFetcher:
         self._first_blocks = first_blocks
         self._max_pieces = max_pieces
         self._requests = PieceRequests(facts.peer_id, store.here)
-        self._at_once = AtOnce(MAX_ASKED_PIECES)
+        self._at_once = AtOnce(MAX_AT_ONCE)
         self._needs: CorpusNeeds | None = None
         self._awaited: tuple[int, ...] = ()
         self._staying: tuple[int, ...] = ()

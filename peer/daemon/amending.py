@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import trio
 
-from peer.facts import Facts, PeerState
+from peer.facts import PeerState
 from peer.observe.control import Handler
 from peer.ports import PeerId
 from protocol.errors import LocoError
-from protocol.membership.view import TRAINING, Roster
+from protocol.membership.view import TRAINING
 from protocol.run.amendments import (
     MODE,
     TOTAL_STEPS,
@@ -30,8 +30,7 @@ from protocol.run.amendments import (
 )
 from protocol.schedule.rounds import middle
 
-from .door import Door
-from .passing_on import PassingOn
+from .peer_parts import PeerParts
 
 LEAD_ROUNDS: Final = 3
 """Rounds between an amendment and its first, unless the user says another: a statement reaches all
@@ -55,11 +54,11 @@ class Wish:
 class Amending:
     """Answers the control request of `amend`."""
 
-    def __init__(self, door: Door, passing_on: PassingOn, facts: Facts, roster: Roster) -> None:
-        self._door = door
-        self._passing_on = passing_on
-        self._facts = facts
-        self._roster = roster
+    def __init__(self, parts: PeerParts) -> None:
+        self._door = parts.door
+        self._passing_on = parts.links.passing_on
+        self._facts = parts.facts
+        self._roster = parts.roster
 
     def handlers(self) -> dict[str, Handler]:
         """The handler of each request, by its name."""

@@ -31,6 +31,7 @@ import trio
 from peer.content.fetching import ExpectedState, Fetcher
 from peer.content.gathering import CHUNKS_PER_SOURCE, Gathering
 from peer.content.state_file import StateManifest, StateScalars
+from peer.daemon.comparison import MeasureLoss, Witnesses
 from peer.facts import Facts, HeldPart, PeerState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
@@ -47,7 +48,6 @@ from protocol.schedule.rounds import lost_lag, middle, oldest_useful
 from .checkpointing import GoOn
 from .comparison import Comparison
 from .sources import Sources
-from .witnesses import MeasureLoss, Witnesses
 
 # --- fetch progress -------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import trio
 
 from peer.ports import Address, PeerId
 from protocol.errors import Declined, LocoError, Refused
-from protocol.limits import ANSWER_S, MAX_DIALS, MAX_LINKS
+from protocol.limits import ANSWER_S, MAX_LINKS, MAX_TRIED
 from protocol.membership.book import PeerBook
 from protocol.membership.view import Member, Roster
 from protocol.wire.messages import PeerList
@@ -80,7 +80,7 @@ class Dialler:
             for peer_id in kept.keys() - known:
                 del kept[peer_id]
         for member in members:
-            if room <= 0 or len(self._dialling) >= MAX_DIALS:
+            if room <= 0 or len(self._dialling) >= MAX_TRIED:
                 return
             if member.peer_id not in linked and self._is_due(member, now_s):
                 self._dialling.add(member.peer_id)

@@ -27,7 +27,7 @@ from peer.state.admission_file import AdmissionFile, KeptAdmission
 from protocol.admission.register import Mode, Register
 from protocol.admission.statements import Ruling, Token, Verdict
 from protocol.errors import LocoError, Refused
-from protocol.limits import MAX_AMENDMENTS, MAX_STATEMENTS_PER_MESSAGE, RUN_SECRET_BYTES
+from protocol.limits import MAX_AMENDMENTS, MAX_LISTED, SECRET_BYTES
 from protocol.outcomes import RefusalReason
 from protocol.run.amendments import AmendedSpec, Amendment, Changes, is_amendment
 from protocol.run.run_spec import RunSpec
@@ -132,7 +132,7 @@ class Door:
         """The run's secret. Only the founder can compute it, and computes the same every time."""
         assert self._keys.founder is not None
         signature = self._keys.founder.sign(SECRET_DOMAIN + spec.to_bytes())
-        return blake3.blake3(signature).digest(length=RUN_SECRET_BYTES)
+        return blake3.blake3(signature).digest(length=SECRET_BYTES)
 
     async def directory_name(self, group: str) -> str:
         """What a group is called in the directory; waits until the run's secret is known."""
@@ -198,7 +198,7 @@ class Door:
         return self._messages(held) or ([Statements((), self._secret)] if self._secret else [])
 
     def _messages(self, statements: Sequence[bytes]) -> list[Statements]:
-        size = MAX_STATEMENTS_PER_MESSAGE
+        size = MAX_LISTED
         parts = (statements[at : at + size] for at in range(0, len(statements), size))
         return [Statements(tuple(part), self._secret) for part in parts]
 

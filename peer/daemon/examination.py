@@ -42,8 +42,8 @@ from protocol.membership.dial_back import (
 from protocol.wire.messages import Hello, Leaving, PeerList, Seen, Whereabouts
 from protocol.wire.versions import HELLO, REACH, SPOKEN
 
+from .joining import resolve_bootstrap
 from .link import FROM_LINK
-from .resolve import resolve_bootstrap
 
 MEET_S: Final = 20.0
 SEEN_S: Final = 40.0

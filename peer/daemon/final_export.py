@@ -12,11 +12,10 @@ from typing import Final
 import trio
 
 from peer.observe.event_names import EventName
-from peer.observe.events import EventLog
+from peer.observe.events import MAX_ERROR_CHARS, EventLog
 from peer.state.home import Home
 
 PROGRAM: Final = "from peer.cli import main; main()"
-MAX_DETAIL_CHARS: Final = 500
 
 
 async def export_finished(home: Home, folder: Path, events: EventLog) -> None:
@@ -37,7 +36,7 @@ async def export_finished(home: Home, folder: Path, events: EventLog) -> None:
         if ran.returncode == 0:
             events.emit(EventName.RUN_EXPORTED, path=str(folder))
             return
-        said = ran.stderr.decode(errors="replace").strip()[-MAX_DETAIL_CHARS:]
+        said = ran.stderr.decode(errors="replace").strip()[-MAX_ERROR_CHARS:]
     events.emit(
         EventName.EXPORT_FAILED,
         detail=f"{said}; try again: loco-peer export --home {home.root} --hf {folder}",

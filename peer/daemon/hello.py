@@ -8,7 +8,7 @@ from typing import Final
 
 from peer.facts import Facts
 from peer.ports import Directory, Network, PeerId
-from protocol.limits import MAX_LINKS, MAX_LINKS_PER_PEER, MAX_LINKS_PER_PREFIX
+from protocol.limits import MAX_LINKS, MAX_LINKS_PER_PREFIX, MAX_PER_PEER
 from protocol.membership.book import Shares
 from protocol.membership.clock_offset import ClockOffsetEstimator
 from protocol.outcomes import RefusalReason
@@ -17,7 +17,7 @@ from protocol.wire.versions import SPOKEN, missing, version_sentence
 
 from .door import Door
 
-LINK_PLACES: Final = Shares(2 * MAX_LINKS, MAX_LINKS_PER_PEER, MAX_LINKS_PER_PREFIX)
+LINK_PLACES: Final = Shares(2 * MAX_LINKS, MAX_PER_PEER, MAX_LINKS_PER_PREFIX)
 """Links that others have opened to us."""
 NO_ROOM: Final = Refusal(
     RefusalReason.TOO_MANY, "I hold as many links as I can, or as I have for you; ask another peer"

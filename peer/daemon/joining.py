@@ -4,6 +4,11 @@ Nothing fails on a start-up deadline. Every address is tried again and again, wi
 said what is failing for which address and what would help: within a second where that has changed,
 and every REPEAT_S where it has not. Only a refusal that trying again cannot change ends it. An
 address of our own, as in a list that all machines share, is left out.
+
+From an address as users write it to a peer id and what to dial.
+
+A multiaddr with `/p2p/` says who is there. For `host:port` the peer id is read from a TLS handshake
+with that host: trust on first use; the link itself is then authenticated against that id.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,15 +18,37 @@ import trio
 
 from peer.facts import Facts, PeerState
 from peer.network.dial_errors import BACKOFF, cure_of, mismatch_sentence
+from peer.network.tls_probe import read_peer_id
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
+from peer.options.values import parse_host_port
 from peer.ports import Address, PeerId
 from peer.state.pins import PassingPins, Pins
+from protocol.address.multiaddr import split_peer_id
 from protocol.errors import LocoError, Refused, StreamLost
 from protocol.outcomes import RefusalReason
 from protocol.wire.messages import Hello
 
 from .links import Links
+
+# --- addresses ------------------------------------------------------------------------------------
+
+
+async def resolve_bootstrap(text: str) -> tuple[PeerId, Sequence[Address]]:
+    """Peer id and multiaddrs.
+
+    Raises:
+        StreamLost: nobody answers there; the message names the step that failed.
+    """
+    if text.startswith("/"):
+        address, peer_id = split_peer_id(text)
+        if peer_id is not None:
+            return peer_id, (address,)
+    where = parse_host_port(text)
+    return await read_peer_id(where.host, where.port), (where.multiaddr(),)
+
+
+# --- joining --------------------------------------------------------------------------------------
 
 REPORT_EVERY_S: Final = 1.0
 REPEAT_S: Final = 10.0

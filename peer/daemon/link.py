@@ -11,7 +11,7 @@ from peer.facts import Facts
 from peer.network.conversation import Conversation
 from peer.network.pacing import Pacing
 from peer.ports import PeerId
-from protocol.limits import LINK_MESSAGES_PER_S, MAX_FRAGMENTS_FREE
+from protocol.limits import MAX_LISTED, PER_PEER_PER_S
 from protocol.membership.book import Allowance
 from protocol.membership.view import Progress
 from protocol.wire.messages import AliveReply, AskAlive, Beat, Free, Leaving, PeerList, Statements
@@ -22,13 +22,13 @@ FROM_LINK: Final = (Beat, PeerList, Statements, AskAlive, AliveReply, Leaving)
 """What a linked peer may say."""
 HANDOVER_S: Final = 2.0
 """For how long a peer may have two links to us."""
-LINK_BURST: Final = 4 * LINK_MESSAGES_PER_S
+LINK_BURST: Final = 4 * PER_PEER_PER_S
 RTT_SHARE: Final = 0.2
 """The part that the newest sample has in the smoothed round-trip time."""
 
 
 def _allowance() -> Allowance:
-    return Allowance(LINK_MESSAGES_PER_S, LINK_BURST)
+    return Allowance(PER_PEER_PER_S, LINK_BURST)
 
 
 @dataclass(slots=True, eq=False)
@@ -142,5 +142,5 @@ def _tellable(loss: float | None) -> float | None:
 
 
 def _free(facts: Facts) -> tuple[Free, ...]:
-    first = sorted(facts.free.items())[:MAX_FRAGMENTS_FREE]
+    first = sorted(facts.free.items())[:MAX_LISTED]
     return tuple(Free(fragment, own.round, own.step) for fragment, own in first)

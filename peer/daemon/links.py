@@ -35,7 +35,7 @@ from peer.observe.events import EventLog
 from peer.ports import Address, Directory, Network, PeerId, Stream
 from peer.process.bell import Bell
 from protocol.errors import Declined, LocoError, StreamLost
-from protocol.limits import ANSWER_S, MAX_PEERS_PER_EXCHANGE, PEER_LIST_COST
+from protocol.limits import ANSWER_S, MAX_LISTED, PER_PEER_PER_S
 from protocol.membership.book import Budget
 from protocol.membership.view import Progress, Roster
 from protocol.wire.messages import (
@@ -304,7 +304,7 @@ class Links:
                 case Beat():
                     self._heard_beat(link, message, now_s)
                 case PeerList():
-                    link.messages += PEER_LIST_COST
+                    link.messages += PER_PEER_PER_S
                     self.dialler.told(now_s, link.peer_id, message)
                 case Statements():
                     link.messages += len(message.statements)
@@ -379,7 +379,7 @@ class Links:
 
     def _peer_list(self) -> PeerList:
         now_s = trio.current_time()
-        alive = [m for m in self._roster.alive(now_s) if m.addresses][:MAX_PEERS_PER_EXCHANGE]
+        alive = [m for m in self._roster.alive(now_s) if m.addresses][:MAX_LISTED]
         return PeerList(tuple(peer_entry(m.peer_id, m.incarnation, m.addresses) for m in alive))
 
     def _all(self) -> list[Link]:

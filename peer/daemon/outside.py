@@ -30,7 +30,7 @@ from peer.observe.events import EventLog
 from peer.ports import Address, Network, PeerId, Stream
 from protocol.address.multiaddr import split_peer_id
 from protocol.errors import LocoError
-from protocol.limits import DIAL_BACK_EVERY_S, MAX_DIAL_BACKS, MAX_LINKS
+from protocol.limits import DIAL_BACK_EVERY_S, MAX_AT_ONCE, MAX_LINKS
 from protocol.membership.book import BackOff
 from protocol.membership.dial_back import (
     DialBacks,
@@ -84,7 +84,7 @@ class Reaching:
         self._relays: dict[PeerId, tuple[float, Address]] = {}
         self._patience = BackOff(RELAY_PAUSE_S, RELAY_PAUSE_S)
         self._tried_at_s: dict[PeerId, float] = {}
-        self._trying = trio.CapacityLimiter(MAX_DIAL_BACKS)
+        self._trying = trio.CapacityLimiter(MAX_AT_ONCE)
         self._ask_at_s = 0.0
 
     async def run(self) -> None:

@@ -11,14 +11,18 @@ from peer.network.pacing import Pacing
 from peer.observe.events import EventLog
 from peer.ports import Directory, Network, Work
 from peer.state.acquaintances import Acquaintances
+from peer.state.checkpoints import CheckpointStore
+from peer.state.pins import Pins
 from protocol.membership.records import Sign
 from protocol.membership.view import Roster
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 
 from .checkpointing import CheckpointPlan
-from .entry import CheckSpec
+from .door import Door, Keys
+from .hello import Greeter
 from .links import Links
+from .provision import Provision
 from .sources import Sources
 from .standing import Standing
 
@@ -44,7 +48,7 @@ class PeerSettings:
     exit_when_done: bool
     grace_s: float
     on_ready: Callable[[], None]
-    check_spec: CheckSpec
+    check_spec: Callable[[RunSpec], None]
     bind_run: Callable[[SignedSpec], None]
     observe_round: Callable[[RoundTiming], None]
     keeps_stage: bool = False
@@ -57,17 +61,36 @@ class PeerSettings:
 
 @dataclass(frozen=True, slots=True)
 class PeerParts:
-    """What a peer is put together from."""
+    """What a peer is put together from.
+
+    Attributes:
+        network: paced, and open to peers that are admitted alone.
+        checkpoints: those of the home.
+    """
 
     network: Network
     pacing: Pacing
     directory: Directory
     work: Work
-    sources: Sources
+    provision: Provision
     facts: Facts
     roster: Roster
-    links: Links
     events: EventLog
-    sign: Sign
-    standing: Standing
     acquaintances: Acquaintances
+    pins: Pins
+    checkpoints: CheckpointStore | None
+    keys: Keys
+    standing: Standing
+    greeter: Greeter
+    links: Links
+    sources: Sources
+
+    @property
+    def sign(self) -> Sign:
+        """Signs as this peer."""
+        return self.keys.own.sign
+
+    @property
+    def door(self) -> Door:
+        """The rules of admission."""
+        return self.standing.door

@@ -15,11 +15,16 @@ The beginning of a stage that all its peers have left while the run was trained.
 
 Its weights are made of its neighbours' (peer/state/rebuilt_stage.py), and all are told so. The step
 is that of the peers that train: they wait for this stage, and go on with it from where they are.
+
+What the daemon needs of training, without knowing torch: memory and trainers.
+
+The real one starts child processes (peer/training/process.py); a simulation puts a toy model in its
+place.
 """
 
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -50,8 +55,9 @@ from peer.training.corpus import (
 )
 from peer.training.corpus.tokenizer import BYTES, FileTokenizer, tokenizer_file, tokenizer_path
 from peer.training.messages import ModelCreated, TrainerSettings
-from peer.training.ports import Float32Vector, TrainerDied
-from peer.training.process import create_model
+from peer.training.ports import Float32Vector, StartTrainer, TrainerDied
+from peer.training.process import create_model, trainer_starter
+from peer.training.shared import SharedVector
 from protocol.errors import InvalidRunSpec
 from protocol.membership.group import WHOLE_MODEL, Group
 from protocol.membership.heeded import heeded
@@ -63,8 +69,58 @@ from protocol.schedule.data_plan import start_position
 from protocol.schedule.rounds import middle
 
 from .beginning import Arrival, Beginning, Fetched, FirstState, Fresh
-from .engine import Engine, TorchEngine
 from .sources import GivenWeights, weights_of
+
+# --- memory and trainers --------------------------------------------------------------------------
+
+
+class SlowWeights(Protocol):
+    """Memory that the trainers of this engine can read."""
+
+    @property
+    def array(self) -> Float32Vector: ...
+
+
+class Engine(Protocol):
+    """Training, as the daemon sees it."""
+
+    def memory(self, padded_parameters: int) -> AbstractContextManager[SlowWeights]: ...
+
+    def starter(self, slow: SlowWeights) -> StartTrainer: ...
+
+
+class TorchEngine:
+    """Child processes with torch.
+
+    Args:
+        memory_dir: for shared memory on systems where it needs a file.
+        spare: a child for the first trainer.
+    """
+
+    def __init__(
+        self,
+        settings: TrainerSettings,
+        *,
+        memory_dir: Path,
+        spare: SpareChild | None = None,
+    ) -> None:
+        self._settings = settings
+        self._memory_dir = memory_dir
+        self._spare = spare
+
+    @contextmanager
+    def memory(self, padded_parameters: int) -> Iterator[SharedVector]:
+        """Shared memory for the slow weights."""
+        with SharedVector(padded_parameters, self._memory_dir) as slow:
+            yield slow
+
+    def starter(self, slow: SlowWeights) -> StartTrainer:
+        """Starts trainers on these slow weights."""
+        assert isinstance(slow, SharedVector)
+        return trainer_starter(self._settings, slow, self._memory_dir, self._spare)
+
+
+# --- provision ------------------------------------------------------------------------------------
 
 # --- rebuilding -----------------------------------------------------------------------------------
 

@@ -1,27 +1,69 @@
 """`status` and metrics, put together from what the parts know. Reads only.
 
 How far the run is: read from the parts of a peer, and said on the console every few seconds.
+
+The address that people are shown to join by: one choice for all who show it.
 """
 
+from dataclasses import dataclass
 from statistics import median_low
 from typing import Final
 
 import trio
 
 from peer.facts import Facts, PeerState
-from peer.observe.amendment_lines import amendments_json
+from peer.network.reachability import Scope, address_to_join, scope_of
 from peer.observe.events import EventLog
 from peer.observe.metrics import Metrics, Now
 from peer.observe.progress import RunProgress, progress_line
-from peer.observe.status import Outcomes, PeerStatus, Status
-from peer.ports import Network
+from peer.observe.status import Outcomes, PeerStatus, Status, amendments_json
+from peer.ports import Address, Network
 from peer.training.schedule import learning_rate
+from protocol.membership.dial_back import Reach
 from protocol.membership.group import WHOLE_MODEL, Group
 from protocol.membership.view import TRAINING, Member, Roster, View
 from protocol.run.layout import DATA_STAGE, part_of_stage, stage_of_part
 from protocol.schedule.rounds import RunPace
 
-from .join_address import join_address
+# --- the address to join by -----------------------------------------------------------------------
+
+_CURES: Final = {
+    Scope.NETWORK: (
+        "from elsewhere: forward its port and give --announce HOST:PORT, or have a peer with an"
+        " open port relay"
+    ),
+    Scope.MACHINE: "for others: --listen 0.0.0.0:PORT",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class JoinAddress:
+    """An address of ours, with our peer id, and from where it can be dialled."""
+
+    address: Address
+    scope: Scope
+
+    @property
+    def note(self) -> str:
+        """What its reader must know; empty where anybody can dial it."""
+        if self.scope is Scope.ANYWHERE:
+            return ""
+        return f"only reachable from {self.scope}; {_CURES[self.scope]}"
+
+
+def join_address(network: Network, facts: Facts) -> JoinAddress:
+    """The best that is known at this moment."""
+    reach = facts.reach
+    address = address_to_join(
+        network.addresses,
+        given=reach.given,
+        working=reach.working,
+        needs_relay=reach.reach is Reach.NO,
+    )
+    return JoinAddress(address, scope_of(address))
+
+
+# --- report ---------------------------------------------------------------------------------------
 
 # --- progress -------------------------------------------------------------------------------------
 

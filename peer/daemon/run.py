@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 
 import trio
 
+from peer.daemon.checkpointing import check_room_to_begin
+from peer.daemon.report import join_address
 from peer.facts import Facts
 from peer.network.directory import HivemindDirectory, open_hivemind_directory
 from peer.network.identity import Identity, load, load_or_create
@@ -44,28 +46,21 @@ from peer.training.child_process import SpareChild
 from protocol.membership.view import Roster
 from protocol.run.run_spec import RunSpec
 
-from .admission_requests import AdmissionRequests
 from .amending import Amending
 from .assembly import Assembly, Ports
-from .bugs import note_failed_request, note_failed_stream
 from .checkpointing import CheckpointPlan
+from .control_requests import ControlRequests
 from .door import Keys
 from .entry import Entry
 from .final_export import export_finished
-from .join_address import join_address
 from .links import SILENCE_S
 from .outside import Outside
-from .pausing import PauseRequests
 from .peer_parts import PeerParts, PeerSettings
-from .peer_requests import PeerRequests
 from .provision import RealProvision
 from .report import Report
-from .room import check_room_to_begin
-from .swarm_weights import SwarmWeights
 
 DEFAULT_PORT: Final = 31337
 DIRECTORY_CHECK_S: Final = 5.0
-"""What is logged of an error's message: a stranger may have written part of it."""
 
 
 async def run_daemon(
@@ -141,23 +136,15 @@ class _Daemon:
     ) -> None:
         ports = self._ports(network, directory)
         assembly = Assembly(ports, self._keys(identity, spec), incarnation, self._version)
-        report, facts = assembly.report, assembly.parts.facts
-        assembly.parts.facts.reach.given = self._config.announce
-        peer = assembly.start(
-            self._settings(network, assembly.parts, report, founds=spec is not None),
-            str(self._home.root),
-        )
+        report, parts, facts = assembly.report, assembly.parts, assembly.parts.facts
+        facts.reach.given = self._config.announce
+        settings = self._settings(network, parts, report, founds=spec is not None)
+        peer = assembly.start(settings, str(self._home.root))
         async with trio.open_nursery() as nursery:
             report.metrics_url = await self._serve_metrics(nursery, report)
-            parts = assembly.parts
-            admission = AdmissionRequests(parts, network, RealEntropy())
-            amending = Amending(
-                parts.standing.door, parts.links.passing_on, parts.facts, parts.roster
-            )
-            weights, pausing = SwarmWeights(peer, parts), PauseRequests(peer)
-            asked = (PeerRequests(peer, report), admission, amending, pausing, weights)
-            handlers = {name: each for part in asked for name, each in part.handlers().items()}
-            tell_bug = partial(note_failed_request, ports.events)
+            requests = ControlRequests(peer, report, RealEntropy())
+            handlers = requests.handlers() | Amending(parts).handlers()
+            tell_bug = ports.events.request_failed
             await nursery.start(serve_control, self._home.control_socket, handlers, tell_bug)
             nursery.start_soon(_watch_network, network, directory, ports.events, facts)
             nursery.start_soon(_watch_directory, directory, ports.events, facts)
@@ -209,7 +196,7 @@ class _Daemon:
             verbose=config.verbose,
             stream=sys.stderr,
         )
-        network.tell_bugs(partial(note_failed_stream, events))
+        network.tell_bugs(events.stream_failed)
         provision = RealProvision(
             peer_id=network.peer_id,
             cache_dir=home.cache_dir,

@@ -9,7 +9,7 @@ every node is a `LocoDirectoryV1`, whose rules are ours:
   place are stored, sent on or read. Plain values, which would replace a whole dictionary, and
   undecodable ones, which would hang a reader, get nowhere.
 - An entry's expiry is the one inside the signature, at most MAX_RECORD_LIFETIME_S away.
-- A dictionary holds MAX_RECORDS_PER_SHARD entries; a node holds MAX_STORED_KEYS dictionaries,
+- A dictionary holds MAX_LISTED entries; a node holds MAX_STORED_KEYS dictionaries,
   and refuses further ones.
 - From a replica's answer invalid entries are dropped one by one; its word on the dictionary's
   expiry is recomputed, for hivemind ends a search early on an answer that claims to be fresh
@@ -57,7 +57,7 @@ from hivemind.utils.timed_storage import ValueWithExpiration
 
 from protocol.address.peer_id import peer_id_to_bytes
 from protocol.errors import RemoteProtocolError
-from protocol.limits import MAX_RECORD_BYTES, MAX_RECORDS_PER_SHARD
+from protocol.limits import MAX_LISTED, MAX_RECORD_BYTES
 from protocol.membership.records import valid_record_at
 
 WAIT_TIMEOUT_S: Final = 2.0
@@ -164,7 +164,7 @@ class LocoDirectoryV1(DHTProtocol):  # type: ignore[misc]  # hivemind has no typ
         if not isinstance(dictionary, DictionaryDHTValue):
             return False
         with dictionary.freeze():
-            entries = list(dictionary.items())[:MAX_RECORDS_PER_SHARD]
+            entries = list(dictionary.items())[:MAX_LISTED]
         kept = [self._keep(place, peer_id, *entry) for peer_id, entry in entries]
         return all(kept)
 
@@ -179,7 +179,7 @@ class LocoDirectoryV1(DHTProtocol):  # type: ignore[misc]  # hivemind has no typ
             entry = there.value.get(peer_id)
             if entry is not None and entry.expiration_time >= expires_s:
                 return False
-            has_room = entry is not None or len(there.value) < MAX_RECORDS_PER_SHARD
+            has_room = entry is not None or len(there.value) < MAX_LISTED
         return has_room and bool(self.storage.store_subkey(key, peer_id, wrapped, expires_s))
 
     async def rpc_find(
@@ -205,7 +205,7 @@ class LocoDirectoryV1(DHTProtocol):  # type: ignore[misc]  # hivemind has no typ
             entries = list(dictionary.items())
             kept = 0
             for peer_id, (value, expires_s) in entries:
-                room = kept < MAX_RECORDS_PER_SHARD
+                room = kept < MAX_LISTED
                 if room and acceptable(key_bytes, peer_id, value, expires_s):
                     kept += 1
                 else:

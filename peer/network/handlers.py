@@ -31,11 +31,11 @@ from peer.ports import Address, Judge, NetworkStatistics, PeerId, Stream, Stream
 from protocol.errors import LocalProtocolError, LocoError, RemoteProtocolError, leaves
 from protocol.limits import (
     INBOUND_STREAMS_BURST_S,
-    INBOUND_STREAMS_PER_S,
     INBOUND_STREAMS_PER_S_OF_PREFIX,
     MAX_INBOUND_STREAMS,
     MAX_INBOUND_STREAMS_PER_PEER,
     MAX_INBOUND_STREAMS_PER_PREFIX,
+    PER_PEER_PER_S,
 )
 from protocol.membership.book import Budget, Fault, Paces, Shares
 from protocol.outcomes import RefusalReason
@@ -139,7 +139,7 @@ class Handlers:
         self._handlers: dict[str, StreamHandler] = {}
         self._active = Budget(INBOUND_STREAMS)
         self._paces = Paces(
-            INBOUND_STREAMS_PER_S, INBOUND_STREAMS_PER_S_OF_PREFIX, INBOUND_STREAMS_BURST_S
+            PER_PEER_PER_S, INBOUND_STREAMS_PER_S_OF_PREFIX, INBOUND_STREAMS_BURST_S
         )
         self._judge: Judge | None = None
         self._tellers = [] if tell_bug is None else [tell_bug]

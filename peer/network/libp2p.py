@@ -25,7 +25,7 @@ from peer.ports import Address, Judge, NetworkStatistics, PeerId, StreamHandler
 from protocol.address import multiaddr
 from protocol.address.peer_id import peer_id_from_bytes, peer_id_to_bytes
 from protocol.errors import LocoError, StreamLost, leaves
-from protocol.limits import ANSWER_S, MAX_ADDRESSES_PER_PEER, MAX_MEMBERS
+from protocol.limits import ANSWER_S, MAX_HELD, MAX_MEMBERS
 from protocol.membership.book import BackOff
 
 from .dial_errors import dial_sentence, unresolved_sentence
@@ -78,7 +78,7 @@ class AddressBook:
             StreamLost: one of them is another peer's.
         """
         usable = []
-        for address in addresses[:MAX_ADDRESSES_PER_PEER]:
+        for address in addresses[:MAX_HELD]:
             bare, named = multiaddr.split_peer_id(address)
             if named not in (None, peer_id):
                 raise StreamLost(f"dial: {address} is another peer's address, not {peer_id}'s")
@@ -357,7 +357,7 @@ class Libp2pNetwork:
         local = [local_form(address) for address in self._config.listen]
         told = [*self._announced, *self._config.announced(), *local]
         best = given_first(filter(is_usable, told), self._config.announce)
-        kept = best[: MAX_ADDRESSES_PER_PEER - 1] + best[-1:]
+        kept = best[: MAX_HELD - 1] + best[-1:]
         named = (multiaddr.with_peer_id(address, self.peer_id) for address in kept)
         self.addresses = tuple(dict.fromkeys(named))
 

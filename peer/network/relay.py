@@ -18,8 +18,8 @@ messages alone. Limits are kept by cutting:
 - It serves whom the run serves, and only while we are not known to be out of reach ourselves.
 - A reservation lasts RESERVATION_S. It is kept by peer id, so one who comes again renews its own.
 - A circuit needs a reservation of the one it leads to. It ends when either side ends, after
-  CIRCUIT_IDLE_S without a byte, and after CIRCUIT_BYTES or CIRCUIT_S in any case.
-- There are MAX_CIRCUITS, MAX_CIRCUITS_PER_PEER of them opened by one peer.
+  CIRCUIT_IDLE_S without a byte, and after CIRCUIT_BYTES or MAX_TRANSFER_S in any case.
+- There are MAX_CIRCUITS, MAX_HELD of them opened by one peer.
 - All circuits together keep to one rate, and count against the limits of our line.
 - Who came through a relay is not relayed any further.
 """
@@ -38,10 +38,10 @@ from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import (
     ANSWER_S,
     CIRCUIT_BYTES,
-    CIRCUIT_S,
     MAX_CIRCUITS,
-    MAX_CIRCUITS_PER_PEER,
+    MAX_HELD,
     MAX_RESERVATIONS,
+    MAX_TRANSFER_S,
 )
 
 from .p2pd_messages import Field, decode_fields, encode_fields, one_of
@@ -277,7 +277,7 @@ class Relay:
         if peer_id_from_bytes(target) not in self._reserved_until_s:
             return CircuitStatus.NO_RESERVATION
         full = self._circuits.total() >= MAX_CIRCUITS
-        if full or self._circuits[stream.remote_peer_id] >= MAX_CIRCUITS_PER_PEER:
+        if full or self._circuits[stream.remote_peer_id] >= MAX_HELD:
             return CircuitStatus.RESOURCE_LIMIT_EXCEEDED
         return CircuitStatus.OK
 
@@ -307,7 +307,7 @@ class Relay:
 
             nursery.start_soon(one_way, one, other)
             nursery.start_soon(one_way, other, one)
-            with trio.move_on_after(CIRCUIT_S):
+            with trio.move_on_after(MAX_TRANSFER_S):
                 await meter.idle()
             nursery.cancel_scope.cancel()
 

@@ -16,7 +16,7 @@ import blake3
 import trio
 
 from peer.ports import Address
-from protocol.limits import MAX_RECORDS_PER_SHARD
+from protocol.limits import MAX_LISTED
 from protocol.membership.records import place_of, valid_record_at
 
 EPOCH_S: Final = 1_700_000_000.0
@@ -69,7 +69,7 @@ class SimulatedDhtWorld:
             return False
         entries = self._table.setdefault(key, {})
         there = entries.get(subkey)
-        if there is None and len(entries) >= MAX_RECORDS_PER_SHARD:
+        if there is None and len(entries) >= MAX_LISTED:
             return False
         if there is not None and there.expires_s >= entry.expires_s:
             return False

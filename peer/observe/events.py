@@ -26,10 +26,14 @@ import structlog
 import trio
 
 from peer.options.values import LogFormat
+from peer.ports import PeerId
 from protocol.names import short_id
 
 from .event_names import FIELDS, EventName
 from .log_file import MAX_LINE_BYTES
+
+MAX_ERROR_CHARS: Final = 400
+"""Kept of an error's message: a stranger may have written part of it."""
 
 # --- console --------------------------------------------------------------------------------------
 
@@ -123,8 +127,6 @@ def _readable(key: str, value: Any) -> Any:
     return f"{value:,}" if key in ("step", "followed_step") else value
 
 
-# --- events ---------------------------------------------------------------------------------------
-
 EventDict = MutableMapping[str, Any]
 
 
@@ -211,6 +213,18 @@ class EventLog:
         event = EventName(name)
         self._undocumented |= {f"{event}.{field}" for field in fields.keys() - FIELDS[event].keys()}
         self._logger._proxy_to_logger("msg", event, **fields)
+
+    def stream_failed(self, peer_id: PeerId, protocol: str, error: BaseException) -> None:
+        """Record a stream that a bug has ended."""
+        self._bug(EventName.STREAM_FAILED, error, remote=peer_id, protocol=protocol)
+
+    def request_failed(self, request: str, error: BaseException) -> None:
+        """Record a request at the control socket that a bug has ended."""
+        self._bug(EventName.REQUEST_FAILED, error, request=request)
+
+    def _bug(self, name: EventName, error: BaseException, **where: str) -> None:
+        kind, detail = type(error).__name__, str(error)[:MAX_ERROR_CHARS]
+        self.emit(name, **where, error=kind, detail=detail)
 
     def statistics(self) -> EventLogStatistics:
         """Counts so far."""

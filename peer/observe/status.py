@@ -1,6 +1,8 @@
 """The status of a peer: one snapshot for `loco-peer status`, the demo and the tests.
 
 What `loco-peer status` says of a pipeline, line by line.
+
+What `loco-peer status` and `amend --show` say of a run's amendments.
 """
 
 import math
@@ -13,12 +15,44 @@ from protocol.membership.group import WHOLE_MODEL
 from protocol.names import short_id
 from protocol.outcomes import SkipReason
 
-from .amendment_lines import amendment_lines
 from .progress import RunProgress, progress_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 from collections import Counter
+from collections.abc import Sequence
+
+from protocol.run.amendments import AmendedSpec
+
+# --- amendments -----------------------------------------------------------------------------------
+
+
+def amendments_json(spec: AmendedSpec | None) -> tuple[dict[str, Any], ...]:
+    """Plain values, in the order of their versions; none while the run is not known."""
+    if spec is None:
+        return ()
+    steps = spec.founding.sync.round_steps
+    return tuple(
+        {
+            "version": amendment.version,
+            "round": amendment.from_round,
+            "step": amendment.from_round * steps,
+            "changes": dict(amendment.changes),
+        }
+        for amendment in spec.amendments
+    )
+
+
+def amendment_lines(amendments: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each; see `amendments_json`."""
+    return [
+        f"{each['version']}, from round {each['round']:,} (step {each['step']:,}) on: "
+        + ", ".join(f"{key} = {value}" for key, value in each["changes"].items())
+        for each in amendments
+    ]
+
+
+# --- status ---------------------------------------------------------------------------------------
 
 # --- lines of pipelines ---------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from protocol.errors import LocoError
-from protocol.limits import MAX_STAGES
+from protocol.limits import MAX_SPEC_BYTES, MAX_STAGES
 
 from . import values
 from .values import (
@@ -41,7 +41,6 @@ from .values import (
 if TYPE_CHECKING:
     from protocol.admission.statements import Token
 
-MAX_CONFIG_FILE_BYTES: Final = 64 * 1024
 ENVIRONMENT_PREFIX: Final = "LOCO_"
 
 
@@ -439,13 +438,13 @@ def check_environment(environment: Mapping[str, str]) -> None:
 def _read_file(path: Path) -> Mapping[str, Any]:
     try:
         with path.open("rb") as file:
-            text = file.read(MAX_CONFIG_FILE_BYTES + 1)
+            text = file.read(MAX_SPEC_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    if len(text) > MAX_CONFIG_FILE_BYTES:
-        raise ConfigError(f"{path} is longer than {MAX_CONFIG_FILE_BYTES} bytes")
+    if len(text) > MAX_SPEC_BYTES:
+        raise ConfigError(f"{path} is longer than {MAX_SPEC_BYTES} bytes")
     try:
         tree = tomllib.loads(text.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

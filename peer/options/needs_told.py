@@ -23,7 +23,6 @@ from .config import OPTIONS, PeerConfig
 from .values import LogFormat
 
 # --- needs told -----------------------------------------------------------------------------------
-GB: Final = 1e9
 USUAL_MBPS: Final = 100.0
 """The line that is spoken of where no limit is given."""
 MANY_EPOCHS: Final = 10
@@ -70,7 +69,7 @@ def told_needs(
     most = None if config is None or config.checkpoint_max_gb is None else config.checkpoint_max_gb
     limit = None if config is None else config.max_upload_mbps
     try:
-        needs = needs_of(spec, keep, None if most is None else most * GB)
+        needs = needs_of(spec, keep, None if most is None else most * 1e9)
     except InvalidRunSpec:
         checkpoint = f"parameters, memory and disk are those of {spec.model.init_from}"
         return [f"{checkpoint}, which is not read yet; peers that join are told them"]
@@ -162,9 +161,6 @@ def _steps(spec: RunSpec) -> int:
 STDLIB_TOKENS: Final = 8_000_000
 """At most: what `stdlib` is cut to."""
 BYTES_PER_TOKEN: Final = 4
-OTHER_TEXTS: Final = 2
-TOKEN_BYTES: Final = 2
-"""On the disk, at the least; one of `bytes` takes one."""
 MAX_FILES: Final = 100_000
 
 
@@ -193,5 +189,5 @@ def least_corpus_bytes(spec: RunSpec, source: str | None = None) -> int:
     """What the corpus will take on the disk at the least; 0 where nothing is known of that."""
     if spec.data.manifest is not None:
         return 0  # it is made already, and comes in pieces
-    tokens = corpus_tokens_of(spec, source) or 0
-    return tokens if spec.data.tokenizer == "bytes" else tokens // OTHER_TEXTS * TOKEN_BYTES
+    # Tokens of `bytes` take one each; other ones two at the least, and may be half as many as told.
+    return corpus_tokens_of(spec, source) or 0

@@ -25,9 +25,14 @@ def check_stages(spec: RunSpec) -> None:
     if spec.pipeline.stages == 1:
         return
     given = f"the run has pipeline.stages = {spec.pipeline.stages}"
-    if spec.sync.method != "noloco":
+    if spec.sync.noloco is None:
         raise InvalidRunSpec(
             f"{given} and sync.method = '{spec.sync.method}': stages average by noloco so far"
+        )
+    if not spec.sync.noloco.is_whole:
+        raise InvalidRunSpec(
+            f"{given} and sync.noloco.fragments = '{spec.sync.noloco.fragments}':"
+            " stages average by noloco so far, and whole parts"
         )
     if spec.model.init_from is not None:
         raise InvalidRunSpec(

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
+from protocol.limits import MAX_LISTED
+
 if TYPE_CHECKING:
     from protocol.admission.statements import Token
 import ipaddress
@@ -24,8 +26,6 @@ from protocol.address import multiaddr
 from protocol.address.multiaddr import HOST_PROTOCOLS, MAX_PORT, InvalidAddress
 
 # --- values ---------------------------------------------------------------------------------------
-MAX_ADDRESSES: Final = 64
-"""How many an option takes."""
 
 
 class LogFormat(StrEnum):
@@ -55,8 +55,8 @@ def many(parse: Callable[[str], str]) -> Callable[[Any], tuple[str, ...]]:
         texts = value.replace(",", " ").split() if isinstance(value, str) else value
         if not isinstance(texts, list | tuple):
             raise ValueError("use a list of addresses")
-        if len(texts) > MAX_ADDRESSES:
-            raise ValueError(f"at most {MAX_ADDRESSES} addresses are allowed")
+        if len(texts) > MAX_LISTED:
+            raise ValueError(f"at most {MAX_LISTED} addresses are allowed")
         return tuple(dict.fromkeys(parse(str(text)) for text in texts))
 
     return parse_all

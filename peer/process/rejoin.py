@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from peer.facts import PeerState
 from peer.options.config import OPTIONS, SECRETS, Origin, PeerConfig
 from peer.ports import Address
 from protocol.errors import LocoError
@@ -45,6 +44,8 @@ def addresses_of(members: Iterable[Member]) -> list[Address]:
 
 def join_the_finished(alive: Iterable[Member]) -> None:
     """Raises JoinAgain if some of these peers have ended the run: they did so without us."""
+    from peer.facts import PeerState  # slow to import, and the command line reads this file
+
     addresses = addresses_of(m for m in alive if m.progress.state == PeerState.FINISHED)
     if addresses:
         raise JoinAgain(addresses, "it came too late for the final averaging")

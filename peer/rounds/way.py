@@ -2,8 +2,7 @@
 
     RoundLoop (loop.py)         lives of the trainer, rounds, validation, the end of the run
       has a Way                 what is exchanged with the other peers, and when
-        GossipRounds            NoLoCo: one vector a round, with one partner
-        StreamingRounds         streaming gossip: fragments, each with a partner of its own
+        PairRounds              NoLoCo: whole models, or fragments, each with a partner of its own
         FragmentRounds          Streaming DiLoCo: fragments, each at its own moment, with all
 
 Events go into a way; it commands the trainer through the `TrainerLine` of the current life, and it

@@ -17,8 +17,7 @@ import trio
 
 from peer.content.fetching import BlobSource
 from peer.daemon.beginning import Beginning, Fetched, Fresh
-from peer.daemon.engine import SlowWeights
-from peer.daemon.provision import ChooseStage, Supplies
+from peer.daemon.provision import ChooseStage, SlowWeights, Supplies
 from peer.facts import PartShape
 from peer.network.pacing import NO_LIMITS, BandwidthLimits
 from peer.ports import PeerId
@@ -106,7 +105,7 @@ class PlainMemory:
 
 
 class SimulatedEngine:
-    """Implements `peer.daemon.engine.Engine` with toy models in virtual time.
+    """Implements `peer.daemon.provision.Engine` with toy models in virtual time.
 
     Attributes:
         slow_P: the slow weights, fp32 [P]; None before there are any.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from peer.ports.files import replace_file
-from protocol.limits import MAX_ADDRESSES_PER_PEER
+from protocol.limits import MAX_HELD
 from protocol.membership.view import Member
 
 from .home import MAX_SMALL_FILE_BYTES
@@ -33,7 +33,7 @@ class Acquaintances:
             with self._path.open("rb") as file:
                 tree = json.loads(file.read(MAX_SMALL_FILE_BYTES))
             return {
-                str(peer_id): tuple(str(address) for address in addresses[:MAX_ADDRESSES_PER_PEER])
+                str(peer_id): tuple(str(address) for address in addresses[:MAX_HELD])
                 for peer_id, addresses in list(tree.items())[:MAX_KEPT]
             }
         except (OSError, ValueError, AttributeError, TypeError):

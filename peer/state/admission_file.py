@@ -12,9 +12,9 @@ from typing import Final
 import msgpack
 
 from peer.ports.files import PRIVATE_FILE, replace_file
-from protocol.limits import MAX_AMENDMENTS, MAX_PASSES, MAX_RULINGS, MAX_STATEMENT_BYTES
+from protocol.limits import MAX_AMENDMENTS, MAX_MEMBERS, MAX_STATEMENT_BYTES
 
-MAX_STATEMENTS: Final = MAX_PASSES + MAX_RULINGS + MAX_AMENDMENTS
+MAX_STATEMENTS: Final = MAX_MEMBERS + MAX_MEMBERS + MAX_AMENDMENTS
 MAX_FILE_BYTES: Final = (MAX_STATEMENTS + 2) * (MAX_STATEMENT_BYTES + 8)
 
 

@@ -3,8 +3,8 @@
     msgpack [[owner, proof], ...], the oldest first
 
 What is in the file is believed as little as what a stranger sends: each proof is checked again by
-whoever reads it, and one about another group or run convicts nobody. At most MAX_CONVICTED proofs
-are kept, of MAX_KEPT_EVIDENCE_BYTES together; the newest are.
+whoever reads it, and one about another group or run convicts nobody. At most MAX_CONTRIBUTORS
+proofs are kept, of MAX_KEPT_EVIDENCE_BYTES together; the newest are.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ import msgpack
 
 from peer.ports import PeerId
 from peer.ports.files import replace_file
-from protocol.limits import MAX_CONVICTED, MAX_KEPT_EVIDENCE_BYTES
+from protocol.limits import MAX_CONTRIBUTORS, MAX_KEPT_EVIDENCE_BYTES
 
-MAX_FILE_BYTES: Final = MAX_KEPT_EVIDENCE_BYTES + MAX_CONVICTED * 256
+MAX_FILE_BYTES: Final = MAX_KEPT_EVIDENCE_BYTES + MAX_CONTRIBUTORS * 256
 
 
 class KeptProofs:
@@ -31,14 +31,14 @@ class KeptProofs:
         try:
             with self._path.open("rb") as file:
                 found = msgpack.unpackb(file.read(MAX_FILE_BYTES), max_map_len=0, max_ext_len=0)
-            return [(str(owner), bytes(proof)) for owner, proof in found[-MAX_CONVICTED:]]
+            return [(str(owner), bytes(proof)) for owner, proof in found[-MAX_CONTRIBUTORS:]]
         except (OSError, ValueError, TypeError, msgpack.UnpackException):
             return []
 
     def keep(self, owner: PeerId, proof: bytes) -> None:
         """Keep one more, and let the oldest go for it. Raises OSError."""
         kept = [each for each in self.read() if each[0] != owner]
-        kept = [*kept, (owner, proof)][-MAX_CONVICTED:]
+        kept = [*kept, (owner, proof)][-MAX_CONTRIBUTORS:]
         while sum(len(each) for _, each in kept) > MAX_KEPT_EVIDENCE_BYTES:
             del kept[0]
         packed: bytes = msgpack.packb(kept)

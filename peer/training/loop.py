@@ -20,17 +20,14 @@ import numpy.typing as npt
 import torch
 
 from peer.codec import get_codec
-from protocol.diloco.trainer_messages import (
-    Merge,
-)
 from protocol.run.run_spec import RunSpec
+from protocol.trainer_messages import Merge
 
 from .corpus import Corpus, PieceCorpus
 from .errors import NonFinite
 from .fragments import FragmentSnapshots
 from .kept import keep_weights, take_over_weights
 from .messages import (
-    Apply,
     Evaluate,
     Evaluated,
     Keep,
@@ -45,11 +42,10 @@ from .messages import (
 )
 from .model import FlatModel
 from .optimizer import FlatOptimizer
+from .pairs import FragmentDeltas
 from .round_machine import Action, RoundMachine, SettleStep, TrainStep, Wait
 from .shared import CodeRegions
-from .snapshot import Snapshots
 from .step import StepResult
-from .streaming_gossip import FragmentDeltas
 from .sync import trainer_side
 from .weights import map_slow_weights, set_aside
 
@@ -91,7 +87,7 @@ class TrainerParts:
     model: FlatModel
     optimizer: FlatOptimizer
     stepper: InnerStepper
-    snapshots: Snapshots | FragmentSnapshots | FragmentDeltas
+    snapshots: FragmentSnapshots | FragmentDeltas
     slow_P: torch.Tensor
     overlap_steps: int | None = None
 
@@ -233,7 +229,7 @@ class InnerLoop:
         if isinstance(command, PiecesHere):
             self._told_missing = ()
             return
-        if isinstance(command, Apply | Merge):
+        if isinstance(command, Merge):
             self._settle()  # the time until the step is done is the step's, not the pause's
         self._round_machine.obey(command, self._clock_s())
         if isinstance(command, Load):

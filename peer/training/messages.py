@@ -11,19 +11,20 @@ The order of things, when peers average in pairs:
                                         Ready
     Load(version)                       theta := phi, or what was kept of it
     TrainRound(r, ...)                  TrainerProgress ...
-                                        RoundClosed(r, slot)          codes are in `slot`
+                                        FragmentSent(0, k)            codes are in its region
+                                        RoundClosed(r)
     TrainRound(r+1, ...)                TrainerProgress ...
-    Apply(r)                            theta += phi' - decoded(r)
-                                        Applied(r)
+    Merge(0, k)                         theta += phi' - decoded
+                                        FragmentMerged(0, k)
     Evaluate(r)                         Evaluated(r, loss)
     Keep(path)                          Kept(path)              theta and moments are in the file
 
-A round is closed by the trainer itself when its quota is done and no earlier snapshot waits for its
-`Apply`; while one does, the trainer trains on past its quota, and the nominal step goes on rising,
+A round is closed by the trainer itself when its quota is done and no earlier send waits for its
+`Merge`; while one does, the trainer trains on past its quota, and the nominal step goes on rising,
 to the end of the run. It waits only there, and when it has no round to train.
 
 And when fragments of the model are averaged by all (protocol/fragment/fragments.py; the messages
-are in protocol/diloco/trainer_messages.py), in each round, for each fragment p, in cycle k:
+are in protocol/trainer_messages.py), in each round, for each fragment p, in cycle k:
 
     daemon                              trainer
                                         FragmentSent(p, k)            codes are in p's region
@@ -35,10 +36,9 @@ are in protocol/diloco/trainer_messages.py), in each round, for each fragment p,
     (p of phi is written)               TrainerProgress ...
     Amend(p, ...)                       theta follows what happened to phi
 
-And when each fragment is averaged with one partner (streaming gossip): the same `FragmentSent`,
-`Merge` and `FragmentMerged`, for fragments of one chunk each. A `Merge` is taken at once: theta +=
-phi' - decoded. Nothing is yielded, and nothing is ever waited for: a fragment whose moment comes
-while it is in flight is sent after its merge.
+And when pairs average fragments of the model: each is sent at its own moment. A fragment in pairs
+is one chunk, and its `Merge` is taken at once. Nothing is yielded, and nothing is ever waited for:
+a fragment whose moment comes while it is in flight is sent after its merge.
 
 Where the trainer holds a stage of a pipeline, microbatches travel besides
 (protocol/microbatch/trainer_messages.py).
@@ -66,17 +66,18 @@ The first frame down the socket is `Begin`: what the process is for.
 
 from typing import Final
 
-from protocol.diloco.trainer_messages import (
+from protocol.microbatch.trainer_messages import StageCommand, StageEvent
+from protocol.run.layout import Layout
+from protocol.run.run_spec import RunSpec, parse_bytes
+from protocol.trainer_messages import (
     Amend,
     FragmentMerged,
     FragmentSent,
     Merge,
+    TrainerMessage,
     Yield,
     Yielded,
 )
-from protocol.microbatch.trainer_messages import StageCommand, StageEvent, TrainerMessage
-from protocol.run.layout import Layout
-from protocol.run.run_spec import RunSpec, parse_bytes
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Name and shape of each parameter: what a layout follows from."""
@@ -171,7 +172,7 @@ class ModelCreated(TrainerMessage, frozen=True):
 class Load(TrainerMessage, frozen=True):
     """Start from the slow weights: theta := phi, fresh optimizer state.
 
-    No snapshot is pending, no fragment in flight or yielded.
+    No fragment is in flight or yielded.
 
     Attributes:
         kept: path of a file that `Keep` wrote: the moments go on from there. None begins afresh.
@@ -221,12 +222,6 @@ class CloseRound(TrainerMessage, frozen=True):
     round: int
 
 
-class Apply(TrainerMessage, frozen=True):
-    """The slow weights have moved after `round`: carry the difference into the fast weights."""
-
-    round: int
-
-
 class Evaluate(TrainerMessage, frozen=True):
     """Measure the validation loss of the slow weights on the run's fixed blocks."""
 
@@ -243,7 +238,7 @@ class Stop(TrainerMessage, frozen=True):
     """Exit."""
 
 
-SyncCommand = Apply | Merge | Yield | Amend
+SyncCommand = Merge | Yield | Amend
 TrainerCommand = (
     Load
     | TrainRound
@@ -309,11 +304,9 @@ class TrainerProgress(TrainerMessage, frozen=True):
 
 
 class RoundClosed(TrainerMessage, frozen=True):
-    """The round is over; in averaging in pairs its snapshot is encoded in `slot`.
+    """The round is over; a whole model that is sent then was sent just before.
 
     Attributes:
-        slot: None where fragments are sent.
-        digest: blake3 (32 hex digits) of the codes in the slot; None without one.
         loss: mean training loss of the round.
         epoch, position: where our data stands now.
         seconds: duration of the round's training.
@@ -321,28 +314,13 @@ class RoundClosed(TrainerMessage, frozen=True):
     """
 
     round: int
-    slot: int | None
     steps: int
     tokens: int
     loss: float
-    digest: str | None
     epoch: int
     position: int
     seconds: float
     step: float
-
-
-class Applied(TrainerMessage, frozen=True):
-    """The fast weights have taken over the slow weights' move after `round`.
-
-    Attributes:
-        distance: root mean square of phi' - theta_s per parameter.
-        pause_s: for which training stood still, for the snapshot and for this.
-    """
-
-    round: int
-    distance: float
-    pause_s: float = 0.0
 
 
 class Evaluated(TrainerMessage, frozen=True):
@@ -395,7 +373,7 @@ class Failed(TrainerMessage, frozen=True):
     detail: str
 
 
-SyncEvent = Applied | FragmentSent | FragmentMerged | Yielded
+SyncEvent = FragmentSent | FragmentMerged | Yielded
 TrainerEvent = (
     Ready
     | TrainerProgress

@@ -37,7 +37,7 @@ class Trainer(Protocol):
         """The next event, in order. Raises TrainerDied."""
 
     def codes(self, region: int) -> memoryview:
-        """The codes in a region (shared.py): of a snapshot, or of a fragment's last send."""
+        """The codes in a region (shared.py): of a fragment's last send."""
 
 
 StartTrainer = Callable[[Float32Vector, int | None], AbstractAsyncContextManager[Trainer]]

@@ -19,9 +19,9 @@ Rules:
        within some steps of its own speed: a fixed floor, for machines that are suspended or swap,
        and many times its measured step time.
     3. With nothing to do it may be silent forever. So it may while it may be waiting for us: a
-       fragment is in flight or yielded, and we have not sent `Merge` or `Amend` (in streaming
-       gossip no fragment is waited for); or it misses pieces of the corpus, and we have not sent
-       `PiecesHere`; or it is at the end of the run, and its last move is not applied.
+       fragment is in flight or yielded, and we have not sent `Merge` or `Amend` (in pairs that
+       holds it up only at the end of the run, or without overlap); or it misses pieces of the
+       corpus, and we have not sent `PiecesHere`.
 """
 
 import contextlib
@@ -35,18 +35,11 @@ import trio
 from msgspec.structs import replace
 
 from peer.codec import get_codec
-from protocol.diloco.trainer_messages import (
-    Amend,
-    FragmentSent,
-    Merge,
-    Yielded,
-)
 from protocol.run.run_spec import RunSpec
+from protocol.trainer_messages import Amend, FragmentSent, Merge, Yielded
 
 from .child_process import STOP_GRACE_S, SpareChild, TrainerChild
 from .messages import (
-    Applied,
-    Apply,
     Evaluate,
     Evaluated,
     Failed,
@@ -84,12 +77,11 @@ class Watchdog:
     def __init__(self, spec: RunSpec) -> None:
         self._spec = spec
         self._step, self._total_steps = 0.0, math.inf
-        self._waits_for_fragments = spec.sync.diloco is not None
+        self._trains_on = spec.sync.noloco is not None and spec.sync.overlap
         self._evaluation_steps = spec.data.validation_blocks / spec.training.batch_size
         self._ready = False
         self._slowest_step_s = 0.0
         self._open_rounds = 0
-        self._unapplied = 0
         self._owed = 0
         self._awaited: set[int] = set()
         self._misses_pieces = False
@@ -100,8 +92,8 @@ class Watchdog:
         if not self._ready:
             return START_TIMEOUT_S
         at_end = self._step >= self._total_steps
-        waits_for_apply = self._unapplied and (at_end or not self._spec.sync.overlap)
-        may_wait = self._misses_pieces or self._awaited or waits_for_apply
+        waits_for_merge = self._awaited and (at_end or not self._trains_on)
+        may_wait = self._misses_pieces or waits_for_merge
         training = self._open_rounds > 0 and not may_wait
         if not training and not self._owed:
             return math.inf
@@ -111,7 +103,7 @@ class Watchdog:
         """A command is on its way down."""
         match command:
             case Load():
-                self._open_rounds = self._unapplied = 0
+                self._open_rounds = 0
                 self._step = 0.0
                 self._awaited.clear()
                 self._misses_pieces = False
@@ -120,7 +112,7 @@ class Watchdog:
             case TrainRound():
                 self._open_rounds += 1
                 self._total_steps = total_steps_of(self._spec, command)
-            case Apply() | Evaluate():
+            case Evaluate():
                 self._owed += 1
             case Merge(fragment=fragment) | Amend(fragment=fragment):
                 self._awaited.discard(fragment)
@@ -138,13 +130,8 @@ class Watchdog:
                 self._misses_pieces = True
             case RoundClosed():
                 self._open_rounds = max(0, self._open_rounds - 1)
-                self._unapplied = int(event.slot is not None)
             case FragmentSent(fragment=fragment) | Yielded(fragment=fragment):
-                if self._waits_for_fragments:
-                    self._awaited.add(fragment)
-            case Applied():
-                self._unapplied = 0
-                self._owed = max(0, self._owed - 1)
+                self._awaited.add(fragment)
             case Evaluated():
                 self._owed = max(0, self._owed - 1)
 
@@ -206,16 +193,14 @@ class ProcessTrainer:
         match event:
             case Ready():
                 self._regions, self.boundaries = self._map_memory(event)
-            case RoundClosed(round=round_, slot=int(slot), digest=str(digest)):
-                self._check(slot, round_, digest)
             case FragmentSent():
                 self._check(event.fragment, event.cycle, event.digest)
         return event
 
-    def _check(self, region: int, round_: int, digest: str) -> None:
+    def _check(self, region: int, cycle: int, digest: str) -> None:
         header = self._regions.header(region) if self._regions else None
-        if header is None or (header.round, header.digest) != (round_, digest):
-            raise TrainerDied(f"region {region} holds {header}, not what {round_} sent")
+        if header is None or (header.cycle, header.digest) != (cycle, digest):
+            raise TrainerDied(f"region {region} holds {header}, not what {cycle} sent")
 
     def codes(self, region: int) -> memoryview:
         """The codes that lie in a region, valid until it is written again."""

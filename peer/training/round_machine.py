@@ -54,19 +54,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from protocol.diloco.trainer_messages import (
-    Amend,
-    Merge,
-    Yield,
-)
 from protocol.run.run_spec import RunSpec
 from protocol.run.sections import OptimizerSection
 from protocol.schedule.data_plan import DataPlan, TakenBlocks
+from protocol.trainer_messages import Amend, Merge, Yield
 
 from .errors import WrongCommand
 from .messages import (
     PROGRESS_INTERVAL_S,
-    Apply,
     CloseRound,
     Evaluate,
     Evaluated,
@@ -82,7 +77,6 @@ from .messages import (
     TrainRound,
 )
 from .schedule import learning_rate, total_steps_of
-from .snapshot import Snapshot
 from .sync import Sync
 
 # --- the blocks of one round, in the order of the data plan ---------------------------------------
@@ -247,16 +241,14 @@ class RoundInProgress:
             step=self.nominal_step,
         )
 
-    def closed(self, snapshot: Snapshot | None, now_s: float) -> RoundClosed:
+    def closed(self, now_s: float) -> RoundClosed:
         """What is told of its end."""
         epoch, position = self.data.after(self.steps)
         return RoundClosed(
             round=self.order.round,
-            slot=snapshot.slot if snapshot else None,
             steps=self.steps,
             tokens=self.steps * self.tokens_per_step,
             loss=self.loss_sum / max(1, self.steps),
-            digest=snapshot.digest if snapshot else None,
             epoch=epoch,
             position=position,
             seconds=now_s - self.started_s,
@@ -375,7 +367,7 @@ class RoundMachine:
                 self._to_keep.append(command)
             case Stop():
                 self._stopped = True
-            case Apply() | Merge() | Yield() | Amend():
+            case Merge() | Yield() | Amend():
                 self._obey_sync(command)
             case _:
                 raise WrongCommand(f"{command}, but no stage is trained here")
@@ -543,10 +535,10 @@ class RoundMachine:
 
     def _close(self, current: RoundInProgress, now_s: float) -> None:
         state = self._state
-        snapshot = self._sync.close(current.order)
+        self._sync.close(current.order)
         state.round = None
         state.last_closed = current.order.round
-        closed = current.closed(snapshot, now_s)
+        closed = current.closed(now_s)
         state.closed_at = _Stand(closed.step, closed.epoch, closed.position)
         self._events.append(closed)
         self._begin_round(now_s)

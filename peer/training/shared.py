@@ -2,14 +2,13 @@
 
 Two pieces. `SharedVector` holds the slow weights: the daemon writes, the trainer maps it read-only
 through a descriptor that was opened read-only. `CodeRegions` hold codes: the trainer writes, the
-daemon reads. Averaging in pairs has two equal slots for whole vectors, streaming one region for
-each fragment.
+daemon reads. Each fragment has one region; a whole model that is averaged in pairs is one fragment.
 
 Rules of the regions, so that a kill at any moment harms nothing:
-    1. Codes that are on their way lie still. Slots alternate with the rounds; a fragment's region
-       is written again only when its codes have come back as an average.
+    1. Codes that are on their way lie still: a fragment's region is written again only when its
+       codes have come back as an average.
     2. The writer clears a region's header, writes the codes, then the header (sequence number,
-       round or cycle, digest). A region with sequence 0 holds nothing.
+       cycle, digest). A region with sequence 0 holds nothing.
     3. Each life of a trainer gets new regions. Views of the old ones stay valid as long as somebody
        holds them.
 
@@ -33,7 +32,6 @@ import numpy.typing as npt
 from peer.codec import Codec
 from protocol.fragment.fragments import Fragment
 
-NUM_SLOTS: Final = 2
 HEADER_BYTES: Final = max(4096, mmap.PAGESIZE)
 """Space before each region's codes: a page, so that codes are page-aligned."""
 _HEADER: Final = struct.Struct("<QQ32s")
@@ -41,13 +39,13 @@ _HEADER: Final = struct.Struct("<QQ32s")
 
 @dataclass(frozen=True, slots=True)
 class RegionHeader:
-    """What a region holds; `round` is the cycle where fragments are sent.
+    """What a region holds.
 
     Sequence numbers start at 1; 0 in memory means nothing, or half of it.
     """
 
     sequence: int
-    round: int
+    cycle: int
     digest: str
 
 
@@ -144,19 +142,19 @@ class CodeRegions:
 
     def header(self, region: int) -> RegionHeader | None:
         """What the region holds; None when nothing, or a write that did not end."""
-        sequence, round_, digest = _HEADER.unpack_from(self._memory, self._start(region))
-        return RegionHeader(sequence, round_, digest.decode("ascii")) if sequence else None
+        sequence, cycle, digest = _HEADER.unpack_from(self._memory, self._start(region))
+        return RegionHeader(sequence, cycle, digest.decode("ascii")) if sequence else None
 
     def begin(self, region: int) -> memoryview:
         """The writer's first act: empty the region, and get the memory to write the codes to."""
         _HEADER.pack_into(self._memory, self._start(region), 0, 0, bytes(32))
         return self.codes(region)
 
-    def commit(self, region: int, round_: int, digest: str) -> None:
+    def commit(self, region: int, cycle: int, digest: str) -> None:
         """The writer's last act."""
         self._sequence += 1
         start = self._start(region)
-        _HEADER.pack_into(self._memory, start, 0, round_, digest.encode("ascii"))
+        _HEADER.pack_into(self._memory, start, 0, cycle, digest.encode("ascii"))
         # The sequence number makes the header count, so it is written by itself and last.
         struct.pack_into("<Q", self._memory, start, self._sequence)
 

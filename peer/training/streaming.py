@@ -23,7 +23,10 @@ from dataclasses import dataclass, field
 import torch
 
 from peer.codec import get_codec
-from protocol.diloco.trainer_messages import (
+from protocol.fragment.fragments import fragments_of_run, offset, sends_between
+from protocol.run.layout import Layout
+from protocol.run.run_spec import RunSpec
+from protocol.trainer_messages import (
     Amend,
     FragmentMerged,
     FragmentSent,
@@ -31,9 +34,6 @@ from protocol.diloco.trainer_messages import (
     Yield,
     Yielded,
 )
-from protocol.fragment.fragments import fragments_of_run, offset, sends_between
-from protocol.run.layout import Layout
-from protocol.run.run_spec import RunSpec
 
 from .errors import WrongCommand
 from .fragments import FragmentSnapshots

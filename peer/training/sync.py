@@ -1,8 +1,7 @@
 """How the fast weights of the inner loop meet those of other peers: several ways, one shape.
 
-`pairs.py` takes one snapshot of all weights at the close of a round, `streaming.py` and
-`streaming_gossip.py` send fragments of them at their own moments. The round machine asks its way of
-averaging at every turn.
+`pairs.py` and `streaming.py` send fragments of them, at the close of a round or at their own
+moments. The round machine asks its way of averaging at every turn.
 """
 
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from protocol.run.ways import WAYS
 
 from .messages import SyncCommand, SyncEvent, TrainRound
 from .shared import CodeRegions
-from .snapshot import Snapshot
 from .weights import FastWeights
 
 
@@ -54,8 +52,8 @@ class Sync(Protocol):
     def advance(self) -> None:
         """Do what is due. Raises NonFinite."""
 
-    def close(self, order: TrainRound) -> Snapshot | None:
-        """A round is over: the snapshot that is sent, if that is the way. Raises NonFinite."""
+    def close(self, order: TrainRound) -> None:
+        """A round is over: send what goes with its end. Raises NonFinite."""
 
 
 class TrainerSide(Protocol):

@@ -19,6 +19,7 @@ from typing import Final
 from protocol.errors import RemoteProtocolError
 
 PUBLIC_KEY_BYTES: Final = 32
+SIGNATURE_BYTES: Final = 64
 KEY_PROTOBUF_PREFIX: Final = bytes.fromhex("08011220")
 """Start of an Ed25519 public key's protobuf form; the key follows."""
 PEER_ID_BYTES: Final = 38

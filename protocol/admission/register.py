@@ -19,7 +19,7 @@ Rules
   5. The founder's statements are told first, so that a delegate is known before what it signed.
 
 Invariants: the register grows by what signers and guests have signed, and by nothing else; it holds
-MAX_RULINGS and MAX_PASSES at most, and always has room for the founder's; a ban by the founder
+MAX_MEMBERS and MAX_MEMBERS at most, and always has room for the founder's; a ban by the founder
 holds in every register that has seen it until the founder takes it back.
 """
 
@@ -28,7 +28,7 @@ from enum import StrEnum
 
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.errors import RemoteProtocolError
-from protocol.limits import MAX_PASSES, MAX_RULINGS
+from protocol.limits import MAX_MEMBERS
 
 from .statements import MAX_SERIAL, Pass, Ruling, Verdict, opened
 
@@ -181,7 +181,7 @@ class Register:
 
     def _has_room(self, ruling: Ruling) -> bool:
         """Whether one more ruling fits; one of the founder takes the place of another's."""
-        if len(self._rulings) < MAX_RULINGS:
+        if len(self._rulings) < MAX_MEMBERS:
             return True
         others = [place for place in self._rulings if place[1] != self._founder]
         if ruling.signer != self._founder or not others:
@@ -191,7 +191,7 @@ class Register:
 
     def _keep_pass(self, own: Pass) -> bool:
         known = own.peer_id in self._passes
-        if known or len(self._passes) >= MAX_PASSES or not self.is_signer(own.invitation.signer):
+        if known or len(self._passes) >= MAX_MEMBERS or not self.is_signer(own.invitation.signer):
             return False
         self._passes[own.peer_id] = own
         self._known.add(own.sealed)

@@ -39,14 +39,12 @@ import msgpack
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from protocol.address.peer_id import public_key_from_peer_id
+from protocol.address.peer_id import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, public_key_from_peer_id
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import MAX_STATEMENT_BYTES
 
 # --- the form of a statement ----------------------------------------------------------------------
 DOMAIN: Final = b"loco/v1/admission\0"
-KEY_BYTES: Final = 32
-SIGNATURE_BYTES: Final = 64
 
 Sign = Callable[[bytes], bytes]
 
@@ -142,7 +140,7 @@ class Ruling:
         match fields:
             case ["ruling", str(run), str(verdict), str(peer_id), int(serial), bytes(signer)]:
                 known = run == run_id and verdict in tuple(Verdict) and 0 < serial <= MAX_SERIAL
-                if known and len(signer) == KEY_BYTES:
+                if known and len(signer) == PUBLIC_KEY_BYTES:
                     public_key_from_peer_id(peer_id)
                     check(signer, body, signature)
                     return cls(Verdict(verdict), peer_id, serial, signer, data)
@@ -188,7 +186,7 @@ class Invitation:
         fields, body, signature = opened(data)
         match fields:
             case ["invitation", str(run), bytes(signer), bytes(guest), int(expires), int(uses)]:
-                keys = len(signer) == KEY_BYTES == len(guest)
+                keys = len(signer) == PUBLIC_KEY_BYTES == len(guest)
                 if keys and 0 <= expires <= MAX_EXPIRES_S and 1 <= uses <= MAX_USES:
                     check(signer, body, signature)
                     return cls(run, signer, guest, expires, uses, data)

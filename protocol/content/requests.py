@@ -12,7 +12,7 @@ Rules
      for nothing else; and, before all others, of any holder once so many pieces have come since it
      was asked for that some were asked for later. So a slow source holds up nobody for long, and
      over a thin line, where all are slow, nothing comes twice.
-  4. At most MAX_ASKED_PIECES_PER_SOURCE pieces are asked of one peer, and MAX_ASKED_PIECES of all,
+  4. At most MAX_PER_PEER pieces are asked of one peer, and MAX_AT_ONCE of all,
      or fewer, as the line allows (`AtOnce`).
   5. A peer that failed to give a piece does not have it, until it says again that it has.
 
@@ -29,7 +29,7 @@ import blake3
 import numpy as np
 import numpy.typing as npt
 
-from protocol.limits import MAX_ASKED_PIECES, MAX_ASKED_PIECES_PER_SOURCE
+from protocol.limits import MAX_AT_ONCE, MAX_PER_PEER
 from protocol.schedule.shuffle import digest_words, splitmix64
 
 MAX_KEPT_AT_ONCE: Final = 1
@@ -67,7 +67,7 @@ class PieceRequests:
         self._asked: dict[Request, int] = {}
         """With how many pieces had come when it was asked."""
         self._num_came = 0
-        self._at_most = MAX_ASKED_PIECES
+        self._at_most = MAX_AT_ONCE
         self._asked_of: Counter[str] = Counter()
         self._on_way: Counter[int] = Counter()
         self._only_kept: set[int] = set()
@@ -122,13 +122,13 @@ class PieceRequests:
         self._here[piece] = False
 
     # --- what is asked ----------------------------------------------------------------------------
-    def next_requests(self, at_most: int = MAX_ASKED_PIECES) -> list[Request]:
+    def next_requests(self, at_most: int = MAX_AT_ONCE) -> list[Request]:
         """What is to be asked for now; it counts as asked.
 
         Args:
             at_most: pieces on their way, those asked before included.
         """
-        self._at_most = min(MAX_ASKED_PIECES, at_most)
+        self._at_most = min(MAX_AT_ONCE, at_most)
         return list(self._next())
 
     def _next(self) -> Iterator[Request]:
@@ -155,7 +155,7 @@ class PieceRequests:
         order = np.lexsort((self._ties[chosen], self._copies[chosen]))
         return [int(piece) for piece in chosen[order]]
 
-    def _ask(self, pieces: Iterable[int], at_most: int = MAX_ASKED_PIECES) -> Iterator[Request]:
+    def _ask(self, pieces: Iterable[int], at_most: int = MAX_AT_ONCE) -> Iterator[Request]:
         for piece in pieces:
             if not self._has_room_for_more or at_most < 1 or not self._anybody_has_room:
                 return
@@ -171,7 +171,7 @@ class PieceRequests:
         overtaken = {
             request.piece: request.peer_id
             for request, num_came in self._asked.items()
-            if self._num_came - num_came >= MAX_ASKED_PIECES  # no more were on their way before
+            if self._num_came - num_came >= MAX_AT_ONCE  # no more were on their way before
         }
         for piece in awaited:
             if not self._has_room_for_more:
@@ -188,11 +188,9 @@ class PieceRequests:
 
     @property
     def _anybody_has_room(self) -> bool:
-        return any(self._asked_of[peer] < MAX_ASKED_PIECES_PER_SOURCE for peer in self._holders)
+        return any(self._asked_of[peer] < MAX_PER_PEER for peer in self._holders)
 
-    def _source(
-        self, piece: int, at_most: int = MAX_ASKED_PIECES_PER_SOURCE, but_for: str = ""
-    ) -> str | None:
+    def _source(self, piece: int, at_most: int = MAX_PER_PEER, but_for: str = "") -> str | None:
         """The holder to ask, of those that are asked for less than so many pieces."""
         free = [
             peer_id

@@ -52,7 +52,6 @@ from protocol.errors import RemoteProtocolError
 NUM_BLOCKS: Final = 64
 BLOCK_VALUES: Final = 256
 SAMPLE_BYTES: Final = 4 * NUM_BLOCKS * BLOCK_VALUES
-SEED_BYTES: Final = 16
 NUM_WITNESSES: Final = 3
 LEAST_WITNESSES: Final = 2
 LEAST_BLOCKS: Final = 4

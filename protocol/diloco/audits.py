@@ -32,7 +32,7 @@ Rules
      the state before its last step is there (chunk_ledger.py). The chunk has no step in that cycle
      then, as if its owner had died. Such a state is not taken back from others in that cycle.
   5. Nobody is blamed for a doubt: lines and processes fail. One peer's doubts are followed up once
-     for each result, MAX_AUDITS at once.
+     for each result, MAX_TRIED at once.
 
   6. Two different results that one life of an owner has signed for a fragment and cycle are a proof
      too (evidence.py). Peers to which an owner has told different things see that they differ
@@ -55,7 +55,7 @@ from typing import Any, Final
 
 import blake3
 
-from protocol.limits import MAX_AUDITS, MAX_CONVICTED, MAX_KEPT_EVIDENCE_BYTES
+from protocol.limits import MAX_CONTRIBUTORS, MAX_KEPT_EVIDENCE_BYTES, MAX_TRIED
 from protocol.outcomes import AuditOutcome
 from protocol.wire.fragment_messages import Doubt, Proof, Result
 
@@ -120,7 +120,7 @@ class Audits:
     def _audit(self, key: Key) -> None:
         kept = self._results.get(key)
         known = key in self._doubted or key in self._under_way
-        if kept is None or known or len(self._under_way) >= MAX_AUDITS:
+        if kept is None or known or len(self._under_way) >= MAX_TRIED:
             return
         self._under_way.add(key)
         result, codes = kept
@@ -173,7 +173,7 @@ class Audits:
             return
         kept_bytes = sum(map(len, self._proofs.values())) + len(proof)
         self._proofs[owner] = proof if kept_bytes <= MAX_KEPT_EVIDENCE_BYTES else b""
-        _bound(self._proofs, MAX_CONVICTED)
+        _bound(self._proofs, MAX_CONTRIBUTORS)
         self._results = OrderedDict(
             (key, kept) for key, kept in self._results.items() if key[2] != owner
         )

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from protocol.diloco.trainer_messages import Amend, Merge, Yield
 from protocol.fragment.chunk_ledger import ResultRank, Stamp
 from protocol.fragment.collection import Admitted
+from protocol.trainer_messages import Amend, Merge, Yield
 from protocol.wire.fragment_messages import (
     ChunkResult,
     ChunkStamp,

@@ -50,11 +50,11 @@ from typing import Final, TypeVar
 
 import blake3
 
-from protocol.diloco.trainer_messages import Amend, Merge, Yield
 from protocol.fragment.chunk_ledger import ChunkLedger, ResultVerdict, Stamp
 from protocol.fragment.owners import owners_of_chunks
 from protocol.limits import MAX_CONTRIBUTION_WEIGHT
 from protocol.schedule.deadline import ObservedDeadline
+from protocol.trainer_messages import Amend, Merge, Yield
 from protocol.wire.fragment_messages import (
     DIGEST_BYTES,
     ChunkStamp,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from protocol.limits import MAX_CONVICTED
+from protocol.limits import MAX_CONTRIBUTORS
 from protocol.outcomes import AuditOutcome, RefusalReason
 from protocol.wire.fragment_messages import Doubt, FragmentSettled, NoResult, Proof, Result
 
@@ -169,7 +169,7 @@ class Peers:
         """Learn that an owner has lied."""
         self._untrue[owner] = None
         self.withdrawn.append(owner)
-        while len(self._untrue) > MAX_CONVICTED:
+        while len(self._untrue) > MAX_CONTRIBUTORS:
             self._untrue.popitem(last=False)
 
     def note_unopened(self, fragment: int, cycle: int, owner: str) -> None:

@@ -30,9 +30,9 @@ The rules
      looks on.
 
 Invariants: at most one `Paired` per round that is not taken back by rule 8; every proposal received
-is answered, withdrawn or held (at most MAX_HELD_PROPOSALS); every search ends in exactly one
+is answered, withdrawn or held (at most MAX_HELD); every search ends in exactly one
 `Paired` or `Unmatched`; a peer is asked at most once with one pair of snapshots, and a search asks
-at most MAX_PROPOSAL_TRIES times.
+at most MAX_TRIED times.
 
 Pure: time comes in with each event, `next_deadline_s` says when the next `Tick` is due.
 Source: docs/decisions/0016-gossip-without-a-clock.md, which compares it with other rules. The
@@ -57,7 +57,7 @@ from typing import Final
 
 import blake3
 
-from protocol.limits import MAX_HELD_PROPOSALS, MAX_PROPOSAL_TRIES
+from protocol.limits import MAX_HELD, MAX_TRIED
 from protocol.membership.book import BackOff
 from protocol.outcomes import RefusalReason, SkipReason
 
@@ -273,7 +273,7 @@ class Matchmaker:
         self._received += 1
         self._resting.answered(event.peer_id)
         refusal = self._reason_to_refuse(now_s, event.peer_id, event.snapshot)
-        if refusal is None and len(self._held) >= MAX_HELD_PROPOSALS:
+        if refusal is None and len(self._held) >= MAX_HELD:
             refusal = RefusalReason.TOO_MANY
         if refusal is not None:
             yield RefuseProposal(event.peer_id, event.snapshot.round, refusal)
@@ -343,7 +343,7 @@ class Matchmaker:
                 yield from self._give_up(SkipReason.NO_PARTNER)
 
     def _askable(self, now_s: float) -> dict[str, RoundSnapshot]:
-        if len(self._search.tried) >= MAX_PROPOSAL_TRIES:
+        if len(self._search.tried) >= MAX_TRIED:
             return {}
         return {
             peer_id: snapshot

@@ -43,12 +43,12 @@ from typing import Final
 
 from protocol.address.prefix import prefix_of
 from protocol.limits import (
-    MAX_CONVICTED,
-    MAX_HEARSAY,
-    MAX_HEARSAY_DIALS,
-    MAX_HEARSAY_DIALS_PER_PEER,
-    MAX_HEARSAY_PER_PEER,
+    MAX_AT_ONCE,
+    MAX_CONTRIBUTORS,
     MAX_HEARSAY_TRIES,
+    MAX_HELD,
+    MAX_LISTED,
+    MAX_NAMED,
 )
 
 HALF_LIFE_S: Final = 300.0
@@ -260,10 +260,8 @@ class PeerBook:
     def __init__(self) -> None:
         self._records: dict[str, _Record] = {}
         self._convicted: dict[str, None] = {}
-        self._names = Budget(Shares(MAX_HEARSAY, MAX_HEARSAY_PER_PEER, MAX_HEARSAY))
-        self._dialled_names = Budget(
-            Shares(MAX_HEARSAY_DIALS, MAX_HEARSAY_DIALS_PER_PEER, MAX_HEARSAY_DIALS)
-        )
+        self._names = Budget(Shares(MAX_NAMED, MAX_LISTED, MAX_NAMED))
+        self._dialled_names = Budget(Shares(MAX_HELD, MAX_AT_ONCE, MAX_HELD))
         self.dials = BackOff(REDIAL_FIRST_S, REDIAL_MAX_S)
 
     # --- conduct ----------------------------------------------------------------------------------
@@ -285,7 +283,7 @@ class PeerBook:
     def convict(self, peer_id: str) -> None:
         """Ignore a peer for good that was proved to have lied."""
         self._convicted[peer_id] = None
-        if len(self._convicted) > MAX_CONVICTED:
+        if len(self._convicted) > MAX_CONTRIBUTORS:
             del self._convicted[next(iter(self._convicted))]
 
     def is_convicted(self, peer_id: str) -> bool:

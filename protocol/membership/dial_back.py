@@ -6,7 +6,7 @@ through to it (`reached`). The first shows the router's outer address and how it
 second whether anybody can dial in.
 
 Rules:
-- The newest answer of each peer counts, for ANSWER_LASTS_S. MAX_DIAL_BACK_ANSWERS are kept.
+- The newest answer of each peer counts, for ANSWER_LASTS_S. MAX_HELD are kept.
 - An address works if at least half of those that tried it got through: one that lies, or is itself
   cut off, decides nothing once there are three.
 - Nothing is known before an answer came in which some address of the family was tried.
@@ -24,7 +24,7 @@ from enum import StrEnum
 from typing import Final
 
 from protocol.address.multiaddr import InvalidAddress, normalise, parse
-from protocol.limits import MAX_DIAL_BACK_ADDRESSES, MAX_DIAL_BACK_ANSWERS
+from protocol.limits import MAX_DIAL_BACK_ADDRESSES, MAX_HELD
 
 ANSWER_LASTS_S: Final = 1800.0
 CIRCUIT: Final = "p2p-circuit"
@@ -137,7 +137,7 @@ class DialBacks:
         """A peer has answered."""
         self._answers.pop(peer_id, None)
         self._answers[peer_id] = now_s, answer
-        while len(self._answers) > MAX_DIAL_BACK_ANSWERS:
+        while len(self._answers) > MAX_HELD:
             self._answers.popitem(last=False)
 
     def forget(self) -> None:

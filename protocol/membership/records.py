@@ -36,12 +36,11 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from protocol.address.multiaddr import address_from_bytes, address_to_bytes
-from protocol.address.peer_id import MAX_PEER_ID_TEXT, public_key_from_peer_id
+from protocol.address.peer_id import MAX_PEER_ID_TEXT, SIGNATURE_BYTES, public_key_from_peer_id
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.limits import MAX_RECORD_ADDRESSES, MAX_RECORD_BYTES, RECORD_SHARDS
 
 RECORD_VERSION: Final = 1
-SIGNATURE_BYTES: Final = 64
 MAX_INCARNATION: Final = (1 << 63) - 1
 MAX_EXPIRES_S: Final = 1e11
 """Latest Unix time of expiry; the directory sets the bound that follows the clock."""

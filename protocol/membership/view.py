@@ -37,7 +37,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from protocol.address.multiaddr import readable
-from protocol.limits import MAX_ADDRESSES_PER_PEER, MAX_MEMBERS
+from protocol.limits import MAX_HELD, MAX_MEMBERS
 
 from .dial_back import depends_on_relays
 from .records import PeerRecord
@@ -333,4 +333,4 @@ class View:
 
 
 def _taken(addresses: tuple[str, ...]) -> tuple[str, ...]:
-    return readable(addresses[:MAX_ADDRESSES_PER_PEER])
+    return readable(addresses[:MAX_HELD])

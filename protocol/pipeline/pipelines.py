@@ -73,7 +73,6 @@ from .tables import MachineOffer
 # --- replicas -------------------------------------------------------------------------------------
 TRAINING_PER_FORWARD: Final = 3
 """Forward and backward, in forwards."""
-SECONDS_PER_HOUR: Final = 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ class Estimate:
 
 def cost_per_billion_tokens(offers: Sequence[MachineOffer], tokens_per_s: float) -> float:
     """What a billion tokens cost on all these machines."""
-    price_per_s = sum(offer.price_per_hour for offer in offers) / SECONDS_PER_HOUR
+    price_per_s = sum(offer.price_per_hour for offer in offers) / 3600
     return price_per_s / tokens_per_s * 1e9
 
 
@@ -150,7 +149,7 @@ def _of_rounds(
         state_fits(offers, workload.state_bytes),
         (question.microbatches or len(offers)) * workload.tokens / tokens_per_s,
         tokens_per_s,
-        {n: sent_bytes / s * SECONDS_PER_HOUR for n, (_, s) in zip(names, rounds, strict=True)},
+        {n: sent_bytes / s * 3600 for n, (_, s) in zip(names, rounds, strict=True)},
         {n: train_s / s for n, (train_s, s) in zip(names, rounds, strict=True)},
         cost_per_billion_tokens(offers, tokens_per_s),
     )
@@ -500,7 +499,7 @@ def _estimate(question: PlanQuestion, iterations: Sequence[PricedIteration]) -> 
         state_fits(question.offers, question.stage_state_bytes),
         total_s / rounds,
         tokens_per_s,
-        {name: sent[i] / total_s * SECONDS_PER_HOUR for i, name in enumerate(names)},
+        {name: sent[i] / total_s * 3600 for i, name in enumerate(names)},
         {name: worked_us[i] / US_PER_S / total_s for i, name in enumerate(names)},
         cost_per_billion_tokens(question.offers, tokens_per_s),
     )

@@ -41,7 +41,7 @@ from typing import Final, TypeVar
 import blake3
 
 from protocol.errors import LocalProtocolError
-from protocol.limits import MAX_STAGES
+from protocol.limits import MAX_NAMED, MAX_STAGES
 
 # --- problem --------------------------------------------------------------------------------------
 Relays = tuple[int, ...]
@@ -53,7 +53,6 @@ Matrix = tuple[tuple[int, ...], ...]
 
 US_PER_S: Final = 1_000_000
 THOUSAND: Final = 1000
-MAX_PEERS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +137,7 @@ class Problem:
         number = len(self.peers)
         checks = (
             (2 <= len(self.stage_sizes) <= MAX_STAGES, "a pipeline has two stages or more"),
-            (number <= MAX_PEERS, f"at most {MAX_PEERS} machines"),
+            (number <= MAX_NAMED, f"at most {MAX_NAMED} machines"),
             (sum(self.stage_sizes) == number, "stage_sizes must add up to the machines"),
             (min(self.stage_sizes) >= 1, "every stage needs a machine"),
             (2 <= self.visited <= len(self.stage_sizes), "a path visits two stages to all"),

@@ -21,19 +21,17 @@ from dataclasses import dataclass, replace
 from typing import Final, get_args
 
 from protocol.errors import LocalProtocolError, LocoError
-from protocol.run.needs import parameters_of, state_bytes_of
+from protocol.run.needs import FP32_BYTES, parameters_of, state_bytes_of
 from protocol.run.run_spec import RunSpec
 from protocol.run.sections import BOUNDARY_BITS, BoundaryCodec, PipelineSection
 from protocol.run.ways import CODECS
 
 from .planner import SearchBudget
 from .problem import Matrix, PathRules, PipelinePeer, Problem, StageWork, stage_orders
-from .tables import GB, MachineOffer
+from .tables import MachineOffer
 
 # --- workload -------------------------------------------------------------------------------------
 BOUNDARY_CODECS: Final[tuple[str, ...]] = get_args(BoundaryCodec)
-OF_ONE_MICROBATCH: Final = 4
-"""Bytes of a parameter's gradient of one microbatch, which stages hold too (decision 0042)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +210,8 @@ class PlanQuestion:
 
     @property
     def stage_state_bytes(self) -> int:
-        """Training state of one stage."""
-        whole = self.workload.state_bytes + self.workload.parameters * OF_ONE_MICROBATCH
+        """Training state of one stage, with a gradient of one microbatch (decision 0042)."""
+        whole = self.workload.state_bytes + self.workload.parameters * FP32_BYTES
         return whole // self.stages
 
     @property
@@ -273,7 +271,7 @@ def check(question: PlanQuestion) -> None:
 def _check_memory(question: PlanQuestion) -> None:
     if len(question.too_small) == len(question.offers):
         needed, most = (
-            f"{size / GB:.1f} GB"
+            f"{size / 1e9:.1f} GB"
             for size in (
                 question.stage_state_bytes,
                 max(offer.memory_bytes or 0 for offer in question.offers),

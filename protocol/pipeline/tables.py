@@ -36,11 +36,11 @@ from math import isfinite
 from typing import Final, NamedTuple
 
 from protocol.errors import LocoError
+from protocol.limits import MAX_NAMED
 
-from .problem import MAX_PEERS, THOUSAND, US_PER_S, Matrix
+from .problem import THOUSAND, US_PER_S, Matrix
 
 # --- regions --------------------------------------------------------------------------------------
-GIB: Final = 1 << 30
 
 
 class RegionLink(NamedTuple):
@@ -50,7 +50,7 @@ class RegionLink(NamedTuple):
     bytes_per_s: int
 
 
-SAME_PLACE: Final = RegionLink(1_000, 2 * GIB)
+SAME_PLACE: Final = RegionLink(1_000, 2 << 30)
 
 _ROWS: Final = """
 Australia Belgium     129 0.009827
@@ -128,7 +128,9 @@ def _table(rows: str) -> dict[frozenset[str], RegionLink]:
         if row:
             one, other, latency_ms, gib_per_s = row.split()
             latency_us = round(float(latency_ms) * THOUSAND)
-            table[frozenset((one, other))] = RegionLink(latency_us, round(float(gib_per_s) * GIB))
+            table[frozenset((one, other))] = RegionLink(
+                latency_us, round(float(gib_per_s) * (1 << 30))
+            )
     return table
 
 
@@ -145,7 +147,6 @@ def line_between(one: str, other: str) -> RegionLink | None:
 
 # --- cards ----------------------------------------------------------------------------------------
 MFU: Final = 0.35
-TERA: Final = 1e12
 HOW: Final = f"estimated from peak FLOP/s at {MFU:.0%} MFU; not measured"
 _CARDS: Final = """
 B200           2250   180
@@ -192,7 +193,7 @@ class Card:
 def _cards() -> dict[str, Card]:
     rows = (line.split() for line in _CARDS.strip().splitlines())
     return {
-        name: Card(name, float(peak) * TERA, int(memory) * 10**9) for name, peak, memory in rows
+        name: Card(name, float(peak) * 1e12, int(memory) * 10**9) for name, peak, memory in rows
     }
 
 
@@ -226,8 +227,6 @@ OPTIONAL_PEER_COLUMNS: Final = ("compute_s", "card", "slots", "memory_gb")
 USUAL_SLOTS: Final = 4
 """Slots of a machine whose line does not say."""
 LINK_COLUMNS: Final = ("a", "b", "latency_ms", "bandwidth_mbps")
-BITS: Final = 8
-GB: Final = 10**9
 BYTE_ORDER_MARK: Final = "\ufeff"
 """Some spreadsheets begin a file with it."""
 MAX_VALUE: Final = 1e9
@@ -279,8 +278,8 @@ def parse_peers(
         offers[offer.name] = offer
     if not offers:
         raise BadTable(f"{name}: no machine in it, only the names of columns")
-    if len(offers) > MAX_PEERS:
-        raise BadTable(f"{name}: {len(offers)} machines; at most {MAX_PEERS} can be planned for")
+    if len(offers) > MAX_NAMED:
+        raise BadTable(f"{name}: {len(offers)} machines; at most {MAX_NAMED} can be planned for")
     return tuple(offers.values())
 
 
@@ -301,7 +300,7 @@ def parse_links(
             raise BadTable(f"{where}: a second link from '{pair[0]}' to '{pair[1]}'")
         latency_ms = _number(where, row, "latency_ms", 0)
         mbps = _number(where, row, "bandwidth_mbps", 0.001)
-        rate = round(mbps * US_PER_S / BITS)
+        rate = round(mbps * US_PER_S / 8)
         links[pair] = RegionLink(round(latency_ms * THOUSAND), rate)
     return links
 
@@ -358,7 +357,7 @@ def _offer(where: str, row: Mapping[str, str], forward_flops: float | None) -> M
     card = _card(where, row)
     memory = None if card is None else card.memory_bytes
     if row.get("memory_gb"):
-        memory = round(_number(where, row, "memory_gb", 0) * GB)
+        memory = round(_number(where, row, "memory_gb", 0) * 10**9)
     if row.get("compute_s") or card is None or forward_flops is None:
         compute_s, estimated = _number(where, row, "compute_s", 1e-5), None
     else:

@@ -40,7 +40,7 @@ from typing import Any, Final, NamedTuple
 
 from .drafts import NoPlan
 from .pipelines import (
-    SECONDS_PER_HOUR,
+    NEVER,
     Estimate,
     Pipeline,
     PricedIteration,
@@ -58,8 +58,6 @@ from .simulator import Order, Plan, Simulator, jobs_of
 LEAST_HELP: Final = 0.03
 """A gain of less is not told, however little noise there is."""
 ORDINALS: Final = ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
-NEVER_US: Final = 1 << 62
-"""What stands for an iteration that never ends."""
 
 
 class Gain(NamedTuple):
@@ -111,24 +109,24 @@ def _best_places(question: PlanQuestion, now: Pipeline, effort: Effort) -> list[
     for stage, model in _places(question, now)[: effort.places]:
         change = _one_more(question, now, stage, model)
         end = _mended_us(change, effort.brief)
-        if end < best.get(stage, (NEVER_US,))[0]:
+        if end < best.get(stage, (NEVER,))[0]:
             best[stage] = end, change
     return [change for _, change in best.values()]
 
 
 def _mended_us(change: _Change, evaluations: int) -> int:
     found = mended(change.problem, change.plan, evaluations)
-    return found.makespan_us if found else NEVER_US
+    return found.makespan_us if found else NEVER
 
 
 def _anew_us(problem: Problem, effort: Effort) -> int:
     """What new searches find, if there are to be any."""
     if not effort.planned_anew:
-        return NEVER_US
+        return NEVER
     try:
         return searched(problem, effort, effort.planned_anew)[0].makespan_us
     except NoPlan:
-        return NEVER_US
+        return NEVER
 
 
 def _changes(question: PlanQuestion, now: Pipeline) -> Iterator[_Change]:
@@ -240,7 +238,7 @@ def verdict_of(
 ) -> RunEstimate:
     """How long the run takes this way, and what it costs."""
     tokens = tokens_per_peer * data_peers
-    hours = tokens / estimate.tokens_per_s / SECONDS_PER_HOUR
+    hours = tokens / estimate.tokens_per_s / 3600
     price = sum(offer.price_per_hour for offer in question.offers)
     return RunEstimate(way, hours, hours * price, tokens, estimate.tokens_per_s)
 

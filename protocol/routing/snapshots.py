@@ -38,10 +38,9 @@ import blake3
 import msgspec
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.limits import MAX_SNAPSHOT_BYTES
+from protocol.limits import MAX_NAMED, MAX_SNAPSHOT_BYTES
 from protocol.membership.records import Verify, verify_with_peer_id
 from protocol.pipeline.problem import (
-    MAX_PEERS,
     THOUSAND,
     US_PER_S,
     Matrix,
@@ -96,7 +95,7 @@ class LinkSnapshot:
         """
         ordered = sorted(vectors, key=lambda each: each[0].peer_id)
         data = msgspec.msgpack.encode([run_id, [signed for _, signed in ordered]])
-        if len(data) > MAX_SNAPSHOT_BYTES or not 1 <= len(ordered) <= MAX_PEERS:
+        if len(data) > MAX_SNAPSHOT_BYTES or not 1 <= len(ordered) <= MAX_NAMED:
             raise LocalProtocolError(f"a snapshot of {len(ordered)} peers, {len(data)} bytes")
         return cls(tuple(vector for vector, _ in ordered), data)
 
@@ -111,12 +110,12 @@ class LinkSnapshot:
             raise RemoteProtocolError(f"a snapshot of {len(data)} bytes")
         try:
             run, parts = msgspec.msgpack.decode(data, type=tuple[str, list[bytes]])
-            vectors = [decode_vector(part, run_id, verify) for part in parts[: MAX_PEERS + 1]]
+            vectors = [decode_vector(part, run_id, verify) for part in parts[: MAX_NAMED + 1]]
         except (msgspec.MsgspecError, UnicodeError, RemoteProtocolError) as error:
             raise RemoteProtocolError(f"not a snapshot: {error}") from error
         if run != run_id:
             raise RemoteProtocolError("a snapshot of another run")
-        if not 1 <= len(vectors) <= MAX_PEERS:
+        if not 1 <= len(vectors) <= MAX_NAMED:
             raise RemoteProtocolError(f"a snapshot of {len(vectors)} peers")
         snapshot = cls.of(run_id, zip(vectors, parts, strict=True))
         if snapshot.data != data or len({each.peer_id for each in vectors}) < len(vectors):

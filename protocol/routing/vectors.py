@@ -13,9 +13,10 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from protocol.address.peer_id import SIGNATURE_BYTES
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.limits import MAX_LINK_VECTOR_BYTES, MAX_LINKS, MAX_RELAYS_OF_PATH
-from protocol.membership.records import SIGNATURE_BYTES, Sign, Verify, verify_with_peer_id
+from protocol.membership.records import Sign, Verify, verify_with_peer_id
 from protocol.pipeline.problem import US_PER_S
 from protocol.wire.fields import Count, PeerIdText
 

@@ -36,9 +36,10 @@ from typing import Any, Final, Self
 import blake3
 from pydantic import ValidationError
 
-from protocol.admission.statements import KEY_BYTES, Sign, check, opened, seal
+from protocol.address.peer_id import PUBLIC_KEY_BYTES
+from protocol.admission.statements import Sign, check, opened, seal
 from protocol.errors import InvalidRunSpec, RemoteProtocolError
-from protocol.limits import EPSILON, MAX_AMENDMENTS
+from protocol.limits import EPSILON, MAX_AMENDMENTS, MAX_ITERATION
 
 from .run_spec import RunSpec, what_is_wrong
 
@@ -160,7 +161,6 @@ def _not_amendable(key: str) -> str:
 
 # --- amendments -----------------------------------------------------------------------------------
 AMENDMENT: Final = "amendment"
-MAX_FROM_ROUND: Final = (1 << 53) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +202,8 @@ class Amendment:
         fields, body, signature = opened(data)
         match fields:
             case ["amendment", str(run), int(version), int(from_round), list(pairs), bytes(key)]:
-                known = run == run_id and key == founder and len(key) == KEY_BYTES
-                if known and 0 < version <= MAX_AMENDMENTS and 0 <= from_round <= MAX_FROM_ROUND:
+                known = run == run_id and key == founder and len(key) == PUBLIC_KEY_BYTES
+                if known and 0 < version <= MAX_AMENDMENTS and 0 <= from_round < MAX_ITERATION:
                     changes = _changes(pairs)
                     check(founder, body, signature)
                     return cls(version, from_round, changes, data)

@@ -190,8 +190,6 @@ def disk_needs(
 
 # --- all needs ------------------------------------------------------------------------------------
 FP32_BYTES: Final = 4
-SNAPSHOT_BYTES: Final = 4
-"""Bytes of a parameter, while a trainer takes a snapshot and moves to what was averaged."""
 DAEMON_BYTES: Final = 320 << 20
 TRAINER_BYTES: Final = 360 << 20
 """Interpreter, libraries and p2pd, measured on a CPU; pages that are shared count once."""
@@ -263,7 +261,7 @@ def needs_of(
     code = int(part * CODECS[spec.sync.codec].bytes_per_value)
     daemon = DAEMON_BYTES + part * FP32_BYTES * (2 if has_momentum(spec) else 1) + CODE_SLOTS * code
     summed = part * FP32_BYTES if stages > 1 else 0  # gradients of a step's microbatches
-    state = state_bytes_of(spec, whole) // stages + summed + part * SNAPSHOT_BYTES
+    state = state_bytes_of(spec, whole) // stages + summed + part * FP32_BYTES
     each = int(sequence_memory(spec) * WITH_BACKWARD) // stages
     least, most = _at_once(spec)
     return Needs(

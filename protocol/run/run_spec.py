@@ -35,15 +35,16 @@ from .sections import (
     MISFIT,
     AdmissionSection,
     DilocoSection,
+    NolocoSection,
     NumberOrAuto,
     OptimizerSection,
     PipelineSection,
     Section,
-    StreamingSection,
     config_fault,
     misfit,
     overlaid,
     with_section,
+    without_streaming,
 )
 from .ways import CODECS, WAYS, codecs_for, others_keys
 
@@ -57,6 +58,8 @@ LATER_KEYS: Final = (
 )
 """Sections and keys that are left out of the canonical bytes at their default: runs that were
 founded before there was a choice keep their ids (decision 0033)."""
+KEYS_OF_WHOLE_MODELS: Final = ("gamma", "overlap")
+"""Keys of [sync] that say nothing to pairs that average fragments."""
 E3M0_GONE: Final = (
     "e3m0 is gone: loco-peer 0.1.0 had it last, in commit 6613df92; go on with the run in that, or"
     " found a new one with 'int4', which has half of its error in as many bytes"
@@ -162,7 +165,7 @@ class SyncSection(Section):
     """How peers average. By default pairs take their mean (decision 0039)."""
 
     method: str = "noloco"
-    """'noloco': pairs; 'streaming': fragments in pairs; 'diloco': by all."""
+    """'noloco': pairs average; 'diloco': all do, in fragments."""
     inner_steps: NumberOrAuto = 50
     """H: inner steps of a round; 'auto' fills each line. More: less traffic, looser replicas."""
     alpha: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -181,26 +184,25 @@ class SyncSection(Section):
     """Rounds between two validations; more where they would take over a tenth of a peer's time."""
     diloco: DilocoSection | None = None
     """With `method = "diloco"` only, and then never None."""
-    streaming: StreamingSection | None = None
-    """With `method = "streaming"` only, and then never None."""
+    noloco: NolocoSection | None = None
+    """With `method = "noloco"` only, and then never None."""
 
     @model_validator(mode="before")
     @classmethod
-    def _without_gasloc(cls, tree: Any) -> Any:
-        """Signed bytes have the key, null where the run averages in another way."""
+    def _as_it_is_now(cls, tree: Any) -> Any:
+        """With the section of its method, and without keys that are gone: signed bytes have them.
+
+        `gasloc` is null in them where the run averages in another way.
+        """
         if not isinstance(tree, dict):
             return tree
         if tree.get("method") == "gasloc":
             raise misfit("method", GASLOC_GONE, "gasloc")
         if tree.get("gasloc") is not None:
             raise misfit("gasloc", GASLOC_GONE, tree["gasloc"])
-        return {key: value for key, value in tree.items() if key != "gasloc"}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_section(cls, tree: Any) -> Any:
-        method = tree.get("method") if isinstance(tree, dict) else None
-        if isinstance(method, str) and (row := WAYS.get(method)) and row.section:
+        tree = without_streaming({key: value for key, value in tree.items() if key != "gasloc"})
+        method = tree.get("method", cls.model_fields["method"].default)
+        if isinstance(method, str) and (row := WAYS.get(method)):
             return with_section(tree, row.section)
         return tree
 
@@ -210,7 +212,7 @@ class SyncSection(Section):
             raise self._misfit("method", f"unknown: use one of {', '.join(WAYS)}")
         own_section = WAYS[self.method].section
         for name, row in WAYS.items():
-            if row.section and row.section != own_section and getattr(self, row.section):
+            if row.section != own_section and getattr(self, row.section):
                 raise self._misfit("method", f'[sync.{row.section}] needs method = "{name}"')
         if self.codec not in (fitting := codecs_for(self.method)):
             coarse = CODECS[self.codec].differences_only
@@ -218,9 +220,27 @@ class SyncSection(Section):
             raise self._misfit("codec", f"{why}: use one of {', '.join(fitting)}")
         for key in others_keys(self.method):
             if getattr(self, key) != type(self).model_fields[key].default:
-                keys = f"its keys are in [sync.{own_section}]" if own_section else "leave it out"
-                raise self._misfit(key, f"says nothing to {self.method}; {keys}")
+                what = f"says nothing to {self.method}; its keys are in [sync.{own_section}]"
+                raise self._misfit(key, what)
         return self
+
+    @model_validator(mode="after")
+    def _keys_of_whole_models(self) -> Self:
+        if self.noloco is None or self.noloco.is_whole:
+            return self
+        for key in KEYS_OF_WHOLE_MODELS:
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise self._misfit(key, "says nothing to fragments in pairs; leave it out")
+        if self.inner_steps == "auto":
+            what = "pairs have a schedule of fragments by H: give a number, or average whole models"
+            raise self._misfit("inner_steps", what)
+        return self
+
+    @property
+    def pairs(self) -> NolocoSection:
+        """What pairs average: of a run that averages in pairs."""
+        assert self.noloco is not None
+        return self.noloco
 
     @model_validator(mode="after")
     def _open_only_in_pairs(self) -> Self:
@@ -337,12 +357,16 @@ class RunSpec(Section):
         """The canonical bytes: JSON, keys sorted, no spaces, every field present but LATER_KEYS.
 
         What is gone stays in them, for ids of runs are digests of these bytes: `sync.gasloc` as
-        null, `sync.diloco.error_feedback` as false.
+        null, `sync.diloco.error_feedback` as false, and fragments in pairs as the method that they
+        were, `streaming`.
         """
         tree = self.model_dump(mode="json")
-        tree["sync"]["gasloc"] = None
+        sync = tree["sync"]
+        sync["gasloc"], sync["streaming"], noloco = None, None, sync.pop("noloco")
         if self.sync.diloco is not None:
-            tree["sync"]["diloco"]["error_feedback"] = False
+            sync["diloco"]["error_feedback"] = False
+        if self.sync.noloco is not None and not self.sync.noloco.is_whole:
+            sync["method"], sync["streaming"] = "streaming", noloco
         for *path, key in LATER_KEYS:
             _leave_out_default(self, tree, path, key)
         return json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()

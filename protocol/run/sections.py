@@ -33,7 +33,7 @@ from pydantic_core import PydanticCustomError
 
 from protocol.address.peer_id import public_key_from_peer_id
 from protocol.errors import RemoteProtocolError
-from protocol.limits import MAX_PARAMETERS, MAX_STAGES
+from protocol.limits import MAX_NAMED, MAX_PARAMETERS, MAX_STAGES
 
 # --- any section ----------------------------------------------------------------------------------
 MAX_STEPS: Final = 1 << 40
@@ -96,10 +96,6 @@ NumberOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)
 
 
 # --- admission ------------------------------------------------------------------------------------
-MAX_LISTED: Final = 1024
-"""Peers that a list of admission names; four times as many values in a list of the model's."""
-
-
 def _peer_id(text: str) -> str:
     try:
         public_key_from_peer_id(text)
@@ -116,7 +112,7 @@ class AdmissionSection(Section):
     mode: Literal["open", "invite", "list"] = "open"
     """'open' to everybody, 'invite' (see `loco-peer invite`) or 'list'."""
     peers: Annotated[
-        tuple[Annotated[str, AfterValidator(_peer_id)], ...], Field(max_length=MAX_LISTED), LIST
+        tuple[Annotated[str, AfterValidator(_peer_id)], ...], Field(max_length=MAX_NAMED), LIST
     ] = ()
     """Peer ids that may join in any case; for 'invite' and 'list'."""
     secret_digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
@@ -288,8 +284,45 @@ class DilocoSection(FragmentsSection):
         return {key: value for key, value in tree.items() if key != "error_feedback"}
 
 
-class StreamingSection(FragmentsSection):
-    """Streaming gossip: each fragment finds a partner of its own, at its own moment."""
+STREAMING_WHOLE_GONE: Final = (
+    "one fragment of everything in the middle of rounds is gone: loco-peer 0.1.0 had it last;"
+    " go on with the run in that, or found a new one with sync.noloco.fragments = 'whole'"
+)
+
+
+class NolocoSection(FragmentsSection):
+    """NoLoCo: what pairs average. Each fragment finds a partner of its own, at its own moment."""
+
+    fragments: Literal["strided", "sequential", "whole"] = "whole"
+    """'whole' models, or fragments of 'strided' or 'sequential' blocks."""
+
+    @model_validator(mode="after")
+    def _whole_has_no_blocks(self) -> Self:
+        if self.is_whole and self.blocks_per_fragment != (
+            type(self).model_fields["blocks_per_fragment"].default
+        ):
+            what = "says nothing to whole models: leave it out, or set fragments"
+            raise self._misfit("blocks_per_fragment", what)
+        return self
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the whole model is one fragment."""
+        return self.fragments == "whole"
+
+
+def without_streaming(tree: dict[str, Any]) -> dict[str, Any]:
+    """A tree of [sync] as it was signed, or written, when fragments in pairs were a method."""
+    method, section = tree.get("method"), tree.get("streaming")
+    tree = {key: value for key, value in tree.items() if key != "streaming"}
+    if method != "streaming":
+        if section is not None:
+            raise misfit("streaming", 'is [sync.noloco] now, with method = "noloco"', section)
+        return tree
+    section = {"fragments": "strided", **(section or {})}
+    if section["fragments"] == "whole":
+        raise misfit("streaming.fragments", STREAMING_WHOLE_GONE, "whole")
+    return {**tree, "method": "noloco", "noloco": section}
 
 
 # --- frozen config --------------------------------------------------------------------------------
@@ -315,7 +348,7 @@ def _short_text(value: Any) -> bool:
 
 def _many(check: Check) -> Check:
     return lambda value: (
-        isinstance(value, list) and len(value) <= 4 * MAX_LISTED and all(map(check, value))
+        isinstance(value, list) and len(value) <= 4 * MAX_NAMED and all(map(check, value))
     )
 
 

@@ -21,14 +21,13 @@ import msgpack
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from protocol.address.peer_id import PUBLIC_KEY_BYTES, SIGNATURE_BYTES
 from protocol.errors import InvalidRunSpec, RemoteProtocolError
 from protocol.limits import MAX_SPEC_BYTES
 
 from .run_spec import RunSpec, parse_bytes, run_id_of
 
 DOMAIN: Final = b"loco/v1/run-spec\0"
-PUBLIC_KEY_BYTES: Final = 32
-SIGNATURE_BYTES: Final = 64
 MAX_SIGNED_SPEC_BYTES: Final = MAX_SPEC_BYTES + 256
 """Longest encoded `SignedSpec`: the spec, a key, a signature and msgpack's framing."""
 _VERSION: Final = 1

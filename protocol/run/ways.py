@@ -7,7 +7,7 @@ other's; adding a way adds a row, and a section of the run spec if it has keys o
     daemon     module:class; makes an `Averaging` of `AveragingParts` (peer/averaging/parts.py)
     trainer    module with `regions_of`, `snapshots_of` and `sync_of` (peer/training/sync.py)
     keys       of [sync] that say nothing to the other ways
-    section    of the run spec, [sync.<section>], that belongs to it; None where it has none
+    section    of the run spec, [sync.<section>], that belongs to it
     state      what its state holds for a joiner beside slow weights and outer momentum
     has_own_rounds  whether a peer's rounds may be of a length of its own (`inner_steps = "auto"`)
     sends_differences  whether peers send how far they have come, and not whole weights: coarser
@@ -43,8 +43,8 @@ class WayRow:
 
     daemon: str
     trainer: str
+    section: str
     keys: tuple[str, ...] = ()
-    section: str | None = None
     state: tuple[str, ...] = ()
     has_own_rounds: bool = False
     sends_differences: bool = False
@@ -56,6 +56,7 @@ WAYS: Final[Mapping[str, WayRow]] = MappingProxyType(
         "noloco": WayRow(
             daemon="peer.averaging.gossip.noloco:PairAveraging",
             trainer="peer.training.pairs",
+            section="noloco",
             keys=("alpha", "beta", "gamma", "overlap", "final_averaging"),
             has_own_rounds=True,
         ),
@@ -66,12 +67,6 @@ WAYS: Final[Mapping[str, WayRow]] = MappingProxyType(
             state=("stamps of chunks, asked of the others on arrival",),
             sends_differences=True,
             in_pairs=False,
-        ),
-        "streaming": WayRow(
-            daemon="peer.averaging.gossip.streaming:StreamingAveraging",
-            trainer="peer.training.streaming_gossip",
-            keys=("alpha", "beta", "final_averaging"),
-            section="streaming",
         ),
     }
 )

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from protocol.content.samples import SAMPLE_BYTES, SEED_BYTES
+from protocol.content.samples import SAMPLE_BYTES
 from protocol.limits import (
     MAX_BLOB_BYTES,
     MAX_CONTROL_PAYLOAD_BYTES,
@@ -17,6 +17,7 @@ from protocol.limits import (
     MAX_PARTS_PER_REQUEST,
     MAX_PIECE_BYTES,
     MAX_SPEC_BYTES,
+    SECRET_BYTES,
     STATE_CHUNK_BYTES,
 )
 
@@ -91,7 +92,7 @@ class GetSample(Message, frozen=True, tag="get_sample"):
     """Send me the weights of this group at the places that follow from the seed."""
 
     group: Digest
-    seed: Annotated[bytes, Meta(min_length=SEED_BYTES, max_length=SEED_BYTES)]
+    seed: Annotated[bytes, Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
 
 
 class SampleReply(Message, frozen=True, tag="sample"):

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta, Struct
 
-from protocol.limits import MAX_ADDRESSES_PER_PEER, MAX_RECORD_ADDRESSES
+from protocol.limits import MAX_HELD, MAX_RECORD_ADDRESSES
 
 MAX_COUNT: Final = (1 << 63) - 1
 MAX_SECONDS: Final = 1e12
@@ -50,7 +50,7 @@ Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Seconds = Annotated[float, Meta(ge=-MAX_SECONDS, le=MAX_SECONDS)]
 NonNegative = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
 Address = Annotated[str, matching(r"/[!-~]+", 256)]
-Addresses = Annotated[tuple[Address, ...], Meta(max_length=MAX_ADDRESSES_PER_PEER)]
+Addresses = Annotated[tuple[Address, ...], Meta(max_length=MAX_HELD)]
 FewAddresses = Annotated[tuple[Address, ...], Meta(max_length=MAX_RECORD_ADDRESSES)]
 Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]

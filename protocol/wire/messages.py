@@ -52,16 +52,14 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.limits import (
     MAX_DIAL_BACK_ADDRESSES,
     MAX_FRAGMENTS,
-    MAX_FRAGMENTS_FREE,
     MAX_HEADER_BYTES,
+    MAX_LISTED,
     MAX_PAYLOAD_BYTES,
-    MAX_PEERS_PER_EXCHANGE,
     MAX_RECORD_ADDRESSES,
     MAX_STATEMENT_BYTES,
-    MAX_STATEMENTS_PER_MESSAGE,
     MAX_STRIPES,
     PIECE_BYTES,
-    RUN_SECRET_BYTES,
+    SECRET_BYTES,
 )
 from protocol.outcomes import RefusalReason
 
@@ -90,7 +88,7 @@ Protocols = Annotated[
     tuple[Annotated[str, matching(r"[a-z][a-z0-9-]*/[1-9][0-9]{0,5}", 64)], ...],
     Meta(max_length=32),
 ]
-Secret = Annotated[bytes, Meta(min_length=RUN_SECRET_BYTES, max_length=RUN_SECRET_BYTES)]
+Secret = Annotated[bytes, Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
 Stripes = Annotated[int, Meta(ge=0, le=MAX_STRIPES)]
 TriedAddresses = Annotated[tuple[Address, ...], Meta(max_length=MAX_DIAL_BACK_ADDRESSES)]
 
@@ -185,7 +183,7 @@ class Beat(Message, frozen=True, tag="beat"):
     swarm_time_s: Seconds
     received_bytes: Count = 0
     may_send_bytes_per_s: NonNegative | None = None
-    free: Annotated[tuple[Free, ...], Meta(max_length=MAX_FRAGMENTS_FREE)] = ()
+    free: Annotated[tuple[Free, ...], Meta(max_length=MAX_LISTED)] = ()
     ended: bool = False
     group: Digest | None = None
     validation_loss: NonNegative | None = None
@@ -207,7 +205,7 @@ def peer_entry(peer_id: str, incarnation: int, addresses: tuple[str, ...]) -> Pe
 class PeerList(Message, frozen=True, tag="peers"):
     """Peers that the sender knows to be alive."""
 
-    peers: Annotated[tuple[PeerEntry, ...], Meta(max_length=MAX_PEERS_PER_EXCHANGE)]
+    peers: Annotated[tuple[PeerEntry, ...], Meta(max_length=MAX_LISTED)]
 
 
 class Statements(Message, frozen=True, tag="statements"):
@@ -219,7 +217,7 @@ class Statements(Message, frozen=True, tag="statements"):
 
     statements: Annotated[
         tuple[Annotated[bytes, Meta(max_length=MAX_STATEMENT_BYTES)], ...],
-        Meta(max_length=MAX_STATEMENTS_PER_MESSAGE),
+        Meta(max_length=MAX_LISTED),
     ]
     secret: Secret | None = None
 

@@ -10,7 +10,7 @@ from peer.observe.event_names import EventName
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.e2e]
 
 HEALED_S = 90.0
-"""Two calls in a row are given up after ten seconds each, and calls come every quarter minute."""
+"""A call is given up after ten seconds, and calls come every quarter minute."""
 
 SITE = """
 import pathlib, threading, time, uvloop

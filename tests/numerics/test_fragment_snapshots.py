@@ -39,7 +39,7 @@ def test_a_send_is_the_way_from_the_outer_copy(fragment):
     np.testing.assert_array_equal(world.decoded(fragment), way(world, fragment))
     assert digest == blake3.blake3(world.snapshots.codes(fragment)).hexdigest(length=16)
     header = existing(world.regions.header(fragment))
-    assert (header.round, header.digest) == (7, digest)
+    assert (header.cycle, header.digest) == (7, digest)
     assert not world.gradient.any()
     assert [world.regions.header(other) for other in FRAGMENTS if other != fragment] == [None] * 2
 

@@ -5,11 +5,10 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import pytest
-from training_worlds import World, build_world, next_order, order, run, tiny_corpus, tiny_spec
+from training_worlds import World, back, build_world, next_order, order, run, tiny_corpus, tiny_spec
 
 from peer.training.corpus import Corpus
 from peer.training.messages import (
-    Apply,
     CloseRound,
     Evaluate,
     Evaluated,
@@ -59,7 +58,7 @@ def trained(here: set[int], commands=()):
             corpus.here |= set(event.pieces)
             return [*commands, PiecesHere()]
         if isinstance(event, RoundClosed):
-            return [Apply(event.round), *([next_order(event)] if event.round < 2 else [])]
+            return [back(event.round), *([next_order(event)] if event.round < 2 else [])]
         return []
 
     return world, corpus, run(world, order(0), answer=answer)

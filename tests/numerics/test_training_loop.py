@@ -8,6 +8,7 @@ from training_worlds import (
     MEMBERS,
     PAUSE,
     VOCABULARY,
+    back,
     build_world,
     next_order,
     order,
@@ -18,8 +19,6 @@ from training_worlds import (
 
 from peer.training.errors import NonFinite, WrongCommand
 from peer.training.messages import (
-    Applied,
-    Apply,
     CloseRound,
     Evaluate,
     Evaluated,
@@ -28,46 +27,44 @@ from peer.training.messages import (
     TrainerProgress,
 )
 from peer.training.model import initial_module
+from peer.training.pairs import FragmentDeltas
 from peer.training.schedule import learning_rate
-from peer.training.snapshot import Snapshots
 from peer.training.step import Stepper
 from protocol.run.sections import OptimizerSection
 from protocol.schedule.data_plan import DataPlan
+from protocol.trainer_messages import FragmentMerged, FragmentSent, Merge
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("codec", ["int8", "fp32"])
 @pytest.mark.parametrize("steps_between", [0, 3])
-def test_apply_is_the_line_of_the_architecture(codec, steps_between):
+def test_a_merge_is_the_line_of_the_architecture(codec, steps_between):
     world = build_world(tiny_spec(codec=codec))
     seen = {}
 
     def answer(event):
         if isinstance(event, RoundClosed) and event.round == 0:
             seen["theta_s"] = world.theta.copy()
-            assert event.slot is not None
-            seen["decoded"] = world.decoded(event.slot)
+            seen["decoded"] = world.decoded()
             world.slow += np.random.default_rng(1).normal(0, 0.1, world.slow.size).astype("f4")
-            return [order(1), *[PAUSE] * steps_between, Apply(0)]
-        if isinstance(event, Applied):
+            return [order(1), *[PAUSE] * steps_between, back(0)]
+        if isinstance(event, FragmentMerged):
             seen["after"] = world.theta.copy()
         return []
 
     def before(command):
-        if isinstance(command, Apply):
+        if isinstance(command, Merge):
             seen["before"] = world.theta.copy()
 
     script = run(world, order(0), answer=answer, before=before)
+    assert len(script.of(FragmentMerged)) == 1
     move = world.slow - seen["decoded"]
     rounding = seen["decoded"] - seen["theta_s"]
     expected = seen["before"] + move
     np.testing.assert_allclose(seen["after"], expected, rtol=0, atol=1e-6)
     assert (codec == "int8") == bool(np.abs(rounding).max() > 1e-6)
     assert (steps_between > 0) == bool(np.abs(seen["before"] - seen["theta_s"]).max() > 1e-6)
-    (applied,) = script.of(Applied)
-    parameters = world.parts.model.layout.parameters
-    assert applied.distance == pytest.approx(np.sqrt(np.sum(move**2) / parameters), rel=1e-4)
 
 
 def test_with_an_exact_code_the_slow_weights_replace_the_snapshot():
@@ -76,7 +73,7 @@ def test_with_an_exact_code_the_slow_weights_replace_the_snapshot():
     def answer(event):
         if isinstance(event, RoundClosed):
             world.slow[:] = 0.25
-            return [Apply(0)]
+            return [back(0)]
         return []
 
     run(world, order(0), answer=answer)
@@ -128,7 +125,7 @@ def test_alone_and_exactly_coded_it_is_plain_training(micro_batch):
         if isinstance(event, RoundClosed):
             world.slow[:] = world.theta
             again = [next_order(event)] if event.round < 2 else []
-            return [Apply(event.round), *again]
+            return [back(event.round), *again]
         return []
 
     script = run(world, order(0), answer=answer)
@@ -146,10 +143,10 @@ def _digests(*extra, seed=7):
 
     def answer(event):
         if isinstance(event, RoundClosed) and event.round < 2:
-            return [next_order(event), PAUSE, PAUSE, *extra, Apply(event.round)]
+            return [next_order(event), PAUSE, PAUSE, *extra, back(event.round)]
         return []
 
-    return [event.digest for event in run(world, order(0), answer=answer).of(RoundClosed)]
+    return [event.digest for event in run(world, order(0), answer=answer).of(FragmentSent)]
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others():
@@ -184,11 +181,13 @@ def test_a_round_waits_for_apply_and_trains_on_meanwhile():
 
     def answer(event):
         if isinstance(event, RoundClosed) and event.round == 0:
-            return [next_order(event), *[PAUSE] * 9, Apply(0)]
+            return [next_order(event), *[PAUSE] * 9, back(0)]
         return []
 
-    closed = run(world, order(0), answer=answer).of(RoundClosed)
-    assert [(event.steps, event.slot) for event in closed] == [(4, 0), (9, 1)]
+    script = run(world, order(0), answer=answer)
+    assert [event.steps for event in script.of(RoundClosed)] == [4, 9]
+    sent = [(event.fragment, event.cycle, event.steps) for event in script.of(FragmentSent)]
+    assert sent == [(0, 0, 4), (0, 1, 9)]
 
 
 def test_close_round_ends_it_after_at_least_one_step():
@@ -213,7 +212,7 @@ def test_load_begins_anew():
     script = run(world, order(5, quota=50), PAUSE, PAUSE, Load(1), order(0))
     assert [(event.round, event.steps) for event in script.of(RoundClosed)] == [(0, 4)]
     fresh = build_world(tiny_spec())
-    assert script.of(RoundClosed)[0].digest == run(fresh, order(0)).of(RoundClosed)[0].digest
+    assert script.of(FragmentSent)[0].digest == run(fresh, order(0)).of(FragmentSent)[0].digest
 
 
 def test_who_begins_late_or_again_warms_up(monkeypatch):
@@ -264,12 +263,15 @@ def test_numbers_are_looked_at_when_the_next_step_has_begun_but_before_anything_
     run(world, order(0, quota=6), answer=answer)
     assert log == [
         *["step 1", "step 2", "look 1", "step 3", "look 2", "look 3", "TrainerProgress"],
-        *["step 4", "step 5", "look 4", "step 6", "look 5", "look 6", "RoundClosed"],
+        *["step 4", "step 5", "look 4", "step 6", "look 5", "look 6"],
+        *["FragmentSent", "RoundClosed"],
     ]
 
 
 @pytest.mark.parametrize(
-    ("command", "told"), [(Apply(0), "Applied"), (Evaluate(1), "Evaluated")], ids=["merge", "loss"]
+    ("command", "told"),
+    [(back(0), "FragmentMerged"), (Evaluate(1), "Evaluated")],
+    ids=["merge", "loss"],
 )
 def test_the_rest_of_a_step_under_way_is_no_part_of_the_pause(monkeypatch, command, told):
     """A GPU still computes it; merging or measuring would wait for that."""
@@ -299,24 +301,23 @@ def test_a_nan_never_gets_into_a_snapshot(where):
     with pytest.raises(NonFinite, match="nan"):
         script = run(world, order(0))
     assert script is None
-    assert world.slots.header(0) is None
+    assert world.regions.header(0) is None
 
 
 def test_infinite_weights_are_refused_by_the_snapshot():
     world = build_world(tiny_spec())
     world.parts.model.theta_P[3] = torch.inf
     snapshots = world.parts.snapshots
-    assert isinstance(snapshots, Snapshots)
-    with pytest.raises(NonFinite, match="close of round 3"):
-        snapshots.take(3)
-    assert world.slots.header(0) is None
-    assert snapshots.pending is None
+    assert isinstance(snapshots, FragmentDeltas)
+    with pytest.raises(NonFinite, match="send 3 of fragment 0"):
+        snapshots.send(0, 3)
+    assert world.regions.header(0) is None
 
 
 @pytest.mark.parametrize(
     "commands",
     [
-        [Apply(0)],
+        [back(0)],
         [order(0, quota=-1)],
         [CloseRound(3)],
         [order(1), order(2), order(3)],
@@ -328,7 +329,7 @@ def test_commands_that_make_no_sense_are_refused(commands):
         run(build_world(tiny_spec()), *commands)
 
 
-@pytest.mark.parametrize("wrong", [Apply(1), order(0)])
+@pytest.mark.parametrize("wrong", [back(1), order(0)])
 def test_after_a_close_only_what_fits_is_obeyed(wrong):
     def answer(event):
         return [wrong] if isinstance(event, RoundClosed) else []
@@ -343,4 +344,4 @@ def test_a_round_of_no_steps_is_closed_at_once_with_the_weights_as_they_are():
     script = run(world, order(0, quota=0), answer=lambda _: [])
     (closed,) = script.of(RoundClosed)
     assert (closed.steps, closed.tokens) == (0, 0)
-    np.testing.assert_array_equal(world.decoded(closed.slot), before)
+    np.testing.assert_array_equal(world.decoded(), before)

@@ -26,6 +26,7 @@ from protocol.run.run_spec import (
     TrainingSection,
 )
 from protocol.run.sections import OptimizerSection
+from protocol.trainer_messages import ONE_CHUNK, Merge
 
 VOCABULARY = 32
 INNER_STEPS = 4
@@ -56,15 +57,16 @@ class World:
     spec: RunSpec
     parts: TrainerParts
     slow: npt.NDArray[Any]
-    slots: CodeRegions
+    regions: CodeRegions
 
     @property
     def theta(self) -> npt.NDArray[Any]:
         return self.parts.model.theta_P.numpy()
 
-    def decoded(self, slot: int) -> npt.NDArray[Any]:
+    def decoded(self) -> npt.NDArray[Any]:
+        """The whole model, as it was sent last."""
         out = np.empty_like(self.slow)
-        codes = torch.frombuffer(self.slots.codes(slot), dtype=torch.uint8)
+        codes = torch.frombuffer(self.regions.codes(0), dtype=torch.uint8)
         get_codec(self.spec.sync.codec).decode(codes, torch.from_numpy(out))
         return out
 
@@ -75,16 +77,16 @@ def build_world(spec: RunSpec, micro_batch: int = 4, overlap_steps: int | None =
     slow = model.theta_P.numpy().copy()
     slow_P = torch.from_numpy(slow)
     daemon = CodeRegions.create(trainer_side(spec).regions_of(spec, model.layout))
-    slots = CodeRegions(daemon.fd, daemon.code_bytes, writable=True)
+    regions = CodeRegions(daemon.fd, daemon.code_bytes, writable=True)
     daemon.close()
     optimizer = flat_adamw(model, spec.optimizer)
     stepper = Stepper(model, optimizer, "fp32", micro_batch)
-    snapshots = trainer_side(spec).snapshots_of(spec, model, slow_P, slots)
+    snapshots = trainer_side(spec).snapshots_of(spec, model, slow_P, regions)
     corpus = tiny_corpus(spec)
     parts = TrainerParts(
         spec, "me", corpus, model, optimizer, stepper, snapshots, slow_P, overlap_steps
     )
-    return World(spec, parts, slow, slots)
+    return World(spec, parts, slow, regions)
 
 
 PAUSE = None
@@ -142,6 +144,11 @@ def run(world: World, *commands, answer: Answer = lambda event: [], before=lambd
 def order(round_: int, quota: int = 4, position: int = 0) -> TrainRound:
     stride = INNER_STEPS / max(1, quota)
     return TrainRound(round_, quota, MEMBERS, 0, position, float(INNER_STEPS * round_), stride)
+
+
+def back(cycle: int) -> Merge:
+    """The average of a whole model is back."""
+    return Merge(0, cycle, ONE_CHUNK, ())
 
 
 def next_order(closed: RoundClosed) -> TrainRound:

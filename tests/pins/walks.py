@@ -326,11 +326,11 @@ PAIR_SPEC: Final = partial(toy_spec, 10, validate_every=1000)
 FRAGMENT_SPEC: Final = partial(
     toy_spec, 10, validate_every=1000, method="diloco", diloco={"fragments": "whole"}
 )
-SNAPSHOTS: Final = "peer.training.snapshot.Snapshots"
+SNAPSHOTS: Final = "peer.training.pairs.FragmentDeltas"
 DELTAS: Final = "peer.training.fragments.FragmentSnapshots"
 
 WORLDS: Final[dict[str, World]] = {
-    "a vector in pairs": _averaging(PAIR_SPEC, SMALL, f"{SNAPSHOTS}.take", f"{SNAPSHOTS}.apply"),
+    "a vector in pairs": _averaging(PAIR_SPEC, SMALL, f"{SNAPSHOTS}.send", f"{SNAPSHOTS}.merge"),
     "a fragment": _averaging(FRAGMENT_SPEC, TWO_CHUNKS, f"{DELTAS}.send", f"{DELTAS}.merge"),
     "a microbatch": _microbatch,
     "a chunk of the state": _joining,

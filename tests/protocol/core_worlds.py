@@ -16,9 +16,9 @@ from protocol.diloco import commands as e
 from protocol.diloco.core import FragmentCore
 from protocol.diloco.cycle_machine import short_digest
 from protocol.diloco.peers import SendPlan
-from protocol.diloco.trainer_messages import Amend, Merge, Yield
 from protocol.fragment.chunk_ledger import NEVER, Stamp
 from protocol.outcomes import AuditOutcome
+from protocol.trainer_messages import Amend, Merge, Yield
 from protocol.wire.fragment_messages import (
     ChunkResult,
     ChunkStamp,

@@ -169,7 +169,7 @@ def test_what_was_changed_or_is_meant_for_another_run_is_refused():
 
 
 def test_the_founders_rulings_always_find_room(monkeypatch):
-    monkeypatch.setattr(register_file, "MAX_RULINGS", 2)
+    monkeypatch.setattr(register_file, "MAX_MEMBERS", 2)
     held = register(Mode.OPEN)
     held.take(FOUNDER.rules(Verdict.DELEGATE, ANN))
     assert held.take(ANN.rules(Verdict.BAN, BEN))
@@ -179,7 +179,7 @@ def test_the_founders_rulings_always_find_room(monkeypatch):
 
 
 def test_passes_are_bounded(monkeypatch):
-    monkeypatch.setattr(register_file, "MAX_PASSES", 1)
+    monkeypatch.setattr(register_file, "MAX_MEMBERS", 1)
     held, token = register(), FOUNDER.invites(uses=5)
     assert held.shown(token.pass_for(ANN.peer_id).sealed, ANN.peer_id, NOW_S) is None
     assert "as many" in held.shown(token.pass_for(BEN.peer_id).sealed, BEN.peer_id, NOW_S)

@@ -15,7 +15,7 @@ from protocol.diloco.commands import GroupSeen
 from protocol.diloco.cycle_machine import short_digest
 from protocol.diloco.evidence import Contradiction, read_proof
 from protocol.diloco.peers import Context, Peers, SendPlan
-from protocol.limits import MAX_AUDITS, MAX_CONVICTED, MAX_KEPT_EVIDENCE_BYTES
+from protocol.limits import MAX_CONTRIBUTORS, MAX_KEPT_EVIDENCE_BYTES, MAX_TRIED
 from protocol.outcomes import AuditOutcome
 from protocol.wire.fragment_messages import ChunkResult, Doubt, Proof, Result, mask_of
 
@@ -111,11 +111,11 @@ def test_a_doubt_about_what_is_not_here_is_nothing():
 
 def test_no_more_are_audited_at_once_than_may_be():
     audits, asked = Auditor(NAMES[1]), 0
-    for number in range(4 * MAX_AUDITS):
+    for number in range(4 * MAX_TRIED):
         owner = f"{NAMES[0]}/{number}"
         asked += len(audits("arrived", result(owner), CODES))
         asked += len(audits("doubted", Doubt(GROUP, 0, 7, owner)))
-    assert asked == MAX_AUDITS
+    assert asked == MAX_TRIED
 
 
 # --- what follows ---------------------------------------------------------------------------------
@@ -156,11 +156,11 @@ def test_an_owner_that_has_gone_is_neither():
 
 def test_what_is_remembered_of_liars_is_bounded():
     audits, proof = Auditor(NAMES[1]), bytes(MAX_KEPT_EVIDENCE_BYTES // 2)
-    for number in range(2 * MAX_CONVICTED):
+    for number in range(2 * MAX_CONTRIBUTORS):
         audits("proved", f"liar{number}", proof)
     told = [each for each in audits("tell", "newcomer") if isinstance(each, e.SendMessage)]
     assert sum(len(each.codes) for each in told) <= MAX_KEPT_EVIDENCE_BYTES
-    assert audits.audits.is_convicted(f"liar{2 * MAX_CONVICTED - 1}")
+    assert audits.audits.is_convicted(f"liar{2 * MAX_CONTRIBUTORS - 1}")
     assert not audits.audits.is_convicted("liar0")
 
 

@@ -11,12 +11,12 @@ from protocol.diloco import commands as e
 from protocol.diloco.beliefs import can_be
 from protocol.diloco.healing import most_say, state_to_take
 from protocol.diloco.owner import MAX_COLLECT_S
-from protocol.diloco.trainer_messages import Yield
 from protocol.fragment.chunk_ledger import Stamp
 from protocol.fragment.collection import Collection
 from protocol.fragment.owners import may_own, owners_of_chunks
 from protocol.limits import MAX_CONTRIBUTORS
 from protocol.outcomes import RefusalReason
+from protocol.trainer_messages import Yield
 from protocol.wire.fragment_messages import (
     ChunkStamp,
     ChunkStateReply,

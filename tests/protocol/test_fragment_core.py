@@ -15,8 +15,8 @@ from protocol.diloco import commands as e
 from protocol.diloco.cycle_machine import MAX_RETURN_S, WAIT_S
 from protocol.diloco.owner import MAX_COLLECT_S
 from protocol.diloco.peers import LATE_ROUNDS
-from protocol.diloco.trainer_messages import Merge
 from protocol.outcomes import RefusalReason
+from protocol.trainer_messages import Merge
 from protocol.wire.fragment_messages import (
     ChunkResult,
     ChunkStamp,

@@ -5,9 +5,9 @@ import pytest
 from msgspec.structs import replace
 from routing_worlds import RUN_ID, SIGNERS, WORK
 
+from protocol.address.peer_id import SIGNATURE_BYTES
 from protocol.errors import RemoteProtocolError
 from protocol.limits import MAX_LINK_VECTOR_BYTES, MAX_LINKS
-from protocol.membership.records import SIGNATURE_BYTES
 from protocol.routing.vectors import (
     MAX_US,
     LinkTimes,

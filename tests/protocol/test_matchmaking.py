@@ -13,7 +13,7 @@ from protocol.gossip.matchmaking import (
     pair_rank,
     resting,
 )
-from protocol.limits import MAX_HELD_PROPOSALS, MAX_PROPOSAL_TRIES
+from protocol.limits import MAX_HELD, MAX_TRIED
 from protocol.outcomes import RefusalReason, SkipReason
 
 GROUP = "group"
@@ -107,14 +107,14 @@ def test_a_search_ends_at_its_deadline() -> None:
 
 def test_the_tries_of_a_search_are_bounded() -> None:
     me = Alone()
-    me.see(*(f"p{i}" for i in range(2 * MAX_PROPOSAL_TRIES)))
+    me.see(*(f"p{i}" for i in range(2 * MAX_TRIED)))
     commands, tries = me.become_free(), 0
     while commands:
         (proposal,) = commands
         assert isinstance(proposal, m.SendProposal)
         tries += 1
         commands = me(m.ProposalRefused(proposal.peer_id, 0, RefusalReason.BUSY))
-    assert tries == MAX_PROPOSAL_TRIES
+    assert tries == MAX_TRIED
 
 
 @pytest.mark.parametrize("reached", [False, True])
@@ -193,11 +193,11 @@ def test_a_peer_that_is_far_behind_is_told_that_we_are_ahead() -> None:
 
 
 def test_what_is_held_is_bounded() -> None:
-    *held, best = reversed(ranked(*(f"p{i}" for i in range(MAX_HELD_PROPOSALS + 2))))
+    *held, best = reversed(ranked(*(f"p{i}" for i in range(MAX_HELD + 2))))
     me = Alone()
     me.see(best)
     me.become_free()
-    for peer in held[:MAX_HELD_PROPOSALS]:
+    for peer in held[:MAX_HELD]:
         assert me.asked_by(peer) == ()
     refused = m.RefuseProposal(held[-1], 7, RefusalReason.TOO_MANY)
     assert me.asked_by(held[-1]) == (refused,)

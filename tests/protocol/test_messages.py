@@ -135,7 +135,7 @@ EXAMPLES: tuple[Message, ...] = (
     Beat(1, "training", 2, 1.5, 10.0, 0, 40, 75, 4096, 12.5, None, 0.0, 1.5e9),
     PeerList((PeerEntry(PEER, 7, (ADDRESS,)), PeerEntry("sim-1", 1, ()))),
     Statements((b"s" * 99, b"")),
-    Statements((), b"r" * limits.RUN_SECRET_BYTES),
+    Statements((), b"r" * limits.SECRET_BYTES),
     AskAlive(PEER, 7),
     AliveReply(PEER, 7, True),
     Leaving(),
@@ -332,7 +332,7 @@ def test_an_unknown_extra_field_is_ignored(message: Message) -> None:
         (EXAMPLES[4], "free", [{"fragment": 0, "round": 1, "step": None}]),
         (EXAMPLES[4], "free", [{"fragment": limits.MAX_FRAGMENTS, "round": 1, "step": 0}]),
         (EXAMPLES[4], "free", [{"fragment": 0, "round": 1}]),
-        (EXAMPLES[4], "free", [FREE] * (limits.MAX_FRAGMENTS_FREE + 1)),
+        (EXAMPLES[4], "free", [FREE] * (limits.MAX_LISTED + 1)),
         (EXAMPLES[4], "ended", 0),
         (EXAMPLES[0], "step", -1),
         (EXAMPLES[4], "sent_s", float("nan")),
@@ -345,7 +345,7 @@ def test_an_unknown_extra_field_is_ignored(message: Message) -> None:
         (EXAMPLES[0], "protocols", ["hello/1"] * 33),
         (EXAMPLES[0], "addresses", ["no-slash"]),
         (EXAMPLES[0], "addresses", ["/dns4/b\u00fccher.example/tcp/1"]),
-        (EXAMPLES[0], "addresses", [ADDRESS] * (limits.MAX_ADDRESSES_PER_PEER + 1)),
+        (EXAMPLES[0], "addresses", [ADDRESS] * (limits.MAX_HELD + 1)),
         (EXAMPLES[2], "reason", "because"),
         (EXAMPLES[2], "sentence", "x" * (MAX_SENTENCE_CHARS + 1)),
         (SETTLED, "outcome", "perhaps"),
@@ -425,13 +425,13 @@ def test_whole_numbers_are_taken_for_seconds() -> None:
 def test_the_longest_peer_list_fits_one_header() -> None:
     entry = peer_entry("1" * 128, 1 << 62, ("/" + "a" * 255,) * 9)
     assert len(entry.addresses) == limits.MAX_RECORD_ADDRESSES
-    message = PeerList((entry,) * limits.MAX_PEERS_PER_EXCHANGE)
+    message = PeerList((entry,) * limits.MAX_LISTED)
     assert decode_message(encode_message(message)) == message
 
 
 def test_the_most_statements_fit_one_header() -> None:
     longest = bytes(limits.MAX_STATEMENT_BYTES)
-    message = Statements((longest,) * limits.MAX_STATEMENTS_PER_MESSAGE)
+    message = Statements((longest,) * limits.MAX_LISTED)
     assert decode_message(encode_message(message)) == message
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.content.requests import MAX_KEPT_AT_ONCE, PieceRequests, Request
-from protocol.limits import MAX_ASKED_PIECES, MAX_ASKED_PIECES_PER_SOURCE
+from protocol.limits import MAX_AT_ONCE, MAX_PER_PEER
 
 NUM_PIECES = 12
 
@@ -43,12 +43,12 @@ def test_holders_share_the_work_and_none_is_asked_for_more_than_its_bound() -> N
     requests.holds("b", EVERY)
     requests.want(range(NUM_PIECES), (), NONE)
     sources = [request.peer_id for request in requests.next_requests()]
-    assert sorted(sources) == sorted(["a", "b"] * MAX_ASKED_PIECES_PER_SOURCE)
+    assert sorted(sources) == sorted(["a", "b"] * MAX_PER_PEER)
     many = PieceRequests("me", NONE)
     for number in range(20):
         many.holds(f"p{number}", EVERY)
     many.want(range(NUM_PIECES), (), NONE)
-    assert len(many.next_requests()) == MAX_ASKED_PIECES
+    assert len(many.next_requests()) == MAX_AT_ONCE
 
 
 def test_peers_that_need_the_same_ask_different_holders() -> None:
@@ -116,7 +116,7 @@ def test_what_is_waited_for_is_asked_of_another_once_it_is_overtaken() -> None:
     assert requests.next_requests() == [Request("slow", 0)]
     requests.holds("a", EVERY)
     requests.want(range(1, NUM_PIECES), (), NONE)
-    for count in range(MAX_ASKED_PIECES):
+    for count in range(MAX_AT_ONCE):
         piece = 1 + count
         assert Request("a", 0) not in requests.next_requests(3), count
         requests.came(Request("a", piece))
@@ -165,7 +165,7 @@ def test_everything_comes_whatever_fails(data: st.DataObject) -> None:
             assert request.piece in holds[request.peer_id]
             assert not requests.is_here(request.piece)
             open_.append(request)
-        assert len(open_) <= MAX_ASKED_PIECES
+        assert len(open_) <= MAX_AT_ONCE
         if not open_:
             continue
         ended = open_.pop(data.draw(st.integers(0, len(open_) - 1)))

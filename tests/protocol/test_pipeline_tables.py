@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.pipeline.problem import MAX_PEERS
+from protocol.limits import MAX_NAMED
 from protocol.pipeline.tables import (
     CARDS,
     HOW,
@@ -71,7 +71,7 @@ def test_an_unknown_place_takes_the_link_of_the_other_way():
         (PEERS + 'c,"LA,1,1,1\n', "peers line 4: unexpected end of data"),
         ("\ufeff", "peers: empty; the first line is peer,location"),
         (PEERS + "c,LA,1,1,-1\n", "price_per_hour is -1"),
-        (HEAD + "".join(f"p{i},LA,1,1,1\n" for i in range(MAX_PEERS + 1)), "at most 1024 can be"),
+        (HEAD + "".join(f"p{i},LA,1,1,1\n" for i in range(MAX_NAMED + 1)), "at most 1024 can be"),
     ],
 )
 def test_a_wrong_line_of_machines_is_named(text, sentence):

@@ -10,11 +10,10 @@ from protocol.plausible import (
     CLIP_FACTOR,
     FIRST,
     LARGEST_FACTOR,
-    LARGEST_REACH,
     LEAST_CLIP,
     LEAST_FACTOR,
+    MANY,
     ODD_ONES,
-    ODD_TIMES,
     WINDOW,
     Plausibility,
     clipped_shares,
@@ -109,8 +108,8 @@ def test_a_peer_that_finds_all_others_implausible_is_itself_elsewhere():
 
 def test_two_that_were_parted_come_together_again():
     plausibility = seen([1.0] * WINDOW)
-    taken = [plausibility.share("b", 50.0, 100.0) for _ in range(ODD_TIMES + 1)]
-    assert taken == [*([None] * ODD_TIMES), 1.0]
+    taken = [plausibility.share("b", 50.0, 100.0) for _ in range(MANY + 1)]
+    assert taken == [*([None] * MANY), 1.0]
 
 
 def test_what_takes_the_place_of_another_counts_once():
@@ -166,7 +165,7 @@ def seen_after_steps(num: int = WINDOW) -> Plausibility:
 def test_after_many_steps_a_replica_may_be_far(times, ours):
     steps = math.ceil(2 * STEPS * times)
     own_steps, their_steps = (steps, 0) if ours else (0, steps)
-    widened = min(LARGEST_REACH, steps / (2 * STEPS))
+    widened = min(LARGEST_FACTOR, steps / (2 * STEPS))
 
     def share(distance: float) -> float | None:
         return seen_after_steps().share(

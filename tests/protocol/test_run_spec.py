@@ -21,7 +21,7 @@ from protocol.run.sections import (
     MAX_STEPS,
     DilocoSection,
     MuonSection,
-    StreamingSection,
+    NolocoSection,
 )
 
 AUTO = '[sync]\ninner_steps = "auto"\n'
@@ -327,20 +327,52 @@ def test_streaming_gossip_has_noloco_s_factors_and_diloco_s_fragments() -> None:
         '[sync]\nmethod = "streaming"\nalpha = 0.1\nbeta = 1.0\nfinal_averaging = false\n'
         '[sync.streaming]\nfragments = "sequential"\nblocks_per_fragment = 2\n'
     )
-    assert spec.sync.streaming == StreamingSection(fragments="sequential", blocks_per_fragment=2)
+    assert spec.sync.method == "noloco"
+    assert spec.sync.noloco == NolocoSection(fragments="sequential", blocks_per_fragment=2)
     assert parse_bytes(spec.to_bytes()) == spec
-    assert parse_toml('[sync]\nmethod = "streaming"\n').sync.streaming == StreamingSection()
+    assert parse_toml('[sync]\nmethod = "streaming"\n').sync.noloco == STRIDED
+
+
+STRIDED = NolocoSection(fragments="strided")
+
+
+def test_fragments_in_pairs_are_signed_as_the_method_that_they_were() -> None:
+    spec = parse_toml('[sync]\ninner_steps = 20\n[sync.noloco]\nfragments = "strided"\n')
+    old = parse_toml('[sync]\ninner_steps = 20\nmethod = "streaming"\n')
+    assert spec == old
+    assert spec.sync.noloco == STRIDED
+    signed = json.loads(spec.to_bytes())["sync"]
+    assert signed["method"] == "streaming"
+    assert signed["streaming"] == {"blocks_per_fragment": 3, "fragments": "strided"}
+    assert "noloco" not in signed
+    assert parse_bytes(spec.to_bytes()) == spec
+
+
+def test_whole_models_in_pairs_are_signed_as_before_there_was_a_choice() -> None:
+    spec = parse_toml('[sync.noloco]\nfragments = "whole"\n')
+    assert spec == RunSpec()
+    signed = json.loads(spec.to_bytes())["sync"]
+    assert (signed["method"], signed["streaming"], "noloco" in signed) == ("noloco", None, False)
+
+
+def test_a_run_signed_with_one_fragment_in_the_middle_of_rounds_needs_an_older_version() -> None:
+    tree = json.loads(parse_toml('[sync]\ninner_steps = 20\nmethod = "streaming"\n').to_bytes())
+    tree["sync"]["streaming"]["fragments"] = "whole"
+    signed = json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()
+    with pytest.raises(InvalidRunSpec, match="loco-peer 0.1.0 had it last"):
+        parse_bytes(signed)
 
 
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
-        ("gamma = 0.7", "sync.gamma: says nothing to streaming"),
-        ("overlap = false", "sync.overlap: says nothing to streaming"),
+        ("gamma = 0.7", "sync.gamma: says nothing to fragments in pairs"),
+        ("overlap = false", "sync.overlap: says nothing to fragments in pairs"),
         ("beta = 1.5", r"sync.beta: diverges: must be below sqrt\(2 \+ alpha\^2\)"),
         ('codec = "int4"', "too coarse for whole weights"),
         ("[sync.streaming]\npattern = 1", "unknown key"),
         ("[sync.diloco]\nmerge = 0.5", "needs method"),
+        ('[sync.streaming]\nfragments = "whole"', "loco-peer 0.1.0 had it last"),
     ],
 )
 def test_what_says_nothing_to_streaming_gossip_is_refused(keys: str, sentence: str) -> None:

@@ -4,7 +4,7 @@ from existing import existing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.limits import MAX_ADDRESSES_PER_PEER
+from protocol.limits import MAX_HELD
 from protocol.membership.records import PeerRecord
 from protocol.membership.view import STUCK_S, STUCK_STEPS, Progress, Roster, View
 
@@ -146,7 +146,7 @@ def test_what_is_no_address_is_dropped():
 def test_addresses_are_bounded():
     roster = Roster(SILENCE_S)
     roster.heard(0.0, "a", 1, addresses=tuple(f"/ip4/10.0.0.{n}/tcp/1" for n in range(100)))
-    assert len(existing(roster.get("a")).addresses) == MAX_ADDRESSES_PER_PEER
+    assert len(existing(roster.get("a")).addresses) == MAX_HELD
 
 
 def test_a_full_roster_gives_the_places_of_the_dead_to_newcomers():

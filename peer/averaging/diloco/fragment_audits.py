@@ -3,7 +3,7 @@
 Whether and what to ask, and what follows, is decided in protocol/diloco/audits.py. An owner is
 given OPENING_S, for its line may be full of what it averages; a stream that breaks is opened again
 until then. What it shows is worked out in a thread. What we have averaged ourselves is kept until
-MAX_OPENABLE newer results of ours are there, and no longer than OPENABLE_S.
+MAX_AT_ONCE newer results of ours are there, and no longer than OPENABLE_S.
 
 The average of one leaf is worked out again by the same arithmetic as the owner's, bit for bit. That
 is blocking work, for any thread. The codec is one's own: it holds scratch memory.
@@ -35,7 +35,7 @@ from protocol.diloco.evidence import (
 )
 from protocol.errors import LocoError, Refused, RemoteProtocolError
 from protocol.fragment.code_tree import path_of
-from protocol.limits import MAX_EVIDENCE_BYTES, MAX_OPENABLE
+from protocol.limits import MAX_AT_ONCE, MAX_EVIDENCE_BYTES
 from protocol.outcomes import AuditOutcome, RefusalReason
 from protocol.wire.fragment_messages import Contribution, GetOpening, Opening, Proof, Result
 from protocol.wire.versions import FRAGMENT
@@ -158,7 +158,7 @@ class FragmentAudits:
         now_s = trio.current_time()
         self._made[result.fragment, result.cycle] = _Made(order, result, now_s)
         for key, made in list(self._made.items()):
-            if len(self._made) > MAX_OPENABLE or now_s - made.at_s > OPENABLE_S:
+            if len(self._made) > MAX_AT_ONCE or now_s - made.at_s > OPENABLE_S:
                 del self._made[key]
 
     async def answer(self, talk: Conversation, asked: GetOpening) -> None:

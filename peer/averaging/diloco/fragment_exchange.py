@@ -25,12 +25,12 @@ from protocol.diloco.core import FragmentCore
 from protocol.diloco.healing import most_say
 from protocol.diloco.owner import MAX_COLLECTIONS
 from protocol.diloco.peers import FragmentCounts, SendPlan
-from protocol.diloco.trainer_messages import Amend, Merge, Yield
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.fragment.chunk_ledger import Stamp
-from protocol.limits import MAX_CONVICTED
+from protocol.limits import MAX_CONTRIBUTORS
 from protocol.membership.records import Sign
 from protocol.outcomes import RefusalReason
+from protocol.trainer_messages import Amend, Merge, Yield
 from protocol.wire.fragment_messages import (
     ChunkStamp,
     ChunkStateReply,
@@ -173,7 +173,7 @@ class FragmentExchange:
         self._further: dict[tuple[int, PeerId], deque[GetResult]] = {}
         # No bound: of each chunk, and of each peer's chunks, the core has one question at a time.
         self._ask, self._to_ask = trio.open_memory_channel[commands.Ask | commands.Audit](math.inf)
-        self._keep, self._to_keep = trio.open_memory_channel[commands.Convict](MAX_CONVICTED)
+        self._keep, self._to_keep = trio.open_memory_channel[commands.Convict](MAX_CONTRIBUTORS)
         self._average, self._to_average = trio.open_memory_channel[commands.Average](
             MAX_COLLECTIONS
         )

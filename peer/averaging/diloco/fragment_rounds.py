@@ -41,7 +41,13 @@ from peer.training.messages import (
 from peer.training.ports import Float32Vector, StartTrainer
 from protocol.diloco.commands import GroupSeen, HoldOutcome, SendEnded, Sent
 from protocol.diloco.peers import LATE_ROUNDS, FragmentCounts
-from protocol.diloco.trainer_messages import (
+from protocol.fragment.fragments import fragments_of_run, last_sent
+from protocol.membership.view import TRAINING, Member, View
+from protocol.outcomes import SkipReason
+from protocol.run.amendments import AmendedSpec
+from protocol.run.layout import Layout
+from protocol.schedule.rounds import Quotas, RoundPlan, catch_up, is_left_behind, middle, next_round
+from protocol.trainer_messages import (
     Amend,
     FragmentMerged,
     FragmentSent,
@@ -49,12 +55,6 @@ from protocol.diloco.trainer_messages import (
     Yield,
     Yielded,
 )
-from protocol.fragment.fragments import fragments_of_run, last_sent
-from protocol.membership.view import TRAINING, Member, View
-from protocol.outcomes import SkipReason
-from protocol.run.amendments import AmendedSpec
-from protocol.run.layout import Layout
-from protocol.schedule.rounds import Quotas, RoundPlan, catch_up, is_left_behind, middle, next_round
 
 from .fragment_exchange import FragmentExchange, FragmentSurroundings
 from .nesterov import NesterovFactors

@@ -154,7 +154,12 @@ _TOLD: Final = {
 
 
 class Exchanges:
-    """One at a time is run; its partner's codes lie in one buffer, reused by the next."""
+    """One at a time is run; its partner's codes lie in one buffer, reused by the next.
+
+    Attributes:
+        agreement: with whom vectors are exchanged at all.
+        own_id: our peer id.
+    """
 
     def __init__(
         self,
@@ -163,8 +168,9 @@ class Exchanges:
         work: Work,
         facts: PackingFacts | None = None,
     ) -> None:
-        self._agreement = agreement
+        self.agreement = agreement
         self._packer = Packer(agreement.codec, agreement.vectors, work, facts or PackingFacts())
+        self.own_id = network.peer_id
         self._network = network
         self._work = work
         self._codec = get_codec(agreement.codec)
@@ -196,7 +202,7 @@ class Exchanges:
         answer, _ = await talk.receive(Accept)
         if answer.proposed != proposal.round:
             raise RemoteProtocolError("accepted another round than proposed")
-        if answer.stripes > self._agreement.stripes:
+        if answer.stripes > self.agreement.stripes:
             raise RemoteProtocolError("accepted more stripes than proposed")
         return answer
 
@@ -215,7 +221,7 @@ class Exchanges:
         Returns:
             None when they had gone before they sent anything: nothing has happened.
         """
-        num_stripes = min(proposal.stripes, self._agreement.stripes)
+        num_stripes = min(proposal.stripes, self.agreement.stripes)
         # Before the answer is out: a stripe may come as soon as they have it.
         exchange = self._prepare(talk, own, proposal.round, num_stripes=num_stripes, following=True)
         try:
@@ -246,9 +252,7 @@ class Exchanges:
             following: we were asked; the other side begins.
         """
         peer_id = talk.remote_peer_id
-        name = exchange_id(
-            self._agreement.group, (self._network.peer_id, own.round), (peer_id, their_round)
-        )
+        name = exchange_id(self.agreement.group, (self.own_id, own.round), (peer_id, their_round))
         exchange = VectorExchange(
             name,
             Exchange(),
@@ -322,8 +326,8 @@ class Exchanges:
     def _is_good(self, payload: memoryview, digest: str) -> bool:
         if blake3.blake3(payload).hexdigest(length=16) != digest:
             return False
-        size = len(payload) // self._agreement.vectors
-        parts = (payload[i * size : (i + 1) * size] for i in range(self._agreement.vectors))
+        size = len(payload) // self.agreement.vectors
+        parts = (payload[i * size : (i + 1) * size] for i in range(self.agreement.vectors))
         return all(self._codec.validate(codes_as_tensor(part)) for part in parts)
 
     async def _settle(self, machine: Exchange, peer_id: PeerId, name: str) -> None:

@@ -6,14 +6,15 @@ before it, that of the mean after it (by the round loop).
 
 A planned meeting is with a given partner, at its turn. The two sides of a meeting come
 together: the one asks until the other has come to the same meeting, the other waits to be asked. A
-proposal that comes before its turn is held (at most MAX_HELD_PROPOSALS). A peer that waits cannot
+proposal that comes before its turn is held (at most MAX_HELD). A peer that waits cannot
 know whether it waits in vain, for a partner with another roster has another plan. So now and then
 it asks too, and is refused, with the reason.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 import trio
 
@@ -34,13 +35,13 @@ from protocol.gossip.final_averaging import (
     meetings,
     roster_digest,
 )
-from protocol.limits import MAX_HELD_PROPOSALS
+from protocol.limits import MAX_HELD
 from protocol.membership.view import View
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire.messages import Propose
 
 from .exchange_io import OwnVector
-from .exchanges import Agreement, Averaged, Exchanges, RoundOutcome, Skipped, Timing
+from .exchanges import Averaged, Exchanges, RoundOutcome, Skipped, Timing
 
 # --- final rounds ---------------------------------------------------------------------------------
 
@@ -48,25 +49,12 @@ RANDOM: Final = None
 """The meeting of a round that is averaged with whoever is free."""
 
 
-class Meetings(Protocol):
-    """What holds the planned meetings: `FinalMeetings`, or those of all fragments.
-
-    Attributes:
-        disagreements: meetings left out because the partner sees another roster than we.
-    """
-
-    @property
-    def disagreements(self) -> int: ...
-
-    def begin(self, roster: str) -> None:
-        """From now on the roster with this digest is ours."""
-
-
 class FinalRounds:
     """See the top of the file.
 
     Args:
         wanted: whether the run ends with one.
+        held: the meetings of each fragment, which are many at the latest when they begin.
         wait_rounds: nominal rounds for which the others are waited for.
 
     Attributes:
@@ -81,7 +69,7 @@ class FinalRounds:
         facts: Facts,
         view: View,
         company: Company,
-        held: Meetings,
+        held: "Sequence[FinalMeetings]",
         validation: Validation,
         events: EventLog,
         wait_rounds: float = WAIT_ROUNDS,
@@ -113,7 +101,8 @@ class FinalRounds:
             self.meeting = self._planned.pop(0)
             return True
         self.meeting = RANDOM
-        if self._num_random < self._is_alone + self._held.disagreements:
+        disagreements = max(meetings.disagreements for meetings in self._held)
+        if self._num_random < self._is_alone + disagreements:
             self._num_random += 1
             return True
         self._check_end()
@@ -135,7 +124,8 @@ class FinalRounds:
     async def _plan(self) -> None:
         roster = await self._roster()
         self._planned = list(meetings(roster, self._facts.peer_id))
-        self._held.begin(roster_digest(roster))
+        for held in self._held:
+            held.begin(roster_digest(roster))
         self._is_alone = not self._planned  # then phi becomes theta
         self._events.emit(EventName.FINAL_AVERAGING, peers=len(roster), meetings=len(self._planned))
 
@@ -201,35 +191,21 @@ class _Call:
 
 
 class FinalMeetings:
-    """The planned meetings of one peer. `Gossip` hands over the proposals that belong to them.
+    """The planned meetings of one fragment. `Gossip` hands over proposals that belong to them.
 
-    Implements `Meetings`.
+    Attributes:
+        disagreements: meetings left out because the partner sees another roster than we.
     """
 
-    def __init__(
-        self,
-        agreement: Agreement,
-        own_id: PeerId,
-        *,
-        company: Company,
-        exchanges: Exchanges,
-        events: Events,
-    ) -> None:
-        self._agreement = agreement
-        self._own_id = own_id
-        self._company = company
+    def __init__(self, exchanges: Exchanges, *, company: Company, events: Events) -> None:
         self._exchanges = exchanges
+        self._company = company
         self._events = events
         self._roster: str | None = None
         self._number = 0
         self._calls: dict[PeerId, _Call] = {}
         self._called = trio.Event()
-        self._disagreements = 0
-
-    @property
-    def disagreements(self) -> int:
-        """Meetings left out because the partner sees another roster than we."""
-        return self._disagreements
+        self.disagreements = 0
 
     def begin(self, roster: str) -> None:
         """From now on the roster with this digest is ours."""
@@ -262,9 +238,7 @@ class FinalMeetings:
     async def _ask(
         self, own: OwnVector, meeting: Meeting, wait_s: float, patience: trio.CancelScope
     ) -> RoundOutcome:
-        assert self._roster is not None
-        partner = meeting.partner
-        proposal = self._agreement.proposal(own, roster=self._roster, meeting=meeting.number)
+        partner, proposal = meeting.partner, self._proposal(own, meeting)
         while self._is_present(partner):
             try:
                 async with self._exchanges.open(partner) as talk:
@@ -274,12 +248,17 @@ class FinalMeetings:
             except Refused as refused:
                 self._note_refused(own, partner, refused.reason, refused.sentence)
                 if refused.reason is not RefusalReason.TOO_MANY:
-                    self._disagreements += refused.reason is RefusalReason.OTHER_ROSTER
+                    self.disagreements += refused.reason is RefusalReason.OTHER_ROSTER
                     return Skipped(SkipReason.NO_PARTNER, partner)
             except LocoError as error:
                 self._note_refused(own, partner, "unreachable", str(error))
             await trio.sleep(RETRY_S)
         return Skipped(SkipReason.PARTNER_LOST, partner)
+
+    def _proposal(self, own: OwnVector, meeting: Meeting) -> Propose:
+        assert self._roster is not None
+        agreement = self._exchanges.agreement
+        return agreement.proposal(own, roster=self._roster, meeting=meeting.number)
 
     def _is_present(self, peer_id: PeerId) -> bool:
         return peer_id in self._company.present(ended=True)
@@ -308,7 +287,7 @@ class FinalMeetings:
             elif await self._is_called():
                 pass
             elif await self._sees_another_roster(own, meeting):
-                self._disagreements += 1
+                self.disagreements += 1
                 return Skipped(SkipReason.NO_PARTNER, partner)
         return Skipped(SkipReason.PARTNER_LOST, partner)
 
@@ -321,8 +300,7 @@ class FinalMeetings:
 
     async def _sees_another_roster(self, own: OwnVector, meeting: Meeting) -> bool:
         """Ask a partner that should ask us: it refuses, and says why."""
-        assert self._roster is not None
-        proposal = self._agreement.proposal(own, roster=self._roster, meeting=meeting.number)
+        proposal = self._proposal(own, meeting)
         try:
             async with self._exchanges.open(meeting.partner) as talk:
                 await self._exchanges.ask(talk, proposal)
@@ -362,11 +340,11 @@ class FinalMeetings:
     def _reason_to_refuse(self, peer_id: PeerId, proposal: Propose) -> RefusalReason | None:
         if self._roster is not None and proposal.roster != self._roster:
             return RefusalReason.OTHER_ROSTER
-        if peer_id > self._own_id:  # with the same roster, it is we who ask
+        if peer_id > self._exchanges.own_id:  # with the same roster, it is we who ask
             return RefusalReason.BUSY
         if self._roster is not None and proposal.meeting < self._number:
             return RefusalReason.AHEAD
-        full = peer_id in self._calls or len(self._calls) >= MAX_HELD_PROPOSALS
+        full = peer_id in self._calls or len(self._calls) >= MAX_HELD
         return RefusalReason.TOO_MANY if full else None
 
     async def _wait_decided(self, stream: Stream, call: _Call) -> None:

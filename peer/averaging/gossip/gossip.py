@@ -4,27 +4,31 @@ The thin shell around `protocol/gossip/matchmaking.py`: it turns streams and bea
 matchmaker's events and the matchmaker's commands into streams. One `Gossip` serves all snapshots of
 one vector: of the whole model, or of a fragment. `average` is the only door for the outer steps: it
 takes a snapshot and returns how averaging ended, `Averaged` or `Skipped`, never an exception of a
-peer's making. Planned meetings at the end of the run have a door of their own (final_averaging.py),
-and what comes from outside comes through `GossipDoor` (lane.py).
+peer's making; so does `meet`, for the planned meetings at the end of the run (final_averaging.py).
+What comes from outside comes through `GossipServer`.
 """
 
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import trio
 
 from peer.averaging.parts import Company
+from peer.facts import PackingFacts
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
-from peer.ports import PeerId, Stream
+from peer.ports import Network, PeerId, Stream, Work
 from protocol.errors import LocoError, Refused, StreamLost
 from protocol.gossip import matchmaking_events as mm
-from protocol.gossip.matchmaking import Matchmaker, MatchmakerStatistics
+from protocol.gossip.final_averaging import Meeting
+from protocol.gossip.matchmaking import Matchmaker
 from protocol.membership.book import Fault
 from protocol.outcomes import RefusalReason, SkipReason
-from protocol.wire.messages import Propose
+from protocol.wire.messages import AskSettled, Join, Propose
+from protocol.wire.versions import GOSSIP
 
 from .exchange_io import STALL_S, OwnVector
 from .exchanges import Agreement, Exchanges, RoundOutcome, Skipped, Timing
@@ -75,27 +79,28 @@ class Gossip:
     Attributes:
         group: digest of the group that averages this vector.
         exchanges: where stripes belong, and questions after broken exchanges.
+        meetings: the planned ones at the end of the run.
     """
 
     def __init__(
         self,
         agreement: Agreement,
-        own_id: PeerId,
+        network: Network,
+        work: Work,
         *,
         company: Company,
-        exchanges: Exchanges,
-        meetings: FinalMeetings,
         events: Events,
         refused: Counter[RefusalReason],
+        packing: PackingFacts | None = None,
     ) -> None:
         self._agreement = agreement
         self._company = company
         self.group = agreement.group
-        self.exchanges = exchanges
-        self._meetings = meetings
+        self.exchanges = Exchanges(agreement, network, work, packing)
+        self.meetings = FinalMeetings(self.exchanges, company=company, events=events)
         self._events = events
         self._refused_for_good = refused
-        self._matchmaker = Matchmaker(agreement.group, own_id, agreement.inner_steps)
+        self._matchmaker = Matchmaker(agreement.group, network.peer_id, agreement.inner_steps)
         self._attempt: _Attempt | None = None
         self._asking: dict[tuple[PeerId, int], trio.CancelScope] = {}
         self._held: dict[PeerId, _Held] = {}
@@ -116,6 +121,7 @@ class Gossip:
         Args:
             own: our contribution; its payload must lie still until this returns.
         """
+        own = await self.exchanges.packed(own)
         freed_s = trio.current_time()
         attempt = self._attempt = _Attempt(own, bounds.exchange_s)
         self._company.announce(own.snapshot)
@@ -132,6 +138,12 @@ class Gossip:
         outcome = attempt.outcome or Skipped(SkipReason.LEAVING)
         return outcome, Timing(paired_s - freed_s, ended_s - paired_s)
 
+    async def meet(
+        self, own: OwnVector, meeting: Meeting, wait_s: float
+    ) -> tuple[RoundOutcome, Timing]:
+        """Hold a planned meeting; as `FinalMeetings.meet`."""
+        return await self.meetings.meet(await self.exchanges.packed(own), meeting, wait_s)
+
     def doubt(self, peer_id: PeerId, fault: Fault) -> None:
         """What came from a peer could not be used: let it rest."""
         self._company.blame(peer_id, fault)
@@ -140,10 +152,6 @@ class Gossip:
     async def believe(self, own: OwnVector, theirs: memoryview) -> None:
         """A partner's codes are averaged with: they tell how near partners are."""
         await self.exchanges.learn(own, theirs)
-
-    def statistics(self) -> MatchmakerStatistics:
-        """Counts since the start."""
-        return self._matchmaker.statistics()
 
     # --- the matchmaker's side --------------------------------------------------------------------
     async def _tick(self) -> None:
@@ -259,7 +267,7 @@ class Gossip:
             self._refused_for_good[unfit.reason] += 1
             await talk.send(unfit, stall_s=STALL_S)
         elif proposal.roster is not None:
-            await self._meetings.called(talk, stream, proposal)
+            await self.meetings.called(talk, stream, proposal)
         else:
             await self._proposed(talk, stream, proposal)
 
@@ -321,3 +329,49 @@ class Gossip:
         )
         self._company.announce(attempt.own.snapshot)
         self._feed(mm.ProposalWithdrawn(peer_id, proposed))
+
+
+FIRST_MESSAGE_S: Final = 10.0
+"""How long an inbound stream may stay silent before its first message."""
+
+
+class GossipServer:
+    """Serves the gossip of all vectors of one peer: each stream goes to the vector it is about.
+
+    A proposal names the group that averages the vector; a stripe, or a question after a broken
+    exchange, names its exchange. What names none of ours goes to the first vector, which refuses it
+    with the reason.
+
+    Args:
+        gossips: of each vector; one at least.
+    """
+
+    def __init__(self, network: Network, gossips: Sequence[Gossip]) -> None:
+        self._network = network
+        self._gossips = tuple(gossips)
+        self._by_group = {gossip.group: gossip for gossip in gossips}
+
+    async def run(self) -> None:
+        """Let all of them look for partners and be asked, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            for gossip in self._gossips:
+                nursery.start_soon(gossip.run)
+            await self._network.serve(GOSSIP, self._serve)
+
+    async def _serve(self, stream: Stream) -> None:
+        talk, peer_id = Conversation(stream), stream.remote_peer_id
+        message, _ = await talk.receive(Propose, Join, AskSettled, timeout_s=FIRST_MESSAGE_S)
+        match message:
+            case Propose():
+                gossip = self._by_group.get(message.group, self._gossips[0])
+                await gossip.proposed(talk, stream, message)
+            case Join():
+                await self._exchanges(peer_id, message.exchange).join(talk, message)
+            case AskSettled():
+                answer = self._exchanges(peer_id, message.exchange).answer(peer_id, message)
+                await talk.send(answer, stall_s=STALL_S)
+
+    def _exchanges(self, peer_id: PeerId, name: str) -> Exchanges:
+        """Those that know the exchange of this name with that peer; if nobody does, the first."""
+        every = [gossip.exchanges for gossip in self._gossips]
+        return next((one for one in every if one.remembers(peer_id, name)), every[0])

@@ -1,18 +1,40 @@
-"""NoLoCo, put together: whole models averaged by gossip in pairs.
+"""NoLoCo, put together: a model averaged by gossip in pairs, whole or in fragments.
 
-Rounds of gossip: each closed round is averaged with one partner while the next one is trained.
+Idea. The whole model is averaged at the close of a round with one partner, while the next round is
+trained; then the line carries everything at once and then nothing. Or the model is cut into
+fragments. Each leaves at its own moment of the round, finds a partner of its own, and comes back
+when its exchange is over: nothing on the line comes in bursts, and averages are younger.
 
-    trainer   |---- round r ----|---- round r+1 ----------|----
-    here                        | search, exchange, outer step, Apply |
+    delta[p] <- alpha delta[p] + beta (mean theta[p] - phi[p])        of fragment p and its pair
+    phi[p]   <- phi[p] + delta[p]
+    theta[p] <- theta[p] + (phi[p] - own snapshot, as its codes say)
 
-- A round is opened when the one before is closed (overlap), or when that one is settled (without
-  overlap, after the last round of training, and where there is nobody to average with: a peer alone
-  waits for no line, and its training is then the same each time).
-- A round is closed when its quota is done and the one before is settled; meanwhile it trains on
-  (protocol/schedule/rounds.py). So at most one round is being settled.
-- An exchange under way when the trainer dies is finished: its codes lie in memory that outlives the
-  trainer.
-- After the training: the final averaging (final_averaging.py).
+A whole model is one fragment, and may have gamma != beta (outer_step.py); codes of phi would double
+what a fragment weighs. The trainer merges as a difference, so an average may come late without harm
+(LOSCAR-SGD, arXiv 2605.20866; the moments of fragments are Streaming DiLoCo's, arXiv 2501.18512).
+
+    trainer      |---- round r ----|---- round r+1 ----------|            whole
+    here                           send | search, exchange, step | merge
+
+    trainer      |------ round r ------|------ round r+1 ------| ...      in fragments
+    fragment 0   send |-- search, exchange, step --| merge         send |-- ...
+    fragment 1              send |-- search, exchange, step --| merge        send |-- ...
+
+- What the trainer sends (peer/training/pairs.py) makes a *flight*: contribution, average with a
+  partner of its own, outer step, `Merge`. Flights of different fragments know nothing of each other
+  but for the memory of slow weights and momentum; a fragment has one at a time.
+- A round of a whole model is closed when its quota is done and the one before is settled; meanwhile
+  it trains on (protocol/schedule/rounds.py). The next one is opened when it is closed; after
+  the last round, without overlap, or alone, when it is settled: a peer alone waits for no line, and
+  its training is then the same each time.
+- With fragments rounds pace data and schedule alone: one is closed when its quota is done.
+- Slow weights are written by one flight at a time, and by none while they are validated.
+- A flight under way when the trainer dies is ended without a merge, for the next life loads the
+  slow weights. Its codes lie in memory that outlives the trainer.
+- After the training every flight ends. Then come rounds of no steps, in which the trainer sends all
+  that it has: the meetings of the final averaging (final_averaging.py), where all fragments meet
+  the same partner, a few at a time. Fragments without them have one such round, with partners as in
+  training, for what was trained since the last moments.
 - With `inner_steps = "auto"` a round is as long as `OwnLength` says, which also closes one that
   was begun alone when somebody comes. Validation goes by nominal rounds, which are as long for all.
 
@@ -28,7 +50,7 @@ life, and not before it is as long as a first round among others, so that one th
 or says it does, costs little.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -39,23 +61,29 @@ from peer.averaging.parts import AveragingParts
 from peer.codec import get_codec
 from peer.facts import Facts, PeerState
 from peer.observe.event_names import EventName
-from peer.observe.events import EventLog
+from peer.observe.events import EventLog, Events, NamedEvents
 from peer.ports import PeerId
 from peer.rounds.loop import RoundLoop
 from peer.rounds.pace import Pace
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
-from peer.training.messages import Applied, Apply, Ready, RoundClosed, SyncEvent, TrainerProgress
+from peer.training.messages import Ready, RoundClosed, SyncEvent, TrainerProgress
 from peer.training.ports import StartTrainer
+from protocol.fragment.fragments import Fragment, fragment_layout_digest, fragments_of_run
 from protocol.gossip.final_averaging import WAIT_ROUNDS
 from protocol.gossip.round_length import FIRST_INNER_STEPS, RoundLength, TimedAverage
+from protocol.limits import MAX_STRIPES
+from protocol.membership.group import Group
 from protocol.membership.view import Member, View
-from protocol.outcomes import SkipReason
+from protocol.outcomes import RefusalReason, SkipReason
+from protocol.run.layout import Layout
+from protocol.run.run_spec import SyncSection
 from protocol.schedule.rounds import OwnRounds, RoundPlan, keep_together
+from protocol.trainer_messages import ONE_CHUNK, FragmentMerged, FragmentSent, Merge
 
-from .exchanges import Averaged
-from .final_averaging import FinalRounds
-from .lane import GossipDoor, lane_of
+from .exchanges import Agreement, Averaged
+from .final_averaging import FinalMeetings, FinalRounds
+from .gossip import Gossip, GossipServer
 from .outer_state import OuterState
 from .outer_step import NolocoFactors
 from .outer_steps import MAX_EXCHANGE_ROUNDS, OuterSteps, Settled
@@ -157,14 +185,22 @@ class OwnLength:
             )
 
 
-# --- gossip rounds --------------------------------------------------------------------------------
+# --- rounds ---------------------------------------------------------------------------------------
+
+MEETINGS_AT_ONCE: Final = 4
+"""Fragments that hold a planned meeting at the same time: each after the one so many before it.
+Both sides keep to that order, so neither waits for what the other has not come to."""
 
 
-class GossipRounds:
+class PairRounds:
     """See the top of the file. Implements `peer.rounds.way.Way`.
 
     Args:
+        lanes: the outer steps of each fragment; at the latest when `cut` is told the layout.
         own_length: None where the run says how long rounds are.
+
+    Attributes:
+        flights: how many there are now.
     """
 
     def __init__(
@@ -172,32 +208,40 @@ class GossipRounds:
         rounds: OwnRounds,
         pace: Pace,
         *,
+        sync: SyncSection,
         facts: Facts,
-        overlap: bool,
-        outer: OuterState,
-        steps: OuterSteps,
+        lanes: Sequence[OuterSteps],
+        cut: Callable[[Layout], None],
         finale: FinalRounds,
         validation: Validation,
         own_length: OwnLength | None = None,
     ) -> None:
         self._rounds = rounds
         self._pace = pace
+        self._is_whole, self._overlap = sync.pairs.is_whole, sync.overlap
+        self._flush_is_due = not (sync.final_averaging or self._is_whole)
         self._facts = facts
-        self._overlap = overlap
-        self._outer = outer
-        self._steps = steps
+        self._lanes = lanes
+        self._cut = cut
         self._finale = finale
         self._validation = validation
         self._own_length = own_length
         self._validated_round: int | None = None
         self._line: TrainerLine | None = None
+        self._at_rest = trio.Lock()
+        self._sent: FragmentSent | None = None
+        self._sent_s: dict[int, float] = {}
+        self._exchanged: dict[int, trio.Event] = {}
+        self._merging = -1
         self._settled = trio.Event()
         self._settled.set()
+        self._is_leaving = False
+        self.flights = 0
 
     @property
     def version(self) -> int:
         """Version of the slow weights."""
-        return self._outer.version
+        return sum(lane.outer.version for lane in self._lanes)
 
     # --- which rounds are trained -----------------------------------------------------------------
     def enter(self, others: Sequence[Member]) -> None:
@@ -218,16 +262,26 @@ class GossipRounds:
         return self._own_length is not None and self._own_length.is_outgrown
 
     async def next_final_round(self) -> RoundPlan | None:
-        """The next round of the final averaging."""
+        """The next round of no steps; None when averaging is over.
+
+        Raises:
+            JoinAgain: the others have ended the run without us.
+        """
         assert self._line is not None
-        if not await self._finale.goes_on(self._line):
+        await self._settled.wait()
+        if self._flush_is_due:
+            self._flush_is_due = False
+        elif not await self._finale.goes_on(self._line):
             return None
         return self._rounds.plan(1.0)
 
     # --- what happens to them ---------------------------------------------------------------------
     def began(self, line: TrainerLine, ready: Ready) -> None:
-        """A trainer has started."""
-        self._line = line
+        """A trainer has started; the first one tells the layout."""
+        self._line, self._sent = line, None
+        if not self._lanes:
+            self._cut(Layout.from_shapes(dict(ready.shapes)))
+        self._sent_s = dict.fromkeys(range(len(self._lanes)), trio.current_time())
 
     def progressed(self, progress: TrainerProgress) -> None:
         """Note it, where lengths of rounds are ours."""
@@ -235,68 +289,119 @@ class GossipRounds:
             self._own_length.progressed(progress.steps)
 
     async def closed(self, closed: RoundClosed, others: Sequence[Member]) -> None:
-        """Average a closed round; the next one may begin at once if averaging overlaps."""
-        await self._settled.wait()  # it is: no round is closed before the last is applied
-        self._settled = trio.Event()
+        """A whole model leaves now; the next round may begin at once, if that overlaps.
+
+        It may not without overlap, after the last round of training, and, for whole models, where
+        there is nobody.
+        """
+        assert self._line is not None
         self._rounds.closed(closed.step, [m.progress.step for m in others])
         self._facts.debt = self._rounds.debt
-        line = self._line
-        assert line is not None
-        line.nursery.start_soon(self._settle, line, closed)
-        if not self._overlap or self._rounds.is_over or not others:
+        waits = self._rounds.is_over
+        if self._is_whole:
+            assert self._sent is not None
+            self._fly(self._line, self._sent, closed)
+            waits = waits or not self._overlap or not others
+        elif not waits:
+            self._line.nursery.start_soon(self._validate, self._line, closed.round)
+        if waits:
             await self._settled.wait()
 
     async def took(self, event: SyncEvent) -> None:
-        """Note what a merge took, where that matters."""
-        if isinstance(event, Applied) and self._own_length is not None:
-            self._own_length.merged(event.round, event.pause_s)
+        """A fragment was sent, or merged; a whole model leaves when its round is closed."""
+        assert self._line is not None
+        if isinstance(event, FragmentSent):
+            self._sent = event
+            if not self._is_whole:
+                self._fly(self._line, event)
+        elif isinstance(event, FragmentMerged) and self._own_length is not None:
+            self._own_length.merged(self._merging, event.waited_s)
 
     async def died(self) -> None:
-        """An exchange under way needs no trainer: let it end."""
+        """Flights under way need no trainer: let them end."""
         await self._settled.wait()
         self._line = None
 
     def leave(self) -> None:
-        """Nothing to do: an exchange begins with a round, or with a fragment, that ends."""
+        """No flight begins any more."""
+        self._is_leaving = True
 
     async def wait_settled(self) -> None:
-        """Wait until no exchange is under way."""
+        """Wait until all flights have ended."""
         await self._settled.wait()
 
-    # --- settling a closed round ------------------------------------------------------------------
-    async def _settle(self, line: TrainerLine, closed: RoundClosed) -> None:
-        """Average a closed round, take the outer step, and tell the trainer."""
-        meeting, step = self._finale.meeting, int(self._rounds.step)
-        meanwhile = self._rounds.next_length if self._overlap else 0.0
+    # --- flights ----------------------------------------------------------------------------------
+    def _fly(
+        self, line: TrainerLine, sent: FragmentSent, closed: RoundClosed | None = None
+    ) -> None:
+        """A fragment leaves; with the round that it closes, if it is a whole model."""
+        if self._is_leaving:
+            return
+        self.flights += 1
+        if self._settled.is_set():
+            self._settled = trio.Event()
+        before = self._exchanged.get(sent.fragment - MEETINGS_AT_ONCE)
+        self._exchanged[sent.fragment] = trio.Event()
+        line.nursery.start_soon(self._average, line, sent, closed, before)
+
+    async def _average(
+        self,
+        line: TrainerLine,
+        sent: FragmentSent,
+        closed: RoundClosed | None,
+        before: trio.Event | None,
+    ) -> None:
+        """Average what was sent, take its outer step, and tell the trainer.
+
+        Args:
+            before: set when the planned meeting may begin.
+        """
+        lane, exchanged = self._lanes[sent.fragment], self._exchanged[sent.fragment]
+        meeting, now_s = self._finale.meeting, trio.current_time()
+        train_s, self._sent_s[sent.fragment] = now_s - self._sent_s[sent.fragment], now_s
         try:
-            assert closed.slot is not None
-            assert closed.digest is not None
-            own = await self._steps.contribution(
-                line.trainer.codes(closed.slot),
-                closed.digest,
-                round=closed.round,
-                step=step,
-                steps=closed.steps,
-                tokens=closed.tokens,
+            own = await lane.contribution(
+                line.trainer.codes(sent.fragment),
+                sent.digest,
+                round=closed.round if closed else lane.outer.round + 1,
+                step=int(self._rounds.step if closed else sent.step),
+                steps=sent.steps,
+                tokens=sent.tokens,
             )
-            settled = await self._steps.average(own, meeting, meanwhile)
-            await self._validation.wait_idle()  # the slow weights lie still meanwhile
-            started_s = trio.current_time()
-            await self._steps.take(settled, meeting, closed.seconds)
-            self._note(settled, trio.current_time() - started_s)
-            await line.send(Apply(closed.round))
-            if not self._finale.has_begun and self._is_validation_due(closed.round):
+            if meeting is not None and before is not None:
+                await before.wait()
+            meanwhile = self._rounds.next_length if self._overlap else 0.0
+            settled = await lane.average(own, meeting, meanwhile)
+            exchanged.set()
+            async with self._at_rest:
+                await self._validation.wait_idle()
+                started_s = trio.current_time()
+                await lane.take(settled, meeting, closed.seconds if closed else train_s)
+            if self._own_length is not None:
+                self._note(self._own_length, settled, trio.current_time() - started_s)
+            await line.send(Merge(sent.fragment, sent.cycle, ONE_CHUNK, ()))
+            if closed and not self._finale.has_begun and self._is_validation_due(closed.round):
                 await self._validation.begin(line, closed.round)
         finally:
-            self._settled.set()
+            exchanged.set()
+            self.flights -= 1
+            if not self.flights:
+                self._settled.set()
 
-    def _note(self, settled: Settled, apply_s: float) -> None:
+    def _note(self, own_length: OwnLength, settled: Settled, apply_s: float) -> None:
         """Tell how long the line was busy, unless that says nothing of it."""
         own, outcome, line_s = settled.own, settled.outcome, settled.timing.exchange_s + apply_s
-        if self._own_length is None or own.final or outcome.partner_id is None:
+        self._merging = own.round
+        if own.final or outcome.partner_id is None:
             return
         if isinstance(outcome, Averaged) or outcome.reason is SkipReason.DEADLINE:
-            self._own_length.exchanged(own.round, outcome.partner_id, line_s)
+            own_length.exchanged(own.round, outcome.partner_id, line_s)
+
+    async def _validate(self, line: TrainerLine, round_: int) -> None:
+        """Have the slow weights measured if that is due; no flight writes them meanwhile."""
+        async with self._at_rest:
+            if self._is_validation_due(round_):
+                await self._validation.begin(line, round_)
 
     def _is_validation_due(self, round_: int) -> bool:
         if self._own_length is None:
@@ -315,39 +420,37 @@ class PairAveraging:
     """NoLoCo with the factors of the run spec. Implements `peer.averaging.parts.Averaging`."""
 
     def __init__(self, parts: AveragingParts) -> None:
-        held, sync = parts.held, parts.spec.sync
         self._parts = parts
+        self._is_whole = parts.spec.sync.pairs.is_whole
         # Not zeros_like, which writes them: memory that is never written is none.
-        momentum_P = np.zeros(parts.slow_P.size, np.float32)
-        factors = NolocoFactors(sync.alpha, sync.beta, sync.effective_gamma)
-        self._outer = OuterState(parts.slow_P, momentum_P, get_codec(held.codec), factors)
+        self.slow_P, self.momentum_P = parts.slow_P, np.zeros(parts.slow_P.size, np.float32)
         self.lock = trio.Lock()
-        self._lane = lane_of(
-            parts,
-            self._outer,
-            group=held.group.digest,
-            layout_digest=held.shape.layout_digest,
-            size=held.shape.padded_parameters,
-            company=parts.company_of(0),
-            events=parts.events,
-            lock=self.lock,
-        )
-        self._door = GossipDoor(parts.network, [self._lane.gossip])
-        self.slow_P, self.momentum_P = parts.slow_P, momentum_P
+        self._lanes: list[OuterSteps] = []
+        self._meetings: list[FinalMeetings] = []
+        self._is_cut = trio.Event()
+        self._stands_after = -1
+        self._rounds: PairRounds | None = None
+        if self._is_whole:
+            self._fill([Fragment(0, ((0, parts.slow_P.size),), ())])
 
     @property
     def round(self) -> int:
-        """The round of the last outer step; -1 before the first."""
-        return self._outer.round
+        """The round of the last outer step; with fragments, which step in rounds, the last over."""
+        facts = self._parts.facts
+        if self._is_whole:
+            return self._lanes[0].outer.round
+        return facts.round if facts.state is PeerState.FINISHED else facts.round - 1
 
     @property
     def senders(self) -> int:
-        """A partner."""
-        return 1
+        """A partner of each fragment under way."""
+        return max(1, self._rounds.flights) if self._rounds else 1
 
     def stands_after(self, round_: int) -> None:
         """The vectors hold our first state, as it stood after this round; -1 before the first."""
-        self._outer.stands_after(round_)
+        self._stands_after = round_
+        for lane in self._lanes:
+            lane.outer.stands_after(round_)
 
     def begin(self, start_trainer: StartTrainer) -> RoundLoop:
         """The rounds."""
@@ -359,12 +462,12 @@ class PairAveraging:
             facts=facts,
             view=parts.held.view,
             company=parts.company_of(0),
-            held=self._lane.meetings,
+            held=self._meetings,
             validation=validation,
             events=parts.events,
             wait_rounds=MAX_EXCHANGE_ROUNDS if chooses else WAIT_ROUNDS,
         )
-        way = GossipRounds(
+        self._rounds = PairRounds(
             OwnRounds(
                 facts.peer_id,
                 sync.round_steps,
@@ -374,16 +477,80 @@ class PairAveraging:
                 debt=facts.debt,
             ),
             Pace(sync.round_steps, facts),
+            sync=sync,
             facts=facts,
-            overlap=sync.overlap,
-            outer=self._outer,
-            steps=self._lane.steps,
+            lanes=self._lanes,
+            cut=lambda layout: self._fill(fragments_of_run(sync.pairs, layout)),
             finale=finale,
             validation=validation,
             own_length=OwnLength(facts, parts.events, parts.held.view) if chooses else None,
         )
-        return parts.loop(way, validation, start_trainer)
+        return parts.loop(self._rounds, validation, start_trainer)
 
     async def serve(self) -> None:
-        """Answer proposals until cancelled."""
-        await self._door.run()
+        """Look for partners and answer proposals until cancelled, once the fragments are known."""
+        await self._is_cut.wait()
+        await GossipServer(self._parts.network, [lane.gossip for lane in self._lanes]).run()
+
+    def _fill(self, fragments: Sequence[Fragment]) -> None:
+        """Make the lane of each fragment."""
+        for fragment in fragments:
+            lane = self._lane(fragment, len(fragments))
+            lane.outer.stands_after(self._stands_after)
+            self._lanes.append(lane)
+            self._meetings.append(lane.gossip.meetings)
+        self._is_cut.set()
+
+    def _lane(self, fragment: Fragment, num_fragments: int) -> OuterSteps:
+        """What averages one fragment, by a group of its own."""
+        parts, held, sync = self._parts, self._parts.held, self._parts.spec.sync
+        outer = OuterState(
+            parts.slow_P,
+            self.momentum_P,
+            get_codec(held.codec, part_of=held.shape.padded_parameters),
+            NolocoFactors(sync.alpha, sync.beta, sync.effective_gamma),
+            fragment.spans,
+        )
+        group, layout_digest = held.group.digest, held.shape.layout_digest
+        events: Events = parts.events
+        if not self._is_whole:
+            group = Group(held.group.run_id, f"fragment/{fragment.index}").digest
+            layout_digest = fragment_layout_digest(layout_digest, fragment)
+            events = NamedEvents(events, fragment=fragment.index)
+        agreement = Agreement(
+            group=group,
+            inner_steps=sync.round_steps,
+            layout_digest=layout_digest,
+            codec=held.codec,
+            vectors=2 if outer.needs_phi_codes else 1,
+            padded_parameters=fragment.size,
+            declined_now=lambda: declined_in(parts.facts.state),
+            # Streams are bounded for each remote peer, and all fragments may have the same partner.
+            max_stripes=max(0, MAX_STRIPES // num_fragments - (num_fragments > 1)),
+        )
+        gossip = Gossip(
+            agreement,
+            parts.network,
+            parts.work,
+            company=parts.company_of(fragment.index),
+            events=events,
+            refused=parts.facts.refused,
+            packing=parts.facts.packing,
+        )
+        return OuterSteps(
+            parts.spec,
+            facts=parts.facts,
+            outer=outer,
+            gossip=gossip,
+            work=parts.work,
+            events=events,
+            observe_round=parts.observe_round,
+            lock=self.lock,
+        )
+
+
+def declined_in(state: PeerState) -> RefusalReason | None:
+    """Why a peer takes no proposal in this state; None when it does."""
+    if state is PeerState.LEAVING:
+        return RefusalReason.LEAVING
+    return None if state is PeerState.TRAINING else RefusalReason.NOT_TRAINING

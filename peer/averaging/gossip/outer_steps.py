@@ -24,9 +24,6 @@ from typing import Final
 import blake3
 import trio
 
-from peer.averaging.gossip.exchange_io import OwnVector
-from peer.averaging.gossip.gossip import Bounds, Gossip
-from peer.averaging.gossip.outer_state import OuterState
 from peer.facts import Facts, RoundTiming
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
@@ -38,8 +35,10 @@ from protocol.outcomes import SkipReason
 from protocol.plausible import Plausibility
 from protocol.run.run_spec import RunSpec
 
+from .exchange_io import OwnVector
 from .exchanges import Averaged, RoundOutcome, Skipped, Timing
-from .final_averaging import FinalMeetings
+from .gossip import Bounds, Gossip
+from .outer_state import OuterState
 
 SEARCH_ROUNDS: Final = 2.0
 """A partner is looked for as long as so many rounds take, or one of our own where that is longer;
@@ -76,6 +75,9 @@ class OuterSteps:
 
     Args:
         lock: held while the outer state moves.
+
+    Attributes:
+        outer, gossip: as given.
     """
 
     def __init__(
@@ -85,7 +87,6 @@ class OuterSteps:
         facts: Facts,
         outer: OuterState,
         gossip: Gossip,
-        meetings: FinalMeetings,
         work: Work,
         events: Events,
         observe_round: Callable[[RoundTiming], None],
@@ -93,9 +94,8 @@ class OuterSteps:
     ) -> None:
         self._spec = spec
         self._facts = facts
-        self._outer = outer
-        self._gossip = gossip
-        self._meetings = meetings
+        self.outer = outer
+        self.gossip = gossip
         self._work = work
         self._events = events
         self._observe_round = observe_round
@@ -116,7 +116,7 @@ class OuterSteps:
             steps, tokens: trained since the one before.
         """
         payload, vectors = codes, 1
-        if self._outer.needs_phi_codes:
+        if self.outer.needs_phi_codes:
             payload = await self._work.run(self._with_phi, codes)
             digest, vectors = blake3.blake3(payload).hexdigest(length=16), 2
         return OwnVector(
@@ -138,12 +138,19 @@ class OuterSteps:
             meeting: of the final averaging's plan; None to average with whoever is free.
             meanwhile: nominal steps until the next snapshot is due; 0 if training waits.
         """
-        sent = await self._gossip.exchanges.packed(own)
-        slack_s = self._facts.round_s * meanwhile / self._spec.sync.round_steps
+        round_s = self._facts.round_s
+        exchange_s = max(MIN_EXCHANGE_S, MAX_EXCHANGE_ROUNDS * round_s)
+        # For so long a partner may be awaited at no cost, exchange included.
+        slack_s = round_s * meanwhile / self._spec.sync.round_steps
         if meeting is None:
-            outcome, timing = await self._gossip.average(sent, self._bounds(slack_s))
+            bounds = Bounds(
+                fresh_s=self._patience.for_fresh_s(slack_s),
+                search_s=max(MIN_SEARCH_S, SEARCH_ROUNDS * round_s, self._facts.own_round_s),
+                exchange_s=exchange_s,
+            )
+            outcome, timing = await self.gossip.average(own, bounds)
         else:
-            outcome, timing = await self._meetings.meet(sent, meeting, self._exchange_s())
+            outcome, timing = await self.gossip.meet(own, meeting, exchange_s)
         if isinstance(outcome, Averaged):
             self._patience.exchanged(timing.match_s, timing.exchange_s, slack_s)
         return Settled(own, outcome, timing)
@@ -166,14 +173,14 @@ class OuterSteps:
         assert theta is not None
         async with self._lock:
             step = partial(
-                self._outer.step,
+                self.outer.step,
                 plain=own.final,
                 own_share=_own_share(meeting, share),
             )
             measures = await self._work.run(step, own.round, theta, their_theta, phi, their_phi)
         if measures.replica_distance is not None:
             self._facts.replica_distance = measures.replica_distance
-            self._facts.pipeline.replicas_apart = self._outer.replicas_apart
+            self._facts.pipeline.replicas_apart = self.outer.replicas_apart
         self._count(settled)
         apply_s, timing = trio.current_time() - started_s, settled.timing
         self._observe_round(RoundTiming(train_s, timing.match_s, timing.exchange_s, apply_s))
@@ -183,12 +190,12 @@ class OuterSteps:
         own, outcome = settled.own, settled.outcome
         if not isinstance(outcome, Averaged):
             if outcome.reason is SkipReason.BAD_VECTOR and outcome.partner_id is not None:
-                self._gossip.doubt(outcome.partner_id, Fault.BAD_VECTOR)
+                self.gossip.doubt(outcome.partner_id, Fault.BAD_VECTOR)
             return settled, 1.0
         ours, theirs = _split(own.payload, own.vectors), _split(outcome.payload, own.vectors)
         assert ours[0] is not None
         assert theirs[0] is not None
-        apart = await self._work.run(self._outer.apart, ours[0], theirs[0], ours[1], theirs[1])
+        apart = await self._work.run(self.outer.apart, ours[0], theirs[0], ours[1], theirs[1])
         expected = math.inf if meeting else await self._expected(ours[0], apart.own)
         farthest = FARTHEST_AT_FIRST if math.isfinite(expected) else FARTHEST_WHOLE
         share = self._plausibility.share(
@@ -201,38 +208,22 @@ class OuterSteps:
             remember=not own.final,
         )
         if share is not None:
-            await self._gossip.believe(own, outcome.payload)
+            await self.gossip.believe(own, outcome.payload)
             return settled, share
-        self._gossip.doubt(outcome.partner_id, Fault.IMPLAUSIBLE)
+        self.gossip.doubt(outcome.partner_id, Fault.IMPLAUSIBLE)
         return replace(settled, outcome=Skipped(SkipReason.IMPLAUSIBLE, outcome.partner_id)), 1.0
 
     async def _expected(self, own_codes: memoryview, own_length: float) -> float:
         """The distance that is usual while few partners were seen, if we have moved ourselves."""
         if self._plausibility.has_seen_enough:
             return math.inf
-        moved = await self._work.run(self._outer.moved, own_codes)
+        moved = await self._work.run(self.outer.moved, own_codes)
         return min(EXPECTED_AT_FIRST * moved, own_length) or math.inf
-
-    def _bounds(self, slack_s: float) -> Bounds:
-        """How long averaging a snapshot may take now.
-
-        Args:
-            slack_s: for how long a partner may be awaited at no cost, exchange included.
-        """
-        round_s = self._facts.round_s
-        return Bounds(
-            fresh_s=self._patience.for_fresh_s(slack_s),
-            search_s=max(MIN_SEARCH_S, SEARCH_ROUNDS * round_s, self._facts.own_round_s),
-            exchange_s=self._exchange_s(),
-        )
-
-    def _exchange_s(self) -> float:
-        return max(MIN_EXCHANGE_S, MAX_EXCHANGE_ROUNDS * self._facts.round_s)
 
     def _with_phi(self, codes: memoryview) -> memoryview:
         both = memoryview(bytearray(2 * len(codes)))
         both[: len(codes)] = codes
-        self._outer.encode_phi(both[len(codes) :])
+        self.outer.encode_phi(both[len(codes) :])
         return both
 
     def _count(self, settled: Settled) -> None:

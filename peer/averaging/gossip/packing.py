@@ -85,8 +85,8 @@ class Reading:
         self._check = check
         self._digest = ""
         self._came = into
-        self._asking = Asking(blocks_of(len(into)))
-        self._answering = Answering(blocks_of(len(own)))
+        self._asking: Asking | None = None
+        self._answering: Answering | None = None
         self._wanted: Marks | None = None
         self._sent_again_bytes = 0
         self._is_counted = False
@@ -121,6 +121,7 @@ class Reading:
         if came is self._into:
             facts.plain += self._packer.packs
             return await self._is_right()
+        self._asking = Asking(blocks_of(len(self._into)))
         facts.packed += 1
         facts.blocks += self._asking.blocks
         try:
@@ -147,6 +148,7 @@ class Reading:
     async def _next(self, bad: Marks | None) -> Marks | bool:
         if bad is None and await self._is_right():
             return True
+        assert self._asking is not None
         self._wanted = self._asking.next(bad)
         if self._wanted is None:
             return False
@@ -166,19 +168,22 @@ class Reading:
     def end(self) -> None:
         """Let go of what is as large as a vector."""
         self._own = self._came = memoryview(b"")
-        self._asking, self._answering, self._wanted = Asking(0), Answering(0), None
+        self._asking = self._answering = self._wanted = None
 
     # --- ours -------------------------------------------------------------------------------------
     def room_for_question(self, num_bytes: int) -> memoryview:
         """Where the map goes of blocks that they could not read. Raises RemoteProtocolError."""
         if not self._packer.packs:
             raise RemoteProtocolError("a question for blocks, of codes that are not packed")
+        if self._answering is None:
+            self._answering = Answering(blocks_of(len(self._own)))
         if num_bytes != self._answering.map_bytes:
             raise RemoteProtocolError(f"a map of {num_bytes} bytes for blocks of ours")
         return memoryview(bytearray(num_bytes))
 
     async def answer(self, bits: memoryview) -> bytes:
         """The codes of the blocks that they could not read. Raises RemoteProtocolError."""
+        assert self._answering is not None
         marks = self._answering.take(bits)
         codes = await self._packer.work.run(codes_of_blocks, self._own, marks, self._packer.vectors)
         self._sent_again_bytes += len(codes)

@@ -10,8 +10,8 @@ from peer.codec.leaves import code_digest
 from protocol.diloco import commands as e
 from protocol.diloco.cycle_machine import CycleMachine, digest_of_stamps
 from protocol.diloco.peers import Context, Peers, SendPlan
-from protocol.diloco.trainer_messages import Amend, Merge, Yield
 from protocol.fragment.chunk_ledger import Stamp
+from protocol.trainer_messages import Amend, Merge, Yield
 from protocol.wire.fragment_messages import (
     ChunkResult,
     FragmentSettled,

@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from peer.averaging.gossip.exchange_io import OwnVector
 from peer.averaging.gossip.exchanges import Agreement, Exchanges, RoundOutcome
 from peer.averaging.gossip.final_averaging import FinalMeetings
-from peer.averaging.gossip.gossip import Bounds, Gossip
-from peer.averaging.gossip.lane import GossipDoor
+from peer.averaging.gossip.gossip import Bounds, Gossip, GossipServer
 from peer.codec import get_codec
 from peer.facts import PackingFacts
 from peer.network.conversation import Conversation
@@ -142,24 +141,20 @@ async def real_peer(
     log = EventLog(lambda _: None, peer=network.peer_id, wall_time_s=lambda: 0.0, stream=None)
     agreed = agreed or agreement(parameters)
     company = Company(*(peer_id for peer_id in IDS if peer_id != network.peer_id))
-    exchanges = Exchanges(agreed, network, SimulatedWork(), facts)
-    meetings = FinalMeetings(
-        agreed, network.peer_id, company=company, exchanges=exchanges, events=log
-    )
     refused: Counter[RefusalReason] = Counter()
     gossip = Gossip(
         agreed,
-        network.peer_id,
+        network,
+        SimulatedWork(),
         company=company,
-        exchanges=exchanges,
-        meetings=meetings,
         events=log,
         refused=refused,
+        packing=facts,
     )
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(GossipDoor(network, [gossip]).run)
+        nursery.start_soon(GossipServer(network, [gossip]).run)
         await trio.sleep(0.01)
-        parts = (network, gossip, exchanges, meetings, company, refused)
+        parts = (network, gossip, gossip.exchanges, gossip.meetings, company, refused)
         yield Peer(*parts, own or contribution(seed, parameters))
         nursery.cancel_scope.cancel()
 

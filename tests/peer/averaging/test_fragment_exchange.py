@@ -15,7 +15,7 @@ from peer.ports.simulated import SimulatedWork
 from protocol.diloco.commands import GroupSeen, HoldOutcome, SendEnded, Sent
 from protocol.diloco.cycle_machine import MAX_RETURN_S
 from protocol.diloco.peers import FragmentCounts
-from protocol.diloco.trainer_messages import Amend, Merge, Yield
+from protocol.trainer_messages import Amend, Merge, Yield
 
 
 class Trainer:

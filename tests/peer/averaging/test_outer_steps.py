@@ -11,7 +11,6 @@ import trio
 
 from peer.averaging.gossip.exchange_io import OwnVector
 from peer.averaging.gossip.exchanges import Averaged, RoundOutcome, Skipped, Timing
-from peer.averaging.gossip.final_averaging import FinalMeetings
 from peer.averaging.gossip.gossip import Gossip
 from peer.averaging.gossip.outer_state import OuterState
 from peer.averaging.gossip.outer_step import NolocoFactors
@@ -74,7 +73,6 @@ def step(
             facts=Facts("own", 1),
             outer=outer,
             gossip=cast(Gossip, doubts),
-            meetings=cast(FinalMeetings, None),
             work=SimulatedWork(),
             events=Quiet(),
             observe_round=lambda timing: None,

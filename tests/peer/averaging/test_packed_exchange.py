@@ -312,7 +312,7 @@ async def test_a_reader_that_goes_away_leaves_nothing_behind(autojump_clock):
         (exchange,) = it.peer.exchanges._remembered.values()
         assert exchange._outbox.statistics().current_buffer_used == 0
         assert exchange._own.packed is None
-        assert (exchange._reading._asking.blocks, len(exchange._reading._own)) == (0, 0)
+        assert (exchange._reading._asking, len(exchange._reading._own)) == (None, 0)
 
 
 async def test_a_question_after_the_receipt_ends_the_exchange(autojump_clock):

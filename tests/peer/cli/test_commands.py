@@ -334,6 +334,7 @@ import trio
 from peer.options.exit_codes import ExitCode
 from peer.observe.control import serve_control
 from peer.observe.control import serve_control
+from peer.facts import PeerState
 from peer.observe.status import Status
 from peer.process.signals import run_until_signalled
 

@@ -12,6 +12,7 @@ from peer.cli.app import app
 from peer.cli.new import (
     EXAMPLES,
     EXPLANATIONS,
+    IN_FRAGMENTS,
     METHODS,
     OPTIMIZERS,
     PRESETS,
@@ -24,7 +25,7 @@ from peer.cli.new import (
 from peer.options.config import ConfigError
 from peer.options.needs_told import corpus_tokens_of, told_needs
 from protocol.errors import InvalidRunSpec
-from protocol.run.run_spec import parse_toml
+from protocol.run.run_spec import KEYS_OF_WHOLE_MODELS, parse_toml
 from protocol.run.ways import WAYS, others_keys
 
 
@@ -64,9 +65,13 @@ def test_every_key_is_explained_and_no_other() -> None:
 def test_presets_are_valid_and_whole(preset: str, method: str, optimizer: str) -> None:
     text = preset_toml(preset, method, optimizer)
     assert parse_toml(text) == preset_spec(preset, method, optimizer)
+    in_pairs = method == IN_FRAGMENTS
+    method = "noloco" if in_pairs else method
     idle = {f"sync.{key}" for key in others_keys(method)}
+    if in_pairs:
+        idle |= {f"sync.{key}" for key in KEYS_OF_WHOLE_MODELS}
     for other, row in WAYS.items():
-        if row.section and other != method:
+        if other != method:
             idle |= {key for key in ALL_KEYS if key.startswith(f"sync.{row.section}")}
     if optimizer != "muon":
         idle |= {key for key in ALL_KEYS if key.startswith("optimizer.muon")}

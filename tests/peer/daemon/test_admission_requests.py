@@ -3,7 +3,7 @@
 import pytest
 from swarm_worlds import simulated, start, toy_spec
 
-from peer.daemon.admission_requests import AdmissionRequests, named_peer
+from peer.daemon.control_requests import ControlRequests, named_peer
 from peer.ports.simulated import SimulatedEntropy
 from peer.simulation.swarm import SimulatedPeer, identity_of, open_swarm
 from protocol.errors import LocoError
@@ -12,8 +12,8 @@ from protocol.names import short_id
 ONE, OTHER = "12D3KooWAAAABBBB", "12D3KooWCCCCBBBB"
 
 
-def requests(peer: SimulatedPeer) -> AdmissionRequests:
-    return AdmissionRequests(peer.parts, peer.network, SimulatedEntropy(1))
+def requests(peer: SimulatedPeer) -> ControlRequests:
+    return ControlRequests(peer.peer, peer.report, SimulatedEntropy(1))
 
 
 def test_the_end_of_an_id_is_enough_where_one_peer_is_meant() -> None:

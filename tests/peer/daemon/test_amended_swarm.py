@@ -27,7 +27,7 @@ async def amend(swarm, name="a", at_round=None, dry_run=False, **changes):
     keys = {"steps": TOTAL_STEPS, "rate": LEARNING_RATE, "mode": MODE, "peers": "admission.peers"}
     values = {keys.get(key, key): value for key, value in changes.items()}
     peer = swarm[name]
-    amending = Amending(peer.peer.door, peer.links.passing_on, peer.facts, peer.roster)
+    amending = Amending(peer.parts)
     return await amending.amend({"values": values, "at_round": at_round, "dry_run": dry_run})
 
 

@@ -17,8 +17,8 @@ from peer.content.fetching import ExpectedState
 from peer.content.state_file import StateManifest, StateScalars, root_of, state_bytes, state_chunks
 from peer.daemon import beginning
 from peer.daemon.beginning import NOTHING_TRAINED, Arrival, Fetched, FirstState, Fresh
+from peer.daemon.comparison import Witnesses, cannot_tell
 from peer.daemon.provision import Supplies
-from peer.daemon.witnesses import Witnesses, cannot_tell
 from peer.facts import Facts, HeldPart, PartShape
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog

@@ -1,15 +1,15 @@
 """A joiner looks at the run spec before it takes part in anything."""
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 
 from peer.cli.reporting import exit_code_of
-from peer.daemon.entry import Joining
+from peer.daemon.entry import LATECOMERS, LOOK_AROUND_S, Joining
 from peer.daemon.provision import ChosenStage
-from peer.daemon.stage_choice import LATECOMERS, LOOK_AROUND_S, StageChoice
 from peer.facts import Facts
 from peer.observe.events import EventLog
 from peer.options.config import load_config
@@ -62,8 +62,7 @@ def joining(swarm: Any, stage: int | None = None) -> Joining:
     lines: list[bytes] = []
     events = EventLog(lines.append, peer="me", wall_time_s=trio.current_time, stream=None)
     facts, roster = Facts("me", 1), Roster(60.0)
-    return Joining(
-        swarm,
+    parts: Any = SimpleNamespace(
         directory=swarm,
         roster=roster,
         greeter=swarm,
@@ -72,8 +71,8 @@ def joining(swarm: Any, stage: int | None = None) -> Joining:
         facts=facts,
         events=events,
         door=swarm,
-        stages=StageChoice(facts, roster, stage),
     )
+    return Joining(parts, swarm, stage)
 
 
 @pytest.mark.parametrize("method", ["noloco", "diloco"])
@@ -102,10 +101,10 @@ async def test_a_newcomer_takes_the_stage_that_nobody_holds_and_says_so(
     for peer_id, stage in (("a", 0), ("b", 1)):
         group = Group(swarm.run_id, part_of_stage(stage)).digest
         progress = Progress("training", group=group, step=step)
-        entry._roster.heard(0.0, peer_id, 1, progress=progress)
+        entry._parts.roster.heard(0.0, peer_id, 1, progress=progress)
     chosen = await entry._stages.choose(spec, swarm.run_id)
     assert chosen == ChosenStage(2, has_holders=False, is_trained=is_trained)
-    assert entry._facts.group == Group(swarm.run_id, part_of_stage(2)).digest
+    assert entry._parts.facts.group == Group(swarm.run_id, part_of_stage(2)).digest
     assert 2 * LOOK_AROUND_S <= trio.current_time() <= (2 + LATECOMERS) * LOOK_AROUND_S
 
 
@@ -117,7 +116,7 @@ async def test_a_newcomer_looks_again_who_has_chosen_with_it(autojump_clock):
     def heard(peer_id: str, stage: int, state: str) -> None:
         group = Group(swarm.run_id, part_of_stage(stage)).digest
         progress = Progress(state, group=group)
-        entry._roster.heard(trio.current_time(), peer_id, 1, progress=progress)
+        entry._parts.roster.heard(trio.current_time(), peer_id, 1, progress=progress)
 
     heard("founder", 0, "training")
     async with trio.open_nursery() as nursery:
@@ -125,14 +124,14 @@ async def test_a_newcomer_looks_again_who_has_chosen_with_it(autojump_clock):
         @nursery.start_soon
         async def others_choose_with_it() -> None:
             relay = Group(swarm.run_id, part_of_stage(1)).digest
-            while entry._facts.group != relay:
+            while entry._parts.facts.group != relay:
                 await trio.sleep(0.1)
             heard("b", 1, "downloading")
             heard("c", 1, "downloading")
 
         chosen = await entry._stages.choose(spec, swarm.run_id)
     assert chosen == ChosenStage(0, has_holders=True, is_trained=False)
-    assert entry._facts.group == Group(swarm.run_id, part_of_stage(0)).digest
+    assert entry._parts.facts.group == Group(swarm.run_id, part_of_stage(0)).digest
 
 
 @pytest.mark.parametrize(("stage", "has_holders"), [(1, True), (2, False)])
@@ -141,7 +140,7 @@ async def test_a_newcomer_takes_the_stage_that_it_was_given(autojump_clock, stag
     swarm: Any = Swarm(spec)
     entry = joining(swarm, stage)
     group = Group(swarm.run_id, part_of_stage(1)).digest
-    entry._roster.heard(0.0, "a", 1, progress=Progress("training", group=group))
+    entry._parts.roster.heard(0.0, "a", 1, progress=Progress("training", group=group))
     chosen = await entry._stages.choose(spec, swarm.run_id)
     assert chosen == ChosenStage(stage, has_holders=has_holders, is_trained=False)
-    assert entry._facts.group == Group(swarm.run_id, part_of_stage(stage)).digest
+    assert entry._parts.facts.group == Group(swarm.run_id, part_of_stage(stage)).digest

@@ -5,9 +5,8 @@ import json
 import trio
 from swarm_worlds import simulated, start, toy_spec
 
-from peer.daemon.bugs import MAX_DETAIL_CHARS, note_failed_request, note_failed_stream
 from peer.observe.event_names import FIELDS, EventName
-from peer.observe.events import EventLog
+from peer.observe.events import MAX_ERROR_CHARS, EventLog
 from peer.simulation.swarm import open_swarm
 
 
@@ -15,11 +14,11 @@ from peer.simulation.swarm import open_swarm
 async def test_it_is_logged_with_whose_it_was_and_what_happened() -> None:
     lines: list[bytes] = []
     events = EventLog(lines.append, peer="me", wall_time_s=trio.current_time, stream=None)
-    note_failed_stream(events, "stranger", "/loco/content/1", OverflowError("x" * 10_000))
+    events.stream_failed("stranger", "/loco/content/1", OverflowError("x" * 10_000))
     (event,) = map(json.loads, lines)
     assert event["event"] == EventName.STREAM_FAILED
     assert (event["remote"], event["protocol"]) == ("stranger", "/loco/content/1")
-    assert (event["error"], len(event["detail"])) == ("OverflowError", MAX_DETAIL_CHARS)
+    assert (event["error"], len(event["detail"])) == ("OverflowError", MAX_ERROR_CHARS)
     assert set(FIELDS[EventName.STREAM_FAILED]) <= set(event)
 
 
@@ -27,11 +26,11 @@ async def test_it_is_logged_with_whose_it_was_and_what_happened() -> None:
 async def test_a_request_is_logged_with_what_happened() -> None:
     lines: list[bytes] = []
     events = EventLog(lines.append, peer="me", wall_time_s=trio.current_time, stream=None)
-    note_failed_request(events, "amend", OverflowError("x" * 10_000))
+    events.request_failed("amend", OverflowError("x" * 10_000))
     (event,) = map(json.loads, lines)
     assert event["event"] == EventName.REQUEST_FAILED
     assert (event["request"], event["error"]) == ("amend", "OverflowError")
-    assert len(event["detail"]) == MAX_DETAIL_CHARS
+    assert len(event["detail"]) == MAX_ERROR_CHARS
     assert set(FIELDS[EventName.REQUEST_FAILED]) <= set(event)
 
 

@@ -35,7 +35,7 @@ def replicas_before(
 
     def tapped(meetings: FinalMeetings, roster: str) -> None:
         begin(meetings, roster)
-        own_id = meetings._own_id
+        own_id = meetings._exchanges.own_id
         (peer,) = [each for each in swarm.peers.values() if each.peer_id == own_id]
         replicas[peer.name] = peer.slow_weights()
 
@@ -89,7 +89,7 @@ async def killed_at(at: int, folder: Path, patch: pytest.MonkeyPatch) -> bool:
 
     def tapped(meetings: FinalMeetings, roster: str) -> None:
         begin(meetings, roster)
-        tap.armed |= meetings._own_id == swarm["p1"].peer_id
+        tap.armed |= meetings._exchanges.own_id == swarm["p1"].peer_id
 
     patch.setattr(FinalMeetings, "begin", tapped)
     async with open_swarm(1, toy_spec(ROUNDS, INNER_STEPS), folder) as swarm:

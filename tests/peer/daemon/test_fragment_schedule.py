@@ -18,10 +18,7 @@ from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
 from peer.training.streaming import FragmentSync
 from peer.training.toy import SimulatedSpeed, ToyProblem, optimum
-from protocol.diloco.trainer_messages import (
-    FragmentMerged,
-    FragmentSent,
-)
+from protocol.trainer_messages import FragmentMerged, FragmentSent
 from protocol.wire.fields import Message
 from protocol.wire.fragment_messages import Contribution, FragmentSettled, Result
 

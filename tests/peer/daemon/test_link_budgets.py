@@ -18,10 +18,9 @@ from peer.observe.event_names import EventName
 from peer.simulation.swarm import identity_of, open_swarm
 from protocol.errors import LocoError, Refused
 from protocol.limits import (
-    LINK_MESSAGES_PER_S,
-    MAX_LINKS_PER_PEER,
     MAX_LINKS_PER_PREFIX,
-    PEER_LIST_COST,
+    MAX_PER_PEER,
+    PER_PEER_PER_S,
 )
 from protocol.membership.book import Shares
 from protocol.outcomes import RefusalReason
@@ -83,7 +82,7 @@ async def test_a_link_that_beats_is_not_replaced_and_a_dead_one_is(tmp_path):
 async def test_one_network_has_its_share_of_the_links(tmp_path, monkeypatch):
     per_prefix = 3
     assert per_prefix < MAX_LINKS_PER_PREFIX
-    monkeypatch.setattr(links_file, "LINK_PLACES", Shares(128, MAX_LINKS_PER_PEER, per_prefix))
+    monkeypatch.setattr(links_file, "LINK_PLACES", Shares(128, MAX_PER_PEER, per_prefix))
     async with open_swarm(1, toy_spec(20), tmp_path) as swarm, AsyncExitStack() as others:
         await start(swarm, "a")
         for number in range(per_prefix + 1):
@@ -155,8 +154,8 @@ async def test_a_flood_is_read_at_a_pace(tmp_path, monkeypatch):
             with trio.move_on_after(seconds):
                 while True:
                     await talk.send(BEAT)
-        assert len(heard) <= LINK_BURST + seconds * LINK_MESSAGES_PER_S + 1
-        assert len(heard) >= seconds * LINK_MESSAGES_PER_S
+        assert len(heard) <= LINK_BURST + seconds * PER_PEER_PER_S + 1
+        assert len(heard) >= seconds * PER_PEER_PER_S
 
 
 def names(count: int, of: str = "nobody") -> PeerList:
@@ -178,7 +177,7 @@ async def test_lists_of_peers_cost_what_beats_cost(tmp_path, monkeypatch):
             with trio.move_on_after(5.0):
                 while True:
                     await talk.send(names(1))
-        assert 5 <= len(told) <= (LINK_BURST + 5 * LINK_MESSAGES_PER_S) / PEER_LIST_COST + 2
+        assert 5 <= len(told) <= (LINK_BURST + 5 * PER_PEER_PER_S) / PER_PEER_PER_S + 2
 
 
 @simulated()

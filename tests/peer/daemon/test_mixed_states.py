@@ -7,7 +7,7 @@ from swarm_worlds import simulated, start, toy_spec, weights_bytes
 from peer.content.fetching import RATE_WINDOW_S, Fetcher
 from peer.content.state_file import state_bytes
 from peer.daemon.beginning import MAX_HELPERS
-from peer.daemon.witnesses import Witnesses
+from peer.daemon.comparison import Witnesses
 from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
@@ -236,7 +236,7 @@ def test_one_that_lies_is_left_out_and_the_others_give_its_part(tmp_path, monkey
 
 
 def test_a_lie_that_only_the_loss_shows_is_not_taken_and_then_one_gives_all(tmp_path, monkeypatch):
-    monkeypatch.setattr("peer.daemon.witnesses.is_unlike", lambda sample, witnesses: False)
+    monkeypatch.setattr("peer.daemon.comparison.is_unlike", lambda sample, witnesses: False)
 
     @simulated()
     async def run():

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 import trio
 
-from peer.daemon.join_address import join_address
 from peer.daemon.outside import ASK_UNKNOWN_EVERY_S, LOOK_EVERY_S, RELAYS, Reaching
+from peer.daemon.report import join_address
 from peer.facts import Facts
 from peer.network.identity import Identity
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork

@@ -11,8 +11,8 @@ import trio
 from peer.content.fetching import ExpectedState
 from peer.content.state_file import StateManifest, StateScalars, root_of, state_bytes, state_chunks
 from peer.daemon.beginning import Arrival, FirstState, Fresh
+from peer.daemon.comparison import Witnesses, cannot_tell
 from peer.daemon.provision import Rebuilt
-from peer.daemon.witnesses import Witnesses, cannot_tell
 from peer.facts import Facts, HeldPart, PartShape
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from swarm_worlds import simulated, start, toy_spec
 
-from peer.daemon.room import check_room_to_begin
+from peer.daemon.checkpointing import check_room_to_begin
 from peer.observe.event_names import EventName
 from peer.options.needs_told import STDLIB_TOKENS
 from peer.simulation.machine import Machine

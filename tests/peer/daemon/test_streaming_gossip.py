@@ -35,7 +35,7 @@ from protocol.fragment.fragments import Fragment, fragment_layout_digest, fragme
 from protocol.membership.group import Group
 from protocol.outcomes import RefusalReason
 from protocol.run.run_spec import RunSpec
-from protocol.run.sections import StreamingSection
+from protocol.run.sections import NolocoSection
 from protocol.wire.messages import Accept, Propose
 from protocol.wire.versions import GOSSIP
 
@@ -57,7 +57,7 @@ def spec_of(rounds: int = ROUNDS, **sync: Any) -> RunSpec:
 
 
 def fragments_of(parameters: int) -> tuple[Fragment, ...]:
-    return fragments_of_run(StreamingSection(), simulated_layout(parameters))
+    return fragments_of_run(NolocoSection(fragments="strided"), simulated_layout(parameters))
 
 
 def ends(peer: SimulatedPeer, fragment: int) -> list[dict[str, Any]]:

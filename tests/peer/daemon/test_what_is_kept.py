@@ -259,8 +259,7 @@ async def test_one_that_refuses_sends_nobody_away_whom_another_takes_in(tmp_path
 @simulated()
 async def test_an_amendment_is_refused_when_the_run_is_over_and_by_one_that_is_back(tmp_path):
     async def amend(peer: SimulatedPeer) -> None:
-        passing_on = peer.links.passing_on
-        amending = Amending(peer.peer.door, passing_on, peer.facts, peer.roster)
+        amending = Amending(peer.parts)
         values = {"training.total_steps": 999}
         await amending.amend({"values": values, "at_round": None, "dry_run": False})
 

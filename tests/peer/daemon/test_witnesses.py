@@ -62,7 +62,7 @@ def test_a_state_that_is_like_the_others_and_has_a_far_higher_loss_is_not_taken(
     tmp_path, monkeypatch, honest
 ):
     """Samples see nothing, as of a lie about few weights; the loss on held-out blocks does."""
-    monkeypatch.setattr("peer.daemon.witnesses.is_unlike", lambda sample, witnesses: False)
+    monkeypatch.setattr("peer.daemon.comparison.is_unlike", lambda sample, witnesses: False)
     description = Fetcher.description
 
     @simulated(SEED)

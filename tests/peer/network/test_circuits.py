@@ -25,7 +25,7 @@ from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.ports import Stream
 from protocol.address.peer_id import peer_id_to_bytes
 from protocol.errors import LocoError
-from protocol.limits import MAX_CIRCUITS_PER_PEER
+from protocol.limits import MAX_HELD
 
 AGREED = b"\x04\x08\x01\x20\x64"
 
@@ -113,7 +113,7 @@ async def refused_when_expired(made: World) -> CircuitStatus:
 
 async def refused_when_there_are_too_many(made: World) -> CircuitStatus:
     await reserve(made.behind, made.hub.peer_id)
-    for _ in range(MAX_CIRCUITS_PER_PEER):
+    for _ in range(MAX_HELD):
         assert (await made.ask())[1] == CircuitStatus.OK
     return CircuitStatus((await made.ask())[1])
 

@@ -10,7 +10,7 @@ from peer.network import directory as directory_module
 from peer.network.directory import open_hivemind_directory
 from peer.ports import DirectoryUnrecoverable
 from protocol.errors import StreamLost
-from protocol.limits import MAX_RECORDS_PER_SHARD
+from protocol.limits import MAX_LISTED
 from protocol.membership.records import place_of, record_keys
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
@@ -174,10 +174,10 @@ async def test_a_shard_does_not_grow_beyond_its_bound(world):
     from peer.network.identity import Identity
 
     first, second = await world.peer(1), await world.peer(2)
-    for number in range(MAX_RECORDS_PER_SHARD + 5):
+    for number in range(MAX_LISTED + 5):
         extra = Peer(Identity((number + 500).to_bytes(32, "big")), second.directory, world)
         await extra.announce(KEY)
-    assert len(await first.directory.get(KEY)) <= MAX_RECORDS_PER_SHARD
+    assert len(await first.directory.get(KEY)) <= MAX_LISTED
 
 
 async def test_a_blocked_thread_is_replaced_and_the_swarm_found_again(world, impatient, blocker):

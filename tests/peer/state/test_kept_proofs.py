@@ -3,7 +3,7 @@
 import pytest
 
 from peer.state.kept_proofs import KeptProofs
-from protocol.limits import MAX_CONVICTED, MAX_KEPT_EVIDENCE_BYTES
+from protocol.limits import MAX_CONTRIBUTORS, MAX_KEPT_EVIDENCE_BYTES
 
 
 def test_what_is_kept_is_there_again_and_once(tmp_path):
@@ -16,10 +16,14 @@ def test_what_is_kept_is_there_again_and_once(tmp_path):
 
 def test_the_oldest_go_for_the_newest(tmp_path):
     proofs = KeptProofs(tmp_path / "proofs")
-    for number in range(MAX_CONVICTED + 1):
+    for number in range(MAX_CONTRIBUTORS + 1):
         proofs.keep(f"liar{number}", b"proof")
     kept = proofs.read()
-    assert (len(kept), kept[0][0], kept[-1][0]) == (MAX_CONVICTED, "liar1", f"liar{MAX_CONVICTED}")
+    assert (len(kept), kept[0][0], kept[-1][0]) == (
+        MAX_CONTRIBUTORS,
+        "liar1",
+        f"liar{MAX_CONTRIBUTORS}",
+    )
     for name in "ab":
         proofs.keep(name, bytes(MAX_KEPT_EVIDENCE_BYTES // 2 + 1))
     assert [owner for owner, _ in proofs.read()] == ["b"]

@@ -34,12 +34,9 @@ from peer.training.model import FlatModel, model_shapes
 from peer.training.ports import Trainer, TrainerDied
 from peer.training.process import create_model, trainer_starter
 from peer.training.shared import SharedVector
-from protocol.diloco.trainer_messages import (
-    FragmentSent,
-    Merge,
-)
 from protocol.run.layout import Layout
 from protocol.run.run_spec import FrozenSection, RunSpec, parse_toml
+from protocol.trainer_messages import FragmentSent, Merge
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 

@@ -12,11 +12,12 @@ from trainer_worlds import H, Life, real_life, simulated_life, spec_of
 
 from peer.training.corpus import prepare_corpus
 from peer.training.kept import keep_weights, take_over_weights
-from peer.training.messages import Apply, Keep, Kept, Load
+from peer.training.messages import Keep, Kept, Load
 from peer.training.model import FlatModel, empty_module
 from peer.training.optimizer import inner_optimizer
 from peer.training.tensor_file import FileUnusable, TensorFile, write_tensors
 from protocol.run.run_spec import DataSection, RunSpec
+from protocol.trainer_messages import FragmentSent
 
 STEPS = 5
 
@@ -116,10 +117,9 @@ async def kept(life: Life, path: object) -> Kept:
 
 async def settled(life: Life, round_: int) -> str:
     """Train a round that is averaged with nobody; the digest of what was sent."""
-    closed = await life.train(round_)
-    await life.trainer.send(Apply(round_))
-    assert closed.digest is not None
-    return closed.digest
+    await life.train(round_)
+    await life.merge()
+    return life.of(FragmentSent)[-1].digest
 
 
 async def test_it_says_where_it_stands(autojump_clock, tmp_path):
@@ -129,7 +129,7 @@ async def test_it_says_where_it_stands(autojump_clock, tmp_path):
         told = await kept(life, tmp_path / "f")
         assert (told.step, told.tokens, told.error) == (closed.step, 0, None)
         assert (told.epoch, told.position) == (closed.epoch, closed.position)
-        await life.trainer.send(Apply(0))
+        await life.merge()
         await life.order(1, quota=H)
         told = await kept(life, tmp_path / "f")
         steps = told.tokens // life.spec.tokens_per_step

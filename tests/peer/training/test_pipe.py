@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from peer.training import pipe
 from peer.training.messages import (
-    Apply,
     Begin,
     Evaluated,
     Load,
@@ -25,22 +24,18 @@ from peer.training.messages import (
     TrainerSettings,
     TrainRound,
 )
-from protocol.diloco.trainer_messages import (
-    Amend,
-    FragmentSent,
-    Merge,
-)
 from protocol.microbatch.trainer_messages import (
     Begun,
     Filled,
 )
+from protocol.trainer_messages import Amend, FragmentMerged, FragmentSent, Merge
 from protocol.wire.stage_messages import Leg
 
 MESSAGES: list[Any] = [
     Load(3),
     TrainRound(7, 50, (("a", 4), ("b", 2)), 1, 99, 362.5, 1.25),
     TrainerProgress(7, 3, 24, 2.5, 0.001, 0.5, 0.25, 353.0),
-    Apply(7),
+    FragmentMerged(2, 7, 0.25),
     Evaluated(7, 2.5, 8192, 0.25),
     Ready(10, 128, "ab", "cpu", "fp32", 8, 11.5, (("a", (2, 3)),)),
     Begin("train", TrainerSettings(b"{}", "a", "/c", 256), 2),
@@ -48,8 +43,7 @@ MESSAGES: list[Any] = [
     Filled(Leg.BACKWARD, 3, 1, 2.5),
     Filled(Leg.FORWARD, 3, 9, None),
     Begun(4),
-    RoundClosed(3, None, 5, 40, 2.5, None, 0, 40, 1.5, 200.0),
-    RoundClosed(3, 1, 5, 40, 2.5, "ab", 0, 40, 1.5, 200.0),
+    RoundClosed(3, 5, 40, 2.5, 0, 40, 1.5, 200.0),
     FragmentSent(2, 7, 5, 40, "ab", 0.25, 0.0, 362.5),
     Merge(2, 7, (0, 1), (3,)),
     Amend(2, (), (0,), (1,)),
@@ -83,7 +77,7 @@ def test_messages_survive_in_pieces(size):
         {"kind": "Load", "version": 1, "more": 2},
         {"kind": "Load", "version": True},
         {"kind": "Load", "version": "1"},
-        {"kind": "Apply", "round": None},
+        {"kind": "CloseRound", "round": None},
         {"kind": "Merge", "fragment": 0, "cycle": 0, "stepped": [None], "moved": []},
         {"kind": "ModelCreated", "shapes": [["a"]], "config": "{}"},
         {"kind": ["Load"]},

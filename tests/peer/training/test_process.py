@@ -20,8 +20,6 @@ from peer.training.child.tasks import NICENESS_ON_CPU
 from peer.training.child_process import spare_child
 from peer.training.corpus import prepare_corpus
 from peer.training.messages import (
-    Applied,
-    Apply,
     Begin,
     Evaluate,
     Evaluated,
@@ -35,15 +33,7 @@ from peer.training.messages import (
 from peer.training.model import FlatModel, initial_module, model_shapes
 from peer.training.ports import TrainerDied
 from peer.training.process import ProcessTrainer, create_model, trainer_starter
-from peer.training.shared import NUM_SLOTS, SharedVector
-from protocol.diloco.trainer_messages import (
-    Amend,
-    FragmentMerged,
-    FragmentSent,
-    Merge,
-    Yield,
-    Yielded,
-)
+from peer.training.shared import SharedVector
 from protocol.run.layout import Layout
 from protocol.run.run_spec import (
     DataSection,
@@ -54,6 +44,15 @@ from protocol.run.run_spec import (
     TrainingSection,
 )
 from protocol.run.sections import OptimizerSection
+from protocol.trainer_messages import (
+    ONE_CHUNK,
+    Amend,
+    FragmentMerged,
+    FragmentSent,
+    Merge,
+    Yield,
+    Yielded,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
@@ -111,21 +110,21 @@ async def test_it_learns_and_says_why_it_refuses(corpus, optimizer):
         await trainer.send(Evaluate(0))
         before = (await _next(trainer, Evaluated)).loss
         await trainer.send(TrainRound(0, 30, MEMBERS, 0, 0, 0.0, 1.0))
-        closed = await _next(trainer, RoundClosed)
-        codes = trainer.codes(closed.slot)
-        assert blake3.blake3(codes).hexdigest(length=16) == closed.digest
+        sent = await _next(trainer, FragmentSent)
+        codes = trainer.codes(0)
+        assert blake3.blake3(codes).hexdigest(length=16) == sent.digest
         scales = np.frombuffer(codes[slow.array.size :], "<u2").astype("<u4") << 16
         values = np.frombuffer(codes[: slow.array.size], "i1").reshape(-1, 128)
         slow.array[:] = (values * scales.view("<f4")[:, None]).ravel()
-        await trainer.send(Apply(0))
-        applied = await _next(trainer, Applied)
-        assert applied.pause_s > 0
+        await trainer.send(Merge(0, 0, ONE_CHUNK, ()))
+        merged = await _next(trainer, FragmentMerged)
+        assert merged.waited_s > sent.seconds > 0
         await trainer.send(Evaluate(0))
         assert (await _next(trainer, Evaluated)).loss < before - 0.5
-        await trainer.send(Apply(0))
+        await trainer.send(Merge(0, 0, ONE_CHUNK, ()))
         failed = await trainer.receive()
         assert isinstance(failed, Failed)
-        assert (failed.reason, "nothing is pending" in failed.detail) == ("error", True)
+        assert (failed.reason, "in_flight=False" in failed.detail) == ("error", True)
         with pytest.raises(TrainerDied, match="exited with 1"):
             await trainer.receive()
 
@@ -133,7 +132,7 @@ async def test_it_learns_and_says_why_it_refuses(corpus, optimizer):
 async def _stopped_in_mid_write(trainer, region, round_):
     """Whether the child now stands still in the middle of writing this round's codes."""
     while (header := trainer._regions.header(region)) is not None:
-        if header.round == round_:
+        if header.cycle == round_:
             return False  # it was over before we looked
         await trio.lowlevel.checkpoint()
     os.kill(trainer.process_id, signal.SIGSTOP)
@@ -156,18 +155,14 @@ async def test_kill_in_mid_write_harms_nothing(corpus):
         await trainer.send(Load(0))
         before = slow.array.copy()
         for round_ in range(100):
-            slot = round_ % NUM_SLOTS
             await trainer.send(TrainRound(round_, 1, MEMBERS, 0, 0, 0.0, 1.0))
-            if round_ >= NUM_SLOTS and await _stopped_in_mid_write(trainer, slot, round_):
+            if round_ and await _stopped_in_mid_write(trainer, 0, round_):
                 break
-            closed = await _next(trainer, RoundClosed)
-            await trainer.send(Apply(round_))
-            await _next(trainer, Applied)
+            await _next(trainer, RoundClosed)
+            await trainer.send(Merge(0, round_, ONE_CHUNK, ()))
+            await _next(trainer, FragmentMerged)
         await _kill(trainer)
-        assert trainer._regions.header(slot) is None
-        assert trainer._regions.header(closed.slot).round == closed.round == round_ - 1
-        codes = trainer.codes(closed.slot)
-    assert blake3.blake3(codes).hexdigest(length=16) == closed.digest
+        assert trainer._regions.header(0) is None
     assert np.array_equal(slow.array, before)
 
 
@@ -194,7 +189,7 @@ async def test_fragments_come_and_go(corpus):
                 closed = event
         assert sent == [(1, 0, 5), (0, 1, 10), (1, 1, 10), (0, 2, 10)]
         assert merged == [(1, 0), (0, 1), (1, 1)]
-        assert (closed.slot, closed.steps) == (None, 10)
+        assert closed.steps == 10
         sizes = [len(trainer.codes(fragment)) for fragment in range(2)]
         assert sum(sizes) == slow.array.size * 130 // 128
 
@@ -212,7 +207,7 @@ async def test_kill_while_a_fragment_is_written_leaves_its_region_empty(corpus):
                     await trainer.send(Merge(event.fragment, event.cycle, (), ()))
         await _kill(trainer)
         assert trainer._regions.header(1) is None
-        assert trainer._regions.header(0).round == round_
+        assert trainer._regions.header(0).cycle == round_
 
 
 async def test_weights_that_are_not_numbers_are_reported(corpus):

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from peer.training.errors import WrongCommand
 from peer.training.messages import (
     PROGRESS_INTERVAL_S,
-    Apply,
     CloseRound,
     Evaluate,
     Evaluated,
@@ -26,10 +25,10 @@ from peer.training.messages import (
 )
 from peer.training.round_machine import RoundData, RoundMachine, SettleStep, TrainStep, Wait
 from peer.training.schedule import learning_rate
-from peer.training.snapshot import Snapshot
 from protocol.run.run_spec import RunSpec, SyncSection, TrainingSection
 from protocol.run.sections import OptimizerSection
 from protocol.schedule.data_plan import DataPlan
+from protocol.trainer_messages import Merge
 
 H = 10
 MEMBERS = (("me", 1), ("you", 3))
@@ -74,7 +73,6 @@ class FakeSync:
 
     def close(self, order):
         self.told.append(("closed", order.round))
-        return Snapshot(order.round, order.round % 2, "digest")
 
 
 class Driver:
@@ -136,7 +134,6 @@ def test_a_round_closes_at_its_quota_and_the_next_begins_when_it_is_ordered():
     driver.train()
     (closed,) = driver.of(RoundClosed)
     assert (closed.round, closed.steps, closed.tokens) == (0, 4, 4 * SPEC.tokens_per_step)
-    assert (closed.slot, closed.digest) == (0, "digest")
     assert closed.loss == (1 + 2 + 3 + 4) / 4
     assert (closed.seconds, closed.step) == (4.0, H)
     assert driver.next_action() == Wait()
@@ -218,8 +215,8 @@ def test_what_holds_up_training_does_not_hold_up_commands():
     driver.order(0)
     driver.sync.holds_training = True
     assert driver.next_action() == Wait()
-    driver.obey(Apply(7))
-    assert driver.sync.told[-1] == Apply(7)
+    driver.obey(Merge(0, 7, (0,), ()))
+    assert driver.sync.told[-1] == Merge(0, 7, (0,), ())
     driver.sync.holds_training = False
     assert isinstance(driver.next_action(), TrainStep)
 
@@ -428,7 +425,7 @@ def order(round_, quota=4, members=MEMBERS):
     ("commands", "why"),
     [
         ([order(0)], "before Load"),
-        ([Apply(0)], "before Load"),
+        ([Merge(0, 0, (0,), ())], "before Load"),
         ([CloseRound(0)], "not begun"),
         ([Load(0), order(0, quota=-1)], "quota -1"),
         ([Load(0), order(0, members=(("you", 1),))], "no member"),

@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 
 from peer.training.shared import (
-    NUM_SLOTS,
     CodeRegions,
     SharedVector,
     map_vector,
 )
 
 CODE_BYTES = 5000
+REGIONS = 2
 
 
 @pytest.fixture
-def slots():
-    daemon = CodeRegions.create((CODE_BYTES,) * NUM_SLOTS)
+def regions():
+    daemon = CodeRegions.create((CODE_BYTES,) * REGIONS)
     yield daemon
     daemon.close()
 
@@ -39,38 +39,38 @@ def test_views_outlive_the_descriptors():
     assert slow.array.sum() == 256
 
 
-def test_a_committed_slot_holds_its_codes_and_header(slots):
-    trainer = CodeRegions(slots.fd, slots.code_bytes, writable=True)
-    for slot in range(NUM_SLOTS):
-        trainer.begin(slot)[:] = bytes([slot + 1]) * CODE_BYTES
-        trainer.commit(slot, 40 + slot, f"{slot}" * 32)
-    for slot in range(NUM_SLOTS):
-        header = slots.header(slot)
-        assert (header.sequence, header.round, header.digest) == (
-            slot + 1,
-            40 + slot,
-            f"{slot}" * 32,
+def test_a_committed_region_holds_its_codes_and_header(regions):
+    trainer = CodeRegions(regions.fd, regions.code_bytes, writable=True)
+    for region in range(REGIONS):
+        trainer.begin(region)[:] = bytes([region + 1]) * CODE_BYTES
+        trainer.commit(region, 40 + region, f"{region}" * 32)
+    for region in range(REGIONS):
+        header = regions.header(region)
+        assert (header.sequence, header.cycle, header.digest) == (
+            region + 1,
+            40 + region,
+            f"{region}" * 32,
         )
-        assert bytes(slots.codes(slot)) == bytes([slot + 1]) * CODE_BYTES
+        assert bytes(regions.codes(region)) == bytes([region + 1]) * CODE_BYTES
 
 
-def test_a_slot_that_is_being_written_holds_nothing(slots):
-    trainer = CodeRegions(slots.fd, slots.code_bytes, writable=True)
-    assert slots.header(0) is None
+def test_a_region_that_is_being_written_holds_nothing(regions):
+    trainer = CodeRegions(regions.fd, regions.code_bytes, writable=True)
+    assert regions.header(0) is None
     trainer.begin(0)
     trainer.commit(0, 1, "a" * 32)
     trainer.begin(1)
     trainer.commit(1, 2, "b" * 32)
     trainer.begin(0)[:] = bytes(CODE_BYTES)
-    assert slots.header(0) is None
-    assert slots.header(1).round == 2
+    assert regions.header(0) is None
+    assert regions.header(1).cycle == 2
 
 
-def test_the_daemon_only_reads(slots):
+def test_the_daemon_only_reads(regions):
     with pytest.raises(TypeError):
-        slots.codes(0)[0] = 1
+        regions.codes(0)[0] = 1
     with pytest.raises(IndexError):
-        slots.codes(NUM_SLOTS)
+        regions.codes(REGIONS)
 
 
 def test_memory_without_memfd_is_a_file_without_a_name(tmp_path, monkeypatch):

@@ -10,8 +10,6 @@ from existing import existing
 from trio.testing import MockClock
 
 from peer.training.messages import (
-    Applied,
-    Apply,
     CloseRound,
     Evaluate,
     Evaluated,
@@ -27,6 +25,7 @@ from peer.training.ports import Trainer, TrainerDied
 from peer.training.simulated import simulated_starter
 from peer.training.toy import SimulatedSpeed
 from protocol.run.run_spec import RunSpec
+from protocol.trainer_messages import ONE_CHUNK, FragmentMerged, FragmentSent, Merge
 
 Event = TypeVar("Event", bound=TrainerEvent)
 
@@ -79,9 +78,10 @@ async def test_a_round_takes_its_steps_and_no_longer(autojump_clock: MockClock) 
             progress = await trainer.receive()
             assert isinstance(progress, TrainerProgress)
             assert progress.steps == steps
+        assert isinstance(await trainer.receive(), FragmentSent)
         closed = await trainer.receive()
         assert isinstance(closed, RoundClosed)
-        assert (closed.steps, closed.round, closed.slot) == (10, 0, 0)
+        assert (closed.steps, closed.round) == (10, 0)
         assert trio.current_time() - began_s == pytest.approx(5.0)
         assert closed.position == 10 * SPEC.training.batch_size
 
@@ -98,14 +98,17 @@ async def test_a_pending_snapshot_keeps_the_next_round_open(autojump_clock: Mock
         with trio.move_on_after(3):
             await _after_progress(trainer)
             pytest.fail("the round was closed while a snapshot was pending")
-        await trainer.send(Apply(0))
-        assert isinstance(await _after_progress(trainer), Applied)
+        await trainer.send(Merge(0, 0, ONE_CHUNK, ()))
+        assert isinstance(await _after_progress(trainer), FragmentMerged)
+        assert isinstance(await _after_progress(trainer), FragmentSent)
         closed = await _after_progress(trainer)
         assert isinstance(closed, RoundClosed)
         assert closed.steps > 10
 
 
-async def test_without_overlap_nothing_is_trained_before_apply(autojump_clock: MockClock) -> None:
+async def test_without_overlap_nothing_is_trained_in_flight(
+    autojump_clock: MockClock,
+) -> None:
     blocking = SPEC.model_copy(update={"sync": SPEC.sync.model_copy(update={"overlap": False})})
     slow = np.zeros(256, np.float32)
     async with simulated_starter(blocking, "me")(slow, None) as trainer:
@@ -115,12 +118,12 @@ async def test_without_overlap_nothing_is_trained_before_apply(autojump_clock: M
         await _next(trainer, RoundClosed)
         await trainer.send(TrainRound(1, 4, MEMBERS, 0, 32, 0.0, 1.0))
         await trio.sleep(10)
-        await trainer.send(Apply(0))
-        applied_s = trio.current_time()
+        await trainer.send(Merge(0, 0, ONE_CHUNK, ()))
+        merged_s = trio.current_time()
         closed = await _next(trainer, RoundClosed)
         assert isinstance(closed, RoundClosed)
         assert closed.steps == 4
-        assert trio.current_time() - applied_s == pytest.approx(0.4)
+        assert trio.current_time() - merged_s == pytest.approx(0.4)
 
 
 async def test_close_round_ends_it_with_the_step_in_progress(autojump_clock: MockClock) -> None:
@@ -184,12 +187,14 @@ async def test_it_learns_and_repeats_itself(autojump_clock: MockClock) -> None:
             await trainer.receive()
             await trainer.send(Load(0))
             await trainer.send(TrainRound(0, 100, MEMBERS, 0, 0, 0.0, 1.0))
+            sent = await _next(trainer, FragmentSent)
+            assert isinstance(sent, FragmentSent)
             closed = await _next(trainer, RoundClosed)
             assert isinstance(closed, RoundClosed)
             await trainer.send(Evaluate(0))
             before = await _next(trainer, Evaluated)
             assert isinstance(before, Evaluated)
-            return existing(before.loss) - closed.loss, closed.digest
+            return existing(before.loss) - closed.loss, sent.digest
 
     first, second = await train(), await train()
     assert first == second

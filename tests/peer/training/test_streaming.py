@@ -10,18 +10,16 @@ from hypothesis import strategies as st
 
 from peer.training.messages import TrainRound
 from peer.training.streaming import FragmentSync
-from protocol.diloco.trainer_messages import (
+from protocol.run.run_spec import RunSpec, SyncSection
+from protocol.run.sections import DilocoSection
+from protocol.trainer_messages import (
     Amend,
     FragmentMerged,
     FragmentSent,
     Merge,
     Yield,
 )
-from protocol.diloco.trainer_messages import (
-    Yielded as YieldedEvent,
-)
-from protocol.run.run_spec import RunSpec, SyncSection
-from protocol.run.sections import DilocoSection
+from protocol.trainer_messages import Yielded as YieldedEvent
 
 pytestmark = pytest.mark.slow
 

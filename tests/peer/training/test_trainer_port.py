@@ -5,8 +5,6 @@ real one takes seconds to begin: it keeps all the promises of its kind of run, o
 for `Load` begins anew; and then it ends in one of the ways in which lives end.
 """
 
-import itertools
-
 import pytest
 from existing import existing
 from trainer_worlds import (
@@ -21,8 +19,6 @@ from trainer_worlds import (
 
 from peer.training.corpus import prepare_corpus
 from peer.training.messages import (
-    Applied,
-    Apply,
     CloseRound,
     Evaluate,
     Evaluated,
@@ -33,7 +29,8 @@ from peer.training.messages import (
 )
 from peer.training.ports import TrainerDied
 from peer.training.schedule import learning_rate
-from protocol.diloco.trainer_messages import (
+from protocol.run.run_spec import DataSection, RunSpec
+from protocol.trainer_messages import (
     Amend,
     FragmentMerged,
     FragmentSent,
@@ -41,7 +38,6 @@ from protocol.diloco.trainer_messages import (
     Yield,
     Yielded,
 )
-from protocol.run.run_spec import DataSection, RunSpec
 
 FOREVER = 10**6
 """Steps that are never done."""
@@ -120,18 +116,17 @@ async def after_each_load_the_learning_rate_warms_up(life: Life) -> None:
 
 
 # --- promises of averaging in pairs ---------------------------------------------------------------
-async def snapshots_lie_in_two_slots_in_turns(life: Life) -> None:
+async def a_whole_model_is_sent_with_the_end_of_each_round(life: Life) -> None:
     await life.load()
-    rounds = []
     for round_ in range(3):
-        rounds.append(await life.train(round_, quota=4))
-        for closed in rounds[-2:]:  # that before is still there
-            assert digest_of(life.trainer.codes(existing(closed.slot))) == closed.digest
-        await life.trainer.send(Apply(round_))
-        assert (await life.until(Applied)).round == round_
-    slots = [closed.slot for closed in rounds]
-    assert set(slots) == {0, 1}
-    assert all(a != b for a, b in itertools.pairwise(slots))
+        closed = await life.train(round_, quota=4)
+        sent = life.of(FragmentSent)[-1]
+        assert life.seen[-2:] == [sent, closed]
+        assert (sent.fragment, sent.cycle, sent.step) == (0, round_, closed.step)
+        assert (sent.steps, sent.tokens) == (closed.steps, closed.tokens)
+        assert digest_of(life.trainer.codes(0)) == sent.digest
+        await life.merge()
+        assert (await life.until(FragmentMerged)).cycle == round_
 
 
 async def a_round_that_is_held_up_trains_on_at_rising_nominal_steps(life: Life) -> None:
@@ -141,9 +136,9 @@ async def a_round_that_is_held_up_trains_on_at_rising_nominal_steps(life: Life) 
     await life.order_at(1, 4, float(H), stride)
     while (await life.until(TrainerProgress)).steps <= 8:
         pass
-    await life.trainer.send(Apply(0))
-    kinds = [type(await life.until(Applied)), type(await life.until(RoundClosed))]
-    assert kinds == [Applied, RoundClosed]
+    await life.merge()
+    kinds = [type(await life.until(FragmentMerged)), type(await life.until(RoundClosed))]
+    assert kinds == [FragmentMerged, RoundClosed]
     told = [event for event in life.of(TrainerProgress) if event.round == 1]
     closed = life.of(RoundClosed)[-1]
     assert_steps([*told, closed], float(H), stride)
@@ -156,28 +151,29 @@ async def an_order_may_wait_for_the_round_before(life: Life) -> None:
     await life.order(0, quota=4)
     await life.order(1, quota=4)
     assert (await life.until(RoundClosed)).round == 0
-    await life.trainer.send(Apply(0))
+    await life.merge()
     assert (await life.until(RoundClosed)).round == 1
 
 
 async def a_round_of_no_steps_sends_the_weights_as_they_are(life: Life) -> None:
     await life.load()
     closed = await life.train(0, quota=0)
-    assert digest_of(life.trainer.codes(existing(closed.slot))) == closed.digest
-    await life.trainer.send(Apply(0))
-    applied = await life.until(Applied)
-    assert applied.distance < 0.01  # the rounding
+    (sent,) = life.of(FragmentSent)
+    assert (sent.steps, sent.tokens, closed.steps) == (0, 0, 0)
+    assert digest_of(life.trainer.codes(0)) == sent.digest
+    await life.merge()
+    await life.until(FragmentMerged)
 
 
-async def without_overlap_nothing_is_trained_before_apply(life: Life) -> None:
+async def without_overlap_nothing_is_trained_before_the_merge(life: Life) -> None:
     await life.load()
     await life.train(0, quota=4)
     await life.order(1, quota=4)
     for _ in range(3):
         await life.trainer.send(Evaluate(0))
         assert isinstance(await life.receive(), Evaluated)
-    await life.trainer.send(Apply(0))
-    assert isinstance(await life.receive(), Applied)
+    await life.merge()
+    assert isinstance(await life.receive(), FragmentMerged)
     closed = await life.until(RoundClosed)
     assert (closed.round, closed.steps, closed.step) == (1, 4, 2 * H)
 
@@ -187,7 +183,7 @@ async def fragments_are_sent_and_merged_at_their_steps(life: Life) -> None:
     await life.load()
     for round_ in range(2):
         closed = await life.train(round_)
-        assert (closed.slot, closed.digest, closed.steps) == (None, None, H)
+        assert closed.steps == H
     moments = [(e.fragment, e.cycle, e.steps) for e in life.of(FragmentSent)]
     assert moments == [(1, 0, 5), (0, 1, 10), (1, 1, 10), (0, 2, 10)]
     assert [(e.fragment, e.cycle) for e in life.of(FragmentMerged)] == [(1, 0), (0, 1), (1, 1)]
@@ -207,8 +203,7 @@ async def fragments_follow_the_number_of_the_round(life: Life) -> None:
 
 async def a_round_of_no_steps_sends_the_fragments_that_are_left(life: Life) -> None:
     await life.load()
-    closed = await life.train(0, quota=0)
-    assert closed.slot is None
+    assert (await life.train(0, quota=0)).steps == 0
     assert [(e.fragment, e.cycle, e.steps) for e in life.of(FragmentSent)] == [(1, 0, 0)]
     await life.until(FragmentMerged)
 
@@ -243,7 +238,7 @@ async def fragments_leave_at_their_nominal_steps(life: Life) -> None:
     await life.load()
     for round_ in range(2):
         closed = await life.train(round_)
-        assert (closed.slot, closed.digest, closed.steps) == (None, None, H)
+        assert closed.steps == H
     sent = life.of(FragmentSent)
     assert [(e.fragment, e.cycle, e.step) for e in sent] == [
         (1, 0, 5.0), (0, 0, 10.0), (1, 1, 15.0), (0, 1, 20.0),
@@ -271,7 +266,9 @@ async def a_fragment_in_flight_holds_up_nothing(life: Life) -> None:
         assert closed.steps == H
     assert len(life.of(FragmentSent)) == 2
     await life.trainer.send(Merge(1, 0, (0,), ()))
-    assert await life.receive() == FragmentMerged(1, 0, 0.0)
+    merged = await life.receive()
+    assert isinstance(merged, FragmentMerged)
+    assert (merged.fragment, merged.cycle) == (1, 0)
     await life.order(2)
     late = await life.receive()
     assert isinstance(late, FragmentSent)
@@ -280,8 +277,7 @@ async def a_fragment_in_flight_holds_up_nothing(life: Life) -> None:
 
 async def a_round_of_no_steps_sends_every_fragment(life: Life) -> None:
     await life.load()
-    closed = await life.train(0, quota=0)
-    assert closed.slot is None
+    assert (await life.train(0, quota=0)).steps == 0
     assert [(e.fragment, e.cycle, e.steps) for e in life.of(FragmentSent)] == [
         (0, 0, 0), (1, 0, 0),
     ]  # fmt: skip
@@ -297,12 +293,12 @@ ALWAYS = [
 ]
 PAIRS = [
     *ALWAYS,
-    snapshots_lie_in_two_slots_in_turns,
+    a_whole_model_is_sent_with_the_end_of_each_round,
     a_round_that_is_held_up_trains_on_at_rising_nominal_steps,
     an_order_may_wait_for_the_round_before,
     a_round_of_no_steps_sends_the_weights_as_they_are,
 ]
-BLOCKING = [without_overlap_nothing_is_trained_before_apply]
+BLOCKING = [without_overlap_nothing_is_trained_before_the_merge]
 FRAGMENTS = [
     *ALWAYS,
     fragments_are_sent_and_merged_at_their_steps,
@@ -379,13 +375,13 @@ async def an_order_before_load_is_refused(life: Life) -> None:
     assert "before Load" in failed.detail
 
 
-async def apply_of_the_wrong_round_is_refused(life: Life) -> None:
+async def a_merge_of_the_wrong_send_is_refused(life: Life) -> None:
     await life.load()
     await life.train(0, quota=4)
-    await life.trainer.send(Apply(1))
+    await life.trainer.send(Merge(0, 1, (0,), ()))
     failed = await _failure(life)
     assert failed.reason == "error"
-    assert "Apply(1)" in failed.detail
+    assert "Merge(fragment=0, cycle=1" in failed.detail
 
 
 async def a_killed_trainer_says_so(life: Life) -> None:
@@ -413,12 +409,12 @@ async def stop_ends_it_after_what_was_told_before(life: Life) -> None:
 
 ENDINGS = [
     an_order_before_load_is_refused,
-    apply_of_the_wrong_round_is_refused,
+    a_merge_of_the_wrong_send_is_refused,
     a_killed_trainer_says_so,
     stop_ends_it_after_what_was_told_before,
 ]
 ENDED_BY = {
-    "pairs": apply_of_the_wrong_round_is_refused,
+    "pairs": a_merge_of_the_wrong_send_is_refused,
     "fragments": a_killed_trainer_says_so,
     "fragments-in-pairs": stop_ends_it_after_what_was_told_before,
 }

@@ -16,7 +16,6 @@ import trio
 
 from peer.training.corpus import open_corpus
 from peer.training.messages import (
-    Apply,
     Failed,
     Load,
     Ready,
@@ -32,10 +31,6 @@ from peer.training.process import ProcessTrainer, trainer_starter
 from peer.training.shared import SharedVector
 from peer.training.simulated import simulated_starter
 from peer.training.toy import SimulatedSpeed, ToyProblem
-from protocol.diloco.trainer_messages import (
-    FragmentSent,
-    Merge,
-)
 from protocol.run.run_spec import (
     DataSection,
     ModelSection,
@@ -45,6 +40,7 @@ from protocol.run.run_spec import (
 )
 from protocol.run.sections import OptimizerSection
 from protocol.schedule.data_plan import DataPlan
+from protocol.trainer_messages import FragmentSent, Merge
 
 Event = TypeVar("Event", bound=TrainerEvent)
 
@@ -106,15 +102,27 @@ class Life:
         return event
 
     async def until(self, kind: type[Event]) -> Event:
-        """The next event of a kind; fragments that are sent meanwhile are merged at once."""
+        """The next event of a kind; fragments that are sent meanwhile are merged at once.
+
+        A whole model in pairs is not: it comes back when the test says so.
+        """
         while not isinstance(event := await self.receive(), kind):
             assert not isinstance(event, Failed), event
             await self.answer(event)
         return event
 
     async def answer(self, event: TrainerEvent) -> None:
-        if isinstance(event, FragmentSent):
-            await self.trainer.send(Merge(event.fragment, event.cycle, (0,), ()))
+        if isinstance(event, FragmentSent) and not self.sends_whole:
+            await self.merge()
+
+    @property
+    def sends_whole(self) -> bool:
+        return self.spec.sync.noloco is not None and self.spec.sync.noloco.is_whole
+
+    async def merge(self) -> None:
+        """What was sent last comes back."""
+        sent = self.of(FragmentSent)[-1]
+        await self.trainer.send(Merge(sent.fragment, sent.cycle, (0,), ()))
 
     async def train(
         self, round_: int, quota: int = H, start_step: float | None = None
@@ -127,8 +135,8 @@ class Life:
         """Rounds, each averaged with nobody. The last one's end."""
         for round_ in rounds:
             closed = await self.train(round_, quota)
-            if closed.slot is not None:
-                await self.trainer.send(Apply(round_))
+            if self.sends_whole:
+                await self.merge()
         return closed
 
     def of(self, kind: type[Event]) -> list[Event]:

@@ -1,8 +1,15 @@
-"""What the daemon and its trainer say to each other about fragments (peer/training/messages.py)."""
+"""What the daemon and its trainer say to each other about fragments (peer/training/messages.py).
+
+In whatever way peers average them: in pairs, or all together.
+"""
 
 from typing import Final
 
-from protocol.microbatch.trainer_messages import TrainerMessage
+from msgspec import Struct
+
+
+class TrainerMessage(Struct, frozen=True, tag=True, tag_field="kind", forbid_unknown_fields=True):
+    """What daemon and trainer process say to each other, with its name as its kind."""
 
 
 # --- commands -------------------------------------------------------------------------------------
@@ -21,7 +28,7 @@ class Merge(TrainerMessage, frozen=True):
 
 
 ONE_CHUNK: Final = (0,)
-"""The chunks of a fragment that is averaged as one: in streaming gossip."""
+"""The chunks of a fragment that is averaged as one: in pairs."""
 
 
 class Yield(TrainerMessage, frozen=True):
@@ -71,7 +78,8 @@ class FragmentMerged(TrainerMessage, frozen=True):
     """The fast weights have taken over a fragment's outer step.
 
     Attributes:
-        waited_s: how long training stood still for it; 0 when it came in time.
+        waited_s: how long training stood still for it: in pairs for send and merge; else 0 when it
+        came in time.
     """
 
     fragment: int

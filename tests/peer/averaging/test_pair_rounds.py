@@ -8,7 +8,7 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
-from peer.averaging.gossip.streaming import MEETINGS_AT_ONCE, StreamingRounds
+from peer.averaging.gossip.noloco import MEETINGS_AT_ONCE, PairRounds
 from peer.facts import Facts
 from peer.observe.events import EventLog
 from peer.rounds.pace import Pace
@@ -20,12 +20,11 @@ from peer.training.messages import (
     Ready,
     RoundClosed,
 )
-from protocol.diloco.trainer_messages import (
-    FragmentSent,
-    Merge,
-)
 from protocol.gossip.final_averaging import Meeting
+from protocol.run.run_spec import SyncSection
+from protocol.run.sections import NolocoSection
 from protocol.schedule.rounds import OwnRounds
+from protocol.trainer_messages import FragmentSent, Merge
 
 H, ROUNDS, FRAGMENTS = 10, 4, 6
 EXCHANGE_S, STEP_S = 1.0, 0.25
@@ -36,6 +35,7 @@ class Steps:
     """The outer steps of one fragment, which take their time and note when."""
 
     def __init__(self, fragment: int, log: list[tuple[float, str, int]]) -> None:
+        self.outer = SimpleNamespace(round=-1)
         self._fragment = fragment
         self._log = log
 
@@ -53,28 +53,27 @@ class Steps:
 
 
 class World:
-    """StreamingRounds between a trainer that notes what it is told, and steps that note theirs."""
+    """PairRounds between a trainer that notes what it is told, and steps that note theirs."""
 
-    def __init__(self, nursery: trio.Nursery) -> None:
+    def __init__(self, nursery: trio.Nursery, fragments: Any) -> None:
+        self.others = [SimpleNamespace(progress=SimpleNamespace(step=0.0))]
         self.began_s = trio.current_time()
         self.log: list[tuple[float, str, int]] = []
         self.told: list[tuple[float, Any]] = []
         self.facts = Facts("me", 1, steps_per_s=1.0)
         events = EventLog(lambda _: None, peer="me", wall_time_s=lambda: 0.0, stream=None)
         self.validation = Validation(1, self.facts, events)
-        lanes: Any = SimpleNamespace(
-            lanes=[
-                SimpleNamespace(outer=SimpleNamespace(round=-1), steps=Steps(fragment, self.log))
-                for fragment in range(FRAGMENTS)
-            ]
-        )
-        self.finale: Any = SimpleNamespace(meeting=None)
-        self.rounds = StreamingRounds(
+        lanes: Any = [Steps(fragment, self.log) for fragment in range(FRAGMENTS)]
+        finale: Any = SimpleNamespace(meeting=None, has_begun=False)
+        self.finale = finale
+        self.rounds = PairRounds(
             OwnRounds("me", H, lambda _: ROUNDS * H, 0, 0.0, varied=0.0),
             Pace(H, self.facts),
-            new_lanes=lambda _: lanes,
-            new_finale=lambda _: self.finale,
-            ends_with_flush=False,
+            sync=SyncSection(noloco=NolocoSection(fragments=fragments), inner_steps=H),
+            facts=self.facts,
+            lanes=lanes,
+            cut=lambda _: None,
+            finale=finale,
             validation=self.validation,
         )
         trainer: Any = self
@@ -95,9 +94,8 @@ class World:
             await self.rounds.took(FragmentSent(fragment, 0, H, H, "ab", 0.0, 0.0, float(H)))
 
     async def closed(self, round_: int, step: float) -> None:
-        await self.rounds.closed(
-            RoundClosed(round_, None, H, H, 1.0, None, 0, 0, float(H), step), ()
-        )
+        others: Any = self.others
+        await self.rounds.closed(RoundClosed(round_, H, H, 1.0, 0, 0, float(H), step), others)
 
     def when(self, what: str) -> list[tuple[int, float]]:
         return [
@@ -109,9 +107,9 @@ class World:
 
 
 @asynccontextmanager
-async def world() -> AsyncIterator[World]:
+async def world(fragments: str = "strided") -> AsyncIterator[World]:
     async with trio.open_nursery() as nursery:
-        yield World(nursery)
+        yield World(nursery, fragments)
         nursery.cancel_scope.cancel()
 
 
@@ -194,3 +192,25 @@ async def test_flights_go_on_after_a_checkpoint_has_waited_for_them(
         await here.rounds.wait_settled()
         await here.sent(1)
         assert here.rounds.flights == 1
+
+
+async def test_a_whole_model_leaves_with_its_round_and_is_validated_when_it_was_stepped(
+    autojump_clock: MockClock,
+) -> None:
+    async with world("whole") as here:
+        await here.sent(0)
+        assert here.rounds.flights == 0
+        await here.closed(0, float(H))
+        assert here.now_s == 0.0  # the next round may begin at once
+        await here.rounds.wait_settled()
+        assert here.of(Merge) == here.of(Evaluate) == [EXCHANGE_S + STEP_S]
+
+
+async def test_a_whole_model_alone_is_stepped_before_the_next_round(
+    autojump_clock: MockClock,
+) -> None:
+    async with world("whole") as here:
+        here.others = []
+        await here.sent(0)
+        await here.closed(0, float(H))
+        assert here.now_s == EXCHANGE_S + STEP_S

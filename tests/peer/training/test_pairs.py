@@ -1,4 +1,4 @@
-"""When the trainer sends and merges fragments in streaming gossip, and what becomes of theta."""
+"""When the trainer sends and merges fragments in pairs, and what becomes of theta."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -11,19 +11,12 @@ from hypothesis import strategies as st
 
 from peer.codec import get_codec
 from peer.training.errors import NonFinite, WrongCommand
-from peer.training.messages import (
-    Apply,
-    TrainRound,
-)
+from peer.training.messages import TrainRound
+from peer.training.pairs import FragmentDeltas, PairSync, regions_of, snapshots_of
 from peer.training.shared import CodeRegions
-from peer.training.streaming_gossip import FragmentDeltas, FragmentGossip, regions_of, snapshots_of
 from peer.training.toy import ToyWeights, simulated_layout
-from protocol.diloco.trainer_messages import (
-    FragmentMerged,
-    FragmentSent,
-    Merge,
-)
 from protocol.run.run_spec import RunSpec, SyncSection, TrainingSection
+from protocol.trainer_messages import FragmentMerged, FragmentSent, Merge, Yield
 
 H = 12
 ROUNDS = 6
@@ -60,13 +53,13 @@ class NoValues:
 
 
 class Loop:
-    """The inner loop around a FragmentGossip, without training."""
+    """The inner loop around a PairSync, without training."""
 
     def __init__(self) -> None:
         values: Any = NoValues()
         self.values = values
         self.events: list[Any] = []
-        self.sync = FragmentGossip(spec_of(), values, self.events.append, lambda: 0.0)
+        self.sync = PairSync(spec_of(), values, self.events.append, lambda: 0.0)
         self.sync.load()
 
     def of(self, kind: type) -> list[Any]:
@@ -193,6 +186,7 @@ def test_the_next_event_is_told_and_no_moment_is_missed(
     stride: float, rounds: list[int], delays: list[int]
 ) -> None:
     loop, waiting, step = Loop(), dict[int, int](), 0.0
+    comes_at_once = not delays
     for quota in rounds:
         order = loop.begin(step, quota, stride)
         to_event = loop.sync.steps_to_event(order, 0)
@@ -201,13 +195,13 @@ def test_the_next_event_is_told_and_no_moment_is_missed(
                 return
             late = set(loop.values.in_flight)
             loop.sync.stepped(order, own, TOKENS)
-            due = {i for i, lane in enumerate(loop.sync._lanes) if lane.is_due}
+            due = {i for i, flight in enumerate(loop.sync._flights) if flight.is_due}
             to_event -= 1
             assert (due <= late) or to_event <= 0  # a driver that slept so long missed nothing
             if to_event <= 0:
                 to_event = loop.sync.steps_to_event(order, own)
             loop.sync.advance()
-            assert {i for i, lane in enumerate(loop.sync._lanes) if lane.is_due} <= late
+            assert {i for i, flight in enumerate(loop.sync._flights) if flight.is_due} <= late
             for fragment in sorted(loop.values.in_flight):
                 waiting.setdefault(fragment, delays.pop() if delays else 0)
                 waiting[fragment] -= 1
@@ -215,7 +209,7 @@ def test_the_next_event_is_told_and_no_moment_is_missed(
                     del waiting[fragment]
                     loop.answer(fragment)
         step += stride * quota
-    if not delays and stride <= H:
+    if comes_at_once and stride <= H:
         for fragment in range(FRAGMENTS):
             count = sum(event.fragment == fragment for event in loop.of(FragmentSent))
             assert count >= int(step / H) - 3
@@ -225,11 +219,11 @@ def test_the_next_event_is_told_and_no_moment_is_missed(
 @pytest.mark.parametrize(
     ("command", "complaint"),
     [
-        (Merge(0, 0, (0,), ()), "lane is"),  # not in flight
-        (Merge(1, 1, (0,), ()), "lane is"),  # another send
+        (Merge(0, 0, (0,), ()), "flight is"),  # not in flight
+        (Merge(1, 1, (0,), ()), "flight is"),  # another send
         (Merge(1, 0, (), (0,)), "one chunk"),
         (Merge(3, 0, (0,), ()), "there are 3"),
-        (Apply(0), "averages fragments in pairs"),
+        (Yield(0), "averages in pairs"),
     ],
     ids=repr,
 )

@@ -22,10 +22,8 @@ from striped_worlds import (
 from trio.testing import MockClock
 
 from peer.averaging.gossip import exchanges
-from peer.averaging.gossip.exchanges import Averaged, Exchanges
-from peer.averaging.gossip.final_averaging import FinalMeetings
-from peer.averaging.gossip.gossip import Gossip
-from peer.averaging.gossip.lane import GossipDoor
+from peer.averaging.gossip.exchanges import Averaged
+from peer.averaging.gossip.gossip import Gossip, GossipServer
 from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedNetwork
 from peer.observe.events import EventLog
@@ -68,23 +66,18 @@ async def two_vectors(network: SimulatedNetwork) -> AsyncIterator[TwoVectors]:
     peer = TwoVectors(network, [], [], Counter())
     for group, size in zip(GROUPS, SIZES, strict=True):
         company, agreed = Company(*others), replace(agreement(size), group=group)
-        exchanges = Exchanges(agreed, network, SimulatedWork())
-        meetings = FinalMeetings(
-            agreed, network.peer_id, company=company, exchanges=exchanges, events=log
-        )
         gossip = Gossip(
             agreed,
-            network.peer_id,
+            network,
+            SimulatedWork(),
             company=company,
-            exchanges=exchanges,
-            meetings=meetings,
             events=log,
             refused=peer.refused,
         )
         peer.companies.append(company)
         peer.gossips.append(gossip)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(GossipDoor(network, peer.gossips).run)
+        nursery.start_soon(GossipServer(network, peer.gossips).run)
         await trio.sleep(0.01)
         yield peer
         nursery.cancel_scope.cancel()

@@ -1,0 +1,298 @@
+"""What ties a peer to its group: records in the directory, partners, corpus, state for joiners.
+
+The directory is how peers of a group find each other that were never told of each other; who is
+alive is judged on links alone. So a record may be half a minute old, and a directory that is down
+for a while costs nothing but new acquaintances.
+"""
+
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from peer.averaging.parts import Averaging
+from peer.content.pieces import PieceFetcher
+from peer.content.state_file import StateManifest, StateScalars, copy_state, seal_state
+from peer.facts import Facts, PeerState
+from peer.ports import Directory, DirectoryUnrecoverable, Network, PeerId, Work
+from peer.process.bell import Bell
+from peer.process.rejoin import JoinAgain, addresses_of
+from peer.rounds.feed import AllHere, DataFeed
+from protocol.content.samples import sample_of
+from protocol.errors import RemoteProtocolError
+from protocol.gossip.matchmaking_events import RoundSnapshot
+from protocol.membership.book import Fault
+from protocol.membership.records import (
+    PeerRecord,
+    Sign,
+    decode_record,
+    encode_record,
+    record_key,
+    record_keys,
+)
+from protocol.membership.view import Member, Roster, View
+from protocol.run.layout import DATA_STAGE, stage_of_part
+from protocol.run.run_spec import RunSpec
+from protocol.schedule.data_plan import DataPlan
+
+from .peer_parts import PeerParts
+from .provision import Supplies
+
+# --- records in the directory ---------------------------------------------------------------------
+
+PUBLISH_EVERY_S: Final = 30.0
+RECORD_LIFETIME_S: Final = 120.0
+REFRESH_EVERY_S: Final = 15.0
+FIRST_REFRESHES_S: Final = 2.0
+"""A newcomer looks around sooner."""
+NUM_FIRST_REFRESHES: Final = 3
+
+
+class Membership:
+    """Keeps our record fresh and the roster informed; `run` until cancelled.
+
+    Args:
+        name: of our group in the directory (Door.directory_name).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        incarnation: int,
+        *,
+        network: Network,
+        directory: Directory,
+        roster: Roster,
+        sign: Sign,
+    ) -> None:
+        self._name = name
+        self._incarnation = incarnation
+        self._network = network
+        self._directory = directory
+        self._roster = roster
+        self._sign = sign
+
+    async def run(self) -> None:
+        """Publish and look around, each at its own pace."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._repeat, self._publish, PUBLISH_EVERY_S)
+            nursery.start_soon(self.look_around)
+
+    async def look_around(self) -> None:
+        """Find the others of our group, until cancelled."""
+        await self._repeat(self._refresh, REFRESH_EVERY_S)
+
+    async def _repeat(self, job: Callable[[], Awaitable[None]], every_s: float) -> None:
+        turn = 0
+        while True:
+            try:
+                await job()
+            except DirectoryUnrecoverable as error:
+                self._give_up(error)
+            turn += 1
+            await trio.sleep(FIRST_REFRESHES_S if turn <= NUM_FIRST_REFRESHES else every_s)
+
+    def _give_up(self, error: DirectoryUnrecoverable) -> None:
+        """Join again those who are alive; alone, there is nobody to find and a state to lose."""
+        addresses = addresses_of(self._roster.alive(trio.current_time()))
+        if addresses:
+            raise JoinAgain(addresses, str(error)) from error
+
+    async def _publish(self) -> None:
+        expires_s = self._directory.swarm_time_s() + RECORD_LIFETIME_S
+        own = PeerRecord(
+            self._network.peer_id, self._incarnation, tuple(self._network.addresses), expires_s
+        )
+        key = record_key(self._name, own.peer_id)
+        await self._directory.store(
+            key, own.peer_id, encode_record(own, key, self._sign), expires_s
+        )
+
+    async def _refresh(self) -> None:
+        for key in record_keys(self._name):
+            for peer_id, value in (await self._directory.get(key)).items():
+                if peer_id != self._network.peer_id:
+                    self._take(key, peer_id, value)
+
+    def _take(self, key: bytes, peer_id: str, value: bytes) -> None:
+        try:
+            record = decode_record(key, peer_id, value)
+        except RemoteProtocolError:
+            return
+        if record.expires_s > self._directory.swarm_time_s():
+            self._roster.record(trio.current_time(), record)
+
+
+# --- partners -------------------------------------------------------------------------------------
+
+
+class LinkedCompany:
+    """The other peers of the group, for gossip, from the view and the links.
+
+    Args:
+        fragment: the one that partners are looked for; 0 where the whole model is one vector.
+        blame: holds a fault against a peer.
+        heard: rung when a peer has told anything.
+        tell: to be rung when all should be told of us at once.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        facts: Facts,
+        fragment: int,
+        *,
+        blame: Callable[[PeerId, Fault], None],
+        heard: Bell,
+        tell: Bell,
+    ) -> None:
+        self._view = view
+        self._facts = facts
+        self._fragment = fragment
+        self.blame = blame
+        self._heard = heard
+        self._tell = tell
+
+    def free(self) -> Sequence[tuple[PeerId, RoundSnapshot]]:
+        """The others that say they look for a partner, and what they bring."""
+        return [
+            (member.peer_id, RoundSnapshot(*found, member.progress.ended))
+            for member in self._training()
+            if (found := member.progress.free.get(self._fragment)) is not None
+        ]
+
+    def present(self, *, ended: bool) -> Sequence[PeerId]:
+        """The others that train and have not ended, or those that have ended and not finished."""
+        return [m.peer_id for m in self._training() if m.progress.ended == ended]
+
+    def announce(self, snapshot: RoundSnapshot | None) -> None:
+        """Tell all that we look for a partner with this snapshot, or that we look for none."""
+        free = self._facts.free
+        if free.get(self._fragment) == snapshot:
+            return
+        if snapshot is None:
+            del free[self._fragment]
+        else:
+            free[self._fragment] = snapshot
+        self._tell.ring()
+
+    async def changed(self) -> None:
+        """Wait until any of this may have changed."""
+        await self._heard.wait()
+
+    def _training(self) -> Sequence[Member]:
+        training = self._view.members_training(trio.current_time())
+        return [member for member in training if member.progress.state == PeerState.TRAINING]
+
+
+# --- corpus ---------------------------------------------------------------------------------------
+
+ROUNDS_FIRST: Final = 2
+"""Rounds of ours whose blocks are fetched in the order in which they are trained."""
+MAX_FIRST_BLOCKS: Final = 1024
+"""Beyond so many blocks all pieces of a stratum have begun, and their order means nothing."""
+
+
+class CorpusPieces:
+    """Brings the pieces of one corpus that are needed.
+
+    Args:
+        max_bytes: of the disk that pieces may take; None for no limit.
+    """
+
+    def __init__(
+        self, parts: PeerParts, supplies: Supplies, spec: RunSpec, max_bytes: float | None
+    ) -> None:
+        self.plan = DataPlan(spec.seed, supplies.num_blocks, supplies.piece_blocks)
+        self._fetcher: PieceFetcher | None = None
+        if (store := supplies.store) is None:
+            return
+        if stage_of_part(supplies.part) in (None, DATA_STAGE):  # no other stage reads tokens
+            batch_size = spec.training.batch_size
+            most = math.inf if max_bytes is None else max_bytes // store.manifest.piece_bytes(0)
+            self._fetcher = PieceFetcher(
+                store,
+                self.plan,
+                network=parts.network,
+                work=parts.work,
+                roster=parts.roster,
+                facts=parts.facts,
+                events=parts.events,
+                first_blocks=min(
+                    MAX_FIRST_BLOCKS, ROUNDS_FIRST * spec.sync.round_steps * batch_size
+                ),
+                max_pieces=max(1, most),
+            )
+
+    @property
+    def feed(self) -> DataFeed:
+        """What the outer loop asks for pieces."""
+        return self._fetcher or AllHere()
+
+    async def run(self) -> None:
+        """Fetch pieces until cancelled."""
+        if self._fetcher is not None:
+            await self._fetcher.run()
+        await trio.sleep_forever()
+
+
+# --- state for joiners ----------------------------------------------------------------------------
+
+LARGEST_NORM: Final = 1e9
+"""Told of a gradient that is longer; its length is a weight beside others' (rebuilding.py)."""
+
+
+class OuterSource:
+    """The outer state as the state service sees it. Implements `StateSource`."""
+
+    def __init__(self, averaging: Averaging, facts: Facts, work: Work) -> None:
+        self._averaging = averaging
+        self._facts = facts
+        self._work = work
+        self._written = 0
+
+    @property
+    def group(self) -> str:
+        """Digest of the group whose state it is."""
+        return self._facts.group or ""
+
+    @property
+    def round(self) -> int:
+        """Round of the last outer step."""
+        return self._averaging.round
+
+    @property
+    def step(self) -> int:
+        """The nominal step that we are at."""
+        return self._facts.step
+
+    async def sample(self, seed: bytes) -> bytes:
+        """Weights at the places that follow from the seed, as they are between two outer steps."""
+        async with self._averaging.lock:
+            return sample_of(self._averaging.slow_P, seed).astype("<f4").tobytes()
+
+    async def write(self, directory: Path) -> tuple[Path, StateManifest]:
+        """Write the state: copied under the lock of the outer step, so that it is one state.
+
+        Digests and disk are waited for without the lock, so an outer step is held up for no longer
+        than the copy takes.
+        """
+        facts, averaging = self._facts, self._averaging
+        async with averaging.lock:
+            self._written += 1
+            path = directory / f"{self._written}.state"
+            scalars = StateScalars(
+                group=self.group,
+                round=averaging.round,
+                step=self.step,
+                layout_digest=facts.layout_digest or "",
+                epoch=facts.epoch,
+                position=facts.position,
+                tokens=facts.tokens,
+                gradient_norm=min(facts.gradient_norm, LARGEST_NORM),
+            )
+            vectors = (averaging.slow_P, averaging.momentum_P)
+            await self._work.run(copy_state, path, scalars, *vectors)
+        return path, await self._work.run(seal_state, path, scalars, averaging.slow_P.size)
