@@ -23,8 +23,8 @@ A round is closed by the trainer itself when its quota is done and no earlier se
 `Merge`; while one does, the trainer trains on past its quota, and the nominal step goes on rising,
 to the end of the run. It waits only there, and when it has no round to train.
 
-And when fragments of the model are averaged by all (protocol/fragment/fragments.py), in each round,
-for each fragment p, in cycle k:
+And when fragments of the model are averaged by all (protocol/fragment/fragments.py; the messages
+are in protocol/trainer_messages.py), in each round, for each fragment p, in cycle k:
 
     daemon                              trainer
                                         FragmentSent(p, k)            codes are in p's region
@@ -66,9 +66,18 @@ The first frame down the socket is `Begin`: what the process is for.
 
 from typing import Final
 
-from protocol.microbatch.trainer_messages import StageCommand, StageEvent, TrainerMessage
+from protocol.microbatch.trainer_messages import StageCommand, StageEvent
 from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec, parse_bytes
+from protocol.trainer_messages import (
+    Amend,
+    FragmentMerged,
+    FragmentSent,
+    Merge,
+    TrainerMessage,
+    Yield,
+    Yielded,
+)
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Name and shape of each parameter: what a layout follows from."""
@@ -225,45 +234,6 @@ class Keep(TrainerMessage, frozen=True):
     path: str
 
 
-class Merge(TrainerMessage, frozen=True):
-    """The outer step of a fragment in flight is in phi: this ends the flight.
-
-    Attributes:
-        stepped: chunks whose result holds our codes.
-        moved: chunks that were written without them; what is in neither list is left alone.
-    """
-
-    fragment: int
-    cycle: int
-    stepped: tuple[int, ...]
-    moved: tuple[int, ...]
-
-
-ONE_CHUNK: Final = (0,)
-"""The chunks of a fragment that is averaged as one: in pairs."""
-
-
-class Yield(TrainerMessage, frozen=True):
-    """Do not read phi of a fragment until `Amend`."""
-
-    fragment: int
-
-
-class Amend(TrainerMessage, frozen=True):
-    """A yielded fragment of phi has been written: follow.
-
-    Attributes:
-        merged: chunks that were stepped now, and not in `Merge`.
-        redone: chunks whose step was taken back, and taken with another result.
-        moved: chunks that were written without our codes.
-    """
-
-    fragment: int
-    merged: tuple[int, ...]
-    redone: tuple[int, ...]
-    moved: tuple[int, ...]
-
-
 class Stop(TrainerMessage, frozen=True):
     """Exit."""
 
@@ -351,46 +321,6 @@ class RoundClosed(TrainerMessage, frozen=True):
     position: int
     seconds: float
     step: float
-
-
-class FragmentSent(TrainerMessage, frozen=True):
-    """The codes of a fragment lie in its region.
-
-    Attributes:
-        steps, tokens: trained since the fragment's last send.
-        digest: blake3 (32 hex digits) of the codes.
-        seconds: what the coding took.
-        waited_s: how long training stood still before, for a fragment that was yielded.
-        step: the nominal step at which its values were taken.
-    """
-
-    fragment: int
-    cycle: int
-    steps: int
-    tokens: int
-    digest: str
-    seconds: float
-    waited_s: float
-    step: float
-
-
-class FragmentMerged(TrainerMessage, frozen=True):
-    """The fast weights have taken over a fragment's outer step.
-
-    Attributes:
-        waited_s: how long training stood still for it: in pairs for send and merge; else 0 when it
-        came in time.
-    """
-
-    fragment: int
-    cycle: int
-    waited_s: float
-
-
-class Yielded(TrainerMessage, frozen=True):
-    """phi of this fragment is not read until `Amend`."""
-
-    fragment: int
 
 
 class Evaluated(TrainerMessage, frozen=True):

@@ -51,17 +51,10 @@ from peer.codec import Codec, codes_as_tensor, codes_on, get_codec
 from protocol.fragment.fragments import Fragment, Span, fragments_of_run, offset, sends_between
 from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec
+from protocol.trainer_messages import ONE_CHUNK, FragmentMerged, FragmentSent, Merge
 
 from .errors import NonFinite, WrongCommand
-from .messages import (
-    ONE_CHUNK,
-    FragmentMerged,
-    FragmentSent,
-    Merge,
-    SyncCommand,
-    SyncEvent,
-    TrainRound,
-)
+from .messages import SyncCommand, SyncEvent, TrainRound
 from .schedule import total_steps_of
 from .shared import CodeRegions
 from .weights import FastWeights

@@ -36,16 +36,14 @@ from msgspec.structs import replace
 
 from peer.codec import get_codec
 from protocol.run.run_spec import RunSpec
+from protocol.trainer_messages import Amend, FragmentSent, Merge, Yielded
 
 from .child_process import STOP_GRACE_S, SpareChild, TrainerChild
 from .messages import (
-    Amend,
     Evaluate,
     Evaluated,
     Failed,
-    FragmentSent,
     Load,
-    Merge,
     ModelCreated,
     PiecesHere,
     PiecesMissing,
@@ -57,7 +55,6 @@ from .messages import (
     TrainerProgress,
     TrainerSettings,
     TrainRound,
-    Yielded,
 )
 from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
 from .ring import BoundaryRing, boundary_bytes

@@ -57,18 +57,17 @@ import numpy.typing as npt
 from protocol.run.run_spec import RunSpec
 from protocol.run.sections import OptimizerSection
 from protocol.schedule.data_plan import DataPlan, TakenBlocks
+from protocol.trainer_messages import Amend, Merge, Yield
 
 from .errors import WrongCommand
 from .messages import (
     PROGRESS_INTERVAL_S,
-    Amend,
     CloseRound,
     Evaluate,
     Evaluated,
     Keep,
     Kept,
     Load,
-    Merge,
     RoundClosed,
     Stop,
     SyncCommand,
@@ -76,7 +75,6 @@ from .messages import (
     TrainerEvent,
     TrainerProgress,
     TrainRound,
-    Yield,
 )
 from .schedule import learning_rate, total_steps_of
 from .sync import Sync

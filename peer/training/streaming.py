@@ -26,19 +26,21 @@ from peer.codec import get_codec
 from protocol.fragment.fragments import fragments_of_run, offset, sends_between
 from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec
-
-from .errors import WrongCommand
-from .fragments import FragmentSnapshots
-from .messages import (
+from protocol.trainer_messages import (
     Amend,
     FragmentMerged,
     FragmentSent,
     Merge,
+    Yield,
+    Yielded,
+)
+
+from .errors import WrongCommand
+from .fragments import FragmentSnapshots
+from .messages import (
     SyncCommand,
     SyncEvent,
     TrainRound,
-    Yield,
-    Yielded,
 )
 from .shared import CodeRegions, region_bytes
 from .weights import FastWeights

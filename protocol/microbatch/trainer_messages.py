@@ -36,13 +36,8 @@ back to whoever fills it. `Waiting` is a sign of life while nothing comes. `m` i
 the two know.
 """
 
-from msgspec import Struct
-
+from protocol.trainer_messages import TrainerMessage
 from protocol.wire.stage_messages import Leg
-
-
-class TrainerMessage(Struct, frozen=True, tag=True, tag_field="kind", forbid_unknown_fields=True):
-    """What daemon and trainer process say to each other, with its name as its kind."""
 
 
 # --- either way -----------------------------------------------------------------------------------

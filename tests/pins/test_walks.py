@@ -9,7 +9,7 @@ pytestmark = pytest.mark.slow
 
 MOST: Final = {
     "a vector in pairs": Walk(files=63, functions=486, crossings=146, types=47),
-    "a fragment": Walk(files=76, functions=596, crossings=192, types=62),
+    "a fragment": Walk(files=74, functions=584, crossings=190, types=48),
     "a microbatch": Walk(files=29, functions=173, crossings=58, types=14),
     "a chunk of the state": Walk(files=16, functions=88, crossings=19, types=6),
 }

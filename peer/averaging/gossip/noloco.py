@@ -67,16 +67,7 @@ from peer.rounds.loop import RoundLoop
 from peer.rounds.pace import Pace
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
-from peer.training.messages import (
-    ONE_CHUNK,
-    FragmentMerged,
-    FragmentSent,
-    Merge,
-    Ready,
-    RoundClosed,
-    SyncEvent,
-    TrainerProgress,
-)
+from peer.training.messages import Ready, RoundClosed, SyncEvent, TrainerProgress
 from peer.training.ports import StartTrainer
 from protocol.fragment.fragments import Fragment, fragment_layout_digest, fragments_of_run
 from protocol.gossip.final_averaging import WAIT_ROUNDS
@@ -88,6 +79,7 @@ from protocol.outcomes import RefusalReason, SkipReason
 from protocol.run.layout import Layout
 from protocol.run.run_spec import SyncSection
 from protocol.schedule.rounds import OwnRounds, RoundPlan, keep_together
+from protocol.trainer_messages import ONE_CHUNK, FragmentMerged, FragmentSent, Merge
 
 from .exchanges import Agreement, Averaged
 from .final_averaging import FinalMeetings, FinalRounds

@@ -11,13 +11,9 @@ from hypothesis import strategies as st
 
 from peer.training import pipe
 from peer.training.messages import (
-    Amend,
     Begin,
     Evaluated,
-    FragmentMerged,
-    FragmentSent,
     Load,
-    Merge,
     ModelCreated,
     Ready,
     RoundClosed,
@@ -32,6 +28,7 @@ from protocol.microbatch.trainer_messages import (
     Begun,
     Filled,
 )
+from protocol.trainer_messages import Amend, FragmentMerged, FragmentSent, Merge
 from protocol.wire.stage_messages import Leg
 
 MESSAGES: list[Any] = [

@@ -10,17 +10,11 @@ import trio
 from trio.testing import MockClock
 
 from peer.training.messages import (
-    Amend,
     Failed,
-    FragmentMerged,
-    FragmentSent,
     Load,
-    Merge,
     RoundClosed,
     TrainerEvent,
     TrainRound,
-    Yield,
-    Yielded,
 )
 from peer.training.ports import Trainer
 from peer.training.simulated import simulated_starter
@@ -28,6 +22,14 @@ from peer.training.toy import SimulatedSpeed, simulated_layout
 from protocol.fragment.fragments import fragments_of_run
 from protocol.run.run_spec import RunSpec, SyncSection
 from protocol.run.sections import DilocoSection
+from protocol.trainer_messages import (
+    Amend,
+    FragmentMerged,
+    FragmentSent,
+    Merge,
+    Yield,
+    Yielded,
+)
 
 EventT = TypeVar("EventT", bound=TrainerEvent)
 MEMBERS = (("me", 1),)

@@ -19,23 +19,25 @@ from trainer_worlds import (
 
 from peer.training.corpus import prepare_corpus
 from peer.training.messages import (
-    Amend,
     CloseRound,
     Evaluate,
     Evaluated,
     Failed,
-    FragmentMerged,
-    FragmentSent,
-    Merge,
     RoundClosed,
     Stop,
     TrainerProgress,
-    Yield,
-    Yielded,
 )
 from peer.training.ports import TrainerDied
 from peer.training.schedule import learning_rate
 from protocol.run.run_spec import DataSection, RunSpec
+from protocol.trainer_messages import (
+    Amend,
+    FragmentMerged,
+    FragmentSent,
+    Merge,
+    Yield,
+    Yielded,
+)
 
 FOREVER = 10**6
 """Steps that are never done."""

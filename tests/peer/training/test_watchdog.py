@@ -4,20 +4,10 @@ import math
 
 from msgspec.structs import replace
 
-from peer.training.messages import (
-    Amend,
-    FragmentMerged,
-    FragmentSent,
-    Load,
-    Merge,
-    Ready,
-    RoundClosed,
-    TrainerProgress,
-    TrainRound,
-    Yielded,
-)
+from peer.training.messages import Load, Ready, RoundClosed, TrainerProgress, TrainRound
 from peer.training.process import SILENCE_FLOOR_S, START_TIMEOUT_S, Watchdog
 from protocol.run.run_spec import RunSpec, SyncSection
+from protocol.trainer_messages import Amend, FragmentMerged, FragmentSent, Merge, Yielded
 
 READY = Ready(1, 128, "", "cpu", "fp32", 1, 10.0)
 CLOSED = RoundClosed(0, 1, 1, 0.0, 0, 0, 0.0, 0.0)
