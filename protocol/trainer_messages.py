@@ -59,7 +59,6 @@ class FragmentSent(TrainerMessage, frozen=True):
     Attributes:
         steps, tokens: trained since the fragment's last send.
         digest: blake3 (32 hex digits) of the codes.
-        seconds: what the coding took.
         waited_s: how long training stood still before, for a fragment that was yielded.
         step: the nominal step at which its values were taken.
     """
@@ -69,7 +68,6 @@ class FragmentSent(TrainerMessage, frozen=True):
     steps: int
     tokens: int
     digest: str
-    seconds: float
     waited_s: float
     step: float
 

@@ -22,7 +22,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import trio
 
-from peer.averaging.parts import AveragingParts
 from peer.codec import get_codec
 from peer.facts import Facts, PeerState, RoundTiming
 from peer.observe.event_names import EventName
@@ -30,14 +29,10 @@ from peer.ports import PeerId
 from peer.process.rejoin import join_the_finished
 from peer.rounds.loop import RoundLoop
 from peer.rounds.pace import Pace
+from peer.rounds.parts import AveragingParts
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
-from peer.training.messages import (
-    Ready,
-    RoundClosed,
-    SyncEvent,
-    TrainerProgress,
-)
+from peer.training.messages import Ready, RoundClosed, SyncEvent
 from peer.training.ports import Float32Vector, StartTrainer
 from protocol.diloco.commands import GroupSeen, HoldOutcome, SendEnded, Sent
 from protocol.diloco.peers import LATE_ROUNDS, FragmentCounts
@@ -282,7 +277,7 @@ class FragmentRounds:
         quota = self._quotas.next(self._pace.owed(step, others, catch_up))
         return RoundPlan(round_, quota, step, inner_steps / quota)
 
-    def closes_early(self, others: Sequence[Member]) -> bool:
+    def closes_early(self, steps: int, others: Sequence[Member]) -> bool:
         """Whether the others are in a newer round."""
         return is_left_behind(self._facts.round, self._heard_rounds(others))
 
@@ -315,7 +310,7 @@ class FragmentRounds:
             self._exchange = self._new_exchange(Layout.from_shapes(dict(ready.shapes)))
             self._begun.set()
 
-    def progressed(self, progress: TrainerProgress) -> None:
+    def progressed(self) -> None:
         """The trainer has taken what it loaded."""
         self._trainer.loaded()
 
@@ -447,10 +442,11 @@ class FragmentAveraging:
 
     def begin(self, start_trainer: StartTrainer) -> RoundLoop:
         """The rounds."""
-        parts, validation = self._parts, self._parts.validation()
+        parts = self._parts
+        validation = Validation(parts.spec.sync.validate_every, parts.facts, parts.events)
         self._rounds = FragmentRounds(parts, self.momentum_P, self.lock, validation)
         self._begun.set()
-        return parts.loop(self._rounds, validation, start_trainer)
+        return RoundLoop(parts, self._rounds, validation, start_trainer)
 
     async def serve(self) -> None:
         """Average with the others until cancelled."""

@@ -9,16 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.training.messages import TrainRound
-from peer.training.streaming import FragmentSync
+from peer.training.sync import FragmentSync
 from protocol.run.run_spec import RunSpec, SyncSection
 from protocol.run.sections import DilocoSection
-from protocol.trainer_messages import (
-    Amend,
-    FragmentMerged,
-    FragmentSent,
-    Merge,
-    Yield,
-)
+from protocol.trainer_messages import Amend, FragmentMerged, FragmentSent, Merge, Yield
 from protocol.trainer_messages import Yielded as YieldedEvent
 
 pytestmark = pytest.mark.slow
@@ -40,14 +34,14 @@ class NoValues:
         assert fragment not in self.held
         return ""
 
-    def merge(self, fragment, stepped, moved):
-        assert fragment not in self.held
+    def merge(self, fragment, stepped, moved, redone=None):
+        if redone is None:
+            assert fragment not in self.held
+        else:
+            self.held.remove(fragment)
 
     def hold(self, fragment):
         self.held.add(fragment)
-
-    def amend(self, fragment, *chunks):
-        self.held.remove(fragment)
 
 
 class Loop:
