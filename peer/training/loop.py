@@ -22,6 +22,7 @@ import torch
 
 from peer.codec import get_codec
 from protocol.run.run_spec import RunSpec
+from protocol.trainer_messages import Merge
 
 from .corpus import Corpus, PieceCorpus
 from .errors import NonFinite
@@ -32,7 +33,6 @@ from .messages import (
     Evaluated,
     Keep,
     Load,
-    Merge,
     PiecesHere,
     PiecesMissing,
     Ready,

@@ -57,6 +57,7 @@ import numpy.typing as npt
 from protocol.run.run_spec import RunSpec
 from protocol.run.sections import OptimizerSection
 from protocol.schedule.data_plan import DataPlan, TakenBlocks
+from protocol.trainer_messages import Merge, Yield
 
 from .errors import WrongCommand
 from .messages import (
@@ -67,7 +68,6 @@ from .messages import (
     Keep,
     Kept,
     Load,
-    Merge,
     RoundClosed,
     Stop,
     SyncCommand,
@@ -75,7 +75,6 @@ from .messages import (
     TrainerEvent,
     TrainerProgress,
     TrainRound,
-    Yield,
 )
 from .schedule import learning_rate, total_steps_of
 from .sync import Sync

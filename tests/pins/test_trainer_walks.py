@@ -14,7 +14,7 @@ from traces import Walk
 from trainer_worlds import real_life, spec_of
 
 from peer.training.corpus import prepare_corpus
-from peer.training.messages import FragmentMerged
+from protocol.trainer_messages import FragmentMerged
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
