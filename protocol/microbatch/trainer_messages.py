@@ -15,7 +15,7 @@ At the data peer, for each of an iteration's microbatches:
                                         Filled(backward, m, s)
     Filled(backward, m, s')             the first layers' gradient
                                         Returned(m)
-    or Resend(m)                        it was lost on its way to head and loss
+    or Resend(m)                        it was lost on its way
                                         Filled(forward, m, s)
     or Drop(m)                          it will not come back: it is left out of the step
                                         Stepped(n')               with so many of them
@@ -26,8 +26,6 @@ At a relay:
                                         Filled(forward, m, s)
     Filled(backward, m, s')             the layers' gradient
                                         Filled(backward, m, s), Returned(m)
-    Resend(m)                           another takes the place of the next relay
-                                        Filled(forward, m, s)
     Finish                              the iteration is over
                                         Stepped(n')
 
@@ -76,7 +74,7 @@ class Drop(TrainerMessage, frozen=True):
 
 
 class Resend(TrainerMessage, frozen=True):
-    """Produce the activations of this microbatch once more: they were lost, or a relay was."""
+    """Produce the activations of this microbatch once more: it was lost."""
 
     number: int
 

@@ -33,7 +33,7 @@ from math import prod
 from typing import Final
 
 from protocol.errors import LocalProtocolError
-from protocol.microbatch.relays import Relays
+from protocol.microbatch.data_peer import Relays
 from protocol.pipeline.drafts import NoPlan
 from protocol.pipeline.planner import Planned, SearchBudget, mended, plan_paths
 from protocol.pipeline.problem import US_PER_S, Draws, PathRules, Problem, Stages, within
@@ -90,9 +90,9 @@ class RandomRouter:
         return found
 
     def another(self, before: Path, turn: int, relays: Relays) -> Path | None:
-        """Over the same stages, if each has a relay; else over as many as are usual."""
+        """Over the same stages and relays, if all have some; else over as many as are usual."""
         draws, used = Draws(f"{self._name}/again/{turn}"), Used()
-        return _through(before.stages, relays, draws, used) or self._drawn(
+        return _through(before.stages, relays, draws, used, before.relays) or self._drawn(
             self._visited - 1, relays, draws, used
         )
 
@@ -124,15 +124,18 @@ class RandomRouter:
         return stages
 
 
-def _through(stages: Stages, relays: Relays, draws: Draws, used: Used) -> Path | None:
-    """A path through these stages, by the relays that are used least; None if one has none."""
+def _through(
+    stages: Stages, relays: Relays, draws: Draws, used: Used, kept: Sequence[str] = ()
+) -> Path | None:
+    """A path through these stages, by relays that are kept, or used least; None if one has none."""
     chosen = []
     for stage in stages:
         peers = relays[stage - 1]
         if not peers:
             return None
         least = min(used[peer] for peer in peers)
-        chosen.append(draws.of([peer for peer in peers if used[peer] == least]))
+        likely = [peer for peer in peers if peer in kept]
+        chosen.append(draws.of(likely or [peer for peer in peers if used[peer] == least]))
     return Path(tuple(chosen), stages)
 
 

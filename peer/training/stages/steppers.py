@@ -270,9 +270,6 @@ class RelayStepper(_StageStepper):
         while not isinstance(command := self._channel.next_work(), Finish):
             if isinstance(command, Drop):
                 self._compute.forget(command.number)
-            elif isinstance(command, Resend) and self._compute.holds(command.number):
-                produced_bTD = self._compute.produced(command.number)
-                self._channel.send(Leg.FORWARD, command.number, produced_bTD)
             elif isinstance(command, Filled):
                 done += self._deliver(command)
         # What came together with the end is there already, and nobody looks between steps.
