@@ -19,7 +19,7 @@ from typing import Final
 from protocol.outcomes import RefusalReason
 from protocol.wire.stage_messages import Leg, Notice, Trip
 
-from .trainer_messages import Begun, Filled, Freed, Returned, StageCommand, StageEvent, Stepped
+from .trainer_messages import Begun, Filled, Freed, GradientAdded, StageCommand, StageEvent, Stepped
 
 MAX_REMEMBERED: Final = 1024
 """Microbatches that were halted or lost, or peers that do not train, of which something is known
@@ -42,7 +42,7 @@ class Counted(StrEnum):
     MENDED = "mended"
     """It was lost on its way back, and set out again (at its data peer)."""
     REPLAYED = "replayed"
-    """Of those done: it came here after it had been lost elsewhere (at a relay)."""
+    """Its gradient has been added here, after it had been lost elsewhere (at a relay)."""
     GONE = "gone"
     """A stage's gradient of it was gone before it moved any weight: its relay died (at its data
     peer, once for each such stage), or its trainer did (at the relay)."""
@@ -110,7 +110,7 @@ class StageCore(ABC):
         match event:
             case Filled(leg, number, slot, loss):
                 return self.produced(leg, number, slot, loss, now_s)
-            case Returned(number):
+            case GradientAdded(number):
                 return self.returned(number, now_s)
             case Begun(microbatches):
                 return self.begun(microbatches, now_s)

@@ -14,7 +14,7 @@ At the data peer, for each of an iteration's microbatches:
     Filled(forward, m, s')              head and loss             (it has come through its path)
                                         Filled(backward, m, s)
     Filled(backward, m, s')             the first layers' gradient
-                                        Returned(m)
+                                        GradientAdded(m)
     or Resend(m)                        it was lost on its way
                                         Filled(forward, m, s)
     or Drop(m)                          it will not come back: it is left out of the step
@@ -25,7 +25,7 @@ At a relay:
     Filled(forward, m, s')              through the layers
                                         Filled(forward, m, s)
     Filled(backward, m, s')             the layers' gradient
-                                        Filled(backward, m, s), Returned(m)
+                                        Filled(backward, m, s), GradientAdded(m)
     Finish                              the iteration is over
                                         Stepped(n')
 
@@ -89,7 +89,7 @@ class Begun(TrainerMessage, frozen=True):
     microbatches: int
 
 
-class Returned(TrainerMessage, frozen=True):
+class GradientAdded(TrainerMessage, frozen=True):
     """The gradient of this microbatch is in; nothing of it is held any more."""
 
     number: int
@@ -107,4 +107,4 @@ class Stepped(TrainerMessage, frozen=True):
 
 
 StageCommand = Filled | Drop | Resend | Finish | Freed
-StageEvent = Begun | Filled | Returned | Freed | Stepped
+StageEvent = Begun | Filled | GradientAdded | Freed | Stepped

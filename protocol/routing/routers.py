@@ -225,29 +225,20 @@ class PlannedRouter(RandomRouter):
         own = self.own(iteration, relays)
         if not own:
             return super().paths(iteration, microbatches, relays)
-        used: Counter[str] = Counter()
+        draws, used = Draws(f"{self._name}/{iteration}"), Used()
         found: list[Path] = []
         for number in range(microbatches):
             before = own[number % len(own)]
             turn = iteration * microbatches + number
-            path = _mended(before, relays, used) or self.another(before, turn, relays)
+            path = _through(before.stages, relays, draws, used, before.relays)
+            path = (path and Path(path.relays, path.stages, before.plan)) or self.another(
+                before, turn, relays
+            )
             if path is None:
                 return []
             used.update(path.relays)
             found.append(path)
         return found
-
-
-def _mended(path: Path, relays: Relays, used: Counter[str]) -> Path | None:
-    """The path over relays that are there; None if a stage has none."""
-    chosen = []
-    for relay, stage in zip(path.relays, path.stages, strict=True):
-        there = relays[stage - 1]
-        if not there:
-            return None
-        taken = relay if relay in there else min(there, key=lambda other: (used[other], other))
-        chosen.append(taken)
-    return Path(tuple(chosen), path.stages, path.plan)
 
 
 # --- the router of a run --------------------------------------------------------------------------

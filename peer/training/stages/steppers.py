@@ -45,8 +45,8 @@ from protocol.microbatch.trainer_messages import (
     Filled,
     Finish,
     Freed,
+    GradientAdded,
     Resend,
-    Returned,
     Stepped,
 )
 from protocol.wire.stage_messages import Leg
@@ -245,7 +245,7 @@ class DataPeerStepper(_StageStepper):
         self._compute.backward(microbatch, boundary_bTD)
         self._compute.add_weights()
         self._gradients.add(Leg.BACKWARD)
-        self._channel.emit(Returned(microbatch))
+        self._channel.emit(GradientAdded(microbatch))
         return True
 
 
@@ -298,7 +298,7 @@ class RelayStepper(_StageStepper):
         self._compute.add_weights()
         if command.adds:
             self._gradients.add(Leg.BACKWARD)
-        self._channel.emit(Returned(microbatch))
+        self._channel.emit(GradientAdded(microbatch))
         return int(command.adds)
 
     def score_what_has_come(self) -> None:
