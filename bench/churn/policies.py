@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from protocol.microbatch.core import Command
-from protocol.microbatch.data_peer import Away, DataPeerCore, Relays
+from protocol.microbatch.data_peer import Away, DataPeerCore
+from protocol.wire.stage_messages import Relays
 
 
 class Dropping(DataPeerCore):

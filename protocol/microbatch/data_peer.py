@@ -39,11 +39,12 @@ Source: SWARM (Ryabinin et al., 2023) sends what a dead peer held through anothe
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from protocol.outcomes import RefusalReason
+from protocol.routing.routers import RandomRouter
 from protocol.wire.messages import Refusal
 from protocol.wire.stage_messages import (
     Announcement,
@@ -53,6 +54,7 @@ from protocol.wire.stage_messages import (
     Noted,
     Notice,
     Path,
+    Relays,
     Trip,
 )
 
@@ -61,33 +63,6 @@ from .iterations import Announced, next_iteration
 from .trainer_messages import Drop, Filled, Freed, Resend
 
 # --- relays ---------------------------------------------------------------------------------------
-Relays = tuple[tuple[str, ...], ...]
-"""The peers of each stage from the second on, sorted."""
-
-
-class Router(Protocol):
-    """Chooses paths for the microbatches of one data peer; routers stand in protocol/routing.
-
-    A path has no relay twice.
-    """
-
-    def paths(self, iteration: int, microbatches: int, relays: Relays) -> Sequence[Path]:
-        """One for each microbatch of an iteration; none where a path finds no relay.
-
-        Args:
-            relays: those that are there; a stage may be empty, and is left out then.
-        """
-
-    def another(self, before: Path, turn: int, relays: Relays) -> Path | None:
-        """A path for a microbatch that sets out again, over the same relays where they are there.
-
-        Args:
-            turn: a number that differs from time to time.
-            relays: those that have not failed; a stage may be empty.
-        """
-
-    def whole(self, turn: int, relays: Relays) -> Path | None:
-        """A path through all stages in order, for validation."""
 
 
 class RelaysThere:
@@ -222,7 +197,7 @@ class DataPeerCore(StageCore):
     """
 
     def __init__(
-        self, peer_id: str, router: Router, patience_s: float, *, in_flight: int = 0
+        self, peer_id: str, router: RandomRouter, patience_s: float, *, in_flight: int = 0
     ) -> None:
         super().__init__()
         self._peer_id = peer_id

@@ -33,7 +33,6 @@ from math import prod
 from typing import Final
 
 from protocol.errors import LocalProtocolError
-from protocol.microbatch.data_peer import Relays
 from protocol.pipeline.drafts import NoPlan
 from protocol.pipeline.planner import Planned, SearchBudget, mended, plan_paths
 from protocol.pipeline.problem import US_PER_S, Draws, PathRules, Problem, Stages, within
@@ -41,7 +40,7 @@ from protocol.pipeline.question import rules_of
 from protocol.pipeline.simulator import Order, Plan
 from protocol.run.run_spec import RunSpec
 from protocol.run.ways import CODECS
-from protocol.wire.stage_messages import Path
+from protocol.wire.stage_messages import Path, Relays
 
 from .snapshots import LinkSnapshot, Terms, within_slots
 
@@ -55,7 +54,7 @@ Used = Counter[int | str]
 
 
 class RandomRouter:
-    """Draws paths at random, among the peers that hold each stage. Is a `Router`.
+    """Draws paths at random, among the peers that hold each stage. A path has no relay twice.
 
     Args:
         visited: stages of a path, the data peer's among them.
@@ -231,9 +230,10 @@ class PlannedRouter(RandomRouter):
             before = own[number % len(own)]
             turn = iteration * microbatches + number
             path = _through(before.stages, relays, draws, used, before.relays)
-            path = (path and Path(path.relays, path.stages, before.plan)) or self.another(
-                before, turn, relays
-            )
+            if path is None:
+                path = self.another(before, turn, relays)
+            else:
+                path = Path(path.relays, path.stages, before.plan)
             if path is None:
                 return []
             used.update(path.relays)

@@ -93,6 +93,10 @@ class Path(Struct, frozen=True):
     plan: Digest | None = None
 
 
+Relays = tuple[tuple[str, ...], ...]
+"""The peers of each stage from the second on, sorted."""
+
+
 class Trip(Message, frozen=True, tag="trip"):
     """A move of a microbatch; said to another peer, it is an offer of its boundary.
 
