@@ -147,8 +147,8 @@ class RoundInProgress:
         is_progress_wanted: it is time to tell.
         close_at_steps: own steps after which it closes because it was asked to; None if it was not.
         learning_rate, gradient_norm: of the last step, and of the last whose numbers are known.
-        untold_steps, untold_loss, untold_s: steps since `told_s` whose numbers are known, the sum of
-            their losses, and what training took.
+        untold_steps, untold_loss, untold_s: steps since `told_s` whose numbers are known, their
+            losses added up, and what training took.
     """
 
     order: TrainRound
