@@ -35,12 +35,6 @@ Evaluate read all of phi: nothing may be written while they run.)
 Where the trainer holds a stage of a pipeline, microbatches travel besides
 (protocol/microbatch/trainer_messages.py).
 
-Of pieces of the corpus that are not here yet:
-
-    daemon                              trainer
-                                        PiecesMissing(pieces)     training stands still
-    PiecesHere                          it goes on
-
 The first frame down the socket is `Begin`: what the process is for.
 """
 
