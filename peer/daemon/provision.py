@@ -73,33 +73,22 @@ from .sources import weights_of
 # --- memory and trainers --------------------------------------------------------------------------
 
 
-class Engine(Protocol):
-    """Training, as the daemon sees it."""
-
-    def memory(
-        self, padded_parameters: int
-    ) -> AbstractContextManager[tuple[Float32Vector, StartTrainer]]:
-        """Memory for the slow weights, and what starts trainers on them."""
+Engine = Callable[[int], AbstractContextManager[tuple[Float32Vector, StartTrainer]]]
+"""Memory for slow weights of so many padded parameters, and what starts trainers on them."""
 
 
-class TorchEngine:
-    """Child processes with torch.
+@contextmanager
+def torch_engine(
+    settings: TrainerSettings, folder: Path, spare: SpareChild, padded_parameters: int
+) -> Iterator[tuple[Float32Vector, StartTrainer]]:
+    """Shared memory, and child processes with torch.
 
     Args:
-        memory_dir: for shared memory on systems where it needs a file.
+        folder: for shared memory on systems where it needs a file.
         spare: a child for the first trainer.
     """
-
-    def __init__(self, settings: TrainerSettings, memory_dir: Path, spare: SpareChild) -> None:
-        self._settings = settings
-        self._memory_dir = memory_dir
-        self._spare = spare
-
-    @contextmanager
-    def memory(self, padded_parameters: int) -> Iterator[tuple[Float32Vector, StartTrainer]]:
-        with SharedVector(padded_parameters, self._memory_dir) as slow:
-            start = trainer_starter(self._settings, slow, self._memory_dir, self._spare)
-            yield slow.array, start
+    with SharedVector(padded_parameters, folder) as slow:
+        yield slow.array, trainer_starter(settings, slow, folder, spare)
 
 
 # --- rebuilding -----------------------------------------------------------------------------------
@@ -446,7 +435,7 @@ class RealProvision:
         stage: int | None,
     ) -> Supplies:
         settings = self._trainer_settings(spec, corpus, stage)
-        engine = TorchEngine(settings, self._state_dir, self._spare)
+        engine = partial(torch_engine, settings, self._state_dir, self._spare)
         blobs = corpus.blobs
         tokenizer = tokenizer_path(self._cache_dir, corpus.tokenizer_digest)
         if tokenizer.is_file():
