@@ -75,7 +75,7 @@ class Membership:
             try:
                 await job()
             except DirectoryUnrecoverable as error:
-                # Join again those who are alive; alone there is nobody to find, and a state to lose.
+                # Join again those who are alive; alone there is nobody to find, and much to lose.
                 addresses = addresses_of(self._ports.roster.alive(trio.current_time()))
                 if addresses:
                     raise JoinAgain(addresses, str(error)) from error

@@ -363,7 +363,7 @@ METRICS: Final[tuple[One | Many, ...]] = (
         COUNTER,
         "loco_p2pd_restarts",
         "Restarts of the libp2p daemon.",
-        lambda now: now.facts.p2pd_restarts,
+        lambda now: now.carried.restarts,
     ),
     One(
         COUNTER,
