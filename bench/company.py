@@ -9,10 +9,10 @@ from trio.lowlevel import ParkingLot
 
 from peer.averaging.gossip.exchanges import Agreement
 from peer.averaging.gossip.gossip import Gossip
-from peer.averaging.parts import Company
 from peer.observe.events import EventLog
 from peer.ports import Network, PeerId, Work
-from protocol.gossip.matchmaking_events import RoundSnapshot
+from peer.rounds.parts import Company
+from protocol.gossip.matchmaking import RoundSnapshot
 from protocol.membership.book import Fault
 
 INNER_STEPS: Final = 1

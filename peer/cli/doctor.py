@@ -6,6 +6,8 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +20,6 @@ from peer.network.directory import wall_time_s
 from peer.network.p2pd_process import CannotListen, P2pdFailed, bundled_binary
 from peer.network.reachability import Scope, scope_of
 from peer.observe.control import ControlFailed, NoDaemon
-from peer.observe.findings import Finding, Health, is_well, lines_of
 from peer.options.config import PeerConfig, load_config
 from peer.options.exit_codes import ExitCode
 from peer.options.values import HostPort
@@ -30,7 +31,51 @@ from protocol.names import size_text
 
 from .client import told
 
+
+# --- findings -------------------------------------------------------------------------------------
+class Health(StrEnum):
+    """How a thing stands."""
+
+    WELL = "ok"
+    NOTE = "note"
+    """Works, with something to know."""
+    ILL = "FAIL"
+
+
 WELL, NOTE, ILL = Health.WELL, Health.NOTE, Health.ILL
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        cure: what to do about it; empty where there is nothing to do.
+    """
+
+    subject: str
+    health: Health
+    says: str
+    cure: str = ""
+
+
+def _judged(subject: str, good: bool, says: str, cure: str, bad: Health = ILL) -> Finding:
+    """A thing that is well, or that there is a cure for."""
+    return Finding(subject, WELL, says) if good else Finding(subject, bad, says, cure)
+
+
+def lines_of(findings: Iterable[Finding]) -> Iterator[str]:
+    """The findings as people read them."""
+    for finding in findings:
+        yield f"{finding.health:4}  {finding.subject:<10}  {finding.says}"
+        if finding.cure:
+            yield f"{'':16}  -> {finding.cure}"
+
+
+def is_well(findings: Iterable[Finding]) -> bool:
+    """Whether nothing failed."""
+    return all(finding.health is not ILL for finding in findings)
+
 
 # --- this machine ---------------------------------------------------------------------------------
 CONTAINER_MARKS: Final = (Path("/.dockerenv"), Path("/run/.containerenv"))
@@ -53,17 +98,16 @@ def machine_findings(home: Path) -> Iterator[Finding]:
     yield disk_finding(home, shutil.disk_usage(disk).free)
     free = psutil.virtual_memory().available
     cure = "end other programs; the daemon needs 8 bytes per parameter beside the trainer, and more"
-    enough = free >= MIN_MEMORY_BYTES
     says = f"{size_text(free)} of memory free"
-    yield Finding("memory", WELL, says) if enough else Finding("memory", ILL, says, cure)
+    yield _judged("memory", free >= MIN_MEMORY_BYTES, says, cure)
     seen = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         free, total = torch.cuda.mem_get_info(index)
         name = torch.cuda.get_device_name(index)
         seen.append(f"cuda:{index} {name}, {size_text(free)} of {size_text(total)} free")
     cure = "if it has a GPU: install its driver, and a torch that is built for CUDA"
-    none = Finding("GPU", NOTE, "torch finds none: it will train on the CPU", cure)
-    yield Finding("GPU", WELL, "; ".join(seen)) if seen else none
+    says = "; ".join(seen) or "torch finds none: it will train on the CPU"
+    yield _judged("GPU", bool(seen), says, cure, NOTE)
 
 
 def in_container() -> bool:
@@ -85,10 +129,8 @@ def _versions() -> Finding:
 def disk_finding(home: Path, free_bytes: float) -> Finding:
     """Whether the home has room for a corpus and a state."""
     says = f"{size_text(free_bytes)} free in {home}"
-    if free_bytes >= MIN_DISK_BYTES:
-        return Finding("disk", WELL, says)
     cure = "free some, or choose another disk with --home; a state takes 8 bytes per parameter"
-    return Finding("disk", ILL, says, cure)
+    return _judged("disk", free_bytes >= MIN_DISK_BYTES, says, cure)
 
 
 # --- the network ----------------------------------------------------------------------------------
@@ -112,22 +154,19 @@ def network_findings(seen: Examination) -> Iterator[Finding]:
         return
     ahead = sorted(met.ahead_s for met in reached)[len(reached) // 2]
     says = f"theirs is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} ours"
-    if abs(ahead) <= MAX_CLOCK_OFFSET_S:
-        yield Finding("clock", WELL, says)
-    else:
-        says += "; a peer corrects for it when it joins"
-        yield Finding("clock", NOTE, says, "set the clock: timedatectl set-ntp true")
+    near = abs(ahead) <= MAX_CLOCK_OFFSET_S
+    says += "" if near else "; a peer corrects for it when it joins"
+    yield _judged("clock", near, says, "set the clock: timedatectl set-ntp true", NOTE)
     yield _dial_back(seen)
     yield Finding("router", WELL, ROUTERS[seen.nat])
     relays = sum(bool(met.relays) for met in reached)
     if seen.reach is Reach.YES:
         yield Finding("relay", WELL, "none is needed")
-    elif relays:
-        yield Finding("relay", WELL, f"{relays} of {len(reached)} peers would relay")
     else:
-        health = ILL if seen.reach is Reach.NO else NOTE
+        says = f"{relays} of {len(reached)} peers would relay" if relays else "no peer would relay"
         cure = "start one peer of the run on a machine with an open port, without --relay-mbps 0"
-        yield Finding("relay", health, "no peer would relay", cure)
+        bad = ILL if seen.reach is Reach.NO else NOTE
+        yield _judged("relay", bool(relays), says, cure, bad)
     yield _bandwidth(reached)
 
 
@@ -148,13 +187,12 @@ def _dial_back(seen: Examination) -> Finding:
         cure = "ask a peer with a version that can: --bootstrap ADDR"
         return Finding("dial-back", NOTE, "no peer has tried to dial this machine", cure)
     outer = seen.observed[0] if seen.observed else "your public address"
-    return Finding(
-        "dial-back",
-        NOTE,
-        f"no peer can reach port {seen.port}/tcp at {outer}",
+    says = f"no peer can reach port {seen.port}/tcp at {outer}"
+    cure = (
         f"forward {seen.port}/tcp to this machine, or open it in the firewall; otherwise peers"
-        " reach it through relays only",
+        " reach it through relays only"
     )
+    return Finding("dial-back", NOTE, says, cure)
 
 
 def _bandwidth(reached: list[Met]) -> Finding:
@@ -166,10 +204,9 @@ def _bandwidth(reached: list[Met]) -> Finding:
         mbps = 8e-6 * rate.bytes_per_s
         words.append(f"{'at most ' * rate.at_most}{mbps:.{0 if mbps >= 10 else 1}f}")
     says = f"{', '.join(words)} Mbit/s, a piece of the corpus from each peer"
-    if max(rate.bytes_per_s for rate in rates) >= SLOW_BYTES_PER_S:
-        return Finding("bandwidth", WELL, says)
+    fast = max(rate.bytes_per_s for rate in rates) >= SLOW_BYTES_PER_S
     cure = "expect skipped rounds with a large model: docs/running.md, Slow links"
-    return Finding("bandwidth", NOTE, says, cure)
+    return _judged("bandwidth", fast, says, cure, NOTE)
 
 
 def announced(
@@ -247,11 +284,10 @@ def running_findings(status: dict[str, Any]) -> Iterator[Finding]:
     families = f"IPv4 {reach['v4']}, IPv6 {reach['v6']}, by {reach['answers']} peers"
     yield Finding("dial-back", health, f"{reach['reachable']} ({families})", cure)
     yield Finding("router", WELL, f"{reach['nat']}")
-    if reach["reachable"] == "no" and not reach["relays"]:
-        cure = "start one peer of the run on a machine with an open port"
-        yield Finding("relay", ILL, "no peer relays for this peer", cure)
-    else:
-        yield Finding("relay", WELL, ", ".join(reach["relays"]) or "none is in use")
+    lost = reach["reachable"] == "no" and not reach["relays"]
+    says = ", ".join(reach["relays"]) or "none is in use"
+    cure = "start one peer of the run on a machine with an open port"
+    yield _judged("relay", not lost, "no peer relays for this peer" if lost else says, cure)
 
 
 def _look_outside(

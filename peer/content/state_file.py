@@ -6,33 +6,34 @@ A state is a run of bytes, cut into chunks of `STATE_CHUNK_BYTES`:
     phi, fp32 [P]
     delta, fp32 [P]
 
-Numbers are little-endian. The root is the digest of the list of all chunks' digests, and the
-scalars are part of the first chunk: so it names a whole state.
+Numbers are little-endian. The root, by which chunks are asked for, is the digest of the list of all
+chunks' digests, and the scalars are part of the first chunk: so it names a whole state.
 
 Rules:
 - The file is written under another name and renamed when it is whole and on the disk: a reader
   reads one state.
-- A joiner checks the list of digests against the root first, then each chunk on arrival, from
-  any peer and in any order; at the end it holds the scalars in the header against
-  those it was told.
+- A joiner checks each chunk on arrival, from any peer and in any order; at the end it holds the
+  scalars in the header against those it was told.
 - Nothing a peer says sets the size of anything: the joiner knows P from the shape of its part, and
   a manifest for another P is refused.
 """
 
 import os
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import msgpack
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import asdict
 
 from peer.ports.files import sync_folder
 from protocol.content.manifest import digest_of
 from protocol.errors import RemoteProtocolError
 from protocol.limits import STATE_CHUNK_BYTES
+from protocol.wire.content_messages import StateScalars
 
 Float32Vector = npt.NDArray[np.float32]
 
@@ -42,42 +43,26 @@ _PARTIAL_SUFFIX: Final = ".state-partial"
 _MAGIC: Final = b"LOCOST01"
 _LENGTH_BYTES: Final = 4
 _LITTLE: Final = np.dtype("<f4")
-_TILE: Final = 1 << 20
 _ZEROS: Final = bytes(STATE_CHUNK_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
-class StateScalars:
-    """The scalars of a state: where it stands in the run.
-
-    Attributes:
-        group: digest of the one whose state it is; it covers the run
-            (protocol/membership/group.py).
-        round: round of its last outer step; -1 before the first.
-        step: the nominal step that the writer was at.
-        epoch, position: where the data stands (see protocol/schedule/data_plan.py).
-        tokens: tokens that the writer has trained.
-        gradient_norm: of the part's last inner step, before clipping; 0 before the first.
-    """
-
-    group: str
-    round: int
-    step: int
-    layout_digest: str
-    epoch: int
-    position: int
-    tokens: int
-    gradient_norm: float
-
-
-@dataclass(frozen=True, slots=True)
 class StateManifest:
-    """The name of a state: the root covers digests, hence all bytes, the scalars included."""
+    """What names a state: the digests of its chunks, and where it stands."""
 
-    root: bytes
     digests: tuple[bytes, ...]
-    total_bytes: int
     scalars: StateScalars
+
+    @property
+    def root(self) -> str:
+        """The digest of all digests, hence of all bytes, the scalars included."""
+        return digest_of(b"".join(self.digests)).hex()
+
+    def check(self, num_values: int) -> None:
+        """Raises RemoteProtocolError: it is not of a state of P = `num_values`."""
+        expected = chunk_count(state_bytes(num_values))
+        if len(self.digests) != expected:
+            raise RemoteProtocolError(f"a state of {len(self.digests)} chunks, expected {expected}")
 
 
 def state_bytes(num_values: int) -> int:
@@ -116,36 +101,6 @@ def units_of(num_values: int) -> list[int]:
     return units
 
 
-def root_of(digests: Sequence[bytes]) -> bytes:
-    """The root of a state, of the digests of its chunks in order."""
-    return digest_of(b"".join(digests))
-
-
-def check_manifest(manifest: StateManifest, num_values: int) -> None:
-    """Hold a manifest against the size that a state has to be of, and against its own root.
-
-    Raises:
-        RemoteProtocolError: the manifest is of another size, or its list does not match its root.
-    """
-    expected = state_bytes(num_values)
-    if manifest.total_bytes != expected or len(manifest.digests) != chunk_count(expected):
-        raise RemoteProtocolError(f"a state of {manifest.total_bytes} bytes, expected {expected}")
-    if root_of(manifest.digests) != manifest.root:
-        raise RemoteProtocolError("the list of chunk digests does not match the state's root")
-
-
-def check_chunk(index: int, chunk: bytes, num_values: int) -> None:
-    """Raises RemoteProtocolError: a chunk has another length than ours, or values not finite."""
-    length = chunk_bytes(index, state_bytes(num_values))
-    if len(chunk) != length:
-        raise RemoteProtocolError(
-            f"chunk {index} of the state has {len(chunk)} bytes, not {length}"
-        )
-    values = np.frombuffer(chunk, _LITTLE, offset=0 if index else HEADER_BYTES)
-    if not np.isfinite(values).all():
-        raise RemoteProtocolError(f"chunk {index} of the state holds values that are not finite")
-
-
 def write_state_file(
     path: Path, scalars: StateScalars, phi_P: Float32Vector, delta_P: Float32Vector
 ) -> StateManifest:
@@ -159,7 +114,7 @@ def write_state_file(
         OSError: the disk refused; nothing is left at `path` that was not there before.
     """
     copy_state(path, scalars, phi_P, delta_P)
-    return seal_state(path, scalars, phi_P.size)
+    return seal_state(path, scalars)
 
 
 def copy_state(
@@ -188,11 +143,8 @@ def copy_state(
         raise
 
 
-def seal_state(path: Path, scalars: StateScalars, num_values: int) -> StateManifest:
+def seal_state(path: Path, scalars: StateScalars) -> StateManifest:
     """Make a copied state the state file at `path`, durably, and return what names it.
-
-    Args:
-        num_values: P.
 
     Raises:
         OSError: the disk refused; nothing is left at `path` that was not there before.
@@ -208,7 +160,7 @@ def seal_state(path: Path, scalars: StateScalars, num_values: int) -> StateManif
     finally:
         partial.unlink(missing_ok=True)
     sync_folder(path.parent)
-    return StateManifest(root_of(digests), tuple(digests), state_bytes(num_values), scalars)
+    return StateManifest(tuple(digests), scalars)
 
 
 def _partial(path: Path) -> Path:
@@ -265,61 +217,50 @@ class StateAssembler:
     again. What the vectors hold counts only once there is a `result`.
     """
 
-    def __init__(
-        self, manifest: StateManifest, phi_P: Float32Vector, delta_P: Float32Vector
-    ) -> None:
-        """Get ready for a state of P values, which is put into `phi_P` and `delta_P`.
-
-        Raises:
-            RemoteProtocolError: the manifest is of another size, or its list does not match its
-                root.
-            ValueError: the vectors differ in length or are not contiguous fp32.
-        """
+    def __init__(self, phi_P: Float32Vector, delta_P: Float32Vector) -> None:
+        """Raises ValueError: the vectors differ in length or are not contiguous fp32."""
         if phi_P.shape != delta_P.shape:
             raise ValueError(f"phi {phi_P.shape} and delta {delta_P.shape} differ in length")
-        check_manifest(manifest, phi_P.size)
-        self._manifest = manifest
+        self.total_bytes = state_bytes(phi_P.size)
         self._header = bytearray(HEADER_BYTES)
-        self._vectors = (phi_P, delta_P)
         self._parts = [memoryview(self._header), _as_bytes(phi_P), _as_bytes(delta_P)]
 
-    @property
-    def num_chunks(self) -> int:
-        """Chunks of the whole state."""
-        return len(self._manifest.digests)
-
     def put(self, index: int, chunk: bytes) -> None:
-        """Put a chunk into its place; the caller has verified it."""
-        start, taken, source = index * STATE_CHUNK_BYTES, 0, memoryview(chunk)
-        for part, a, b in _overlaps(self._parts, start, start + source.nbytes):
+        """Put a chunk, which is what its digest says, into its place.
+
+        Raises:
+            RemoteProtocolError: it has another length than ours, or values that are not finite.
+        """
+        length = chunk_bytes(index, self.total_bytes)
+        if len(chunk) != length:
+            raise RemoteProtocolError(
+                f"chunk {index} of the state has {len(chunk)} bytes, not {length}"
+            )
+        values = np.frombuffer(chunk, _LITTLE, offset=0 if index else HEADER_BYTES)
+        if not np.isfinite(values).all():
+            raise RemoteProtocolError(
+                f"chunk {index} of the state holds values that are not finite"
+            )
+        taken, source = 0, memoryview(chunk)
+        for part, a, b in self._places(index):
             part[a:b] = source[taken : taken + b - a]
             taken += b - a
 
     def put_zeros(self, index: int) -> None:
         """Make a chunk all zeros. Memory that holds zeros is not written: it may not be there."""
-        start = index * STATE_CHUNK_BYTES
-        stop = start + chunk_bytes(index, self._manifest.total_bytes)
-        for part, a, b in _overlaps(self._parts, start, stop):
+        for part, a, b in self._places(index):
             held = np.frombuffer(part[a:b], np.uint8)
             if held.any():
                 held[:] = 0
 
-    def take_header_of(self, former: "StateAssembler") -> None:
-        """Begin with the header of a former state in the same vectors; it may be ours as well."""
-        self._header[:] = former._header
+    def _places(self, index: int) -> Iterator[tuple[memoryview, int, int]]:
+        start = index * STATE_CHUNK_BYTES
+        return _overlaps(self._parts, start, start + chunk_bytes(index, self.total_bytes))
 
-    def result(self) -> StateScalars:
-        """Where the state stands that the vectors hold, when all chunks are in their places.
-
-        Raises:
-            RemoteProtocolError: the state says other scalars than the manifest, or holds values
-                that are not finite.
-        """
-        if _read_header(bytes(self._header)) != self._manifest.scalars:
+    def check(self, scalars: StateScalars) -> None:
+        """With all chunks in their places: raises RemoteProtocolError, the header says others."""
+        if _read_header(bytes(self._header)) != scalars:
             raise RemoteProtocolError("the state's header differs from what was announced")
-        if not all(_is_finite(vector) for vector in self._vectors):
-            raise RemoteProtocolError("the state holds values that are not finite")
-        return self._manifest.scalars
 
 
 def _overlaps(
@@ -334,12 +275,6 @@ def _overlaps(
         offset += part.nbytes
 
 
-def _is_finite(vector: Float32Vector) -> bool:
-    """Whether all values are finite, tile by tile: numpy answers with a byte for each value."""
-    tiles = range(0, vector.size, _TILE)
-    return all(bool(np.isfinite(vector[start : start + _TILE]).all()) for start in tiles)
-
-
 def _as_bytes(vector: Float32Vector) -> memoryview:
     if vector.dtype != _LITTLE or not vector.flags.c_contiguous:
         raise ValueError(f"expected a contiguous little-endian fp32 vector, not {vector.dtype}")
@@ -347,7 +282,7 @@ def _as_bytes(vector: Float32Vector) -> memoryview:
 
 
 def _header(scalars: StateScalars) -> bytes:
-    body: bytes = msgpack.packb({f.name: getattr(scalars, f.name) for f in fields(scalars)})
+    body: bytes = msgpack.packb(asdict(scalars))
     header = _MAGIC + len(body).to_bytes(_LENGTH_BYTES, "little") + body
     if len(header) > HEADER_BYTES:
         raise ValueError(f"the scalars take {len(header)} bytes; {HEADER_BYTES} are there")

@@ -28,7 +28,7 @@ from peer.network.identity import Identity
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.ports import PeerId
-from peer.state.admission_file import KeptAdmission
+from peer.state.kept_files import KeptAdmission
 from protocol.admission.register import Mode, Register
 from protocol.admission.statements import Ruling, Token, Verdict
 from protocol.errors import LocoError, Refused

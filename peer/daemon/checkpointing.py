@@ -256,7 +256,7 @@ NO_CHECKPOINTS: Final = CheckpointPlan()
 
 
 class Checkpointing:
-    """Writes checkpoints when they are due. Implements `peer.rounds.checkpoints.Checkpoints`.
+    """Writes checkpoints when they are due. Implements `peer.rounds.parts.Checkpoints`.
 
     Args:
         held: what the checkpoints are of.
@@ -306,10 +306,10 @@ class Checkpointing:
             self._nursery = None
 
     # --- what the round loop says ---------------------------------------------------------------
-    def load(self, version: int) -> Load:
+    def load(self) -> Load:
         """What was kept, once; a trainer that dies loses its moments."""
         kept, self._go_on = self._go_on, None
-        return Load(version) if kept is None else Load(version, str(kept), with_weights=True)
+        return Load() if kept is None else Load(str(kept))
 
     def began(self, line: TrainerLine) -> None:
         self._line = line
@@ -438,7 +438,7 @@ class Checkpointing:
         await asked.wait()
         if alone and asked.missing:
             step = facts.nominal_step if facts.over else self._began_step
-            slow = Kept(str(asked.path), step, facts.epoch, facts.position, 0, 0.0)
+            slow = Kept(str(asked.path), step, facts.epoch, facts.position, 0)
             without = partial(asked.done_without, over=facts.over)
             kept = await self._work.run(without, self._store, round_, slow)
         else:

@@ -15,8 +15,7 @@ from typing import Any, Final
 import numpy as np
 import trio
 
-from peer.content.fetching import ExpectedState, fetch_from
-from peer.content.gathering import whole_state
+from peer.content.fetching import ExpectedState, fetch_from, whole_state
 from peer.facts import Facts, HeldPart, PeerState
 from peer.network.identity import SEED_BYTES
 from peer.observe.control import Handler, NotNow

@@ -24,8 +24,8 @@ from peer.network.libp2p import open_libp2p_network
 from peer.network.relay import reserve
 from peer.ports import Address, Network, PeerId
 from peer.ports.real import RealEntropy
-from peer.state.admission_file import AdmissionFile
 from peer.state.home import Home
+from peer.state.kept_files import AdmissionFile
 from protocol.address.multiaddr import split_peer_id
 from protocol.admission.statements import Token
 from protocol.content.manifest import CorpusManifest, parse_manifest

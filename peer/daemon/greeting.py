@@ -106,10 +106,10 @@ class Greeter:
 
         Our own clock has no say: the swarm was there first, and does not follow us in turn.
         """
-        estimate = self._clock.estimate()
-        if estimate is not None:
-            self._clock_offset_s = estimate.offset_s
-            self._directory.correct_clock(estimate.offset_s)
+        offset_s = self._clock.estimate()
+        if offset_s is not None:
+            self._clock_offset_s = offset_s
+            self._directory.correct_clock(offset_s)
 
 
 # --- one identity runs once -----------------------------------------------------------------------

@@ -16,13 +16,13 @@ import trio
 
 from peer.averaging.parts import Averaging
 from peer.content.pieces import PieceFetcher
-from peer.content.state_file import StateManifest, StateScalars, copy_state, seal_state
+from peer.content.state_file import StateManifest, copy_state, seal_state
 from peer.facts import Facts, PeerState
 from peer.ports import DirectoryUnrecoverable, PeerId, Work
 from peer.process.rejoin import JoinAgain, addresses_of
 from protocol.content.samples import sample_of
 from protocol.errors import RemoteProtocolError
-from protocol.gossip.matchmaking_events import RoundSnapshot
+from protocol.gossip.matchmaking import RoundSnapshot
 from protocol.membership.records import (
     PeerRecord,
     decode_record,
@@ -34,6 +34,7 @@ from protocol.membership.view import Member, View
 from protocol.run.layout import DATA_STAGE, stage_of_part
 from protocol.run.run_spec import RunSpec
 from protocol.schedule.data_plan import DataPlan
+from protocol.wire.content_messages import StateScalars
 
 from .parts import PeerParts
 from .ports import Ports
@@ -236,4 +237,4 @@ class OuterSource:
             )
             vectors = (averaging.slow_P, averaging.momentum_P)
             await self._work.run(copy_state, path, scalars, *vectors)
-        return path, await self._work.run(seal_state, path, scalars, averaging.slow_P.size)
+        return path, await self._work.run(seal_state, path, scalars)

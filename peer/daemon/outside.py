@@ -20,11 +20,11 @@ import blake3
 import trio
 
 from peer.network.conversation import Conversation
-from peer.network.reachability import is_loopback, is_relayed
+from peer.network.reachability import is_loopback
 from peer.network.relay import Relay, reserve
 from peer.observe.event_names import EventName
 from peer.ports import Address, Network, PeerId, Stream
-from protocol.address.multiaddr import split_peer_id
+from protocol.address.multiaddr import is_relayed, split_peer_id
 from protocol.errors import LocoError
 from protocol.limits import DIAL_BACK_EVERY_S, MAX_DIAL_BACKS, MAX_LINKS
 from protocol.membership.book import BackOff
@@ -299,7 +299,7 @@ async def be_reached(ports: Ports, relay_mbps: float) -> None:
     """
     facts = ports.facts.reach
     relay = Relay(
-        ports.bare,
+        ports.network,
         ports.pacing.carry,
         offers=lambda: facts.reach is not Reach.NO,
         mbps=relay_mbps,
@@ -307,9 +307,9 @@ async def be_reached(ports: Ports, relay_mbps: float) -> None:
     )
     await relay.start()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(Reaching(ports, partial(reserve, ports.bare)).run)
+        nursery.start_soon(Reaching(ports, partial(reserve, ports.network)).run)
         while True:
             facts.reservations, facts.circuits = relay.reservations, relay.circuits
             facts.carried_bytes = relay.carried_bytes
-            facts.relayed_peers = ports.bare.statistics().relayed_peers
+            facts.relayed_peers = ports.network.statistics().relayed_peers
             await trio.sleep(LOOK_EVERY_S)

@@ -66,7 +66,7 @@ class PeerParts(Ports):
         super().__post_init__()
         self.admission = Admission(self)
         self.reputation = Reputation(self.admission, self.facts, self.events)
-        self.bare.admit_by(self.reputation)
+        self.network.admit_by(self.reputation)
         self.greeter = Greeter(self, self.admission)
         self.links = Links(self, self.greeter, self.reputation)
         self.sources = Sources(self.network, self.facts)

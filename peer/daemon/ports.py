@@ -6,13 +6,11 @@ import trio
 
 from peer.facts import Facts
 from peer.network.identity import Identity
-from peer.network.pacing import NO_LIMITS, BandwidthLimits, PacedNetwork, Pacing
+from peer.network.pacing import Pacing
 from peer.observe.events import EventLog
 from peer.ports import Directory, Network, Work
-from peer.state.acquaintances import Acquaintances
-from peer.state.admission_file import AdmissionFile
 from peer.state.checkpoints import CheckpointStore
-from peer.state.pins import PassingPins, Pins
+from peer.state.kept_files import Acquaintances, AdmissionFile, Pins
 from protocol.admission.statements import Token
 from protocol.membership.records import Sign
 from protocol.membership.view import Roster
@@ -36,15 +34,15 @@ class Ports:
     """What a peer stands on.
 
     Attributes:
-        bare: the network, without this peer's pace.
-        network: the same, paced, and open to peers that are admitted alone.
+        pacing: of the network's streams.
         version: of loco-peer.
         checkpoints: those of the home.
         token: an invitation that the user has given.
         facts: the record of what this peer is and does.
     """
 
-    bare: Network
+    network: Network
+    pacing: Pacing
     directory: Directory
     work: Work
     roster: Roster
@@ -55,15 +53,12 @@ class Ports:
     admission_file: AdmissionFile
     acquaintances: Acquaintances
     checkpoints: CheckpointStore
-    limits: BandwidthLimits = NO_LIMITS
     token: Token | None = None
-    pins: Pins = field(default_factory=PassingPins)
+    pins: Pins = field(default_factory=Pins)
 
     def __post_init__(self) -> None:
         now_s = trio.current_time()
         self.facts = Facts(self.keys.own.peer_id, self.incarnation, doing_since_s=now_s)
-        self.pacing = Pacing(self.limits)
-        self.network: Network = PacedNetwork(self.bare, self.pacing)
 
     @property
     def sign(self) -> Sign:

@@ -30,8 +30,7 @@ from typing import Final
 
 import trio
 
-from peer.content.fetching import BlobSource
-from peer.content.gathering import own_digests
+from peer.content.fetching import BlobSource, own_digests
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
 from peer.ports import PeerId

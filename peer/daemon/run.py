@@ -20,7 +20,7 @@ import trio
 from peer.network.directory import HivemindDirectory, open_hivemind_directory
 from peer.network.identity import Identity, load, load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
-from peer.network.pacing import BandwidthLimits
+from peer.network.pacing import BandwidthLimits, Pacing
 from peer.observe.control import serve_control
 from peer.observe.endpoint import serve_metrics
 from peer.observe.event_names import EventName
@@ -35,11 +35,9 @@ from peer.ports import PeerId
 from peer.ports.real import RealEntropy, RealWork
 from peer.process.rejoin import JoinAgain
 from peer.process.signals import run_until_signalled
-from peer.state.acquaintances import Acquaintances
-from peer.state.admission_file import AdmissionFile
 from peer.state.checkpoints import CheckpointStore
 from peer.state.home import Home
-from peer.state.pins import KeptPins
+from peer.state.kept_files import Acquaintances, AdmissionFile, Pins
 from peer.state.uploads import UploadFailed, Uploads
 from peer.training.child_process import SpareChild
 from protocol.membership.view import Roster
@@ -196,9 +194,12 @@ class _Daemon:
             verbose=config.verbose,
             stream=sys.stderr,
         )
-        network.tell_bugs(events.stream_failed)
+        network.tellers.append(events.stream_failed)
+        limits = BandwidthLimits(config.max_upload_mbps, config.max_download_mbps)
+        network.pacing = pacing = Pacing(limits)
         return PeerParts(
-            bare=network,
+            network=network,
+            pacing=pacing,
             directory=directory,
             work=work,
             roster=Roster(SILENCE_S),
@@ -209,9 +210,8 @@ class _Daemon:
             admission_file=AdmissionFile(home.admission_path),
             acquaintances=Acquaintances(home.neighbours_path),
             checkpoints=self._checkpoints,
-            limits=BandwidthLimits(config.max_upload_mbps, config.max_download_mbps),
             token=config.invite,
-            pins=KeptPins(home.root),
+            pins=Pins(home.known_peers_path),
             provision=RealProvision(config, home, network.peer_id, work, self._spare),
         )
 

@@ -21,7 +21,7 @@ import trio
 from msgspec import structs
 
 from protocol.errors import InvalidRunSpec
-from protocol.gossip.matchmaking_events import RoundSnapshot
+from protocol.gossip.matchmaking import RoundSnapshot
 from protocol.membership.book import Fault
 from protocol.membership.dial_back import NatKind, Reach
 from protocol.membership.group import Group

@@ -69,27 +69,42 @@ async def serve_control(
     """
     path.unlink(missing_ok=True)
     listening = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+    async def converse(stream: trio.SocketStream) -> None:
+        line = b""
+        with trio.move_on_after(ASK_TIMEOUT_S):
+            line = await _read_line(stream, MAX_REQUEST_BYTES)
+        if not line:
+            return
+        answer = await _answer_to(line, handlers, tell_bug)
+        # Shielded, so that the answer to "leave" gets out although the daemon goes down with it.
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + ASK_TIMEOUT_S):
+            await stream.send_all(answer)
+
     try:
         await listening.bind(str(path))
         path.chmod(0o600)
         listening.listen(MAX_CONNECTIONS)
-        server = _Server(handlers, tell_bug)
-        async with trio.open_nursery() as nursery:
-            listener = trio.SocketListener(listening)
-            nursery.start_soon(trio.serve_listeners, server.answer, [listener])
-            task_status.started()
+        task_status.started()
+        await trio.serve_listeners(Clients(converse).answer, [trio.SocketListener(listening)])
     finally:
         listening.close()
         path.unlink(missing_ok=True)
 
 
-class _Server:
-    def __init__(self, handlers: Mapping[str, Handler], tell_bug: TellBug) -> None:
-        self._handlers = handlers
-        self._tell_bug = tell_bug
+class Clients:
+    """Those of a server of this machine: each ends its own connection alone, and they are few.
+
+    Args:
+        converse: with one of them, until the connection is to be closed.
+    """
+
+    def __init__(self, converse: Callable[[trio.SocketStream], Awaitable[None]]) -> None:
+        self._converse = converse
         self._connections = 0
 
     async def answer(self, stream: trio.SocketStream) -> None:
+        """Serve one connection, if there are not too many."""
         self._connections += 1
         try:
             if self._connections <= MAX_CONNECTIONS:
@@ -100,36 +115,26 @@ class _Server:
             self._connections -= 1
             await trio.aclose_forcefully(stream)
 
-    async def _converse(self, stream: trio.SocketStream) -> None:
-        line = b""
-        with trio.move_on_after(ASK_TIMEOUT_S):
-            line = await _read_line(stream, MAX_REQUEST_BYTES)
-        if not line:
-            return
-        answer = await self._answer_to(line)
-        # Shielded, so that the answer to "leave" gets out although the daemon goes down with it.
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + ASK_TIMEOUT_S):
-            await stream.send_all(answer)
 
-    async def _answer_to(self, line: bytes) -> bytes:
-        try:
-            arguments = json.loads(line)
-            name = arguments.pop("request")
-            handler = self._handlers[name]
-        except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
-            known = ", ".join(sorted(self._handlers))
-            return _line_of({"error": f"unknown request; known are {known}"})
-        try:
-            return _line_of({"reply": await handler(arguments)})
-        except NotNow as error:
-            return _line_of({"error": str(error), "not_now": True})
-        except (LocoError, OSError) as error:
-            return _line_of({"error": str(error)})
-        except Exception as bug:  # noqa: BLE001 - a command that fails must not end the run
-            self._tell_bug(name, bug)
-            kind = type(bug).__name__
-            sentence = f"'{name}' failed, which is a bug in loco-peer: {kind}: {bug}"
-            return _line_of({"error": sentence})
+async def _answer_to(line: bytes, handlers: Mapping[str, Handler], tell_bug: TellBug) -> bytes:
+    try:
+        arguments = json.loads(line)
+        name = arguments.pop("request")
+        handler = handlers[name]
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
+        known = ", ".join(sorted(handlers))
+        return _line_of({"error": f"unknown request; known are {known}"})
+    try:
+        return _line_of({"reply": await handler(arguments)})
+    except NotNow as error:
+        return _line_of({"error": str(error), "not_now": True})
+    except (LocoError, OSError) as error:
+        return _line_of({"error": str(error)})
+    except Exception as bug:  # noqa: BLE001 - a command that fails must not end the run
+        tell_bug(name, bug)
+        kind = type(bug).__name__
+        sentence = f"'{name}' failed, which is a bug in loco-peer: {kind}: {bug}"
+        return _line_of({"error": sentence})
 
 
 def _line_of(answer: dict[str, Any]) -> bytes:

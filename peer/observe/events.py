@@ -1,16 +1,14 @@
 """The event log: one line of JSON for everything that happens between peers, and one for people.
 
-A structlog logger carries each event through three processors: stamp it (time, clock, peer), show
-it on stderr, render it as JSON; the line then goes to the sink (a rotated file in real life, a
-simulated disk in simulation). Nothing here can end a run: a line that cannot be written is counted
-and forgotten.
-
-The console's sentence for each event; events without one are shown with `--verbose` only.
+An event is stamped (time, clock, peer) and shown on stderr; its line of JSON goes to the sink (a
+rotated file in real life, a simulated disk in simulation). Nothing here can end a run: a line that
+cannot be written is forgotten.
 
 The event log has every event. People want to know which peers come and go, what failed and what to
 do; one line every few seconds shows the progress of the run (peer/daemon/report.py). So events
-that happen several times a minute in a healthy run have no sentence here. Nor have those that this
-line tells, or that `doing` tells while a peer starts (BootstrapFailing, NeighboursAwaited).
+that happen several times a minute in a healthy run have no sentence for the console. Nor have those
+that this line tells, or that `doing` tells while a peer starts (BootstrapFailing,
+NeighboursAwaited). Without a sentence an event is shown with `--verbose` only.
 
 A sentence is a format string over the event's fields; ids in it are short, numbers are rounded.
 """
@@ -18,18 +16,17 @@ A sentence is a format string over the event's fields; ids in it are short, numb
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final, Protocol, TextIO
 
-import structlog
 import trio
 
 from peer.options.values import LogFormat
 from peer.ports import PeerId
 from protocol.names import short_id
 
-from .event_names import FIELDS, EventName
+from .event_names import EventName
 from .log_file import MAX_LINE_BYTES
 
 MAX_ERROR_CHARS: Final = 400
@@ -37,8 +34,7 @@ MAX_ERROR_CHARS: Final = 400
 
 # --- console --------------------------------------------------------------------------------------
 
-SENTENCES: Final[Mapping[EventName, str | None]] = {
-    EventName.DAEMON_STARTED: None,
+SENTENCES: Final[Mapping[EventName, str]] = {
     EventName.PEER_LINKED: "linked with {remote}",
     EventName.PEER_LOST: "lost {remote}: {reason}",
     EventName.PEER_LEFT: "{remote} left",
@@ -50,10 +46,8 @@ SENTENCES: Final[Mapping[EventName, str | None]] = {
     EventName.RUN_AMENDED: "the run is amended from round {round} on: {keys}",
     EventName.RUN_RESUMED: "continuing from the checkpoint of step {step}{over}",
     EventName.RUN_BEGUN_ANEW: "starting the run again from its seed: {detail}",
-    EventName.NEIGHBOURS_AWAITED: None,
     EventName.REFUSED_BY_PEER: "{remote} refuses this peer: {detail}",
     EventName.CHECKPOINT_WRITTEN: "checkpoint of step {step}{over} written",
-    EventName.CHECKPOINT_COPIED: None,
     EventName.CHECKPOINT_FAILED: "a checkpoint was not written: {detail}",
     EventName.CHECKPOINT_REFUSED: "the checkpoint {path} cannot be used: {detail}",
     EventName.CHECKPOINT_SET_ASIDE: (
@@ -61,11 +55,8 @@ SENTENCES: Final[Mapping[EventName, str | None]] = {
         " kept as {path}"
     ),
     EventName.ROOM_FOUND_SMALL: "the disk is small for this run: {detail}",
-    EventName.GROUP_ENTERED: None,
     EventName.STATE_PROGRESSED: "fetching the state: {share:.0%}, {left_s:.0f} s left",
     EventName.STATE_RECEIVED: "received the state in {seconds:.1f} s",
-    EventName.PIECES_AWAITED: None,
-    EventName.PIECE_FAILED: None,
     EventName.DISK_REFUSED: "the disk refused piece {piece} of the corpus: {detail}",
     EventName.STAGE_REBUILT: "rebuilt stage {stage} from its neighbours",
     EventName.STAGE_LEFT_OUT: "no peer holds stage {stage}; training continues without it",
@@ -73,46 +64,34 @@ SENTENCES: Final[Mapping[EventName, str | None]] = {
     EventName.FINAL_AVERAGING: "training has ended; {peers} peers average a last time",
     EventName.TRAINING_PAUSED: "paused; 'loco-peer resume' continues",
     EventName.TRAINING_RESUMED: "training resumed after {seconds:.0f} s",
-    EventName.ROUND_OPENED: None,
-    EventName.ROUND_CLOSED: None,
-    EventName.ROUND_LENGTH_CHANGED: None,
-    EventName.PROPOSAL_SENT: None,
-    EventName.PROPOSAL_ACCEPTED: None,
-    EventName.PROPOSAL_REFUSED: None,
-    EventName.ROUND_AVERAGED: None,
-    EventName.ROUND_SKIPPED: None,
-    EventName.FRAGMENT_RETURNED: None,
     EventName.TRAINER_STARTED: "training {parameters:,} parameters on {device} ({precision})",
     EventName.TRAINER_DIED: "the trainer died and is being restarted: {detail}",
-    EventName.CODEC_CHOSEN: None,
-    EventName.VALIDATED: None,
     EventName.DIRECTORY_RESTARTED: "the directory was restarted: {reason}",
     EventName.NETWORK_RESTARTED: "the network was restarted: {reason}",
     EventName.STREAM_FAILED: "a bug in loco-peer ended a stream of {remote}: {error}: {detail}",
     EventName.REQUEST_FAILED: "a bug in loco-peer ended the request {request}: {error}: {detail}",
-    EventName.BOOTSTRAP_FAILING: None,
     EventName.IDENTITY_PINNED: "from now on, {address} must be {multiaddr}",
     EventName.RUN_FINISHED: "the run has ended: held-out loss {validation_loss}",
     EventName.RUN_EXPORTED: "exported the model to {path}",
     EventName.EXPORT_FAILED: "the model was not exported: {detail}",
     EventName.LEAVING: "leaving",
 }
-"""None: shown with `--verbose` only."""
 
 
 def said_of(event: Mapping[str, Any]) -> str | None:
     """The sentence for an event; None if the console does not show it."""
-    sentence = SENTENCES[EventName(event["event"])]
-    if sentence is None:
+    said = SENTENCES.get(EventName(event["event"]))
+    if said is None:
         return None
     try:
-        return sentence.format_map({key: _readable(key, value) for key, value in event.items()})
+        return said.format_map({key: _readable(key, value) for key, value in event.items()})
     except (KeyError, ValueError, TypeError):  # a field is missing, or is no number this time
         fields = (f"{key}={value}" for key, value in event.items() if key not in _STAMPED)
         return " ".join([str(event["event"]), *fields])
 
 
-_STAMPED: Final = frozenset({"time", "monotonic_s", "peer", "event"})
+_STAMPED: Final = ("time", "monotonic_s", "peer", "event")
+"""What every event has."""
 
 
 def _readable(key: str, value: Any) -> Any:
@@ -125,23 +104,6 @@ def _readable(key: str, value: Any) -> Any:
     if isinstance(value, list | tuple):
         return ", ".join(str(part) for part in value)
     return f"{value:,}" if key in ("step", "followed_step") else value
-
-
-EventDict = MutableMapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class EventLogStatistics:
-    """Counts of the lines of an event log.
-
-    Attributes:
-        lost: lines that could not be written.
-        undocumented: fields that `FIELDS` does not list, as `Event.field`.
-    """
-
-    written: int
-    lost: int
-    undocumented: frozenset[str]
 
 
 class Events(Protocol):
@@ -159,7 +121,6 @@ class NamedEvents:
         self._fields = fields
 
     def emit(self, name: EventName | str, /, **fields: Any) -> None:
-        """Record that `name` happened."""
         self._events.emit(name, **self._fields, **fields)
 
 
@@ -187,18 +148,11 @@ class EventLog:
         stream: TextIO | None = sys.stderr,
     ) -> None:
         self._write_line = write_line
+        self._peer = peer
         self._wall_time_s = wall_time_s
         self._log_format = log_format
         self._verbose = verbose
         self._stream = stream
-        self._written = 0
-        self._lost = 0
-        self._undocumented: set[str] = set()
-        self._logger = structlog.wrap_logger(
-            self,
-            processors=[self._stamp, self._show, _to_line],
-            wrapper_class=structlog.BoundLoggerBase,
-        ).bind(peer=peer)
 
     def emit(self, name: EventName | str, /, **fields: Any) -> None:
         """Record that `name` happened.
@@ -210,9 +164,25 @@ class EventLog:
         Raises:
             ValueError: no such event.
         """
-        event = EventName(name)
-        self._undocumented |= {f"{event}.{field}" for field in fields.keys() - FIELDS[event].keys()}
-        self._logger._proxy_to_logger("msg", event, **fields)
+        event: dict[str, Any] = {
+            "time": round(self._wall_time_s(), 3),
+            "monotonic_s": round(trio.current_time(), 6),
+            "peer": self._peer,
+            "event": str(EventName(name)),
+        }
+        event |= {key: _finite(value) for key, value in fields.items()}
+        if self._log_format is LogFormat.CONSOLE:
+            if self._verbose:
+                self._print(sentence(event))
+            elif said := said_of(event):
+                self._print(f"{_clock(event['time'])} {said}")
+        line = _json(event)
+        if len(line) > MAX_LINE_BYTES:
+            line = _json({key: event[key] for key in _STAMPED} | {"cut_bytes": len(line)})
+        with suppress(OSError):
+            self._write_line(line.encode())
+        if self._log_format is LogFormat.JSON:
+            self._print(line)
 
     def stream_failed(self, peer_id: PeerId, protocol: str, error: BaseException) -> None:
         """Record a stream that a bug has ended."""
@@ -226,67 +196,26 @@ class EventLog:
         kind, detail = type(error).__name__, str(error)[:MAX_ERROR_CHARS]
         self.emit(name, **where, error=kind, detail=detail)
 
-    def statistics(self) -> EventLogStatistics:
-        """Counts so far."""
-        return EventLogStatistics(self._written, self._lost, frozenset(self._undocumented))
-
-    def msg(self, line: str) -> None:
-        """Take a rendered line (called by structlog)."""
-        try:
-            self._write_line(line.encode())
-            self._written += 1
-        except OSError:
-            self._lost += 1
-        if self._log_format is LogFormat.JSON:
-            self._print(line)
-
-    def _stamp(self, _logger: object, _method: str, event: EventDict) -> EventDict:
-        stamp = {
-            "time": round(self._wall_time_s(), 3),
-            "monotonic_s": round(trio.current_time(), 6),
-            "peer": event.pop("peer"),
-            "event": str(event.pop("event")),
-        }
-        return {**stamp, **{key: _finite(value) for key, value in event.items()}}
-
-    def _show(self, _logger: object, _method: str, event: EventDict) -> EventDict:
-        if self._log_format is LogFormat.CONSOLE:
-            if self._verbose:
-                self._print(sentence(event))
-            elif said := said_of(event):
-                self._print(f"{_clock(event['time'])} {said}")
-        return event
-
     def say(self, line: str) -> None:
         """Say something to people that is no event; not among lines of JSON."""
         if self._log_format is LogFormat.CONSOLE:
             self._print(f"{_clock(self._wall_time_s())} {line}")
 
     def _print(self, line: str) -> None:
+        """Show a line, harmless on a terminal: names and reasons in it come from others, too."""
         if self._stream is None:
             return
+        if not line.isprintable():
+            line = "".join(
+                c if c.isprintable() else c.encode("unicode_escape").decode() for c in line
+            )
         try:
-            print(_on_one_line(line), file=self._stream, flush=True)
+            print(line, file=self._stream, flush=True)
         except (OSError, ValueError):
             self._stream = None  # the terminal is gone; the run goes on
 
 
-def _on_one_line(line: str) -> str:
-    """The line, harmless on a terminal: names and reasons in it come from other peers, too."""
-    if line.isprintable():
-        return line
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
-
-
-def _to_line(_logger: object, _method: str, event: EventDict) -> str:
-    line = _json(event)
-    if len(line) <= MAX_LINE_BYTES:
-        return line
-    kept = {key: event[key] for key in ("time", "monotonic_s", "peer", "event")}
-    return _json(kept | {"cut_bytes": len(line)})
-
-
-def _json(event: EventDict) -> str:
+def _json(event: Mapping[str, Any]) -> str:
     return json.dumps(event, default=_plain, separators=(",", ":"))
 
 
@@ -299,10 +228,9 @@ def _plain(value: Any) -> Any:
     return sorted(value, key=str) if isinstance(value, set | frozenset) else str(value)
 
 
-def sentence(event: EventDict) -> str:
+def sentence(event: Mapping[str, Any]) -> str:
     """One line for people who want all: time of day (UTC), event, fields."""
-    stamped = ("time", "monotonic_s", "peer", "event")
-    fields = [f"{key}={_short(key, value)}" for key, value in event.items() if key not in stamped]
+    fields = [f"{key}={_short(key, value)}" for key, value in event.items() if key not in _STAMPED]
     return " ".join([_clock(event["time"]), event["event"], *fields])
 
 

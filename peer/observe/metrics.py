@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry
@@ -28,7 +29,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from peer.facts import CheckpointOutcome, Durations, Facts, PeerState, RoundPhase, Spent
+from peer.facts import CheckpointOutcome, Facts, PeerState, Spent
 from peer.ports import NetworkStatistics
 from protocol.membership.book import Fault
 from protocol.membership.dial_back import Reach
@@ -69,35 +70,19 @@ Labelled = Iterable[tuple[tuple[str, ...], float]]
 """Values, each behind those of the labels."""
 
 
-class One(NamedTuple):
-    """A metric with one value; absent where that is None."""
+class Row(NamedTuple):
+    """One metric: a value, absent where that is None; or one for each set of labels."""
 
     kind: type[CounterMetricFamily] | type[GaugeMetricFamily]
-    name: str
     said: str
-    read: Callable[[Now], float | None]
+    read: Callable[[Now], float | Labelled | None]
+    labels: tuple[str, ...] = ()
 
-    def family(self, now: Now) -> Metric:
+    def family(self, name: str, now: Now) -> Metric:
         """The metric with its current values."""
-        family, value = self.kind(self.name, self.said), self.read(now)
-        if value is not None:
-            family.add_metric([], value)
-        return family
-
-
-class Many(NamedTuple):
-    """A metric with a value for each set of labels."""
-
-    kind: type[CounterMetricFamily] | type[GaugeMetricFamily]
-    name: str
-    said: str
-    labels: tuple[str, ...]
-    read: Callable[[Now], Labelled]
-
-    def family(self, now: Now) -> Metric:
-        """The metric with its current values."""
-        family = self.kind(self.name, self.said, labels=self.labels)
-        for labels, value in self.read(now):
+        family, found = self.kind(name, self.said, labels=self.labels), self.read(now)
+        values = [((), found)] if isinstance(found, int | float) else found or ()
+        for labels, value in values:
             family.add_metric(labels, value)
         return family
 
@@ -173,337 +158,213 @@ def _lines(now: Now) -> Labelled:
     return [((link.peer_id,), link.out_s) for link in links if link.out_us]
 
 
-COUNTER: Final = CounterMetricFamily
-GAUGE: Final = GaugeMetricFamily
+_counter: Final = partial(Row, CounterMetricFamily)
+_gauge: Final = partial(Row, GaugeMetricFamily)
 
-METRICS: Final[tuple[One | Many, ...]] = (
-    One(
-        COUNTER,
-        "loco_inner_steps",
-        "Inner optimizer steps done by this peer.",
-        lambda now: now.facts.inner_steps,
+METRICS: Final[dict[str, Row]] = {
+    "loco_inner_steps": _counter(
+        "Inner optimizer steps done by this peer.", lambda now: now.facts.inner_steps
     ),
-    One(COUNTER, "loco_tokens", "Tokens trained by this peer.", lambda now: now.facts.tokens),
-    One(
-        GAUGE,
-        "loco_train_loss",
-        "Mean training loss of the last round, in nats per token.",
-        lambda now: now.facts.train_loss,
+    "loco_tokens": _counter("Tokens trained by this peer.", lambda now: now.facts.tokens),
+    "loco_train_loss": _gauge(
+        "Mean training loss of the last round, in nats per token.", lambda now: now.facts.train_loss
     ),
-    One(
-        GAUGE,
-        "loco_validation_loss",
+    "loco_validation_loss": _gauge(
         "Loss of the slow weights on the run's validation blocks, in nats per token.",
         lambda now: now.validation_loss,
     ),
-    One(
-        GAUGE,
-        "loco_round",
-        "Round of the run that this peer is in.",
-        lambda now: _in_run(now, now.facts.round),
+    "loco_round": _gauge(
+        "Round of the run that this peer is in.", lambda now: _in_run(now, now.facts.round)
     ),
-    One(
-        GAUGE,
-        "loco_step",
+    "loco_step": _gauge(
         "Nominal inner step of the run that this peer is at.",
         lambda now: _in_run(now, now.facts.step),
     ),
-    One(
-        GAUGE,
-        "loco_total_steps",
-        "Nominal inner steps of the whole run.",
-        lambda now: now.progress.total_steps,
+    "loco_total_steps": _gauge(
+        "Nominal inner steps of the whole run.", lambda now: now.progress.total_steps
     ),
-    One(
-        GAUGE,
-        "loco_learning_rate",
-        "Learning rate of the present step.",
-        lambda now: now.progress.learning_rate,
+    "loco_learning_rate": _gauge(
+        "Learning rate of the present step.", lambda now: now.progress.learning_rate
     ),
-    One(
-        GAUGE,
-        "loco_tokens_per_second",
-        "Tokens that this peer trains.",
-        lambda now: now.progress.tokens_per_s,
+    "loco_tokens_per_second": _gauge(
+        "Tokens that this peer trains.", lambda now: now.progress.tokens_per_s
     ),
-    One(
-        GAUGE,
-        "loco_swarm_tokens_per_second",
+    "loco_swarm_tokens_per_second": _gauge(
         "Tokens that all peers train, by what they tell of their speed.",
         lambda now: now.progress.swarm_tokens_per_s,
     ),
-    One(
-        GAUGE,
-        "loco_run_left_seconds",
+    "loco_run_left_seconds": _gauge(
         "Time to the end of the run, at the pace of the last minutes, in seconds.",
         lambda now: now.progress.left_s,
     ),
-    One(
-        GAUGE,
-        "loco_inner_steps_per_average",
+    "loco_inner_steps_per_average": _gauge(
         "Inner steps between two averages of this peer (H), as the run says or as it has chosen.",
         lambda now: now.facts.inner_steps_per_average,
     ),
-    One(
-        GAUGE,
-        "loco_compute_utilisation",
+    "loco_compute_utilisation": _gauge(
         "Tokens trained over those that the trainer alone would have trained, as a ratio.",
         lambda now: now.facts.compute_utilisation(now.now_s),
     ),
-    One(
-        GAUGE,
-        "loco_replica_distance",
+    "loco_replica_distance": _gauge(
         "Root mean square per parameter of our fast weights less the last partner's.",
         lambda now: now.facts.replica_distance,
     ),
-    Many(
-        COUNTER,
-        "loco_data_blocks",
+    "loco_data_blocks": _counter(
         "Blocks of the corpus that changes of the swarm's members have left out or repeated.",
-        ("fate",),
         lambda now: _of(lost=now.facts.lost_blocks, repeated=now.facts.repeated_blocks),
+        ("fate",),
     ),
-    Many(
-        GAUGE, "loco_corpus_pieces", "Pieces of the corpus, by where they are.", ("where",), _pieces
-    ),
-    One(
-        COUNTER,
-        "loco_corpus_fetched_bytes",
+    "loco_corpus_pieces": _gauge("Pieces of the corpus, by where they are.", _pieces, ("where",)),
+    "loco_corpus_fetched_bytes": _counter(
         "Bytes of pieces that have come from other peers.",
         lambda now: now.facts.corpus.fetched_bytes if now.facts.corpus.pieces else None,
     ),
-    One(
-        COUNTER,
-        "loco_corpus_wait_seconds",
+    "loco_corpus_wait_seconds": _counter(
         "Time for which training stood still for pieces of the corpus, in seconds.",
         lambda now: now.facts.corpus.waited_s if now.facts.corpus.pieces else None,
     ),
-    One(
-        GAUGE,
-        "loco_averaged_share",
+    "loco_averaged_share": _gauge(
         "Share of the last 50 rounds that were averaged, 0 to 1.",
         lambda now: now.facts.averaged_share,
     ),
-    Many(
-        COUNTER,
-        "loco_outer_rounds",
-        "Rounds ended, by outcome; a skipped one has a reason.",
-        ("outcome", "reason"),
-        _rounds,
+    "loco_outer_rounds": _counter(
+        "Rounds ended, by outcome; a skipped one has a reason.", _rounds, ("outcome", "reason")
     ),
-    One(
-        COUNTER,
-        "loco_stalled_seconds",
+    "loco_stalled_seconds": _counter(
         "Time for which training stood still for fragments that were late, in seconds.",
         lambda now: now.facts.stalled_s,
     ),
-    One(
-        COUNTER,
-        "loco_state_divergence",
+    "loco_state_divergence": _counter(
         "Chunks of the outer copy found to differ from a better one of another peer.",
         lambda now: now.facts.diverged,
     ),
-    Many(
-        COUNTER,
-        "loco_contributions_refused",
+    "loco_contributions_refused": _counter(
         "Contributions of other peers to fragments that were not taken, by reason.",
-        ("reason",),
         lambda now: _each(REFUSED_CONTRIBUTIONS, now.facts.refused),
+        ("reason",),
     ),
-    Many(
-        COUNTER,
-        "loco_audits",
+    "loco_audits": _counter(
         "Averages of other peers that were worked out again in part, by outcome.",
-        ("outcome",),
         lambda now: _each(AuditOutcome, now.facts.audits),
+        ("outcome",),
     ),
-    Many(
-        COUNTER,
-        "loco_microbatches",
+    "loco_microbatches": _counter(
         "Microbatches of a pipeline at this peer, by what has happened to them.",
-        ("what",),
         lambda now: _each(Counted, now.facts.microbatches),
+        ("what",),
     ),
-    Many(
-        COUNTER,
-        "loco_wire_bytes",
+    "loco_wire_bytes": _counter(
         "Bytes handed to and taken from streams to peers, framing included.",
-        ("direction", "protocol"),
         _wire,
+        ("direction", "protocol"),
     ),
-    Many(GAUGE, "loco_peers", "Other peers known, by state.", ("state",), _peers),
-    Many(
-        GAUGE,
-        "loco_peer_rtt_seconds",
-        "Smoothed round-trip time to a linked peer.",
-        ("peer",),
-        _rtt,
-    ),
-    Many(
-        GAUGE,
-        "loco_group_info",
+    "loco_peers": _gauge("Other peers known, by state.", _peers, ("state",)),
+    "loco_peer_rtt_seconds": _gauge("Smoothed round-trip time to a linked peer.", _rtt, ("peer",)),
+    "loco_group_info": _gauge(
         "Part of the model that this peer holds, and the group of those that do; always 1.",
-        ("group", "part"),
         _group,
+        ("group", "part"),
     ),
-    One(
-        COUNTER,
-        "loco_other_group_refused",
+    "loco_other_group_refused": _counter(
         "Proposals, contributions and requests that were meant for another group.",
         lambda now: now.facts.refused.get(RefusalReason.OTHER_GROUP, 0),
     ),
-    Many(
-        COUNTER,
-        "loco_trainer_restarts",
-        "Restarts of the trainer process, by reason.",
-        ("reason",),
-        _restarts,
+    "loco_trainer_restarts": _counter(
+        "Restarts of the trainer process, by reason.", _restarts, ("reason",)
     ),
-    One(
-        COUNTER,
-        "loco_p2pd_restarts",
-        "Restarts of the libp2p daemon.",
-        lambda now: now.carried.restarts,
+    "loco_p2pd_restarts": _counter(
+        "Restarts of the libp2p daemon.", lambda now: now.carried.restarts
     ),
-    One(
-        COUNTER,
-        "loco_directory_restarts",
-        "Restarts of the directory.",
-        lambda now: now.facts.directory_restarts,
+    "loco_directory_restarts": _counter(
+        "Restarts of the directory.", lambda now: now.facts.directory_restarts
     ),
-    One(
-        COUNTER,
-        "loco_failed_streams",
+    "loco_failed_streams": _counter(
         "Streams from other peers that a bug of ours has ended.",
         lambda now: now.carried.failed_streams,
     ),
-    Many(
-        COUNTER,
-        "loco_peer_faults",
+    "loco_peer_faults": _counter(
         "What other peers sent that no honest peer sends, by kind.",
-        ("fault",),
         lambda now: _each(Fault, now.facts.faults),
+        ("fault",),
     ),
-    One(
-        COUNTER,
-        "loco_peers_convicted",
+    "loco_peers_convicted": _counter(
         "Peers of which it was proved that they have signed averages of their own making.",
         lambda now: now.facts.convicted,
     ),
-    Many(
-        COUNTER,
-        "loco_checkpoints",
+    "loco_checkpoints": _counter(
         "Checkpoints of this peer, by how they ended.",
-        ("outcome",),
         lambda now: _each(CheckpointOutcome, now.facts.checkpoints),
+        ("outcome",),
     ),
-    One(
-        GAUGE,
-        "loco_checkpoint_age_seconds",
-        "Since the last checkpoint was on the disk.",
-        _checkpoint_age,
+    "loco_checkpoint_age_seconds": _gauge(
+        "Since the last checkpoint was on the disk.", _checkpoint_age
     ),
-    Many(
-        GAUGE,
-        "loco_reachable",
+    "loco_reachable": _gauge(
         "Whether others can dial this peer: 1 yes, 0 no; absent while unknown.",
-        ("family",),
         _reachable,
+        ("family",),
     ),
-    One(
-        GAUGE,
-        "loco_relays",
-        "Peers that relay for this one.",
-        lambda now: len(now.facts.reach.relays),
+    "loco_relays": _gauge(
+        "Peers that relay for this one.", lambda now: len(now.facts.reach.relays)
     ),
-    One(
-        GAUGE,
-        "loco_relayed_peers",
+    "loco_relayed_peers": _gauge(
         "Peers that this one is connected to through relays alone.",
         lambda now: now.facts.reach.relayed_peers,
     ),
-    One(
-        GAUGE,
-        "loco_relay_circuits",
-        "Connections of others that this peer relays.",
-        lambda now: now.facts.reach.circuits,
+    "loco_relay_circuits": _gauge(
+        "Connections of others that this peer relays.", lambda now: now.facts.reach.circuits
     ),
-    One(
-        COUNTER,
-        "loco_relay_carried_bytes",
-        "Bytes of others that this peer has relayed.",
-        lambda now: now.facts.reach.carried_bytes,
+    "loco_relay_carried_bytes": _counter(
+        "Bytes of others that this peer has relayed.", lambda now: now.facts.reach.carried_bytes
     ),
-    Many(
-        COUNTER,
-        "loco_packed_vectors",
+    "loco_packed_vectors": _counter(
         "Partners' vectors, by how they came: as differences, again as a whole, or as codes.",
-        ("came",),
         lambda now: _of(
             packed=now.facts.packing.packed,
             whole=now.facts.packing.whole,
             plain=now.facts.packing.plain,
         ),
+        ("came",),
     ),
-    One(
-        COUNTER,
-        "loco_packed_blocks",
-        "Blocks of vectors that came packed.",
-        lambda now: now.facts.packing.blocks,
+    "loco_packed_blocks": _counter(
+        "Blocks of vectors that came packed.", lambda now: now.facts.packing.blocks
     ),
-    One(
-        COUNTER,
-        "loco_misread_blocks",
-        "Those that were read wrongly and sent again.",
-        lambda now: now.facts.packing.misread,
+    "loco_misread_blocks": _counter(
+        "Those that were read wrongly and sent again.", lambda now: now.facts.packing.misread
     ),
-    Many(
-        COUNTER,
-        "loco_packing_bytes",
+    "loco_packing_bytes": _counter(
         "What the codes of our own vectors take, and what was sent of them.",
-        ("of",),
         lambda now: _of(codes=now.facts.packing.code_bytes, sent=now.facts.packing.sent_bytes),
+        ("of",),
     ),
-)
+}
 """Those of every peer."""
 
-OF_STAGES: Final[tuple[One | Many, ...]] = (
-    Many(
-        COUNTER,
-        "loco_pipeline_seconds",
+OF_STAGES: Final[dict[str, Row]] = {
+    "loco_pipeline_seconds": _counter(
         "Time that went into the microbatches of a pipeline here, summed over all of them.",
-        ("into",),
         lambda now: [((str(what),), now.facts.pipeline.spent_s[what]) for what in Spent],
+        ("into",),
     ),
-    Many(
-        GAUGE,
-        "loco_pipeline_iteration_seconds",
+    "loco_pipeline_iteration_seconds": _gauge(
         "An iteration of a data peer, as planned and as measured.",
-        ("how",),
         lambda now: _of(
             planned=now.facts.pipeline.planned_s, measured=now.facts.pipeline.iteration_s
         ),
+        ("how",),
     ),
-    One(
-        COUNTER,
-        "loco_pipeline_other_plans",
+    "loco_pipeline_other_plans": _counter(
         "Microbatches that came by another plan than those of other data peers.",
         lambda now: now.facts.pipeline.other_plans,
     ),
-    Many(
-        GAUGE,
-        "loco_pipeline_line_seconds",
-        "How long a boundary that leaves for a peer occupies the line.",
-        ("peer",),
-        _lines,
+    "loco_pipeline_line_seconds": _gauge(
+        "How long a boundary that leaves for a peer occupies the line.", _lines, ("peer",)
     ),
-    One(
-        GAUGE,
-        "loco_pipeline_replicas_apart_ratio",
+    "loco_pipeline_replicas_apart_ratio": _gauge(
         "Distance to the weights of the last partner, a replica of this stage, over their size.",
         lambda now: now.facts.pipeline.replicas_apart,
     ),
-)
+}
 """Those of a peer that holds a stage: where the time goes, and what was planned."""
 
 
@@ -530,34 +391,24 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """All families, as of now."""
         now = self._read()
-        for metric in (*METRICS, *(OF_STAGES if now.facts.holds_stage else ())):
-            yield metric.family(now)
-        yield _lasted(now.facts.phases)
+        for name, row in (METRICS | (OF_STAGES if now.facts.holds_stage else {})).items():
+            yield row.family(name, now)
+        rounds = HistogramMetricFamily(
+            "loco_round_seconds", "Duration of each phase of a round, in seconds.", labels=["phase"]
+        )
+        for phase, seen in now.facts.phases.items():
+            rounds.add_metric([str(phase)], seen.cumulative(), seen.sum_s)
+        yield rounds
         yield SummaryMetricFamily(
             "loco_state_heal_seconds",
             "Time that it took to fetch such a chunk, in seconds.",
             count_value=now.facts.healed,
             sum_value=now.facts.healed_s,
         )
-        yield _build(self._version, now.facts.loops)
-
-
-def _lasted(phases: Mapping[RoundPhase, Durations]) -> Metric:
-    family = HistogramMetricFamily(
-        "loco_round_seconds", "Duration of each phase of a round, in seconds.", labels=["phase"]
-    )
-    for phase, seen in phases.items():
-        family.add_metric([str(phase)], seen.cumulative(), seen.sum_s)
-    return family
-
-
-def _build(version: str, loops: Mapping[str, str]) -> Metric:
-    """What runs: the version, and the loops that code vectors in its two processes."""
-    family = GaugeMetricFamily(
-        "loco_build_info",
-        "Version of loco-peer, and the loops that code vectors; always 1.",
-        labels=["version", "trainer_codec", "daemon_codec"],
-    )
-    chosen = [loops.get(side, "").partition(":")[0] for side in ("trainer", "daemon")]
-    family.add_metric([version, *chosen], 1)
-    return family
+        loops = [now.facts.loops.get(of, "").partition(":")[0] for of in ("trainer", "daemon")]
+        build = _gauge(
+            "Version of loco-peer, and the loops that code vectors; always 1.",
+            lambda _: [((self._version, *loops), 1)],
+            ("version", "trainer_codec", "daemon_codec"),
+        )
+        yield build.family("loco_build_info", now)

@@ -10,14 +10,12 @@ Each peer counts for the whole swarm, by what it has heard, so two peers may cou
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from peer.facts import Facts
 from protocol.membership.view import Member
-from protocol.schedule.data_plan import DataPlan, MemberPosition
+from protocol.schedule.data_plan import DataPlan, MemberPosition, Members
 from protocol.schedule.rounds import whole_steps
-
-from .feed import AllHere, DataFeed
 
 MEMBER_WEIGHT: Final = 4
 """Data weight of a peer of median speed; others in proportion."""
@@ -25,6 +23,26 @@ MAX_MEMBER_WEIGHT: Final = 16 * MEMBER_WEIGHT
 """What a peer says of its speed is not checked: this bounds the data it can claim by it."""
 MAX_APART_PLACES: Final = 1 << 16
 """Nor is its position checked: a peer that says it is further away is left out of the count."""
+
+
+class DataFeed(Protocol):
+    """Sees to it that pieces of the corpus are here when they are trained on."""
+
+    def plan(self, members: Members, epoch: int, position: int) -> None:
+        """A round begins there, with these shares of the data."""
+
+    async def bring(self, pieces: Sequence[int]) -> None:
+        """Returns when all of these pieces are here."""
+
+
+class AllHere:
+    """All of the corpus is here, or none of it is needed. Implements `DataFeed`."""
+
+    def plan(self, members: Members, epoch: int, position: int) -> None:
+        """Nothing is to be done."""
+
+    async def bring(self, pieces: Sequence[int]) -> None:
+        """They are here."""
 
 
 class DataShares:

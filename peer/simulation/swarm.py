@@ -48,6 +48,7 @@ from peer.daemon.report import Report
 from peer.daemon.returning import come_back
 from peer.facts import Facts, PeerState, RoundTiming
 from peer.network.identity import SEED_BYTES, Identity
+from peer.network.pacing import Pacing
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.network.simulated_directory import SimulatedDhtWorld, SimulatedDirectory
 from peer.network.simulated_stream import LinkModel
@@ -59,11 +60,10 @@ from peer.options.run_options import check_overlap_steps
 from peer.ports import PeerId
 from peer.ports.simulated import SimulatedEntropy, SimulatedWork
 from peer.rounds.loop import TrainingImpossible
-from peer.state.acquaintances import Acquaintances
-from peer.state.admission_file import AdmissionFile
 from peer.state.checkpoints import CheckpointStore
+from peer.state.kept_files import Acquaintances, AdmissionFile
 from peer.training.ports import Float32Vector
-from peer.training.toy import ToyProblem
+from peer.training.simulated import ToyProblem
 from protocol.errors import LocoError, leaves
 from protocol.membership.view import Member, Roster, View
 from protocol.run.run_spec import RunSpec
@@ -210,8 +210,10 @@ class SimulatedPeer:
             wall_time_s=place.directory.swarm_time_s,
             stream=None,
         )
+        place.network.pacing = pacing = Pacing(self.machine.limits)
         return PeerParts(
-            bare=place.network,
+            network=place.network,
+            pacing=pacing,
             directory=place.directory,
             work=SimulatedWork(self.machine.work_s),
             roster=place.roster,
@@ -222,7 +224,6 @@ class SimulatedPeer:
             admission_file=AdmissionFile(place.folder / "admission"),
             acquaintances=Acquaintances(place.folder / "neighbours.json"),
             checkpoints=CheckpointStore(place.folder / "checkpoints", keep=CHECKPOINTS_KEPT),
-            limits=self.machine.limits,
             token=self.machine.token,
             provision=provision,
         )

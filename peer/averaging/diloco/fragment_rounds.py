@@ -40,7 +40,6 @@ from peer.training.messages import (
     Ready,
     RoundClosed,
     SyncEvent,
-    TrainerProgress,
     Yield,
     Yielded,
 )
@@ -372,7 +371,7 @@ class FragmentRounds:
         quota = self._quotas.next(self._pace.owed(step, others, catch_up))
         return RoundPlan(round_, quota, step, inner_steps / quota)
 
-    def closes_early(self, others: Sequence[Member]) -> bool:
+    def closes_early(self, steps: int, others: Sequence[Member]) -> bool:
         """Whether the others are in a newer round."""
         return is_left_behind(self._facts.round, self._heard_rounds(others))
 
@@ -404,7 +403,7 @@ class FragmentRounds:
             self._exchange = self._new_exchange(Layout.from_shapes(dict(ready.shapes)))
             self._begun.set()
 
-    def progressed(self, progress: TrainerProgress) -> None:
+    def progressed(self) -> None:
         """The trainer has taken what it loaded."""
         self._trainer.loaded()
 

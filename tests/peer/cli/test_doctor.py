@@ -13,14 +13,17 @@ from peer.cli.app import app
 from peer.cli.doctor import (
     MAX_CLOCK_OFFSET_S,
     MIN_DISK_BYTES,
+    Finding,
+    Health,
     announced,
     disk_finding,
     docker_line,
+    is_well,
+    lines_of,
     machine_findings,
     network_findings,
 )
 from peer.daemon.examination import Examination, LineRate, Met
-from peer.observe.findings import Finding, Health, is_well, lines_of
 from peer.options.exit_codes import ExitCode
 from peer.state.home import Home
 from protocol.membership.dial_back import NatKind, Reach

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from peer.cli import client
 from peer.cli.app import app
 from peer.cli.generate import check_left_out
-from peer.content.state_file import StateScalars, write_state_file
+from peer.content.state_file import write_state_file
 from peer.options.config import ConfigError
 from peer.options.exit_codes import ExitCode
 from peer.state.export import export_hugging_face
@@ -26,6 +26,7 @@ from peer.training.stages.module import initial_stage
 from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
+from protocol.wire.content_messages import StateScalars
 
 STAGES = 3
 BYTE_VOCABULARY = 256

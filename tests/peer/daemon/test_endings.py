@@ -21,7 +21,7 @@ from peer.simulation.swarm import (
 )
 from peer.state.checkpoints import Checkpoint, CheckpointStore, Manifest
 from peer.state.uploads import Uploads
-from peer.training.toy import SimulatedSpeed
+from peer.training.simulated import SimulatedSpeed
 from protocol.admission.statements import Verdict
 from protocol.errors import Refused
 

@@ -20,12 +20,12 @@ from peer.facts import (
     RoundPhase,
     Spent,
 )
+from peer.observe.control import MAX_CONNECTIONS
 from peer.observe.endpoint import (
-    MAX_CONNECTIONS,
     MAX_REQUEST_BYTES,
     REQUEST_TIMEOUT_S,
     EndpointUnavailable,
-    _Server,
+    clients_of,
     serve_metrics,
 )
 from peer.observe.metrics import REFUSED_CONTRIBUTIONS, Metrics, Now
@@ -383,15 +383,15 @@ class SilentClient:
 
 async def test_who_says_nothing_is_cut_off(autojump_clock) -> None:
     client: Any = SilentClient()
-    server = _Server(bytes, "text/plain")
+    clients = clients_of(bytes, "text/plain")
     before = trio.current_time()
-    await server.answer(client)
+    await clients.answer(client)
     assert trio.current_time() - before == pytest.approx(REQUEST_TIMEOUT_S)
     assert client.closed
 
 
 async def test_connections_are_bounded(autojump_clock) -> None:
-    server = _Server(bytes, "text/plain")
+    server = clients_of(bytes, "text/plain")
     clients: list[Any] = [SilentClient() for _ in range(MAX_CONNECTIONS + 1)]
     async with trio.open_nursery() as nursery:
         for client in clients:

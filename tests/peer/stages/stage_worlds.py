@@ -51,7 +51,7 @@ class PretendedTrainer:
     fresh = bytes(SLOT_BYTES)
 
     def __init__(self, stage, iterations=0, microbatches=0):
-        memory = code_memory(0)
+        memory = code_memory()
         self.boundaries = BoundaryRing.create_in(memory, RING_PER_SLOT * SLOTS, SLOT_BYTES)
         if self.codec is not None:
             self.boundaries = BoundaryRing.open(memory, SLOT_BYTES, self.codec)

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from checkpoint_worlds import P, write
 
-from peer.content.state_file import StateScalars, write_state_file
+from peer.content.state_file import write_state_file
 from peer.ports.files import replace_file
 from peer.state.checkpoints import CheckpointStore
+from protocol.wire.content_messages import StateScalars
 
 
 class Disk:

@@ -23,8 +23,7 @@ from peer.training.messages import (
     Yielded,
 )
 from peer.training.ports import Trainer
-from peer.training.simulated import simulated_starter
-from peer.training.toy import SimulatedSpeed, simulated_layout
+from peer.training.simulated import SimulatedSpeed, simulated_layout, simulated_starter
 from protocol.fragment.fragments import fragments_of_run
 from protocol.run.run_spec import RunSpec, SyncSection
 from protocol.run.sections import DilocoSection
@@ -46,7 +45,7 @@ async def training(spec: RunSpec, quota: int = H):
     phi = np.zeros(PARAMETERS, np.float32)
     async with simulated_starter(spec, "me", SimulatedSpeed(step_s=1.0))(phi, None) as trainer:
         await trainer.receive()
-        await trainer.send(Load(0))
+        await trainer.send(Load())
         await trainer.send(TrainRound(0, quota, MEMBERS, 0, 0, 0.0, 1.0))
         yield trainer, phi
 

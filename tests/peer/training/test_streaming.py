@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from peer.training.messages import Amend, FragmentMerged, FragmentSent, Merge, TrainRound, Yield
 from peer.training.messages import Yielded as YieldedEvent
-from peer.training.streaming import FragmentSync
+from peer.training.sync import FragmentSync
 from protocol.run.run_spec import RunSpec, SyncSection
 from protocol.run.sections import DilocoSection
 
@@ -33,14 +33,14 @@ class NoValues:
         assert fragment not in self.held
         return ""
 
-    def merge(self, fragment, stepped, moved):
-        assert fragment not in self.held
+    def merge(self, fragment, stepped, moved, redone=None):
+        if redone is None:
+            assert fragment not in self.held
+        else:
+            self.held.remove(fragment)
 
     def hold(self, fragment):
         self.held.add(fragment)
-
-    def amend(self, fragment, *chunks):
-        self.held.remove(fragment)
 
 
 class Loop:

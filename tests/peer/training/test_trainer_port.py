@@ -95,7 +95,6 @@ async def validation_says_of_which_round_and_leaves_the_slow_weights(life: Life)
         found.append(await life.until(Evaluated))
     assert [event.round for event in found] == [7, 8]
     assert existing(found[0].loss) == existing(found[1].loss) > 0
-    assert found[0].tokens == 4 * life.spec.model.context_length
 
 
 async def after_each_load_the_learning_rate_warms_up(life: Life) -> None:
@@ -337,7 +336,7 @@ def corpus(tmp_path_factory):
     for i in range(30):
         (folder / f"{i}.txt").write_text("to be or not to be " * 40)
     spec = RunSpec(data=DataSection(source=f"text:{folder}/*.txt", validation_blocks=4))
-    return str(prepare_corpus(spec, folder / "cache").path)
+    return str(prepare_corpus(spec, folder / "cache").folder)
 
 
 @pytest.mark.parametrize(("way", "promise"), ONE_BY_ONE)
