@@ -27,10 +27,10 @@ at its own moment, and merged as sync.py says; and where all peers average
     Yield(p)                            held := phi
                                         Yielded(p)
     (p of phi is written)
-    Amend(p, ...)                       theta follows what happened to phi
+    Merge(p, None, ...)                 theta follows what happened to phi
 
-The daemon writes a fragment of phi only from `FragmentSent` to `Merge`, and from `Yielded` to
-`Amend`. (Load and Evaluate read all of phi: nothing may be written while they run.)
+The daemon writes a fragment of phi only from `FragmentSent`, or `Yielded`, to `Merge`. (Load and
+Evaluate read all of phi: nothing may be written while they run.)
 
 Where the trainer holds a stage of a pipeline, microbatches travel besides
 (protocol/microbatch/trainer_messages.py).
@@ -202,17 +202,23 @@ class Keep(TrainerMessage, frozen=True):
 
 
 class Merge(TrainerMessage, frozen=True):
-    """The outer step of a fragment in flight is in phi: this ends the flight.
+    """The outer step of a fragment that was sent, or yielded, is in phi: follow.
+
+    What is in none of the lists is left alone.
 
     Attributes:
+        cycle: of the send, whose flight this ends; None for a fragment that was yielded.
         stepped: chunks whose result holds our codes.
-        moved: chunks that were written without them; what is in neither list is left alone.
+        moved: chunks that were written without them.
+        redone: chunks that had been merged; their step was taken back, and taken with another
+            result.
     """
 
     fragment: int
-    cycle: int
+    cycle: int | None
     stepped: tuple[int, ...]
-    moved: tuple[int, ...]
+    moved: tuple[int, ...] = ()
+    redone: tuple[int, ...] = ()
 
 
 ONE_CHUNK: Final = (0,)
@@ -220,31 +226,16 @@ ONE_CHUNK: Final = (0,)
 
 
 class Yield(TrainerMessage, frozen=True):
-    """Do not read phi of a fragment until `Amend`."""
+    """Do not read phi of a fragment until `Merge`."""
 
     fragment: int
-
-
-class Amend(TrainerMessage, frozen=True):
-    """A yielded fragment of phi has been written: follow.
-
-    Attributes:
-        merged: chunks that were stepped now, and not in `Merge`.
-        redone: chunks whose step was taken back, and taken with another result.
-        moved: chunks that were written without our codes.
-    """
-
-    fragment: int
-    merged: tuple[int, ...]
-    redone: tuple[int, ...]
-    moved: tuple[int, ...]
 
 
 class Stop(TrainerMessage, frozen=True):
     """Exit."""
 
 
-SyncCommand = Merge | Yield | Amend
+SyncCommand = Merge | Yield
 TrainerCommand = (
     Load
     | TrainRound
@@ -356,7 +347,7 @@ class FragmentMerged(TrainerMessage, frozen=True):
 
 
 class Yielded(TrainerMessage, frozen=True):
-    """phi of this fragment is not read until `Amend`."""
+    """phi of this fragment is not read until `Merge`."""
 
     fragment: int
 

@@ -61,7 +61,6 @@ from protocol.schedule.data_plan import DataPlan, TakenBlocks
 from .errors import WrongCommand
 from .messages import (
     PROGRESS_INTERVAL_S,
-    Amend,
     CloseRound,
     Evaluate,
     Evaluated,
@@ -360,7 +359,7 @@ class RoundMachine:
                 self._to_keep.append(command)
             case Stop():
                 self._stopped = True
-            case Merge() | Yield() | Amend():
+            case Merge() | Yield():
                 self._obey_sync(command)
             case _:
                 raise WrongCommand(f"{command}, but no stage is trained here")

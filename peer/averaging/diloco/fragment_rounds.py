@@ -33,7 +33,6 @@ from peer.rounds.pace import Pace
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
 from peer.training.messages import (
-    Amend,
     FragmentMerged,
     FragmentSent,
     Merge,
@@ -276,14 +275,8 @@ class CurrentTrainer:
         """Tell the trainer that yielded what has changed."""
         if fragment in self._yielded and self._line is not None:
             self._yielded.discard(fragment)
-            await self._line.send(
-                Amend(
-                    fragment,
-                    merged=tuple(sorted(changes.stepped)),
-                    redone=tuple(sorted(changes.redone)),
-                    moved=tuple(sorted(changes.moved)),
-                )
-            )
+            lists = (changes.stepped, changes.moved, changes.redone)
+            await self._line.send(Merge(fragment, None, *(tuple(sorted(each)) for each in lists)))
 
 
 # --- fragment rounds ------------------------------------------------------------------------------

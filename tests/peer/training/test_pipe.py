@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from peer.training import pipe
 from peer.training.messages import (
-    Amend,
     Begin,
     Evaluated,
     FragmentMerged,
@@ -49,7 +48,7 @@ MESSAGES: list[Any] = [
     RoundClosed(3, 5, 40, 2.5, 0, 40, 1.5, 200.0),
     FragmentSent(2, 7, 5, 40, "ab", 0.25, 362.5),
     Merge(2, 7, (0, 1), (3,)),
-    Amend(2, (), (0,), (1,)),
+    Merge(2, None, (), (1,), (0,)),
     Stop(),
 ]
 

@@ -21,7 +21,6 @@ from peer.training.child_process import spare_child
 from peer.training.corpus import prepare_corpus
 from peer.training.messages import (
     ONE_CHUNK,
-    Amend,
     Begin,
     Evaluate,
     Evaluated,
@@ -169,7 +168,7 @@ async def test_fragments_come_and_go(corpus):
         await trainer.send(Yield(1))
         await _next(trainer, Yielded)
         slow.array[:] *= 1.01
-        await trainer.send(Amend(1, (), (), (0,)))
+        await trainer.send(Merge(1, None, (), (0,), ()))
         for round_ in range(2):
             await trainer.send(TrainRound(round_, 10, MEMBERS, 0, 20 * round_, 0.0, 1.0))
         sent, merged, closed = [], [], None
