@@ -20,9 +20,9 @@ import psutil
 import torch
 import trio
 
-from peer.averaging.gossip.exchange_io import OwnVector
-from peer.averaging.gossip.exchanges import Agreement, Averaged
-from peer.averaging.gossip.gossip import Bounds, GossipServer
+from peer.averaging.gossip.exchange_io import Averaged, OwnVector
+from peer.averaging.gossip.exchanges import Agreement
+from peer.averaging.gossip.gossip import GossipServer
 from peer.averaging.gossip.outer_state import OuterState
 from peer.averaging.gossip.outer_step import NolocoFactors
 from peer.codec import get_codec
@@ -144,14 +144,15 @@ class SoakPeer:
             final=False,
             steps=1,
             tokens=1,
-            codec="int8",
-            vectors=1,
             digest=digest,
             payload=memoryview(self._codes),
         )
         self._company.other = question["peer_id"]
         search_s = REFUSED_SEARCH_S if question.get("refused") else SEARCH_S
-        outcome, _ = await self._gossip.average(own, Bounds(0.0, search_s, EXCHANGE_S))
+        settled = await self._gossip.average(
+            own, fresh_s=0.0, search_s=search_s, exchange_s=EXCHANGE_S
+        )
+        outcome = settled.outcome
         averaged = isinstance(outcome, Averaged)
         self._outer.step(
             round_, own.payload, outcome.payload if isinstance(outcome, Averaged) else None

@@ -27,7 +27,7 @@ from peer.codec import codes_as_tensor, get_codec
 from peer.network.identity import Identity
 from peer.training.fragments import FragmentSnapshots
 from peer.training.model import FlatModel
-from peer.training.shared import CodeRegions, region_bytes
+from peer.training.shared import CodeRegions
 from protocol.diloco.fragment_events import Average, ResultToWrite, WriteResults, Written
 from protocol.diloco.keeper import short_digest
 from protocol.fragment.chunk_ledger import ResultRank, Stamp
@@ -118,7 +118,7 @@ class FragmentSwarm:
         self._outer.defended = self._averages.defended = arm.defence == "on"
         self._stamps = self._outer.first_stamps()
         self._overlap_steps = diloco.overlap_steps
-        sizes = region_bytes(self._fragments, self._codec)
+        sizes = [self._codec.code_bytes(fragment.size) for fragment in self._fragments]
         self._replicas = [
             FragmentSnapshots(
                 model,

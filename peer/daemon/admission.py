@@ -21,14 +21,14 @@ from typing import Final
 
 import blake3
 import trio
+from trio.lowlevel import ParkingLot
 
 from peer.facts import Facts
 from peer.network.identity import Identity
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.ports import PeerId
-from peer.process.bell import Bell
-from peer.state.admission_file import KeptAdmission
+from peer.state.kept_files import KeptAdmission
 from protocol.admission.register import Mode, Register
 from protocol.admission.statements import Ruling, Token, Verdict
 from protocol.errors import LocoError, Refused
@@ -373,7 +373,7 @@ class Reputation:
 
     Attributes:
         book: their conduct, and what else we keep of peers.
-        one_more_ignored: rung when the links of a peer are to end.
+        one_more_ignored: woken when the links of a peer are to end.
     """
 
     def __init__(self, admission: Admission, facts: Facts, events: EventLog) -> None:
@@ -381,20 +381,17 @@ class Reputation:
         self._facts = facts
         self._events = events
         self.book = PeerBook()
-        self.one_more_ignored = Bell()
+        self.one_more_ignored = ParkingLot()
 
     def judge(self, peer_id: PeerId) -> Refusal | None:
-        """Why a peer is not served; None when it is."""
         return self.admission.judge(peer_id) or self.judge_conduct(peer_id)
 
     def judge_conduct(self, peer_id: PeerId) -> Refusal | None:
-        """Why a peer is not even greeted; None when it is."""
         if self.book.is_convicted(peer_id):
             return CONVICTED
         return IGNORED if self.book.is_ignored(trio.current_time(), peer_id) else None
 
     def wait_s(self, peer_id: PeerId) -> float:
-        """For how long a stream of this peer waits before it is served."""
         return self.book.wait_s(trio.current_time(), peer_id)
 
     def may_be_dialled(self, peer_id: PeerId) -> bool:
@@ -402,15 +399,14 @@ class Reputation:
         return self.judge_conduct(peer_id) is None and self.admission.may_be_dialled(peer_id)
 
     def blame(self, peer_id: PeerId, fault: Fault) -> None:
-        """Hold a fault against a peer."""
         self._facts.faults[fault] += 1
         if self.book.note(trio.current_time(), peer_id, fault):
             self._events.emit(EventName.PEER_IGNORED, remote=peer_id, fault=str(fault))
-            self.one_more_ignored.ring()
+            self.one_more_ignored.unpark_all()
 
     def convict(self, peer_id: PeerId) -> None:
         """Have nothing to do with a peer any more that was proved to have lied."""
         self._facts.convicted += 1
         self.book.convict(peer_id)
         self._events.emit(EventName.PEER_CONVICTED, remote=peer_id)
-        self.one_more_ignored.ring()
+        self.one_more_ignored.unpark_all()

@@ -107,7 +107,6 @@ class Fresh:
         self._initialise = initialise
 
     async def take(self, arrival: Arrival) -> FirstState:
-        """Write the first weights."""
         arrival.ports.facts.now_doing("taking the first weights")
         await self._initialise(arrival.slow_P)
         return NOTHING_TRAINED

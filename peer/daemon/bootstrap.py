@@ -164,7 +164,7 @@ class Bootstrap:
     def _pin(self, address: str, peer_id: PeerId, addresses: Sequence[Address]) -> None:
         """Trust on first use: who answered at HOST:PORT is shown, and has to answer there again.
 
-        For good, as pins are kept (peer/state/pins.py).
+        For good, as pins are kept (peer/state/kept_files.py).
 
         Raises:
             StreamLost: somebody else does.

@@ -256,7 +256,7 @@ NO_CHECKPOINTS: Final = CheckpointPlan()
 
 
 class Checkpointing:
-    """Writes checkpoints when they are due. Implements `peer.rounds.checkpoints.Checkpoints`.
+    """Writes checkpoints when they are due. Implements `peer.rounds.parts.Checkpoints`.
 
     Args:
         held: what the checkpoints are of.
@@ -306,13 +306,12 @@ class Checkpointing:
             self._nursery = None
 
     # --- what the round loop says ---------------------------------------------------------------
-    def load(self, version: int) -> Load:
+    def load(self) -> Load:
         """What was kept, once; a trainer that dies loses its moments."""
         kept, self._go_on = self._go_on, None
-        return Load(version) if kept is None else Load(version, str(kept), with_weights=True)
+        return Load() if kept is None else Load(str(kept))
 
     def began(self, line: TrainerLine) -> None:
-        """A trainer has started."""
         self._line = line
 
     def died(self) -> None:
@@ -322,7 +321,6 @@ class Checkpointing:
             self._asked.ended.set()
 
     def took(self, kept: Kept) -> None:
-        """The trainer's part is written, or is not."""
         if self._asked is not None:
             self._asked.took(kept)
 
@@ -440,7 +438,7 @@ class Checkpointing:
         await asked.wait()
         if alone and asked.missing:
             step = facts.nominal_step if facts.over else self._began_step
-            slow = Kept(str(asked.path), step, facts.epoch, facts.position, 0, 0.0)
+            slow = Kept(str(asked.path), step, facts.epoch, facts.position, 0)
             without = partial(asked.done_without, over=facts.over)
             kept = await self._work.run(without, self._store, round_, slow)
         else:

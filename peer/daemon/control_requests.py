@@ -15,8 +15,7 @@ from typing import Any, Final
 import numpy as np
 import trio
 
-from peer.content.fetching import ExpectedState, fetch_from
-from peer.content.gathering import whole_state
+from peer.content.fetching import ExpectedState, fetch_from, whole_state
 from peer.facts import Facts, HeldPart, PeerState
 from peer.network.identity import SEED_BYTES
 from peer.observe.control import Handler, NotNow
@@ -48,8 +47,6 @@ from .sources import FETCH_WEIGHTS_S, weights_of
 
 MAX_NAMED: Final = 8
 """Peers that are named to somebody whose short id is not clear."""
-MAX_FETCH_S: Final = 3600.0
-"""For one peer's weights; below the least rate it is left sooner (peer/content/fetching.py)."""
 
 
 class ControlRequests:
@@ -64,7 +61,6 @@ class ControlRequests:
         self._entropy = entropy
 
     def handlers(self) -> dict[str, Handler]:
-        """The handler of each request, by its name."""
         return {
             "status": self.status,
             "leave": self.leave,
@@ -113,7 +109,6 @@ class ControlRequests:
         return {"path": str(path)}
 
     async def holders(self, _: dict[str, Any]) -> dict[str, Any]:
-        """The peers of our group that live, ourselves left out."""
         alive = self._held().view.alive(trio.current_time())
         return {"peers": [member.peer_id for member in alive]}
 
@@ -122,11 +117,8 @@ class ControlRequests:
         parts, held = self._peer.parts, self._held()
         expected = ExpectedState(held.group.digest, layout_digest=held.shape.layout_digest)
         slow_P, momentum_P = np.zeros((2, held.shape.padded_parameters), np.float32)
-        with trio.move_on_after(MAX_FETCH_S) as scope:
-            async with fetch_from(parts.network, wanted["peer"]) as fetcher:
-                state = await whole_state(fetcher, expected, slow_P, momentum_P)
-        if scope.cancelled_caught:
-            raise LocoError(f"its state did not come within {MAX_FETCH_S:.0f} s")
+        async with fetch_from(parts.network, wanted["peer"]) as fetcher:
+            state = await whole_state(fetcher, expected, slow_P, momentum_P)
         path = self._peer.settings.state_dir / "others-weights.f32"
         await parts.work.run(slow_P.tofile, path)
         return {"path": str(path), "step": state.step}

@@ -4,9 +4,9 @@ An entry ends with the signed run spec and with what the run trains with here. W
 comes from is another question (beginning.py). Coming back stands in returning.py.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 import blake3
 import trio
@@ -28,90 +28,60 @@ from .parts import PeerParts
 from .ports import Ports
 from .provision import ChosenStage, Supplies
 
+CheckSpec = Callable[[RunSpec], None]
+"""Raises when this peer's options do not fit a run: InvalidRunSpec, ConfigError, HomeError."""
+Entered = tuple[SignedSpec, Supplies]
+Entry = Callable[[PeerParts, CheckSpec, trio.Nursery], Awaitable[Entered]]
+"""One way to come to a run; meanwhile, it says in status and events what goes on.
 
-class Entry(Protocol):
-    """One way to come to a run."""
-
-    async def enter(self, check_spec: Callable[[RunSpec], None]) -> tuple[SignedSpec, Supplies]:
-        """Get ready for a run; meanwhile, say in status and events what goes on.
-
-        Args:
-            check_spec: raises when this peer's options do not fit a run.
-
-        Raises:
-            Refused: the swarm does not want us, and trying again cannot change that.
-            InvalidRunSpec, ConfigError: the run cannot be trained here.
-        """
-
-    async def keep_looking(self) -> None:
-        """Go on looking for the swarm while the run is trained; returns when it is found.
-
-        Raises:
-            Refused: as `enter`.
-        """
+In the nursery it may go on looking for the swarm while the run is trained. Raises, here and there,
+Refused: the swarm does not want us, and trying again cannot change that; and what `CheckSpec` does.
+"""
 
 
-class Founding:
-    """A new run, frozen and signed here with the founder's key of this home."""
-
-    def __init__(self, parts: PeerParts, spec: RunSpec) -> None:
-        self._parts = parts
-        self._spec = spec
-
-    async def enter(self, check_spec: Callable[[RunSpec], None]) -> tuple[SignedSpec, Supplies]:
-        check_spec(self._spec)
-        parts, founder = self._parts, self._parts.keys.founder
-        assert founder is not None, "a home that founds a run has a founder's key"
-        parts.facts.now_doing("preparing the data", PeerState.STARTING)
-        frozen, supplies = await parts.provision.found(self._spec)
-        closed = parts.admission.closed(frozen)
-        signed = SignedSpec.signed_by(closed, founder.public_key, founder.sign)
-        parts.admission.founded(signed)
-        return signed, supplies
-
-    async def keep_looking(self) -> None:
-        """Nothing to do: the others come."""
+async def found(spec: RunSpec, parts: PeerParts, check_spec: CheckSpec, _: trio.Nursery) -> Entered:
+    """Make a new run, frozen and signed here with the founder's key of this home."""
+    check_spec(spec)
+    founder = parts.keys.founder
+    assert founder is not None, "a home that founds a run has a founder's key"
+    parts.facts.now_doing("preparing the data", PeerState.STARTING)
+    frozen, supplies = await parts.provision.found(spec)
+    closed = parts.admission.closed(frozen)
+    signed = SignedSpec.signed_by(closed, founder.public_key, founder.sign)
+    parts.admission.founded(signed)
+    return signed, supplies
 
 
-class Joining:
-    """The run that a bootstrap address leads to.
+async def join(
+    addresses: Sequence[str],
+    stage: int | None,
+    parts: PeerParts,
+    check_spec: CheckSpec,
+    _: trio.Nursery,
+) -> Entered:
+    """Join the run that the addresses lead to: run spec and data come from the swarm.
 
     Args:
         stage: of a pipeline, that is to be held; None lets it choose.
     """
+    facts = parts.facts
+    facts.now_doing("looking for the swarm", PeerState.CONNECTING)
+    first, hello = await enter_swarm(parts, Bootstrap(parts, parts.links, addresses))
+    facts.now_doing("fetching the run spec", PeerState.DOWNLOADING)
+    signed = await parts.sources.fetch(
+        lambda fetcher: fetcher.spec(hello.run_id), parts.roster, first
+    )
+    spec = signed.spec()
+    parts.admission.entered(signed)
+    parts.events.emit(EventName.RUN_RECEIVED, remote=first, run_id=signed.run_id, name=spec.name)
+    check_spec(spec)
+    facts.now_doing("fetching the data")
+    choose = partial(choose_stage, parts, spec, signed.run_id, stage)
 
-    def __init__(
-        self, parts: PeerParts, addresses: Sequence[str], stage: int | None = None
-    ) -> None:
-        self._parts = parts
-        self._bootstrap = Bootstrap(parts, parts.links, addresses)
-        self._stage = stage
+    async def obtain(fetcher: Fetcher) -> Supplies:
+        return await parts.provision.obtain(spec, fetcher, choose)
 
-    async def enter(self, check_spec: Callable[[RunSpec], None]) -> tuple[SignedSpec, Supplies]:
-        """Find the swarm; take run spec and data from it."""
-        parts, facts = self._parts, self._parts.facts
-        facts.now_doing("looking for the swarm", PeerState.CONNECTING)
-        first, hello = await enter_swarm(parts, self._bootstrap)
-        facts.now_doing("fetching the run spec", PeerState.DOWNLOADING)
-        signed = await parts.sources.fetch(
-            lambda fetcher: fetcher.spec(hello.run_id), parts.roster, first
-        )
-        spec = signed.spec()
-        parts.admission.entered(signed)
-        parts.events.emit(
-            EventName.RUN_RECEIVED, remote=first, run_id=signed.run_id, name=spec.name
-        )
-        check_spec(spec)
-        facts.now_doing("fetching the data")
-        choose = partial(choose_stage, parts, spec, signed.run_id, self._stage)
-
-        async def obtain(fetcher: Fetcher) -> Supplies:
-            return await parts.provision.obtain(spec, fetcher, choose)
-
-        return signed, await parts.sources.fetch(obtain, parts.roster, first)
-
-    async def keep_looking(self) -> None:
-        """Nothing to do: it is found."""
+    return signed, await parts.sources.fetch(obtain, parts.roster, first)
 
 
 async def enter_swarm(parts: PeerParts, bootstrap: Bootstrap) -> tuple[PeerId, Hello]:

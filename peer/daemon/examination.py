@@ -24,8 +24,8 @@ from peer.network.libp2p import open_libp2p_network
 from peer.network.relay import reserve
 from peer.ports import Address, Network, PeerId
 from peer.ports.real import RealEntropy
-from peer.state.admission_file import AdmissionFile
 from peer.state.home import Home
+from peer.state.kept_files import AdmissionFile
 from protocol.address.multiaddr import split_peer_id
 from protocol.admission.statements import Token
 from protocol.content.manifest import CorpusManifest, parse_manifest
@@ -36,15 +36,14 @@ from protocol.membership.dial_back import (
     Reach,
     host_and_port,
 )
-from protocol.wire.messages import Hello, Leaving, PeerList, Seen, Whereabouts
-from protocol.wire.versions import HELLO, REACH, SPOKEN
+from protocol.wire.messages import Hello, Leaving, PeerList, Whereabouts
+from protocol.wire.versions import HELLO, SPOKEN
 
 from .bootstrap import resolve_bootstrap
 from .link import FROM_LINK
-from .outside import note_seen, to_try
+from .outside import note_seen, say_where, to_try
 
 MEET_S: Final = 20.0
-SEEN_S: Final = 40.0
 FETCH_S: Final = 30.0
 MEASURE_S: Final = 60.0
 """For all that is asked of one peer to measure its line."""
@@ -258,12 +257,8 @@ class Doctor:
         for _ in range(2):
             own = self._own()
             wanted = to_try(self._answers, own, own)
-            try:
-                stream = await self._network.open_stream(peer_id, REACH)
-                async with Conversation(stream) as talk:
-                    await talk.send(Whereabouts(1, (), tuple(wanted)))
-                    seen, _ = await talk.receive(Seen, timeout_s=SEEN_S)
-            except LocoError:
+            seen = await say_where(self._network, peer_id, Whereabouts(1, (), tuple(wanted)))
+            if seen is None:
                 return
             note_seen(self._answers, peer_id, wanted, seen)
             if seen.tried:

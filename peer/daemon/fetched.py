@@ -32,9 +32,8 @@ from typing import Final
 import blake3
 import trio
 
-from peer.content.fetching import ExpectedState, Fetcher, fetch_from
-from peer.content.gathering import CHUNKS_PER_SOURCE, Gathering
-from peer.content.state_file import StateManifest, StateScalars
+from peer.content.fetching import ExpectedState, Fetcher, Gathering, fetch_from
+from peer.content.state_file import StateManifest
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
 from peer.ports import PeerId
@@ -52,11 +51,13 @@ from protocol.content.samples import (
     sample_of,
 )
 from protocol.errors import LocoError, RemoteProtocolError
+from protocol.limits import MAX_ASKED_PER_SOURCE
 from protocol.membership.heeded import heeded
 from protocol.membership.view import View
 from protocol.run.amendments import AmendedSpec
 from protocol.schedule.data_plan import start_position
 from protocol.schedule.rounds import lost_lag, middle, oldest_useful
+from protocol.wire.content_messages import StateScalars
 
 from .beginning import Arrival, FirstState
 from .ports import Ports
@@ -161,6 +162,7 @@ class SharedFetch:
             mixes=self._mixes,
             lost_lag=lost_lag(sync.round_steps),
         )
+        self._gathering.on_progress = self._moved
         self._witnesses: dict[PeerId, Witnesses] = {}
         self._turns = defaultdict[PeerId, trio.Lock](trio.Lock)
         self._doubted: set[PeerId] = set()
@@ -212,7 +214,7 @@ class SharedFetch:
         if self._may_be_helped(described):
             self._nursery.start_soon(self._be_helped, helping, fetcher.remote_peer_id)
         try:
-            return await self._gathering.lead(fetcher, described, self._moved)
+            return await self._gathering.lead(fetcher, described)
         finally:
             helping.cancel()
 
@@ -230,7 +232,7 @@ class SharedFetch:
             not self._alone
             and len(self._doubted) < MAX_DOUBTED
             and len(training) > LEAST_WITNESSES
-            and len(described.digests) > CHUNKS_PER_SOURCE
+            and len(described.digests) > 2 * MAX_ASKED_PER_SOURCE  # weights and momentum
         )
 
     async def _help(self, fetcher: Fetcher) -> bool:
@@ -246,7 +248,7 @@ class SharedFetch:
                 await witnesses.asked.wait()
                 if len(witnesses.samples) < LEAST_WITNESSES:
                     return False
-            await self._gathering.help(fetcher, described, self._moved)
+            await self._gathering.help(fetcher, described)
         finally:
             if name not in self._gathering.remotes:
                 self._witnesses.pop(name, None)
@@ -255,7 +257,7 @@ class SharedFetch:
     # --- comparing ----------------------------------------------------------------------------
     def _ask_about(self, source: PeerId, described: StateManifest) -> None:
         """A source has named its root: its witnesses are asked from now on."""
-        root, ports = described.root.hex(), self._arrival.ports
+        root, ports = described.root, self._arrival.ports
         self._witnesses[source] = witnesses = Witnesses(ports, self._view, source, root)
         self._nursery.start_soon(witnesses.ask, self._turns)
 

@@ -60,7 +60,6 @@ class Greeter:
         self._clock_offset_s = 0.0
 
     def hello(self) -> Hello:
-        """What we say of ourselves."""
         facts = self._facts
         return Hello(
             software=self._software,

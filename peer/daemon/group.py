@@ -14,13 +14,13 @@ import trio
 
 from peer.averaging.parts import Averaging
 from peer.content.pieces import PieceFetcher
-from peer.content.state_file import StateManifest, StateScalars, copy_state, seal_state
+from peer.content.state_file import StateManifest, copy_state, seal_state
 from peer.facts import Facts, PeerState
 from peer.ports import DirectoryUnrecoverable, PeerId, Work
 from peer.process.rejoin import JoinAgain, addresses_of
 from protocol.content.samples import sample_of
 from protocol.errors import RemoteProtocolError
-from protocol.gossip.matchmaking_events import RoundSnapshot
+from protocol.gossip.matchmaking import RoundSnapshot
 from protocol.membership.records import (
     PeerRecord,
     decode_record,
@@ -32,6 +32,7 @@ from protocol.membership.view import Member, View
 from protocol.run.layout import DATA_STAGE, stage_of_part
 from protocol.run.run_spec import RunSpec
 from protocol.schedule.data_plan import DataPlan
+from protocol.wire.content_messages import StateScalars
 
 from .parts import PeerParts
 from .ports import Ports
@@ -134,7 +135,6 @@ class LinkedCompany:
         self.blame = parts.reputation.blame
 
     def free(self) -> Sequence[tuple[PeerId, RoundSnapshot]]:
-        """The others that say they look for a partner, and what they bring."""
         return [
             (member.peer_id, RoundSnapshot(*found, member.progress.ended))
             for member in self._training()
@@ -142,11 +142,9 @@ class LinkedCompany:
         ]
 
     def present(self, *, ended: bool) -> Sequence[PeerId]:
-        """The others that train and have not ended, or those that have ended and not finished."""
         return [m.peer_id for m in self._training() if m.progress.ended == ended]
 
     def announce(self, snapshot: RoundSnapshot | None) -> None:
-        """Tell all that we look for a partner with this snapshot, or that we look for none."""
         free = self._facts.free
         if free.get(self._fragment) == snapshot:
             return
@@ -154,11 +152,10 @@ class LinkedCompany:
             del free[self._fragment]
         else:
             free[self._fragment] = snapshot
-        self._links.tell.ring()
+        self._links.tell.unpark_all()
 
     async def changed(self) -> None:
-        """Wait until any of this may have changed."""
-        await self._links.heard.wait()
+        await self._links.heard.park()
 
     def _training(self) -> Sequence[Member]:
         training = self._view.members_training(trio.current_time())
@@ -250,8 +247,8 @@ class OuterSource:
                 epoch=facts.epoch,
                 position=facts.position,
                 tokens=facts.tokens,
-                gradient_norm=min(facts.gradient_norm, LARGEST_NORM),
+                gradient_norm=float(min(facts.gradient_norm, LARGEST_NORM)),
             )
             vectors = (averaging.slow_P, averaging.momentum_P)
             await self._work.run(copy_state, path, scalars, *vectors)
-        return path, await self._work.run(seal_state, path, scalars, averaging.slow_P.size)
+        return path, await self._work.run(seal_state, path, scalars)

@@ -28,12 +28,12 @@ from collections.abc import Sequence
 from typing import Final
 
 import trio
+from trio.lowlevel import ParkingLot
 
 from peer.facts import PeerState
 from peer.network.conversation import Conversation, StreamStalled
 from peer.observe.event_names import EventName
 from peer.ports import Address, PeerId, Stream
-from peer.process.bell import Bell
 from protocol.errors import Declined, LocoError, RemoteProtocolError, StreamLost
 from protocol.limits import ANSWER_S, MAX_PEERS_PER_EXCHANGE, PEER_LIST_COST
 from protocol.membership.book import Budget, Fault
@@ -75,8 +75,8 @@ class Links:
     """All links of one peer. `run` must be running before `dial`.
 
     Attributes:
-        heard: rung when a peer has told of itself, and when one is gone.
-        tell: to be rung when all should be told of us at once, not with the next beat.
+        heard: wakes those parked when a peer has told of itself, and when one is gone.
+        tell: to be woken when all should be told of us at once, not with the next beat.
         dialler: keeps links to everybody on the roster.
         num_refused: links that were refused here, since the start.
     """
@@ -101,12 +101,11 @@ class Links:
         self._nursery: trio.Nursery | None = None
         self._duplicates = Duplicates(self._links, self._roster, self._ask_alive)
         self.serving = trio.Event()
-        self.heard = Bell()
-        self.tell = Bell()
+        self.heard = ParkingLot()
+        self.tell = ParkingLot()
 
     @property
     def num_live(self) -> int:
-        """Links that live now."""
         return len(self._all())
 
     async def run(self) -> None:
@@ -126,14 +125,14 @@ class Links:
 
     async def _tell_at_once(self) -> None:
         while True:
-            await self.tell.wait()
+            await self.tell.park()
             for link in self._all():
                 self._post(link, self._beat_for(link))
 
     async def _end_ignored(self) -> None:
         """End links with peers that are ignored, whenever it comes to that."""
         while True:
-            await self._reputation.one_more_ignored.wait()
+            await self._reputation.one_more_ignored.park()
             for link in self._all():
                 if self._reputation.judge_conduct(link.peer_id) is not None:
                     link.scope.cancel()
@@ -246,7 +245,7 @@ class Links:
                 state=theirs.state, round=theirs.round, step=theirs.step, group=theirs.group
             ),
         )
-        self.heard.ring()
+        self.heard.unpark_all()
         life, round_, why = theirs.incarnation, theirs.round, "closed"
         self._events.emit(EventName.PEER_LINKED, remote=peer_id, incarnation=life, round=round_)
         try:
@@ -287,7 +286,7 @@ class Links:
             self._roster.gone(trio.current_time(), link.peer_id, link.incarnation)
             self._events.emit(EventName.PEER_LOST, remote=link.peer_id, reason=why)
             self._book.dials.put_off(link.peer_id, trio.current_time())
-            self.heard.ring()
+            self.heard.unpark_all()
 
     async def _send_all(self, link: Link, outbox: trio.MemoryReceiveChannel[Outgoing]) -> None:
         async for message in outbox:
@@ -309,7 +308,7 @@ class Links:
                     )
                     told = link.heard_beat(message, now_s)
                     self._roster.beaten(now_s, link.peer_id, link.incarnation, told, link.rtt_s)
-                    self.heard.ring()
+                    self.heard.unpark_all()
                 case PeerList():
                     link.messages += PEER_LIST_COST
                     self.dialler.told(now_s, link.peer_id, message)
@@ -364,7 +363,6 @@ class Links:
         return beat_to(link, self._facts, self._pacing, self._sequence, swarm_time_s)
 
     def _note_bytes(self) -> None:
-        """Rule 3, for the roster."""
         for link in self._all():
             if self._has_sent_bytes(link, link.last_heard_s):
                 link.last_heard_s = self._pacing.last_byte_s(link.peer_id)

@@ -23,7 +23,7 @@ from peer.network.conversation import Conversation
 from peer.network.reachability import is_loopback
 from peer.network.relay import Relay, reserve
 from peer.observe.event_names import EventName
-from peer.ports import Address, PeerId, Stream
+from peer.ports import Address, Network, PeerId, Stream
 from protocol.address.multiaddr import is_relayed, split_peer_id
 from protocol.errors import LocoError
 from protocol.limits import DIAL_BACK_EVERY_S, MAX_DIAL_BACKS, MAX_LINKS
@@ -47,7 +47,6 @@ LOOK_EVERY_S: Final = 2.0
 ASKED: Final = 3
 ASK_UNKNOWN_EVERY_S: Final = 15.0
 ASK_KNOWN_EVERY_S: Final = 300.0
-ENOUGH_ANSWERS: Final = 3
 RELAYS: Final = 2
 RELAY_PAUSE_S: Final = 60.0
 """A peer that did not relay for us is not asked again for so long."""
@@ -68,6 +67,18 @@ def to_try(answers: DialBacks, own: Sequence[Address], direct: Sequence[Address]
     """
     ports = [each[1] for each in map(host_and_port, direct) if each is not None]
     return candidates(answers.observed_hosts(trio.current_time()), own, ports)
+
+
+async def say_where(network: Network, peer_id: PeerId, told: Whereabouts) -> Seen | None:
+    """Tell a peer where we are; what it saw, None where it does not answer."""
+    try:
+        async with Conversation(await network.open_stream(peer_id, REACH)) as talk:
+            await talk.send(told)
+            patience_s = ANSWER_S + len(told.tried) * TRY_S
+            seen, _ = await talk.receive(Seen, timeout_s=patience_s)
+    except LocoError:
+        return None
+    return seen
 
 
 def note_seen(answers: DialBacks, peer_id: PeerId, asked: Sequence[Address], seen: Seen) -> None:
@@ -105,7 +116,6 @@ class Reaching:
             await trio.sleep(LOOK_EVERY_S)
 
     async def look(self) -> None:
-        """See what has changed, and do what it asks for."""
         now_s = trio.current_time()
         linked = self._roster.alive(now_s)
         self._notice_own(now_s)
@@ -174,7 +184,7 @@ class Reaching:
                 nursery.start_soon(self._ask_one, member.peer_id)
         self._note()
         known = self._facts.reach.reach is not Reach.UNKNOWN
-        enough = self._answers.num_answers(trio.current_time()) >= min(ENOUGH_ANSWERS, len(linked))
+        enough = self._answers.num_answers(trio.current_time()) >= min(ASKED, len(linked))
         every_s = ASK_KNOWN_EVERY_S if known and enough else ASK_UNKNOWN_EVERY_S
         self._ask_at_s = trio.current_time() + every_s
 
@@ -195,24 +205,15 @@ class Reaching:
                 return
 
     async def _say(self, peer_id: PeerId, tried: Sequence[Address]) -> Seen | None:
-        """Tell a peer where we are; what it saw, None where it does not answer."""
         addresses = tuple(self._network.addresses)
-        try:
-            async with Conversation(await self._network.open_stream(peer_id, REACH)) as talk:
-                await talk.send(Whereabouts(self._facts.incarnation, addresses, tuple(tried)))
-                patience_s = ANSWER_S + len(tried) * TRY_S
-                seen, _ = await talk.receive(Seen, timeout_s=patience_s)
-        except LocoError:
-            return None
-        self._told[peer_id] = self._incarnation(peer_id), addresses
+        told = Whereabouts(self._facts.incarnation, addresses, tuple(tried))
+        seen = await say_where(self._network, peer_id, told)
+        if seen is not None:
+            member = self._roster.get(peer_id)
+            self._told[peer_id] = 0 if member is None else member.incarnation, addresses
         return seen
 
-    def _incarnation(self, peer_id: PeerId) -> int:
-        member = self._roster.get(peer_id)
-        return 0 if member is None else member.incarnation
-
     def _note(self) -> None:
-        """Write down what is known now."""
         now_s, facts, answers = trio.current_time(), self._facts.reach, self._answers
         hosts = [each[0] for each in map(host_and_port, self._own) if each is not None]
         before = facts.reach

@@ -13,17 +13,18 @@ from typing import Final
 
 import trio
 
-from peer.averaging.parts import Averaging, AveragingParts, averaging_of
+from peer.averaging.parts import Averaging, averaging_of
 from peer.codec import MAIN_MEMORY, get_codec
 from peer.content.service import ContentService
 from peer.facts import HeldPart, PeerState
 from peer.observe.event_names import EventName
 from peer.process.rejoin import JoinAgain, addresses_of
 from peer.rounds.loop import RoundLoop
+from peer.rounds.parts import AveragingParts
 from peer.rounds.shares import DataShares
 from peer.stages.company import StageCompany, Surroundings, keep_balance
 from peer.stages.exchange import StageExchange
-from peer.state.kept_proofs import KeptProofs
+from peer.state.kept_files import ProofFile
 from peer.training.ports import Float32Vector, StartTrainer
 from peer.training.warm import warmed_up
 from protocol.membership.group import Group
@@ -105,8 +106,7 @@ class Peer:
         stop = self.settings.stop
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(entry.keep_looking)
-                signed, supplies = await entry.enter(self.settings.check_spec)
+                signed, supplies = await entry(self.parts, self.settings.check_spec, nursery)
                 nursery.start_soon(self._keep_acquaintances)
                 self._training = Training(self.settings, self.parts, signed, supplies)
                 await self._training.run()
@@ -256,7 +256,7 @@ class Training:
                 observe_round=self._settings.observe_round,
                 checkpoints=self.checkpoints,
                 convict=parts.reputation.convict,
-                proofs=KeptProofs(self._settings.state_dir / "proofs"),
+                proofs=ProofFile(self._settings.state_dir / "proofs"),
                 microbatches=exchange,
             )
         )
@@ -324,7 +324,7 @@ class Training:
         """Wait, after the end, until the run goes on: we were told too late. Raises JoinAgain."""
         facts = self._facts
         while True:
-            await self._parts.links.heard.wait()
+            await self._parts.links.heard.park()
             if self._amended.total_steps_at(facts.nominal_step) > facts.step:
                 training = self._held.view.members_training(trio.current_time())
                 if addresses := addresses_of(training):

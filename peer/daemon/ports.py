@@ -9,10 +9,8 @@ from peer.network.identity import Identity
 from peer.network.pacing import Pacing
 from peer.observe.events import EventLog
 from peer.ports import Directory, Network, Work
-from peer.state.acquaintances import Acquaintances
-from peer.state.admission_file import AdmissionFile
 from peer.state.checkpoints import CheckpointStore
-from peer.state.pins import PassingPins, Pins
+from peer.state.kept_files import Acquaintances, AdmissionFile, Pins
 from protocol.admission.statements import Token
 from protocol.membership.records import Sign
 from protocol.membership.view import Roster
@@ -56,7 +54,7 @@ class Ports:
     acquaintances: Acquaintances
     checkpoints: CheckpointStore
     token: Token | None = None
-    pins: Pins = field(default_factory=PassingPins)
+    pins: Pins = field(default_factory=Pins)
 
     def __post_init__(self) -> None:
         now_s = trio.current_time()

@@ -30,7 +30,6 @@ import numpy as np
 import trio
 
 from peer.content.fetching import BlobSource
-from peer.content.state_file import StateScalars
 from peer.content.store import PieceStore, open_store
 from peer.facts import PartShape
 from peer.observe.event_names import EventName
@@ -43,7 +42,6 @@ from peer.training.child_process import SpareChild
 from peer.training.corpus import (
     InvalidCorpus,
     KeptCorpus,
-    PreparedCorpus,
     adopt_held_out,
     adopt_manifest,
     describe_corpus,
@@ -65,6 +63,7 @@ from protocol.run.layout import DATA_STAGE, Layout, part_of_stage, stage_layouts
 from protocol.run.run_spec import FrozenSection, RunSpec
 from protocol.schedule.data_plan import start_position
 from protocol.schedule.rounds import middle
+from protocol.wire.content_messages import StateScalars
 
 from .beginning import Arrival, Beginning, FirstState, Fresh
 from .fetched import Fetched
@@ -86,21 +85,17 @@ class TorchEngine:
     """Child processes with torch.
 
     Args:
-        memory_dir: for shared memory on systems where it needs a file.
         spare: a child for the first trainer.
     """
 
-    def __init__(self, settings: TrainerSettings, memory_dir: Path, spare: SpareChild) -> None:
+    def __init__(self, settings: TrainerSettings, spare: SpareChild) -> None:
         self._settings = settings
-        self._memory_dir = memory_dir
         self._spare = spare
 
     @contextmanager
     def memory(self, padded_parameters: int) -> Iterator[tuple[Float32Vector, StartTrainer]]:
-        """Shared memory."""
-        with SharedVector(padded_parameters, self._memory_dir) as slow:
-            start = trainer_starter(self._settings, slow, self._memory_dir, self._spare)
-            yield slow.array, start
+        with SharedVector(padded_parameters) as slow:
+            yield slow.array, trainer_starter(self._settings, slow, self._spare)
 
 
 # --- rebuilding -----------------------------------------------------------------------------------
@@ -173,7 +168,7 @@ def where_others_are(spec: AmendedSpec, roster: Roster) -> FirstState:
 
 async def freeze_data(
     spec: RunSpec, cache_dir: Path, work: Work, data: str | None = None
-) -> tuple[RunSpec, PreparedCorpus]:
+) -> tuple[RunSpec, KeptCorpus]:
     """The founder's part: make the corpus, and name it in the run spec by digest.
 
     Args:
@@ -187,14 +182,15 @@ async def freeze_data(
         await work.run(remove_all_drafts, cache_dir)
         corpus = await work.run(prepare_corpus, spec, cache_dir, data, work.check_cancelled)
         await work.run(_keep_tokenizer, spec.data.tokenizer, cache_dir)
-    frozen = {"manifest": corpus.manifest_digest, "tokenizer_digest": corpus.tokenizer_digest}
+    digest = corpus.manifest.tokenizer_digest
+    frozen = {"manifest": corpus.manifest_digest, "tokenizer_digest": digest}
     section = spec.data.model_copy(update=frozen)
     return spec.model_copy(update={"data": section}), corpus
 
 
 async def obtain_data(
     spec: RunSpec, cache_dir: Path, source: BlobSource, work: Work, data: str | None = None
-) -> PreparedCorpus:
+) -> KeptCorpus:
     """A joiner's part: the corpus that the run spec names, from here, or from peers.
 
     Args:
@@ -270,9 +266,7 @@ def _keep_tokenizer(source: str, cache_dir: Path) -> None:
         replace_file(tokenizer_path(cache_dir, FileTokenizer(data).digest), data)
 
 
-def _given_here(
-    spec: RunSpec, cache_dir: Path, data: str, check: Callable[[], None]
-) -> PreparedCorpus:
+def _given_here(spec: RunSpec, cache_dir: Path, data: str, check: Callable[[], None]) -> KeptCorpus:
     """The corpus from where the user says that it is. Raises InvalidCorpus: it is another."""
     made = prepare_corpus(spec, cache_dir, data, check)
     if made.manifest_digest != spec.data.manifest:
@@ -291,7 +285,7 @@ def _made_here(spec: RunSpec, cache_dir: Path, check: Callable[[], None]) -> Kep
         made = prepare_corpus(spec, cache_dir, None, check)
     except (InvalidCorpus, ValueError, OSError):
         return None
-    return made.kept if made.manifest_digest == spec.data.manifest else None
+    return made if made.manifest_digest == spec.data.manifest else None
 
 
 # --- provision ------------------------------------------------------------------------------------
@@ -407,7 +401,7 @@ class RealProvision:
             beginning = Rebuilt(chosen.stage, fresh, layouts)
         return self._supplies(spec, corpus, _shape(created), beginning, chosen.stage)
 
-    async def _remade(self, spec: RunSpec, corpus: PreparedCorpus) -> Beginning:
+    async def _remade(self, spec: RunSpec, corpus: KeptCorpus) -> Beginning:
         """The first weights once more; where the run began from a checkpoint, from that."""
         assert spec.frozen is not None
         unfrozen = spec.model_copy(update={"frozen": None})
@@ -420,7 +414,7 @@ class RealProvision:
         return fresh
 
     async def _first_weights(
-        self, spec: RunSpec, corpus: PreparedCorpus, stage: int | None
+        self, spec: RunSpec, corpus: KeptCorpus, stage: int | None
     ) -> tuple[ModelCreated, Fresh]:
         """The initialisation of the part that we hold, and a beginning with it."""
         weights = self._state_dir / "first-weights.f32"
@@ -441,37 +435,37 @@ class RealProvision:
     def _supplies(
         self,
         spec: RunSpec,
-        corpus: PreparedCorpus,
+        corpus: KeptCorpus,
         shape: PartShape,
         beginning: Beginning,
         stage: int | None,
     ) -> Supplies:
         settings = self._trainer_settings(spec, corpus, stage)
-        engine = TorchEngine(settings, self._state_dir, self._spare)
+        engine = TorchEngine(settings, self._spare)
         blobs = corpus.blobs
-        tokenizer = tokenizer_path(self._cache_dir, corpus.tokenizer_digest)
+        tokenizer = tokenizer_path(self._cache_dir, corpus.manifest.tokenizer_digest)
         if tokenizer.is_file():
-            blobs[corpus.tokenizer_digest] = tokenizer
+            blobs[corpus.manifest.tokenizer_digest] = tokenizer
         return Supplies(
             engine,
             blobs,
-            corpus.num_blocks,
+            corpus.manifest.num_blocks,
             shape=shape,
             beginning=beginning,
             part=WHOLE_MODEL if stage is None else part_of_stage(stage),
-            piece_blocks=corpus.kept.manifest.piece_blocks,
-            store=open_store(corpus.kept),
+            piece_blocks=corpus.manifest.piece_blocks,
+            store=open_store(corpus),
         )
 
     def _trainer_settings(
-        self, spec: RunSpec, corpus: PreparedCorpus, stage: int | None
+        self, spec: RunSpec, corpus: KeptCorpus, stage: int | None
     ) -> TrainerSettings:
         config = self._config
         return TrainerSettings(
             spec=spec.to_bytes(),
             peer_id=self._peer_id,
-            corpus_path=str(corpus.path),
-            vocabulary_size=corpus.vocabulary_size,
+            corpus_path=str(corpus.folder),
+            vocabulary_size=corpus.manifest.vocabulary_size,
             device=config.device or "auto",
             threads=config.threads or 0,
             overlap_steps=config.overlap_steps,

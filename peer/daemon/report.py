@@ -113,7 +113,6 @@ class Report:
         )
 
     def now(self) -> Now:
-        """What is known at this moment."""
         now_s = trio.current_time()
         return Now(
             self._facts,

@@ -1,6 +1,6 @@
 """How a peer comes back to the run of its home: with the others, or from its own checkpoint.
 
-    Returning    the entry: run spec and data are here, and nobody need be there
+    come_back    the entry: run spec and data are here, and nobody need be there
     Returned     the beginning: the state of others that train, or our newest good checkpoint; or,
                  where the founder has none, the seed once more
 
@@ -30,8 +30,7 @@ from typing import Final
 
 import trio
 
-from peer.content.fetching import BlobSource
-from peer.content.gathering import own_digests
+from peer.content.fetching import BlobSource, own_digests
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
 from peer.ports import PeerId
@@ -44,14 +43,13 @@ from protocol.membership.returning import LISTEN_S, UNREACHED_S, Course, choose_
 from protocol.names import short_id
 from protocol.outcomes import RefusalReason
 from protocol.run.layout import stage_of_part
-from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 from protocol.schedule.rounds import is_lost, lost_lag
 
 from .beginning import Arrival, Beginning, FirstState
 from .bootstrap import CALM_REPORT_S, Bootstrap
 from .dialler import Dialler
-from .entry import choose_stage, enter_swarm
+from .entry import CheckSpec, Entered, choose_stage, enter_swarm
 from .fetched import Fetched
 from .parts import PeerParts
 from .ports import Ports
@@ -75,107 +73,95 @@ class NoSource:
         raise Refused(RefusalReason.UNAVAILABLE, f"blob {digest} is not in this home")
 
 
-class Returning:
-    """The run that this home belongs to.
+async def come_back(
+    signed: SignedSpec,
+    addresses: Sequence[str],
+    stage: int | None,
+    alone: bool,
+    parts: PeerParts,
+    check_spec: CheckSpec,
+    nursery: trio.Nursery,
+) -> Entered:
+    """Go on with the run of this home: data and model come from here, if they are here.
 
     Args:
         signed: the run spec, as the home has kept it.
         addresses: to find the swarm by, if the user gave any.
         stage: of a pipeline, that is to be held where no checkpoint says one; None lets it choose.
         alone: whether or not the others of the run can be reached.
+
+    Raises:
+        OtherRun: the addresses lead to another run than this home's.
     """
+    remembered = RememberedPeers(parts, parts.links.dialler, alone=alone)
+    nursery.start_soon(_keep_looking, parts, signed.run_id, addresses, remembered)
+    spec, facts = signed.spec(), parts.facts
+    facts.run_id = signed.run_id
+    parts.admission.entered(signed)
+    check_spec(spec)
+    facts.now_doing("looking for the others of the run", PeerState.RETURNING)
+    own = await _newest_checkpoint(parts, signed.run_id)
+    if own is not None and stage in (None, stage_of_part(own.manifest.part)):
+        facts.chosen = Group(signed.run_id, own.manifest.part)
+        facts.nominal_step = own.manifest.step
+        facts.earlier_tokens = own.manifest.tokens
+    else:
+        own = None
+    known = await parts.work.run(parts.acquaintances.read)
+    for peer_id, theirs in known.items():
+        parts.roster.introduced(trio.current_time(), peer_id, theirs)
+    remembered.remember(known)
+    choose: ChooseStage = partial(choose_stage, parts, spec, signed.run_id, stage)
+    kept_stage = None if own is None else stage_of_part(own.manifest.part)
+    if kept_stage is not None:
+        choose = partial(_stays_at, kept_stage)
 
-    def __init__(
-        self,
-        parts: PeerParts,
-        signed: SignedSpec,
-        addresses: Sequence[str] = (),
-        stage: int | None = None,
-        *,
-        alone: bool = False,
-    ) -> None:
-        self._parts = parts
-        self._signed = signed
-        self._bootstrap = Bootstrap(parts, parts.links, addresses, CALM_REPORT_S)
-        self._looks = bool(addresses)
-        self._stage = stage
-        self._remembered = RememberedPeers(parts, parts.links.dialler, alone=alone)
+    async def obtain(source: BlobSource) -> Supplies:
+        return await parts.provision.obtain(spec, source, choose)
 
-    async def enter(self, check_spec: Callable[[RunSpec], None]) -> tuple[SignedSpec, Supplies]:
-        """Say how far our checkpoint is, and get data and model ready, from here if they are."""
-        parts, signed, facts = self._parts, self._signed, self._parts.facts
-        spec, facts.run_id = signed.spec(), signed.run_id
-        parts.admission.entered(signed)
-        check_spec(spec)
-        facts.now_doing("looking for the others of the run", PeerState.RETURNING)
-        own = await self._newest_checkpoint()
-        if own is not None and self._stage in (None, stage_of_part(own.manifest.part)):
-            facts.chosen = Group(signed.run_id, own.manifest.part)
-            facts.nominal_step = own.manifest.step
-            facts.earlier_tokens = own.manifest.tokens
-        else:
-            own = None
-        known = await parts.work.run(parts.acquaintances.read)
-        for peer_id, addresses in known.items():
-            parts.roster.introduced(trio.current_time(), peer_id, addresses)
-        self._remembered.remember(known)
-        supplies = await self._supplies(spec, own)
-        founder = parts.keys.founder
-        is_founder = founder is not None and founder.public_key == signed.founder_public_key
-        remake = supplies.remake if is_founder else None
-        if own is not None or remake is not None:
-            back = Returned(parts, own, self._remembered, remake)
-            supplies = replace(supplies, beginning=back)
-        return signed, supplies
+    try:
+        supplies = await obtain(NoSource())
+    except Refused:
+        facts.now_doing("fetching the data")
+        supplies = await parts.sources.fetch(obtain, parts.roster)
+    founder = parts.keys.founder
+    is_founder = founder is not None and founder.public_key == signed.founder_public_key
+    remake = supplies.remake if is_founder else None
+    if own is not None or remake is not None:
+        supplies = replace(supplies, beginning=Returned(parts, own, remembered, remake))
+    return signed, supplies
 
-    async def keep_looking(self) -> None:
-        """Enter the swarm by the addresses that the user gave, however long that takes.
 
-        Raises:
-            OtherRun: the addresses lead to another run than this home's.
-            Refused: it does not want us, and trying again cannot change that.
-        """
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._remembered.watch)
-            if self._looks:
-                try:
-                    await enter_swarm(self._parts, self._bootstrap)
-                except Refused as refused:
-                    if refused.reason is not RefusalReason.OTHER_RUN:
-                        raise
-                    raise OtherRun(
-                        f"the home belongs to run {self._signed.run_id}, and a peer at the"
-                        f" addresses given says: {refused.sentence}"
-                    ) from refused
-
-    async def _newest_checkpoint(self) -> Checkpoint | None:
-        """The newest of this run whose files are what its manifest says; each other is told."""
-        parts, refused = self._parts, list[tuple[Path, str]]()
-
-        def refuse(path: Path, why: str) -> None:
-            refused.append((path, why))
-
-        newest_whole = parts.checkpoints.newest_whole
-        found = await parts.work.run(newest_whole, self._signed.run_id, refuse)
-        for path, why in refused:
-            parts.events.emit(EventName.CHECKPOINT_REFUSED, path=str(path), detail=why)
-        return found
-
-    async def _supplies(self, spec: RunSpec, own: Checkpoint | None) -> Supplies:
-        parts, run_id = self._parts, self._signed.run_id
-        choose: ChooseStage = partial(choose_stage, parts, spec, run_id, self._stage)
-        stage = None if own is None else stage_of_part(own.manifest.part)
-        if stage is not None:
-            choose = partial(_stays_at, stage)
-
-        async def obtain(source: BlobSource) -> Supplies:
-            return await parts.provision.obtain(spec, source, choose)
-
+async def _keep_looking(
+    parts: PeerParts, run_id: str, addresses: Sequence[str], remembered: "RememberedPeers"
+) -> None:
+    """Enter the swarm by the addresses that the user gave, however long that takes."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(remembered.watch)
+        if not addresses:
+            return
         try:
-            return await obtain(NoSource())
-        except Refused:
-            parts.facts.now_doing("fetching the data")
-            return await parts.sources.fetch(obtain, parts.roster)
+            await enter_swarm(parts, Bootstrap(parts, parts.links, addresses, CALM_REPORT_S))
+        except Refused as refused:
+            if refused.reason is not RefusalReason.OTHER_RUN:
+                raise
+            raise OtherRun(
+                f"the home belongs to run {run_id}, and a peer at the addresses given says:"
+                f" {refused.sentence}"
+            ) from refused
+
+
+async def _newest_checkpoint(parts: PeerParts, run_id: str) -> Checkpoint | None:
+    """The newest of this run whose files are what its manifest says; each other is told."""
+    refused = list[tuple[Path, str]]()
+
+    def refuse(path: Path, why: str) -> None:
+        refused.append((path, why))
+
+    found = await parts.work.run(parts.checkpoints.newest_whole, run_id, refuse)
+    for path, why in refused:
+        parts.events.emit(EventName.CHECKPOINT_REFUSED, path=str(path), detail=why)
+    return found
 
 
 async def _stays_at(stage: int) -> ChosenStage:

@@ -35,11 +35,9 @@ from peer.ports import PeerId
 from peer.ports.real import RealEntropy, RealWork
 from peer.process.rejoin import JoinAgain
 from peer.process.signals import run_until_signalled
-from peer.state.acquaintances import Acquaintances
-from peer.state.admission_file import AdmissionFile
 from peer.state.checkpoints import CheckpointStore
 from peer.state.home import Home
-from peer.state.pins import KeptPins
+from peer.state.kept_files import Acquaintances, AdmissionFile, Pins
 from peer.state.uploads import UploadFailed, Uploads
 from peer.training.child_process import SpareChild
 from protocol.membership.view import Roster
@@ -47,7 +45,7 @@ from protocol.run.run_spec import RunSpec
 
 from .checkpointing import CheckpointPlan, check_room_to_begin
 from .control_requests import ControlRequests
-from .entry import Entry, Founding, Joining
+from .entry import Entry, found, join
 from .links import SILENCE_S
 from .outside import be_reached
 from .parts import PeerParts, PeerSettings
@@ -55,7 +53,7 @@ from .peer import Peer
 from .ports import Keys, Ports
 from .provision import RealProvision
 from .report import Console, Report, join_address
-from .returning import Returning
+from .returning import come_back
 
 DEFAULT_PORT: Final = 31337
 DIRECTORY_CHECK_S: Final = 5.0
@@ -107,7 +105,6 @@ class _Daemon:
         )
 
     async def run(self, spec: RunSpec | None) -> None:
-        """Open everything, run the peer, close everything."""
         identity = load_or_create(self._home.identity_path, RealEntropy())
         incarnation = self._home.next_incarnation()
         async with (
@@ -145,19 +142,19 @@ class _Daemon:
             nursery.start_soon(_watch_directory, directory, parts)
             nursery.start_soon(be_reached, parts, self._config.relay_mbps)
             nursery.start_soon(Console(report, parts.facts, events, self._export_command()).run)
-            await peer.run(self._entry(parts, spec))
+            await peer.run(self._entry(spec))
             nursery.cancel_scope.cancel()
 
-    def _entry(self, parts: PeerParts, spec: RunSpec | None) -> Entry:
+    def _entry(self, spec: RunSpec | None) -> Entry:
         """How we come to the run: a home that has one goes on with it."""
         config, signed = self._config, self._home.run()
         next_stage = self._home.take_next_stage()
         stage = next_stage if config.stage is None else config.stage
         if signed is not None:
-            return Returning(parts, signed, config.bootstrap, stage, alone=config.alone)
+            return partial(come_back, signed, config.bootstrap, stage, config.alone)
         if spec is not None:
-            return Founding(parts, spec)
-        return Joining(parts, config.bootstrap, stage)
+            return partial(found, spec)
+        return partial(join, config.bootstrap, stage)
 
     def _export_command(self) -> str:
         is_default = self._config.origins["home"] is Origin.DEFAULT
@@ -214,7 +211,7 @@ class _Daemon:
             acquaintances=Acquaintances(home.neighbours_path),
             checkpoints=self._checkpoints,
             token=config.invite,
-            pins=KeptPins(home.root),
+            pins=Pins(home.known_peers_path),
             provision=RealProvision(config, home, network.peer_id, work, self._spare),
         )
 

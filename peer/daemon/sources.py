@@ -14,9 +14,7 @@ import blake3
 import numpy as np
 import trio
 
-from peer.content.fetching import ExpectedState, Fetcher, fetch_from
-from peer.content.gathering import whole_state
-from peer.content.state_file import StateScalars
+from peer.content.fetching import ExpectedState, Fetcher, fetch_from, whole_state
 from peer.facts import Facts, PeerState
 from peer.ports import Network, PeerId
 from peer.state.home import HomeError
@@ -25,6 +23,7 @@ from protocol.errors import InvalidRunSpec, LocoError, Refused, RemoteProtocolEr
 from protocol.membership.book import BackOff
 from protocol.membership.view import Member, Roster, View
 from protocol.outcomes import RefusalReason
+from protocol.wire.content_messages import StateScalars
 
 T = TypeVar("T")
 

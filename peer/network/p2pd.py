@@ -76,7 +76,7 @@ IDLE_TIMEOUT_S: Final = 15
 """p2pd gives up when nobody attached for so long."""
 STOP_GRACE_S: Final = 2.0
 MAX_KEPT_BYTES: Final = 16 * 1024
-"""Of its output."""
+"""The newest of its output that is kept."""
 _READY: Final = b"Peer Addrs"
 CONNECTIONS_LOW: Final = 192
 CONNECTIONS_HIGH: Final = 256

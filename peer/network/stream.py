@@ -11,6 +11,7 @@ the same for both:
 - The first reason why a stream is lost is the one that everybody is told.
 """
 
+from abc import ABC, abstractmethod
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from .handlers import BaseNetwork
 
 
-class PeerStream:
+class PeerStream(ABC):
     """Implements `peer.ports.Stream`, but for what moves the bytes."""
 
     def __init__(
@@ -104,23 +105,23 @@ class PeerStream:
         self._lost = self._lost or reason
         self._break()
 
+    @abstractmethod
     async def aclose(self) -> None:
         """Close the stream; what was sent still arrives. Does nothing the second time."""
-        raise NotImplementedError
 
     # --- for those that move the bytes ------------------------------------------------------------
-    async def _send_all(self, view: memoryview) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _send_all(self, view: memoryview) -> None: ...
 
-    async def _receive(self, max_bytes: int) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    async def _receive(self, max_bytes: int) -> bytes: ...
 
+    @abstractmethod
     async def _receive_into(self, view: memoryview, filled: int) -> int:
         """Fill on behind what is filled already, by at least one byte; how many."""
-        raise NotImplementedError
 
-    def _break(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _break(self) -> None: ...
 
     def _count_sent(self, num_bytes: int) -> None:
         self._network.carried.sent_bytes[self._protocol] += num_bytes

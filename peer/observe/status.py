@@ -49,8 +49,8 @@ def amendment_lines(amendments: Sequence[Mapping[str, Any]]) -> list[str]:
 # --- lines of pipelines ---------------------------------------------------------------------------
 
 US_PER_MS: Final = 1000
-SHOWN_LINKS: Final = 8
-SHOWN_PATHS: Final = 8
+SHOWN: Final = 8
+"""Paths, and links, that are shown."""
 
 
 def pipeline_lines(pipeline: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -87,14 +87,14 @@ def _spent(spent_s: Mapping[str, float]) -> str:
 
 
 def _paths(paths: tuple[str, ...]) -> str:
-    said = [f"{path} ({times}x)" for path, times in Counter(paths).most_common(SHOWN_PATHS)]
+    said = [f"{path} ({times}x)" for path, times in Counter(paths).most_common(SHOWN)]
     return "; ".join(said)
 
 
 def _links(links: tuple[Mapping[str, Any], ...]) -> str:
     """Those that boundaries have taken, the slowest first."""
     used = [link for link in links if link["out_us"]]
-    slowest = sorted(used, key=lambda link: -link["rtt_us"] - link["out_us"])[:SHOWN_LINKS]
+    slowest = sorted(used, key=lambda link: -link["rtt_us"] - link["out_us"])[:SHOWN]
     return "; ".join(
         f"{short_id(link['peer_id'])} {link['rtt_us'] / US_PER_MS:.1f} + "
         f"{link['out_us'] / US_PER_MS:.1f} ms"
@@ -217,7 +217,6 @@ class Status:
 
     @property
     def progress(self) -> RunProgress:
-        """How far the run is."""
         trains = self.state is PeerState.TRAINING
         others = [p for p in self.peers if not trains or p.state == PeerState.TRAINING]
         return RunProgress(

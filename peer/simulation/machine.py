@@ -24,8 +24,7 @@ from peer.network.pacing import NO_LIMITS, BandwidthLimits
 from peer.ports import PeerId
 from peer.training.messages import Failed, TrainerCommand, TrainerEvent
 from peer.training.ports import Float32Vector, StartTrainer, Trainer
-from peer.training.simulated import simulated_starter
-from peer.training.toy import SimulatedSpeed, ToyProblem, simulated_layout
+from peer.training.simulated import SimulatedSpeed, ToyProblem, simulated_layout, simulated_starter
 from protocol.admission.statements import Token
 from protocol.errors import InvalidRunSpec
 from protocol.membership.group import WHOLE_MODEL

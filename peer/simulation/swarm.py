@@ -31,6 +31,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,13 +39,13 @@ import blake3
 import trio
 
 from peer.daemon.checkpointing import CheckpointPlan
-from peer.daemon.entry import Entry, Founding, Joining
+from peer.daemon.entry import Entry, found, join
 from peer.daemon.links import SILENCE_S, Links
 from peer.daemon.parts import PeerParts, PeerSettings
 from peer.daemon.peer import Peer
 from peer.daemon.ports import Keys
 from peer.daemon.report import Report
-from peer.daemon.returning import Returning
+from peer.daemon.returning import come_back
 from peer.facts import Facts, PeerState, RoundTiming
 from peer.network.identity import SEED_BYTES, Identity
 from peer.network.pacing import Pacing
@@ -59,11 +60,10 @@ from peer.options.run_options import check_overlap_steps
 from peer.ports import PeerId
 from peer.ports.simulated import SimulatedEntropy, SimulatedWork
 from peer.rounds.loop import TrainingImpossible
-from peer.state.acquaintances import Acquaintances
-from peer.state.admission_file import AdmissionFile
 from peer.state.checkpoints import CheckpointStore
+from peer.state.kept_files import Acquaintances, AdmissionFile
 from peer.training.ports import Float32Vector
-from peer.training.toy import ToyProblem
+from peer.training.simulated import ToyProblem
 from protocol.errors import LocoError, leaves
 from protocol.membership.view import Member, Roster, View
 from protocol.run.run_spec import RunSpec
@@ -80,8 +80,6 @@ ENDS: Final = (LocoError, TrainingImpossible)
 """Errors that end one peer, as they would end its daemon; anything else is a bug."""
 
 LoggedEvent = dict[str, Any]
-EntryOf = Callable[[PeerParts], Entry]
-"""How a peer comes to its run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +162,7 @@ class SimulatedPeer:
         self,
         place: Place,
         provision: SimulatedProvision,
-        entry_of: EntryOf,
+        entry: Entry,
         *,
         exit_when_done: bool,
     ) -> None:
@@ -187,7 +185,7 @@ class SimulatedPeer:
         )
         self.peer = Peer(settings, parts)
         try:
-            await self.peer.run(entry_of(parts))
+            await self.peer.run(entry)
         except* ENDS as group:  # what would end a daemon with a sentence; a bug comes through
             self.failure = next(error for error in leaves(group) if isinstance(error, Exception))
 
@@ -328,9 +326,7 @@ class SimulatedSwarm:
     ) -> SimulatedPeer:
         """Start the founder."""
         spec = self._spec
-        return self._start(
-            name, machine, lambda parts: Founding(parts, spec), exit_when_done=exit_when_done
-        )
+        return self._start(name, machine, partial(found, spec), exit_when_done=exit_when_done)
 
     def join(
         self,
@@ -344,7 +340,7 @@ class SimulatedSwarm:
         through = through or [next(iter(self.peers))]
         bootstrap = [address for each in through for address in self._addresses(each)]
         return self._start(
-            name, machine, lambda parts: Joining(parts, bootstrap), exit_when_done=exit_when_done
+            name, machine, partial(join, bootstrap, None), exit_when_done=exit_when_done
         )
 
     def resume(
@@ -358,7 +354,7 @@ class SimulatedSwarm:
         return self._start(
             name,
             before.machine,
-            lambda parts: Returning(parts, signed, alone=alone),
+            partial(come_back, signed, (), None, alone),
             exit_when_done=exit_when_done,
         )
 
@@ -369,20 +365,20 @@ class SimulatedSwarm:
         self,
         name: str,
         machine: Machine,
-        entry_of: EntryOf,
+        entry: Entry,
         *,
         exit_when_done: bool,
     ) -> SimulatedPeer:
         number = self._incarnations[name] = self._incarnations.get(name, 0) + 1
         peer = SimulatedPeer(name, identity_of(self._seed, name), number, machine)
         self.peers[name] = peer
-        self._nursery.start_soon(self._run, peer, entry_of, exit_when_done)
+        self._nursery.start_soon(self._run, peer, entry, exit_when_done)
         return peer
 
     async def _run(
         self,
         peer: SimulatedPeer,
-        entry_of: EntryOf,
+        entry: Entry,
         exit_when_done: bool,
     ) -> None:
         def write_line(line: bytes) -> None:
@@ -404,7 +400,7 @@ class SimulatedSwarm:
             async with self.internet.open_network(peer.peer_id) as network:
                 directory = self.directory.directory(peer.peer_id, machine.clock_skew_s)
                 place = Place(network, directory, self._roster(peer.peer_id), folder, write_line)
-                await peer.run(place, provision, entry_of, exit_when_done=exit_when_done)
+                await peer.run(place, provision, entry, exit_when_done=exit_when_done)
         peer.ended.set()
 
     def _roster(self, peer_id: PeerId) -> Roster:

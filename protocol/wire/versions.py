@@ -12,7 +12,7 @@ from typing import Final
 
 HELLO: Final = "/loco/hello/1"
 GOSSIP: Final = "/loco/gossip/1"
-CONTENT: Final = "/loco/content/1"
+CONTENT: Final = "/loco/content/2"
 FRAGMENT: Final = "/loco/fragment/1"
 STAGE: Final = "/loco/stage/2"
 REACH: Final = "/loco/reach/1"

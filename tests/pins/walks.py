@@ -120,7 +120,7 @@ async def _joining(busy: Trace | None) -> Trace:
     ends = Ends(trace)
     wrapped = {
         "peer.content.fetching.Fetcher.request": ends.first,
-        "peer.content.gathering.digest_of": ends.last,
+        "peer.content.fetching.digest_of": ends.last,
     }
     with tempfile.TemporaryDirectory() as folder:
         async with open_swarm(0, toy_spec(10, IDLE_STEPS), Path(folder), SMALL) as swarm:
@@ -180,7 +180,7 @@ PAIR_SPEC: Final = partial(toy_spec, 10, validate_every=1000)
 FRAGMENT_SPEC: Final = partial(
     toy_spec, 10, validate_every=1000, method="diloco", diloco={"fragments": "whole"}
 )
-SNAPSHOTS: Final = "peer.training.pairs.FragmentDeltas"
+SNAPSHOTS: Final = "peer.training.fragments.FragmentDeltas"
 DELTAS: Final = "peer.training.fragments.FragmentSnapshots"
 
 WORLDS: Final[dict[str, World]] = {

@@ -18,7 +18,8 @@ from tokenizers import Tokenizer, models
 from peer.cli import run as run_file
 from peer.cli.options import Start, read_spec
 from peer.cli.run import run_peer
-from peer.daemon import run as daemon_run
+from peer.daemon.entry import found, join
+from peer.daemon.returning import come_back
 from peer.daemon.run import _Daemon
 from peer.facts import Facts
 from peer.network.identity import Identity, load, load_or_create
@@ -55,7 +56,8 @@ def lives(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         identity = load_or_create(home.identity_path, RealEntropy())
         daemon = daemon_of(config, home)
         founder = daemon._keys(identity, spec).founder
-        entry: Any = daemon._entry(NO_PARTS, spec)
+        kind: Any = daemon._entry(spec)
+        entry = KINDS[kind.func]
         entries.append(entry)
         if entry == "founding":
             assert spec is not None
@@ -65,13 +67,10 @@ def lives(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return ExitCode.OK
 
     monkeypatch.setattr(run_file, "_run_daemon", live)
-    for name in ("Founding", "Joining", "Returning"):
-        said = name.lower()
-        monkeypatch.setattr(daemon_run, name, lambda *_, said=said, **__: said)
     return entries
 
 
-NO_PARTS: Any = None
+KINDS: Any = {found: "founding", come_back: "returning", join: "joining"}
 
 
 def config_of(home: Home) -> PeerConfig:

@@ -180,7 +180,7 @@ def watch(swarm: SimulatedSwarm, monkeypatch: pytest.MonkeyPatch) -> Tap:
 
     async def tapped_receive(trainer: Any) -> TrainerEvent:
         event = await receive(trainer)
-        name = tap.name_of(trainer._trainer._peer_id)
+        name = tap.name_of(trainer._trainer._machine.peer_id)
         tap.told.append((name, trio.current_time(), event))
         return event
 

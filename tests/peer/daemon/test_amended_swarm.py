@@ -12,9 +12,9 @@ from peer.process.rejoin import JoinAgain
 from peer.rounds import loop
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import identity_of, open_swarm
-from peer.state.admission_file import AdmissionFile
+from peer.state.kept_files import AdmissionFile
 from peer.training.messages import TrainRound
-from peer.training.toy import SimulatedSpeed
+from peer.training.simulated import SimulatedSpeed
 from protocol.admission.statements import Verdict
 from protocol.errors import InvalidRunSpec, LocoError, Refused
 from protocol.run.amendments import LEARNING_RATE, MODE, TOTAL_STEPS, is_amendment

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import trio
 from fragment_tap import watch
+from msgspec import structs
 from streaming_worlds import OPTIONS, fragment_spec
 from swarm_worlds import outcomes, simulated, start, toy_spec
 
 from peer.content.fetching import ExpectedState
-from peer.content.state_file import StateManifest, StateScalars, root_of, state_bytes, state_chunks
+from peer.content.state_file import StateManifest, StateMemory
 from peer.daemon import fetched
 from peer.daemon.beginning import NOTHING_TRAINED, Arrival, FirstState, Fresh, cannot_tell
 from peer.daemon.fetched import Fetched
@@ -28,6 +29,7 @@ from protocol.membership.group import Group
 from protocol.membership.view import Roster, View
 from protocol.run.amendments import AmendedSpec
 from protocol.run.run_spec import RunSpec
+from protocol.wire.content_messages import StateScalars
 
 P = 256
 LAYOUT = "cd" * 16
@@ -53,7 +55,7 @@ class OneState:
         assert (expected.group, expected.minimum_step) == (GROUP.digest, 0)
         assert (expected.layout_digest, size) == (LAYOUT, P)
         digests = [digest_of(chunk) for chunk in self._chunks()]
-        return StateManifest(root_of(digests), tuple(digests), state_bytes(P), self._state)
+        return StateManifest(tuple(digests), self._state)
 
     async def request(self, content: str, parts: Any) -> None:
         await trio.lowlevel.checkpoint()
@@ -63,7 +65,7 @@ class OneState:
 
     def _chunks(self) -> list[bytes]:
         ones = np.ones(P, np.float32)
-        return list(state_chunks(self._state, ones, 2 * ones))
+        return list(StateMemory(ones, 2 * ones, self._state).chunks())
 
     talk = SimpleNamespace(bytes_received=0, remote_peer_id="source")
 
@@ -88,7 +90,7 @@ def arrival(lines: list[bytes], sources: Any = None, spec: RunSpec = SPEC) -> Ar
 
 
 def scalars(**changes: Any) -> StateScalars:
-    return replace(StateScalars(GROUP.digest, 7, 150, LAYOUT, 1, 40, 9, 0.5), **changes)
+    return structs.replace(StateScalars(GROUP.digest, 7, 150, LAYOUT, 1, 40, 9, 0.5), **changes)
 
 
 async def test_fresh_weights_have_no_past(autojump_clock):

@@ -14,7 +14,7 @@ import trio
 from swarm_worlds import simulated, start, toy_spec
 
 from peer.content.service import ContentService
-from peer.content.store import PieceFolder, PieceStore, WholeStore
+from peer.content.store import PieceStore
 from peer.daemon.examination import (
     FETCH_S,
     MEET_S,
@@ -202,17 +202,17 @@ def corpus_in(folder: Path, piece_kib: int) -> tuple[RunSpec, KeptCorpus]:
     spec = RunSpec(model=ModelSection(context_length=64), data=data)
     tokens = np.random.default_rng(0).integers(0, 256, 3 * piece_kib * 1024).astype(np.uint8)
     np.save(folder / "tokens.npy", tokens)
-    kept = prepare_corpus(spec, folder / "made", f"tokens:{folder / 'tokens.npy'}").kept
+    kept = prepare_corpus(spec, folder / "made", f"tokens:{folder / 'tokens.npy'}")
     data = data.model_copy(update={"manifest": kept.manifest.name})
     return spec.model_copy(update={"data": data}), kept
 
 
 def store_of(kept: KeptCorpus, folder: Path, *, whole: bool) -> PieceStore:
     if not whole:
-        return PieceFolder(folder, kept.manifest)
+        return PieceStore(folder, kept.manifest)
     corpus = kept.open()
     assert isinstance(corpus, Corpus)
-    return WholeStore(corpus, kept.manifest)
+    return PieceStore(folder, kept.manifest, corpus)
 
 
 async def rate_over(

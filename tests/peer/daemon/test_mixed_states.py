@@ -18,7 +18,7 @@ from peer.simulation.swarm import (
     identity_of,
     open_swarm,
 )
-from peer.training.toy import SimulatedSpeed, ToyProblem
+from peer.training.simulated import SimulatedSpeed, ToyProblem
 from protocol.limits import STATE_CHUNK_BYTES
 from protocol.wire.versions import CONTENT
 
@@ -126,7 +126,7 @@ def test_sources_may_be_as_slow_as_one_line_makes_them_that_all_share(tmp_path, 
     """Each sends half of what one source alone has to."""
     line = LinkModel(0.02, bandwidth_bytes_per_s=LINE_BYTES_PER_S / 20)
     least = 2 * line.bandwidth_bytes_per_s
-    monkeypatch.setattr("peer.content.gathering.slowest_rate", lambda total_bytes: least)
+    monkeypatch.setattr("peer.content.fetching.slowest_rate", lambda total_bytes: least)
 
     @simulated()
     async def run():

@@ -8,7 +8,7 @@ import numpy as np
 import trio
 
 from peer.content.fetching import ExpectedState
-from peer.content.state_file import StateManifest, StateScalars, root_of, state_bytes, state_chunks
+from peer.content.state_file import StateManifest, StateMemory
 from peer.daemon.beginning import Arrival, FirstState, Fresh, cannot_tell
 from peer.daemon.provision import Rebuilt
 from peer.facts import Facts, HeldPart, PartShape
@@ -20,6 +20,7 @@ from protocol.membership.view import Progress, Roster, View
 from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import Layout, part_of_stage, stage_layouts
 from protocol.run.run_spec import RunSpec
+from protocol.wire.content_messages import StateScalars
 
 STAGES = 3
 LOST = 1
@@ -45,9 +46,9 @@ class Neighbours:
         (stage,) = (s for s in range(STAGES) if digest(s) == expected.group)
         layout, of_stage = LAYOUTS[stage].digest, np.full(size, stage, np.float32)
         state = StateScalars(expected.group, 7, 150, layout, 0, 0, 0, float(stage))
-        self._chunks = list(state_chunks(state, of_stage, np.zeros(size, np.float32)))
+        self._chunks = list(StateMemory(of_stage, np.zeros(size, np.float32), state).chunks())
         digests = [digest_of(chunk) for chunk in self._chunks]
-        return StateManifest(root_of(digests), tuple(digests), state_bytes(size), state)
+        return StateManifest(tuple(digests), state)
 
     async def request(self, content: str, parts: Any) -> None:
         await trio.lowlevel.checkpoint()

@@ -11,7 +11,7 @@ from peer.facts import PeerState
 from peer.observe.events import EventLog
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import open_swarm
-from peer.training.toy import SimulatedSpeed
+from peer.training.simulated import SimulatedSpeed
 
 pytestmark = pytest.mark.slow
 EXPORT = "loco-peer export --hf DIR"

@@ -18,7 +18,7 @@ from peer.simulation.swarm import (
     SwarmOptions,
     open_swarm,
 )
-from peer.training.toy import SimulatedSpeed
+from peer.training.simulated import SimulatedSpeed
 from protocol.limits import STATE_CHUNK_BYTES
 from protocol.run.run_spec import RunSpec
 from protocol.wire.versions import CONTENT

@@ -8,7 +8,7 @@ from peer.content.fetching import Fetcher
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedPeer, open_swarm
-from peer.training.toy import SimulatedSpeed
+from peer.training.simulated import SimulatedSpeed
 from protocol.content.samples import SAMPLE_BYTES, is_unlike, sample_from, sample_of
 from protocol.errors import RemoteProtocolError
 
