@@ -508,13 +508,12 @@ class RealProvision:
         self, spec: RunSpec, corpus: PreparedCorpus, stage: int | None
     ) -> TrainerSettings:
         return TrainerSettings(
-            spec=spec.to_bytes(),
+            spec=spec.with_overlap(self._overlap_steps).to_bytes(),
             peer_id=self._peer_id,
             corpus_path=str(corpus.path),
             vocabulary_size=corpus.vocabulary_size,
             device=self._device,
             threads=self._threads,
-            overlap_steps=self._overlap_steps,
             stage=stage,
             checkpoint_activations=self._checkpoint_activations,
         )

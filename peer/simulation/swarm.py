@@ -53,7 +53,6 @@ from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.status import Status
-from peer.options.config import Origin
 from peer.options.run_options import check_overlap_steps
 from peer.ports import PeerId
 from peer.ports.simulated import SimulatedEntropy, SimulatedWork
@@ -202,7 +201,8 @@ class SimulatedPeer:
         return CheckpointPlan(checkpoints_in(place.folder), every_s, VERSION)
 
     def _check_spec(self, spec: RunSpec) -> None:
-        check_overlap_steps(self.machine.overlap_steps, Origin.COMMAND_LINE, spec)
+        steps = self.machine.overlap_steps
+        check_overlap_steps(steps, f"overlap-steps = {steps}", spec)
 
     def _assemble(self, place: Place, provision: SimulatedProvision) -> Assembly:
         events = EventLog(

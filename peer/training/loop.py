@@ -75,11 +75,7 @@ class Channel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrainerParts:
-    """What the loop works with.
-
-    Attributes:
-        overlap_steps: tau of this peer, with fragments; None is the run's.
-    """
+    """What the loop works with."""
 
     spec: RunSpec
     peer_id: str
@@ -89,7 +85,6 @@ class TrainerParts:
     stepper: InnerStepper
     snapshots: FragmentSnapshots | FragmentDeltas
     slow_P: torch.Tensor
-    overlap_steps: int | None = None
 
 
 def trainer_parts(
@@ -117,7 +112,6 @@ def trainer_parts(
         stepper,
         side.snapshots_of(spec, model, slow_P, regions),
         slow_P,
-        settings.overlap_steps,
     )
 
 
@@ -161,7 +155,7 @@ class InnerLoop:
         self._validation_BT = parts.corpus.validation_blocks(parts.spec.data.validation_blocks)
         self._events: deque[TrainerEvent] = deque()
         sync = trainer_side(parts.spec).sync_of(
-            parts.spec, parts.snapshots, self._events.append, clock_s, parts.overlap_steps
+            parts.spec, parts.snapshots, self._events.append, clock_s
         )
         self._round_machine = RoundMachine(
             parts.spec,

@@ -328,7 +328,6 @@ def sync_of(
     snapshots: FragmentDeltas,
     emit: Callable[[SyncEvent], None],
     clock_s: Callable[[], float],
-    overlap_steps: int | None,  # noqa: ARG001 - all ways have one shape (sync.py)
 ) -> PairSync:
     """What sends each fragment at its moment."""
     return PairSync(spec, snapshots, emit, clock_s)

@@ -77,7 +77,6 @@ class SimulatedTrainer:
         problem: ToyProblem,
         machine: _Machine,
         micro_batch_cap: int | None = None,
-        overlap_steps: int | None = None,
         slept_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._spec = spec
@@ -95,7 +94,7 @@ class SimulatedTrainer:
             -1, trainer_side(spec).regions_of(spec, self.model.layout), writable=True
         )
         self._events: deque[TrainerEvent] = deque()
-        self._round_machine = self._new_round_machine(overlap_steps)
+        self._round_machine = self._new_round_machine()
         self._action: Action = Wait()
         self._waiting: deque[TrainerCommand] = deque()
         self._death: str | None = None
@@ -104,12 +103,12 @@ class SimulatedTrainer:
         self._changed = trio.Event()
         self._ready_s = trio.current_time() + speed.start_s
 
-    def _new_round_machine(self, overlap_steps: int | None) -> RoundMachine:
+    def _new_round_machine(self) -> RoundMachine:
         spec, emit = self._spec, self._events.append
         slow_P = torch.from_numpy(self._slow)
         side = trainer_side(spec)
         snapshots = side.snapshots_of(spec, self.model, slow_P, self._regions)
-        sync = side.sync_of(spec, snapshots, emit, lambda: self._now_s, overlap_steps)
+        sync = side.sync_of(spec, snapshots, emit, lambda: self._now_s)
         return RoundMachine(
             spec,
             self._peer_id,
@@ -283,7 +282,6 @@ def simulated_starter(
     peer_id: str,
     speed: SimulatedSpeed | None = None,
     problem: ToyProblem | None = None,
-    overlap_steps: int | None = None,
     slept_s: Callable[[], float] = lambda: 0.0,
 ) -> StartTrainer:
     """A StartTrainer in virtual time, for the machine of this peer.
@@ -304,7 +302,6 @@ def simulated_starter(
             problem or ToyProblem(),
             machine,
             micro_batch_cap,
-            overlap_steps,
             slept_s,
         )
 

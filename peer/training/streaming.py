@@ -87,11 +87,7 @@ class _FragmentState:
 
 
 class FragmentSync:
-    """See the rules above. Implements `peer.training.sync.Sync`.
-
-    Args:
-        overlap_steps: tau of this peer; None is the run's.
-    """
+    """See the rules above. Implements `peer.training.sync.Sync`."""
 
     def __init__(
         self,
@@ -99,12 +95,10 @@ class FragmentSync:
         snapshots: FragmentSnapshots,
         emit: Callable[[SyncEvent], None],
         clock_s: Callable[[], float],
-        overlap_steps: int | None = None,
     ) -> None:
         assert spec.sync.diloco is not None
         self._inner_steps = spec.sync.round_steps
-        of_run = spec.sync.diloco.overlap_steps
-        self._overlap_steps = of_run if overlap_steps is None else overlap_steps
+        self._overlap_steps = spec.sync.diloco.overlap_steps
         self._waits = spec.sync.diloco.late == "wait"
         self._snapshots = snapshots
         self._emit = emit
@@ -332,7 +326,6 @@ def sync_of(
     snapshots: FragmentSnapshots,
     emit: Callable[[SyncEvent], None],
     clock_s: Callable[[], float],
-    overlap_steps: int | None,
 ) -> FragmentSync:
-    """What sends each fragment at its own moment; `overlap_steps` as `FragmentSync` has them."""
-    return FragmentSync(spec, snapshots, emit, clock_s, overlap_steps)
+    """What sends each fragment at its own moment."""
+    return FragmentSync(spec, snapshots, emit, clock_s)

@@ -73,7 +73,6 @@ class TrainerSide(Protocol):
         snapshots: Any,
         emit: Callable[[SyncEvent], None],
         clock_s: Callable[[], float],
-        overlap_steps: int | None,
     ) -> Sync:
         """What does that when it is due. `snapshots` are those of `snapshots_of`."""
 

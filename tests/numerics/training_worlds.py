@@ -79,7 +79,7 @@ class World:
         return out
 
 
-def build_world(spec: RunSpec, micro_batch: int = 4, overlap_steps: int | None = None) -> World:
+def build_world(spec: RunSpec, micro_batch: int = 4) -> World:
     torch.set_num_threads(1)
     model = FlatModel(initial_module(spec, VOCABULARY), torch.device("cpu"))
     slow = model.theta_P.numpy().copy()
@@ -91,9 +91,7 @@ def build_world(spec: RunSpec, micro_batch: int = 4, overlap_steps: int | None =
     stepper = Stepper(model, optimizer, "fp32", micro_batch)
     snapshots = trainer_side(spec).snapshots_of(spec, model, slow_P, regions)
     corpus = tiny_corpus(spec)
-    parts = TrainerParts(
-        spec, "me", corpus, model, optimizer, stepper, snapshots, slow_P, overlap_steps
-    )
+    parts = TrainerParts(spec, "me", corpus, model, optimizer, stepper, snapshots, slow_P)
     return World(spec, parts, slow, regions)
 
 
