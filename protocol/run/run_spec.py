@@ -314,7 +314,6 @@ class RunSpec(Section):
 
     @property
     def total_rounds(self) -> int:
-        """Rounds of the whole run."""
         return -(-self.training.total_steps // self.sync.round_steps)
 
     @property
