@@ -27,7 +27,7 @@ from peer.observe.endpoint import serve_metrics
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.log_file import LineFile
-from peer.options.config import ConfigError, Origin, PeerConfig
+from peer.options.config import DEFAULT_PORT, ConfigError, Origin, PeerConfig
 from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import say_needs
 from peer.options.run_options import check_options
@@ -59,7 +59,6 @@ from .peer_parts import PeerParts, PeerSettings
 from .provision import RealProvision
 from .report import Report
 
-DEFAULT_PORT: Final = 31337
 DIRECTORY_CHECK_S: Final = 5.0
 
 

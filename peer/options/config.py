@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from protocol.admission.statements import Token
 
 MAX_CONFIG_FILE_BYTES: Final = 64 * 1024
+DEFAULT_PORT: Final = 31337
 ENVIRONMENT_PREFIX: Final = "LOCO_"
 
 
@@ -99,7 +100,7 @@ class Option:
 
     @property
     def name(self) -> str:
-        """As on the command line, without the dashes: `log-format`."""
+        """Name on the command line, without the dashes: `log-format`."""
         return self.key.replace("_", "-")
 
     @property
