@@ -38,7 +38,7 @@ import torch
 from bench import report
 from peer.averaging.gossip.outer_step import NolocoFactors, outer_step
 from peer.codec import Codec, compiled, get_codec
-from peer.codec.int8 import INT8_FORMAT, PlainInt8Loops
+from peer.codec.int8 import Int8Codec
 from protocol.run.ways import CODECS
 
 FULL_VALUES: Final = 64 * 1024 * 1024
@@ -158,7 +158,7 @@ def _of_codec(
 
 def _of_int8(x_P: torch.Tensor, out_P: torch.Tensor) -> Operations:
     """The plain way of encode and decode, and the outer step both ways."""
-    codec, plain = get_codec("int8"), PlainInt8Loops()
+    codec, plain = get_codec("int8"), Int8Codec()
     codes = torch.empty(codec.code_bytes(x_P.numel()), dtype=torch.uint8, device=x_P.device)
     codec.encode(x_P, codes)
     phi_P, delta_P, pair = x_P.clone(), torch.zeros_like(x_P), [codes, codes.clone()]
@@ -173,8 +173,8 @@ def _of_int8(x_P: torch.Tensor, out_P: torch.Tensor) -> Operations:
 
     return {
         ("int8", "outer step"): step,
-        ("int8 plain", "encode"): lambda: plain.encode(x_P, *INT8_FORMAT.split(codes)),
-        ("int8 plain", "decode"): lambda: plain.decode(*INT8_FORMAT.split(codes), 0, out_P),
+        ("int8 plain", "encode"): lambda: plain.encode_blocks(x_P, *plain.split(codes)),
+        ("int8 plain", "decode"): lambda: plain.decode_blocks(*plain.split(codes), 0, out_P),
         ("int8 plain", "outer step"): plain_step,
     }
 

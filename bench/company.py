@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import trio
+from trio.lowlevel import ParkingLot
 
 from peer.averaging.gossip.exchanges import Agreement
 from peer.averaging.gossip.gossip import Gossip
-from peer.averaging.parts import Company
 from peer.observe.events import EventLog
 from peer.ports import Network, PeerId, Work
-from peer.process.bell import Bell
-from protocol.gossip.matchmaking_events import RoundSnapshot
+from peer.rounds.parts import Company
+from protocol.gossip.matchmaking import RoundSnapshot
 from protocol.membership.book import Fault
 
 INNER_STEPS: Final = 1
@@ -70,7 +70,7 @@ class Neighbour:
         self._others = others
         self._tell = tell
         self._free: dict[PeerId, RoundSnapshot] = {}
-        self._heard = Bell()
+        self._heard = ParkingLot()
 
     def hear(self, peer_id: PeerId, snapshot: RoundSnapshot | None) -> None:
         """That peer looks for a partner with this, or for none."""
@@ -78,7 +78,7 @@ class Neighbour:
             self._free.pop(peer_id, None)
         else:
             self._free[peer_id] = snapshot
-        self._heard.ring()
+        self._heard.unpark_all()
 
     def free(self) -> Sequence[tuple[PeerId, RoundSnapshot]]:
         """Those that have said so."""
@@ -97,4 +97,4 @@ class Neighbour:
 
     async def changed(self) -> None:
         """Wait until something is heard."""
-        await self._heard.wait()
+        await self._heard.park()

@@ -22,7 +22,7 @@ import numpy as np
 
 from bench.report import Report, options
 from protocol.content.needs import CorpusNeeds, kept_pieces
-from protocol.content.requests import PieceRequests, Request
+from protocol.content.scheduler import Request, Scheduler
 from protocol.schedule.data_plan import DataPlan, Members
 
 PIECE_BYTES = 4 << 20
@@ -56,7 +56,7 @@ class World:
 class Peer:
     name: str
     here: np.ndarray
-    requests: PieceRequests
+    requests: Scheduler
     up_s: float
     """For one piece."""
     down_s: float
@@ -103,7 +103,7 @@ class Simulation:
             here = np.full(world.num_pieces, name == "founder")
             up = world.founder_mbps if name == "founder" else world.up_mbps
             down = world.founder_mbps if name == "founder" else world.down_mbps
-            requests = PieceRequests(name, here)
+            requests = Scheduler(name, here)
             self.peers[name] = Peer(
                 name, here, requests, megabits / up, megabits / down, plan, members
             )
@@ -139,7 +139,7 @@ class Simulation:
         if not peer.alive:
             return
         for request in peer.requests.next_requests():
-            source = self.peers[request.peer_id]
+            source = self.peers[request.source]
             left_s = max(self.now_s, source.up_free_s) + source.up_s
             source.up_free_s = left_s
             came_s = max(left_s, peer.down_free_s + peer.down_s) + LATENCY_S
@@ -156,11 +156,11 @@ class Simulation:
             peer.requests.came(request)
             peer.fetched += 1
             source.given += 1
-            if not peer.here[request.piece]:
-                peer.here[request.piece] = True
-                self.copies[request.piece] += 1
+            if not peer.here[request.item]:
+                peer.here[request.item] = True
+                self.copies[request.item] += 1
             if peer.missing:
-                peer.missing.discard(request.piece)
+                peer.missing.discard(request.item)
                 if not peer.missing:
                     peer.stood_s += self.now_s - peer.stood_since_s
                     peer.requests.wait_for(())

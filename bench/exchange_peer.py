@@ -19,9 +19,9 @@ import psutil
 import torch
 import trio
 
-from peer.averaging.gossip.exchange_io import OwnVector
-from peer.averaging.gossip.exchanges import Agreement, Averaged
-from peer.averaging.gossip.gossip import Bounds, GossipServer
+from peer.averaging.gossip.exchange_io import Averaged, OwnVector
+from peer.averaging.gossip.exchanges import Agreement
+from peer.averaging.gossip.gossip import GossipServer
 from peer.codec import get_codec
 from peer.network.conversation import Conversation
 from peer.network.identity import load_or_create
@@ -40,7 +40,8 @@ ECHO: Final = "/bench/echo/1"
 TALK: Final = "/bench/talk/1"
 ECHO_BYTES: Final = 1024
 ECHO_ROUNDS: Final = 1000
-BOUNDS: Final = Bounds(fresh_s=0.0, search_s=30.0, exchange_s=600.0)
+SEARCH_S: Final = 30.0
+EXCHANGE_S: Final = 600.0
 DIGEST: Final = "0" * 32
 
 
@@ -111,17 +112,17 @@ class ExchangePeer:
             final=False,
             steps=1,
             tokens=1,
-            codec="int8",
-            vectors=1,
             digest=self._digest,
             payload=self._out,
         )
         self._company.other = question["peer_id"]
-        outcome, timing = await self._gossip.average(own, BOUNDS)
-        if not isinstance(outcome, Averaged):
-            raise TypeError(f"the exchange was skipped: {outcome}")
+        settled = await self._gossip.average(
+            own, fresh_s=0.0, search_s=SEARCH_S, exchange_s=EXCHANGE_S
+        )
+        if not isinstance(settled.outcome, Averaged):
+            raise TypeError(f"the exchange was skipped: {settled.outcome}")
         sent_bytes = sum(self._network.statistics().sent_bytes.values()) - before
-        return {"s": timing.exchange_s, "sent_bytes": sent_bytes}
+        return {"s": settled.exchange_s, "sent_bytes": sent_bytes}
 
     async def bare(self, question: Answer) -> Answer:
         async with self._streams(question["peer_id"], BARE, question["streams"]) as streams:

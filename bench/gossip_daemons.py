@@ -40,7 +40,7 @@ from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedPeer, SwarmOptions, identity_of, open_swarm
 from peer.simulation.virtual_time import run_in_virtual_time
-from peer.training.toy import SimulatedSpeed
+from peer.training.simulated import SimulatedSpeed
 from protocol.run.run_spec import RunSpec, SyncSection, TrainingSection
 from protocol.run.sections import OptimizerSection
 from protocol.schedule.rounds import owed_steps

@@ -16,6 +16,7 @@ daemon reckons them from what it heard last (peer/rounds/pace.py). No peer ever 
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -24,8 +25,7 @@ from bench.gossip.agenda import Agenda
 from bench.gossip.lines import SharedLines
 from bench.gossip.world import World
 from peer.averaging.gossip.outer_steps import MIN_SEARCH_S, SEARCH_ROUNDS
-from protocol.gossip import matchmaking_events as m
-from protocol.gossip.matchmaking import Matchmaker
+from protocol.gossip import matchmaking as m
 from protocol.gossip.patience import Patience
 from protocol.outcomes import SkipReason
 from protocol.schedule.rounds import OwnRounds, RoundPlan, keep_together
@@ -81,7 +81,7 @@ class _Peer:
     """One simulated peer."""
 
     place: int
-    maker: Matchmaker
+    maker: m.Matchmaker
     rounds: OwnRounds
     record: PeerRecord
     plan: RoundPlan
@@ -137,7 +137,7 @@ class GossipWorld:
     def _new_peer(self, place: int) -> _Peer:
         world = self._world
         rounds = OwnRounds(self._ids[place], world.inner_steps, lambda _: FOREVER, 0, 0.0)
-        maker = Matchmaker(GROUP, self._ids[place], world.inner_steps)
+        maker = m.Matchmaker(GROUP, self._ids[place], world.inner_steps)
         owed = world.owed(place)
         return _Peer(place, maker, rounds, self.records[place], rounds.plan(owed), owed)
 
@@ -196,13 +196,19 @@ class GossipWorld:
         fresh_s = peer.patience.for_fresh_s(peer.next_round_s)
         search_s = max(MIN_SEARCH_S, SEARCH_ROUNDS * round_s)
         self._announce(peer, peer.snapshot)
-        self._feed(peer, self._seen(peer))
-        self._feed(peer, m.BecameFree(peer.snapshot, self.now_s + fresh_s, self.now_s + search_s))
+        self._see(peer)
+        until_s = self.now_s + search_s
+        self._do(peer, peer.maker.look(self.now_s, peer.snapshot, self.now_s + fresh_s, until_s))
 
-    def _send(self, sender: _Peer, receiver_id: str, event: m.MatchEvent) -> None:
+    def _send(
+        self,
+        sender: _Peer,
+        receiver_id: str,
+        told: Callable[[m.Matchmaker], list[m.MatchCommand]],
+    ) -> None:
         receiver = self._peers[self._places[receiver_id]]
         latency_s = self._world.line(sender.place, receiver.place).latency_s
-        self._agenda.after(latency_s, lambda: self._feed(receiver, event))
+        self._agenda.after(latency_s, lambda: self._do(receiver, told(receiver.maker)))
 
     def _announce(self, peer: _Peer, snapshot: m.RoundSnapshot | None) -> None:
         for other in self._peers:
@@ -215,13 +221,14 @@ class GossipWorld:
         if snapshot is not None:
             peer.free[self._ids[teller.place]] = snapshot
         if peer.maker.is_looking:
-            self._feed(peer, self._seen(peer))
+            self._see(peer)
 
-    def _seen(self, peer: _Peer) -> m.PeersSeen:
-        return m.PeersSeen(tuple(sorted(peer.free.items())), len(self._peers) - 1)
+    def _see(self, peer: _Peer) -> None:
+        free = sorted(peer.free.items())
+        self._do(peer, peer.maker.seen(self.now_s, free, len(self._peers) - 1))
 
-    def _feed(self, peer: _Peer, event: m.MatchEvent) -> None:
-        for command in peer.maker.step(self.now_s, event):
+    def _do(self, peer: _Peer, commands: list[m.MatchCommand]) -> None:
+        for command in commands:
             self._carry_out(peer, command)
         due_s = peer.maker.next_deadline_s
         if due_s is not None and due_s < peer.tick_s:
@@ -231,23 +238,26 @@ class GossipWorld:
     def _tick(self, peer: _Peer, due_s: float) -> None:
         if peer.tick_s == due_s:
             peer.tick_s = math.inf
-            self._feed(peer, m.Tick())
+            self._do(peer, peer.maker.tick(self.now_s))
 
     def _carry_out(self, peer: _Peer, command: m.MatchCommand) -> None:
         own_id = self._ids[peer.place]
         match command:
             case m.SendProposal(other, _):
-                self._send(peer, other, m.ProposalReceived(own_id, peer.snapshot))
+                ours = peer.snapshot
+                self._send(peer, other, lambda maker: maker.asked(self.now_s, own_id, ours))
             case m.Withdraw(other, round_):
-                self._send(peer, other, m.ProposalWithdrawn(own_id, round_))
-            case m.AcceptProposal(other, round_):
-                self._send(peer, other, m.ProposalAccepted(own_id, round_))
-            case m.RefuseProposal(other, round_, reason):
-                self._send(peer, other, m.ProposalRefused(own_id, round_, reason))
-            case m.Paired(other, _, leading):
+                self._send(peer, other, lambda maker: maker.withdrawn(self.now_s, own_id, round_))
+            case m.RefuseProposal(other, round_, refusal):
+                self._send(
+                    peer, other, lambda maker: maker.refused(self.now_s, own_id, round_, refusal)
+                )
+            case m.Paired(other, _, None):
                 self._announce(peer, None)
-                if leading:
-                    self._exchange(peer, self._peers[self._places[other]])
+                self._exchange(peer, self._peers[self._places[other]])
+            case m.Paired(other, _, int(proposed)):
+                self._send(peer, other, lambda maker: maker.accepted(own_id, proposed))
+                self._announce(peer, None)
             case m.Unmatched(_, reason):
                 self._announce(peer, None)
                 peer.record.skipped[reason] = peer.record.skipped.get(reason, 0) + 1
@@ -282,6 +292,6 @@ class GossipWorld:
 
     def _settle(self, peer: _Peer) -> None:
         peer.settled = True
-        self._feed(peer, m.RoundSettled(peer.snapshot.round))
+        self._do(peer, peer.maker.settled(peer.snapshot.round))
         if peer.quota_done:
             self._close_when_stepped(peer)

@@ -10,7 +10,7 @@ the kernel.
 
 Pause. At the boundary of a round the trainer takes a snapshot, codes it and digests it, and later
 applies the move of the slow weights; for that long it does not train. Timed on the trainer's own
-code (peer/training/pairs.py), one thread, and given as a share of a round of ROUND_S.
+code (peer/training/fragments.py), one thread, and given as a share of a round of ROUND_S.
 
     python -m bench.overlap [--full] [--json FILE]
 """
@@ -34,7 +34,8 @@ import trio
 from bench.children import Child, start_child
 from bench.report import Goal, Report, options
 from peer.codec import get_codec
-from peer.training.corpus.prepare import prepare_corpus
+from peer.training.corpus import prepare_corpus
+from peer.training.fragments import FragmentDeltas
 from peer.training.messages import (
     ONE_CHUNK,
     Failed,
@@ -46,10 +47,9 @@ from peer.training.messages import (
     TrainRound,
 )
 from peer.training.model import FlatModel
-from peer.training.pairs import FragmentDeltas
 from peer.training.ports import Trainer
 from peer.training.process import ProcessTrainer, create_model, trainer_starter
-from peer.training.shared import CodeRegions, SharedVector
+from peer.training.shared import CodeRegions, SharedVector, code_memory
 from protocol.fragment.fragments import Fragment
 from protocol.run.run_spec import RunSpec
 
@@ -184,20 +184,20 @@ async def open_trainer(folder: Path, core: int) -> AsyncIterator[Trainer]:
     settings = TrainerSettings(
         spec=spec.to_bytes(),
         peer_id=PEER_ID,
-        corpus_path=str(corpus.path),
-        vocabulary_size=corpus.vocabulary_size,
+        corpus_path=str(corpus.folder),
+        vocabulary_size=corpus.manifest.vocabulary_size,
         device="cpu",
         threads=1,
     )
     weights = folder / "weights.f32"
     layout = (await create_model(settings, weights)).layout
-    with SharedVector(layout.padded_parameters, folder) as slow:
+    with SharedVector(layout.padded_parameters) as slow:
         slow.array[:] = np.fromfile(weights, "<f4")
-        async with trainer_starter(settings, slow, folder)(slow.array, None) as trainer:
+        async with trainer_starter(settings, slow)(slow.array, None) as trainer:
             assert isinstance(trainer, ProcessTrainer)
             await trainer.receive()  # Ready
             _pin(trainer.process_id, core)
-            await trainer.send(Load(1))
+            await trainer.send(Load())
             yield trainer
 
 
@@ -214,8 +214,7 @@ def measure_pause(setting: Setting, found: Report) -> None:
     module.register_parameter("theta", torch.nn.Parameter(torch.randn(setting.parameters)))
     model = FlatModel(module, torch.device("cpu"))
     codec = get_codec("int8")
-    regions = CodeRegions.create((codec.code_bytes(setting.parameters),))
-    child = CodeRegions(regions.fd, regions.code_bytes, writable=True)
+    child = CodeRegions(code_memory(), (codec.code_bytes(setting.parameters),), writable=True)
     whole = Fragment(0, ((0, model.theta_P.numel()),), ())
     deltas = FragmentDeltas(model, model.theta_P.clone(), child, codec, [whole])
     threads = torch.get_num_threads()

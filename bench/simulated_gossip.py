@@ -17,9 +17,9 @@ import torch
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from peer.averaging.gossip.exchange_io import OwnVector
-from peer.averaging.gossip.exchanges import Agreement, Averaged
-from peer.averaging.gossip.gossip import Bounds, Gossip, GossipServer
+from peer.averaging.gossip.exchange_io import Averaged, OwnVector
+from peer.averaging.gossip.exchanges import Agreement
+from peer.averaging.gossip.gossip import Gossip, GossipServer
 from peer.codec import get_codec
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.network.simulated_stream import LinkModel
@@ -27,14 +27,15 @@ from peer.observe.events import EventLog
 from peer.ports.simulated import SimulatedWork
 from peer.simulation.swarm import identity_of
 from peer.simulation.virtual_time import run_in_virtual_time
-from protocol.gossip.matchmaking_events import RoundSnapshot
+from protocol.gossip.matchmaking import RoundSnapshot
 from protocol.limits import MAX_LINKS
 
 from .company import INNER_STEPS, Neighbour, gossip_of
 
 PARAMETERS: Final = 1_050_624
 SCALE: Final = 4
-BOUNDS: Final = Bounds(fresh_s=0.0, search_s=30.0, exchange_s=60.0)
+SEARCH_S: Final = 30.0
+EXCHANGE_S: Final = 60.0
 DIGEST: Final = "0" * 32
 
 
@@ -139,10 +140,10 @@ async def _average_at_once(gossips: Sequence[Gossip], own: OwnVector, seen: Seen
 
 
 async def _average(gossip: Gossip, own: OwnVector, seen: Seen) -> None:
-    outcome, timing = await gossip.average(own, BOUNDS)
-    if isinstance(outcome, Averaged):
-        seen.match_s.append(timing.match_s)
-        seen.exchange_s.append(timing.exchange_s)
+    settled = await gossip.average(own, fresh_s=0.0, search_s=SEARCH_S, exchange_s=EXCHANGE_S)
+    if isinstance(settled.outcome, Averaged):
+        seen.match_s.append(settled.match_s)
+        seen.exchange_s.append(settled.exchange_s)
 
 
 def _steps(peers: int) -> list[int]:
@@ -163,8 +164,6 @@ def _contribution(agreement: Agreement) -> OwnVector:
         final=False,
         steps=1,
         tokens=1,
-        codec=agreement.codec,
-        vectors=agreement.vectors,
         digest=digest,
         payload=payload,
     )

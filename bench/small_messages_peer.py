@@ -10,7 +10,7 @@ import trio
 from peer.network.conversation import Conversation
 from peer.network.identity import load_or_create
 from peer.network.libp2p import open_libp2p_network
-from peer.network.pacing import NO_LIMITS, PacedNetwork, Pacing
+from peer.network.pacing import NO_LIMITS, Pacing
 from peer.ports import Network, PeerId, Stream
 from peer.ports.real import RealEntropy
 from protocol.wire.content_messages import Part
@@ -126,8 +126,8 @@ async def main(folder: Path, name: str, listen: str, *, paced: bool) -> None:
     async with open_libp2p_network(
         key, listen=[listen], runtime_dir=folder, route_by_dht=False
     ) as network:
-        pacing = Pacing(NO_LIMITS)
-        await SmallMessagesPeer(PacedNetwork(network, pacing), pacing, paced=paced).run()
+        network.pacing = pacing = Pacing(NO_LIMITS)
+        await SmallMessagesPeer(network, pacing, paced=paced).run()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ so that the other sees a partner lost in an exchange, a round without partner, a
 import gc
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
 import blake3
 import numpy as np
@@ -20,19 +20,17 @@ import psutil
 import torch
 import trio
 
-from peer.averaging.gossip.exchange_io import OwnVector
-from peer.averaging.gossip.exchanges import Agreement, Averaged
-from peer.averaging.gossip.gossip import Bounds, GossipServer
+from peer.averaging.gossip.exchange_io import Averaged, OwnVector
+from peer.averaging.gossip.exchanges import Agreement
+from peer.averaging.gossip.gossip import GossipServer
 from peer.averaging.gossip.outer_state import OuterState
 from peer.averaging.gossip.outer_step import NolocoFactors
 from peer.codec import get_codec
 from peer.network.identity import load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
-from peer.network.libp2p_stream import Libp2pStream
-from peer.network.pacing import NO_LIMITS, PacedNetwork, PacedStream, Pacing
 from peer.observe.events import EventLog
 from peer.observe.log_file import LineFile
-from peer.ports import Stream
+from peer.ports import Network, PeerId, Stream, StreamHandler
 from peer.ports.real import RealEntropy, RealWork
 from protocol.errors import StreamLost
 
@@ -47,36 +45,46 @@ REFUSED_SEARCH_S: Final = 0.05
 EXCHANGE_S: Final = 30.0
 
 
-class BreakingStream(PacedStream):
-    """A stream that breaks after so many bytes."""
-
-    def __init__(self, stream: Libp2pStream, left_bytes: int) -> None:
-        super().__init__(stream, Pacing(NO_LIMITS), reads_slowly=False)
-        self._lose = stream.lose
-        self._left_bytes = left_bytes
-
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        if len(data) > self._left_bytes:
-            await self._stream.send_all(memoryview(data)[: self._left_bytes])
-            self._lose("broken on purpose")
-            raise StreamLost("broken on purpose")
-        self._left_bytes -= len(data)
-        await self._stream.send_all(data)
-
-
-class BreakingNetwork(PacedNetwork):
-    """A network whose streams break while `breaks` is set."""
+class BreakingNetwork:
+    """A network whose streams break after so many bytes while `breaks` is set."""
 
     def __init__(self, network: Libp2pNetwork, after_bytes: int) -> None:
-        super().__init__(network, Pacing(NO_LIMITS))
+        self._network = network
         self._after_bytes = after_bytes
         self.breaks = False
 
-    def _paced(self, stream: Stream, protocol: str) -> Stream:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
+
+    async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream:
+        """Open a stream that breaks, if it is to."""
+        stream = await self._network.open_stream(peer_id, protocol)
+        self._break_later(stream)
+        return stream
+
+    async def serve(self, protocol: str, handler: StreamHandler) -> None:
+        """Serve with streams that break, if they are to."""
+
+        async def handle(stream: Stream) -> None:
+            self._break_later(stream)
+            await handler(stream)
+
+        await self._network.serve(protocol, handle)
+
+    def _break_later(self, stream: Any) -> None:
         if not self.breaks:
-            return stream
-        assert isinstance(stream, Libp2pStream)
-        return BreakingStream(stream, self._after_bytes)
+            return
+        send_all, left_bytes = stream.send_all, self._after_bytes
+
+        async def breaking(data: bytes | bytearray | memoryview) -> None:
+            nonlocal left_bytes
+            await send_all(memoryview(data)[:left_bytes])
+            if len(data) > left_bytes:
+                stream.lose("broken on purpose")
+                raise StreamLost("broken on purpose")
+            left_bytes -= len(data)
+
+        stream.send_all = breaking
 
 
 class SoakPeer:
@@ -89,7 +97,8 @@ class SoakPeer:
         theta_P = torch.randn(PARAMETERS, generator=torch.manual_seed(seed))
         codec.encode(theta_P, torch.frombuffer(self._codes, dtype=torch.uint8))
         self._digest = blake3.blake3(self._codes).hexdigest(length=16)
-        self._network = BreakingNetwork(network, len(self._codes) // 2)
+        self._breaking = BreakingNetwork(network, len(self._codes) // 2)
+        self._network = cast(Network, self._breaking)
         self._company = OneOther()
         self._gossip = gossip_of(
             Agreement(DIGEST, INNER_STEPS, DIGEST, "int8", 1, PARAMETERS),
@@ -127,7 +136,7 @@ class SoakPeer:
         round_, spoils = question["round"], question.get("spoils")
         if spoils == "refuses":
             return {"outcome": spoils}
-        self._network.breaks = spoils == "breaks"
+        self._breaking.breaks = spoils == "breaks"
         digest = "f" * 32 if spoils == "lies" else self._digest
         own = OwnVector(
             round=round_,
@@ -135,19 +144,20 @@ class SoakPeer:
             final=False,
             steps=1,
             tokens=1,
-            codec="int8",
-            vectors=1,
             digest=digest,
             payload=memoryview(self._codes),
         )
         self._company.other = question["peer_id"]
         search_s = REFUSED_SEARCH_S if question.get("refused") else SEARCH_S
-        outcome, _ = await self._gossip.average(own, Bounds(0.0, search_s, EXCHANGE_S))
+        settled = await self._gossip.average(
+            own, fresh_s=0.0, search_s=search_s, exchange_s=EXCHANGE_S
+        )
+        outcome = settled.outcome
         averaged = isinstance(outcome, Averaged)
         self._outer.step(
             round_, own.payload, outcome.payload if isinstance(outcome, Averaged) else None
         )
-        self._network.breaks = False
+        self._breaking.breaks = False
         return {"outcome": "averaged" if averaged else str(getattr(outcome, "reason", ""))}
 
     async def memory(self, _: Answer) -> Answer:

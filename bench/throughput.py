@@ -44,7 +44,7 @@ from transformers import LlamaConfig
 from peer.cli.new import OPTIMIZERS, PRESETS, preset_spec
 from peer.training.calibrate import starting_micro_batch
 from peer.training.device import choose_device, choose_precision
-from peer.training.model import initial_module
+from peer.training.model import initial_module, model_config
 from protocol.run.run_spec import RunSpec
 
 from .report import Goal, Report, Row, options
@@ -184,7 +184,7 @@ def measure(
     way = Way(device, choose_precision(spec.training.precision, device), compile)
     start = starting_micro_batch(spec.training.micro_batch, spec.training.batch_size, 0)
     module = initial_module(spec, vocabulary)
-    parameters, config = sum(each.numel() for each in module.parameters()), module.config
+    parameters = sum(each.numel() for each in module.parameters())
     plain = PlainLoop(module, spec, way, start)
     ours = OurLoop(initial_module(spec, vocabulary), spec, way, start)
     product = matmul(way, size.matrix, size.products)
@@ -192,7 +192,7 @@ def measure(
     turns = take_turns(lambda: ours.run(batches), lambda: plain.run(batches), product, size.turns)
     work = Work(
         tokens=size.steps * spec.tokens_per_step,
-        flops_per_token=flops_per_token(config, spec.model.context_length),
+        flops_per_token=flops_per_token(model_config(spec, vocabulary), spec.model.context_length),
         peak_flops=2.0 * size.matrix**3 * size.products,
     )
     optimizer_s = statistics.median(

@@ -9,7 +9,6 @@ import numpy.typing as npt
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import LlamaForCausalLM
 
 from peer.training.device import Precision, autocast, is_out_of_memory
 from peer.training.model import FlatModel
@@ -44,7 +43,7 @@ class Loop(Protocol):
 class OurLoop:
     """The trainer's: FlatModel, optimizer and Stepper; a step's numbers are read one step later."""
 
-    def __init__(self, module: LlamaForCausalLM, spec: RunSpec, way: Way, micro_batch: int) -> None:
+    def __init__(self, module: nn.Module, spec: RunSpec, way: Way, micro_batch: int) -> None:
         model = FlatModel(module, way.device, compile=way.compile)
         self._model = model
         self._optimizer = inner_optimizer(model, spec.optimizer, way.precision)

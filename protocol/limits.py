@@ -139,9 +139,9 @@ MAX_SNAPSHOT_BYTES: Final = MAX_CONTROL_PAYLOAD_BYTES
 
 # --- content: run spec, blobs, states, corpora ----------------------------------------------------
 MAX_PARTS_PER_REQUEST: Final = 16
-MAX_ASKED_PIECES: Final = 8
-"""Pieces of a corpus on their way to us at once."""
-MAX_ASKED_PIECES_PER_SOURCE: Final = 2
+MAX_ASKED: Final = 8
+"""Pieces of a corpus, or units of a state, on their way to us at once."""
+MAX_ASKED_PER_SOURCE: Final = 2
 MAX_READERS: Final = 16
 """Streams on which content is asked of us at once."""
 MAX_READERS_PER_PEER: Final = 4

@@ -50,8 +50,7 @@ LARGEST_FACTOR: Final = 8.0
 CLIP_SPREADS: Final = 2.0
 LEAST_CLIP: Final = 1.25
 CLIP_FACTOR: Final = 1.5
-CONTRIBUTION_CLIP: Final = 1.5
-"""The same of contributions to fragments, of which all are there at once."""
+"""It holds for contributions to fragments too, of which all are there at once."""
 CLIP_OF_TWO: Final = 4.0
 """The same of two contributions to a fragment: neither is the middle, and a fast
 peer's is honestly longer."""
@@ -202,7 +201,7 @@ def contribution_shares(told: Sequence[float]) -> list[float]:
     Whole machines agree on this to the bit: the lengths are given, and there are few operations.
     """
     lengths = [length if length < NO_LENGTH else math.inf for length in told]
-    return clipped_shares(lengths, CONTRIBUTION_CLIP if len(lengths) > 2 else CLIP_OF_TWO)
+    return clipped_shares(lengths, CLIP_FACTOR if len(lengths) > 2 else CLIP_OF_TWO)
 
 
 def clipped_shares(lengths: Sequence[float], factor: float = CLIP_FACTOR) -> list[float]:

@@ -18,6 +18,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import trio
+from msgspec import structs
 
 from bench.fuzzing.hostile import Hostile
 from bench.fuzzing.shots import Gunner, Magazine
@@ -25,8 +26,8 @@ from bench.fuzzing.statements import statements_by
 from bench.fuzzing.values import World
 from peer.codec import BLOCK, get_codec
 from peer.codec.differences import pack
-from peer.content.store import PieceFolder, PieceStore
-from peer.daemon.outside import Outside
+from peer.content.store import PieceStore
+from peer.daemon.outside import be_reached
 from peer.network.identity import Identity
 from peer.observe.event_names import EventName
 from peer.simulation.swarm import (
@@ -37,7 +38,7 @@ from peer.simulation.swarm import (
     open_swarm,
 )
 from peer.simulation.virtual_time import run_in_virtual_time
-from peer.training.toy import simulated_layout
+from peer.training.simulated import simulated_layout
 from protocol.address.multiaddr import split_peer_id
 from protocol.content.manifest import CorpusManifest, digest_of
 from protocol.fragment.fragments import fragments_of_run
@@ -247,7 +248,8 @@ def corpus_manifest() -> CorpusManifest:
         held_out="",
         digests=b"",
     )
-    return manifest.with_digests(b"".join(map(digest_of, _pieces_of(manifest))))
+    digests = b"".join(map(digest_of, _pieces_of(manifest)))
+    return structs.replace(manifest, digests=digests)
 
 
 def _pieces_of(manifest: CorpusManifest) -> list[bytes]:
@@ -256,7 +258,7 @@ def _pieces_of(manifest: CorpusManifest) -> list[bytes]:
 
 def corpus_in(folder: Path) -> PieceStore:
     """That corpus in this folder, without its last piece."""
-    store = PieceFolder(folder, corpus_manifest())
+    store = PieceStore(folder, corpus_manifest())
     for piece, data in enumerate(_pieces_of(store.manifest)[:-1]):
         store.add(piece, data)
     return store
@@ -315,8 +317,7 @@ async def _start(swarm: SimulatedSwarm) -> None:
 
 def _open_up(peer: SimulatedPeer, store: PieceStore, nursery: trio.Nursery) -> None:
     """Let it do what real peers do besides, and simulated ones need not."""
-    parts = peer.parts
-    nursery.start_soon(Outside(peer.network, parts, RELAY_MBPS).run)
+    nursery.start_soon(be_reached, peer.parts, RELAY_MBPS)
     assert peer.peer.service is not None
     peer.peer.service.store = store
 

@@ -27,7 +27,7 @@ from peer.codec import codes_as_tensor, get_codec
 from peer.network.identity import Identity
 from peer.training.fragments import FragmentSnapshots
 from peer.training.model import FlatModel
-from peer.training.shared import CodeRegions, region_bytes
+from peer.training.shared import CodeRegions
 from protocol.diloco.fragment_events import Average, ResultToWrite, WriteResults, Written
 from protocol.diloco.keeper import short_digest
 from protocol.fragment.chunk_ledger import ResultRank, Stamp
@@ -35,7 +35,7 @@ from protocol.fragment.collection import Admitted
 from protocol.fragment.fragments import fragments_of_run, sends_between
 from protocol.fragment.owners import owners_of_chunks
 from protocol.limits import MAX_CONTRIBUTION_WEIGHT
-from protocol.plausible import CONTRIBUTION_CLIP
+from protocol.plausible import CLIP_FACTOR
 from protocol.run.run_spec import RunSpec
 from protocol.run.sections import DilocoSection
 from protocol.wire.fragment_messages import ChunkStamp, Contribution
@@ -118,7 +118,7 @@ class FragmentSwarm:
         self._outer.defended = self._averages.defended = arm.defence == "on"
         self._stamps = self._outer.first_stamps()
         self._overlap_steps = diloco.overlap_steps
-        sizes = region_bytes(self._fragments, self._codec)
+        sizes = [self._codec.code_bytes(fragment.size) for fragment in self._fragments]
         self._replicas = [
             FragmentSnapshots(
                 model,
@@ -202,7 +202,7 @@ class FragmentSwarm:
         """A liar's codes; a vector is let through up to where it is clipped."""
         honest = moves[: self._arm.honest]
         usual = median_low(sorted(map(rms, honest)))
-        scene = Scene(fragment, moves[liar], honest, CONTRIBUTION_CLIP * usual)
+        scene = Scene(fragment, moves[liar], honest, CLIP_FACTOR * usual)
         values = -self._liars.lied_move(scene)
         return self._liars.lied_codes((liar, fragment), values, self._pieces[fragment])
 

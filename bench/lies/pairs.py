@@ -8,17 +8,23 @@ that are not valid end an exchange (`bad_vector`), as they do in peer/averaging/
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import Final, cast
+from types import SimpleNamespace
+from typing import Any, Final, cast
 
 import torch
 import trio
 
-from peer.averaging.gossip.exchange_io import OwnVector
-from peer.averaging.gossip.exchanges import Averaged, RoundOutcome, Skipped, Timing
+from peer.averaging.gossip.exchange_io import (
+    Averaged,
+    OwnVector,
+    RoundOutcome,
+    Settled,
+    Skipped,
+)
 from peer.averaging.gossip.gossip import Gossip
 from peer.averaging.gossip.outer_state import OuterState
 from peer.averaging.gossip.outer_step import NolocoFactors
-from peer.averaging.gossip.outer_steps import FARTHEST_AT_FIRST, OuterSteps, Settled
+from peer.averaging.gossip.outer_steps import FARTHEST_AT_FIRST, OuterSteps
 from peer.codec import Codec, get_codec
 from peer.facts import Facts
 from peer.ports.simulated import SimulatedWork
@@ -50,12 +56,13 @@ class _Rest:
     def __init__(self) -> None:
         self._doubted = resting()
         self.now_s = 0.0
+        self.packer = self
 
     def doubt(self, peer_id: str, _: Fault) -> None:
         """Let it rest."""
         self._doubted.failed(peer_id, self.now_s)
 
-    async def believe(self, own: OwnVector, theirs: memoryview) -> None:
+    async def learn(self, own: memoryview, theirs: memoryview) -> None:
         """Nothing is learnt of it."""
 
     def doubts(self, peer_id: str) -> bool:
@@ -91,16 +98,14 @@ class _Peer:
         factors = NolocoFactors(spec.sync.alpha, spec.sync.beta, spec.sync.effective_gamma)
         outer = OuterState(phi_P, phi_P * 0, codec, factors)
         self.rest = _Rest()
-        self.steps = _WatchedSteps(
-            spec,
+        parts: Any = SimpleNamespace(
+            spec=spec,
             facts=Facts(name, 1),
-            outer=outer,
-            gossip=cast(Gossip, self.rest),
             work=SimulatedWork(),
-            events=_Quiet(),
             observe_round=lambda _timing: None,
-            lock=trio.Lock(),
         )
+        gossip = cast(Gossip, self.rest)
+        self.steps = _WatchedSteps(parts, outer, gossip, _Quiet(), trio.Lock())
 
 
 class GossipSwarm:
@@ -183,7 +188,7 @@ class GossipSwarm:
         name = self._peers[partner].name
         if not self._pieces.are_valid(sent):
             return Skipped(SkipReason.BAD_VECTOR, name)
-        return Averaged(name, self._spec.sync.round_steps, 0, view_of(sent))
+        return Averaged(name, self._spec.sync.round_steps, view_of(sent))
 
     def _lie(self, liar: int, to: _Peer, moves: Sequence[torch.Tensor]) -> torch.Tensor:
         theta_P = to.theta_P.detach()
@@ -202,13 +207,11 @@ class GossipSwarm:
             final=False,
             steps=sync.round_steps,
             tokens=0,
-            codec=sync.codec,
-            vectors=1,
             digest="",
             payload=view_of(codes),
         )
         peer.steps.last_share = None
-        await peer.steps.take(Settled(own, outcome, Timing(0.0, 0.0)), None, 0.0)
+        await peer.steps.take(Settled(own, outcome, 0.0, 0.0), None, 0.0)
 
     def _note(self, own: int, partner: int | None) -> None:
         if self._is_liar(own):

@@ -1,6 +1,6 @@
 """Replicas that average their fragments in pairs, in one process, without lines.
 
-Each replica's side is the trainer's (peer/training/pairs.py), the moments are the
+Each replica's side is the trainer's (peer/training/fragments.py), the moments are the
 protocol's (protocol/fragment/fragments.py), the outer step is the daemon's
 (peer/averaging/gossip/outer_step.py). What lies between them is left out: here every send finds a
 partner, drawn for each fragment and cycle as for a round, and comes back after `delay` steps.
@@ -13,8 +13,8 @@ import torch
 
 from peer.averaging.gossip.outer_step import NolocoFactors, outer_step
 from peer.codec import codes_as_tensor, get_codec
+from peer.training.fragments import FragmentDeltas
 from peer.training.model import FlatModel
-from peer.training.pairs import FragmentDeltas
 from peer.training.shared import CodeRegions
 from protocol.fragment.fragments import cut_fragments, sends_between
 

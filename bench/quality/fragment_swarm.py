@@ -22,7 +22,7 @@ from peer.averaging.diloco.nesterov import (
 from peer.codec import Codec, codes_as_tensor, get_codec
 from peer.training.fragments import FragmentSnapshots
 from peer.training.model import FlatModel
-from peer.training.shared import CodeRegions, region_bytes
+from peer.training.shared import CodeRegions
 from protocol.fragment.fragments import Span, fragments_of_run, sends_between
 from protocol.run.sections import DilocoSection
 
@@ -68,11 +68,12 @@ class FragmentSwarm:
         self._heavy_ball = heavy_ball
         self._last_cycle = last_cycle
         self._inner_steps, self._overlap_steps = inner_steps, diloco.overlap_steps
+        sizes = [self._codec.code_bytes(fragment.size) for fragment in self.fragments]
         self._replicas = [
             FragmentSnapshots(
                 model,
                 self.phi_P,
-                CodeRegions(-1, region_bytes(self.fragments, self._codec), writable=True),
+                CodeRegions(-1, sizes, writable=True),
                 self._codec,
                 self.fragments,
                 diloco,

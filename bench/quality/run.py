@@ -2,7 +2,7 @@
 
 At the close of a round each replica's weights are coded and exchanged (snapshot). Training goes on
 for the arm's delay; then comes the outer step, and theta takes over the move of the slow weights as
-the trainer does (peer/training/pairs.py): theta += phi' - decoded. After the last step nothing
+the trainer does (peer/training/fragments.py): theta += phi' - decoded. After the last step nothing
 is delayed.
 """
 

@@ -35,12 +35,12 @@ class World:
         """Pack the corpus, or find it in `cache_dir`."""
         spec = setting.spec(seed)
         prepared = prepare_corpus(spec, cache_dir)
-        tokens = prepared.kept.whole
+        tokens = prepared.whole
         assert tokens is not None, "it was made here"
         corpus = open_file(tokens, spec.model.context_length, setting.final_blocks)
         device = choose_device("auto")
         precision = choose_precision(setting.precision, device)
-        return cls(setting, spec, corpus, prepared.vocabulary_size, device, precision)
+        return cls(setting, spec, corpus, prepared.manifest.vocabulary_size, device, precision)
 
     def rate(self, step: int) -> float:
         """Learning rate of a step."""

@@ -6,7 +6,7 @@ from transformers import LlamaConfig
 
 from peer.training.device import Precision
 from peer.training.model import FlatModel
-from peer.training.optimizer import flat_adamw
+from peer.training.optimizer import inner_optimizer
 from peer.training.stages.compute import StageCompute
 from peer.training.stages.module import initial_stage
 from protocol.run.sections import OptimizerSection
@@ -42,9 +42,8 @@ class Stage:
         self.module = initial_stage(config, seed, stage, stages)
         self.model = FlatModel(self.module, device)
         self.compute = StageCompute(self.module, device, precision)
-        self._optimizer = flat_adamw(
-            self.model, optimizer.model_copy(update={"clip_norm": clip_norm})
-        )
+        section = optimizer.model_copy(update={"clip_norm": clip_norm})
+        self._optimizer = inner_optimizer(self.model, section, precision)
         self.done = 0
         self.norms: list[float] = []
         self._newest_P = self.model.theta_P.clone() if late else None

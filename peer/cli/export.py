@@ -31,7 +31,7 @@ from peer.training.corpus.tokenizer import (
 )
 from peer.training.device import choose_precision
 from peer.training.model import FlatModel, initial_module, model_shapes
-from peer.training.optimizer import flat_adamw
+from peer.training.optimizer import inner_optimizer
 from peer.training.step import Stepper
 from peer.training.tensor_file import FileUnusable, TensorFile
 from protocol.errors import LocoError
@@ -181,7 +181,7 @@ def slow_weights_in(path: Path, layout: Layout) -> Float32Vector:
 def _vocabulary_size(home: Home, spec: RunSpec) -> int:
     kept = kept_corpus(home.cache_dir, spec.data.manifest or "")
     if kept is not None:
-        return describe_corpus(spec, kept).vocabulary_size
+        return describe_corpus(spec, kept).manifest.vocabulary_size
     return load_tokenizer(spec.data.tokenizer).vocabulary_size
 
 
@@ -254,11 +254,12 @@ def loss_judge(home: Home, spec: RunSpec) -> Callable[[Float32Vector], float]:
     if kept is None:
         raise ExportFailed(f"the run's held-out text is not in {home.cache_dir}")
     prepared, device = describe_corpus(spec, kept), torch.device("cpu")
-    model = FlatModel(initial_module(spec, prepared.vocabulary_size), device)
-    optimizer, precision = flat_adamw(model, spec.optimizer), choose_precision("auto", device)
+    model = FlatModel(initial_module(spec, prepared.manifest.vocabulary_size), device)
+    optimizer = inner_optimizer(model, spec.optimizer, "fp32")
+    precision = choose_precision("auto", device)
     stepper = Stepper(model, optimizer, precision, MICRO_BATCH)
     blocks = spec.data.validation_blocks
-    with open_corpus(prepared.path, spec.model.context_length, blocks) as corpus:
+    with open_corpus(prepared.folder, spec.model.context_length, blocks) as corpus:
         blocks_BT = corpus.validation_blocks(blocks)
 
     def loss(slow_P: Float32Vector) -> float:

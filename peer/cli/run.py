@@ -106,7 +106,7 @@ def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
             if old is not None:
                 print(f"the home's old run was moved to {old}", file=sys.stderr, flush=True)
         if start is not None and start.restore is not None:
-            from peer.state.restoring import restore  # here: few starts restore
+            from peer.state.uploads import restore  # here: few starts restore
 
             print(f"restoring from {start.restore}", file=sys.stderr, flush=True)
             for line in restore(start.restore, home, config.checkpoint_keep):
@@ -220,14 +220,14 @@ def _check_source(source: str) -> None:
 
 def _say_held_out(path: Path) -> None:
     """Say what a corpus of one text is validated with. Raises ConfigError: it cannot be read."""
-    from peer.training.corpus.packed import TAIL_OF, tail_start
+    from peer.training.corpus.packed import HELD_OUT_OF, tail_start
 
     try:
         size, start = path.stat().st_size, tail_start(path)
     except OSError as error:
         raise ConfigError(f"data.source: cannot read {path}: {error.strerror}") from error
     print(
-        f"data.source is one text, {path}: its last {100 // TAIL_OF}%, {size - start:,} of"
+        f"data.source is one text, {path}: its last {100 // HELD_OUT_OF}%, {size - start:,} of"
         f" {size:,} bytes, is held out for validation",
         file=sys.stderr,
         flush=True,

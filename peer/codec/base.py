@@ -90,7 +90,12 @@ class Codec(ABC):
         """
         num_values = self.num_values(codes.numel())
         check_codes(codes, self.code_bytes(num_values))
-        check_range(start, stop, num_values, out)
+        if start % BLOCK or stop % BLOCK or not 0 <= start <= stop <= num_values:
+            raise ValueError(
+                f"range {start}..{stop} is not made of whole blocks of a vector of {num_values}"
+            )
+        if check_values(out, "out") != stop - start:
+            raise ValueError(f"out has {out.numel()} values, expected {stop - start}")
         self._decode(codes, start, out)
 
     def validate(self, codes: torch.Tensor) -> bool:
@@ -151,16 +156,6 @@ def check_codes(codes: torch.Tensor, expected_bytes: int) -> None:
         raise ValueError(f"codes must be a contiguous uint8 vector, not {_describe(codes)}")
     if codes.numel() != expected_bytes:
         raise ValueError(f"codes have {codes.numel()} bytes, expected {expected_bytes}")
-
-
-def check_range(start: int, stop: int, num_values: int, out: torch.Tensor) -> None:
-    """Raises ValueError unless start .. stop are whole blocks of the vector and `out` fits."""
-    if start % BLOCK or stop % BLOCK or not 0 <= start <= stop <= num_values:
-        raise ValueError(
-            f"range {start}..{stop} is not made of whole blocks of a vector of {num_values}"
-        )
-    if check_values(out, "out") != stop - start:
-        raise ValueError(f"out has {out.numel()} values, expected {stop - start}")
 
 
 def _describe(tensor: torch.Tensor) -> str:

@@ -13,7 +13,7 @@ Rules:
   all. It is kept by processor and by the time of the kernel's own file: after a change here or in
   `base.py` alone, `make clean`. Several processes may write it: files are replaced whole.
 - Whatever fails (no numba, one that does not know this numpy), the plain path is taken, and
-  `plain_because` says what it was.
+  `loops_named` says what it was.
 - As many threads as torch would use here (`torch.get_num_threads`), of our own: kernels hold no
   lock, and numba's pool either aborts when two threads call it, or spins against torch's.
 - Work is cut into chunks of one size whatever the number of threads, so sums come out the same.
@@ -28,8 +28,6 @@ from types import ModuleType
 from typing import Any, Final, TypeVar, cast
 
 import torch
-
-from .base import BLOCK
 
 Result = TypeVar("Result")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -54,9 +52,9 @@ def kernels_of(module: str) -> ModuleType | None:
         return None
 
 
-def plain_because(module: str) -> str:
-    """What is said of a plain path that stands in for the kernels of `module`."""
-    return f"plain: {_failures[module]}"
+def loops_named(name: str, module: str) -> str:
+    """`name` where the kernels of a module work, loading them; else `plain`, and why."""
+    return name if kernels_of(module) else f"plain: {_failures[module]}"
 
 
 def kernel(signature: str) -> Callable[[Function], Function]:
@@ -112,21 +110,6 @@ def in_chunks(work: Callable[[int, int], Result], num_blocks: int) -> list[Resul
     for helper in helpers:
         helper.result()
     return [results[first] for first in starts]
-
-
-def is_aligned(*tensors: torch.Tensor) -> bool:
-    """Whether each tensor begins where its elements may lie; payloads can begin anywhere."""
-    return all(tensor.data_ptr() % tensor.element_size() == 0 for tensor in tensors)
-
-
-def is_long(num_values: int, device: torch.device, part_of: int = 0) -> bool:
-    """Whether a vector is worth compiled loops, and lies where they can reach it.
-
-    Args:
-        part_of: values of the vector that it is a part of, one of many: what counts is the whole.
-    """
-    is_worth_it = max(num_values, part_of) >= COMPILED_FROM
-    return device.type == "cpu" and is_worth_it and num_values % BLOCK == 0
 
 
 def _threads(chunks: int) -> int:

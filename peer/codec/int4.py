@@ -21,9 +21,6 @@ Rules:
 - With the smallest scale the smallest midpoint is a normal number. A block below it becomes zeros.
 - Decoded values are coded to themselves: the largest magnitude of a block always takes level 7, and
   the decoded one gives the same scale.
-
-Ways to the same bytes: torch's operations (`PlainInt4Loops`), on CUDA too, and compiled loops
-(`int4_kernels`).
 """
 
 from typing import ClassVar, Final
@@ -31,29 +28,24 @@ from typing import ClassVar, Final
 import torch
 
 from .base import BLOCK
-from .blocks import BlockCodec, BlockFormat, TiledLoops
-
-# --- the int4 code in torch's operations ----------------------------------------------------------
+from .blocks import BlockCodec
 
 LEVELS: Final = tuple(sign * float(level) for sign in (1, -1) for level in range(8))
 """What each of the 16 codes stands for; the eighth is not used."""
 MIDPOINTS: Final = tuple(level + 0.5 for level in range(7))
-INT4_FORMAT: Final = BlockFormat(
-    code_bytes=BLOCK // 2,
-    code_type=torch.uint8,
-    largest_level=7.0,
-    smallest_scale=2.0**-125,
-    largest_scale=147 * 2.0**110,  # LARGEST_MAGNITUDE / 7, rounded up to bf16
-)
-_HALF: Final = BLOCK // 2
+HALF: Final = BLOCK // 2
 
 
-class PlainInt4Loops(TiledLoops):
-    """int4 loops in torch's operations."""
+class Int4Codec(BlockCodec):
+    """The int4 codec: a level's magnitude, and a bit for negative."""
 
-    def __init__(self) -> None:
-        super().__init__(INT4_FORMAT)
-        self._levels = torch.tensor(LEVELS)
+    name: ClassVar[str] = "int4"
+    block_bytes: ClassVar[int] = HALF
+    code_type: ClassVar[torch.dtype] = torch.uint8
+    largest_level: ClassVar[float] = 7.0
+    smallest_scale: ClassVar[float] = 2.0**-125
+    largest_scale: ClassVar[float] = 147 * 2.0**110  # LARGEST_MAGNITUDE / 7, rounded up to bf16
+    kernels_module: ClassVar[str] = "peer.codec.int4_kernels"
 
     def _write_codes(
         self, x: torch.Tensor, scale: torch.Tensor, work: torch.Tensor, codes: torch.Tensor
@@ -63,27 +55,13 @@ class PlainInt4Loops(TiledLoops):
             magnitudes += work > scale * midpoint
         negative = (x < 0) & (magnitudes > 0)
         nibbles = magnitudes | (negative.to(torch.uint8) << 3)
-        torch.bitwise_or(nibbles[:, :_HALF], nibbles[:, _HALF:] << 4, out=codes)
+        torch.bitwise_or(nibbles[:, :HALF], nibbles[:, HALF:] << 4, out=codes)
 
     def _read_levels(self, codes: torch.Tensor, out: torch.Tensor) -> None:
-        levels = self._levels.to(codes.device)
-        out[:, :_HALF] = levels[(codes & 15).int()]
-        out[:, _HALF:] = levels[(codes >> 4).int()]
+        levels = torch.tensor(LEVELS, device=codes.device)
+        out[:, :HALF] = levels[(codes & 15).int()]
+        out[:, HALF:] = levels[(codes >> 4).int()]
 
-    def _codes_valid(self, codes: torch.Tensor) -> bool:
+    def _are_codes_valid(self, codes: torch.Tensor) -> bool:
         """Whether no code is a negative zero, which `encode` never writes."""
         return not bool((((codes & 0x0F) == 0x08) | ((codes & 0xF0) == 0x80)).any())
-
-
-# --- int4 -----------------------------------------------------------------------------------------
-
-
-class Int4Codec(BlockCodec):
-    """The int4 codec; see the theory above."""
-
-    name: ClassVar[str] = "int4"
-    format: ClassVar[BlockFormat] = INT4_FORMAT
-    kernels_module: ClassVar[str] = "peer.codec.int4_kernels"
-
-    def __init__(self, part_of: int = 0) -> None:
-        super().__init__(PlainInt4Loops(), part_of)

@@ -21,15 +21,14 @@ from .blocks_kernels import (
     values_of,
 )
 from .compiled import helper, kernel
-from .int4 import INT4_FORMAT, LEVELS, MIDPOINTS
+from .int4 import HALF, LEVELS, MIDPOINTS, Int4Codec
 
-_HALF: Final = BLOCK // 2
 _LEVELS: Final = np.array(LEVELS, np.float32)
 _MIDPOINTS: Final = tuple(np.float32(midpoint) for midpoint in MIDPOINTS)
-_LARGEST_LEVEL: Final = np.float32(INT4_FORMAT.largest_level)
-_SMALLEST_SCALE: Final = np.float32(INT4_FORMAT.smallest_scale)
+_LARGEST_LEVEL: Final = np.float32(Int4Codec.largest_level)
+_SMALLEST_SCALE: Final = np.float32(Int4Codec.smallest_scale)
 _SMALLEST_SCALE_BITS: Final = np.uint16(_SMALLEST_SCALE.view(np.uint32) >> 16)
-_LARGEST_SCALE_BITS: Final = np.uint16(np.float32(INT4_FORMAT.largest_scale).view(np.uint32) >> 16)
+_LARGEST_SCALE_BITS: Final = np.uint16(np.float32(Int4Codec.largest_scale).view(np.uint32) >> 16)
 _LOW: Final = np.uint8(0x0F)
 _HIGH: Final = np.uint8(0xF0)
 _LOW_UNUSED: Final = np.uint8(0x08)
@@ -44,7 +43,7 @@ _NARROWING: Final = np.float32(2**23)
 
 @helper()
 def _codes_of(array: Array, first: int, last: int) -> Array:
-    return array[first * _HALF : last * _HALF]
+    return array[first * HALF : last * HALF]
 
 
 @helper()
@@ -76,15 +75,15 @@ def encode_blocks(
     codes, scales = _codes_of(codes, first, last), scales[first:last]
     g0, g1, g2, g3, g4, g5, g6 = _MIDPOINTS
     for block in range(scales.size):
-        at, code_at = block * BLOCK, block * _HALF
+        at, code_at = block * BLOCK, block * HALF
         top = largest_bits(x_bits, at)
         largest = max(largest, top)
         half = scale_of(top, _LARGEST_LEVEL, _SMALLEST_SCALE)
         scales[block] = half
         s = scale_from(half) if half else _ONE
         m = (g0 * s, g1 * s, g2 * s, g3 * s, g4 * s, g5 * s, g6 * s)
-        for i in range(_HALF):
-            low, high = _nibble(x_P[at + i], m), _nibble(x_P[at + _HALF + i], m)
+        for i in range(HALF):
+            low, high = _nibble(x_P[at + i], m), _nibble(x_P[at + HALF + i], m)
             codes[code_at + i] = np.float32(low + _HIGH_NIBBLE * high + _NARROWING).view(np.int32)
     return largest  # type: ignore[return-value]
 
@@ -98,11 +97,11 @@ def decode_blocks(
     scales = scales[first:last]
     for block in range(scales.size):
         scale = scale_from(scales[block])
-        at, code_at = block * BLOCK, block * _HALF
-        for i in range(_HALF):
+        at, code_at = block * BLOCK, block * HALF
+        for i in range(HALF):
             pair = codes[code_at + i]
             out[at + i] = _LEVELS[pair & _LOW] * scale
-            out[at + _HALF + i] = _LEVELS[pair >> _FOUR] * scale
+            out[at + HALF + i] = _LEVELS[pair >> _FOUR] * scale
 
 
 @kernel("boolean(uint8[::1], uint16[::1], int64, int64)")

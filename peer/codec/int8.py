@@ -9,9 +9,6 @@ A code of blocks (`peer.codec.blocks`). For a block with largest magnitude m:
 So |value - x| <= scale / 2, at most m / 127 (m / 252 but for the last bits). (fp16 scales would
 underflow below m = 7.6e-6; these do below m = 1.5e-36.)
 
-Three ways lead to the same bytes: torch's operations (`PlainInt8Loops`), which say what the code
-is; compiled loops for long vectors in main memory (`int8_kernels`); Triton on CUDA (`int8_cuda`).
-
 A block is coded to itself again if its largest code is 127. Where rounding up left 126, the scale
 shrinks by one bf16 step on the second coding, and the values move by at most half the scale again.
 """
@@ -21,25 +18,22 @@ from typing import ClassVar, Final
 import torch
 
 from .base import BLOCK, LARGEST_MAGNITUDE
-from .blocks import BlockCodec, BlockFormat, TiledLoops
-
-# --- the int8 code in torch's operations ----------------------------------------------------------
+from .blocks import BlockCodec
 
 LARGEST_CODE: Final = 127
-INT8_FORMAT: Final = BlockFormat(
-    code_bytes=BLOCK,
-    code_type=torch.int8,
-    largest_level=float(LARGEST_CODE),
-    smallest_scale=2.0**-126,
-    largest_scale=LARGEST_MAGNITUDE / (LARGEST_CODE - 1),
-)
 
 
-class PlainInt8Loops(TiledLoops):
-    """int8 loops in torch's operations: a level is the code itself."""
+class Int8Codec(BlockCodec):
+    """The int8 codec: a level is the code itself."""
 
-    def __init__(self) -> None:
-        super().__init__(INT8_FORMAT)
+    name: ClassVar[str] = "int8"
+    block_bytes: ClassVar[int] = BLOCK
+    code_type: ClassVar[torch.dtype] = torch.int8
+    largest_level: ClassVar[float] = float(LARGEST_CODE)
+    smallest_scale: ClassVar[float] = 2.0**-126
+    largest_scale: ClassVar[float] = LARGEST_MAGNITUDE / (LARGEST_CODE - 1)
+    kernels_module: ClassVar[str] = "peer.codec.int8_kernels"
+    triton_module: ClassVar[str | None] = "peer.codec.int8_cuda"
 
     def _write_codes(
         self, x: torch.Tensor, scale: torch.Tensor, work: torch.Tensor, codes: torch.Tensor
@@ -50,24 +44,9 @@ class PlainInt8Loops(TiledLoops):
     def _read_levels(self, codes: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(codes)
 
-    def _codes_valid(self, codes: torch.Tensor) -> bool:
+    def _are_codes_valid(self, codes: torch.Tensor) -> bool:
         """Whether no code is -128, which `encode` never writes."""
         return int(codes.min()) >= -LARGEST_CODE
-
-
-# --- int8 -----------------------------------------------------------------------------------------
-
-
-class Int8Codec(BlockCodec):
-    """The int8 codec; see the theory above."""
-
-    name: ClassVar[str] = "int8"
-    format: ClassVar[BlockFormat] = INT8_FORMAT
-    kernels_module: ClassVar[str] = "peer.codec.int8_kernels"
-    triton_module: ClassVar[str | None] = "peer.codec.int8_cuda"
-
-    def __init__(self, part_of: int = 0) -> None:
-        super().__init__(PlainInt8Loops(), part_of)
 
 
 class Int8DiffCodec(Int8Codec):

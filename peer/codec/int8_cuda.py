@@ -1,7 +1,7 @@
 """The int8 code as Triton kernels, for CUDA: one pass over memory each.
 
 Triton comes with torch's CUDA build. Each program takes `BLOCKS_PER_PROGRAM` blocks. The operations
-are those of `int8.PlainInt8Loops` in their order, each correctly rounded: `div_rn`, since Triton's
+are those of `Int8Codec` in their order, each correctly rounded: `div_rn`, since Triton's
 `/` is only nearly so, and rounding to an integer by adding 1.5 * 2**23 (`int8_kernels`).
 
 Importing this file needs Triton; go through `peer.codec.compiled.kernels_of`.
@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 
 from .base import BLOCK, LARGEST_MAGNITUDE_BITS, NOT_FINITE
-from .int8 import PlainInt8Loops
 
 BLOCKS_PER_PROGRAM: Final = 16
 # Triton reads only globals that say they never change.
@@ -66,23 +65,19 @@ def _decode_kernel(
     tl.store(out_ptr + at, codes.to(tl.float32) * scale[:, None], mask=inside[:, None])
 
 
-class TritonLoops(PlainInt8Loops):
-    """Triton kernels for tensors on a CUDA device; their bytes are those of `PlainInt8Loops`."""
+def encode_blocks(x_P: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> None:
+    """Write codes and scales, as `BlockLoops` has it."""
+    largest = torch.zeros(1, dtype=torch.int32, device=x_P.device)
+    bits = scales.view(torch.int16)
+    _launch(_encode_kernel, scales.numel(), x_P.detach(), codes, bits, largest)
+    if int(largest) > LARGEST_MAGNITUDE_BITS:
+        raise ValueError(NOT_FINITE)
 
-    def encode(self, x_P: torch.Tensor, codes_P: torch.Tensor, scales: torch.Tensor) -> None:
-        """Write int8 codes [P] and bf16 scales [P / 128]. Raises ValueError if not finite."""
-        largest = torch.zeros(1, dtype=torch.int32, device=x_P.device)
-        bits = scales.view(torch.int16)
-        _launch(_encode_kernel, scales.numel(), x_P.detach(), codes_P, bits, largest)
-        if int(largest) > LARGEST_MAGNITUDE_BITS:
-            raise ValueError(NOT_FINITE)
 
-    def decode(
-        self, codes_P: torch.Tensor, scales: torch.Tensor, start: int, out: torch.Tensor
-    ) -> None:
-        """Write the values from `start` on into `out`."""
-        bits = scales.view(torch.int16)[start // BLOCK :]
-        _launch(_decode_kernel, out.numel() // BLOCK, codes_P[start:], bits, out.detach())
+def decode_blocks(codes: torch.Tensor, scales: torch.Tensor, start: int, out: torch.Tensor) -> None:
+    """Write the values from `start` on, as `BlockLoops` has it."""
+    bits = scales.view(torch.int16)[start // BLOCK :]
+    _launch(_decode_kernel, out.numel() // BLOCK, codes[start:], bits, out.detach())
 
 
 def _launch(kernel: Any, num_blocks: int, *tensors: torch.Tensor) -> None:

@@ -20,12 +20,12 @@ from .blocks_kernels import (
     values_of,
 )
 from .compiled import kernel
-from .int8 import INT8_FORMAT
+from .int8 import Int8Codec
 
-_LARGEST_CODE: Final = np.float32(INT8_FORMAT.largest_level)
-_SMALLEST_SCALE: Final = np.float32(INT8_FORMAT.smallest_scale)
+_LARGEST_CODE: Final = np.float32(Int8Codec.largest_level)
+_SMALLEST_SCALE: Final = np.float32(Int8Codec.smallest_scale)
 _SMALLEST_SCALE_BITS: Final = np.uint16(_SMALLEST_SCALE.view(np.uint32) >> 16)
-_LARGEST_SCALE_BITS: Final = np.uint16(np.float32(INT8_FORMAT.largest_scale).view(np.uint32) >> 16)
+_LARGEST_SCALE_BITS: Final = np.uint16(np.float32(Int8Codec.largest_scale).view(np.uint32) >> 16)
 _ROUNDING: Final = np.float32(1.5 * 2**23)
 _ONE: Final = np.float32(1)
 

@@ -1,19 +1,26 @@
-"""Asking one peer for content: run spec, blobs by digest, states, samples of them, and corpora.
+"""Asking peers for content: run spec, blobs by digest, states, samples of them, and corpora.
 
 Everything fetched is checked here: the spec against run id and founder's signature, blobs and
 pieces of a corpus against their digests, the description of a state against what it has to be. The
-stream is authenticated, so what is announced on it is its source's own word. How a state is put
-together of chunks is said in gathering.py, how a corpus comes piece by piece in pieces.py.
+stream is authenticated, so what is announced on it is its source's own word. How a corpus comes
+piece by piece is said in pieces.py.
 
 What one source can cost us is bounded by a minimum rate: below it, it is left and another one is
 asked. A stall limit does not suffice: a peer that sends a byte now and then never stalls, and would
 hold us for days. So within each window of time so many bytes have to come, or all of what was
 asked. What the rate has to be follows from what is fetched: it is to be here within MAX_TRANSFER_S.
+
+A state comes from one source or several at once (protocol/content/state_plan.py). A source that
+does not lead may fail: what it owes is asked of the others. A chunk of zeros is not asked for: the
+digest that a source names says what it is. Without outer momentum that is half of a state.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, Protocol, TypeVar
 
 import numpy as np
@@ -22,11 +29,13 @@ import trio
 
 from peer.network.conversation import Conversation, StreamStalled
 from peer.ports import Network, PeerId
-from protocol.content.manifest import DIGEST_BYTES, CorpusManifest, blob_name
+from protocol.content.manifest import DIGEST_BYTES, CorpusManifest, blob_name, digest_of
 from protocol.content.samples import SAMPLE_BYTES, sample_from
-from protocol.errors import RemoteProtocolError
+from protocol.content.scheduler import Request
+from protocol.content.state_plan import OWN, StatePlan
+from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import (
-    MAX_ASKED_PIECES,
+    MAX_ASKED,
     MAX_BLOB_BYTES,
     MAX_CONTROL_PAYLOAD_BYTES,
     MAX_SPEC_BYTES,
@@ -47,12 +56,21 @@ from protocol.wire.content_messages import (
     Part,
     SampleReply,
     SpecReply,
-    StateReply,
+    StateScalars,
 )
 from protocol.wire.fields import Message
 from protocol.wire.versions import CONTENT
 
-from .state_file import Float32Vector, StateManifest, StateScalars, state_bytes
+from .state_file import (
+    Float32Vector,
+    StateManifest,
+    StateMemory,
+    chunk_bytes,
+    chunk_count,
+    state_bytes,
+    units_of,
+    weights_chunk,
+)
 
 ANSWER_S: Final = 30.0
 """Time that a source may take for the first byte of an answer."""
@@ -126,17 +144,19 @@ class ExpectedState:
     maximum_step: int | None = None
     layout_digest: str | None = None
 
-    def check(self, reply: StateReply) -> None:
+    def check(self, told: StateScalars) -> None:
         """Raises RemoteProtocolError: what is announced cannot be it."""
-        if reply.step < self.minimum_step:
+        if told.group != self.group:
+            raise RemoteProtocolError(f"a state of group {told.group}, which is not ours")
+        if self.layout_digest not in (None, told.layout_digest):
+            raise RemoteProtocolError(f"a state of layout {told.layout_digest}, which is not ours")
+        if told.step < self.minimum_step:
             sentence = f"{self.minimum_step} or later was asked for"
-        elif self.maximum_step is not None and reply.step > self.maximum_step:
+        elif self.maximum_step is not None and told.step > self.maximum_step:
             sentence = f"nobody can be beyond {self.maximum_step}"
-        elif self.layout_digest not in (None, reply.layout_digest):
-            raise RemoteProtocolError(f"a state of layout {reply.layout_digest}, which is not ours")
         else:
             return
-        raise RemoteProtocolError(f"a state of step {reply.step}, where {sentence}")
+        raise RemoteProtocolError(f"a state of step {told.step}, where {sentence}")
 
 
 class Fetcher:
@@ -175,11 +195,14 @@ class Fetcher:
         """
         write_s = 2 * ANSWER_S + state_bytes(size) / WRITE_BYTES_PER_S
         request = GetState(expected.group, expected.minimum_step)
-        reply, digests = await self._ask(
-            request, StateReply, MAX_CONTROL_PAYLOAD_BYTES, timeout_s=write_s
+        told, digests = await self._ask(
+            request, StateScalars, MAX_CONTROL_PAYLOAD_BYTES, timeout_s=write_s
         )
-        expected.check(reply)
-        return _manifest(expected.group, reply, digests)
+        expected.check(told)
+        starts = range(0, len(digests), DIGEST_BYTES)
+        described = StateManifest(tuple(digests[i : i + DIGEST_BYTES] for i in starts), told)
+        described.check(size)
+        return described
 
     async def sample(self, group: str, seed: bytes) -> Float32Vector:
         """The peer's weights at the places that follow from the seed."""
@@ -206,10 +229,10 @@ class Fetcher:
 
         Its source is held to its part of a line on which as many are on their way as may be: a
         piece that is cut off has come for nothing. A source slower than others is not waited for
-        long (protocol/content/requests.py).
+        long (protocol/content/scheduler.py).
         """
         size = manifest.piece_bytes(piece)
-        with steady(self.talk, slowest_rate(size), lambda: MAX_ASKED_PIECES) as moved:
+        with steady(self.talk, slowest_rate(size), lambda: MAX_ASKED) as moved:
             await self.request(manifest.name, (piece,))
             data = await self.part(piece, size, moved)
         if not manifest.is_piece(piece, data):
@@ -263,19 +286,220 @@ async def fetch_from(network: Network, peer_id: PeerId) -> AsyncIterator[Fetcher
             await stream.aclose()
 
 
-def _manifest(group: str, reply: StateReply, digests: bytes) -> StateManifest:
-    if reply.chunk_bytes != STATE_CHUNK_BYTES or len(digests) % DIGEST_BYTES:
-        raise RemoteProtocolError("a state cut in another way than ours")
-    scalars = StateScalars(
-        group=group,
-        round=reply.round - 1,
-        step=reply.step,
-        layout_digest=reply.layout_digest,
-        epoch=reply.epoch,
-        position=reply.position,
-        tokens=reply.tokens,
-        gradient_norm=reply.gradient_norm,
-    )
-    starts = range(0, len(digests), DIGEST_BYTES)
-    cut = tuple(digests[i : i + DIGEST_BYTES] for i in starts)
-    return StateManifest(bytes.fromhex(reply.root), cut, reply.total_bytes, scalars)
+# --- a state of several sources -------------------------------------------------------------------
+class Gathering:
+    """One state, put together of the chunks that its sources give.
+
+    Args:
+        phi_P, delta_P: where the state goes; they hold no state before there is a `result`.
+        own: digests of the chunks that the vectors hold already (`own_digests`).
+        mixes: chunks of several replicas make one state.
+        lost_lag: steps by which parts of such a state may be apart.
+
+    Attributes:
+        fetched_bytes: of all sources.
+        on_progress: is called when a chunk has come.
+    """
+
+    def __init__(
+        self,
+        phi_P: Float32Vector,
+        delta_P: Float32Vector,
+        own: Mapping[int, bytes] | None = None,
+        *,
+        mixes: bool = False,
+        lost_lag: float = math.inf,
+    ) -> None:
+        self._size = phi_P.size
+        self._memory = StateMemory(phi_P, delta_P)
+        units = units_of(phi_P.size) if mixes else None
+        self._plan = StatePlan(own, units=units, lost_lag=lost_lag)
+        self._changed = trio.Event()
+        self.fetched_bytes = 0
+        self.on_progress: Callable[[], None] = lambda: None
+        self._gave: set[PeerId] = set()
+        self._at_work = 0
+
+    @property
+    def share(self) -> float:
+        """The part of the state that is here."""
+        return 1 - self._plan.num_missing / chunk_count(self._memory.total_bytes)
+
+    @property
+    def num_sources(self) -> int:
+        """How many have given something, whatever became of it."""
+        return len(self._gave)
+
+    @property
+    def missing_bytes(self) -> int:
+        """What is still to come, about."""
+        return self._plan.num_missing * STATE_CHUNK_BYTES
+
+    @property
+    def remotes(self) -> list[PeerId]:
+        """Those that gave what is here, by how much that is."""
+        return [name for name, _ in self._plan.givers().most_common() if name]
+
+    @property
+    def kept_bytes(self) -> int:
+        """What was here before, and need not come."""
+        own = self._plan.givers()[OWN]
+        return min(own * STATE_CHUNK_BYTES, self._memory.total_bytes)
+
+    async def lead(self, fetcher: Fetcher, described: StateManifest) -> StateScalars:
+        """Gather the state that this source has described; others may `help` meanwhile.
+
+        Raises:
+            StreamLost, Refused, RemoteProtocolError: this source failed; another one may lead, and
+                what is here is kept where that may be.
+        """
+        name = fetcher.remote_peer_id
+        described.check(self._size)
+        self._plan.lead(name, described.digests, described.scalars.step)
+        try:
+            await self._put_zeros(name, described)
+            await self._work(fetcher, described)
+            self._memory.check(described.scalars)
+            return described.scalars
+        except RemoteProtocolError:
+            self._plan.gone(name, believed=False)
+            raise
+        except LocoError:
+            self._plan.gone(name)
+            raise
+
+    async def help(self, fetcher: Fetcher, described: StateManifest) -> None:
+        """Take from this source too what it has of the state that another one leads.
+
+        Raises:
+            StreamLost, Refused, RemoteProtocolError: it failed; nothing but itself is lost.
+        """
+        name, believed = fetcher.remote_peer_id, True
+        described.check(self._size)
+        self._plan.join(name, described.digests, described.scalars.step)
+        self._tell()
+        try:
+            await self._work(fetcher, described)
+        except RemoteProtocolError:
+            believed = False
+            raise
+        finally:
+            self._plan.gone(name, believed=believed)
+            self._tell()
+
+    def is_of_one_time(self, described: StateManifest) -> bool:
+        """Whether parts of this state go together with those of the leader's."""
+        return self._plan.is_of_one_time(described.scalars.step)
+
+    def gave(self, name: PeerId, values: range) -> bool:
+        """Whether these weights, fewer than fit in a chunk, are here and from this source."""
+        ends = weights_chunk(values.start), weights_chunk(values.stop - 1)
+        return all(self._plan.giver(index) == name for index in ends)
+
+    def distrust(self, name: PeerId) -> None:
+        """Drop what this source has given: it is not believed, and has to come from others."""
+        self._plan.gone(name, believed=False)
+
+    def forget(self) -> None:
+        """The state that was put together is not believed: nothing of it is kept."""
+        self._plan.forget()
+
+    async def _put_zeros(self, name: PeerId, described: StateManifest) -> None:
+        """Put zeros where this source has named the digest of zeros."""
+        for index in self._plan.missing:
+            zeros = _digest_of_zeros(chunk_bytes(index, self._memory.total_bytes))
+            if described.digests[index] == zeros and self._plan.wants(name, index):
+                self._memory.put_zeros(index)
+                self._plan.arrived(name, index, was_sent=False)
+                await trio.lowlevel.checkpoint()
+
+    async def _work(self, fetcher: Fetcher, described: StateManifest) -> None:
+        """Ask this source until all is here, from whomever."""
+        rate = slowest_rate(self._memory.total_bytes)
+        while not self._plan.complete:
+            self._at_work += 1
+            try:
+                with steady(fetcher.talk, rate, lambda: self._at_work) as moved:
+                    await self._ask(fetcher, described, moved)
+            finally:
+                self._at_work -= 1
+            if not self._plan.complete:
+                await self._changed.wait()
+
+    async def _ask(
+        self, fetcher: Fetcher, described: StateManifest, moved: Callable[[int], None]
+    ) -> None:
+        """Ask this source for as long as there is something for it, one unit ahead."""
+        name, root = fetcher.remote_peer_id, described.root
+        due = deque[tuple[Request, Sequence[int]]]()
+        try:
+            while True:
+                for request, chunks in self._plan.next_of(name):
+                    due.append((request, chunks))
+                    await fetcher.request(root, chunks)
+                if not due:
+                    return
+                request, chunks = due[0]
+                for index in chunks:
+                    chunk = await fetcher.part(index, STATE_CHUNK_BYTES, moved)
+                    if digest_of(chunk) != described.digests[index]:
+                        sentence = f"chunk {index} of the state does not match its digest"
+                        raise RemoteProtocolError(sentence)
+                    self.fetched_bytes += len(chunk)
+                    if self._plan.wants(name, index):  # nobody else has given it meanwhile
+                        self._memory.put(index, chunk)
+                        self._gave.add(name)
+                        self._plan.arrived(name, index)
+                        self._tell()
+                    self.on_progress()
+                due.popleft()
+                self._plan.answered(request)
+        finally:
+            for request, _ in due:
+                self._plan.failed(request)
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+
+async def whole_state(
+    fetcher: Fetcher,
+    expected: ExpectedState,
+    phi_P: Float32Vector,
+    delta_P: Float32Vector,
+    on_progress: Callable[[float], None] = lambda _: None,
+    gathering: Gathering | None = None,
+) -> StateScalars:
+    """The present state of one peer, verified chunk by chunk; says where it stands.
+
+    Args:
+        phi_P, delta_P: where the state goes, of the group's padded parameters.
+        on_progress: told the share received so far.
+        gathering: of the same vectors, with what came from sources before.
+
+    Raises:
+        StreamLost, Refused, RemoteProtocolError
+    """
+    gathering = gathering or Gathering(phi_P, delta_P)
+    gathering.on_progress = lambda: on_progress(gathering.share)
+    return await gathering.lead(fetcher, await fetcher.description(expected, phi_P.size))
+
+
+def own_digests(phi_P: Float32Vector, delta_P: Float32Vector) -> dict[int, bytes]:
+    """The digests of the chunks of a state of these vectors. Blocking.
+
+    Not of the first one, which is its writer's; nor of zeros, which nobody sends.
+    """
+    digests = dict[int, bytes]()
+    for index, chunk in enumerate(StateMemory(phi_P, delta_P).chunks()):
+        digest = digest_of(chunk)
+        if index and digest != _digest_of_zeros(len(chunk)):
+            digests[index] = digest
+    return digests
+
+
+@cache
+def _digest_of_zeros(length: int) -> bytes:
+    """The digest of a chunk of zeros. There are two lengths: the last chunk's, and all others'."""
+    return digest_of(bytes(length))

@@ -1,16 +1,16 @@
 """Fetching the pieces of the corpus that the data plan says we need, before they are needed.
 
 What is needed when follows from the data plan (protocol/content/needs.py), and whom a piece is
-asked of from what the others have said that they have (protocol/content/requests.py). Here it is
+asked of from what the others have said that they have (protocol/content/scheduler.py). Here it is
 asked.
 
-    shares of a round  ->  CorpusNeeds  ->  PieceRequests  ->  one stream for each request
+    shares of a round  ->  CorpusNeeds  ->  Scheduler  ->  one stream for each request
     what others have   ------------------^       <---------  the piece, or that it did not come
 
 Training waits only where a piece of its next step is not here yet (`bring`). A peer that gave
 something else than the piece, or too slowly, is not asked for a while.
 
-A disk that refuses a piece is nobody else's fault. What has come stays in memory, MAX_ASKED_PIECES
+A disk that refuses a piece is nobody else's fault. What has come stays in memory, MAX_ASKED
 at most, and is written when the disk takes it; until then nothing further is asked for.
 """
 
@@ -20,7 +20,6 @@ from functools import partial
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import trio
 
 from peer.facts import Facts
@@ -28,12 +27,11 @@ from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.ports import Network, PeerId, Work
 from protocol.content.needs import CorpusNeeds, first_to_go, kept_pieces
-from protocol.content.requests import AtOnce, PieceRequests, Request
+from protocol.content.scheduler import AtOnce, BoolVector, Request, Scheduler
 from protocol.errors import LocoError, Refused, RemoteProtocolError
-from protocol.limits import MAX_ASKED_PIECES
+from protocol.limits import MAX_ASKED
 from protocol.membership.view import Roster
 from protocol.schedule.data_plan import DataPlan, Members
-from protocol.schedule.shuffle import Int64Vector
 
 from .fetching import fetch_from
 from .store import PieceStore
@@ -43,7 +41,6 @@ ASK_EVERY_S: Final = 10.0
 ASK_SOON_S: Final = 1.0
 MAX_QUESTIONS: Final = 8
 """Peers that are asked at once."""
-MAX_DETAIL_CHARS: Final = 400
 PAUSE_S: Final = 5.0
 """For which a peer is not asked that did not give a piece; DOUBT_PAUSE_S where it gave another."""
 DOUBT_PAUSE_S: Final = 300.0
@@ -53,7 +50,7 @@ waits costs no traffic meanwhile."""
 
 
 class PieceFetcher:
-    """Implements `peer.rounds.feed.DataFeed`; see the top of the file.
+    """Implements `peer.rounds.shares.DataFeed`; see the top of the file.
 
     Args:
         roster: of those that may have pieces.
@@ -83,8 +80,8 @@ class PieceFetcher:
         self._events = events
         self._first_blocks = first_blocks
         self._max_pieces = max_pieces
-        self._requests = PieceRequests(facts.peer_id, store.here)
-        self._at_once = AtOnce(MAX_ASKED_PIECES)
+        self._scheduler = Scheduler(facts.peer_id, store.here)
+        self._at_once = AtOnce(MAX_ASKED)
         self._needs: CorpusNeeds | None = None
         self._awaited: tuple[int, ...] = ()
         self._staying: tuple[int, ...] = ()
@@ -95,7 +92,6 @@ class PieceFetcher:
         self._versions: dict[PeerId, int] = {}
         self._not_before_s: dict[PeerId, float] = {}
         self._changed = trio.Event()
-        self._came = trio.Event()
         self._is_new = False
         self._note()
 
@@ -110,18 +106,15 @@ class PieceFetcher:
     async def bring(self, pieces: Sequence[int]) -> None:
         """Returns when these pieces are here; they are fetched before all others."""
         self._awaited = tuple(pieces)
-        self._requests.wait_for(pieces)
+        self._scheduler.wait_for(pieces)
         for piece in pieces:  # the trainer says that it is not, whatever we thought
-            if self._requests.is_here(piece) and not await self._is_whole(piece):
-                self._requests.dropped(piece)
+            if self._store.here[piece]:
+                await self._work.run(self._store.read, piece)
         self._wake(is_new=True)
-        while not all(map(self._requests.is_here, pieces)):
-            await self._came.wait()
+        while not self._store.here[list(pieces)].all():
+            await self._changed.wait()
         self._awaited = ()
-        self._requests.wait_for(())
-
-    async def _is_whole(self, piece: int) -> bool:
-        return await self._work.run(self._store.read, piece) is not None
+        self._scheduler.wait_for(())
 
     # --- the task ---------------------------------------------------------------------------------
     async def run(self) -> None:
@@ -140,32 +133,33 @@ class PieceFetcher:
         now_s = trio.current_time()
         if self._refused:
             return
-        for request in self._requests.next_requests(self._at_once.limit(now_s)):
+        for request in self._scheduler.next_requests(self._at_once.limit(now_s)):
             self._at_once.began(now_s)
             nursery.start_soon(self._fetch, request)
 
     async def _want(self) -> None:
         """Say what is needed first, what soon, and what is kept for others."""
-        first, soon, kept = await self._work.run(
-            _wanted, self._needs, len(self._store.here), self._facts.peer_id, self._keepers()
-        )
+        needs, me = self._needs, self._facts.peer_id
+        alive = [member.peer_id for member in self._roster.alive(trio.current_time())]
+
+        def wanted() -> tuple[Sequence[int], Sequence[int], BoolVector]:
+            kept = kept_pieces(len(self._store.here), me, (*alive, me))
+            return ((), (), kept) if needs is None else (needs.first, needs.soon, kept)
+
+        first, soon, kept = await self._work.run(wanted)
         if self._max_pieces < math.inf:
             soon = soon[: max(0, int(self._max_pieces) - len(first))]
         self._staying, self._kept = (*self._awaited, *first, *soon), kept
         is_full = np.count_nonzero(self._store.here) >= self._max_pieces
-        self._requests.want(first, soon, np.zeros_like(kept) if is_full else kept)
-
-    def _keepers(self) -> tuple[PeerId, ...]:
-        alive = (member.peer_id for member in self._roster.alive(trio.current_time()))
-        return (*alive, self._facts.peer_id)
+        self._scheduler.want(first, soon, np.zeros_like(kept) if is_full else kept)
 
     async def _fetch(self, request: Request) -> None:
         data = await self._receive(request)
         if data is not None:
-            await self._change_disk(request.piece, partial(self._store.add, request.piece, data))
-            self._requests.came(request)
+            await self._change_disk(request.item, partial(self._store.add, request.item, data))
+            self._scheduler.came(request)
             self._facts.corpus.fetched_bytes += len(data)
-            await self._make_room(request.piece)
+            await self._make_room(request.item)
         self._note()
         self._wake()
 
@@ -173,24 +167,23 @@ class PieceFetcher:
         """Ask for a piece; None where it did not come."""
         ended = self._at_once.lost
         try:
-            async with fetch_from(self._network, request.peer_id) as fetcher:
-                data = await fetcher.piece(self._store.manifest, request.piece)
+            async with fetch_from(self._network, request.source) as fetcher:
+                data = await fetcher.piece(self._store.manifest, request.item)
+            ended = self._at_once.came
+            return data
         except LocoError as error:
             if isinstance(error, Refused):
                 ended = self._at_once.refused
-            self._requests.failed(request)
-            self._doubt(request.peer_id, error)
+            self._scheduler.failed(request)
+            self._doubt(request.source, error)
             if isinstance(error, RemoteProtocolError):
                 self._events.emit(
                     EventName.PIECE_FAILED,
-                    remote=request.peer_id,
-                    piece=request.piece,
-                    detail=str(error)[:MAX_DETAIL_CHARS],
+                    remote=request.source,
+                    piece=request.item,
+                    detail=str(error),
                 )
             return None
-        else:
-            ended = self._at_once.came
-            return data
         finally:
             ended(trio.current_time())
 
@@ -201,24 +194,22 @@ class PieceFetcher:
                 await self._work.run(change)
             except OSError as error:
                 self._refused.add(piece)
-                self._say_refused(piece, error.strerror or str(error))
+                refusal = error.strerror or str(error)
+                if self._awaited:
+                    sentence = f"waiting for a disk that keeps no pieces of the corpus: {refusal}"
+                    self._facts.now_doing(sentence)
+                if refusal != self._refusal:  # once, and not every minute
+                    self._refusal = refusal
+                    self._events.emit(EventName.DISK_REFUSED, piece=piece, detail=refusal)
                 await trio.sleep(DISK_PAUSE_S)
             else:
                 break
         self._refused.discard(piece)
         self._refusal = ""
 
-    def _say_refused(self, piece: int, refusal: str) -> None:
-        if self._awaited:
-            sentence = f"waiting for a disk that keeps no pieces of the corpus: {refusal}"
-            self._facts.now_doing(sentence)
-        if refusal != self._refusal:  # once, and not every minute
-            self._refusal = refusal
-            self._events.emit(EventName.DISK_REFUSED, piece=piece, detail=refusal)
-
     def _doubt(self, peer_id: PeerId, error: Exception) -> None:
         """A peer that did not help has nothing for us for a while."""
-        self._requests.gone(peer_id)
+        self._scheduler.gone(peer_id)
         self._versions.pop(peer_id, None)
         pause_s = DOUBT_PAUSE_S if isinstance(error, RemoteProtocolError) else PAUSE_S
         self._not_before_s[peer_id] = trio.current_time() + pause_s
@@ -230,10 +221,11 @@ class PieceFetcher:
         if excess <= 0 or needs is None:
             return
         held, staying = np.flatnonzero(self._store.here), (*self._staying, newest)
-        going = await self._work.run(_going, needs, held, self._kept, staying)
+        going = await self._work.run(
+            lambda: first_to_go(held, needs.distance(), self._kept, staying)
+        )
         for piece in going[: int(excess)]:
             await self._change_disk(piece, partial(self._store.drop, piece))
-            self._requests.dropped(piece)
 
     # --- what others have -------------------------------------------------------------------------
     async def _learn(self) -> None:
@@ -243,7 +235,7 @@ class PieceFetcher:
             now_s = trio.current_time()
             alive = {member.peer_id for member in self._roster.alive(now_s)}
             for peer_id in self._versions.keys() - alive:
-                self._requests.gone(peer_id)
+                self._scheduler.gone(peer_id)
                 del self._versions[peer_id]
             async with trio.open_nursery() as nursery:
                 for peer_id in sorted(alive - {self._facts.peer_id}):
@@ -266,34 +258,15 @@ class PieceFetcher:
         else:
             self._versions[peer_id] = version
             if pieces is not None:
-                self._requests.holds(peer_id, pieces)
+                self._scheduler.holds(peer_id, pieces)
                 self._wake()
 
     def _note(self) -> None:
         facts, here = self._facts.corpus, self._store.here
         facts.pieces, facts.here = len(here), int(np.count_nonzero(here))
-        facts.only_here = int(np.count_nonzero(here & (self._requests.copies == 0)))
+        facts.only_here = int(np.count_nonzero(here & (self._scheduler.copies == 0)))
 
     def _wake(self, *, is_new: bool = False) -> None:
         self._is_new |= is_new
-        for name in ("_changed", "_came"):
-            event: trio.Event = getattr(self, name)
-            event.set()
-            setattr(self, name, trio.Event())
-
-
-Wanted = tuple[tuple[int, ...], tuple[int, ...], npt.NDArray[np.bool_]]
-"""What is needed first, what soon, and what is kept for others."""
-
-
-def _wanted(
-    needs: CorpusNeeds | None, num_pieces: int, me: PeerId, keepers: Sequence[PeerId]
-) -> Wanted:
-    kept = kept_pieces(num_pieces, me, keepers)
-    return ((), (), kept) if needs is None else (needs.first, needs.soon, kept)
-
-
-def _going(
-    needs: CorpusNeeds, held: Int64Vector, kept: npt.NDArray[np.bool_], staying: Sequence[int]
-) -> list[int]:
-    return first_to_go(held, needs.distance(), kept, staying)
+        self._changed.set()
+        self._changed = trio.Event()

@@ -1,4 +1,4 @@
-"""Serving content to other peers: the conversation `/loco/content/1` (fetching.py asks).
+"""Serving content to other peers: the conversation `/loco/content/2` (fetching.py asks).
 
 Run spec, blobs and pieces of the corpus are the run's, and any peer serves them; the state is that
 of the group that the peer is in.
@@ -16,7 +16,6 @@ twice over. All that is sent has a stall limit.
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -27,14 +26,14 @@ import trio
 from peer.network.conversation import Conversation
 from peer.network.handlers import Readers
 from peer.ports import Network, Stream, Work
-from protocol.content.requests import AtOnce
+from protocol.content.scheduler import AtOnce
+from protocol.errors import Refused
 from protocol.limits import (
     MAX_BLOB_BYTES,
     MAX_READER_REQUESTS,
     MAX_READERS,
     MAX_READERS_PER_PEER,
     MAX_READERS_PER_PREFIX,
-    STATE_CHUNK_BYTES,
 )
 from protocol.membership.book import Shares
 from protocol.membership.group import other_group_sentence
@@ -53,8 +52,8 @@ from protocol.wire.content_messages import (
     Part,
     SampleReply,
     SpecReply,
-    StateReply,
 )
+from protocol.wire.fields import Message
 from protocol.wire.versions import CONTENT
 
 from .state_file import StateManifest, read_chunk, remove_state_files
@@ -108,12 +107,6 @@ class KeptState:
     manifest: StateManifest
     readers: int = 0
 
-    def __enter__(self) -> None:
-        self.readers += 1
-
-    def __exit__(self, *_: object) -> None:
-        self.readers -= 1
-
 
 class KeptStates:
     """The state files that a source keeps for joiners, and which of them a joiner is given.
@@ -130,18 +123,17 @@ class KeptStates:
 
     Pins are bounded by the places of readers, and by their pace: a reader that asks for nothing, or
     takes nothing, loses its place and its pin.
+
+    Attributes:
+        by_root: those that are kept, the newest last.
     """
 
     def __init__(self, directory: Path, work: Work) -> None:
         self._directory = directory
         self._work = work
-        self._by_root: OrderedDict[str, KeptState] = OrderedDict()
+        self.by_root: OrderedDict[str, KeptState] = OrderedDict()
         self._writing = trio.Lock()
         remove_state_files(directory, keep=())
-
-    def get(self, root: str) -> KeptState | None:
-        """The state of this root, if it is kept."""
-        return self._by_root.get(root)
 
     async def newest(self, source: StateSource) -> KeptState:
         """The state as it stands after the last outer step. Raises OSError."""
@@ -155,27 +147,27 @@ class KeptStates:
             minimum_step: nominal step of the oldest state that is of use to it.
         """
         async with self._writing:
-            pinned = [state for state in self._by_root.values() if state.readers]
+            pinned = [state for state in self.by_root.values() if state.readers]
             if self._is_present(source) or len(pinned) < KEPT_STATES:
                 return await self._present(source)
             steps = [state.manifest.scalars.step for state in pinned]
             return pinned[-1] if max(steps) >= minimum_step else None
 
     def _is_present(self, source: StateSource) -> bool:
-        newest = next(reversed(self._by_root.values()), None)
+        newest = next(reversed(self.by_root.values()), None)
         return newest is not None and newest.manifest.scalars.round == source.round
 
     async def _present(self, source: StateSource) -> KeptState:
         if not self._is_present(source):
             path, manifest = await source.write(self._directory)
-            self._by_root[manifest.root.hex()] = KeptState(path, manifest)
-            idle = [root for root, state in self._by_root.items() if not state.readers]
+            self.by_root[manifest.root] = KeptState(path, manifest)
+            idle = [root for root, state in self.by_root.items() if not state.readers]
             for root in idle[:-1]:
-                if len(self._by_root) > KEPT_STATES:
-                    del self._by_root[root]
-            kept = [state.path for state in self._by_root.values()]
+                if len(self.by_root) > KEPT_STATES:
+                    del self.by_root[root]
+            kept = [state.path for state in self.by_root.values()]
             await self._work.run(remove_state_files, self._directory, kept)
-        return next(reversed(self._by_root.values()))
+        return next(reversed(self.by_root.values()))
 
 
 # --- the service ----------------------------------------------------------------------------------
@@ -184,12 +176,11 @@ class _Reader:
     """One stream, and what it has asked for.
 
     Attributes:
-        state: the one that is kept for it, by `pin`.
+        state: the one that is kept for it.
         chunks_left: how many of it may still be sent.
     """
 
     talk: Conversation
-    pin: ExitStack
     requests: int = 0
     state: KeptState | None = None
     chunks_left: int = 0
@@ -197,10 +188,15 @@ class _Reader:
     def reads(self, state: KeptState) -> None:
         """Keep this state for it, and no other."""
         if state is not self.state:
-            self.pin.close()
-            self.pin.enter_context(state)
+            self.ended()
             self.state = state
+            state.readers += 1
             self.chunks_left = READINGS_OF_A_STATE * len(state.manifest.digests)
+
+    def ended(self) -> None:
+        """Keep none for it."""
+        if self.state is not None:
+            self.state.readers -= 1
 
     @property
     def patience_s(self) -> float:
@@ -264,8 +260,8 @@ class ContentService:
 
     async def _read(self, talk: Conversation) -> None:
         """Answer one request after another."""
-        with ExitStack() as pin:
-            reader = _Reader(talk, pin)
+        reader = _Reader(talk)
+        try:
             while True:
                 request, _ = await talk.receive(
                     GetSpec,
@@ -282,125 +278,94 @@ class ContentService:
                     sentence = f"{MAX_READER_REQUESTS} requests on one stream are enough"
                     await talk.refuse(RefusalReason.TOO_MANY, sentence)
                     return
-                match request:
-                    case GetSpec():
-                        await self._send_spec(talk)
-                    case GetBlob(digest):
-                        await self._send_blob(talk, digest)
-                    case GetState():
-                        await self._send_manifest(talk, request, reader)
-                    case GetSample():
-                        await self._send_sample(talk, request)
-                    case GetHoldings():
-                        await self._send_holdings(talk, request)
-                    case GetParts() if of_state:
-                        await self._send_chunks(reader, request)
-                    case GetParts():
-                        await self._send_pieces(talk, request.parts)
+                try:
+                    await self._answer(reader, request)
+                except Refused as refused:
+                    await talk.refuse(refused.reason, refused.sentence)
+        finally:
+            reader.ended()
 
-    # --- what is whole ----------------------------------------------------------------------------
-    async def _send_spec(self, talk: Conversation) -> None:
-        signed = self._signed
-        reply = SpecReply(signed.founder_public_key, signed.signature)
-        await talk.send(reply, signed.spec_bytes)
+    async def _answer(self, reader: _Reader, request: Message) -> None:
+        """Raises Refused: it is refused, with this sentence."""
+        match request:
+            case GetSpec():
+                signed = self._signed
+                reply = SpecReply(signed.founder_public_key, signed.signature)
+                await reader.talk.send(reply, signed.spec_bytes)
+            case GetBlob(digest):
+                await reader.talk.send(BlobReply(digest), await self._blob(digest))
+            case GetState():
+                await self._send_manifest(reader, request)
+            case GetSample():
+                sample = await self._asked_source(request.group).sample(request.seed)
+                await reader.talk.send(SampleReply(), sample)
+            case GetHoldings():
+                await self._send_holdings(reader.talk, request)
+            case GetParts() if self._is_corpus(request.content):
+                for piece in request.parts:
+                    await self._send_piece(reader.talk, piece)
+            case GetParts():
+                await self._send_chunks(reader, request)
 
-    async def _send_blob(self, talk: Conversation, digest: str) -> None:
+    async def _blob(self, digest: str) -> bytes:
         path = self._blobs.get(digest)
         if path is None:
-            await talk.refuse(RefusalReason.UNAVAILABLE, f"I have no blob {digest}")
-            return
+            raise Refused(RefusalReason.UNAVAILABLE, f"I have no blob {digest}")
         try:
-            data = await self._work.run(_small_file, path)
+            if path.stat().st_size <= MAX_BLOB_BYTES:
+                return await self._work.run(path.read_bytes)
         except OSError as error:
-            await talk.refuse(RefusalReason.UNAVAILABLE, f"I cannot read blob {digest}: {error}")
-            return
-        if data is None:
-            sentence = (
-                f"blob {digest} is larger than {MAX_BLOB_BYTES} bytes, the most that peers give"
-                " each other: bring the file to the joiner's cache by other means"
-            )
-            await talk.refuse(RefusalReason.TOO_LARGE, sentence)
-            return
-        await talk.send(BlobReply(digest), data)
+            sentence = f"I cannot read blob {digest}: {error}"
+            raise Refused(RefusalReason.UNAVAILABLE, sentence) from error
+        raise Refused(
+            RefusalReason.TOO_LARGE,
+            f"blob {digest} is larger than {MAX_BLOB_BYTES} bytes, the most that peers give"
+            " each other: bring the file to the joiner's cache by other means",
+        )
 
     # --- the state --------------------------------------------------------------------------------
-    async def _asked_source(self, talk: Conversation, group: str) -> StateSource | None:
-        """What is served; None where that is not what was asked for, which is said."""
+    def _asked_source(self, group: str) -> StateSource:
+        """What is served. Raises Refused: that is not what was asked for."""
         source = self._source
         if source is None:
-            await talk.refuse(RefusalReason.UNAVAILABLE, "I have no state yet")
-            return None
+            raise Refused(RefusalReason.UNAVAILABLE, "I have no state yet")
         if group != source.group:
             self.refused[RefusalReason.OTHER_GROUP] += 1
-            await talk.refuse(RefusalReason.OTHER_GROUP, other_group_sentence(source.group, group))
-            return None
+            raise Refused(RefusalReason.OTHER_GROUP, other_group_sentence(source.group, group))
         return source
 
-    async def _send_sample(self, talk: Conversation, request: GetSample) -> None:
-        source = await self._asked_source(talk, request.group)
-        if source is not None:
-            await talk.send(SampleReply(), await source.sample(request.seed))
-
-    async def _send_manifest(self, talk: Conversation, request: GetState, reader: _Reader) -> None:
-        source = await self._asked_source(talk, request.group)
-        if source is None:
-            return
-        if source.step < request.minimum_step:  # nothing need be written to see that
-            await self._refuse_as_too_old(talk, source.step, request)
-            return
+    async def _send_manifest(self, reader: _Reader, request: GetState) -> None:
+        source = self._asked_source(request.group)
+        _check_age(source.step, request)  # nothing need be written to see that
         try:
             state = await self._states.for_reader(source, request.minimum_step)
         except OSError as error:
-            await talk.refuse(RefusalReason.UNAVAILABLE, f"I cannot write my state: {error}")
-            return
+            sentence = f"I cannot write my state: {error}"
+            raise Refused(RefusalReason.UNAVAILABLE, sentence) from error
         if state is None:
             sentence = "others are reading all states that I keep; ask another, or later"
-            await talk.refuse(RefusalReason.TOO_MANY, sentence)
-            return
-        manifest, scalars = state.manifest, state.manifest.scalars
-        if scalars.step < request.minimum_step:
-            await self._refuse_as_too_old(talk, scalars.step, request)
-            return
+            raise Refused(RefusalReason.TOO_MANY, sentence)
+        _check_age(state.manifest.scalars.step, request)
         reader.reads(state)
-        reply = StateReply(
-            round=scalars.round + 1,
-            step=scalars.step,
-            root=manifest.root.hex(),
-            total_bytes=manifest.total_bytes,
-            chunk_bytes=STATE_CHUNK_BYTES,
-            epoch=scalars.epoch,
-            position=scalars.position,
-            tokens=scalars.tokens,
-            layout_digest=scalars.layout_digest,
-            gradient_norm=scalars.gradient_norm,
-        )
-        await talk.send(reply, b"".join(manifest.digests))
-
-    async def _refuse_as_too_old(self, talk: Conversation, step: int, request: GetState) -> None:
-        sentence = f"my state is of step {step}, {request.minimum_step} or later was asked for"
-        await talk.refuse(RefusalReason.UNAVAILABLE, sentence)
+        await reader.talk.send(state.manifest.scalars, b"".join(state.manifest.digests))
 
     async def _send_chunks(self, reader: _Reader, request: GetParts) -> None:
-        state, talk = self._states.get(request.content), reader.talk
+        state = self._states.by_root.get(request.content)
         if state is None:
-            await talk.refuse(RefusalReason.UNAVAILABLE, REPLACED)
-            return
+            raise Refused(RefusalReason.UNAVAILABLE, REPLACED)
         reader.reads(state)
         for index in request.parts:
             if index >= len(state.manifest.digests):
-                await talk.refuse(RefusalReason.UNAVAILABLE, "the state has no further chunks")
-                return
+                raise Refused(RefusalReason.UNAVAILABLE, "the state has no further chunks")
             reader.chunks_left -= 1
             if reader.chunks_left < 0:
                 sentence = f"you have read this state {READINGS_OF_A_STATE} times already"
-                await talk.refuse(RefusalReason.TOO_MANY, sentence)
-                return
+                raise Refused(RefusalReason.TOO_MANY, sentence)
             try:
                 data = await self._work.run(read_chunk, state.path, index)
             except FileNotFoundError:
-                await talk.refuse(RefusalReason.UNAVAILABLE, REPLACED)
-                return
-            await talk.send(Part(index), data)
+                raise Refused(RefusalReason.UNAVAILABLE, REPLACED) from None
+            await reader.talk.send(Part(index), data)
 
     # --- the corpus -------------------------------------------------------------------------------
     def _is_corpus(self, name: str) -> bool:
@@ -409,27 +374,36 @@ class ContentService:
     async def _send_holdings(self, talk: Conversation, request: GetHoldings) -> None:
         store = self.store
         if store is None or not self._is_corpus(request.corpus):
-            sentence = f"I have no corpus {request.corpus}"
-            await talk.refuse(RefusalReason.UNAVAILABLE, sentence)
-            return
+            raise Refused(RefusalReason.UNAVAILABLE, f"I have no corpus {request.corpus}")
         here, version = store.here, store.version
         whole = bool(here.all())
         is_known = whole or request.known == version
         bits = b"" if is_known else np.packbits(here, bitorder="little").tobytes()
         await talk.send(Holdings(version, whole), bits)
 
-    async def _send_pieces(self, talk: Conversation, pieces: tuple[int, ...]) -> None:
-        assert self.store is not None
-        for piece in pieces:
-            is_one = piece < self.store.manifest.num_pieces and self.store.here[piece]
-            if is_one and not await self._may_begin():
-                sentence = "my line is busy with other pieces; ask another, or later"
-                await talk.refuse(RefusalReason.TOO_MANY, sentence)
-                return
-            if not (is_one and await self._send_piece(talk, piece, self.store)):
-                sentence = f"I have no piece {piece}"
-                await talk.refuse(RefusalReason.UNAVAILABLE, sentence)
-                return
+    async def _send_piece(self, talk: Conversation, piece: int) -> None:
+        """Send a piece, in its turn."""
+        store = self.store
+        assert store is not None
+        if piece >= store.manifest.num_pieces or not store.here[piece]:
+            raise Refused(RefusalReason.UNAVAILABLE, f"I have no piece {piece}")
+        if not await self._may_begin():
+            sentence = "my line is busy with other pieces; ask another, or later"
+            raise Refused(RefusalReason.TOO_MANY, sentence)
+        ended = self._at_once.lost
+        try:
+            data = await self._work.run(store.read, piece)
+            if data is None:
+                ended = self._at_once.refused
+                raise Refused(RefusalReason.UNAVAILABLE, f"I have no piece {piece}")
+            # The usual patience of a send, and no less: many streams of a thin line each take long
+            # for one write, though all of them move.
+            await talk.send(Part(piece), data)
+            ended = self._at_once.came
+        finally:
+            ended(trio.current_time())
+            self._ended.set()
+            self._ended = trio.Event()
 
     async def _may_begin(self) -> bool:
         """Wait for a turn, in the order of asking; whether it came, and then it is taken."""
@@ -442,25 +416,9 @@ class ContentService:
                 return True
         return False
 
-    async def _send_piece(self, talk: Conversation, piece: int, store: PieceStore) -> bool:
-        """Send a piece in its turn; False where it is not here after all."""
-        ended = self._at_once.lost
-        try:
-            data = await self._work.run(store.read, piece)
-            if data is None:
-                ended = self._at_once.refused
-                return False
-            # The usual patience of a send, and no less: many streams of a thin line each take long
-            # for one write, though all of them move.
-            await talk.send(Part(piece), data)
-            ended = self._at_once.came
-            return True
-        finally:
-            ended(trio.current_time())
-            self._ended.set()
-            self._ended = trio.Event()
 
-
-def _small_file(path: Path) -> bytes | None:
-    """What a file holds; None where that is more than a blob may. Raises OSError."""
-    return path.read_bytes() if path.stat().st_size <= MAX_BLOB_BYTES else None
+def _check_age(step: int, request: GetState) -> None:
+    """Raises Refused: a state of this step is too old."""
+    if step < request.minimum_step:
+        sentence = f"my state is of step {step}, {request.minimum_step} or later was asked for"
+        raise Refused(RefusalReason.UNAVAILABLE, sentence)

@@ -6,33 +6,34 @@ A state is a run of bytes, cut into chunks of `STATE_CHUNK_BYTES`:
     phi, fp32 [P]
     delta, fp32 [P]
 
-Numbers are little-endian. The root is the digest of the list of all chunks' digests, and the
-scalars are part of the first chunk: so it names a whole state.
+Numbers are little-endian. The root, by which chunks are asked for, is the digest of the list of all
+chunks' digests, and the scalars are part of the first chunk: so it names a whole state.
 
 Rules:
 - The file is written under another name and renamed when it is whole and on the disk: a reader
   reads one state.
-- A joiner checks the list of digests against the root first, then each chunk on arrival, from
-  any peer and in any order; at the end it holds the scalars in the header against
-  those it was told.
+- A joiner checks each chunk on arrival, from any peer and in any order; at the end it holds the
+  scalars in the header against those it was told.
 - Nothing a peer says sets the size of anything: the joiner knows P from the shape of its part, and
   a manifest for another P is refused.
 """
 
 import os
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgpack
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import asdict
 
 from peer.ports.files import sync_folder
 from protocol.content.manifest import digest_of
 from protocol.errors import RemoteProtocolError
 from protocol.limits import STATE_CHUNK_BYTES
+from protocol.wire.content_messages import StateScalars
 
 Float32Vector = npt.NDArray[np.float32]
 
@@ -42,42 +43,26 @@ _PARTIAL_SUFFIX: Final = ".state-partial"
 _MAGIC: Final = b"LOCOST01"
 _LENGTH_BYTES: Final = 4
 _LITTLE: Final = np.dtype("<f4")
-_TILE: Final = 1 << 20
 _ZEROS: Final = bytes(STATE_CHUNK_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
-class StateScalars:
-    """The scalars of a state: where it stands in the run.
-
-    Attributes:
-        group: digest of the one whose state it is; it covers the run
-            (protocol/membership/group.py).
-        round: round of its last outer step; -1 before the first.
-        step: the nominal step that the writer was at.
-        epoch, position: where the data stands (see protocol/schedule/data_plan.py).
-        tokens: tokens that the writer has trained.
-        gradient_norm: of the part's last inner step, before clipping; 0 before the first.
-    """
-
-    group: str
-    round: int
-    step: int
-    layout_digest: str
-    epoch: int
-    position: int
-    tokens: int
-    gradient_norm: float
-
-
-@dataclass(frozen=True, slots=True)
 class StateManifest:
-    """The name of a state: the root covers digests, hence all bytes, the scalars included."""
+    """What names a state: the digests of its chunks, and where it stands."""
 
-    root: bytes
     digests: tuple[bytes, ...]
-    total_bytes: int
     scalars: StateScalars
+
+    @property
+    def root(self) -> str:
+        """The digest of all digests, hence of all bytes, the scalars included."""
+        return digest_of(b"".join(self.digests)).hex()
+
+    def check(self, num_values: int) -> None:
+        """Raises RemoteProtocolError: it is not of a state of P = `num_values`."""
+        expected = chunk_count(state_bytes(num_values))
+        if len(self.digests) != expected:
+            raise RemoteProtocolError(f"a state of {len(self.digests)} chunks, expected {expected}")
 
 
 def state_bytes(num_values: int) -> int:
@@ -116,52 +101,6 @@ def units_of(num_values: int) -> list[int]:
     return units
 
 
-def root_of(digests: Sequence[bytes]) -> bytes:
-    """The root of a state, of the digests of its chunks in order."""
-    return digest_of(b"".join(digests))
-
-
-def check_manifest(manifest: StateManifest, num_values: int) -> None:
-    """Hold a manifest against the size that a state has to be of, and against its own root.
-
-    Raises:
-        RemoteProtocolError: the manifest is of another size, or its list does not match its root.
-    """
-    expected = state_bytes(num_values)
-    if manifest.total_bytes != expected or len(manifest.digests) != chunk_count(expected):
-        raise RemoteProtocolError(f"a state of {manifest.total_bytes} bytes, expected {expected}")
-    if root_of(manifest.digests) != manifest.root:
-        raise RemoteProtocolError("the list of chunk digests does not match the state's root")
-
-
-def check_chunk(index: int, chunk: bytes, num_values: int) -> None:
-    """Raises RemoteProtocolError: a chunk has another length than ours, or values not finite."""
-    length = chunk_bytes(index, state_bytes(num_values))
-    if len(chunk) != length:
-        raise RemoteProtocolError(
-            f"chunk {index} of the state has {len(chunk)} bytes, not {length}"
-        )
-    values = np.frombuffer(chunk, _LITTLE, offset=0 if index else HEADER_BYTES)
-    if not np.isfinite(values).all():
-        raise RemoteProtocolError(f"chunk {index} of the state holds values that are not finite")
-
-
-def write_state_file(
-    path: Path, scalars: StateScalars, phi_P: Float32Vector, delta_P: Float32Vector
-) -> StateManifest:
-    """Write a state atomically and durably, and return what names it.
-
-    phi and delta must not change meanwhile; both are fp32 [P]. Blocks for as long as the disk
-    needs.
-
-    Raises:
-        ValueError: the vectors differ in length or are not fp32.
-        OSError: the disk refused; nothing is left at `path` that was not there before.
-    """
-    copy_state(path, scalars, phi_P, delta_P)
-    return seal_state(path, scalars, phi_P.size)
-
-
 def copy_state(
     path: Path, scalars: StateScalars, phi_P: Float32Vector, delta_P: Float32Vector
 ) -> None:
@@ -172,12 +111,13 @@ def copy_state(
     holes in the file.
 
     Raises:
-        ValueError, OSError: as `write_state_file`.
+        ValueError: the vectors differ in length or are not fp32.
+        OSError: the disk refused; nothing is left there.
     """
     partial = _partial(path)
     try:
         with partial.open("wb") as file:
-            for chunk in state_chunks(scalars, phi_P, delta_P):
+            for chunk in StateMemory(phi_P, delta_P, scalars).chunks():
                 if chunk == _ZEROS:
                     file.seek(len(chunk), os.SEEK_CUR)
                 else:
@@ -188,11 +128,8 @@ def copy_state(
         raise
 
 
-def seal_state(path: Path, scalars: StateScalars, num_values: int) -> StateManifest:
+def seal_state(path: Path, scalars: StateScalars) -> StateManifest:
     """Make a copied state the state file at `path`, durably, and return what names it.
-
-    Args:
-        num_values: P.
 
     Raises:
         OSError: the disk refused; nothing is left at `path` that was not there before.
@@ -208,136 +145,96 @@ def seal_state(path: Path, scalars: StateScalars, num_values: int) -> StateManif
     finally:
         partial.unlink(missing_ok=True)
     sync_folder(path.parent)
-    return StateManifest(root_of(digests), tuple(digests), state_bytes(num_values), scalars)
+    return StateManifest(tuple(digests), scalars)
 
 
 def _partial(path: Path) -> Path:
     return path.with_suffix(_PARTIAL_SUFFIX)
 
 
-def state_chunks(
-    scalars: StateScalars, phi_P: Float32Vector, delta_P: Float32Vector
-) -> Iterator[bytes]:
-    """The chunks of a state in order. Raises ValueError unless both are fp32 and of one length."""
-    if phi_P.shape != delta_P.shape or phi_P.ndim != 1:
-        raise ValueError(
-            f"phi {phi_P.shape} and delta {delta_P.shape} must be vectors of one length"
-        )
-    parts = [memoryview(_header(scalars)), _as_bytes(phi_P), _as_bytes(delta_P)]
-    total = sum(part.nbytes for part in parts)
-    for start in range(0, total, STATE_CHUNK_BYTES):
-        stop = min(start + STATE_CHUNK_BYTES, total)
-        yield b"".join(part[a:b] for part, a, b in _overlaps(parts, start, stop))
-
-
 def read_chunk(path: Path, index: int) -> bytes:
-    """Chunk `index` of a state file.
-
-    Raises:
-        FileNotFoundError: the state was replaced by a newer one.
-        IndexError: there is no such chunk.
-    """
+    """Chunk `index` of a state file. Raises FileNotFoundError: a newer one has replaced it."""
     with path.open("rb") as file:
-        file.seek(max(0, index) * STATE_CHUNK_BYTES)
-        chunk = file.read(STATE_CHUNK_BYTES)
-    if index < 0 or not chunk:
-        raise IndexError(f"no chunk {index} in {path.name}")
-    return chunk
+        file.seek(index * STATE_CHUNK_BYTES)
+        return file.read(STATE_CHUNK_BYTES)
 
 
-def remove_state_files(directory: Path, keep: Collection[Path]) -> int:
-    """Remove state files and what crashes left of them, but for those in `keep`. Counts them."""
-    old = [
-        path
-        for suffix in (SUFFIX, _PARTIAL_SUFFIX)
-        for path in sorted(directory.glob(f"*{suffix}"))
-        if path not in keep
-    ]
-    for path in old:
-        path.unlink(missing_ok=True)
-    return len(old)
+def remove_state_files(directory: Path, keep: Collection[Path]) -> None:
+    """Remove state files and what crashes left of them, but for those in `keep`."""
+    for suffix in (SUFFIX, _PARTIAL_SUFFIX):
+        for path in directory.glob(f"*{suffix}"):
+            if path not in keep:
+                path.unlink(missing_ok=True)
 
 
-class StateAssembler:
-    """Puts a state together from chunks, in any order, straight into the caller's memory.
+class StateMemory:
+    """A state as one run of bytes: a header and the caller's vectors, which are not copied.
 
     The state is 8 P bytes: a joiner that held it twice would need more memory than it ever needs
-    again. What the vectors hold counts only once there is a `result`.
+    again. Chunks are put in any order; what the vectors hold counts once the header was checked.
+
+    Args:
+        scalars: of the state that the vectors hold; None where they hold none yet.
     """
 
     def __init__(
-        self, manifest: StateManifest, phi_P: Float32Vector, delta_P: Float32Vector
+        self, phi_P: Float32Vector, delta_P: Float32Vector, scalars: StateScalars | None = None
     ) -> None:
-        """Get ready for a state of P values, which is put into `phi_P` and `delta_P`.
-
-        Raises:
-            RemoteProtocolError: the manifest is of another size, or its list does not match its
-                root.
-            ValueError: the vectors differ in length or are not contiguous fp32.
-        """
-        if phi_P.shape != delta_P.shape:
-            raise ValueError(f"phi {phi_P.shape} and delta {delta_P.shape} differ in length")
-        check_manifest(manifest, phi_P.size)
-        self._manifest = manifest
-        self._header = bytearray(HEADER_BYTES)
-        self._vectors = (phi_P, delta_P)
+        """Raises ValueError: the vectors are not contiguous fp32 of one length."""
+        if phi_P.shape != delta_P.shape or phi_P.ndim != 1:
+            raise ValueError(
+                f"phi {phi_P.shape} and delta {delta_P.shape} must be vectors of one length"
+            )
+        self.total_bytes = state_bytes(phi_P.size)
+        self._header = bytearray(HEADER_BYTES if scalars is None else _header(scalars))
         self._parts = [memoryview(self._header), _as_bytes(phi_P), _as_bytes(delta_P)]
 
-    @property
-    def num_chunks(self) -> int:
-        """Chunks of the whole state."""
-        return len(self._manifest.digests)
+    def chunks(self) -> Iterator[bytes]:
+        """All chunks in order."""
+        for index in range(chunk_count(self.total_bytes)):
+            yield b"".join(self._views(index))
 
     def put(self, index: int, chunk: bytes) -> None:
-        """Put a chunk into its place; the caller has verified it."""
-        start, taken, source = index * STATE_CHUNK_BYTES, 0, memoryview(chunk)
-        for part, a, b in _overlaps(self._parts, start, start + source.nbytes):
-            part[a:b] = source[taken : taken + b - a]
-            taken += b - a
+        """Put a chunk, which is what its digest says, into its place.
+
+        Raises:
+            RemoteProtocolError: it has another length than ours, or values that are not finite.
+        """
+        length, taken = chunk_bytes(index, self.total_bytes), 0
+        if len(chunk) != length:
+            raise RemoteProtocolError(
+                f"chunk {index} of the state has {len(chunk)} bytes, not {length}"
+            )
+        values = np.frombuffer(chunk, _LITTLE, offset=0 if index else HEADER_BYTES)
+        if not np.isfinite(values).all():
+            raise RemoteProtocolError(
+                f"chunk {index} of the state holds values that are not finite"
+            )
+        for view in self._views(index):
+            view[:] = chunk[taken : taken + view.nbytes]
+            taken += view.nbytes
 
     def put_zeros(self, index: int) -> None:
         """Make a chunk all zeros. Memory that holds zeros is not written: it may not be there."""
-        start = index * STATE_CHUNK_BYTES
-        stop = start + chunk_bytes(index, self._manifest.total_bytes)
-        for part, a, b in _overlaps(self._parts, start, stop):
-            held = np.frombuffer(part[a:b], np.uint8)
+        for view in self._views(index):
+            held = np.frombuffer(view, np.uint8)
             if held.any():
                 held[:] = 0
 
-    def take_header_of(self, former: "StateAssembler") -> None:
-        """Begin with the header of a former state in the same vectors; it may be ours as well."""
-        self._header[:] = former._header
-
-    def result(self) -> StateScalars:
-        """Where the state stands that the vectors hold, when all chunks are in their places.
-
-        Raises:
-            RemoteProtocolError: the state says other scalars than the manifest, or holds values
-                that are not finite.
-        """
-        if _read_header(bytes(self._header)) != self._manifest.scalars:
+    def check(self, scalars: StateScalars) -> None:
+        """With all chunks in their places: raises RemoteProtocolError, the header says others."""
+        if self._header != _header(scalars):
             raise RemoteProtocolError("the state's header differs from what was announced")
-        if not all(_is_finite(vector) for vector in self._vectors):
-            raise RemoteProtocolError("the state holds values that are not finite")
-        return self._manifest.scalars
 
-
-def _overlaps(
-    parts: Sequence[memoryview], start: int, stop: int
-) -> Iterator[tuple[memoryview, int, int]]:
-    """Which bytes a .. b of which part lie in start .. stop of their concatenation, in order."""
-    offset = 0
-    for part in parts:
-        a, b = max(start - offset, 0), min(stop - offset, part.nbytes)
-        if a < b:
-            yield part, a, b
-        offset += part.nbytes
-
-
-def _is_finite(vector: Float32Vector) -> bool:
-    """Whether all values are finite, tile by tile: numpy answers with a byte for each value."""
-    tiles = range(0, vector.size, _TILE)
-    return all(bool(np.isfinite(vector[start : start + _TILE]).all()) for start in tiles)
+    def _views(self, index: int) -> Iterator[memoryview]:
+        """The memory of a chunk, in order."""
+        start = index * STATE_CHUNK_BYTES
+        stop, offset = start + chunk_bytes(index, self.total_bytes), 0
+        for part in self._parts:
+            a, b = max(start - offset, 0), min(stop - offset, part.nbytes)
+            if a < b:
+                yield part[a:b]
+            offset += part.nbytes
 
 
 def _as_bytes(vector: Float32Vector) -> memoryview:
@@ -347,21 +244,8 @@ def _as_bytes(vector: Float32Vector) -> memoryview:
 
 
 def _header(scalars: StateScalars) -> bytes:
-    body: bytes = msgpack.packb({f.name: getattr(scalars, f.name) for f in fields(scalars)})
+    body: bytes = msgpack.packb(asdict(scalars))
     header = _MAGIC + len(body).to_bytes(_LENGTH_BYTES, "little") + body
     if len(header) > HEADER_BYTES:
         raise ValueError(f"the scalars take {len(header)} bytes; {HEADER_BYTES} are there")
     return header.ljust(HEADER_BYTES, b"\0")
-
-
-def _read_header(header: bytes) -> StateScalars | None:
-    """The scalars, or None if this is no header of ours."""
-    start = len(_MAGIC) + _LENGTH_BYTES
-    length = int.from_bytes(header[len(_MAGIC) : start], "little")
-    if not header.startswith(_MAGIC) or length > HEADER_BYTES - start:
-        return None
-    try:
-        tree: Any = msgpack.unpackb(header[start : start + length])
-        return StateScalars(**tree)
-    except (ValueError, TypeError, msgpack.UnpackException):
-        return None

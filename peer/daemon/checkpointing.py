@@ -39,7 +39,6 @@ be deleted, and an optimizer may take less.
 
 import math
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -50,11 +49,10 @@ import trio
 
 from peer.averaging.parts import Averaging
 from peer.content.store import PieceStore
-from peer.facts import CheckpointOutcome, Facts, HeldPart
+from peer.facts import CheckpointOutcome, HeldPart
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.options.needs_told import least_corpus_bytes
-from peer.ports import Work
 from peer.rounds.way import TrainerLine, Way
 from peer.state.checkpoints import TRAINER_FILE, Checkpoint, CheckpointStore, Manifest, write_outer
 from peer.state.home import HomeError
@@ -64,6 +62,8 @@ from peer.training.messages import Keep, Kept, Load
 from protocol.names import size_text
 from protocol.run.needs import DiskNeeds, least_parameters_of
 from protocol.run.run_spec import RunSpec
+
+from .ports import Ports
 
 # --- room on the disk -----------------------------------------------------------------------------
 
@@ -141,21 +141,21 @@ def _free(store: CheckpointStore) -> int:
     return shutil.disk_usage(next(path for path in folders if path.exists())).free
 
 
-# --- checkpointing --------------------------------------------------------------------------------
-
-# --- what the trainer adds ------------------------------------------------------------------------
+# --- one checkpoint -------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class TrainersPart:
-    """What the trainer is asked to write, and what it has said.
+class Draft:
+    """A checkpoint that is being made, and the trainer's part of it.
 
     Attributes:
-        folder: of the checkpoint.
         path: what the trainer writes; in no other ask.
         line: to the trainer; None where there is none now.
-        until_s: it is waited for.
+        until_s: the trainer is waited for.
         ended: set when it has written its part, or will not.
+        kept: what it has said of that.
+        manifest: when all is copied; then `missing` says why the trainer's part is, empty when it
+            is there, and `stalled_s` for how long no round was trained.
     """
 
     folder: Path
@@ -164,6 +164,10 @@ class TrainersPart:
     until_s: float
     ended: trio.Event = field(default_factory=trio.Event)
     kept: Kept | None = None
+    started_s: float = 0.0
+    stalled_s: float = 0.0
+    missing: str = ""
+    manifest: Manifest | None = None
 
     async def ask(self) -> None:
         """Ask it to write, if it is there and listens."""
@@ -174,24 +178,21 @@ class TrainersPart:
             await self.line.send(Keep(str(self.path)))
 
     def took(self, kept: Kept) -> None:
-        """The trainer has written something, or has not; perhaps for an earlier checkpoint."""
+        """It has written something, or has not; perhaps for an earlier checkpoint."""
         if kept.path == str(self.path):
             self.kept = kept
             self.ended.set()
 
     async def wait(self) -> None:
-        """Wait until it is written, or will not be in time."""
+        """Wait until its part is written, or will not be in time."""
         with trio.move_on_at(self.until_s):
             await self.ended.wait()
-
-    @property
-    def missing(self) -> str:
-        """Why it is; empty when it is there."""
         if self.kept is not None:
-            return self.kept.error or ""
-        if self.line is None:
-            return "the trainer was starting"
-        return "the trainer ended, or took too long, before it had written its part"
+            self.missing = self.kept.error or ""
+        elif self.line is None:
+            self.missing = "the trainer was starting"
+        else:
+            self.missing = "the trainer ended, or took too long, before it had written its part"
 
     def done_without(
         self, store: CheckpointStore, round_: int, standing: Kept, *, over: bool = False
@@ -218,13 +219,13 @@ class TrainersPart:
 
     def moved_in(self) -> Kept:
         """What the trainer said of its part, which is in the folder now. Raises OSError."""
-        if self.kept is None or self.kept.error is not None:
+        if self.kept is None or self.missing:
             raise OSError(self.missing)
         self.path.replace(self.folder / TRAINER_FILE)
         return self.kept
 
 
-# --- checkpointing --------------------------------------------------------------------------------
+# --- when they are written ------------------------------------------------------------------------
 
 SETTLE_S: Final = 1.0
 """How long averages under way are waited for, so that a checkpoint is exact."""
@@ -240,118 +241,60 @@ LARGEST_SHARE: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:
-    """Where checkpoints go, and how often.
+    """How often checkpoints are written, and where copies of them go.
 
     Attributes:
-        every_s: 0 writes one at the end alone, and when the peer leaves.
-        version: of loco-peer.
+        every_s: 0 writes one at the end alone, and when the peer leaves; None never.
         uploads: where copies go; None where there are none.
     """
 
-    store: CheckpointStore
-    every_s: float
-    version: str
+    every_s: float | None = None
     uploads: Uploads | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GoOn:
-    """What the first trainer goes on from.
-
-    Attributes:
-        with_weights: the fast weights too.
-        over: it is that of the end of the run.
-    """
-
-    kept: Path
-    with_weights: bool
-    over: bool = False
-
-
-class NoCheckpoints:
-    """A peer that keeps none. Implements `peer.rounds.checkpoints.Checkpoints`."""
-
-    def go_on_from(self, kept: GoOn) -> None:
-        """There is never anything to go on from."""
-
-    def load(self, version: int) -> Load:
-        """The slow weights alone."""
-        return Load(version)
-
-    def began(self, line: TrainerLine) -> None:
-        """Nothing to do."""
-
-    async def between_rounds(self, way: Way) -> None:
-        """Nothing to do."""
-
-    async def write(self, way: Way) -> None:
-        """Nothing to do."""
-
-    async def write_last(self, way: Way, until_s: float) -> None:
-        """Nothing to do."""
-
-    async def wait_copied(self, until_s: float) -> None:
-        """Nothing to do."""
-
-    def took(self, kept: Kept) -> None:
-        """Nothing to do."""
-
-    def died(self) -> None:
-        """Nothing to do."""
-
-    async def run(self, averaging: Averaging) -> None:
-        """Nothing to do."""
+NO_CHECKPOINTS: Final = CheckpointPlan()
 
 
 class Checkpointing:
-    """Writes checkpoints when they are due. Implements `peer.rounds.checkpoints.Checkpoints`.
+    """Writes checkpoints when they are due. Implements `peer.rounds.parts.Checkpoints`.
 
     Args:
         held: what the checkpoints are of.
-        wall_time_s: the time that is written into them.
     """
 
-    def __init__(
-        self,
-        plan: CheckpointPlan,
-        held: HeldPart,
-        *,
-        facts: Facts,
-        events: EventLog,
-        work: Work,
-        wall_time_s: Callable[[], float],
-    ) -> None:
+    def __init__(self, plan: CheckpointPlan, held: HeldPart, ports: Ports) -> None:
         self._plan = plan
         self._held = held
-        self._facts = facts
-        self._events = events
-        self._work = work
-        self._wall_time_s = wall_time_s
+        self._ports = ports
+        self._store = ports.checkpoints
+        self._facts = ports.facts
+        self._events = ports.events
+        self._work = ports.work
         now_s, self._every_s = trio.current_time(), plan.every_s or math.inf
         self._first_s = [now_s + after_s for after_s in FIRST_AFTER_S if plan.every_s]
         self._due_s = self._next_s(0.0)
         self._has_last = False
         self._averaging: Averaging | None = None
         self._line: TrainerLine | None = None
-        self._go_on: GoOn | None = None
-        self._asked: TrainersPart | None = None
+        self._go_on: Path | None = None
+        self._asked: Draft | None = None
         self._idle = trio.Event()
         self._idle.set()
         self._to_copy: Checkpoint | None = None
-        self._all_copied = trio.Event()
-        self._all_copied.set()
-        self._uploading_data = False
+        self._copying = trio.Lock()
+        self._uploads_data = False
         self._nursery: trio.Nursery | None = None
         self._began_step, self._asks = 0.0, 0
         self._way: Way | None = None
 
-    def go_on_from(self, kept: GoOn) -> None:
-        """What the first trainer loads."""
-        self._go_on = kept
-        self._has_last = kept.over
+    def go_on_from(self, trainer_file: Path, *, over: bool) -> None:
+        """What the first trainer loads; `over`: it is that of the end of the run."""
+        self._go_on, self._has_last = trainer_file, over
 
     async def run(self, averaging: Averaging) -> None:
         """Checkpoint this state until cancelled."""
+        if self._plan.every_s is None:
+            return
         self._averaging, self._began_step = averaging, self._facts.nominal_step
         try:
             async with trio.open_nursery() as self._nursery:
@@ -363,13 +306,12 @@ class Checkpointing:
             self._nursery = None
 
     # --- what the round loop says ---------------------------------------------------------------
-    def load(self, version: int) -> Load:
+    def load(self) -> Load:
         """What was kept, once; a trainer that dies loses its moments."""
         kept, self._go_on = self._go_on, None
-        return Load(version) if kept is None else Load(version, str(kept.kept), kept.with_weights)
+        return Load() if kept is None else Load(str(kept))
 
     def began(self, line: TrainerLine) -> None:
-        """A trainer has started."""
         self._line = line
 
     def died(self) -> None:
@@ -379,7 +321,6 @@ class Checkpointing:
             self._asked.ended.set()
 
     def took(self, kept: Kept) -> None:
-        """The trainer's part is written, or is not."""
         if self._asked is not None:
             self._asked.took(kept)
 
@@ -418,17 +359,17 @@ class Checkpointing:
     async def wait_copied(self, until_s: float) -> None:
         """Wait, but no longer than that, until what was written is copied elsewhere too.
 
-        What was written after `run` had ended is copied here.
+        The status says so meanwhile: storage that is far away may take hours.
         """
+        uploads = self._plan.uploads
+        if uploads is None or (self._to_copy is None and not self._copying.locked()):
+            return
+        self._facts.now_doing(f"copying the last checkpoint to {uploads.url}")
         with trio.move_on_at(until_s) as waiting:
-            if self._plan.uploads is not None and self._nursery is None:
-                await self._copy_newest(self._plan.uploads)
-            elif not self._all_copied.is_set():  # `wait` of one that is set would be late, too
-                await self._all_copied.wait()
+            await self._copy_newest(uploads)
         if waiting.cancelled_caught:
-            self._tell_not_copied(
-                "the last checkpoint was not copied in time: --grace is too short"
-            )
+            why = "the last checkpoint was not copied in time: --grace is too short"
+            self._tell_failed(why, CheckpointOutcome.NOT_COPIED)
 
     @property
     def _ended(self) -> bool:
@@ -449,7 +390,7 @@ class Checkpointing:
     # --- one checkpoint -------------------------------------------------------------------------
     async def _copied(
         self, way: Way, until_s: float | None = None, *, alone: bool = False
-    ) -> "_Draft | None":
+    ) -> Draft | None:
         """Copy all that goes into it; None when that could not be done, or nothing is trained.
 
         Args:
@@ -457,7 +398,8 @@ class Checkpointing:
             alone: do without its part where it is missing.
         """
         line, averaging = self._line, self._averaging
-        if averaging is None or (line is None and not alone) or self._facts.nominal_step <= 0:
+        keeps = self._plan.every_s is not None and self._facts.nominal_step > 0
+        if not keeps or averaging is None or (line is None and not alone):
             return None
         self._idle = trio.Event()
         self._due_s = trio.current_time() + self._every_s
@@ -479,15 +421,15 @@ class Checkpointing:
         until_s: float,
         *,
         alone: bool,
-    ) -> "_Draft":
+    ) -> Draft:
         started_s, facts, group = trio.current_time(), self._facts, self._held.group
-        folder = await self._work.run(self._plan.store.begin, averaging.slow_P.size)
+        folder = await self._work.run(self._store.begin, averaging.slow_P.size)
         with trio.move_on_after(SETTLE_S) as waiting:
             await way.wait_settled()
         round_ = averaging.round
         self._asks += 1
-        path = self._plan.store.trainers_draft(self._asks)
-        asked = self._asked = TrainersPart(folder, path, line, until_s)
+        path = self._store.trainers_draft(self._asks)
+        asked = self._asked = Draft(folder, path, line, until_s, started_s=started_s)
         if not waiting.cancelled_caught:
             await asked.ask()
         await self._work.run(write_outer, folder, averaging.slow_P, averaging.momentum_P)
@@ -496,12 +438,12 @@ class Checkpointing:
         await asked.wait()
         if alone and asked.missing:
             step = facts.nominal_step if facts.over else self._began_step
-            slow = Kept(str(asked.path), step, facts.epoch, facts.position, 0, 0.0)
+            slow = Kept(str(asked.path), step, facts.epoch, facts.position, 0)
             without = partial(asked.done_without, over=facts.over)
-            kept = await self._work.run(without, self._plan.store, round_, slow)
+            kept = await self._work.run(without, self._store, round_, slow)
         else:
             kept = await self._work.run(asked.moved_in)
-        manifest = Manifest(
+        asked.manifest = Manifest(
             run_id=group.run_id,
             part=group.part,
             layout_digest=self._held.shape.layout_digest,
@@ -513,16 +455,18 @@ class Checkpointing:
             debt=facts.debt,
             tokens=facts.earlier_tokens + facts.tokens + kept.tokens,
             over=facts.over,
-            written_s=self._wall_time_s(),
-            version=self._plan.version,
+            written_s=self._ports.directory.swarm_time_s(),
+            version=self._ports.version,
             files={},
         )
-        return _Draft(folder, manifest, started_s, trio.current_time() - started_s, asked.missing)
+        asked.stalled_s = trio.current_time() - started_s
+        return asked
 
-    async def _seal(self, draft: "_Draft") -> None:
+    async def _seal(self, draft: Draft) -> None:
         """Make it a checkpoint, and tell."""
+        assert draft.manifest is not None
         try:
-            sealed = await self._work.run(self._plan.store.seal, draft.folder, draft.manifest)
+            sealed = await self._work.run(self._store.seal, draft.folder, draft.manifest)
         except OSError as error:
             await self._failed(error)
             return
@@ -549,87 +493,46 @@ class Checkpointing:
         )
         if self._plan.uploads is not None:
             self._to_copy = sealed
-            if self._all_copied.is_set() and self._nursery is not None:
-                self._all_copied = trio.Event()
+            if self._nursery is not None:
                 self._nursery.start_soon(self._upload, self._plan.uploads)
 
     async def _upload(self, uploads: Uploads) -> None:
-        """Copy the newest elsewhere, then the corpus."""
-        try:
-            await self._copy_newest(uploads)
-        finally:
-            self._all_copied.set()
-        await self._upload_data(uploads)
-
-    async def _copy_newest(self, uploads: Uploads) -> None:
-        """Copy the last one elsewhere, until no newer one has come meanwhile."""
-        while (sealed := self._to_copy) is not None:
-            self._to_copy, started_s = None, trio.current_time()
-            try:
-                where = await self._work.run(uploads.copy, sealed, may_be_cut_off=True)
-            except UploadFailed as error:
-                self._tell_not_copied(str(error))
-            else:
-                seconds = trio.current_time() - started_s
-                self._facts.checkpoints[CheckpointOutcome.COPIED] += 1
-                self._events.emit(EventName.CHECKPOINT_COPIED, path=where, seconds=seconds)
-
-    async def _upload_data(self, uploads: Uploads) -> None:
-        """Copy the corpus too, beside later checkpoints: it may take hours."""
-        if self._uploading_data:
+        """Copy the newest elsewhere, then the corpus, beside later ones: it may take hours."""
+        await self._copy_newest(uploads)
+        if self._uploads_data:
             return
-        self._uploading_data = True
+        self._uploads_data = True
         try:
             check = self._work.check_cancelled
             await self._work.run(uploads.copy_data, check, may_be_cut_off=True)
         except UploadFailed as error:
             self._events.emit(EventName.CHECKPOINT_FAILED, detail=str(error))
         finally:
-            self._uploading_data = False
+            self._uploads_data = False
+
+    async def _copy_newest(self, uploads: Uploads) -> None:
+        """Copy the last one elsewhere, unless another call has, when its turn has come."""
+        async with self._copying:
+            sealed, self._to_copy, started_s = self._to_copy, None, trio.current_time()
+            if sealed is None:
+                return
+            try:
+                where = await self._work.run(uploads.copy, sealed, may_be_cut_off=True)
+            except UploadFailed as error:
+                self._tell_failed(str(error), CheckpointOutcome.NOT_COPIED)
+            else:
+                seconds = trio.current_time() - started_s
+                self._facts.checkpoints[CheckpointOutcome.COPIED] += 1
+                self._events.emit(EventName.CHECKPOINT_COPIED, path=where, seconds=seconds)
 
     async def _failed(self, error: OSError) -> None:
         self._due_s = min(self._due_s, trio.current_time() + RETRY_S)
         self._tell_failed(str(error))
         try:
-            await self._work.run(self._plan.store.discard)
+            await self._work.run(self._store.discard)
         finally:
             self._idle.set()
 
-    def _tell_not_copied(self, why: str) -> None:
-        self._facts.checkpoints[CheckpointOutcome.NOT_COPIED] += 1
+    def _tell_failed(self, why: str, outcome: CheckpointOutcome = CheckpointOutcome.FAILED) -> None:
+        self._facts.checkpoints[outcome] += 1
         self._events.emit(EventName.CHECKPOINT_FAILED, detail=why)
-
-    def _tell_failed(self, why: str) -> None:
-        self._facts.checkpoints[CheckpointOutcome.FAILED] += 1
-        self._events.emit(EventName.CHECKPOINT_FAILED, detail=why)
-
-
-def checkpointing_of(
-    plan: CheckpointPlan | None,
-    held: HeldPart,
-    *,
-    facts: Facts,
-    events: EventLog,
-    work: Work,
-    wall_time_s: Callable[[], float],
-) -> Checkpointing | NoCheckpoints:
-    """What writes checkpoints of this part of the model; arguments as for `Checkpointing`."""
-    if plan is None:
-        return NoCheckpoints()
-    return Checkpointing(plan, held, facts=facts, events=events, work=work, wall_time_s=wall_time_s)
-
-
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    """Copied, and not yet on the disk.
-
-    Attributes:
-        stalled_s: for how long no round was trained.
-        missing: why the trainer's part is; empty when it is there.
-    """
-
-    folder: Path
-    manifest: Manifest
-    started_s: float
-    stalled_s: float
-    missing: str

@@ -1,7 +1,12 @@
-"""What the commands of this home ask of its daemon, at the control socket; `amend` in amending.py.
+"""What the commands of this home ask of its daemon, at the control socket.
 
 `export --swarm` asks for one peer's slow weights at a time, so that the command can say how far it
 is, and one vector is held at a time.
+
+`amend` changes the run that is under way (protocol/run/amendments.py). Here it is found out what of
+a user's run spec differs, from which round on it can be in force, and whether that makes sense;
+then it is signed, and all are told. Peers that are linked with us when the run is closed to some
+are admitted by a ruling each: whoever is in stays in.
 """
 
 from collections.abc import Collection
@@ -10,9 +15,8 @@ from typing import Any, Final
 import numpy as np
 import trio
 
-from peer.content.fetching import ExpectedState, fetch_from
-from peer.content.gathering import whole_state
-from peer.facts import HeldPart
+from peer.content.fetching import ExpectedState, fetch_from, whole_state
+from peer.facts import Facts, HeldPart, PeerState
 from peer.network.identity import SEED_BYTES
 from peer.observe.control import Handler, NotNow
 from peer.ports import Entropy, PeerId
@@ -21,33 +25,42 @@ from protocol.address.peer_id import peer_id_to_bytes
 from protocol.admission.statements import Verdict
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.membership.group import Group
-from protocol.membership.view import View
+from protocol.membership.view import TRAINING, View
+from protocol.run.amendments import (
+    MODE,
+    TOTAL_STEPS,
+    AmendedSpec,
+    Changes,
+    changed,
+    changes_between,
+    new_peers,
+    value_of,
+)
 from protocol.run.layout import part_of_stage
+from protocol.schedule.rounds import middle
 
+from .parts import PeerParts
 from .peer import Peer
-from .report import Report, join_address
-from .sources import fetch_weights
+from .ports import Ports
+from .report import join_address
+from .sources import FETCH_WEIGHTS_S, weights_of
 
 MAX_NAMED: Final = 8
 """Peers that are named to somebody whose short id is not clear."""
-MAX_FETCH_S: Final = 3600.0
-"""For one peer's weights; below the least rate it is left sooner (peer/content/fetching.py)."""
 
 
 class ControlRequests:
-    """Answers `status`, `leave`, `export`, `pause`, `resume`, `invite`, `admit`, `ban`, `delegate`.
+    """Answers them, each by a method; arguments and replies are JSON.
 
     Args:
         entropy: seeds invitations.
     """
 
-    def __init__(self, peer: Peer, report: Report, entropy: Entropy) -> None:
+    def __init__(self, peer: Peer, entropy: Entropy) -> None:
         self._peer = peer
-        self._report = report
         self._entropy = entropy
 
     def handlers(self) -> dict[str, Handler]:
-        """The handler of each request, by its name."""
         return {
             "status": self.status,
             "leave": self.leave,
@@ -59,14 +72,13 @@ class ControlRequests:
             "resume": self.resume,
             "invite": self.invite,
             "rule": self.rule,
+            "amend": lambda wanted: amend(self._peer.parts, wanted),
         }
 
     async def status(self, _: dict[str, Any]) -> dict[str, Any]:
-        """The current status."""
-        return self._report.status().to_json()
+        return self._peer.parts.report.status().to_json()
 
     async def leave(self, _: dict[str, Any]) -> dict[str, Any]:
-        """Begin to leave."""
         self._peer.request_stop()
         return {"grace_s": self._peer.settings.grace_s}
 
@@ -88,12 +100,15 @@ class ControlRequests:
         view = View(parts.roster, Group(parts.facts.run_id, part_of_stage(stage)).digest)
         if not view.alive(trio.current_time()):
             raise LocoError(f"no peer that we see holds stage {stage}; try again when one does")
+        given = await weights_of(parts.sources, view, wanted["padded_parameters"])
+        if given is None:
+            within = f"within {FETCH_WEIGHTS_S:.0f} s"
+            raise LocoError(f"nobody gave the weights of another stage {within}")
         path = self._peer.settings.state_dir / f"stage-{stage}.f32"
-        size = wanted["padded_parameters"]
-        return {"path": str(await fetch_weights(parts.sources, view, size, path, parts.work))}
+        await parts.work.run(given[1].tofile, path)
+        return {"path": str(path)}
 
     async def holders(self, _: dict[str, Any]) -> dict[str, Any]:
-        """The peers of our group that live, ourselves left out."""
         alive = self._held().view.alive(trio.current_time())
         return {"peers": [member.peer_id for member in alive]}
 
@@ -102,11 +117,8 @@ class ControlRequests:
         parts, held = self._peer.parts, self._held()
         expected = ExpectedState(held.group.digest, layout_digest=held.shape.layout_digest)
         slow_P, momentum_P = np.zeros((2, held.shape.padded_parameters), np.float32)
-        with trio.move_on_after(MAX_FETCH_S) as scope:
-            async with fetch_from(parts.network, wanted["peer"]) as fetcher:
-                state = await whole_state(fetcher, expected, slow_P, momentum_P)
-        if scope.cancelled_caught:
-            raise LocoError(f"its state did not come within {MAX_FETCH_S:.0f} s")
+        async with fetch_from(parts.network, wanted["peer"]) as fetcher:
+            state = await whole_state(fetcher, expected, slow_P, momentum_P)
         path = self._peer.settings.state_dir / "others-weights.f32"
         await parts.work.run(slow_P.tofile, path)
         return {"path": str(path), "step": state.step}
@@ -119,16 +131,16 @@ class ControlRequests:
 
     # --- pauses -----------------------------------------------------------------------------------
     async def pause(self, _: dict[str, Any]) -> dict[str, Any]:
-        """Rest after the round under way. Raises PauseRefused."""
+        """Rest after the round under way."""
         self._training().begin()
         return {}
 
     async def resume(self, _: dict[str, Any]) -> dict[str, Any]:
-        """Go on. Raises PauseRefused."""
         self._training().end()
         return {}
 
     def _training(self) -> Pause:
+        """Raises PauseRefused."""
         if self._peer.rounds is None:
             raise PauseRefused("this peer does not train yet; try again when it does")
         return self._peer.rounds.pause
@@ -137,7 +149,7 @@ class ControlRequests:
     async def invite(self, wanted: dict[str, Any]) -> dict[str, Any]:
         """A new invitation, and where its holder can join."""
         parts, seed = self._peer.parts, self._entropy.token_bytes(SEED_BYTES)
-        token = parts.door.invite(seed, float(wanted["lasts_s"]), int(wanted["uses"]))
+        token = parts.admission.invite(seed, float(wanted["lasts_s"]), int(wanted["uses"]))
         best = join_address(parts.network, parts.facts)
         return {"token": token.text, "address": best.address, "note": best.note}
 
@@ -145,16 +157,16 @@ class ControlRequests:
         """Rule on a peer, and tell all; which peer that was."""
         parts, verdict = self._peer.parts, Verdict(wanted["verdict"])
         peer_id, own_id = named_peer(wanted["peer"], self._known()), parts.facts.peer_id
-        if verdict is Verdict.BAN and peer_id == own_id and parts.door.may_sign:
+        if verdict is Verdict.BAN and peer_id == own_id and parts.admission.may_sign:
             raise LocoError("that is this peer itself; to end it: loco-peer leave")
-        parts.links.passing_on.tell(parts.door.rule(verdict, peer_id))
+        parts.links.tell_statements(parts.admission.rule(verdict, peer_id))
         return {"peer": peer_id}
 
     def _known(self) -> frozenset[PeerId]:
         """Peers that were here, and those that were ruled on: one that is banned is not here."""
         parts = self._peer.parts
         members = {member.peer_id for member in parts.roster.members()}
-        return frozenset(members | parts.door.known_peers | {parts.facts.peer_id})
+        return frozenset(members | parts.admission.known_peers | {parts.facts.peer_id})
 
 
 def named_peer(text: str, known: Collection[PeerId]) -> PeerId:
@@ -179,3 +191,95 @@ def named_peer(text: str, known: Collection[PeerId]) -> PeerId:
         )
     named = ", ".join(meant[:MAX_NAMED])
     raise LocoError(f"{len(meant)} peers have ids that end in {text}; give more of one: {named}")
+
+
+# --- amendments -----------------------------------------------------------------------------------
+
+LEAD_ROUNDS: Final = 3
+"""Rounds between an amendment and its first, unless the user says another: a statement reaches all
+within seconds, and peers that gossip can be two rounds apart."""
+
+
+async def amend(parts: PeerParts, wanted: dict[str, Any]) -> dict[str, Any]:
+    """Sign an amendment and tell all, or say what it would be.
+
+    Raises:
+        LocoError, InvalidRunSpec: it cannot be done; the message says why.
+    """
+    spec, admission = _under_way(parts.facts), parts.admission
+    admission.founder()  # a dry run that could not be done in earnest says so
+    before, changes = spec.last, changes_between(spec.last, wanted["values"])
+    peers = new_peers(spec.founding, wanted["values"])
+    if not changes and all(admission.judge(peer) is None for peer in peers):
+        raise LocoError("nothing to amend: the run already has these values")
+    end = changed(before, changes).total_rounds  # its values can be used
+    from_round = present = _present_round(parts, spec)
+    if any(key != MODE for key, _ in changes):
+        from_round = _from_round(spec, present, changes, wanted["at_round"])
+    elif wanted["at_round"] is not None:
+        raise LocoError("--at-round: admission changes at once; leave this option out")
+    if not wanted["dry_run"]:
+        admitted = list(peers)
+        if MODE in dict(changes):
+            linked = [member.peer_id for member in parts.roster.alive(trio.current_time())]
+            admitted += [peer for peer in linked if admission.judge(peer) is None]
+            admitted.append(parts.facts.peer_id)
+        parts.links.tell_statements(admission.amend(from_round, changes, admitted))
+    return {
+        "changes": [[key, value_of(before, key), value] for key, value in changes],
+        "admitted": list(peers),
+        "round": from_round,
+        "step": from_round * spec.founding.sync.round_steps,
+        "present": present,
+        "end": end,
+    }
+
+
+def _under_way(facts: Facts) -> AmendedSpec:
+    """The run's spec. Raises LocoError: there is no run to amend, now."""
+    if facts.spec is None or facts.held is None:
+        raise LocoError("the run is not known yet; try again when this peer is training")
+    if facts.over or facts.state is PeerState.FINISHED:
+        raise LocoError("the run has ended and cannot be amended")
+    if facts.state is PeerState.RETURNING:
+        raise LocoError(
+            "this peer has just returned and does not know the run's current step yet;"
+            " try again when `loco-peer status` says that it trains"
+        )
+    return facts.spec
+
+
+def _present_round(ports: Ports, spec: AmendedSpec) -> int:
+    """The round that the run is in: ours, or that of the middle of the others."""
+    others, own = ports.roster.alive(trio.current_time()), ports.facts.step
+    steps = [member.progress.step for member in others if member.progress.state == TRAINING]
+    known = [step for step in steps if step <= spec.longest_steps]
+    return int(max(own, middle(known, own))) // spec.founding.sync.round_steps
+
+
+def _from_round(spec: AmendedSpec, present: int, changes: Changes, at_round: int | None) -> int:
+    """The first round of an amendment.
+
+    Raises:
+        LocoError: it makes no sense from the round on that the user has named.
+    """
+    end = spec.end_round
+    from_round = min(present + LEAD_ROUNDS, end) if at_round is None else at_round
+    if end <= present:
+        raise LocoError("the run is in its last round, and can no longer be amended")
+    if from_round <= present:
+        raise LocoError(
+            f"--at-round: the run is in round {present}; name a later one, so that all peers"
+            f" hear of it in time ({present + LEAD_ROUNDS} is the default)"
+        )
+    if from_round > end:
+        raise LocoError(f"--at-round: the run ends with round {end}, before round {from_round}")
+    total = changed(spec.last, changes).total_rounds
+    if total < from_round:
+        steps = spec.founding.sync.round_steps
+        raise LocoError(
+            f"{TOTAL_STEPS}: with this value the run would end with round {total}, before"
+            f" round {from_round}, when it takes effect; it can end at step"
+            f" {from_round * steps} at the earliest"
+        )
+    return from_round

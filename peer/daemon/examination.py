@@ -21,12 +21,11 @@ from peer.content.fetching import Fetcher, fetch_from
 from peer.network.conversation import Conversation
 from peer.network.identity import load_or_create
 from peer.network.libp2p import open_libp2p_network
-from peer.network.reachability import is_relayed
 from peer.network.relay import reserve
 from peer.ports import Address, Network, PeerId
 from peer.ports.real import RealEntropy
-from peer.state.admission_file import AdmissionFile
 from peer.state.home import Home
+from peer.state.kept_files import AdmissionFile
 from protocol.address.multiaddr import split_peer_id
 from protocol.admission.statements import Token
 from protocol.content.manifest import CorpusManifest, parse_manifest
@@ -35,18 +34,16 @@ from protocol.membership.dial_back import (
     DialBacks,
     NatKind,
     Reach,
-    answer_of,
-    candidates,
     host_and_port,
 )
-from protocol.wire.messages import Hello, Leaving, PeerList, Seen, Whereabouts
-from protocol.wire.versions import HELLO, REACH, SPOKEN
+from protocol.wire.messages import Hello, Leaving, PeerList, Whereabouts
+from protocol.wire.versions import HELLO, SPOKEN
 
-from .joining import resolve_bootstrap
+from .bootstrap import resolve_bootstrap
 from .link import FROM_LINK
+from .outside import note_seen, say_where, to_try
 
 MEET_S: Final = 20.0
-SEEN_S: Final = 40.0
 FETCH_S: Final = 30.0
 MEASURE_S: Final = 60.0
 """For all that is asked of one peer to measure its line."""
@@ -259,18 +256,11 @@ class Doctor:
         """How we look from there; once more when it has shown an address that it could try."""
         for _ in range(2):
             own = self._own()
-            ports = [each[1] for each in map(host_and_port, own) if each is not None]
-            wanted = candidates(self._answers.observed_hosts(trio.current_time()), own, ports)
-            try:
-                stream = await self._network.open_stream(peer_id, REACH)
-                async with Conversation(stream) as talk:
-                    await talk.send(Whereabouts(1, (), tuple(wanted)))
-                    seen, _ = await talk.receive(Seen, timeout_s=SEEN_S)
-            except LocoError:
+            wanted = to_try(self._answers, own, own)
+            seen = await say_where(self._network, peer_id, Whereabouts(1, (), tuple(wanted)))
+            if seen is None:
                 return
-            observed = None if is_relayed(seen.observed) else seen.observed
-            answer = answer_of(wanted, observed, seen.tried, seen.reached)
-            self._answers.heard(trio.current_time(), peer_id, answer)
+            note_seen(self._answers, peer_id, wanted, seen)
             if seen.tried:
                 return
 

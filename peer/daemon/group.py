@@ -14,30 +14,28 @@ import trio
 
 from peer.averaging.parts import Averaging
 from peer.content.pieces import PieceFetcher
-from peer.content.state_file import StateManifest, StateScalars, copy_state, seal_state
+from peer.content.state_file import StateManifest, copy_state, seal_state
 from peer.facts import Facts, PeerState
-from peer.ports import Directory, DirectoryUnrecoverable, Network, PeerId, Work
-from peer.process.bell import Bell
+from peer.ports import DirectoryUnrecoverable, PeerId, Work
 from peer.process.rejoin import JoinAgain, addresses_of
-from peer.rounds.feed import AllHere, DataFeed
 from protocol.content.samples import sample_of
 from protocol.errors import RemoteProtocolError
-from protocol.gossip.matchmaking_events import RoundSnapshot
-from protocol.membership.book import Fault
+from protocol.gossip.matchmaking import RoundSnapshot
 from protocol.membership.records import (
     PeerRecord,
-    Sign,
     decode_record,
     encode_record,
     record_key,
     record_keys,
 )
-from protocol.membership.view import Member, Roster, View
+from protocol.membership.view import Member, View
 from protocol.run.layout import DATA_STAGE, stage_of_part
 from protocol.run.run_spec import RunSpec
 from protocol.schedule.data_plan import DataPlan
+from protocol.wire.content_messages import StateScalars
 
-from .peer_parts import PeerParts
+from .parts import PeerParts
+from .ports import Ports
 from .provision import Supplies
 
 # --- records in the directory ---------------------------------------------------------------------
@@ -54,25 +52,16 @@ class Membership:
     """Keeps our record fresh and the roster informed; `run` until cancelled.
 
     Args:
-        name: of our group in the directory (Door.directory_name).
+        name: of our group in the directory (Admission.directory_name).
     """
 
-    def __init__(
-        self,
-        name: str,
-        incarnation: int,
-        *,
-        network: Network,
-        directory: Directory,
-        roster: Roster,
-        sign: Sign,
-    ) -> None:
+    def __init__(self, ports: Ports, name: str) -> None:
         self._name = name
-        self._incarnation = incarnation
-        self._network = network
-        self._directory = directory
-        self._roster = roster
-        self._sign = sign
+        self._incarnation = ports.incarnation
+        self._network = ports.network
+        self._directory = ports.directory
+        self._roster = ports.roster
+        self._sign = ports.sign
 
     async def run(self) -> None:
         """Publish and look around, each at its own pace."""
@@ -133,30 +122,19 @@ class LinkedCompany:
 
     Args:
         fragment: the one that partners are looked for; 0 where the whole model is one vector.
+
+    Attributes:
         blame: holds a fault against a peer.
-        heard: rung when a peer has told anything.
-        tell: to be rung when all should be told of us at once.
     """
 
-    def __init__(
-        self,
-        view: View,
-        facts: Facts,
-        fragment: int,
-        *,
-        blame: Callable[[PeerId, Fault], None],
-        heard: Bell,
-        tell: Bell,
-    ) -> None:
+    def __init__(self, parts: PeerParts, view: View, fragment: int) -> None:
         self._view = view
-        self._facts = facts
+        self._facts = parts.facts
+        self._links = parts.links
         self._fragment = fragment
-        self.blame = blame
-        self._heard = heard
-        self._tell = tell
+        self.blame = parts.reputation.blame
 
     def free(self) -> Sequence[tuple[PeerId, RoundSnapshot]]:
-        """The others that say they look for a partner, and what they bring."""
         return [
             (member.peer_id, RoundSnapshot(*found, member.progress.ended))
             for member in self._training()
@@ -164,11 +142,9 @@ class LinkedCompany:
         ]
 
     def present(self, *, ended: bool) -> Sequence[PeerId]:
-        """The others that train and have not ended, or those that have ended and not finished."""
         return [m.peer_id for m in self._training() if m.progress.ended == ended]
 
     def announce(self, snapshot: RoundSnapshot | None) -> None:
-        """Tell all that we look for a partner with this snapshot, or that we look for none."""
         free = self._facts.free
         if free.get(self._fragment) == snapshot:
             return
@@ -176,11 +152,10 @@ class LinkedCompany:
             del free[self._fragment]
         else:
             free[self._fragment] = snapshot
-        self._tell.ring()
+        self._links.tell.unpark_all()
 
     async def changed(self) -> None:
-        """Wait until any of this may have changed."""
-        await self._heard.wait()
+        await self._links.heard.park()
 
     def _training(self) -> Sequence[Member]:
         training = self._view.members_training(trio.current_time())
@@ -195,53 +170,37 @@ MAX_FIRST_BLOCKS: Final = 1024
 """Beyond so many blocks all pieces of a stratum have begun, and their order means nothing."""
 
 
-class CorpusPieces:
-    """Brings the pieces of one corpus that are needed.
+def piece_fetcher(
+    ports: Ports, supplies: Supplies, plan: DataPlan, spec: RunSpec, max_bytes: float | None
+) -> PieceFetcher | None:
+    """Brings the pieces of the corpus that are needed; None where all is here, or none needed.
 
     Args:
         max_bytes: of the disk that pieces may take; None for no limit.
     """
-
-    def __init__(
-        self, parts: PeerParts, supplies: Supplies, spec: RunSpec, max_bytes: float | None
-    ) -> None:
-        self.plan = DataPlan(spec.seed, supplies.num_blocks, supplies.piece_blocks)
-        self._fetcher: PieceFetcher | None = None
-        if (store := supplies.store) is None:
-            return
-        if stage_of_part(supplies.part) in (None, DATA_STAGE):  # no other stage reads tokens
-            batch_size = spec.training.batch_size
-            most = math.inf if max_bytes is None else max_bytes // store.manifest.piece_bytes(0)
-            self._fetcher = PieceFetcher(
-                store,
-                self.plan,
-                network=parts.network,
-                work=parts.work,
-                roster=parts.roster,
-                facts=parts.facts,
-                events=parts.events,
-                first_blocks=min(
-                    MAX_FIRST_BLOCKS, ROUNDS_FIRST * spec.sync.round_steps * batch_size
-                ),
-                max_pieces=max(1, most),
-            )
-
-    @property
-    def feed(self) -> DataFeed:
-        """What the outer loop asks for pieces."""
-        return self._fetcher or AllHere()
-
-    async def run(self) -> None:
-        """Fetch pieces until cancelled."""
-        if self._fetcher is not None:
-            await self._fetcher.run()
-        await trio.sleep_forever()
+    store = supplies.store
+    if store is None or stage_of_part(supplies.part) not in (None, DATA_STAGE):
+        return None  # no other stage reads tokens
+    most = math.inf if max_bytes is None else max_bytes // store.manifest.piece_bytes(0)
+    first_blocks = ROUNDS_FIRST * spec.sync.round_steps * spec.training.batch_size
+    return PieceFetcher(
+        store,
+        plan,
+        network=ports.network,
+        work=ports.work,
+        roster=ports.roster,
+        facts=ports.facts,
+        events=ports.events,
+        first_blocks=min(MAX_FIRST_BLOCKS, first_blocks),
+        max_pieces=max(1, most),
+    )
 
 
 # --- state for joiners ----------------------------------------------------------------------------
 
 LARGEST_NORM: Final = 1e9
-"""Told of a gradient that is longer; its length is a weight beside others' (rebuilding.py)."""
+"""Told of a gradient that is longer; its length is a weight beside others'
+(peer/state/rebuilt_stage.py)."""
 
 
 class OuterSource:
@@ -255,21 +214,18 @@ class OuterSource:
 
     @property
     def group(self) -> str:
-        """Digest of the group whose state it is."""
         return self._facts.group or ""
 
     @property
     def round(self) -> int:
-        """Round of the last outer step."""
         return self._averaging.round
 
     @property
     def step(self) -> int:
-        """The nominal step that we are at."""
         return self._facts.step
 
     async def sample(self, seed: bytes) -> bytes:
-        """Weights at the places that follow from the seed, as they are between two outer steps."""
+        """The weights as they are between two outer steps."""
         async with self._averaging.lock:
             return sample_of(self._averaging.slow_P, seed).astype("<f4").tobytes()
 
@@ -291,8 +247,8 @@ class OuterSource:
                 epoch=facts.epoch,
                 position=facts.position,
                 tokens=facts.tokens,
-                gradient_norm=min(facts.gradient_norm, LARGEST_NORM),
+                gradient_norm=float(min(facts.gradient_norm, LARGEST_NORM)),
             )
             vectors = (averaging.slow_P, averaging.momentum_P)
             await self._work.run(copy_state, path, scalars, *vectors)
-        return path, await self._work.run(seal_state, path, scalars, averaging.slow_P.size)
+        return path, await self._work.run(seal_state, path, scalars)

@@ -1,7 +1,6 @@
 """One live link: what a peer keeps of each other peer that it is linked to."""
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,15 +19,9 @@ Outgoing = Beat | PeerList | Statements | AskAlive | AliveReply
 FromLink = Outgoing | Leaving
 FROM_LINK: Final = (Beat, PeerList, Statements, AskAlive, AliveReply, Leaving)
 """What a linked peer may say."""
-HANDOVER_S: Final = 2.0
-"""For how long a peer may have two links to us."""
 LINK_BURST: Final = 4 * LINK_MESSAGES_PER_S
 RTT_SHARE: Final = 0.2
 """The part that the newest sample has in the smoothed round-trip time."""
-
-
-def _allowance() -> Allowance:
-    return Allowance(LINK_MESSAGES_PER_S, LINK_BURST)
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +48,7 @@ class Link:
     questions: int = 0
     opened_by_us: bool = False
     messages: float = 0.0
-    allowance: Allowance = field(default_factory=_allowance)
+    allowance: Allowance = field(default_factory=lambda: Allowance(LINK_MESSAGES_PER_S, LINK_BURST))
 
     async def wait_turn(self) -> None:
         """Wait until more of their messages may be read."""
@@ -64,38 +57,32 @@ class Link:
         if pause_s:
             await trio.sleep(pause_s)
 
-    def heard_beat(self, beat: Beat, now_s: float) -> None:
-        """A beat of theirs came."""
+    def heard_beat(self, beat: Beat, now_s: float) -> Progress:
+        """A beat of theirs came; what it tells of their work."""
         self.newest_sent_s, self.newest_heard_s = beat.sent_s, now_s
         if beat.echo_s is not None:
             sample_s = max(0.0, now_s - beat.echo_s - beat.echo_hold_s)
             old_s = sample_s if self.rtt_s is None else self.rtt_s
             self.rtt_s = (1 - RTT_SHARE) * old_s + RTT_SHARE * sample_s
-
-
-def survivor(links: Sequence[Link], own_id: PeerId) -> Link:
-    """Which of several live links to one peer both ends keep.
-
-    Two peers that dial each other at once have two links. Both ends keep the one that the peer with
-    the lower id has opened; of several such, the newest.
-    """
-    lower_is_us = own_id < links[0].peer_id
-    opened = [link for link in links if link.opened_by_us == lower_is_us]
-    return (opened or list(links))[-1]
-
-
-async def hand_over(link: Link, links: Mapping[PeerId, Sequence[Link]], own_id: PeerId) -> None:
-    """Where two peers have dialled each other at once, end one of both links."""
-    await trio.sleep(HANDOVER_S)
-    same = [one for one in links.get(link.peer_id, ()) if one.incarnation == link.incarnation]
-    for one in same:
-        if one is not survivor(same, own_id):
-            one.scope.cancel()
+        return Progress(
+            state=beat.state,
+            round=beat.round,
+            fraction=beat.fraction,
+            steps_per_s=beat.steps_per_s,
+            epoch=beat.epoch,
+            position=beat.position,
+            step=beat.step,
+            free={free.fragment: (free.round, free.step) for free in beat.free},
+            ended=beat.ended,
+            group=beat.group,
+            validation_loss=beat.validation_loss,
+        )
 
 
 def beat_to(link: Link, facts: Facts, pacing: Pacing, sequence: int, swarm_time_s: float) -> Beat:
     """What we tell a linked peer of ourselves and of our link."""
-    now_s = trio.current_time()
+    now_s, loss = trio.current_time(), facts.validation_loss
+    free = sorted(facts.free.items())[:MAX_FRAGMENTS_FREE]
     return Beat(
         sequence=sequence,
         state=str(facts.state),
@@ -112,35 +99,8 @@ def beat_to(link: Link, facts: Facts, pacing: Pacing, sequence: int, swarm_time_
         swarm_time_s=swarm_time_s,
         received_bytes=pacing.received_bytes(link.peer_id),
         may_send_bytes_per_s=pacing.may_send_bytes_per_s,
-        free=_free(facts),
+        free=tuple(Free(fragment, own.round, own.step) for fragment, own in free),
         ended=facts.ended,
         group=facts.group,
-        validation_loss=_tellable(facts.validation_loss),
+        validation_loss=loss if loss is not None and math.isfinite(loss) else None,
     )
-
-
-def progress_in(beat: Beat) -> Progress:
-    """What a beat tells of its sender's work."""
-    return Progress(
-        state=beat.state,
-        round=beat.round,
-        fraction=beat.fraction,
-        steps_per_s=beat.steps_per_s,
-        epoch=beat.epoch,
-        position=beat.position,
-        step=beat.step,
-        free={free.fragment: (free.round, free.step) for free in beat.free},
-        ended=beat.ended,
-        group=beat.group,
-        validation_loss=beat.validation_loss,
-    )
-
-
-def _tellable(loss: float | None) -> float | None:
-    """The loss, if it is a number."""
-    return loss if loss is not None and math.isfinite(loss) else None
-
-
-def _free(facts: Facts) -> tuple[Free, ...]:
-    first = sorted(facts.free.items())[:MAX_FRAGMENTS_FREE]
-    return tuple(Free(fragment, own.round, own.step) for fragment, own in first)

@@ -7,37 +7,37 @@ through the directory.
 The rules
   1. Either side may open the link; the opener says Hello first, the other answers Hello or a
      Refusal with a sentence.
-  2. Refused are: no common version, another run (hello.py), too many links, an identity that is
-     alive elsewhere (duplicates.py); a silent old life of it is replaced at once. Links that others
-     have opened have a budget for each identity (one that lives, and one that is to replace it
-     where it turns out dead) and for each network. A link that beats is never replaced.
+  2. Refused are: no common version, another run, too many links, an identity that is alive
+     elsewhere (greeting.py); a silent old life of it is replaced at once. Links that others have
+     opened have a budget for each identity (one that lives, and one that is to replace it where it
+     turns out dead) and for each network. A link that beats is never replaced.
   3. Any byte is a sign of life, on whatever stream: on a thin link a beat may be late behind bulk.
      A link whose peer sent nothing at all for SILENCE_S is given up.
   4. A beat says what came from the other so far, and how fast it may go on (network/pacing.py).
-  5. Two peers that dial each other at once keep the same one of both links (`hand_over`).
+  5. Two peers that dial each other at once keep the same one of both links (`_hand_over`).
   6. Messages of a link are read at a pace that is enough for all that honest peers say.
   7. Links are the run's: peers of all groups are linked. Hello and beats tell in which group the
      sender is; the roster keeps that, and the view of a group shows its members.
+  8. Statements of who belongs to the run (admission.py) pass over links: all that are known with a
+     new link, then what is new, once, to all but the one that it came from. So each reaches
+     everybody in as many steps as there are links between two peers. What it says may end links.
 """
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import trio
+from trio.lowlevel import ParkingLot
 
-from peer.facts import Facts, PeerState
+from peer.facts import PeerState
 from peer.network.conversation import Conversation, StreamStalled
-from peer.network.pacing import Pacing
 from peer.observe.event_names import EventName
-from peer.observe.events import EventLog
-from peer.ports import Address, Directory, Network, PeerId, Stream
-from peer.process.bell import Bell
-from protocol.errors import Declined, LocoError, StreamLost
+from peer.ports import Address, PeerId, Stream
+from protocol.errors import Declined, LocoError, RemoteProtocolError, StreamLost
 from protocol.limits import ANSWER_S, MAX_PEERS_PER_EXCHANGE, PEER_LIST_COST
-from protocol.membership.book import Budget
-from protocol.membership.view import Progress, Roster
+from protocol.membership.book import Budget, Fault
+from protocol.membership.view import Progress
 from protocol.wire.messages import (
     AliveReply,
     AskAlive,
@@ -51,12 +51,11 @@ from protocol.wire.messages import (
 )  # fmt: skip
 from protocol.wire.versions import HELLO
 
+from .admission import Reputation
 from .dialler import Dialler
-from .duplicates import BEAT_S, Duplicates
-from .hello import LINK_PLACES, NO_ROOM, Greeter
-from .link import FROM_LINK, FromLink, Link, Outgoing, beat_to, hand_over, progress_in
-from .passing_on import PassingOn
-from .standing import Standing
+from .greeting import BEAT_S, LINK_PLACES, NO_ROOM, Duplicates, Greeter
+from .link import FROM_LINK, FromLink, Link, Outgoing, beat_to
+from .ports import Ports
 
 SILENCE_S: Final = 10.0
 PEER_LIST_EVERY_BEATS: Final = 10
@@ -64,73 +63,50 @@ MAX_OUTBOX: Final = 32
 """Messages waiting to be sent on one link; one that falls behind further is closed."""
 MAX_QUESTIONS: Final = 4
 """Questions of one link that are looked into at once; more go without an answer."""
+HANDOVER_S: Final = 2.0
+"""For how long a peer may have two links to us."""
 LEAVING_S: Final = 1.0
 """How long we try to tell everybody that we leave."""
-
-
-@dataclass(frozen=True, slots=True)
-class LinksStatistics:
-    """Links now, and since the start."""
-
-    live: int
-    opened: int
-    lost: int
-    refused: int
+FAREWELL_S: Final = 1.0
+"""How long a peer that is not admitted any more has to hear of it."""
 
 
 class Links:
     """All links of one peer. `run` must be running before `dial`.
 
     Attributes:
-        heard: rung when a peer has told of itself, and when one is gone.
-        tell: to be rung when all should be told of us at once, not with the next beat.
-        passing_on: tells linked peers who belongs to the run.
+        heard: wakes those parked when a peer has told of itself, and when one is gone.
+        tell: to be woken when all should be told of us at once, not with the next beat.
         dialler: keeps links to everybody on the roster.
+        num_refused: links that were refused here, since the start.
     """
 
-    def __init__(
-        self,
-        *,
-        network: Network,
-        pacing: Pacing,
-        directory: Directory,
-        roster: Roster,
-        facts: Facts,
-        events: EventLog,
-        greeter: Greeter,
-        standing: Standing,
-    ) -> None:
-        self._network = network
-        self._pacing = pacing
-        self._directory = directory
-        self._roster = roster
-        self._facts = facts
-        self._events = events
+    def __init__(self, ports: Ports, greeter: Greeter, reputation: Reputation) -> None:
+        self._network = ports.network
+        self._pacing = ports.pacing
+        self._directory = ports.directory
+        self._roster = ports.roster
+        self._facts = ports.facts
+        self._events = ports.events
+        self._greeter = greeter
+        self._reputation = reputation
+        self._admission = reputation.admission
+        self._book = reputation.book
         self._links: dict[PeerId, list[Link]] = {}
-        self._book = standing.book
-        self.dialler = Dialler(
-            roster, facts.peer_id, self.dial, self._book, standing.may_be_dialled
-        )
+        own_id, may_be_dialled = self._facts.peer_id, reputation.may_be_dialled
+        self.dialler = Dialler(self._roster, own_id, self.dial, self._book, may_be_dialled)
         self._places = Budget(LINK_PLACES)
         self._sequence = 0
-        self._opened = self._lost = self._refused = 0
+        self.num_refused = 0
         self._nursery: trio.Nursery | None = None
-        self._greeter = greeter
-        self._standing = standing
-        self.passing_on = PassingOn(standing.door, self._all, self._post)
-        self._duplicates = Duplicates(self._links, roster, self._ask_alive)
+        self._duplicates = Duplicates(self._links, self._roster, self._ask_alive)
         self.serving = trio.Event()
-        self.heard = Bell()
-        self.tell = Bell()
+        self.heard = ParkingLot()
+        self.tell = ParkingLot()
 
-    def statistics(self) -> LinksStatistics:
-        """Links now, and since the start."""
-        return LinksStatistics(len(self._all()), self._opened, self._lost, self._refused)
-
-    def rtt_s(self, peer_id: PeerId) -> float | None:
-        """Smoothed round-trip time to a linked peer."""
-        times = [link.rtt_s for link in self._links.get(peer_id, ()) if link.rtt_s is not None]
-        return min(times, default=None)
+    @property
+    def num_live(self) -> int:
+        return len(self._all())
 
     async def run(self) -> None:
         """Answer hellos, beat, and keep links to everybody on the roster, until cancelled."""
@@ -139,7 +115,7 @@ class Links:
             await self._network.serve(HELLO, self._serve)
             self.serving.set()
             nursery.start_soon(self._tell_at_once)
-            nursery.start_soon(self._standing.end_links, self._all)
+            nursery.start_soon(self._end_ignored)
             while True:
                 self._beat()
                 self._note_bytes()
@@ -149,9 +125,17 @@ class Links:
 
     async def _tell_at_once(self) -> None:
         while True:
-            await self.tell.wait()
+            await self.tell.park()
             for link in self._all():
                 self._post(link, self._beat_for(link))
+
+    async def _end_ignored(self) -> None:
+        """End links with peers that are ignored, whenever it comes to that."""
+        while True:
+            await self._reputation.one_more_ignored.park()
+            for link in self._all():
+                if self._reputation.judge_conduct(link.peer_id) is not None:
+                    link.scope.cancel()
 
     async def say_leaving(self) -> None:
         """Tell everybody that we go on purpose."""
@@ -220,7 +204,7 @@ class Links:
         await self._live(talk, theirs)
 
     async def _refuse(self, talk: Conversation, refusal: Refusal) -> None:
-        self._refused += 1
+        self.num_refused += 1
         await talk.send(refusal, stall_s=ANSWER_S)
 
     def _replace_silent(self, peer_id: PeerId, asked_s: float) -> None:
@@ -251,7 +235,6 @@ class Links:
             peer_id, theirs.incarnation, talk, send, last_heard_s=now_s, opened_by_us=opened_by_us
         )
         self._links.setdefault(peer_id, []).append(link)
-        self._opened += 1
         self.dialler.linked(peer_id)
         self._roster.heard(
             now_s,
@@ -262,33 +245,48 @@ class Links:
                 state=theirs.state, round=theirs.round, step=theirs.step, group=theirs.group
             ),
         )
-        self.heard.ring()
+        self.heard.unpark_all()
         life, round_, why = theirs.incarnation, theirs.round, "closed"
         self._events.emit(EventName.PEER_LINKED, remote=peer_id, incarnation=life, round=round_)
         try:
             with link.scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._send_all, link, receive)
-                    nursery.start_soon(self.passing_on.begin, link, SILENCE_S)
-                    nursery.start_soon(hand_over, link, self._links, self._facts.peer_id)
+                    nursery.start_soon(self._tell_all_statements, link)
+                    nursery.start_soon(self._hand_over, link)
                     send.send_nowait(self._beat_for(link))
                     send.send_nowait(self._peer_list())
                     await self._receive_all(link, nursery)
         except* LocoError as group:
-            why = self._standing.why_ended(peer_id, group)
+            if group.subgroup(RemoteProtocolError) is not None:
+                self._reputation.blame(peer_id, Fault.BROKEN_RULE)
+            why = str(group.exceptions[0]).removeprefix(f"{peer_id} ")
         finally:
             self._ended(link, why)
+
+    async def _hand_over(self, link: Link) -> None:
+        """Where two peers have dialled each other at once, end one of both links (rule 5).
+
+        Both ends keep the one that the peer with the lower id has opened; of several, the newest.
+        """
+        await trio.sleep(HANDOVER_S)
+        links = self._links.get(link.peer_id, ())
+        same = [one for one in links if one.incarnation == link.incarnation]
+        lower_is_us = self._facts.peer_id < link.peer_id
+        opened = [one for one in same if one.opened_by_us == lower_is_us]
+        for one in same:
+            if one is not (opened or same)[-1]:
+                one.scope.cancel()
 
     def _ended(self, link: Link, why: str) -> None:
         links = self._links.get(link.peer_id, [])
         links[:] = [other for other in links if other is not link]
         if not links:
             self._links.pop(link.peer_id, None)
-            self._lost += 1
             self._roster.gone(trio.current_time(), link.peer_id, link.incarnation)
             self._events.emit(EventName.PEER_LOST, remote=link.peer_id, reason=why)
             self._book.dials.put_off(link.peer_id, trio.current_time())
-            self.heard.ring()
+            self.heard.unpark_all()
 
     async def _send_all(self, link: Link, outbox: trio.MemoryReceiveChannel[Outgoing]) -> None:
         async for message in outbox:
@@ -302,13 +300,22 @@ class Links:
             link.messages += 1
             match message:
                 case Beat():
-                    self._heard_beat(link, message, now_s)
+                    self._pacing.heard(
+                        link.peer_id,
+                        message.sent_s,
+                        message.received_bytes,
+                        message.may_send_bytes_per_s,
+                    )
+                    told = link.heard_beat(message, now_s)
+                    self._roster.beaten(now_s, link.peer_id, link.incarnation, told, link.rtt_s)
+                    self.heard.unpark_all()
                 case PeerList():
                     link.messages += PEER_LIST_COST
                     self.dialler.told(now_s, link.peer_id, message)
                 case Statements():
                     link.messages += len(message.statements)
-                    self.passing_on.heard(link, message)
+                    if new := self._admission.heard(message):
+                        self.tell_statements(new, but=link)
                 case AskAlive():
                     if link.questions < MAX_QUESTIONS:
                         nursery.start_soon(self._answer_alive, link, message)
@@ -335,15 +342,6 @@ class Links:
         newest = self._links[link.peer_id][-1]
         return link is newest and self._pacing.last_byte_s(link.peer_id) > since_s
 
-    def _heard_beat(self, link: Link, beat: Beat, now_s: float) -> None:
-        link.heard_beat(beat, now_s)
-        self._pacing.heard(
-            link.peer_id, beat.sent_s, beat.received_bytes, beat.may_send_bytes_per_s
-        )
-        progress = progress_in(beat)
-        self._roster.beaten(now_s, link.peer_id, link.incarnation, progress, link.rtt_s)
-        self.heard.ring()
-
     async def _answer_alive(self, link: Link, question: AskAlive) -> None:
         link.questions += 1
         try:
@@ -365,12 +363,28 @@ class Links:
         return beat_to(link, self._facts, self._pacing, self._sequence, swarm_time_s)
 
     def _note_bytes(self) -> None:
-        """Rule 3, for the roster."""
         for link in self._all():
             if self._has_sent_bytes(link, link.last_heard_s):
                 link.last_heard_s = self._pacing.last_byte_s(link.peer_id)
                 self._roster.heard(link.last_heard_s, link.peer_id, link.incarnation)
 
+    # --- statements -------------------------------------------------------------------------------
+    async def _tell_all_statements(self, link: Link) -> None:
+        """Tell a newly linked peer everything; past its outbox, which beats need."""
+        for message in self._admission.all_told():
+            await link.talk.send(message, stall_s=SILENCE_S)
+
+    def tell_statements(self, messages: Sequence[Statements], but: Link | None = None) -> None:
+        """Tell all what is new, then end the links of those that are not admitted any more."""
+        for link in self._all():
+            for message in messages:
+                if link is not but:
+                    self._post(link, message)
+        for link in self._all():
+            if self._admission.judge(link.peer_id) is not None:
+                link.scope.deadline = min(link.scope.deadline, trio.current_time() + FAREWELL_S)
+
+    # --- all links --------------------------------------------------------------------------------
     def _post(self, link: Link, message: Outgoing) -> None:
         try:
             link.outbox.send_nowait(message)

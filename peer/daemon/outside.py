@@ -1,8 +1,6 @@
-"""What a real peer does to be reached by others: it finds out (reaching.py), and relays.
+"""How others reach us: found out, made possible, and told again when it changes; and our relay.
 
-Simulated peers have neither: everybody reaches everybody there.
-
-How others reach us: found out, made possible, and told again when it changes.
+Simulated peers have none of this: everybody reaches everybody there.
 
 The theory of finding out is in protocol/membership/dial_back.py. Around it:
 
@@ -21,14 +19,12 @@ from typing import Final
 import blake3
 import trio
 
-from peer.facts import Facts
 from peer.network.conversation import Conversation
-from peer.network.reachability import is_loopback, is_relayed
+from peer.network.reachability import is_loopback
 from peer.network.relay import Relay, reserve
 from peer.observe.event_names import EventName
-from peer.observe.events import EventLog
 from peer.ports import Address, Network, PeerId, Stream
-from protocol.address.multiaddr import split_peer_id
+from protocol.address.multiaddr import is_relayed, split_peer_id
 from protocol.errors import LocoError
 from protocol.limits import DIAL_BACK_EVERY_S, MAX_DIAL_BACKS, MAX_LINKS
 from protocol.membership.book import BackOff
@@ -41,19 +37,16 @@ from protocol.membership.dial_back import (
     may_try,
     relay_address,
 )
-from protocol.membership.view import Member, Roster
+from protocol.membership.view import Member
 from protocol.wire.messages import Seen, Whereabouts
 from protocol.wire.versions import REACH
 
-from .peer_parts import PeerParts
-
-# --- reaching -------------------------------------------------------------------------------------
+from .ports import Ports
 
 LOOK_EVERY_S: Final = 2.0
 ASKED: Final = 3
 ASK_UNKNOWN_EVERY_S: Final = 15.0
 ASK_KNOWN_EVERY_S: Final = 300.0
-ENOUGH_ANSWERS: Final = 3
 RELAYS: Final = 2
 RELAY_PAUSE_S: Final = 60.0
 """A peer that did not relay for us is not asked again for so long."""
@@ -65,21 +58,49 @@ Reserve = Callable[[PeerId], Awaitable[float]]
 """Reserves a place at a relay; for how many seconds. Raises LocoError."""
 
 
+def to_try(answers: DialBacks, own: Sequence[Address], direct: Sequence[Address]) -> list[Address]:
+    """Addresses that another peer may try to dial us at.
+
+    Args:
+        own: of ours, as far as others may know them.
+        direct: of this machine's interfaces, whose ports are tried.
+    """
+    ports = [each[1] for each in map(host_and_port, direct) if each is not None]
+    return candidates(answers.observed_hosts(trio.current_time()), own, ports)
+
+
+async def say_where(network: Network, peer_id: PeerId, told: Whereabouts) -> Seen | None:
+    """Tell a peer where we are; what it saw, None where it does not answer."""
+    try:
+        async with Conversation(await network.open_stream(peer_id, REACH)) as talk:
+            await talk.send(told)
+            patience_s = ANSWER_S + len(told.tried) * TRY_S
+            seen, _ = await talk.receive(Seen, timeout_s=patience_s)
+    except LocoError:
+        return None
+    return seen
+
+
+def note_seen(answers: DialBacks, peer_id: PeerId, asked: Sequence[Address], seen: Seen) -> None:
+    """A peer has said what it saw of us, and which of the addresses asked it got through to."""
+    observed = None if is_relayed(seen.observed) else seen.observed
+    answer = answer_of(asked, observed, seen.tried, seen.reached)
+    answers.heard(trio.current_time(), peer_id, answer)
+
+
 class Reaching:
     """Finds out whether others can dial this peer, keeps places at relays, announces addresses."""
 
-    def __init__(
-        self, *, network: Network, roster: Roster, facts: Facts, events: EventLog, reserve: Reserve
-    ) -> None:
-        self._network = network
-        self._roster = roster
-        self._facts = facts
-        self._events = events
+    def __init__(self, ports: Ports, reserve: Reserve) -> None:
+        self._network = ports.network
+        self._roster = ports.roster
+        self._facts = ports.facts
+        self._events = ports.events
         self._reserve = reserve
         self._answers = DialBacks()
         self._own: tuple[Address, ...] = ()
         self._announced: tuple[Address, ...] = ()
-        self._seen_last: tuple[Address, ...] = tuple(network.addresses)
+        self._seen_last: tuple[Address, ...] = tuple(self._network.addresses)
         self._told: dict[PeerId, tuple[int, tuple[Address, ...]]] = {}
         self._relays: dict[PeerId, tuple[float, Address]] = {}
         self._patience = BackOff(RELAY_PAUSE_S, RELAY_PAUSE_S)
@@ -95,7 +116,6 @@ class Reaching:
             await trio.sleep(LOOK_EVERY_S)
 
     async def look(self) -> None:
-        """See what has changed, and do what it asks for."""
         now_s = trio.current_time()
         linked = self._roster.alive(now_s)
         self._notice_own(now_s)
@@ -164,7 +184,7 @@ class Reaching:
                 nursery.start_soon(self._ask_one, member.peer_id)
         self._note()
         known = self._facts.reach.reach is not Reach.UNKNOWN
-        enough = self._answers.num_answers(trio.current_time()) >= min(ENOUGH_ANSWERS, len(linked))
+        enough = self._answers.num_answers(trio.current_time()) >= min(ASKED, len(linked))
         every_s = ASK_KNOWN_EVERY_S if known and enough else ASK_UNKNOWN_EVERY_S
         self._ask_at_s = trio.current_time() + every_s
 
@@ -173,46 +193,27 @@ class Reaching:
 
     async def _ask_one(self, peer_id: PeerId) -> None:
         """Ask one peer; once more, when it has shown us an address that it could try."""
-        wanted = self._candidates()
-        seen = await self._say(peer_id, wanted)
-        if seen is None:
-            return
-        self._take(peer_id, wanted, seen)
-        wanted = self._candidates()
-        if not seen.tried and wanted:
+        for first in (True, False):
+            wanted = to_try(self._answers, self._own, self._direct())
+            if not first and not wanted:
+                return
             seen = await self._say(peer_id, wanted)
-            if seen is not None:
-                self._take(peer_id, wanted, seen)
-
-    def _take(self, peer_id: PeerId, asked: Sequence[Address], seen: Seen) -> None:
-        observed = None if is_relayed(seen.observed) else seen.observed
-        answer = answer_of(asked, observed, seen.tried, seen.reached)
-        self._answers.heard(trio.current_time(), peer_id, answer)
-
-    def _candidates(self) -> list[Address]:
-        observed = self._answers.observed_hosts(trio.current_time())
-        ports = [each[1] for each in map(host_and_port, self._direct()) if each is not None]
-        return candidates(observed, self._own, ports)
+            if seen is None:
+                return
+            note_seen(self._answers, peer_id, wanted, seen)
+            if seen.tried:
+                return
 
     async def _say(self, peer_id: PeerId, tried: Sequence[Address]) -> Seen | None:
-        """Tell a peer where we are; what it saw, None where it does not answer."""
         addresses = tuple(self._network.addresses)
-        try:
-            async with Conversation(await self._network.open_stream(peer_id, REACH)) as talk:
-                await talk.send(Whereabouts(self._facts.incarnation, addresses, tuple(tried)))
-                patience_s = ANSWER_S + len(tried) * TRY_S
-                seen, _ = await talk.receive(Seen, timeout_s=patience_s)
-        except LocoError:
-            return None
-        self._told[peer_id] = self._incarnation(peer_id), addresses
+        told = Whereabouts(self._facts.incarnation, addresses, tuple(tried))
+        seen = await say_where(self._network, peer_id, told)
+        if seen is not None:
+            member = self._roster.get(peer_id)
+            self._told[peer_id] = 0 if member is None else member.incarnation, addresses
         return seen
 
-    def _incarnation(self, peer_id: PeerId) -> int:
-        member = self._roster.get(peer_id)
-        return 0 if member is None else member.incarnation
-
     def _note(self) -> None:
-        """Write down what is known now."""
         now_s, facts, answers = trio.current_time(), self._facts.reach, self._answers
         hosts = [each[0] for each in map(host_and_port, self._own) if each is not None]
         before = facts.reach
@@ -290,49 +291,25 @@ class Reaching:
                 nursery.start_soon(self._say, peer_id, ())
 
 
-# --- outside --------------------------------------------------------------------------------------
-
-NOTE_EVERY_S: Final = 2.0
-
-
-class Outside:
-    """Both, for one peer.
+async def be_reached(ports: Ports, relay_mbps: float) -> None:
+    """Find out how others reach us, and relay for them, until cancelled.
 
     Args:
-        network: as the parts' one, without its pace.
         relay_mbps: how fast we carry for others; 0 is not at all.
     """
-
-    def __init__(self, network: Network, parts: PeerParts, relay_mbps: float) -> None:
-        facts = self._facts = parts.facts
-        self._network = network
-        self.relay = Relay(
-            network,
-            parts.pacing.carry,
-            offers=lambda: facts.reach.reach is not Reach.NO,
-            mbps=relay_mbps,
-            wall_time_s=parts.directory.swarm_time_s,
-        )
-        self._reaching = Reaching(
-            network=parts.network,
-            roster=parts.roster,
-            facts=facts,
-            events=parts.events,
-            reserve=partial(reserve, network),
-        )
-
-    async def run(self) -> None:
-        """Relay, and find out, until cancelled."""
-        await self.relay.start()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._reaching.run)
-            nursery.start_soon(self._note)
-
-    async def _note(self) -> None:
-        """Keep what others want to know of the relay."""
+    facts = ports.facts.reach
+    relay = Relay(
+        ports.network,
+        ports.pacing.carry,
+        offers=lambda: facts.reach is not Reach.NO,
+        mbps=relay_mbps,
+        wall_time_s=ports.directory.swarm_time_s,
+    )
+    await relay.start()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Reaching(ports, partial(reserve, ports.network)).run)
         while True:
-            now, facts = self.relay, self._facts.reach
-            facts.reservations, facts.circuits = now.reservations, now.circuits
-            facts.carried_bytes = now.carried_bytes
-            facts.relayed_peers = self._network.statistics().relayed_peers
-            await trio.sleep(NOTE_EVERY_S)
+            facts.reservations, facts.circuits = relay.reservations, relay.circuits
+            facts.carried_bytes = relay.carried_bytes
+            facts.relayed_peers = ports.network.statistics().relayed_peers
+            await trio.sleep(LOOK_EVERY_S)

@@ -1,24 +1,20 @@
-"""What a run needs on this machine before it can train: its data, and an engine for it.
+"""What a run needs on this machine before it can train: its data, its engine, a first state.
 
 The founder finds out once what all others would have to find out too (the corpus's digest, the
 tokenizer's, the model's configuration and layout), and freezes it in the run spec, under its
 signature. A joiner then needs no file and no hub to know the model.
-
-The run's corpus here: made from its texts by the founder, taken by digest by all others.
 
 A joiner first looks whether its own machine has the very same one: in the cache, in what its user
 names with `--data`, or made from the standard library of the same Python. If not, it takes the
 manifest and the held-out blocks from the swarm; pieces come while it trains (peer/content). Either
 way the corpus is the one that the run spec names by digest.
 
-The beginning of a stage that all its peers have left while the run was trained.
+A stage that all its peers have left while the run was trained is rebuilt: its weights are made of
+its neighbours' (peer/state/rebuilt_stage.py), and all are told so. The step is that of the peers
+that train: they wait for this stage, and go on with it from where they are.
 
-Its weights are made of its neighbours' (peer/state/rebuilt_stage.py), and all are told so. The step
-is that of the peers that train: they wait for this stage, and go on with it from where they are.
-
-What the daemon needs of training, without knowing torch: memory and trainers.
-
-The real one starts child processes (peer/training/process.py); a simulation puts a toy model in its
+The engine is what the daemon needs of training, without knowing torch: memory and trainers. The
+real one starts child processes (peer/training/process.py); a simulation puts a toy model in its
 place.
 """
 
@@ -37,15 +33,15 @@ from peer.content.fetching import BlobSource
 from peer.content.store import PieceStore, open_store
 from peer.facts import PartShape
 from peer.observe.event_names import EventName
+from peer.options.config import PeerConfig
 from peer.ports import PeerId, Work
 from peer.ports.files import replace_file
-from peer.state.home import HomeError
+from peer.state.home import Home, HomeError
 from peer.state.rebuilt_stage import Neighbour, rebuild
 from peer.training.child_process import SpareChild
 from peer.training.corpus import (
     InvalidCorpus,
     KeptCorpus,
-    PreparedCorpus,
     adopt_held_out,
     adopt_manifest,
     describe_corpus,
@@ -67,60 +63,40 @@ from protocol.run.layout import DATA_STAGE, Layout, part_of_stage, stage_layouts
 from protocol.run.run_spec import FrozenSection, RunSpec
 from protocol.schedule.data_plan import start_position
 from protocol.schedule.rounds import middle
+from protocol.wire.content_messages import StateScalars
 
-from .beginning import Arrival, Beginning, Fetched, FirstState, Fresh
-from .sources import GivenWeights, weights_of
+from .beginning import Arrival, Beginning, FirstState, Fresh
+from .fetched import Fetched
+from .sources import weights_of
 
 # --- memory and trainers --------------------------------------------------------------------------
-
-
-class SlowWeights(Protocol):
-    """Memory that the trainers of this engine can read."""
-
-    @property
-    def array(self) -> Float32Vector: ...
 
 
 class Engine(Protocol):
     """Training, as the daemon sees it."""
 
-    def memory(self, padded_parameters: int) -> AbstractContextManager[SlowWeights]: ...
-
-    def starter(self, slow: SlowWeights) -> StartTrainer: ...
+    def memory(
+        self, padded_parameters: int
+    ) -> AbstractContextManager[tuple[Float32Vector, StartTrainer]]:
+        """Memory for the slow weights, and what starts trainers on them."""
 
 
 class TorchEngine:
     """Child processes with torch.
 
     Args:
-        memory_dir: for shared memory on systems where it needs a file.
         spare: a child for the first trainer.
     """
 
-    def __init__(
-        self,
-        settings: TrainerSettings,
-        *,
-        memory_dir: Path,
-        spare: SpareChild | None = None,
-    ) -> None:
+    def __init__(self, settings: TrainerSettings, spare: SpareChild) -> None:
         self._settings = settings
-        self._memory_dir = memory_dir
         self._spare = spare
 
     @contextmanager
-    def memory(self, padded_parameters: int) -> Iterator[SharedVector]:
-        """Shared memory for the slow weights."""
-        with SharedVector(padded_parameters, self._memory_dir) as slow:
-            yield slow
+    def memory(self, padded_parameters: int) -> Iterator[tuple[Float32Vector, StartTrainer]]:
+        with SharedVector(padded_parameters) as slow:
+            yield slow.array, trainer_starter(self._settings, slow, self._spare)
 
-    def starter(self, slow: SlowWeights) -> StartTrainer:
-        """Starts trainers on these slow weights."""
-        assert isinstance(slow, SharedVector)
-        return trainer_starter(self._settings, slow, self._memory_dir, self._spare)
-
-
-# --- provision ------------------------------------------------------------------------------------
 
 # --- rebuilding -----------------------------------------------------------------------------------
 
@@ -144,37 +120,36 @@ class Rebuilt:
         """Fetch the neighbours, and make our weights of theirs."""
         await self._first.take(arrival)
         found: list[tuple[PeerId, Neighbour]] = []
-        for stage in neighbours_of(self._stage, len(self._layouts)):
+        beside = (self._stage - 1, self._stage + 1)
+        for stage in (each for each in beside if 0 <= each < len(self._layouts)):
             given = await self._fetch(stage, arrival)
             if given is not None:
-                neighbour = Neighbour(self._layouts[stage], given.slow_P, given.gradient_norm)
-                found.append((given.remote, neighbour))
+                remote, slow_P, state = given
+                neighbour = Neighbour(self._layouts[stage], slow_P, state.gradient_norm)
+                found.append((remote, neighbour))
         own = self._layouts[self._stage]
         kept = [entry.name for entry in own.entries]
         if found:
             neighbours = [neighbour for _, neighbour in found]
             kept = rebuild(own, arrival.slow_P, neighbours)
-        arrival.events.emit(
+        arrival.ports.events.emit(
             EventName.STAGE_REBUILT,
             stage=self._stage,
             remotes=[remote for remote, _ in found],
             untrained=kept,
         )
-        return where_others_are(arrival.spec, arrival.roster)
+        return where_others_are(arrival.spec, arrival.ports.roster)
 
-    async def _fetch(self, stage: int, arrival: Arrival) -> GivenWeights | None:
+    async def _fetch(
+        self, stage: int, arrival: Arrival
+    ) -> tuple[PeerId, Float32Vector, StateScalars] | None:
         """A neighbour's weights; None where nobody holds it, or gives it in time."""
         group = Group(arrival.held.group.run_id, part_of_stage(stage)).digest
-        view = View(arrival.roster, group)
+        view = View(arrival.ports.roster, group)
         if not view.alive(trio.current_time()):
             return None
-        arrival.facts.now_doing(f"rebuilding stage {self._stage}: fetching stage {stage}")
+        arrival.ports.facts.now_doing(f"rebuilding stage {self._stage}: fetching stage {stage}")
         return await weights_of(arrival.sources, view, self._layouts[stage].padded_parameters)
-
-
-def neighbours_of(stage: int, stages: int) -> list[int]:
-    """The stages whose layers stand next to this one's."""
-    return [each for each in (stage - 1, stage + 1) if 0 <= each < stages]
 
 
 def where_others_are(spec: AmendedSpec, roster: Roster) -> FirstState:
@@ -188,14 +163,12 @@ def where_others_are(spec: AmendedSpec, roster: Roster) -> FirstState:
     return FirstState(step // spec.founding.sync.round_steps - 1, step, epoch, position)
 
 
-# --- provision ------------------------------------------------------------------------------------
-
 # --- data -----------------------------------------------------------------------------------------
 
 
 async def freeze_data(
     spec: RunSpec, cache_dir: Path, work: Work, data: str | None = None
-) -> tuple[RunSpec, PreparedCorpus]:
+) -> tuple[RunSpec, KeptCorpus]:
     """The founder's part: make the corpus, and name it in the run spec by digest.
 
     Args:
@@ -209,14 +182,15 @@ async def freeze_data(
         await work.run(remove_all_drafts, cache_dir)
         corpus = await work.run(prepare_corpus, spec, cache_dir, data, work.check_cancelled)
         await work.run(_keep_tokenizer, spec.data.tokenizer, cache_dir)
-    frozen = {"manifest": corpus.manifest_digest, "tokenizer_digest": corpus.tokenizer_digest}
+    digest = corpus.manifest.tokenizer_digest
+    frozen = {"manifest": corpus.manifest_digest, "tokenizer_digest": digest}
     section = spec.data.model_copy(update=frozen)
     return spec.model_copy(update={"data": section}), corpus
 
 
 async def obtain_data(
     spec: RunSpec, cache_dir: Path, source: BlobSource, work: Work, data: str | None = None
-) -> PreparedCorpus:
+) -> KeptCorpus:
     """A joiner's part: the corpus that the run spec names, from here, or from peers.
 
     Args:
@@ -292,9 +266,7 @@ def _keep_tokenizer(source: str, cache_dir: Path) -> None:
         replace_file(tokenizer_path(cache_dir, FileTokenizer(data).digest), data)
 
 
-def _given_here(
-    spec: RunSpec, cache_dir: Path, data: str, check: Callable[[], None]
-) -> PreparedCorpus:
+def _given_here(spec: RunSpec, cache_dir: Path, data: str, check: Callable[[], None]) -> KeptCorpus:
     """The corpus from where the user says that it is. Raises InvalidCorpus: it is another."""
     made = prepare_corpus(spec, cache_dir, data, check)
     if made.manifest_digest != spec.data.manifest:
@@ -313,7 +285,7 @@ def _made_here(spec: RunSpec, cache_dir: Path, check: Callable[[], None]) -> Kep
         made = prepare_corpus(spec, cache_dir, None, check)
     except (InvalidCorpus, ValueError, OSError):
         return None
-    return made.kept if made.manifest_digest == spec.data.manifest else None
+    return made if made.manifest_digest == spec.data.manifest else None
 
 
 # --- provision ------------------------------------------------------------------------------------
@@ -384,40 +356,21 @@ class Provision(Protocol):
 
 
 class RealProvision:
-    """Corpora in the home's cache, torch in child processes.
-
-    Args:
-        data: where this machine has the corpus, if its user has said so.
-    """
+    """Corpora in the home's cache, torch in child processes."""
 
     def __init__(
-        self,
-        *,
-        peer_id: PeerId,
-        cache_dir: Path,
-        state_dir: Path,
-        work: Work,
-        device: str | None,
-        threads: int | None,
-        overlap_steps: int | None,
-        checkpoint_activations: bool,
-        spare: SpareChild,
-        data: str | None = None,
+        self, config: PeerConfig, home: Home, peer_id: PeerId, work: Work, spare: SpareChild
     ) -> None:
+        self._config = config
+        self._cache_dir = home.cache_dir
+        self._state_dir = home.state_dir
         self._peer_id = peer_id
-        self._cache_dir = cache_dir
-        self._state_dir = state_dir
         self._work = work
-        self._device = device or "auto"
-        self._threads = threads or 0
-        self._overlap_steps = overlap_steps
-        self._checkpoint_activations = checkpoint_activations
         self._spare = spare
-        self._data = data
 
     async def found(self, spec: RunSpec) -> tuple[RunSpec, Supplies]:
         """Make the corpus and the first weights, and freeze what joiners must know of them."""
-        spec, corpus = await freeze_data(spec, self._cache_dir, self._work, self._data)
+        spec, corpus = await freeze_data(spec, self._cache_dir, self._work, self._config.data)
         stage = DATA_STAGE if spec.pipeline.stages > 1 else None
         created, fresh = await self._first_weights(spec, corpus, stage)
         frozen = FrozenSection(
@@ -433,7 +386,7 @@ class RealProvision:
         self, spec: RunSpec, source: BlobSource, choose_stage: ChooseStage
     ) -> Supplies:
         """Take the corpus from here or from a peer; of a pipeline, the stage that needs us most."""
-        corpus = await obtain_data(spec, self._cache_dir, source, self._work, self._data)
+        corpus = await obtain_data(spec, self._cache_dir, source, self._work, self._config.data)
         if spec.pipeline.stages == 1:
             shape = PartShape.of_whole_model(spec)
             supplies = self._supplies(spec, corpus, shape, Fetched(), None)
@@ -448,7 +401,7 @@ class RealProvision:
             beginning = Rebuilt(chosen.stage, fresh, layouts)
         return self._supplies(spec, corpus, _shape(created), beginning, chosen.stage)
 
-    async def _remade(self, spec: RunSpec, corpus: PreparedCorpus) -> Beginning:
+    async def _remade(self, spec: RunSpec, corpus: KeptCorpus) -> Beginning:
         """The first weights once more; where the run began from a checkpoint, from that."""
         assert spec.frozen is not None
         unfrozen = spec.model_copy(update={"frozen": None})
@@ -461,7 +414,7 @@ class RealProvision:
         return fresh
 
     async def _first_weights(
-        self, spec: RunSpec, corpus: PreparedCorpus, stage: int | None
+        self, spec: RunSpec, corpus: KeptCorpus, stage: int | None
     ) -> tuple[ModelCreated, Fresh]:
         """The initialisation of the part that we hold, and a beginning with it."""
         weights = self._state_dir / "first-weights.f32"
@@ -482,40 +435,41 @@ class RealProvision:
     def _supplies(
         self,
         spec: RunSpec,
-        corpus: PreparedCorpus,
+        corpus: KeptCorpus,
         shape: PartShape,
         beginning: Beginning,
         stage: int | None,
     ) -> Supplies:
         settings = self._trainer_settings(spec, corpus, stage)
-        engine = TorchEngine(settings, memory_dir=self._state_dir, spare=self._spare)
+        engine = TorchEngine(settings, self._spare)
         blobs = corpus.blobs
-        tokenizer = tokenizer_path(self._cache_dir, corpus.tokenizer_digest)
+        tokenizer = tokenizer_path(self._cache_dir, corpus.manifest.tokenizer_digest)
         if tokenizer.is_file():
-            blobs[corpus.tokenizer_digest] = tokenizer
+            blobs[corpus.manifest.tokenizer_digest] = tokenizer
         return Supplies(
             engine,
             blobs,
-            corpus.num_blocks,
+            corpus.manifest.num_blocks,
             shape=shape,
             beginning=beginning,
             part=WHOLE_MODEL if stage is None else part_of_stage(stage),
-            piece_blocks=corpus.kept.manifest.piece_blocks,
-            store=open_store(corpus.kept),
+            piece_blocks=corpus.manifest.piece_blocks,
+            store=open_store(corpus),
         )
 
     def _trainer_settings(
-        self, spec: RunSpec, corpus: PreparedCorpus, stage: int | None
+        self, spec: RunSpec, corpus: KeptCorpus, stage: int | None
     ) -> TrainerSettings:
+        config = self._config
         return TrainerSettings(
-            spec=spec.with_overlap(self._overlap_steps).to_bytes(),
+            spec=spec.with_overlap(config.overlap_steps).to_bytes(),
             peer_id=self._peer_id,
-            corpus_path=str(corpus.path),
-            vocabulary_size=corpus.vocabulary_size,
-            device=self._device,
-            threads=self._threads,
+            corpus_path=str(corpus.folder),
+            vocabulary_size=corpus.manifest.vocabulary_size,
+            device=config.device or "auto",
+            threads=config.threads or 0,
             stage=stage,
-            checkpoint_activations=self._checkpoint_activations,
+            checkpoint_activations=config.checkpoint_activations,
         )
 
 

@@ -1,8 +1,7 @@
 """`status` and metrics, put together from what the parts know. Reads only.
 
-How far the run is: read from the parts of a peer, and said on the console every few seconds.
-
-The address that people are shown to join by: one choice for all who show it.
+How far the run is, is said on the console every few seconds. The address that people are shown to
+join by is one choice for all who show it.
 """
 
 from dataclasses import dataclass
@@ -21,9 +20,11 @@ from peer.ports import Address, Network
 from peer.training.schedule import learning_rate
 from protocol.membership.dial_back import Reach
 from protocol.membership.group import WHOLE_MODEL, Group
-from protocol.membership.view import TRAINING, Member, Roster, View
+from protocol.membership.view import TRAINING, Member, View
 from protocol.run.layout import DATA_STAGE, part_of_stage, stage_of_part
 from protocol.schedule.rounds import RunPace
+
+from .ports import Ports
 
 # --- the address to join by -----------------------------------------------------------------------
 
@@ -63,30 +64,29 @@ def join_address(network: Network, facts: Facts) -> JoinAddress:
     return JoinAddress(address, scope_of(address))
 
 
-# --- report ---------------------------------------------------------------------------------------
-
-# --- progress -------------------------------------------------------------------------------------
-
-LOOK_S: Final = 1.0
-SAY_EVERY_S: Final = 15.0
-REPEAT_S: Final = 30.0
-"""How often it is said again what is waited for."""
+# --- what the peer is and does --------------------------------------------------------------------
 
 
-class ProgressReport:
-    """Reads how far the run is; `say` tells people.
+class Report:
+    """Reads the parts of one peer, for `status`, metrics and the console.
 
     Speeds of others are what they tell of themselves, in inner steps per second; all train batches
     of the same size. The stages of a pipeline train the same tokens together, so there a peer has
     no speed of its own.
+
+    Attributes:
+        metrics_url: where Prometheus finds us; None until that is known.
     """
 
-    def __init__(self, facts: Facts, roster: Roster) -> None:
-        self._facts = facts
-        self._roster = roster
+    def __init__(self, ports: Ports) -> None:
+        self._ports = ports
+        self._facts = ports.facts
+        self._roster = ports.roster
         self._pace = RunPace()
+        self.metrics_url: str | None = None
+        self.metrics = Metrics(self.now, version=ports.version)
 
-    def now(self) -> RunProgress:
+    def progress(self) -> RunProgress:
         """How far the run is now."""
         facts, now_s = self._facts, trio.current_time()
         if facts.spec is None or facts.run_id is None:
@@ -98,7 +98,10 @@ class ProgressReport:
             self._pace.rest()
         total = facts.spec.total_steps_at(step)
         others = [m for m in self._roster.alive(now_s) if m.progress.state == TRAINING]
-        own, swarm = self._speeds(others, trains=trains)
+        own = swarm = None
+        if facts.held is not None and facts.held.group.part == WHOLE_MODEL:
+            own = facts.steps_per_s * facts.tokens_per_step if trains else 0.0
+            swarm = own + facts.tokens_per_step * sum(m.progress.steps_per_s for m in others)
         return RunProgress(
             step=facts.step,
             total_steps=total,
@@ -109,121 +112,32 @@ class ProgressReport:
             peers=len(others) + trains,
         )
 
-    def _speeds(self, others: list[Member], *, trains: bool) -> tuple[float | None, float | None]:
-        """Tokens per second, ours and those of all."""
-        facts = self._facts
-        if facts.held is None or facts.held.group.part != WHOLE_MODEL:
-            return None, None
-        own = facts.steps_per_s if trains else 0.0
-        all_steps = own + sum(m.progress.steps_per_s for m in others)
-        return own * facts.tokens_per_step, all_steps * facts.tokens_per_step
-
-    async def say(self, events: EventLog, export: str) -> None:
-        """Tell people, until cancelled; then how to take the model, if that was not told yet.
-
-        Args:
-            export: the command that takes the model.
-        """
-        said = _Said(events, export)
-        try:
-            while True:
-                await trio.sleep(LOOK_S)
-                said.look(self._facts, self.now())
-        finally:
-            said.end(self._facts)
-
-
-class _Said:
-    """What people were told, so that they are told again what is new, or goes on for long."""
-
-    def __init__(self, events: EventLog, export: str) -> None:
-        self._events = events
-        self._export = export
-        self._step = -1
-        self._doing = ""
-        self._is_alone = self._is_over = False
-        self._next_s = self._again_s = 0.0
-
-    def look(self, facts: Facts, now: RunProgress) -> None:
-        """Say what is to be said now."""
-        match facts.state:
-            case PeerState.TRAINING if facts.doing == "training":
-                self._say_progress(facts, now)
-            case PeerState.FINISHED:
-                self._say_over("this peer serves its state; ")
-            case PeerState.PAUSED | PeerState.LEAVING:
-                pass
-            case _:
-                self._say_doing(facts)
-
-    def end(self, facts: Facts) -> None:
-        """Say what a peer that ends with its run had no time to say."""
-        if facts.over:
-            self._say_over()
-
-    def _say_over(self, and_now: str = "") -> None:
-        if not self._is_over:
-            self._events.say(f"{and_now}the model: {self._export}")
-        self._is_over = True
-
-    def _say_progress(self, facts: Facts, now: RunProgress) -> None:
-        now_s = trio.current_time()
-        if facts.train_loss is None or facts.step == self._step or now_s < self._next_s:
-            return
-        if now.peers == 1 and not self._is_alone:
-            self._events.say("training alone: nobody else is here")
-        self._is_alone, self._step, self._next_s = now.peers == 1, facts.step, now_s + SAY_EVERY_S
-        self._events.say(progress_line(now, facts.train_loss, facts.validation_loss))
-
-    def _say_doing(self, facts: Facts) -> None:
-        now_s = trio.current_time()
-        if facts.doing != self._doing or now_s >= self._again_s:
-            self._doing, self._again_s = facts.doing, now_s + REPEAT_S
-            self._events.say(facts.doing)
-
-
-# --- report ---------------------------------------------------------------------------------------
-
-
-class Report:
-    """Reads the parts of one peer.
-
-    Attributes:
-        metrics_url: where Prometheus finds us; None until that is known.
-        progress: how far the run is.
-    """
-
-    def __init__(self, *, facts: Facts, roster: Roster, network: Network, version: str) -> None:
-        self._facts = facts
-        self._roster = roster
-        self._network = network
-        self.metrics_url: str | None = None
-        self.metrics = Metrics(self.now, version=version)
-        self.progress = ProgressReport(facts, roster)
-
     def now(self) -> Now:
-        """What is known at this moment."""
         now_s = trio.current_time()
         return Now(
             self._facts,
             now_s,
-            self.progress.now(),
+            self.progress(),
             self._validation_loss(),
             tuple(self._roster.alive(now_s)),
-            self._network.statistics(),
+            self._ports.network.statistics(),
         )
 
     def status(self) -> Status:
         """This peer, for `loco-peer status`."""
-        now = self.now()
-        facts, known = now.facts, now.facts.run_id is not None
-        joins_at = join_address(self._network, facts)
+        now, facts = self.now(), self._facts
+        progress, joins_at = now.progress, join_address(self._ports.network, facts)
         return Status(
             peer_id=facts.peer_id,
             run_id=facts.run_id,
             state=facts.state,
-            round=facts.round if known else None,
-            progress=now.progress,
+            round=facts.round if facts.run_id is not None else None,
+            step=progress.step,
+            total_steps=progress.total_steps,
+            learning_rate=progress.learning_rate,
+            tokens_per_s=progress.tokens_per_s,
+            swarm_tokens_per_s=progress.swarm_tokens_per_s,
+            left_s=progress.left_s,
             chosen_inner_steps=facts.chosen_inner_steps,
             tokens=facts.earlier_tokens + facts.tokens,
             train_loss=facts.train_loss,
@@ -273,3 +187,66 @@ def _codec_sentence(facts: Facts) -> str | None:
         return None
     sides = (f"{side} {loops}" for side, loops in sorted(facts.loops.items()))
     return f"{facts.codec}: {', '.join(sides)}"
+
+
+# --- what the console says ------------------------------------------------------------------------
+
+LOOK_S: Final = 1.0
+SAY_EVERY_S: Final = 15.0
+REPEAT_S: Final = 30.0
+"""How often it is said again what is waited for."""
+
+
+class Console:
+    """Tells people how far the run is: what is new, or goes on for long.
+
+    Args:
+        export: the command that takes the model.
+    """
+
+    def __init__(self, report: Report, facts: Facts, events: EventLog, export: str) -> None:
+        self._report = report
+        self._facts = facts
+        self._events = events
+        self._export = export
+        self._step = -1
+        self._doing = ""
+        self._is_alone = self._is_over = False
+        self._next_s = self._again_s = 0.0
+
+    async def run(self) -> None:
+        """Tell people, until cancelled; then how to take the model, if that was not told yet."""
+        try:
+            while True:
+                await trio.sleep(LOOK_S)
+                self._look()
+        finally:
+            if self._facts.over:
+                self._say_over()
+
+    def _look(self) -> None:
+        facts, now, now_s = self._facts, self._report.progress(), trio.current_time()
+        match facts.state:
+            case PeerState.TRAINING if facts.doing == "training":
+                self._say_progress(now, now_s)
+            case PeerState.FINISHED:
+                self._say_over("this peer serves its state; ")
+            case PeerState.PAUSED | PeerState.LEAVING:
+                pass
+            case _ if facts.doing != self._doing or now_s >= self._again_s:
+                self._doing, self._again_s = facts.doing, now_s + REPEAT_S
+                self._events.say(facts.doing)
+
+    def _say_over(self, and_now: str = "") -> None:
+        if not self._is_over:
+            self._events.say(f"{and_now}the model: {self._export}")
+        self._is_over = True
+
+    def _say_progress(self, now: RunProgress, now_s: float) -> None:
+        facts = self._facts
+        if facts.train_loss is None or facts.step == self._step or now_s < self._next_s:
+            return
+        if now.peers == 1 and not self._is_alone:
+            self._events.say("training alone: nobody else is here")
+        self._is_alone, self._step, self._next_s = now.peers == 1, facts.step, now_s + SAY_EVERY_S
+        self._events.say(progress_line(now, facts.train_loss, facts.validation_loss))

@@ -1,31 +1,30 @@
 """A daemon of real parts: p2pd, hivemind's table, torch, the home, signals.
 
-Everything here is opening and closing; the parts are put together in assembly.py, and what happens
-is in peer.py and below.
+Everything here is opening and closing; the parts are put together in parts.py, and what happens is
+in peer.py and below.
 """
 
 import json
 import socket
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib.metadata import version as version_of
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 import trio
 
-from peer.daemon.checkpointing import check_room_to_begin
-from peer.daemon.report import join_address
-from peer.facts import Facts
 from peer.network.directory import HivemindDirectory, open_hivemind_directory
 from peer.network.identity import Identity, load, load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
-from peer.network.pacing import BandwidthLimits
+from peer.network.pacing import BandwidthLimits, Pacing
 from peer.observe.control import serve_control
 from peer.observe.endpoint import serve_metrics
 from peer.observe.event_names import EventName
-from peer.observe.events import EventLog
+from peer.observe.events import MAX_ERROR_CHARS, EventLog
 from peer.observe.log_file import LineFile
 from peer.options.config import DEFAULT_PORT, ConfigError, Origin, PeerConfig
 from peer.options.exit_codes import ExitCode
@@ -36,28 +35,25 @@ from peer.ports import PeerId
 from peer.ports.real import RealEntropy, RealWork
 from peer.process.rejoin import JoinAgain
 from peer.process.signals import run_until_signalled
-from peer.state.acquaintances import Acquaintances
-from peer.state.admission_file import AdmissionFile
 from peer.state.checkpoints import CheckpointStore
 from peer.state.home import Home
-from peer.state.pins import KeptPins
+from peer.state.kept_files import Acquaintances, AdmissionFile, Pins
 from peer.state.uploads import UploadFailed, Uploads
 from peer.training.child_process import SpareChild
 from protocol.membership.view import Roster
 from protocol.run.run_spec import RunSpec
 
-from .amending import Amending
-from .assembly import Assembly, Ports
-from .checkpointing import CheckpointPlan
+from .checkpointing import CheckpointPlan, check_room_to_begin
 from .control_requests import ControlRequests
-from .door import Keys
-from .entry import Entry
-from .final_export import export_finished
+from .entry import Entry, found, join
 from .links import SILENCE_S
-from .outside import Outside
-from .peer_parts import PeerParts, PeerSettings
+from .outside import be_reached
+from .parts import PeerParts, PeerSettings
+from .peer import Peer
+from .ports import Keys, Ports
 from .provision import RealProvision
-from .report import Report
+from .report import Console, Report, join_address
+from .returning import come_back
 
 DIRECTORY_CHECK_S: Final = 5.0
 
@@ -101,7 +97,6 @@ class _Daemon:
         self._home = home
         self._spare = spare
         self._stop = stop
-        self._version = version_of("loco-peer")
         self._checkpoints = CheckpointStore(
             home.checkpoints_dir,
             config.checkpoint_keep,
@@ -109,7 +104,6 @@ class _Daemon:
         )
 
     async def run(self, spec: RunSpec | None) -> None:
-        """Open everything, run the peer, close everything."""
         identity = load_or_create(self._home.identity_path, RealEntropy())
         incarnation = self._home.next_incarnation()
         async with (
@@ -133,35 +127,33 @@ class _Daemon:
         network: Libp2pNetwork,
         directory: HivemindDirectory,
     ) -> None:
-        ports = self._ports(network, directory)
-        assembly = Assembly(ports, self._keys(identity, spec), incarnation, self._version)
-        report, parts, facts = assembly.report, assembly.parts, assembly.parts.facts
-        facts.reach.given = self._config.announce
-        settings = self._settings(network, parts, report, founds=spec is not None)
-        peer = assembly.start(settings, str(self._home.root))
+        parts = self._parts(network, directory, incarnation, self._keys(identity, spec))
+        events, report = parts.events, parts.report
+        parts.facts.reach.given = self._config.announce
+        peer = Peer(self._settings(parts, founds=spec is not None), parts)
         async with trio.open_nursery() as nursery:
             report.metrics_url = await self._serve_metrics(nursery, report)
-            requests = ControlRequests(peer, report, RealEntropy())
-            handlers = requests.handlers() | Amending(parts).handlers()
-            tell_bug = ports.events.request_failed
-            await nursery.start(serve_control, self._home.control_socket, handlers, tell_bug)
-            nursery.start_soon(_watch_network, network, directory, ports.events, facts)
-            nursery.start_soon(_watch_directory, directory, ports.events, facts)
-            nursery.start_soon(Outside(network, parts, self._config.relay_mbps).run)
-            nursery.start_soon(report.progress.say, ports.events, self._export_command())
-            await peer.run(self._entry(assembly, spec))
+            handlers = ControlRequests(peer, RealEntropy()).handlers()
+            await nursery.start(
+                serve_control, self._home.control_socket, handlers, events.request_failed
+            )
+            nursery.start_soon(_watch_network, network, directory, parts)
+            nursery.start_soon(_watch_directory, directory, parts)
+            nursery.start_soon(be_reached, parts, self._config.relay_mbps)
+            nursery.start_soon(Console(report, parts.facts, events, self._export_command()).run)
+            await peer.run(self._entry(spec))
             nursery.cancel_scope.cancel()
 
-    def _entry(self, assembly: Assembly, spec: RunSpec | None) -> Entry:
+    def _entry(self, spec: RunSpec | None) -> Entry:
         """How we come to the run: a home that has one goes on with it."""
         config, signed = self._config, self._home.run()
         next_stage = self._home.take_next_stage()
         stage = next_stage if config.stage is None else config.stage
         if signed is not None:
-            return assembly.returning(signed, config.bootstrap, stage, alone=config.alone)
+            return partial(come_back, signed, config.bootstrap, stage, config.alone)
         if spec is not None:
-            return assembly.founding(spec)
-        return assembly.joining(config.bootstrap, stage)
+            return partial(found, spec)
+        return partial(join, config.bootstrap, stage)
 
     def _export_command(self) -> str:
         is_default = self._config.origins["home"] is Origin.DEFAULT
@@ -185,7 +177,13 @@ class _Daemon:
         self._home.keep_port("metrics", port)
         return url
 
-    def _ports(self, network: Libp2pNetwork, directory: HivemindDirectory) -> Ports:
+    def _parts(
+        self,
+        network: Libp2pNetwork,
+        directory: HivemindDirectory,
+        incarnation: int,
+        keys: Keys,
+    ) -> PeerParts:
         config, home, work = self._config, self._home, RealWork()
         events = EventLog(
             LineFile(home.event_log_path).write_line,
@@ -195,55 +193,45 @@ class _Daemon:
             verbose=config.verbose,
             stream=sys.stderr,
         )
-        network.tell_bugs(events.stream_failed)
-        provision = RealProvision(
-            peer_id=network.peer_id,
-            cache_dir=home.cache_dir,
-            state_dir=home.state_dir,
+        network.tellers.append(events.stream_failed)
+        limits = BandwidthLimits(config.max_upload_mbps, config.max_download_mbps)
+        network.pacing = pacing = Pacing(limits)
+        return PeerParts(
+            network=network,
+            pacing=pacing,
+            directory=directory,
             work=work,
-            device=config.device,
-            threads=config.threads,
-            overlap_steps=config.overlap_steps,
-            checkpoint_activations=config.checkpoint_activations,
-            spare=self._spare,
-            data=config.data,
-        )
-        return Ports(
-            network,
-            directory,
-            work,
-            provision,
-            Roster(SILENCE_S),
-            events,
-            AdmissionFile(home.admission_path),
-            Acquaintances(home.neighbours_path),
-            BandwidthLimits(config.max_upload_mbps, config.max_download_mbps),
-            config.invite,
-            KeptPins(home.root),
-            self._checkpoints,
+            roster=Roster(SILENCE_S),
+            events=events,
+            keys=keys,
+            incarnation=incarnation,
+            version=version_of("loco-peer"),
+            admission_file=AdmissionFile(home.admission_path),
+            acquaintances=Acquaintances(home.neighbours_path),
+            checkpoints=self._checkpoints,
+            token=config.invite,
+            pins=Pins(home.known_peers_path),
+            provision=RealProvision(config, home, network.peer_id, work, self._spare),
         )
 
-    def _settings(
-        self, network: Libp2pNetwork, parts: PeerParts, report: Report, *, founds: bool
-    ) -> PeerSettings:
+    def _settings(self, parts: PeerParts, *, founds: bool) -> PeerSettings:
+        config, home = self._config, self._home
         return PeerSettings(
-            state_dir=self._home.state_dir,
-            exit_when_done=self._config.exit_when_done,
-            grace_s=self._config.grace_s,
-            on_ready=lambda: self._announce(network, parts, report, founds=founds),
+            home=str(home.root),
+            state_dir=home.state_dir,
+            exit_when_done=config.exit_when_done,
+            grace_s=config.grace_s,
+            on_ready=lambda: self._announce(parts, founds=founds),
             check_spec=self._check_spec,
-            bind_run=self._home.bind_run,
+            bind_run=home.bind_run,
             observe_round=parts.facts.count_timing,
-            keeps_stage=self._config.stage is not None,
+            keeps_stage=config.stage is not None,
             checkpoints=CheckpointPlan(
-                self._checkpoints,
-                self._config.checkpoint_every_s,
-                self._version,
-                self._uploads(network.peer_id),
+                config.checkpoint_every_s, self._uploads(parts.facts.peer_id)
             ),
             on_finished=self._export(parts.events),
-            max_corpus_bytes=_bytes_of(self._config.max_corpus_gb),
-            on_run=partial(say_needs, self._config, founds) if self._home.run() is None else None,
+            max_corpus_bytes=_bytes_of(config.max_corpus_gb),
+            on_run=partial(say_needs, config, founds) if home.run() is None else None,
             stop=self._stop,
         )
 
@@ -296,12 +284,10 @@ class _Daemon:
                 self._home.keep_port("listen", int(parts[parts.index("tcp") + 1]))
                 return
 
-    def _announce(
-        self, network: Libp2pNetwork, parts: PeerParts, report: Report, *, founds: bool
-    ) -> None:
+    def _announce(self, parts: PeerParts, *, founds: bool) -> None:
         """Say where others can join, and what a founder must not lose."""
-        best = join_address(network, parts.facts)
-        addresses = list(dict.fromkeys([best.address, *network.addresses]))
+        best = join_address(parts.network, parts.facts)
+        addresses = list(dict.fromkeys([best.address, *parts.network.addresses]))
         join = f"loco-peer join --bootstrap {best.address}"
         if self._config.json_ready:
             ready = {
@@ -309,17 +295,17 @@ class _Daemon:
                 "addresses": addresses,
                 "join": join,
                 "reachable_from": str(best.scope),
-                "metrics": report.metrics_url,
+                "metrics": parts.report.metrics_url,
             }
             print(json.dumps(ready), flush=True)
             return
-        door = parts.standing.door
-        if door.wants_invitations and door.may_sign:
+        needs_invitation = parts.admission.wants_invitations
+        if needs_invitation and parts.admission.may_sign:
             join = f"loco-peer invite --home {self._home.root}    (prints a line for one of them)"
-        elif door.wants_invitations:
+        elif needs_invitation:
             join = "loco-peer invite    (where the run was started, or at a delegate's)"
         print(f"others join with:\n  {join}", flush=True)
-        if best.note and not door.wants_invitations:  # else `invite` shows the address, and says it
+        if best.note and not needs_invitation:  # else `invite` shows the address, and says it
             print(f"  ({best.note})", flush=True)
         if founds:
             key = self._home.founder_key_path
@@ -327,25 +313,58 @@ class _Daemon:
 
 
 async def _watch_network(
-    network: Libp2pNetwork, directory: HivemindDirectory, events: EventLog, facts: Facts
+    network: Libp2pNetwork, directory: HivemindDirectory, ports: Ports
 ) -> None:
     """Attach the directory to each new p2pd, and count restarts."""
     generation = network.generation
     while True:
         generation = await network.wait_restarted(generation)
-        facts.p2pd_restarts = count = network.statistics().restarts
-        events.emit(EventName.NETWORK_RESTARTED, reason="p2pd ended", restarts=count)
+        ports.facts.p2pd_restarts = count = network.statistics().restarts
+        ports.events.emit(EventName.NETWORK_RESTARTED, reason="p2pd ended", restarts=count)
         await directory.reattach(network.daemon_control_address)
 
 
-async def _watch_directory(directory: HivemindDirectory, events: EventLog, facts: Facts) -> None:
+async def _watch_directory(directory: HivemindDirectory, ports: Ports) -> None:
     """Count and report its restarts; it heals by itself."""
     while True:
         count = directory.restarts
-        if count > facts.directory_restarts:
-            events.emit(EventName.DIRECTORY_RESTARTED, reason="its thread hung", restarts=count)
-        facts.directory_restarts = count
+        if count > ports.facts.directory_restarts:
+            why = "its thread hung"
+            ports.events.emit(EventName.DIRECTORY_RESTARTED, reason=why, restarts=count)
+        ports.facts.directory_restarts = count
         await trio.sleep(DIRECTORY_CHECK_S)
+
+
+PROGRAM: Final = "from peer.cli import main; main()"
+
+
+async def export_finished(home: Home, folder: Path, events: EventLog) -> None:
+    """Export this peer's model to the folder, and tell how that ended.
+
+    By the very command, `loco-peer export`: another process, so that the memory that it takes is
+    given back, and what goes wrong there harms no peer.
+    """
+    command = [sys.executable, "-P", "-c", PROGRAM, "export"]
+    command += ["--home", str(home.root), "--hf", str(folder)]
+    try:
+        ran = await trio.run_process(
+            command,
+            capture_stdout=True,
+            capture_stderr=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except OSError as error:
+        said = f"no process could be started: {error.strerror}"
+    else:
+        if ran.returncode == 0:
+            events.emit(EventName.RUN_EXPORTED, path=str(folder))
+            return
+        said = ran.stderr.decode(errors="replace").strip()[-MAX_ERROR_CHARS:]
+    events.emit(
+        EventName.EXPORT_FAILED,
+        detail=f"{said}; try again: loco-peer export --home {home.root} --hf {folder}",
+    )
 
 
 def _bytes_of(gigabytes: float | None) -> float | None:

@@ -8,26 +8,22 @@ cannot help for long (`pause_after`).
 
 import math
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, TypeVar
 
 import blake3
 import numpy as np
 import trio
 
-from peer.content.fetching import ExpectedState, Fetcher, fetch_from
-from peer.content.gathering import whole_state
+from peer.content.fetching import ExpectedState, Fetcher, fetch_from, whole_state
 from peer.facts import Facts, PeerState
-from peer.ports import Network, PeerId, Work
+from peer.ports import Network, PeerId
 from peer.state.home import HomeError
 from peer.training.ports import Float32Vector
 from protocol.errors import InvalidRunSpec, LocoError, Refused, RemoteProtocolError
 from protocol.membership.book import BackOff
 from protocol.membership.view import Member, Roster, View
 from protocol.outcomes import RefusalReason
-
-from .joining import is_final
+from protocol.wire.content_messages import StateScalars
 
 T = TypeVar("T")
 
@@ -41,6 +37,22 @@ DOUBT_PAUSE_S: Final = 30.0
 """After a source broke the protocol, or refused for good."""
 TOO_LARGE_PAUSE_S: Final = 300.0
 """After a source said that what we want is too large to be fetched."""
+
+
+FINAL_REFUSALS: Final = frozenset(
+    {
+        RefusalReason.OTHER_RUN,
+        RefusalReason.VERSION,
+        RefusalReason.DUPLICATE_IDENTITY,
+        RefusalReason.NOT_ADMITTED,
+    }
+)
+"""Refusals that trying again cannot change."""
+
+
+def is_final(error: LocoError) -> bool:
+    """Whether it is such a refusal."""
+    return isinstance(error, Refused) and error.reason in FINAL_REFUSALS
 
 
 class NobodyHelped(LocoError):
@@ -161,46 +173,22 @@ def _in_order(among: Roster | View, own_id: PeerId, preferred: PeerId | None) ->
     return [member.peer_id for member in sorted(asked, key=rank)]
 
 
-@dataclass(frozen=True, slots=True)
-class GivenWeights:
-    """The slow weights of another group, and what its peer says of them.
+async def weights_of(
+    sources: Sources, view: View, padded_parameters: int
+) -> tuple[PeerId, Float32Vector, StateScalars] | None:
+    """The slow weights of another group, who gave them, and what that peer says of them.
 
-    Attributes:
-        gradient_norm: as in `StateScalars`.
-    """
-
-    remote: PeerId
-    slow_P: Float32Vector
-    gradient_norm: float
-
-
-async def weights_of(sources: Sources, view: View, padded_parameters: int) -> GivenWeights | None:
-    """The weights of another group; None where nobody gave them in time.
+    None where nobody gave them in time.
 
     Raises:
         Refused, InvalidRunSpec: as `Sources.fetch`.
     """
     slow_P, momentum_P = np.zeros((2, padded_parameters), np.float32)
 
-    async def ask(fetcher: Fetcher) -> GivenWeights:
+    async def ask(fetcher: Fetcher) -> tuple[PeerId, Float32Vector, StateScalars]:
         state = await whole_state(fetcher, ExpectedState(view.group), slow_P, momentum_P)
-        return GivenWeights(fetcher.remote_peer_id, slow_P, state.gradient_norm)
+        return fetcher.remote_peer_id, slow_P, state
 
     with trio.move_on_after(FETCH_WEIGHTS_S):
         return await sources.fetch(ask, view)
     return None
-
-
-async def fetch_weights(
-    sources: Sources, view: View, padded_parameters: int, path: Path, work: Work
-) -> Path:
-    """Write the slow weights of another group to a file, as fp32 values alone.
-
-    Raises:
-        LocoError: nobody gave them in time.
-    """
-    given = await weights_of(sources, view, padded_parameters)
-    if given is None:
-        raise LocoError(f"nobody gave the weights of another stage within {FETCH_WEIGHTS_S:.0f} s")
-    await work.run(given.slow_P.tofile, path)
-    return path

@@ -21,7 +21,7 @@ import trio
 from msgspec import structs
 
 from protocol.errors import InvalidRunSpec
-from protocol.gossip.matchmaking_events import RoundSnapshot
+from protocol.gossip.matchmaking import RoundSnapshot
 from protocol.membership.book import Fault
 from protocol.membership.dial_back import NatKind, Reach
 from protocol.membership.group import Group
@@ -119,11 +119,9 @@ class Durations:
 
     @property
     def count(self) -> int:
-        """Durations observed."""
         return sum(self._in_bucket)
 
     def observe(self, seconds: float) -> None:
-        """Count one."""
         self._in_bucket[bisect.bisect_left(ROUND_SECONDS_BUCKETS, seconds)] += 1
         self.sum_s += seconds
 
@@ -194,7 +192,6 @@ class PipelineFacts:
     replicas_apart: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, for the status."""
         return _plain(self) | {
             "spent_s": {str(what): round(seconds, 3) for what, seconds in self.spent_s.items()},
             "links": [structs.asdict(link) for link in self.links],
@@ -235,7 +232,6 @@ class ReachFacts:
     carried_bytes: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         tree = _plain(self)
         del tree["given"], tree["working"]
         return {"reachable": tree.pop("reach"), **tree}
@@ -423,7 +419,6 @@ class Facts:
 
     @property
     def layout_digest(self) -> str | None:
-        """Digest of the layout of the part that we hold."""
         return None if self.held is None else self.held.shape.layout_digest
 
     @property
@@ -450,17 +445,14 @@ class Facts:
         return steps / self.steps_per_s if self.steps_per_s else 0.0
 
     def count_averaged(self) -> None:
-        """A round was averaged."""
         self.averaged += 1
         self.recent.append(True)
 
     def count_skipped(self, reason: SkipReason) -> None:
-        """A round was not averaged."""
         self.skipped[reason] += 1
         self.recent.append(False)
 
     def count_timing(self, timing: RoundTiming) -> None:
-        """A round is over that took so long."""
         for phase in RoundPhase:
             self.phases[phase].observe(getattr(timing, f"{phase}_s"))
 

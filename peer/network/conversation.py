@@ -1,7 +1,7 @@
 """A conversation: messages and payloads over one stream.
 
-The thin trio shell of protocol/wire/frames.py and protocol/wire/messages.py. It only adds what the
-pure core cannot do: waiting, patience, counting.
+What a frame is, protocol/wire/frames.py says; here they are cut out of the stream, whatever pieces
+it comes in. No more is held than the longest header and one read.
 
 - Large payloads go out in writes of at most WRITE_BYTES, each in its turn, and come in straight
   into the caller's buffer, so that progress is visible and a stall is noticed, without a copy.
@@ -18,7 +18,7 @@ pure core cannot do: waiting, patience, counting.
 
 import math
 from collections.abc import Callable
-from types import TracebackType
+from functools import partial
 from typing import Any, Final, Self, TypedDict, TypeVar, Unpack, cast, overload
 
 import trio
@@ -28,14 +28,7 @@ from protocol.errors import LocalProtocolError, Refused, RemoteProtocolError, St
 from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES, SEND_STALL_S
 from protocol.outcomes import RefusalReason
 from protocol.wire.fields import Message
-from protocol.wire.frames import (
-    FrameEnd,
-    FrameReader,
-    FrameStart,
-    InputEnded,
-    PayloadChunk,
-    encode_frame,
-)
+from protocol.wire.frames import PREFIX_BYTES, encode_frame, read_prefix
 from protocol.wire.messages import Refusal, decode_message, encode_message, printable_sentence
 
 WRITE_BYTES: Final = 256 * 1024
@@ -91,7 +84,7 @@ class Conversation:
         self._stream = stream
         self.remote_peer_id: Final = stream.remote_peer_id
         self._max_payload_bytes = max_payload_bytes
-        self._reader = FrameReader()
+        self._held = memoryview(b"")  # what came with an earlier read, and nobody took yet
         self._send_lock, self._receive_lock = trio.Lock(), trio.Lock()
         self._cut_off_sending = self._cut_off_receiving = False
         self.bytes_sent = self.bytes_received = 0
@@ -178,14 +171,16 @@ class Conversation:
         async with self._receive_lock:
             if self._cut_off_receiving:
                 raise LocalProtocolError("an earlier receive was cut off in mid-frame")
-            start = await self._wait_frame(options)
+            header, payload_bytes = await self._wait_frame(options)
             self._cut_off_receiving = True
-            message = decode_message(start.header)
-            self._check_expected(message, start.payload_bytes, expected, options)
+            message = decode_message(header)
+            self._check_expected(message, payload_bytes, expected, options)
             into = options.get("into")
             if "place" in options and message.max_payload_bytes:
-                into = options["place"](message, start.payload_bytes)
-            payload = await self._read_payload(start.payload_bytes, into, options)
+                into = options["place"](message, payload_bytes)
+            payload = b""
+            if payload_bytes:
+                payload = await self._read_payload(payload_bytes, into, options)
             self._cut_off_receiving = False
         return message, payload
 
@@ -216,60 +211,65 @@ class Conversation:
                 f"{kind.__name__} came with {payload_bytes} bytes of payload, not {into.nbytes}"
             )
 
-    async def _wait_frame(self, options: ReceiveOptions) -> FrameStart:
-        self._reader.max_payload_bytes = self._limit_bytes(options)
-        with self._patience(options.get("timeout_s", math.inf), "sent no message"):
-            while True:
-                event = self._reader.next_event()
-                if isinstance(event, FrameStart):
-                    return event
-                if isinstance(event, InputEnded):
-                    raise StreamLost(f"{self.remote_peer_id} ended the conversation")
-                await self._feed(READ_BYTES)
+    async def _wait_frame(self, options: ReceiveOptions) -> tuple[memoryview, int]:
+        """The next header, and how many bytes of payload follow it."""
+        timeout_s = options.get("timeout_s", math.inf)
+        with trio.move_on_at(trio.current_time() + timeout_s):
+            await self._hold(PREFIX_BYTES)
+            header_bytes, payload_bytes = read_prefix(self._held, self._limit_bytes(options))
+            await self._hold(PREFIX_BYTES + header_bytes)
+            return self._take(PREFIX_BYTES + header_bytes)[PREFIX_BYTES:], payload_bytes
+        raise self._stalled("sent no message", timeout_s)
+
+    async def _hold(self, num_bytes: int) -> None:
+        """Read until so many bytes are held."""
+        while len(self._held) < num_bytes:
+            self._held = memoryview(bytes(self._held) + await self._read(READ_BYTES))
+
+    def _take(self, num_bytes: int) -> memoryview:
+        """Up to so many of the bytes that are held."""
+        taken, self._held = self._held[:num_bytes], self._held[num_bytes:]
+        return taken
+
+    async def _read(self, max_bytes: int) -> bytes:
+        data = await self._stream.receive_some(max_bytes)
+        if not data:
+            in_frame = self._cut_off_receiving or self._held
+            where = "in the middle of a frame" if in_frame else "the conversation"
+            raise StreamLost(f"{self.remote_peer_id} ended {where}")
+        self.bytes_received += len(data)
+        return data
 
     async def _read_payload(
         self, payload_bytes: int, into: memoryview | None, options: ReceiveOptions
     ) -> bytes:
-        if not payload_bytes:  # as behind most messages: there is nothing to wait for
-            self._reader.next_event()
-            return b""
         on_progress = options.get("on_progress", _ignore)
         stall_s = options.get("stall_s", math.inf)
         # Without a buffer the memory grows with what arrives, not with what was announced.
-        grown = bytearray()
-        done_bytes = 0
-        with self._patience(stall_s, "sent nothing") as patience:
-            while not isinstance(event := self._reader.next_event(), FrameEnd):
-                if isinstance(event, PayloadChunk):
-                    if into is None:
-                        grown += event.data
-                    else:
-                        _place(event.data, into, done_bytes)
-                    done_bytes = payload_bytes - self._reader.payload_left_bytes
+        place, grown = None if into is None else into.cast("B"), bytearray()
+        held = self._take(payload_bytes)
+        done_bytes = len(held)
+        if place is None:
+            grown += held
+        else:
+            place[:done_bytes] = held
+        if done_bytes:
+            on_progress(done_bytes)
+        with trio.move_on_at(trio.current_time() + stall_s) as patience:
+            while done_bytes < payload_bytes:
+                patience.deadline = trio.current_time() + stall_s
+                end = min(payload_bytes, done_bytes + READ_BYTES)
+                if place is None:
+                    grown += await self._read(end - done_bytes)
+                    done_bytes = len(grown)
                     on_progress(done_bytes)
                 else:
-                    patience.deadline = trio.current_time() + stall_s
-                    done_bytes += await self._read_step(into, done_bytes, on_progress)
-        return bytes(grown)
-
-    async def _read_step(
-        self, into: memoryview | None, done_bytes: int, on_progress: OnProgress
-    ) -> int:
-        """Read on, straight into the buffer if there is one; returns the bytes placed by it."""
-        step_bytes = min(READ_BYTES, self._reader.payload_left_bytes)
-        if into is None:
-            await self._feed(step_bytes)
-            return 0
-        place = into.cast("B")[done_bytes : done_bytes + step_bytes]
-        await self._stream.receive_into(place, lambda came: on_progress(done_bytes + came))
-        self.bytes_received += step_bytes
-        self._reader.skip_payload(step_bytes)
-        return step_bytes
-
-    async def _feed(self, max_bytes: int) -> None:
-        data = await self._stream.receive_some(max_bytes)
-        self.bytes_received += len(data)
-        self._reader.feed(data)
+                    tell = partial(_tell_further, on_progress, done_bytes)
+                    await self._stream.receive_into(place[done_bytes:end], tell)
+                    self.bytes_received += end - done_bytes
+                    done_bytes = end
+            return bytes(grown)
+        raise self._stalled("sent nothing", stall_s)
 
     async def _write_payload(
         self, view: memoryview, stall_s: float, on_progress: OnProgress
@@ -283,44 +283,18 @@ class Conversation:
             on_progress(done_bytes)
 
     async def _write(self, data: bytes | memoryview, stall_s: float) -> None:
-        with self._patience(stall_s, "took nothing"):
+        with trio.move_on_at(trio.current_time() + stall_s):
             await self._stream.send_all(data)
-        self.bytes_sent += len(data)
+            self.bytes_sent += len(data)
+            return
+        raise self._stalled("took nothing", stall_s)
 
-    def _patience(self, seconds: float, what: str) -> "_Patience":
-        return _Patience(self, seconds, what)
-
-
-class _Patience:
-    """A block that raises StreamStalled when its time is up; every message enters two or three.
-
-    It does what `trio.fail_after` does, without the generators that are more of its cost than the
-    scope within.
-    """
-
-    __slots__ = ("_conversation", "_scope", "_seconds", "_what")
-
-    def __init__(self, conversation: Conversation, seconds: float, what: str) -> None:
-        self._conversation, self._seconds, self._what = conversation, seconds, what
-        self._scope = trio.CancelScope(deadline=trio.current_time() + seconds)
-
-    def __enter__(self) -> trio.CancelScope:
-        return self._scope.__enter__()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._scope.__exit__(kind, error, traceback)
-        if self._scope.cancelled_caught:
-            remote = self._conversation.remote_peer_id
-            raise StreamStalled(f"{remote} {self._what} for {self._seconds:g} s") from None
+    def _stalled(self, what: str, seconds: float) -> StreamStalled:
+        return StreamStalled(f"{self.remote_peer_id} {what} for {seconds:g} s")
 
 
-def _place(data: memoryview, into: memoryview, start: int) -> None:
-    into.cast("B")[start : start + len(data)] = data
+def _tell_further(on_progress: OnProgress, done_bytes: int, came_bytes: int) -> None:
+    on_progress(done_bytes + came_bytes)
 
 
 def _ignore(_: int) -> None: ...

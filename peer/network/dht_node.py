@@ -32,7 +32,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, Self
 
 import hivemind.dht.node
@@ -69,6 +69,10 @@ MAX_KEYS_PER_REQUEST: Final = 16
 """Keys that one request may name: 16 full dictionaries stay far below p2pd's 4 MiB."""
 _MAX_WRAPPED_BYTES: Final = MAX_RECORD_BYTES + 8
 """A record as msgpack binary."""
+
+Call = tuple[Any, ...]
+"""The name of a method of `DhtNode`, and its arguments: plain values, and so is what it returns."""
+Report = Callable[[Any, BaseException | None], None]
 
 _thread = threading.local()
 
@@ -227,10 +231,11 @@ hivemind.dht.node.DHTProtocol = LocoDirectoryV1
 _background: set[asyncio.Task[Any]] = set()
 
 
-def _spawn(work: Any) -> None:
+def _spawn(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     task = asyncio.get_running_loop().create_task(work)
     _background.add(task)
     task.add_done_callback(_background.discard)
+    return task
 
 
 def _peer_in(address: str) -> Any:
@@ -297,16 +302,60 @@ class DhtNode:
         await self._p2p.shutdown()
 
 
-async def _bounded(start: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
-    async with asyncio.timeout(timeout_s):
-        return await start()  # made here: a call cancelled before its turn leaves nothing behind
+class RunningNode:
+    """A node in the thread that runs it, as other threads see it.
+
+    Attributes:
+        loop: which runs it.
+    """
+
+    def __init__(self, node: DhtNode, life: asyncio.Future[None]) -> None:
+        self._node = node
+        self._life = life
+        self.loop = asyncio.get_running_loop()
+
+    def submit(self, call: Call, timeout_s: float, report: Report) -> Callable[[], None]:
+        """Make a call in the node's thread, and `report(result, error)` from there.
+
+        Returns:
+            What gives the call up.
+
+        Raises:
+            RuntimeError: the node is no more.
+        """
+        tasks: list[asyncio.Task[Any]] = []
+
+        def finished(task: asyncio.Task[Any]) -> None:
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
+            report(None if error else task.result(), error)
+
+        def give_up() -> None:
+            with contextlib.suppress(RuntimeError):
+                self.loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
+
+        def begin() -> None:
+            tasks.append(_spawn(self._make(call, timeout_s)))
+            tasks[0].add_done_callback(finished)
+
+        self.loop.call_soon_threadsafe(begin)
+        return give_up
+
+    async def _make(self, call: Call, timeout_s: float) -> Any:
+        name, *arguments = call
+        async with asyncio.timeout(timeout_s):
+            return await getattr(self._node, name)(*arguments)
+
+    def stop(self) -> None:
+        """End the node in good order, as soon as its loop comes to it."""
+        with contextlib.suppress(RuntimeError):  # closed already
+            self.loop.call_soon_threadsafe(self._life.cancel)
 
 
 def run_node(
     control_address: str,
     clock: Callable[[], float],
     connections: list[socket.socket],
-    on_ready: Callable[[asyncio.AbstractEventLoop, DhtNode, Callable[[], object]], None],
+    on_ready: Callable[[RunningNode], None],
 ) -> None:
     """Be a node until p2pd goes away or we are stopped. The body of the directory's thread.
 
@@ -314,56 +363,21 @@ def run_node(
         control_address: unix multiaddr of p2pd's control socket.
         clock: Unix time for this node.
         connections: gets a handle on each connection to p2pd; shut down, it cuts this node off.
-        on_ready: called in this thread with loop, node, and what stops it (in this thread too).
+        on_ready: called in this thread.
 
     Raises:
         OSError: p2pd cannot be reached.
     """
     _thread.clock, _thread.connections = clock, connections
+
+    async def live() -> None:
+        node = await DhtNode.open(control_address)
+        life = asyncio.ensure_future(node.until_lost())
+        on_ready(RunningNode(node, life))
+        with contextlib.suppress(asyncio.CancelledError):
+            await life
+        await node.aclose()
+
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.get_loop().set_exception_handler(lambda _loop, _context: None)
-        runner.run(_life_of_a_node(control_address, on_ready))
-
-
-async def _life_of_a_node(control_address: str, on_ready: Callable[..., None]) -> None:
-    node = await DhtNode.open(control_address)
-    life = asyncio.ensure_future(node.until_lost())
-    on_ready(asyncio.get_running_loop(), node, life.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await life
-    await node.aclose()
-
-
-def submit(
-    loop: asyncio.AbstractEventLoop,
-    start: Callable[[], Awaitable[Any]],
-    timeout_s: float,
-    report: Callable[[Any, BaseException | None], None],
-) -> Callable[[], None]:
-    """Run `start()` in the loop's thread and `report(result, error)` from there.
-
-    Returns:
-        What gives the work up; callable from any thread.
-
-    Raises:
-        RuntimeError: the loop is closed.
-    """
-    tasks: list[asyncio.Task[Any]] = []
-
-    def finished(task: asyncio.Task[Any]) -> None:
-        _background.discard(task)
-        error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        report(None if error else task.result(), error)
-
-    def begin() -> None:
-        task = loop.create_task(_bounded(start, timeout_s))
-        tasks.append(task)
-        _background.add(task)
-        task.add_done_callback(finished)
-
-    def give_up() -> None:
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
-
-    loop.call_soon_threadsafe(begin)
-    return give_up
+        runner.run(live())

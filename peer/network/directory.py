@@ -2,7 +2,8 @@
 
 hivemind is written for asyncio, the daemon for trio. One thread runs a uvloop with one node
 (dht_node.py); a call from trio is handed over with `call_soon_threadsafe` and its answer comes
-back through trio's token. p2pd is the Network's; the node attaches to its control socket.
+back through trio's token. p2pd is the Network's; the node attaches to its control socket. A call is
+a name and plain values, and so is its answer, so the node could as well be in another process.
 
 The thread is not trusted. Each call has two deadlines: inside the loop CALL_TIMEOUT_S ends a
 slow call, which is an ordinary failure; when even that end is not heard of HUNG_AFTER_S later,
@@ -25,7 +26,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,7 +37,7 @@ from peer.ports import Address, DirectoryUnrecoverable
 from protocol.errors import StreamLost
 
 if TYPE_CHECKING:
-    from .dht_node import DhtNode
+    from .dht_node import RunningNode
 
 CALL_TIMEOUT_S: Final = 8.0
 HUNG_AFTER_S: Final = 2.0
@@ -74,9 +75,7 @@ class _NodeThread:
         self._ended = trio.Event()
         self._waiting: set[trio.Event] = set()
         self._error: BaseException | None = None
-        self._stop: Callable[[], object] = lambda: None
-        self.loop: Any = None
-        self.node: DhtNode | None = None
+        self.node: RunningNode | None = None
 
     @property
     def attached(self) -> bool:
@@ -92,10 +91,8 @@ class _NodeThread:
         if self.node is None:
             raise _Lost(str(self._error or "p2pd closed the connection"))
 
-    async def call(self, start: "Callable[[DhtNode], Awaitable[Any]]") -> Any:
-        """Run `start(node)` in the thread. Raises _Hung, _Lost, or what the call raised."""
-        from .dht_node import submit
-
+    async def call(self, *call: Any) -> Any:
+        """Call a method of the node, by name. Raises _Hung, _Lost, or what the call raised."""
         node, done, answer = self.node, trio.Event(), []
         if node is None or self._ended.is_set():
             raise _Lost(str(self._error or "p2pd closed the connection"))
@@ -105,7 +102,7 @@ class _NodeThread:
             self._tell_trio(done.set)
 
         try:
-            give_up = submit(self.loop, lambda: start(node), CALL_TIMEOUT_S, report)
+            give_up = node.submit(call, CALL_TIMEOUT_S, report)
         except RuntimeError as error:
             raise _Lost(str(error)) from error
         self._waiting.add(done)
@@ -128,11 +125,13 @@ class _NodeThread:
     def abandon(self) -> None:
         """Cut the thread off from p2pd, and tell it to stop should it ever wake."""
         self._cut()
-        self._ask_to_stop()
+        if self.node is not None:
+            self.node.stop()
 
     async def close(self) -> None:
         """Stop in good order, or within CLOSE_TIMEOUT_S in any order."""
-        self._ask_to_stop()
+        if self.node is not None:
+            self.node.stop()
         with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
             await self._ended.wait()
         self.abandon()
@@ -142,11 +141,6 @@ class _NodeThread:
             with contextlib.suppress(OSError):  # cut already
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
-
-    def _ask_to_stop(self) -> None:
-        if self.loop is not None:
-            with contextlib.suppress(RuntimeError):  # closed already
-                self.loop.call_soon_threadsafe(self._stop)
 
     def _tell_trio(self, function: Callable[[], None]) -> None:
         with contextlib.suppress(trio.RunFinishedError):
@@ -168,8 +162,8 @@ class _NodeThread:
         for event in (self._ended, self._started, *self._waiting):
             event.set()
 
-    def _ready(self, loop: Any, node: "DhtNode", stop: Callable[[], object]) -> None:
-        self.loop, self.node, self._stop = loop, node, stop
+    def _ready(self, node: "RunningNode") -> None:
+        self.node = node
         self._tell_trio(self._started.set)
 
 
@@ -204,11 +198,11 @@ class HivemindDirectory:
 
     async def store(self, key: bytes, subkey: str, value: bytes, expires_s: float) -> None:
         """Best effort. Raises DirectoryUnrecoverable."""
-        await self._attempt(lambda node: node.store(key, subkey, value, expires_s))
+        await self._attempt("store", key, subkey, value, expires_s)
 
     async def get(self, key: bytes) -> Mapping[str, bytes]:
         """Live valid records by peer id; empty without an answer. Raises DirectoryUnrecoverable."""
-        found: Mapping[str, bytes] | None = await self._attempt(lambda node: node.get(key))
+        found: Mapping[str, bytes] | None = await self._attempt("get", key)
         return found or {}
 
     async def add_peers(self, addresses: Sequence[Address]) -> None:
@@ -221,7 +215,7 @@ class HivemindDirectory:
             self._entry_peers[address] = None
         for oldest in list(self._entry_peers)[:-MAX_ENTRY_PEERS]:
             del self._entry_peers[oldest]
-        await self._attempt(lambda node: node.add_peers(wanted))
+        await self._attempt("add_peers", wanted)
 
     async def reattach(self, control_address: str) -> None:
         """Attach to a restarted p2pd. Best effort; see `attached`."""
@@ -250,13 +244,13 @@ class HivemindDirectory:
             where, why = self._control_address, self._why_detached
             raise StreamLost(f"the directory cannot attach to p2pd at {where}: {why}")
 
-    async def _attempt(self, start: "Callable[[DhtNode], Awaitable[Any]]") -> Any:
+    async def _attempt(self, *call: Any) -> Any:
         thread = await self._attached_thread()
         if thread is None:
             self.failures["detached"] += 1
             return None
         try:
-            result = await thread.call(start)
+            result = await thread.call(*call)
         except _Hung:
             async with self._changing:
                 if thread is self._thread:  # no other call has seen to it
@@ -314,7 +308,7 @@ class HivemindDirectory:
         if self._entry_peers:
             peers = tuple(self._entry_peers)
             with contextlib.suppress(_Hung, _Lost, Exception):
-                await thread.call(lambda node: node.add_peers(peers))
+                await thread.call("add_peers", peers)
 
 
 def wall_time_s() -> float:

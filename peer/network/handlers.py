@@ -20,9 +20,8 @@ stream too, is counted, and is told once for each peer and kind; in a simulation
 
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Final
 
 import trio
@@ -42,8 +41,10 @@ from protocol.outcomes import RefusalReason
 from protocol.wire.versions import HELLO
 
 from .conversation import Conversation
+from .pacing import Pacing
+from .stream import PeerStream
 
-# --- the places of those that read from us, shared out by peer and network (book.py) ------------
+# --- the places of those that read from us, shared out by peer and network (book.py) --------------
 
 
 class Readers:
@@ -73,39 +74,13 @@ class Readers:
             self._places.give_back(peer_id, address)
 
 
-# --- what a network keeps count of: bytes by protocol id, and the streams that are open -----------
-
-
-class Traffic:
-    """Counters of one network. Protocol ids come from our own code, never from peers."""
-
-    def __init__(self) -> None:
-        self._sent_bytes: Counter[str] = Counter()
-        self._received_bytes: Counter[str] = Counter()
-        self.open_streams = 0
-
-    def count_sent(self, protocol: str, num_bytes: int) -> None:
-        """Count bytes that were handed to a stream."""
-        self._sent_bytes[protocol] += num_bytes
-
-    def count_received(self, protocol: str, num_bytes: int) -> None:
-        """Count bytes that were taken from a stream."""
-        self._received_bytes[protocol] += num_bytes
-
-    def statistics(self) -> NetworkStatistics:
-        """Counts so far."""
-        return NetworkStatistics(
-            MappingProxyType(dict(self._sent_bytes)),
-            MappingProxyType(dict(self._received_bytes)),
-            self.open_streams,
-        )
-
-
-# --- handlers -------------------------------------------------------------------------------------
+# --- what both networks are -----------------------------------------------------------------------
 
 INBOUND_STREAMS: Final = Shares(
     MAX_INBOUND_STREAMS, MAX_INBOUND_STREAMS_PER_PEER, MAX_INBOUND_STREAMS_PER_PREFIX
 )
+DIAL_TIMEOUT_S: Final = 15
+"""Time to reach a peer; p2pd is told the same figure."""
 MAX_TOLD: Final = 256
 """Bugs told of, for all peers and kinds together."""
 
@@ -123,67 +98,60 @@ TellBug = Callable[[PeerId, str, BaseException], None]
 """Told of a bug that has ended a stream: whose, of which protocol, and the error."""
 
 
-class Handlers:
-    """The protocols that a peer serves, and the streams being served.
-
-    Args:
-        tell_bug: is told of bugs; without one they end everything.
+class BaseNetwork:
+    """What is the same in every network: the protocols that it serves, its gate, and its counts.
 
     Attributes:
-        traffic: what all streams have carried.
-        refused_streams: beyond a bound.
-        failed_streams: ended by a bug.
+        tellers: are told of bugs; without one they end everything.
+        pacing: of our own conversations; None for no pace. Streams that are open keep theirs.
+        carried: as `statistics`, counted on.
+        streams: those that are open, in the order in which they were opened.
     """
 
-    def __init__(self, tell_bug: TellBug | None = None) -> None:
+    def __init__(self) -> None:
         self._handlers: dict[str, StreamHandler] = {}
         self._active = Budget(INBOUND_STREAMS)
         self._paces = Paces(
             INBOUND_STREAMS_PER_S, INBOUND_STREAMS_PER_S_OF_PREFIX, INBOUND_STREAMS_BURST_S
         )
         self._judge: Judge | None = None
-        self._tellers = [] if tell_bug is None else [tell_bug]
         self._told: set[tuple[PeerId, str, str]] = set()
-        self.traffic = Traffic()
-        self.refused_streams = 0
-        self.failed_streams = 0
+        self._announced: tuple[Address, ...] = ()
+        self.tellers: list[TellBug] = []
+        self.pacing: Pacing | None = None
+        self.carried = NetworkStatistics(Counter(), Counter())
+        self.streams: dict[PeerStream, None] = {}
 
     def statistics(self) -> NetworkStatistics:
-        """Counts so far."""
-        refused, failed = self.refused_streams, self.failed_streams
-        return replace(self.traffic.statistics(), refused_streams=refused, failed_streams=failed)
+        """What was carried until now."""
+        sent, received = dict(self.carried.sent_bytes), dict(self.carried.received_bytes)
+        return replace(self.carried, sent_bytes=sent, received_bytes=received)
 
-    @property
-    def protocols(self) -> list[str]:
-        """Protocol ids served, in the order in which they were added."""
-        return list(self._handlers)
+    def announce(self, addresses: Sequence[Address]) -> None:
+        """Tell others these addresses too, in place of those announced before."""
+        self._announced = tuple(addresses)
 
-    def add(self, protocol: str, handler: StreamHandler) -> None:
+    async def serve(self, protocol: str, handler: StreamHandler) -> None:
         """Serve `protocol` with `handler`; raises LocalProtocolError: it is served already."""
         if protocol in self._handlers:
             raise LocalProtocolError(f"{protocol} is served already")
         self._handlers[protocol] = handler
+        await trio.lowlevel.checkpoint()
 
     def admit_by(self, judge: Judge) -> None:
         """Serve only whom this one lets pass, from now on."""
         self._judge = judge
 
-    def also_tell(self, tell_bug: TellBug) -> None:
-        """Tell this one of bugs too, from now on."""
-        self._tellers.append(tell_bug)
-
-    def serves(self, protocol: str) -> bool:
-        """Whether `protocol` has a handler."""
-        return protocol in self._handlers
-
-    def admit(self, peer_id: PeerId, address: Address) -> bool:
-        """Whether a stream of this peer, from there, is within the bounds; False is counted."""
-        admitted = self._active.has_room(peer_id, address)
-        self.refused_streams += not admitted
-        return admitted
+    def has_room(self, protocol: str, peer_id: PeerId, address: Address) -> bool:
+        """Whether to take in a stream of this peer, from there; one beyond a bound is counted."""
+        if protocol not in self._handlers:
+            return False
+        has_room = self._active.has_room(peer_id, address)
+        self.carried.refused_streams += not has_room
+        return has_room
 
     async def run(self, protocol: str, stream: Stream) -> None:
-        """Let an admitted stream through the gate, serve it to its end, and close it."""
+        """Let a stream that there is room for through the gate, serve it to its end, close it."""
         peer_id, address = stream.remote_peer_id, stream.remote_address
         self._active.take(peer_id, address)
         try:
@@ -195,7 +163,7 @@ class Handlers:
             except* STREAM_ERRORS:
                 pass
         except Exception as bug:  # whatever it is: a stranger may have found it
-            if not self._tellers:
+            if not self.tellers:
                 raise
             self._count(protocol, peer_id, bug)
         finally:
@@ -223,12 +191,12 @@ class Handlers:
 
     def _count(self, protocol: str, peer_id: PeerId, bug: Exception) -> None:
         """Count a stream that a bug has ended, and tell of it if it is new."""
-        self.failed_streams += 1
+        self.carried.failed_streams += 1
         for error in leaves(bug):
             kind = (peer_id, protocol, type(error).__name__)
             if kind not in self._told and len(self._told) < MAX_TOLD:
                 self._told.add(kind)
-                for tell in self._tellers:
+                for tell in self.tellers:
                     tell(peer_id, protocol, error)
 
 

@@ -17,13 +17,13 @@ from typing import Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peer.ports import Entropy, PeerId
+from peer.ports.files import PRIVATE_FILE
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.errors import LocoError
 
 SEED_BYTES: Final = 32
 _FILE_PREFIX: Final = bytes.fromhex("08011240")
 _FILE_BYTES: Final = len(_FILE_PREFIX) + 2 * SEED_BYTES
-_FILE_MODE: Final = 0o600
 
 
 class IdentityUnusable(LocoError):
@@ -131,7 +131,7 @@ def _create(path: Path, entropy: Entropy) -> Identity:
 
 
 def _write_durably(path: Path, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
         file.flush()

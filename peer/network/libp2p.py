@@ -14,14 +14,13 @@
 
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 import trio
 
-from peer.ports import Address, Judge, NetworkStatistics, PeerId, StreamHandler
+from peer.ports import Address, PeerId, StreamHandler
 from protocol.address import multiaddr
 from protocol.address.peer_id import peer_id_from_bytes, peer_id_to_bytes
 from protocol.errors import LocoError, StreamLost, leaves
@@ -29,9 +28,9 @@ from protocol.limits import ANSWER_S, MAX_ADDRESSES_PER_PEER, MAX_MEMBERS
 from protocol.membership.book import BackOff
 
 from .dial_errors import dial_sentence, unresolved_sentence
-from .handlers import Handlers, TellBug, print_bug
-from .libp2p_stream import Libp2pStream
-from .p2pd_client import P2pdClient, attach, connect_past_backoff, receive_stream_info, size_buffers
+from .handlers import BaseNetwork, print_bug
+from .libp2p_stream import Libp2pStream, is_quic
+from .p2pd_client import P2pdClient, attach, receive_stream_info, size_buffers
 from .p2pd_process import (
     P2pdConfig,
     P2pdFailed,
@@ -39,11 +38,10 @@ from .p2pd_process import (
     held_ports,
     listen_at,
     run_p2pd,
-    runtime_directory,
     socket_paths,
     wait_until_unused,
 )
-from .reachability import given_first, is_usable, local_form, num_relayed, text_of
+from .reachability import best_first, is_usable, local_form, num_relayed, text_of
 from .tls_probe import read_peer_id
 
 # --- known addresses of peers, and which of them p2pd was told since it last started -------------
@@ -92,11 +90,6 @@ class AddressBook:
             self.dialled.discard(forgotten)
 
 
-def is_quic(address: Address) -> bool:
-    """Whether an address is dialled over QUIC."""
-    return "/quic-v1" in address
-
-
 # --- libp2p ---------------------------------------------------------------------------------------
 
 RESTART_MIN_S: Final = 0.1
@@ -107,27 +100,23 @@ MAX_CONTROL_REQUESTS: Final = 64
 MAX_OPEN_STREAMS: Final = 1024
 
 
-class Libp2pNetwork:
+class Libp2pNetwork(BaseNetwork):
     """Implements `peer.ports.Network`. Made by `open_libp2p_network`."""
 
     def __init__(self, config: P2pdConfig, listener_path: Path) -> None:
+        super().__init__()
+        self.tellers.append(print_bug)
         self.generation = 0
         """Lives of p2pd so far; 1 once the first is up."""
         self._config = config
         self._listener = multiaddr.to_bytes(f"/unix{listener_path}")
         self._client: P2pdClient | None = None
-        self._process: P2pdProcess | None = None
         self._changed = trio.Event()
         self._requests = trio.CapacityLimiter(MAX_CONTROL_REQUESTS)
-        self._handlers = Handlers(print_bug)
-        self._streams: set[Libp2pStream] = set()
         self._book = AddressBook(quic=config.quic)
-        self._relayed_peers = 0
-        self._announced: tuple[Address, ...] = ()
         self.peer_id: PeerId = ""
         self.addresses: Sequence[Address] = ()
         """Full multiaddrs with /p2p/, best first, one of them dialable locally."""
-        self._last_failure = ""
 
     @property
     def daemon_control_address(self) -> Address:
@@ -142,7 +131,7 @@ class Libp2pNetwork:
 
     def announce(self, addresses: Sequence[Address]) -> None:
         """Tell others these addresses too, in place of those announced before."""
-        self._announced = tuple(addresses)
+        super().announce(addresses)
         self._note_addresses()
 
     async def probe(self, address: Address) -> PeerId:
@@ -169,8 +158,8 @@ class Libp2pNetwork:
             StreamLost: the peer is unreachable or does not speak `protocol`.
         """
         peer = peer_id_to_bytes(peer_id)
-        if len(self._streams) >= MAX_OPEN_STREAMS:
-            raise StreamLost(f"{len(self._streams)} streams are open, no more are allowed")
+        if len(self.streams) >= MAX_OPEN_STREAMS:
+            raise StreamLost(f"{len(self.streams)} streams are open, no more are allowed")
         async with self._requests:
             client = await self._wait_up(peer_id)
             may_dial = peer_id in self._book
@@ -191,7 +180,7 @@ class Libp2pNetwork:
 
     async def _dial(self, client: P2pdClient, peer_id: PeerId, peer: bytes) -> None:
         try:
-            await connect_past_backoff(client, peer, self._book.of(peer_id))
+            await client.connect(peer, self._book.of(peer_id))
         except LocoError as error:
             # p2pd passes over names that it cannot resolve without a word.
             unresolved = await unresolved_sentence(peer_id, self._book.of(peer_id))
@@ -205,7 +194,7 @@ class Libp2pNetwork:
                 await self._changed.wait()
         if self._client is None:
             raise StreamLost(
-                f"dial: cannot reach {peer_id}: our p2pd is down ({self._last_failure})"
+                f"dial: cannot reach {peer_id}: our p2pd is down ({self.carried.last_failure})"
             )
         return self._client
 
@@ -215,30 +204,10 @@ class Libp2pNetwork:
         Raises:
             LocalProtocolError: it is served already.
         """
-        self._handlers.add(protocol, handler)
+        await super().serve(protocol, handler)
         if self._client is not None:
-            try:
+            with suppress(P2pdFailed):  # it just died; its successor is told of all handlers
                 await self._client.set_handler(self._listener, protocol)
-            except P2pdFailed:  # it just died; its successor is told of all handlers
-                await trio.lowlevel.checkpoint()
-
-    def tell_bugs(self, tell: TellBug) -> None:
-        """Tell `tell` too of each bug that has ended a stream, once for each peer and kind."""
-        self._handlers.also_tell(tell)
-
-    def admit_by(self, judge: Judge) -> None:
-        """Serve only whom this one lets pass, from now on."""
-        self._handlers.admit_by(judge)
-
-    def statistics(self) -> NetworkStatistics:
-        """What was carried, and how p2pd is doing."""
-        return replace(
-            self._handlers.statistics(),
-            restarts=max(0, self.generation - 1),
-            p2pd_pid=self._process.pid if self._process else None,
-            relayed_peers=self._relayed_peers,
-            last_failure=self._last_failure,
-        )
 
     def _stream(
         self,
@@ -248,11 +217,7 @@ class Libp2pNetwork:
         protocol: str,
         address: Address,
     ) -> Libp2pStream:
-        forget = self._streams.discard
-        talk = (connection, peer_id, protocol, self._handlers.traffic)
-        lingers = is_quic(address)
-        stream = Libp2pStream(*talk, client.is_lost, forget, address, lingers=lingers)
-        self._streams.add(stream)
+        stream = Libp2pStream(self, protocol, peer_id, address, connection, client.is_lost)
         if client is not self._client:
             stream.lose("our p2pd died")
         return stream
@@ -268,17 +233,12 @@ class Libp2pNetwork:
             address = text_of(info.address)
         except LocoError:
             client = None
-        if (
-            client is None
-            or not self._handlers.serves(info.protocol)
-            or not self._handlers.admit(peer_id, address)
-        ):
+        if client is None or not self.has_room(info.protocol, peer_id, address):
             await trio.aclose_forcefully(connection)
             return
         size_buffers(connection)
-        await self._handlers.run(
-            info.protocol, self._stream(client, connection, peer_id, info.protocol, address)
-        )
+        stream = self._stream(client, connection, peer_id, info.protocol, address)
+        await self.run(info.protocol, stream)
 
     # --- the supervisor ---------------------------------------------------------------------------
 
@@ -295,7 +255,7 @@ class Libp2pNetwork:
             failure = await self._live_once(task_status if self.generation == 0 else None)
             if self.generation == 0:
                 raise P2pdFailed(failure)
-            self._last_failure = failure
+            self.carried.last_failure = failure
             await trio.sleep(pauses.failed("p2pd", trio.current_time()))
 
     async def _live_once(self, task_status: trio.TaskStatus[None] | None) -> str:
@@ -323,18 +283,19 @@ class Libp2pNetwork:
 
     async def _come_up(self, process: P2pdProcess, client: P2pdClient) -> None:
         await self._read_identity(client)
-        for protocol in self._handlers.protocols:
+        for protocol in list(self._handlers):
             await client.set_handler(self._listener, protocol)
-        self._process = process
         self._client = client
+        self.carried.p2pd_pid = process.pid
+        self.carried.restarts = self.generation
         self.generation += 1
         self._announce_change()
 
     def _go_down(self, reason: str) -> None:
         self._client = None
-        self._process = None
+        self.carried.p2pd_pid = None
         self._book.dialled.clear()
-        for stream in list(self._streams):
+        for stream in list(self.streams):
             stream.lose(reason)
         self._announce_change()
 
@@ -346,7 +307,7 @@ class Libp2pNetwork:
         while True:
             await trio.sleep(HEALTH_CHECK_S)
             await self._read_identity(client)
-            self._relayed_peers = num_relayed(await client.list_peers())
+            self.carried.relayed_peers = num_relayed(await client.list_peers())
 
     async def _read_identity(self, client: P2pdClient) -> None:
         self.peer_id = peer_id_from_bytes((await client.identify()).peer)
@@ -356,7 +317,7 @@ class Libp2pNetwork:
         """Where we can be reached now; the last address is the one that works on this machine."""
         local = [local_form(address) for address in self._config.listen]
         told = [*self._announced, *self._config.announced(), *local]
-        best = given_first(filter(is_usable, told), self._config.announce)
+        best = best_first(filter(is_usable, told), self._config.announce)
         kept = best[: MAX_ADDRESSES_PER_PEER - 1] + best[-1:]
         named = (multiaddr.with_peer_id(address, self.peer_id) for address in kept)
         self.addresses = tuple(dict.fromkeys(named))
@@ -368,9 +329,8 @@ async def open_libp2p_network(
     *,
     listen: Sequence[Address] = ("/ip4/127.0.0.1/tcp/0",),
     announce: Sequence[Address] = (),
-    runtime_dir: Path | None = None,
+    runtime_dir: Path,
     route_by_dht: bool = True,
-    map_ports: bool = False,
     quic: bool = False,
 ) -> AsyncIterator[Libp2pNetwork]:
     """Run p2pd, and speak libp2p through it.
@@ -379,21 +339,20 @@ async def open_libp2p_network(
         identity_path: an identity file as `peer.network.identity` writes it.
         listen: TCP multiaddrs; port 0 takes a free port, and keeps it through restarts.
         announce: multiaddrs that others should dial; empty announces those listened on.
-        runtime_dir: where the unix sockets go; None takes `runtime_directory()`.
+        runtime_dir: where the unix sockets go.
         route_by_dht: let p2pd find addresses of peers it was never told of.
-        map_ports: ask the router for a port mapping.
         quic: listen on UDP too, and dial over QUIC where others do.
 
     Raises:
         P2pdFailed: p2pd did not come up; says why.
     """
-    control_path, listener_path = socket_paths(identity_path, runtime_dir or runtime_directory())
+    control_path, listener_path = socket_paths(identity_path, runtime_dir)
     await wait_until_unused(control_path)
     failure: P2pdFailed | None = None
     with held_ports(listen) as addresses:
         config = P2pdConfig(
             identity_path, control_path, addresses, tuple(announce),
-            route_by_dht=route_by_dht, map_ports=map_ports, quic=quic,
+            route_by_dht=route_by_dht, quic=quic,
         )  # fmt: skip
         network = Libp2pNetwork(config, listener_path)
         async with listen_at(listener_path) as listener, trio.open_nursery() as nursery:

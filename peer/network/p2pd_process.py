@@ -19,7 +19,7 @@ Rules of the house:
 The addresses at which this machine itself can be reached: those of its network interfaces.
 
 p2pd would tell others the address that a router gave us as well, as soon as enough of them have
-seen it. It must not: nobody can dial that address unless a port is forwarded (which reaching.py
+seen it. It must not: nobody can dial that address unless a port is forwarded (which outside.py
 finds out), and a failed dial to it leaves a state in both routers that spoils the punching of a
 hole for two minutes. So p2pd is told what to announce, and this is it.
 
@@ -29,8 +29,8 @@ default route goes is this machine's way out, and stays. The address of that rou
 
 Where the unix sockets between the daemon and its p2pd lie, and whether they are in use.
 
-A unix socket's path has at most 107 bytes, so they cannot stand in the home: they lie in the
-runtime directory, named by a hash of the identity file's path, the same for every start.
+A unix socket's path has at most 107 bytes, so they cannot stand in the home. Where they lie, they
+are named by a hash of the identity file's path, the same for every start.
 """
 
 import errno
@@ -42,8 +42,6 @@ import re
 import signal
 import socket
 import subprocess
-import tempfile
-from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -149,10 +147,9 @@ START_TIMEOUT_S: Final = 20.0
 IDLE_TIMEOUT_S: Final = 15
 """p2pd gives up when nobody attached for so long."""
 STOP_GRACE_S: Final = 2.0
-MAX_KEPT_LINES: Final = 50
-MAX_LINE_BYTES: Final = 2000
-READ_BYTES: Final = 4096
-_READY_LINE: Final = "Peer Addrs"
+MAX_KEPT_BYTES: Final = 16 * 1024
+"""The newest of its output that is kept."""
+_READY: Final = b"Peer Addrs"
 CONNECTIONS_LOW: Final = 192
 CONNECTIONS_HIGH: Final = 256
 """p2pd closes idle connections beyond this many, down to the lower figure."""
@@ -176,7 +173,7 @@ class P2pdConfig:
         listen: multiaddrs to listen on, TCP, ports resolved.
         announce: multiaddrs to tell others instead of those it listens on; empty for those.
         route_by_dht: let p2pd find the addresses of peers it was never told of through its own
-        routing table. map_ports: ask the router (UPnP, NAT-PMP) for a port.
+            routing table.
         quic: listen on the same ports of UDP too.
         binary: None takes the one in the hivemind wheel.
     """
@@ -186,7 +183,6 @@ class P2pdConfig:
     listen: tuple[Address, ...]
     announce: tuple[Address, ...] = ()
     route_by_dht: bool = True
-    map_ports: bool = False
     quic: bool = False
     binary: Path | None = None
 
@@ -216,7 +212,7 @@ class P2pdConfig:
             *(f"-announceAddrs={','.join(told)}" for told in [self.announced()] if told),
             *("-tls=1", "-noise=0", "-relayService=0", "-autonat=1"),
             *("-connManager=1", f"-connLo={CONNECTIONS_LOW}", f"-connHi={CONNECTIONS_HIGH}"),
-            f"-natPortMap={int(self.map_ports)}",
+            "-natPortMap=0",
         ]
         if self.route_by_dht:
             arguments.append("-dhtServer=1")
@@ -294,8 +290,7 @@ class P2pdProcess:
 
     def __init__(self, process: trio.Process) -> None:
         self._process = process
-        self._lines: deque[str] = deque(maxlen=MAX_KEPT_LINES)
-        self._partial = b""
+        self._said = b""  # the last of its output
 
     @property
     def pid(self) -> int:
@@ -304,7 +299,8 @@ class P2pdProcess:
 
     @property
     def _last_words(self) -> str:
-        return " | ".join(list(self._lines)[-3:]) or "it printed nothing"
+        lines = self._said.decode(errors="replace").split("\n")
+        return " | ".join([line for line in lines if line][-3:]) or "it printed nothing"
 
     async def describe_end(self) -> str:
         """A sentence on how p2pd ended; waits a moment for that."""
@@ -329,7 +325,7 @@ class P2pdProcess:
             P2pdFailed: it ended instead, or took too long.
         """
         with trio.move_on_after(START_TIMEOUT_S):
-            while not any(line.startswith(_READY_LINE) for line in self._lines):
+            while _READY not in self._said:
                 if not await self._read_some():
                     raise P2pdFailed(f"p2pd did not start: {self._last_words}")
             return
@@ -337,12 +333,8 @@ class P2pdProcess:
 
     async def _read_some(self) -> bool:
         assert self._process.stdout is not None
-        data = await self._process.stdout.receive_some(READ_BYTES)
-        *complete, rest = (self._partial + data).split(b"\n")
-        self._partial = rest[-MAX_LINE_BYTES:]
-        for line in complete if data else [self._partial]:
-            if line:
-                self._lines.append(line[:MAX_LINE_BYTES].decode(errors="replace"))
+        data = await self._process.stdout.receive_some(MAX_KEPT_BYTES)
+        self._said = (self._said + data)[-MAX_KEPT_BYTES:]
         return bool(data)
 
 
@@ -397,31 +389,6 @@ async def _stop(process: trio.Process) -> None:
 OLD_P2PD_EXIT_S: Final = 5.0
 """How long a p2pd whose daemon was killed gets to notice."""
 LOOK_AGAIN_S: Final = 0.1
-LISTEN_BACKLOG: Final = 128
-
-
-def runtime_directory() -> Path:
-    """Where this user's sockets live.
-
-    `$XDG_RUNTIME_DIR/loco-peer`, else a private folder in the temporary directory.
-
-    Raises:
-        P2pdFailed: the folder belongs to somebody else.
-    """
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    usable = base and Path(base).is_dir() and os.access(base, os.W_OK)
-    folder = (
-        Path(base, "loco-peer")
-        if base and usable
-        else Path(tempfile.gettempdir(), f"loco-peer-{os.getuid()}")
-    )
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise P2pdFailed(
-            f"{folder} must belong to you alone: run 'chmod 700 {folder}', or set XDG_RUNTIME_DIR"
-        )
-    return folder
 
 
 def socket_paths(identity_path: Path, runtime_dir: Path) -> tuple[Path, Path]:
@@ -457,7 +424,7 @@ async def listen_at(path: Path) -> AsyncIterator[trio.SocketListener]:
     listener = trio.socket.socket(trio.socket.AF_UNIX)
     try:
         await listener.bind(str(path))
-        listener.listen(LISTEN_BACKLOG)
+        listener.listen()
         yield trio.SocketListener(listener)
     finally:
         listener.close()

@@ -17,26 +17,16 @@ Rules
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
 import trio
 
-from peer.ports import (
-    Address,
-    Judge,
-    Network,
-    NetworkStatistics,
-    OnBytes,
-    PeerId,
-    Stream,
-    StreamHandler,
-)
+from peer.ports import PeerId
 from protocol.limits import MAX_MEMBERS
 from protocol.membership.link_rate import UNPACED_BYTES_PER_S, LinkRate
-from protocol.wire.versions import HELLO
 
 WIRE_FACTOR: Final = 1.06
 """Bytes on the interface for one byte of a stream: TLS, yamux, TCP/IP and Ethernet headers."""
@@ -50,7 +40,6 @@ PIECE_S: Final = 0.01
 MORE: Final = 1.25
 """Bulk goes by so much faster than was measured: it waits in buffers a little, and shows whether
 the path carries more."""
-BYTES_PER_S_OF_MBPS: Final = 125_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,123 +238,4 @@ class Pacing:
 
 
 def _bytes_per_s(mbps: float | None) -> float:
-    return math.inf if mbps is None else mbps * BYTES_PER_S_OF_MBPS
-
-
-# --- the network, and its streams, that keep to the pace ------------------------------------------
-
-
-class PacedNetwork:
-    """Implements `peer.ports.Network`: a real or a simulated network at the pace.
-
-    A sender that has not asked for a turn does not wait, so small messages are sent at once.
-    Reading waits too, except for the messages of links.
-    """
-
-    def __init__(self, network: Network, pacing: Pacing) -> None:
-        self._network = network
-        self._pacing = pacing
-
-    @property
-    def peer_id(self) -> PeerId:
-        """Our peer id."""
-        return self._network.peer_id
-
-    @property
-    def addresses(self) -> Sequence[Address]:
-        """The addresses of the network within."""
-        return self._network.addresses
-
-    def announce(self, addresses: Sequence[Address]) -> None:
-        """Tell others these addresses too."""
-        self._network.announce(addresses)
-
-    async def probe(self, address: Address) -> PeerId:
-        """The peer that answers at an address; raises StreamLost."""
-        return await self._network.probe(address)
-
-    async def connect(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
-        """Connect through the network within."""
-        await self._network.connect(peer_id, addresses)
-
-    async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream:
-        """Open a stream; raises StreamLost."""
-        return self._paced(await self._network.open_stream(peer_id, protocol), protocol)
-
-    async def serve(self, protocol: str, handler: StreamHandler) -> None:
-        """Serve `protocol` from now on; raises LocalProtocolError."""
-
-        async def handle(stream: Stream) -> None:
-            await handler(self._paced(stream, protocol))
-
-        await self._network.serve(protocol, handle)
-
-    def admit_by(self, judge: Judge) -> None:
-        """Serve only whom this one lets pass, from now on."""
-        self._network.admit_by(judge)
-
-    def statistics(self) -> NetworkStatistics:
-        """The statistics of the network within."""
-        return self._network.statistics()
-
-    def _paced(self, stream: Stream, protocol: str) -> Stream:
-        return PacedStream(stream, self._pacing, reads_slowly=protocol != HELLO)
-
-
-class PacedStream:
-    """Implements `peer.ports.Stream`: one stream at the pace of its peer and of the line.
-
-    Args:
-        reads_slowly: to keep to the download limit.
-    """
-
-    def __init__(self, stream: Stream, pacing: Pacing, *, reads_slowly: bool) -> None:
-        self._stream = stream
-        self.remote_peer_id: Final = stream.remote_peer_id
-        self.remote_address: Final = stream.remote_address
-        self._pacing = pacing
-        self._reads_slowly = reads_slowly
-        self._granted_bytes = 0
-        self._held = b""
-
-    async def turn(self, num_bytes: int) -> int:
-        """Wait until bulk may go to this peer; how much of it may go now."""
-        with self._pacing.sending(self.remote_peer_id):
-            granted_bytes = await self._pacing.turn(self.remote_peer_id, num_bytes)
-        self._granted_bytes += granted_bytes
-        return granted_bytes
-
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send all of `data` now; raises StreamLost."""
-        granted_bytes = min(self._granted_bytes, len(data))
-        self._granted_bytes -= granted_bytes
-        self._pacing.sent(self.remote_peer_id, len(data) - granted_bytes)
-        with self._pacing.sending(self.remote_peer_id) if granted_bytes else nullcontext():
-            await self._stream.send_all(data)
-
-    async def receive_some(self, max_bytes: int = 65536) -> bytes:
-        """At least one byte, or `b""` at the end; raises StreamLost."""
-        if not self._held:
-            self._held = await self._stream.receive_some(max_bytes)
-            self._pacing.received(self.remote_peer_id, len(self._held))
-        await self._may_receive()  # who is cancelled here finds it next time
-        data, self._held = self._held[:max_bytes], self._held[max_bytes:]
-        return data
-
-    async def receive_into(self, buffer: memoryview, arrived: OnBytes | None = None) -> None:
-        """Fill `buffer`; `arrived` is told how much of it is there. Raises StreamLost."""
-        held_bytes = min(len(self._held), len(buffer))
-        buffer[:held_bytes] = self._held[:held_bytes]
-        self._held = self._held[held_bytes:]
-        tell = None if arrived is None else lambda num_bytes: arrived(held_bytes + num_bytes)
-        await self._stream.receive_into(buffer[held_bytes:], tell)
-        self._pacing.received(self.remote_peer_id, len(buffer) - held_bytes)
-        await self._may_receive()
-
-    async def _may_receive(self) -> None:
-        if self._reads_slowly:
-            await self._pacing.may_receive()
-
-    async def aclose(self) -> None:
-        """Close the stream."""
-        await self._stream.aclose()
+    return math.inf if mbps is None else mbps * 1e6 / 8

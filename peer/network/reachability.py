@@ -9,13 +9,10 @@ from protocol.address.multiaddr import (
     HOST_PROTOCOLS,
     InvalidAddress,
     from_bytes,
+    is_relayed,
     parse,
     split_peer_id,
 )
-
-from .p2pd_messages import PeerAddresses
-
-# --- reachability ---------------------------------------------------------------------------------
 
 
 class Scope(StrEnum):
@@ -26,17 +23,12 @@ class Scope(StrEnum):
     MACHINE = "this machine"
 
 
-def best_first(addresses: Iterable[Address]) -> list[Address]:
-    """Each address once, those that most peers can reach first.
+def best_first(addresses: Iterable[Address], given: Sequence[Address] = ()) -> list[Address]:
+    """Each address once, those that most peers can reach first; but first those that are given.
 
     Public, relayed, private, link-local, loopback.
     """
-    return sorted(dict.fromkeys(addresses), key=_distance)
-
-
-def given_first(addresses: Iterable[Address], given: Sequence[Address]) -> list[Address]:
-    """The same, after those that the user has named, in that order."""
-    return list(dict.fromkeys([*given, *best_first(addresses)]))
+    return list(dict.fromkeys([*given, *sorted(addresses, key=_distance)]))
 
 
 def is_loopback(address: Address) -> bool:
@@ -92,9 +84,8 @@ _PUBLIC, _RELAYED, _PRIVATE, _LINK_LOCAL, _LOOPBACK, _UNUSABLE = range(6)
 
 def _distance(address: Address) -> int:
     try:
-        parts = parse(address)
-        kind, value = parts[0]
-        if ("p2p-circuit", "") in parts:
+        kind, value = parse(address)[0]
+        if is_relayed(address):
             return _RELAYED
         if kind in ("ip4", "ip6"):
             return _ip_distance(ipaddress.ip_address(value))
@@ -136,20 +127,10 @@ def local_form(address: Address) -> Address:
     return address.replace("/ip4/0.0.0.0/", "/ip4/127.0.0.1/").replace("/ip6/::/", "/ip6/::1/")
 
 
-# --- peers that are reached through another one: how an address shows it, and how many there are --
-
-CIRCUIT = "/p2p-circuit"
-
-
-def is_relayed(address: Address) -> bool:
-    """Whether an address leads through another peer."""
-    return CIRCUIT in address
-
-
-def num_relayed(connections: Iterable[PeerAddresses]) -> int:
-    """How many of the peers that p2pd is connected to have no direct connection."""
+def num_relayed(connections: Iterable[tuple[bytes, Sequence[bytes]]]) -> int:
+    """How many peers have no direct connection, by each connection's peer and addresses."""
     direct: dict[bytes, bool] = {}
-    for connection in connections:
-        relayed = all(is_relayed(address) for address in understood(connection.addresses))
-        direct[connection.peer] = direct.get(connection.peer, False) or not relayed
+    for peer, addresses in connections:
+        relayed = all(map(is_relayed, understood(addresses)))
+        direct[peer] = direct.get(peer, False) or not relayed
     return sum(not each for each in direct.values())

@@ -24,7 +24,6 @@ messages alone. Limits are kept by cutting:
 - Who came through a relay is not relayed any further.
 """
 
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from enum import IntEnum
 from typing import Final
@@ -32,8 +31,9 @@ from typing import Final
 import trio
 
 from peer.ports import Network, PeerId, Stream
+from protocol.address.multiaddr import is_relayed
 from protocol.address.peer_id import peer_id_from_bytes, peer_id_to_bytes
-from protocol.address.varint import encode_uvarint, read_delimited
+from protocol.address.varint import read_delimited
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import (
     ANSWER_S,
@@ -43,10 +43,10 @@ from protocol.limits import (
     MAX_CIRCUITS_PER_PEER,
     MAX_RESERVATIONS,
 )
+from protocol.membership.book import Budget, Shares
 
-from .p2pd_messages import Field, decode_fields, encode_fields, one_of
 from .pacing import Bucket
-from .reachability import is_relayed
+from .protobuf import Field, decode_fields, delimited, encode_fields, one_of
 
 HOP: Final = "/libp2p/circuit/relay/0.2.0/hop"
 STOP: Final = "/libp2p/circuit/relay/0.2.0/stop"
@@ -75,27 +75,15 @@ class CircuitStatus(IntEnum):
     MALFORMED_MESSAGE = 400
 
 
-def reserve_request() -> bytes:
-    """RESERVE, with its length before it."""
-    return _delimited([(1, int(HopKind.RESERVE))])
-
-
-def connect_request(peer: bytes) -> bytes:
-    """CONNECT to a peer, said to a relay, with its length before it."""
-    return _delimited([(1, int(HopKind.CONNECT)), (2, encode_fields([(1, peer)]))])
-
-
 def hop_answer(status: CircuitStatus, expires_s: int | None = None) -> bytes:
     """STATUS of a relay, with its length before it."""
-    fields: list[Field] = [(1, int(HopKind.STATUS))]
-    if expires_s is not None:
-        fields.append((3, encode_fields([(1, expires_s)])))
-    return _delimited([*fields, (5, int(status))])
+    lasts: list[Field] = [] if expires_s is None else [(3, encode_fields([(1, expires_s)]))]
+    return delimited([(1, int(HopKind.STATUS)), *lasts, (5, int(status))])
 
 
 def stop_request(peer: bytes) -> bytes:
     """CONNECT, said to the peer behind the relay: who wants to connect. With its length."""
-    return _delimited([(1, 0), (2, encode_fields([(1, peer)]))])
+    return delimited([(1, 0), (2, encode_fields([(1, peer)]))])
 
 
 def parse_hop_request(data: bytes) -> bytes | None:
@@ -113,33 +101,24 @@ def parse_hop_request(data: bytes) -> bytes | None:
     raise RemoteProtocolError(f"a relay was asked something of kind {kind}")
 
 
-def parse_hop_answer(data: bytes) -> int:
-    """What a relay answers us: a number of `CircuitStatus`, or one that we do not know.
+def parse_status(data: bytes, kind: int, field: int) -> int:
+    """How a relay, or the peer behind one, answers: a `CircuitStatus`, or one that is not known.
+
+    Args:
+        kind, field: of this protocol's answers, and where the status stands in them.
 
     Raises:
         RemoteProtocolError: something else.
     """
     fields = decode_fields(data)
-    if one_of(fields, 1, int, 0) != HopKind.STATUS:
-        raise RemoteProtocolError("a relay answered without a status")
-    return one_of(fields, 5, int, 0)
+    if one_of(fields, 1, int, 0) != kind:
+        raise RemoteProtocolError("an answer without a status")
+    return one_of(fields, field, int, 0)
 
 
-def parse_stop_answer(data: bytes) -> int:
-    """How the peer behind us as a relay answers.
-
-    Raises:
-        RemoteProtocolError: something else.
-    """
-    fields = decode_fields(data)
-    if one_of(fields, 1, int, 0) != 1:
-        raise RemoteProtocolError("it answered without a status")
-    return one_of(fields, 4, int, 0)
-
-
-def _delimited(fields: list[Field]) -> bytes:
-    message = encode_fields(fields)
-    return encode_uvarint(len(message)) + message
+HOP_ANSWER: Final = (int(HopKind.STATUS), 5)
+STOP_ANSWER: Final = (1, 4)
+"""Kind and field of the answers to what is said on the two protocols."""
 
 
 async def receive_delimited(stream: Stream) -> bytes:
@@ -193,7 +172,7 @@ class Relay:
         self._wall_time_s = wall_time_s
         self._bucket = Bucket(max(1.0, mbps * 1e6 / 8))
         self._reserved_until_s: dict[PeerId, float] = {}
-        self._circuits: Counter[PeerId] = Counter()
+        self._circuits = Budget(Shares(MAX_CIRCUITS, MAX_CIRCUITS_PER_PEER, MAX_CIRCUITS))
         self.carried_bytes = 0
         self.refused = 0
 
@@ -206,7 +185,7 @@ class Relay:
     @property
     def circuits(self) -> int:
         """Circuits that there are now."""
-        return self._circuits.total()
+        return self._circuits.taken
 
     async def start(self) -> None:
         """Serve from now on."""
@@ -254,7 +233,7 @@ class Relay:
         if status is not CircuitStatus.OK:
             await self._refuse(stream, status)
             return
-        self._circuits[source] += 1
+        self._circuits.take(source)
         try:
             onward = await self._reach(source, peer_id_from_bytes(target))
             if onward is None:
@@ -267,8 +246,7 @@ class Relay:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
                     await onward.aclose()
         finally:
-            self._circuits[source] -= 1
-            self._circuits += Counter()  # drops those at zero
+            self._circuits.give_back(source)
 
     def _connectable(self, stream: Stream, target: bytes) -> CircuitStatus:
         self._forget_expired()
@@ -276,8 +254,7 @@ class Relay:
             return CircuitStatus.PERMISSION_DENIED
         if peer_id_from_bytes(target) not in self._reserved_until_s:
             return CircuitStatus.NO_RESERVATION
-        full = self._circuits.total() >= MAX_CIRCUITS
-        if full or self._circuits[stream.remote_peer_id] >= MAX_CIRCUITS_PER_PEER:
+        if not self._circuits.has_room(stream.remote_peer_id):
             return CircuitStatus.RESOURCE_LIMIT_EXCEEDED
         return CircuitStatus.OK
 
@@ -288,7 +265,7 @@ class Relay:
             with trio.fail_after(ANSWER_S):
                 onward = await self._network.open_stream(target, STOP)
                 await onward.send_all(stop_request(peer_id_to_bytes(source)))
-                if parse_stop_answer(await receive_delimited(onward)) == CircuitStatus.OK:
+                if await _status(onward, STOP_ANSWER) == CircuitStatus.OK:
                     return onward
         except (LocoError, trio.TooSlowError):
             pass
@@ -298,45 +275,29 @@ class Relay:
 
     async def _carry_both(self, one: Stream, other: Stream) -> None:
         """Carry bytes both ways until either side ends, or a limit is reached."""
-        meter = _Meter()
-        async with trio.open_nursery() as nursery:
+        left_bytes = CIRCUIT_BYTES
+        with trio.move_on_after(CIRCUIT_S), trio.move_on_after(CIRCUIT_IDLE_S) as idle:
+            async with trio.open_nursery() as nursery:
 
-            async def one_way(source: Stream, sink: Stream) -> None:
-                await self._carry(source, sink, meter)
-                nursery.cancel_scope.cancel()
+                async def one_way(source: Stream, sink: Stream) -> None:
+                    nonlocal left_bytes
+                    while data := await source.receive_some():
+                        idle.deadline = trio.current_time() + CIRCUIT_IDLE_S
+                        left_bytes -= len(data)
+                        if left_bytes < 0:
+                            break
+                        await self._bucket.turn(len(data))
+                        await self._carry_over_line(len(data))
+                        await sink.send_all(data)
+                        self.carried_bytes += len(data)
+                    nursery.cancel_scope.cancel()
 
-            nursery.start_soon(one_way, one, other)
-            nursery.start_soon(one_way, other, one)
-            with trio.move_on_after(CIRCUIT_S):
-                await meter.idle()
-            nursery.cancel_scope.cancel()
-
-    async def _carry(self, source: Stream, sink: Stream, meter: "_Meter") -> None:
-        while data := await source.receive_some():
-            meter.passed(len(data))
-            if meter.num_bytes > CIRCUIT_BYTES:
-                return
-            await self._bucket.turn(len(data))
-            await self._carry_over_line(len(data))
-            await sink.send_all(data)
-            self.carried_bytes += len(data)
+                nursery.start_soon(one_way, one, other)
+                nursery.start_soon(one_way, other, one)
 
 
-class _Meter:
-    """What one circuit has carried, and when it last did."""
-
-    def __init__(self) -> None:
-        self.num_bytes = 0
-        self._last_s = trio.current_time()
-
-    def passed(self, num_bytes: int) -> None:
-        self.num_bytes += num_bytes
-        self._last_s = trio.current_time()
-
-    async def idle(self) -> None:
-        """Wait until nothing has passed for CIRCUIT_IDLE_S."""
-        while trio.current_time() < self._last_s + CIRCUIT_IDLE_S:  # noqa: ASYNC110 - no event
-            await trio.sleep_until(self._last_s + CIRCUIT_IDLE_S)
+async def _status(stream: Stream, answer: tuple[int, int]) -> int:
+    return parse_status(await receive_delimited(stream), *answer)
 
 
 async def reserve(network: Network, relay: PeerId) -> float:
@@ -348,8 +309,8 @@ async def reserve(network: Network, relay: PeerId) -> float:
     stream = await network.open_stream(relay, HOP)
     try:
         with trio.fail_after(ANSWER_S):
-            await stream.send_all(reserve_request())
-            status = parse_hop_answer(await receive_delimited(stream))
+            await stream.send_all(delimited([(1, int(HopKind.RESERVE))]))
+            status = await _status(stream, HOP_ANSWER)
     except trio.TooSlowError:
         raise RemoteProtocolError(f"{relay} does not answer as a relay") from None
     finally:

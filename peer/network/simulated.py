@@ -25,15 +25,14 @@ from typing import Final
 
 import trio
 
-from peer.ports import Address, Judge, NetworkStatistics, PeerId, StreamHandler
+from peer.ports import Address, PeerId
 from protocol.address import multiaddr
 from protocol.address.peer_id import peer_id_to_bytes
 from protocol.errors import StreamLost
 
-from .handlers import Handlers
+from .handlers import DIAL_TIMEOUT_S, BaseNetwork
 from .simulated_stream import LinkModel, SimulatedLink, SimulatedStream, open_pair
 
-DIAL_TIMEOUT_S: Final = 15.0
 _PORT: Final = 4001
 
 
@@ -141,18 +140,16 @@ class SimulatedInternet:
         return f"/ip4/10.{high >> 8}.{high & 255}.{low}/tcp/{_PORT}"
 
 
-class SimulatedNetwork:
+class SimulatedNetwork(BaseNetwork):
     """Implements `peer.ports.Network`. Made by `SimulatedInternet.open_network`."""
 
     def __init__(self, internet: SimulatedInternet, peer_id: PeerId, address: Address) -> None:
+        super().__init__()
         self._internet = internet
         self.peer_id: Final = peer_id
         self._address = address
         self._nursery: trio.Nursery
-        self._handlers = Handlers()
-        self._streams: dict[SimulatedStream, None] = {}
         self._known: dict[PeerId, tuple[Address, ...]] = {}
-        self._announced: tuple[Address, ...] = ()
         self._alive = True
 
     @property
@@ -160,10 +157,6 @@ class SimulatedNetwork:
         """Full multiaddrs with /p2p/."""
         everywhere = (self._address, *self._announced)
         return tuple(multiaddr.with_peer_id(address, self.peer_id) for address in everywhere)
-
-    def announce(self, addresses: Sequence[Address]) -> None:
-        """Tell others these addresses too; nobody is reached by them here."""
-        self._announced = tuple(addresses)
 
     async def probe(self, address: Address) -> PeerId:
         """The peer that answers at an address.
@@ -210,37 +203,16 @@ class SimulatedNetwork:
         """
         peer_id_to_bytes(peer_id)
         remote = await self._reach(peer_id)
-        if not remote._handlers.serves(protocol):
+        if protocol not in remote._handlers:
             raise StreamLost(f"protocol: {peer_id} does not speak {protocol}")
         peers = (self.peer_id, peer_id)
         links = (self._internet.link(*peers), self._internet.link(*reversed(peers)))
-        ours, theirs = open_pair(
-            protocol,
-            peers,
-            links,
-            (self._handlers.traffic, remote._handlers.traffic),
-            self._address,
-        )
-        self._adopt(ours)
-        remote._accept(protocol, theirs)
+        ours, theirs = open_pair(protocol, (self, remote), peers, links, self._address)
+        if remote.has_room(protocol, self.peer_id, self._address):
+            remote._nursery.start_soon(remote.run, protocol, theirs)
+        else:
+            theirs.close()
         return ours
-
-    async def serve(self, protocol: str, handler: StreamHandler) -> None:
-        """Serve `protocol` from now on.
-
-        Raises:
-            LocalProtocolError: it is served already.
-        """
-        self._handlers.add(protocol, handler)
-        await trio.lowlevel.checkpoint()
-
-    def admit_by(self, judge: Judge) -> None:
-        """Serve only whom this one lets pass, from now on."""
-        self._handlers.admit_by(judge)
-
-    def statistics(self) -> NetworkStatistics:
-        """What was carried."""
-        return self._handlers.statistics()
 
     def is_at(self, address: Address) -> bool:
         """Whether this machine has that address."""
@@ -249,7 +221,7 @@ class SimulatedNetwork:
     def die(self) -> None:
         """Lose every stream and stop serving; what `SimulatedInternet.kill` does to us."""
         self._alive = False
-        for stream in list(self._streams):
+        for stream in list(self.streams):
             stream.lose("our own network is gone")
         self._nursery.cancel_scope.cancel()
 
@@ -273,17 +245,3 @@ class SimulatedNetwork:
     def _check_alive(self, peer_id: PeerId) -> None:
         if not self._alive:
             raise StreamLost(f"dial: cannot reach {peer_id}: our own network is gone")
-
-    def _adopt(self, stream: SimulatedStream) -> None:
-        self._streams[stream] = None
-        stream.on_close = self._forget
-
-    def _forget(self, stream: SimulatedStream) -> None:
-        self._streams.pop(stream, None)
-
-    def _accept(self, protocol: str, stream: SimulatedStream) -> None:
-        self._adopt(stream)
-        if self._handlers.admit(stream.remote_peer_id, stream.remote_address):
-            self._nursery.start_soon(self._handlers.run, protocol, stream)
-        else:
-            stream.close()

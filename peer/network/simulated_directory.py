@@ -19,10 +19,10 @@ from peer.ports import Address
 from protocol.limits import MAX_RECORDS_PER_SHARD
 from protocol.membership.records import place_of, valid_record_at
 
+from .directory import CALL_TIMEOUT_S
+
 EPOCH_S: Final = 1_700_000_000.0
 """Unix time of the simulated world at trio's time zero."""
-OFFLINE_TIMEOUT_S: Final = 8.0
-"""How long a call takes when nothing answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,5 +167,5 @@ class SimulatedDirectory:
                 self._world.connect(self._peer_id, peer_id)
 
     async def _reach_table(self) -> bool:
-        await trio.sleep(self._world.draw_latency_s() if self.online else OFFLINE_TIMEOUT_S)
+        await trio.sleep(self._world.draw_latency_s() if self.online else CALL_TIMEOUT_S)
         return self.online

@@ -12,14 +12,17 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import trio
 
-from peer.ports import Address, OnBytes, PeerId
+from peer.ports import Address, PeerId
 from protocol.errors import StreamLost
 
-from .handlers import Traffic
+from .stream import PeerStream
+
+if TYPE_CHECKING:
+    from .handlers import BaseNetwork
 
 # --- one direction between two simulated peers: when a segment leaves and arrives -----------------
 
@@ -50,19 +53,12 @@ class LinkModel:
             raise ValueError(f"loss must be in [0, 1): {self}")
 
 
-class LinkWatcher(Protocol):
-    """A watcher that hears when a link is cut or carries again."""
-
-    def link_cut(self) -> None: ...
-    def link_mended(self, cut_since_s: float) -> None: ...
-
-
 class SimulatedLink:
     """The state of one direction between two peers."""
 
     def __init__(self, model: LinkModel, seed: bytes) -> None:
         self.model = model
-        self.watchers: dict[LinkWatcher, None] = {}
+        self.watchers: dict[_Pipe, None] = {}
         self.cut_since_s: float | None = None
         """When the link was cut; None while it carries."""
         self._random = random.Random(seed)
@@ -83,7 +79,7 @@ class SimulatedLink:
         if self.cut_since_s is None:
             self.cut_since_s = trio.current_time()
             for watcher in list(self.watchers):
-                watcher.link_cut()
+                watcher.announce()  # all that wait count the silence from now on
 
     def mend(self) -> None:
         """Let everything pass again."""
@@ -217,10 +213,6 @@ class _Pipe:
         with trio.move_on_at(min(time_s, silent_s)):
             await self._changed.wait()
 
-    def link_cut(self) -> None:
-        """Wake up all that wait: they count the silence from now on."""
-        self.announce()
-
     def link_mended(self, cut_since_s: float) -> None:
         """Send again what was held up: it arrives one latency from now, at the earliest."""
         earliest_s = trio.current_time() + self._link.model.latency_s
@@ -242,53 +234,31 @@ class _Pipe:
         self._changed = trio.Event()
 
 
-class SimulatedStream:
-    """Implements `peer.ports.Stream`. Made in pairs by `open_pair`."""
+class SimulatedStream(PeerStream):
+    """One end of a stream. Made in pairs by `open_pair`."""
 
     def __init__(
         self,
+        network: "BaseNetwork",
         protocol: str,
-        remote_peer_id: PeerId,
-        traffic: Traffic,
+        peer_id: PeerId,
+        address: Address,
         incoming: _Pipe,
         outgoing: _Pipe,
-        remote_address: Address = "",
     ) -> None:
-        self._protocol = protocol
-        self.remote_peer_id: Final = remote_peer_id
-        self.remote_address: Final = remote_address
-        self._traffic = traffic
+        super().__init__(network, protocol, peer_id, address)
         self._incoming = incoming
         self._outgoing = outgoing
-        self._lost: str | None = None
-        self._closed = False
         self._sending = False
-        self.on_close: Callable[[SimulatedStream], None] = lambda _stream: None
-        traffic.open_streams += 1
 
-    def __repr__(self) -> str:
-        state = "closed" if self._closed else self._lost or "open"
-        return f"<SimulatedStream {self._protocol} with {self.remote_peer_id}: {state}>"
-
-    async def turn(self, num_bytes: int) -> int:
-        """Let all of it go: nothing is held back here."""
-        return num_bytes
-
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send all of `data`; waits for the link, and while the peer does not keep up.
-
-        Raises:
-            StreamLost
-        """
-        self._check()
+    async def _send_all(self, view: memoryview) -> None:
         if self._sending:
             raise trio.BusyResourceError("another task is sending on this stream")
         self._sending = True
         try:
-            with memoryview(data) as whole, whole.cast("B") as view:
-                await trio.lowlevel.checkpoint()
-                for start in range(0, len(view), SEGMENT_BYTES):
-                    await self._send_segment(view[start : start + SEGMENT_BYTES])
+            await trio.lowlevel.checkpoint()
+            for start in range(0, len(view), SEGMENT_BYTES):
+                await self._send_segment(view[start : start + SEGMENT_BYTES])
         finally:
             self._sending = False
 
@@ -301,61 +271,33 @@ class SimulatedStream:
                 raise
             except StreamLost as error:
                 raise self._loss(str(error)) from error
-            self._traffic.count_sent(self._protocol, len(segment))
+            self._count_sent(len(segment))
 
-    async def receive_some(self, max_bytes: int = 65536) -> bytes:
-        """At least one byte, or `b""` at the end.
-
-        Raises:
-            StreamLost
-        """
-        return bytes(await self._receive(max_bytes))
-
-    async def receive_into(self, buffer: memoryview, arrived: OnBytes | None = None) -> None:
-        """Fill `buffer`; `arrived` is told how much of it is there.
-
-        Raises:
-            StreamLost
-        """
-        with buffer.cast("B") as view:
-            filled = 0
-            while filled < len(view):
-                piece = await self._receive(len(view) - filled)
-                if not piece:
-                    raise self._loss(
-                        f"the peer closed the stream after {filled} of {len(view)} bytes"
-                    )
-                view[filled : filled + len(piece)] = piece
-                filled += len(piece)
-                if arrived is not None:
-                    arrived(filled)
-
-    async def _receive(self, max_bytes: int) -> memoryview:
-        self._check()
+    async def _receive(self, max_bytes: int) -> bytes:
         await trio.lowlevel.checkpoint()
         try:
-            piece = await self._incoming.receive(max_bytes, self._check)
+            return bytes(await self._incoming.receive(max_bytes, self._check))
         except StreamLost as error:
             raise self._loss(str(error)) from error
-        self._traffic.count_received(self._protocol, len(piece))
-        return piece
 
-    def lose(self, reason: str) -> None:
-        """Break the stream from outside: waiters get `StreamLost`, the other end sees it end."""
-        if self._lost is None:
-            self._lost = reason
+    async def _receive_into(self, view: memoryview, filled: int) -> int:
+        piece = await self._receive(len(view) - filled)
+        if not piece:
+            where = f"after {filled} of {len(view)} bytes"
+            raise self._loss(f"the peer closed the stream {where}")
+        view[filled : filled + len(piece)] = piece
+        return len(piece)
+
+    def _break(self) -> None:
         self._part(abruptly=True)
 
     def close(self) -> None:
-        """Close the stream; what was sent still arrives. Does nothing the second time."""
-        if not self._closed:
-            self._closed = True
-            self._traffic.open_streams -= 1
+        """Close the stream, at once."""
+        if self._note_closed():
             self._part(abruptly=self._lost is not None)
-            self.on_close(self)
 
     async def aclose(self) -> None:
-        """Close the stream, as `close` does."""
+        """Close the stream; what was sent still arrives. Does nothing the second time."""
         self.close()
         await trio.lowlevel.checkpoint()
 
@@ -364,28 +306,18 @@ class SimulatedStream:
         self._incoming.leave()
         self._incoming.forget_link()
 
-    def _check(self) -> None:
-        if self._closed or self._lost:
-            raise self._loss("it was closed here")
-
-    def _loss(self, reason: str) -> StreamLost:
-        self._lost = self._lost or reason
-        return StreamLost(
-            f"{self._protocol} stream with {self.remote_peer_id} was lost: {self._lost}"
-        )
-
 
 def open_pair(
     protocol: str,
+    networks: "tuple[BaseNetwork, BaseNetwork]",
     peers: tuple[PeerId, PeerId],
     links: tuple[SimulatedLink, SimulatedLink],
-    traffics: tuple[Traffic, Traffic],
-    opener_address: Address = "",
+    opener_address: Address,
 ) -> tuple[SimulatedStream, SimulatedStream]:
     """Both ends of a new stream. `links` leads from the first peer to the second, and back."""
     there = _Pipe(links[0], links[1].model.latency_s)
     back = _Pipe(links[1], links[0].model.latency_s)
     return (
-        SimulatedStream(protocol, peers[1], traffics[0], back, there),
-        SimulatedStream(protocol, peers[0], traffics[1], there, back, opener_address),
+        SimulatedStream(networks[0], protocol, peers[1], "", back, there),
+        SimulatedStream(networks[1], protocol, peers[0], opener_address, there, back),
     )

@@ -20,6 +20,8 @@ nothing is said afterwards.
 
 import os
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
@@ -49,43 +51,37 @@ async def read_peer_id(host: str, port: int) -> PeerId:
         StreamLost: a sentence that begins with the step that failed.
     """
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    await _resolve(host, port, where)
-    connection = await _dial(host, port, where)
+    with _step(f"resolve: no address is known for {where}"):
+        await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
+    with _step(f"dial: cannot connect to {where}"):
+        connection = await trio.open_tcp_stream(host, port)
     try:
-        await _select_tls(connection, where)
-        return await _handshake(connection, where)
+        with _step(f"protocol: {where} does not speak libp2p"):
+            await connection.send_all(_select_message(_MULTISTREAM) + _select_message(_TLS))
+            greeting = await _receive_select_message(connection)
+            answer = await _receive_select_message(connection)
+        if greeting != _MULTISTREAM:
+            raise StreamLost(f"protocol: {where} does not speak libp2p: it said {greeting!r}")
+        if answer != _TLS:
+            sentence = f"{where} speaks libp2p, but not over TLS: it said {answer!r}"
+            raise StreamLost(f"protocol: {sentence}")
+        with _step(f"handshake: {where} did not prove who it is"):
+            secured = trio.SSLStream(connection, _context(), https_compatible=True)
+            await secured.do_handshake()
+            return peer_id_of_certificate(secured.getpeercert(binary_form=True) or b"")
     finally:
         await trio.aclose_forcefully(connection)
 
 
-async def _resolve(host: str, port: int, where: str) -> None:
+@contextmanager
+def _step(sentence: str) -> Iterator[None]:
+    """What goes wrong in the block, or takes too long, is told after this sentence."""
     try:
         with trio.fail_after(ANSWER_S):
-            await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
-    except (OSError, UnicodeError, trio.TooSlowError) as error:
-        raise StreamLost(f"resolve: no address is known for {where}: {_words(error)}") from error
-
-
-async def _dial(host: str, port: int, where: str) -> trio.SocketStream:
-    try:
-        with trio.fail_after(ANSWER_S):
-            return await trio.open_tcp_stream(host, port)
-    except (OSError, trio.TooSlowError) as error:
-        raise StreamLost(f"dial: cannot connect to {where}: {_words(error)}") from error
-
-
-async def _select_tls(connection: trio.SocketStream, where: str) -> None:
-    try:
-        with trio.fail_after(ANSWER_S):
-            await connection.send_all(_select_message(_MULTISTREAM) + _select_message(_TLS))
-            greeting = await _receive_select_message(connection)
-            answer = await _receive_select_message(connection)
-    except (ValueError, trio.BrokenResourceError, trio.TooSlowError) as error:
-        raise StreamLost(f"protocol: {where} does not speak libp2p: {_words(error)}") from error
-    if greeting != _MULTISTREAM:
-        raise StreamLost(f"protocol: {where} does not speak libp2p: it said {greeting!r}")
-    if answer != _TLS:
-        raise StreamLost(f"protocol: {where} speaks libp2p, but not over TLS: it said {answer!r}")
+            yield
+    except (OSError, ValueError, trio.BrokenResourceError, trio.TooSlowError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__ or error
+        raise StreamLost(f"{sentence}: {_words(cause)}") from error
 
 
 def _select_message(text: str) -> bytes:
@@ -109,18 +105,6 @@ async def receive_exactly(connection: trio.SocketStream, num_bytes: int) -> byte
             raise ValueError("it hung up")
         data += piece
     return bytes(data)
-
-
-async def _handshake(connection: trio.SocketStream, where: str) -> PeerId:
-    secured = trio.SSLStream(connection, _context(), https_compatible=True)
-    try:
-        with trio.fail_after(ANSWER_S):
-            await secured.do_handshake()
-        certificate = secured.getpeercert(binary_form=True)
-        return peer_id_of_certificate(certificate or b"")
-    except (ValueError, ssl.SSLError, trio.BrokenResourceError, trio.TooSlowError) as error:
-        cause = error.__cause__ or error
-        raise StreamLost(f"handshake: {where} did not prove who it is: {_words(cause)}") from error
 
 
 def _context() -> ssl.SSLContext:

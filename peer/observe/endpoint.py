@@ -51,7 +51,7 @@ async def serve_metrics(
 
 
 def clients_of(render: Callable[[], bytes], content_type: str) -> Clients:
-    """Clients that may ask for the page, one request a connection."""
+    """Those that ask for the page, each once."""
 
     async def converse(stream: trio.SocketStream) -> None:
         with trio.move_on_after(REQUEST_TIMEOUT_S):

@@ -32,6 +32,7 @@ class LineFile:
         self._path = path
         self._max_file_bytes = max_file_bytes
         self._keep_files = keep_files
+        self._torn = False
         self._take(_opened(path))
 
     def write_line(self, line: bytes) -> None:

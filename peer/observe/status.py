@@ -1,28 +1,22 @@
-"""The status of a peer: one snapshot for `loco-peer status`, the demo and the tests.
+"""The status of a peer: one snapshot for `loco-peer status`, the demo and the tests."""
 
-What `loco-peer status` says of a pipeline, line by line.
-
-What `loco-peer status` and `amend --show` say of a run's amendments.
-"""
-
-import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self
+
+import msgspec
 
 from peer.facts import RECENT_ROUNDS, PeerState
 from protocol.membership.group import WHOLE_MODEL
 from protocol.names import short_id
 from protocol.outcomes import SkipReason
+from protocol.run.amendments import AmendedSpec
 
 from .progress import RunProgress, progress_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-from collections import Counter
-from collections.abc import Sequence
-
-from protocol.run.amendments import AmendedSpec
 
 # --- amendments -----------------------------------------------------------------------------------
 
@@ -52,13 +46,11 @@ def amendment_lines(amendments: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-# --- status ---------------------------------------------------------------------------------------
-
 # --- lines of pipelines ---------------------------------------------------------------------------
 
 US_PER_MS: Final = 1000
-SHOWN_LINKS: Final = 8
-SHOWN_PATHS: Final = 8
+SHOWN: Final = 8
+"""Paths, and links, that are shown."""
 
 
 def pipeline_lines(pipeline: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -95,14 +87,14 @@ def _spent(spent_s: Mapping[str, float]) -> str:
 
 
 def _paths(paths: tuple[str, ...]) -> str:
-    said = [f"{path} ({times}x)" for path, times in Counter(paths).most_common(SHOWN_PATHS)]
+    said = [f"{path} ({times}x)" for path, times in Counter(paths).most_common(SHOWN)]
     return "; ".join(said)
 
 
 def _links(links: tuple[Mapping[str, Any], ...]) -> str:
     """Those that boundaries have taken, the slowest first."""
     used = [link for link in links if link["out_us"]]
-    slowest = sorted(used, key=lambda link: -link["rtt_us"] - link["out_us"])[:SHOWN_LINKS]
+    slowest = sorted(used, key=lambda link: -link["rtt_us"] - link["out_us"])[:SHOWN]
     return "; ".join(
         f"{short_id(link['peer_id'])} {link['rtt_us'] / US_PER_MS:.1f} + "
         f"{link['out_us'] / US_PER_MS:.1f} ms"
@@ -163,7 +155,8 @@ class Status:
     """The status of this peer. None is unknown.
 
     Attributes:
-        progress: how far the run is; its numbers stand beside the others in JSON.
+        step, total_steps, learning_rate, tokens_per_s, swarm_tokens_per_s, left_s: as in
+            `RunProgress`.
         chosen_inner_steps: of our rounds, where each peer chooses its own; None where the run says.
         tokens: trained by this peer, in its life before the last checkpoint too.
         train_loss: mean of the last round, nats per token.
@@ -186,7 +179,12 @@ class Status:
     run_id: str | None = None
     state: PeerState = PeerState.STARTING
     round: int | None = None
-    progress: RunProgress = field(default_factory=RunProgress)
+    step: int | None = None
+    total_steps: int | None = None
+    learning_rate: float | None = None
+    tokens_per_s: float | None = None
+    swarm_tokens_per_s: float | None = None
+    left_s: float | None = None
     chosen_inner_steps: int | None = None
     tokens: int | None = None
     train_loss: float | None = None
@@ -207,52 +205,29 @@ class Status:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as `loco-peer status --json` prints them."""
-        tree = asdict(self)
-        del tree["progress"]
-        outcomes = tree["outcomes"]
-        skipped = {str(reason): count for reason, count in outcomes["skipped"].items() if count}
-        return (
-            {name: tree.pop(name) for name in ("peer_id", "run_id")}
-            | {"state": str(tree.pop("state")), "round": tree.pop("round")}
-            | {name: getattr(self.progress, name) for name in _PROGRESS}
-            | tree
-            | {"train_loss": _finite(self.train_loss)}
-            | {"validation_loss": _finite(self.validation_loss)}
-            | {"outcomes": outcomes | {"skipped": skipped}}
-            | {name: list(tree[name]) for name in ("peers", "amendments")}
-        )
+        tree: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))  # no NaN comes out
+        skipped = tree["outcomes"]["skipped"]
+        tree["outcomes"]["skipped"] = {reason: count for reason, count in skipped.items() if count}
+        return tree
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`.
+        """The inverse of `to_json`. Raises ValueError: not what that writes."""
+        return msgspec.convert(tree, cls)
 
-        Raises:
-            KeyError, TypeError, ValueError: not what `to_json` writes.
-        """
-        outcomes = tree["outcomes"]
-        skipped = {SkipReason(reason): int(n) for reason, n in outcomes["skipped"].items()}
-        peers = tuple(PeerStatus(**peer) for peer in tree["peers"])
-        state = PeerState(tree["state"])
-        trains = state is PeerState.TRAINING
-        train = [peer for peer in peers if not trains or peer.state == PeerState.TRAINING]
-        progress = {name: tree[name] for name in _PROGRESS}
-        told: dict[str, Any] = {
-            "state": state,
-            "progress": RunProgress(**progress, peers=len(train) + 1),
-            "outcomes": Outcomes(int(outcomes["averaged"]), skipped, outcomes["recent_share"]),
-            "peers": peers,
-            "amendments": tuple(tree["amendments"]),
-        }
-        plain = {name: tree[name] for name in cls.__dataclass_fields__ if name not in told}
-        return cls(**plain, **told)
-
-
-_PROGRESS: Final = tuple(each.name for each in fields(RunProgress) if each.name != "peers")
-
-
-def _finite(value: float | None) -> float | None:
-    """The loss, or None if it is not finite: JSON has no word for NaN."""
-    return value if value is not None and math.isfinite(value) else None
+    @property
+    def progress(self) -> RunProgress:
+        trains = self.state is PeerState.TRAINING
+        others = [p for p in self.peers if not trains or p.state == PeerState.TRAINING]
+        return RunProgress(
+            self.step,
+            self.total_steps,
+            self.learning_rate,
+            self.tokens_per_s,
+            self.swarm_tokens_per_s,
+            self.left_s,
+            peers=len(others) + 1,
+        )
 
 
 def render(status: Status, *, full_ids: bool = False) -> "RenderableType":

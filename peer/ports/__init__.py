@@ -57,7 +57,7 @@ class Stream(Protocol):
 StreamHandler = Callable[[Stream], Awaitable[None]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NetworkStatistics:
     """What a network has carried since it started.
 
@@ -72,9 +72,9 @@ class NetworkStatistics:
         last_failure: why p2pd last ended; empty when it never did.
     """
 
-    sent_bytes: Mapping[str, int]
-    received_bytes: Mapping[str, int]
-    open_streams: int
+    sent_bytes: dict[str, int]
+    received_bytes: dict[str, int]
+    open_streams: int = 0
     refused_streams: int = 0
     failed_streams: int = 0
     relayed_peers: int = 0
@@ -84,7 +84,7 @@ class NetworkStatistics:
 
 
 class Judge(Protocol):
-    """Decides which peers are served; implemented by `peer.daemon.standing.Standing`."""
+    """Decides which peers are served; implemented by `peer.daemon.admission.Reputation`."""
 
     def judge(self, peer_id: PeerId) -> "Refusal | None":
         """Why a peer is not served; None when it is."""

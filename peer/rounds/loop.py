@@ -13,16 +13,15 @@ What it promises:
 - The next round is opened as soon as the way of averaging lets it, and never two at once.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import trio
 from msgspec.structs import replace
 
-from peer.facts import Facts, PeerState
+from peer.facts import PeerState
 from peer.observe.event_names import EventName
-from peer.observe.events import EventLog
 from peer.process.rejoin import JoinAgain, addresses_of
 from peer.training.messages import (
     CloseRound,
@@ -38,25 +37,21 @@ from peer.training.messages import (
     TrainerProgress,
     TrainRound,
 )
-from peer.training.ports import Trainer, TrainerDied
+from peer.training.ports import StartTrainer, Trainer, TrainerDied
 from protocol.errors import LocoError, leaves
 from protocol.membership.heeded import heeded
-from protocol.membership.view import Member, View
+from protocol.membership.view import Member
 from protocol.microbatch.trainer_messages import (
     Begun,
     Filled,
     Freed,
     Returned,
     Stepped,
-    Waiting,
 )
-from protocol.run.amendments import AmendedSpec
 from protocol.schedule.rounds import RoundPlan, is_lost, middle
 
-from .checkpoints import Checkpoints
-from .microbatches import Microbatches
+from .parts import AveragingParts
 from .pause import Pause
-from .shares import DataShares
 from .validation import Validation
 from .way import TrainerLine, Way
 
@@ -74,9 +69,7 @@ class RoundLoop:
     """Runs the rounds of one peer; see the top of the file.
 
     Args:
-        start_trainer: starts one on the slow weights; its argument caps the micro-batch.
-        checkpoints: writes them, and knows what a trainer goes on from.
-        microbatches: None where the trainer holds the whole model.
+        start_trainer: starts one on the slow weights.
 
     Attributes:
         pause: that the user wants.
@@ -84,36 +77,24 @@ class RoundLoop:
 
     def __init__(
         self,
+        parts: AveragingParts,
         way: Way,
-        *,
-        spec: AmendedSpec,
-        facts: Facts,
-        view: View,
-        shares: DataShares,
         validation: Validation,
-        start_trainer: Callable[[int | None], AbstractAsyncContextManager[Trainer]],
-        events: EventLog,
-        checkpoints: Checkpoints,
-        microbatches: Microbatches | None = None,
+        start_trainer: StartTrainer,
     ) -> None:
         self._way = way
-        self._checkpoints = checkpoints
-        self._microbatches = microbatches
-        self._spec = spec
-        self._inner_steps = inner_steps = spec.founding.sync.round_steps
-        self._facts = facts
-        self._view = view
-        self._shares = shares
         self._validation = validation
-        self._start_trainer = start_trainer
-        self._events = events
-        self._quota = inner_steps
+        self._start_trainer = partial(start_trainer, parts.slow_P)
+        self._checkpoints, self._microbatches = parts.checkpoints, parts.microbatches
+        self._shares, self._events = parts.shares, parts.events
+        self._spec, self._facts, self._view = parts.amended, parts.facts, parts.held.view
+        self._quota = self._inner_steps = parts.spec.sync.round_steps
         self._closes_early = self._joins_again = self._leaves = False
         self._most_members = 0
         self._parted_step: int | None = None
         self._micro_batch_cap: int | None = None
         self._failures_in_a_row = 0
-        self.pause = Pause(facts, events, view)
+        self.pause = Pause(parts.facts, parts.events, parts.held.view)
         self.finished = False
 
     async def leave(self, trainer_until_s: float, until_s: float) -> None:
@@ -153,7 +134,7 @@ class RoundLoop:
                 self._microbatches.began(line)
             self._way.began(line, ready)
             self._checkpoints.began(line)
-            load = self._checkpoints.load(self._way.version)
+            load = self._checkpoints.load()
             await trainer.send(
                 replace(load, step=facts.nominal_step, epoch=facts.epoch, position=facts.position)
             )
@@ -173,9 +154,9 @@ class RoundLoop:
 
     def _note_start(self, ready: Ready) -> None:
         facts = self._facts
-        if ready.layout_digest != facts.layout_digest:
+        if ready.layout.digest != facts.layout_digest:
             raise TrainingImpossible("the trainer's model has another layout than the run's")
-        facts.parameters, facts.alone_steps_per_s = ready.parameters, ready.steps_per_s
+        facts.parameters, facts.alone_steps_per_s = ready.layout.parameters, ready.steps_per_s
         facts.steps_per_s = facts.steps_per_s or ready.steps_per_s
         facts.loops["trainer"] = ready.loops
         self._micro_batch_cap = ready.micro_batch
@@ -185,7 +166,7 @@ class RoundLoop:
             EventName.TRAINER_STARTED,
             device=ready.device,
             precision=ready.precision,
-            parameters=ready.parameters,
+            parameters=facts.parameters,
             micro_batch=ready.micro_batch,
             steps_per_s=ready.steps_per_s,
             codec=ready.loops,
@@ -225,7 +206,7 @@ class RoundLoop:
                 line.nursery.start_soon(self._bring, line, pieces)
             case Ready():
                 pass
-            case Begun() | Filled() | Returned() | Freed() | Stepped() | Waiting():
+            case Begun() | Filled() | Returned() | Freed() | Stepped():
                 if self._microbatches is not None:
                     await self._microbatches.took(event)
             case _:
@@ -241,9 +222,9 @@ class RoundLoop:
         if progress.step_s > 0:
             speed = 1 / progress.step_s
             facts.steps_per_s += SPEED_SMOOTHING * (speed - facts.steps_per_s)
-        self._way.progressed(progress)
+        self._way.progressed()
         self._check_lost(line)
-        if not self._closes_early and self._way.closes_early(self._heeded()):
+        if not self._closes_early and self._way.closes_early(progress.steps, self._heeded()):
             self._closes_early = True
             line.send_soon(CloseRound(facts.round))
 
@@ -251,7 +232,8 @@ class RoundLoop:
         """Bring what the next step needs of the corpus; the trainer waits for it."""
         facts, started_s = self._facts, trio.current_time()
         facts.now_doing(f"waiting for {len(pieces)} pieces of the corpus")
-        await self._shares.feed.bring(pieces)
+        if self._shares.feed is not None:
+            await self._shares.feed.bring(pieces)
         waited_s = trio.current_time() - started_s
         facts.corpus.waited_s += waited_s
         self._events.emit(EventName.PIECES_AWAITED, pieces=len(pieces), seconds=waited_s)

@@ -10,14 +10,12 @@ Each peer counts for the whole swarm, by what it has heard, so two peers may cou
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from peer.facts import Facts
 from protocol.membership.view import Member
-from protocol.schedule.data_plan import DataPlan, MemberPosition
+from protocol.schedule.data_plan import DataPlan, MemberPosition, Members
 from protocol.schedule.rounds import whole_steps
-
-from .feed import AllHere, DataFeed
 
 MEMBER_WEIGHT: Final = 4
 """Data weight of a peer of median speed; others in proportion."""
@@ -27,18 +25,29 @@ MAX_APART_PLACES: Final = 1 << 16
 """Nor is its position checked: a peer that says it is further away is left out of the count."""
 
 
+class DataFeed(Protocol):
+    """Sees to it that pieces of the corpus are here when they are trained on."""
+
+    def plan(self, members: Members, epoch: int, position: int) -> None:
+        """A round begins there, with these shares of the data."""
+
+    async def bring(self, pieces: Sequence[int]) -> None:
+        """Returns when all of these pieces are here."""
+
+
 class DataShares:
     """The shares of one run, as this peer sees them. Writes `facts.lost_blocks`, `repeated_blocks`.
 
     Args:
         plan: of the run's corpus.
         facts: of this peer, a member itself.
-        feed: is told of the shares of each round.
+        feed: is told of the shares of each round; None where all of the corpus is here, or none
+            of it is needed.
     """
 
     def __init__(self, plan: DataPlan, facts: Facts, feed: DataFeed | None = None) -> None:
         self._plan = plan
-        self.feed = feed or AllHere()
+        self.feed = feed
         self._facts = facts
         self._members: dict[str, MemberPosition] = {}
 
@@ -63,7 +72,8 @@ class DataShares:
         self._count(members, own)
         self._members = members
         shares = tuple((m.peer_id, m.weight) for _, m in sorted(members.items()))
-        self.feed.plan(shares, facts.epoch, facts.position)
+        if self.feed is not None:
+            self.feed.plan(shares, facts.epoch, facts.position)
         return shares
 
     def _count(self, members: dict[str, MemberPosition], own: MemberPosition) -> None:
@@ -76,12 +86,12 @@ class DataShares:
             for peer_id, m in self._members.items()
             for at in [members.get(peer_id, m)]
         ]
-        cost = self._plan.lost_and_repeated(
+        lost, repeated = self._plan.lost_and_repeated(
             [m for m in stood if self._is_near(m, own)],
             [m for m in members.values() if self._is_near(m, own)],
         )
-        self._facts.lost_blocks += cost.lost
-        self._facts.repeated_blocks += cost.repeated
+        self._facts.lost_blocks += lost
+        self._facts.repeated_blocks += repeated
 
     def _is_near(self, member: MemberPosition, own: MemberPosition) -> bool:
         epochs = member.epoch - own.epoch

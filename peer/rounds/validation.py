@@ -21,10 +21,7 @@ MAX_VALIDATION_SHARE: Final = 0.1
 
 
 class Validation:
-    """Asks the trainer for the loss of the held-out blocks when that is due.
-
-    Args:
-        every_rounds: rounds between two validations, at least.
+    """Asks the trainer for the loss of the held-out blocks, as often as the run asks for.
 
     Attributes:
         answers: of the trainer, since the start.

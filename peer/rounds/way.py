@@ -14,7 +14,7 @@ from typing import Protocol
 
 import trio
 
-from peer.training.messages import Ready, RoundClosed, SyncEvent, TrainerCommand, TrainerProgress
+from peer.training.messages import Ready, RoundClosed, SyncEvent, TrainerCommand
 from peer.training.ports import Trainer, TrainerDied
 from protocol.membership.view import Member
 from protocol.schedule.rounds import RoundPlan
@@ -58,8 +58,8 @@ class Way(Protocol):
     def next_round(self, others: Sequence[Member]) -> RoundPlan | None:
         """The next round of training; None when the training is over."""
 
-    def closes_early(self, others: Sequence[Member]) -> bool:
-        """Whether the round in training should be closed before its quota is done."""
+    def closes_early(self, steps: int, others: Sequence[Member]) -> bool:
+        """Whether the round in training, so far, should be closed before its quota is done."""
 
     async def next_final_round(self) -> RoundPlan | None:
         """After the training: the next round without steps; None when averaging is over.
@@ -72,8 +72,8 @@ class Way(Protocol):
     def began(self, line: TrainerLine, ready: Ready) -> None:
         """A trainer has started; it has nothing loaded."""
 
-    def progressed(self, progress: TrainerProgress) -> None:
-        """The trainer tells how far it is."""
+    def progressed(self) -> None:
+        """The trainer tells how far it is: it has taken what it loaded."""
 
     async def closed(self, closed: RoundClosed, others: Sequence[Member]) -> None:
         """A round is closed: see to it that its work is averaged.

@@ -16,15 +16,15 @@ import numpy as np
 import trio
 
 from peer.content.fetching import BlobSource
-from peer.daemon.beginning import Beginning, Fetched, Fresh
-from peer.daemon.provision import ChooseStage, SlowWeights, Supplies
+from peer.daemon.beginning import Beginning, Fresh
+from peer.daemon.fetched import Fetched
+from peer.daemon.provision import ChooseStage, Supplies
 from peer.facts import PartShape
 from peer.network.pacing import NO_LIMITS, BandwidthLimits
 from peer.ports import PeerId
 from peer.training.messages import Failed, TrainerCommand, TrainerEvent
 from peer.training.ports import Float32Vector, StartTrainer, Trainer
-from peer.training.simulated import simulated_starter
-from peer.training.toy import SimulatedSpeed, ToyProblem, simulated_layout
+from peer.training.simulated import SimulatedSpeed, ToyProblem, simulated_layout, simulated_starter
 from protocol.admission.statements import Token
 from protocol.errors import InvalidRunSpec
 from protocol.membership.group import WHOLE_MODEL
@@ -97,13 +97,6 @@ class Gate:
             await self._open.wait()
 
 
-@dataclass(frozen=True, slots=True)
-class PlainMemory:
-    """Slow weights in ordinary memory."""
-
-    array: Float32Vector
-
-
 class SimulatedEngine:
     """Implements `peer.daemon.provision.Engine` with toy models in virtual time.
 
@@ -126,14 +119,10 @@ class SimulatedEngine:
         )
 
     @contextlib.contextmanager
-    def memory(self, padded_parameters: int) -> Iterator[PlainMemory]:
+    def memory(self, padded_parameters: int) -> Iterator[tuple[Float32Vector, StartTrainer]]:
         """Zeros; `slow_P` is what they become."""
         self.slow_P = np.zeros(padded_parameters, np.float32)
-        yield PlainMemory(self.slow_P)
-
-    def starter(self, slow: SlowWeights) -> StartTrainer:
-        """Starts trainers on this machine."""
-        return self._started
+        yield self.slow_P, self._started
 
     @contextlib.asynccontextmanager
     async def _started(

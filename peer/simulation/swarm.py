@@ -28,25 +28,27 @@ As peer/daemon/run.py, with nothing of the outside in it.
 """
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import blake3
 import trio
 
-from peer.daemon.assembly import Assembly, Ports
 from peer.daemon.checkpointing import CheckpointPlan
-from peer.daemon.door import Keys
-from peer.daemon.entry import Entry
+from peer.daemon.entry import Entry, found, join
 from peer.daemon.links import SILENCE_S, Links
+from peer.daemon.parts import PeerParts, PeerSettings
 from peer.daemon.peer import Peer
-from peer.daemon.peer_parts import PeerParts, PeerSettings
+from peer.daemon.ports import Keys
 from peer.daemon.report import Report
+from peer.daemon.returning import come_back
 from peer.facts import Facts, PeerState, RoundTiming
 from peer.network.identity import SEED_BYTES, Identity
+from peer.network.pacing import Pacing
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.network.simulated_directory import SimulatedDhtWorld, SimulatedDirectory
 from peer.network.simulated_stream import LinkModel
@@ -57,12 +59,11 @@ from peer.options.run_options import check_overlap_steps
 from peer.ports import PeerId
 from peer.ports.simulated import SimulatedEntropy, SimulatedWork
 from peer.rounds.loop import TrainingImpossible
-from peer.state.acquaintances import Acquaintances
-from peer.state.admission_file import AdmissionFile
 from peer.state.checkpoints import CheckpointStore
+from peer.state.kept_files import Acquaintances, AdmissionFile
 from peer.training.ports import Float32Vector
-from peer.training.toy import ToyProblem
-from protocol.errors import LocoError
+from peer.training.simulated import ToyProblem
+from protocol.errors import LocoError, leaves
 from protocol.membership.view import Member, Roster, View
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
@@ -160,19 +161,17 @@ class SimulatedPeer:
         self,
         place: Place,
         provision: SimulatedProvision,
-        entry_of: Callable[[Assembly], Entry],
+        entry: Entry,
         *,
         exit_when_done: bool,
     ) -> None:
-        """Live as a daemon does.
-
-        Args:
-            entry_of: how it comes to the run.
-        """
+        """Live as a daemon does."""
         self.provision = provision
         self.network, self.directory, self.roster = place.network, place.directory, place.roster
-        assembly = self._assemble(place, provision)
+        parts = self.parts = self._parts(place, provision)
+        self.facts, self.links, self.report = parts.facts, parts.links, parts.report
         settings = PeerSettings(
+            home=self.name,
             state_dir=place.folder,
             exit_when_done=exit_when_done,
             grace_s=GRACE_S,
@@ -180,11 +179,14 @@ class SimulatedPeer:
             check_spec=self._check_spec,
             bind_run=self._bind,
             observe_round=self.timings.append,
-            checkpoints=self._checkpoint_plan(place),
+            checkpoints=self._checkpoint_plan(),
             on_run=self._tell,
         )
-        self.peer = assembly.start(settings, self.name)
-        await self._until_ended(lambda: self.peer.run(entry_of(assembly)))
+        self.peer = Peer(settings, parts)
+        try:
+            await self.peer.run(entry)
+        except* ENDS as group:  # what would end a daemon with a sentence; a bug comes through
+            self.failure = next(error for error in leaves(group) if isinstance(error, Exception))
 
     def _bind(self, signed: SignedSpec) -> None:
         self.signed = signed
@@ -194,61 +196,37 @@ class SimulatedPeer:
         has_state = bool(self.events(EventName.STATE_RECEIVED))
         self.told.append((spec, corpus_tokens, has_state))
 
-    def _checkpoint_plan(self, place: Place) -> CheckpointPlan | None:
-        every_s = self.machine.checkpoint_every_s
-        if every_s is None:
-            return None
-        return CheckpointPlan(checkpoints_in(place.folder), every_s, VERSION)
+    def _checkpoint_plan(self) -> CheckpointPlan:
+        return CheckpointPlan(self.machine.checkpoint_every_s)
 
     def _check_spec(self, spec: RunSpec) -> None:
         steps = self.machine.overlap_steps
         check_overlap_steps(steps, f"overlap-steps = {steps}", spec)
 
-    def _assemble(self, place: Place, provision: SimulatedProvision) -> Assembly:
+    def _parts(self, place: Place, provision: SimulatedProvision) -> PeerParts:
         events = EventLog(
             place.write_line,
             peer=self.peer_id,
             wall_time_s=place.directory.swarm_time_s,
             stream=None,
         )
-        ports = Ports(
-            place.network,
-            place.directory,
-            SimulatedWork(self.machine.work_s),
-            provision,
-            place.roster,
-            events,
-            AdmissionFile(place.folder / "admission"),
-            Acquaintances(place.folder / "neighbours.json"),
-            self.machine.limits,
-            self.machine.token,
-            checkpoints=checkpoints_in(place.folder),
+        place.network.pacing = pacing = Pacing(self.machine.limits)
+        return PeerParts(
+            network=place.network,
+            pacing=pacing,
+            directory=place.directory,
+            work=SimulatedWork(self.machine.work_s),
+            roster=place.roster,
+            events=events,
+            keys=Keys(self.identity, founder=self.identity),
+            incarnation=self.incarnation,
+            version=VERSION,
+            admission_file=AdmissionFile(place.folder / "admission"),
+            acquaintances=Acquaintances(place.folder / "neighbours.json"),
+            checkpoints=CheckpointStore(place.folder / "checkpoints", keep=CHECKPOINTS_KEPT),
+            token=self.machine.token,
+            provision=provision,
         )
-        keys = Keys(self.identity, founder=self.identity)
-        assembly = Assembly(ports, keys, self.incarnation, VERSION)
-        self.parts = assembly.parts
-        self.facts, self.links = self.parts.facts, self.parts.links
-        self.report = assembly.report
-        return assembly
-
-    async def _until_ended(self, life: Callable[[], Awaitable[None]]) -> None:
-        """Keep what would end a daemon with a sentence; let a bug through."""
-        try:
-            await life()
-        except* ENDS as group:
-            self.failure = _first_leaf(group)
-
-
-def checkpoints_in(folder: Path) -> CheckpointStore:
-    """The checkpoints of the peer of this folder."""
-    return CheckpointStore(folder / "checkpoints", keep=CHECKPOINTS_KEPT)
-
-
-def _first_leaf(error: BaseException) -> Exception:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, Exception)
-    return error
 
 
 # --- swarm ----------------------------------------------------------------------------------------
@@ -348,7 +326,7 @@ class SimulatedSwarm:
     ) -> SimulatedPeer:
         """Start the founder."""
         spec = self._spec
-        return self._start(name, machine, lambda a: a.founding(spec), exit_when_done=exit_when_done)
+        return self._start(name, machine, partial(found, spec), exit_when_done=exit_when_done)
 
     def join(
         self,
@@ -362,7 +340,7 @@ class SimulatedSwarm:
         through = through or [next(iter(self.peers))]
         bootstrap = [address for each in through for address in self._addresses(each)]
         return self._start(
-            name, machine, lambda a: a.joining(bootstrap), exit_when_done=exit_when_done
+            name, machine, partial(join, bootstrap, None), exit_when_done=exit_when_done
         )
 
     def resume(
@@ -376,7 +354,7 @@ class SimulatedSwarm:
         return self._start(
             name,
             before.machine,
-            lambda a: a.returning(signed, (), alone=alone),
+            partial(come_back, signed, (), None, alone),
             exit_when_done=exit_when_done,
         )
 
@@ -387,20 +365,20 @@ class SimulatedSwarm:
         self,
         name: str,
         machine: Machine,
-        entry_of: Callable[[Assembly], Entry],
+        entry: Entry,
         *,
         exit_when_done: bool,
     ) -> SimulatedPeer:
         number = self._incarnations[name] = self._incarnations.get(name, 0) + 1
         peer = SimulatedPeer(name, identity_of(self._seed, name), number, machine)
         self.peers[name] = peer
-        self._nursery.start_soon(self._run, peer, entry_of, exit_when_done)
+        self._nursery.start_soon(self._run, peer, entry, exit_when_done)
         return peer
 
     async def _run(
         self,
         peer: SimulatedPeer,
-        entry_of: Callable[[Assembly], Entry],
+        entry: Entry,
         exit_when_done: bool,
     ) -> None:
         def write_line(line: bytes) -> None:
@@ -422,7 +400,7 @@ class SimulatedSwarm:
             async with self.internet.open_network(peer.peer_id) as network:
                 directory = self.directory.directory(peer.peer_id, machine.clock_skew_s)
                 place = Place(network, directory, self._roster(peer.peer_id), folder, write_line)
-                await peer.run(place, provision, entry_of, exit_when_done=exit_when_done)
+                await peer.run(place, provision, entry, exit_when_done=exit_when_done)
         peer.ended.set()
 
     def _roster(self, peer_id: PeerId) -> Roster:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import trio
+from trio.lowlevel import ParkingLot
 
 from peer.facts import Facts, PeerState
 from peer.network.pacing import Pacing
 from peer.observe.events import Events
 from peer.ports import Network, Work
-from peer.process.bell import Bell
 from peer.process.rejoin import JoinAgain, addresses_of
 from protocol.membership.group import Group
 from protocol.membership.records import Sign
@@ -33,14 +33,14 @@ class Surroundings:
     """What a peer has around the exchange of its stage.
 
     Attributes:
-        heard: rings when a peer has told anything.
+        heard: wakes those parked when a peer has told anything.
         pacing: is told how fast boundaries go.
     """
 
     network: Network
     facts: Facts
     events: Events
-    heard: Bell
+    heard: ParkingLot
     sign: Sign
     work: Work
     pacing: Pacing | None = None

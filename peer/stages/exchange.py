@@ -206,7 +206,7 @@ class StageExchange:
             self._facts.now_doing("waiting for the data peers to end")
             with trio.move_on_after(PATIENCE_S):
                 while any(m.progress.state == TRAINING for m in self._company.data_peers()):
-                    await self._heard.wait()
+                    await self._heard.park()
 
     def _trains(self, member: Member) -> bool:
         return member.progress.state == TRAINING and not self._has_ended(member)

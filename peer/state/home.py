@@ -2,12 +2,12 @@
 
     identity.key      the peer's Ed25519 key (mode 0600)
     run.json          the one run that this home belongs to: run id, founder, run spec, signature
-    known_peers       who answered at HOST:PORT, a line each (pins.py)
+    known_peers       who answered at HOST:PORT, a line each (kept_files.py)
     ports.json        the ports of last time, kept so that addresses told to others stay true
     incarnation       how often this home was started
     next-stage        of a pipeline: the stage that the next start goes over to, once
     peer.toml         optional configuration, written by the user
-    neighbours.json   peers that were linked of late (acquaintances.py)
+    neighbours.json   peers that were linked of late (kept_files.py)
     checkpoints/      what the run goes on from (checkpoints.py)
     old-runs/         what belonged to runs before this one, by run id
     state/  cache/    weights for joiners; blobs by digest
@@ -127,6 +127,7 @@ class Home:
         self.lock_path = self.root / "lock"
         self._lock = -1
         self.neighbours_path = self.root / "neighbours.json"
+        self.known_peers_path = self.root / "known_peers"
         self.state_dir = self.root / "state"
         self.checkpoints_dir = self.root / "checkpoints"
         self.old_runs_dir = self.root / "old-runs"
@@ -268,13 +269,13 @@ class Home:
             HomeError: the counter is damaged. Starting over at 1 would make peers ignore us as an
                 old incarnation.
         """
-        text = self._read(self.incarnation_path)
+        text = read_small(self.incarnation_path)
         if text is not None and not text.strip().isdigit():
             raise HomeError(
                 f"{self.incarnation_path} is damaged; write a number above all it ever held"
             )
         incarnation = int(text or 0) + 1
-        self._replace(self.incarnation_path, b"%d\n" % incarnation)
+        replace_small(self.incarnation_path, b"%d\n" % incarnation)
         return incarnation
 
     def kept_port(self, purpose: str) -> int | None:
@@ -284,22 +285,22 @@ class Home:
 
     def keep_port(self, purpose: str, port: int) -> None:
         """Keep `port`, so that the next start listens on it again."""
-        self._replace(self.ports_path, json.dumps({**self._kept_ports(), purpose: port}).encode())
+        replace_small(self.ports_path, json.dumps({**self._kept_ports(), purpose: port}).encode())
 
     def _kept_ports(self) -> dict[str, Any]:
         try:
-            ports = json.loads(self._read(self.ports_path) or b"{}")
+            ports = json.loads(read_small(self.ports_path) or b"{}")
         except ValueError:
             return {}  # only a preference: other ports do as well
         return ports if isinstance(ports, dict) else {}
 
     def go_over_to(self, stage: int) -> None:
         """Have the next start hold this stage, whatever stage the checkpoints are of."""
-        self._replace(self.next_stage_path, str(stage).encode())
+        replace_small(self.next_stage_path, str(stage).encode())
 
     def take_next_stage(self) -> int | None:
         """The stage to go over to, which counts once; None where no move is under way."""
-        said = self._read(self.next_stage_path) or b""
+        said = read_small(self.next_stage_path) or b""
         self.next_stage_path.unlink(missing_ok=True)
         return int(said) if said.isdigit() else None
 
@@ -309,7 +310,7 @@ class Home:
         Raises:
             HomeError: `run.json` is damaged.
         """
-        data = self._read(self.run_path)
+        data = read_small(self.run_path)
         if data is None:
             return None
         try:
@@ -338,7 +339,7 @@ class Home:
             "spec": signed.spec_bytes.decode(),
             "signature": signed.signature.hex(),
         }
-        self._replace(self.run_path, json.dumps(fields, indent=1).encode())
+        replace_small(self.run_path, json.dumps(fields, indent=1).encode())
 
     def put_run_away(self) -> Path | None:
         """Make room for another run: all that is this one's goes to `old-runs`.
@@ -379,17 +380,21 @@ class Home:
             if not (old / self.run_path.name).exists()
         )
 
-    def _read(self, path: Path) -> bytes | None:
-        try:
-            with path.open("rb") as file:
-                return file.read(MAX_SMALL_FILE_BYTES)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise HomeError(f"cannot read {path}: {error.strerror}") from error
 
-    def _replace(self, path: Path, data: bytes) -> None:
-        try:
-            replace_file(path, data)
-        except OSError as error:
-            raise HomeError(f"cannot write {path}: {error.strerror}") from error
+def read_small(path: Path) -> bytes | None:
+    """What a small file of a home holds; None where there is none. Raises HomeError."""
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_SMALL_FILE_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise HomeError(f"cannot read {path}: {error.strerror}") from error
+
+
+def replace_small(path: Path, data: bytes) -> None:
+    """Replace it, atomically and durably. Raises HomeError."""
+    try:
+        replace_file(path, data)
+    except OSError as error:
+        raise HomeError(f"cannot write {path}: {error.strerror}") from error

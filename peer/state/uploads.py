@@ -8,8 +8,15 @@ Rules
   1. A folder of a checkpoint is whole when it has its manifest.
   2. As many are kept there as in the home, those of the latest steps: none of the same run is
      removed for one of an earlier step. Of other runs, and in other peers' folders, nothing is.
-  3. What is named by a digest is copied once. Its checking is the restore's (restoring.py).
+  3. What is named by a digest is copied once. Its checking is the restore's.
   4. Without `keys` nothing secret leaves the home: of `admission` the statements alone.
+
+An empty home is filled from there by `restore`. Everything is verified before it counts: a
+checkpoint by its manifest, run.json by its signature, tokenizer and corpus by the digests in the
+run spec. `run.json` is written last: until then the home has no run, and a restore that was cut off
+is begun again. A home that has that very run, and a checkpoint that is whole, stays as it is: the
+same command starts it again. Where the uploads do not hold all of the corpus, the rest comes as for
+any peer: from others, or from the texts (`--data`).
 
 Source: https://filesystem-spec.readthedocs.io
 """
@@ -20,25 +27,32 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from peer.training.corpus import kept_corpus
-from peer.training.corpus.folder import HELD_OUT, MANIFEST, PACKED
-from peer.training.corpus.tokenizer import tokenizer_path
+from peer.ports.files import PRIVATE_FILE, replace_file, replacing
+from peer.training.corpus import Corpus, adopt_held_out, adopt_manifest, kept_corpus
+from peer.training.corpus.blocks import cut_piece, piece_path
+from peer.training.corpus.folder import HELD_OUT, MANIFEST, PACKED, corpus_folder
+from peer.training.corpus.packed import InvalidCorpus
+from peer.training.corpus.tokenizer import BYTES, FileTokenizer, tokenizer_path
+from peer.training.tensor_file import FileUnusable
 from protocol.errors import LocoError
+from protocol.run.run_spec import RunSpec
+from protocol.run.signed_spec import SignedSpec
 
-from .admission_file import AdmissionFile
 from .checkpoints import (
     MANIFEST_FILE,
     OUTER_FILE,
     TRAINER_FILE,
     Checkpoint,
+    CheckpointStore,
     Manifest,
     by_step,
     number_of,
     parse_manifest,
 )
-from .home import Home
+from .home import Home, OtherRun, parse_run
+from .kept_files import AdmissionFile
 
-ORDER: Final = (OUTER_FILE, TRAINER_FILE, MANIFEST_FILE)
+FILES: Final = (OUTER_FILE, TRAINER_FILE, MANIFEST_FILE)
 CACHE: Final = "cache"
 PIECE_SUFFIX: Final = ".piece"
 
@@ -51,21 +65,22 @@ class Uploads:
     """The copies of one peer's checkpoints. Blocking.
 
     Args:
-        home: whose run, tokenizer and corpus are copied too; None copies checkpoints alone.
+        home: whose run, tokenizer and corpus are copied too.
         keys: copy the keys of that home as well.
+
+    Attributes:
+        url: where they go.
     """
 
     def __init__(
-        self, url: str, peer_id: str, keep: int, home: Home | None = None, *, keys: bool = False
+        self, url: str, peer_id: str, keep: int, home: Home, *, keys: bool = False
     ) -> None:
         """Raises UploadFailed: no such place can be reached from here."""
-        from fsspec.core import url_to_fs  # here: most peers upload nothing
-
         try:
-            self._files, root = url_to_fs(url)
+            self._files, self._place = _opened(url)
         except (ValueError, ImportError) as error:
             raise UploadFailed(f"checkpoints cannot be copied to {url}: {error}") from error
-        self._place = str(root).rstrip("/")
+        self.url = url
         self._root = f"{self._place}/{peer_id}"
         self._keep = keep
         self._home = home
@@ -79,7 +94,7 @@ class Uploads:
             self._files.makedirs(target, exist_ok=True)
             if self._files.exists(f"{target}/{MANIFEST_FILE}"):
                 self._files.rm(f"{target}/{MANIFEST_FILE}")  # it is not whole while it is replaced
-            for name in ORDER:
+            for name in FILES:
                 self._files.put_file(str(checkpoint.path / name), f"{target}/{name}")
             for old in self._too_many(checkpoint):
                 self._files.rm(old, recursive=True)
@@ -110,8 +125,7 @@ class Uploads:
 
     def _copy_run(self) -> None:
         """Run spec and admission, and the keys where they were asked for."""
-        signed = None if self._home is None else self._home.run()
-        if self._home is None or signed is None:
+        if (signed := self._home.run()) is None:
             return
         target = f"{self._root}/run-{signed.run_id}"
         self._files.makedirs(target, exist_ok=True)
@@ -131,8 +145,7 @@ class Uploads:
 
     def _data(self) -> Iterator[tuple[str, Path]]:
         """Name there, and file here, of all that is named by a digest of the run's."""
-        signed = None if self._home is None else self._home.run()
-        if self._home is None or signed is None:
+        if (signed := self._home.run()) is None:
             return
         data, cache_dir = signed.spec().data, self._home.cache_dir
         tokenizer = tokenizer_path(cache_dir, data.tokenizer_digest or "")
@@ -155,23 +168,262 @@ class Uploads:
         The newest is the one that was just copied, whatever its number: a home that was lost may
         have counted further.
         """
-        self._files.invalidate_cache()
-        listed: list[Any] = self._files.ls(self._root, detail=False)
-        paths = [str(path).rstrip("/") for path in listed]
-        names = {path: path.rpartition("/")[2] for path in paths}
         written = sorted(
-            (path for path, name in names.items() if number_of(name)),
-            key=lambda path: (names[path] == newest.path.name, number_of(names[path])),
+            _checkpoints(self._files, self._root),
+            key=lambda path: (_name(path) == newest.path.name, number_of(_name(path))),
         )
-        manifests = {path: manifest_there(self._files, path) for path in written}
+        manifests = {path: _manifest(self._files, path) for path in written}
         run_id = newest.manifest.run_id
         ours = {p: m for p, m in manifests.items() if m is None or m.run_id == run_id}
         return by_step(ours)[: -self._keep]
 
 
-def manifest_there(files: Any, path: str) -> Manifest | None:
+# --- what is there --------------------------------------------------------------------------------
+def _opened(url: str) -> tuple[Any, str]:
+    """The file system of a place, and its path in it. Raises ValueError, ImportError."""
+    from fsspec.core import url_to_fs  # here: most peers upload nothing
+
+    files, root = url_to_fs(url)
+    return files, str(root).rstrip("/")
+
+
+def _names(files: Any, folder: str) -> list[str]:
+    files.invalidate_cache()
+    return [str(path).rstrip("/") for path in files.ls(folder, detail=False)]
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _checkpoints(files: Any, folder: str) -> list[str]:
+    return [path for path in _names(files, folder) if number_of(_name(path))]
+
+
+def _manifest(files: Any, path: str) -> Manifest | None:
     """The manifest of a copy; None where it has none that can be read, so that it is torn."""
     try:
         return parse_manifest(files.cat_file(f"{path}/{MANIFEST_FILE}"))
     except (FileNotFoundError, ValueError):
         return None
+
+
+# --- restoring ------------------------------------------------------------------------------------
+NEEDLESS: Final = "not needed: this home has the run, and continues from its own checkpoint"
+
+
+class RestoreFailed(LocoError):
+    """Nothing can be restored from there; the message says why, and what to do."""
+
+
+def restore(url: str, home: Home, keep: int) -> Iterator[str]:
+    """Fill a home that is prepared and locked, if need be. Yields what was done, for people.
+
+    Args:
+        url: as it was given to `--checkpoint-upload`, or the folder of one peer below it.
+        keep: as of `CheckpointStore`.
+
+    Raises:
+        RestoreFailed
+        OtherRun: the home has a run, and the uploads are of another.
+    """
+    try:
+        files, root = _opened(url)
+    except (ValueError, ImportError) as error:
+        raise RestoreFailed(f"cannot restore from {url}: {error}") from error
+    restoring = _Restore(url, files, root, home, keep)
+    try:
+        yield from restoring.run()
+    except OtherRun:
+        raise
+    except Exception as error:  # each kind of storage has errors of its own
+        if restoring.is_needless:
+            yield f"{NEEDLESS} ({url} cannot be read: {error})"
+            return
+        if isinstance(error, LocoError):
+            raise
+        raise RestoreFailed(
+            f"cannot restore from {url}: {type(error).__name__}: {error}; nothing is lost, the same"
+            " command tries again"
+        ) from error
+
+
+class _Restore:
+    def __init__(self, url: str, files: Any, root: str, home: Home, keep: int) -> None:
+        self._url = url
+        self._files = files
+        self._root = root
+        self._home = home
+        self._store = CheckpointStore(home.checkpoints_dir, keep)
+
+    def run(self) -> Iterator[str]:
+        uploaded = self._newest_first()
+        if self.is_needless:
+            yield f"{NEEDLESS} (the newest there is of {uploaded[0][1]})"
+            return
+        for path, manifest in uploaded:
+            why = self._fetched(path, manifest)
+            if why is not None:
+                yield f"{path} is torn ({why}); the one before it is tried"
+                continue
+            folder = f"{path.rpartition('/')[0]}/run-{manifest.run_id}"
+            signed = self._run(folder, manifest.run_id)
+            yield f"checkpoint of {manifest}: {path}"
+            yield from self._data(signed.spec(), folder)
+            yield self._admission_and_keys(folder)
+            self._store.adopt(self._partial, _name(path))
+            self._home.bind_run(signed)
+            return
+        raise RestoreFailed(f"{self._url} holds no whole checkpoint: see what was said above")
+
+    @property
+    def is_needless(self) -> bool:
+        """Whether the home has a run, and a checkpoint to go on from.
+
+        One that is torn is none: its founder would begin the run anew.
+        """
+        run = self._home.run()
+        if run is None:
+            return False
+        return self._store.newest_whole(run.run_id, lambda *_: None) is not None
+
+    @property
+    def _partial(self) -> Path:
+        return self._store.directory / ".partial"
+
+    # --- the checkpoint -------------------------------------------------------------------------
+    def _newest_first(self) -> list[tuple[str, Manifest]]:
+        """Those that have a manifest. Raises RestoreFailed: none, or of several runs."""
+        if not self._files.exists(self._root):
+            raise RestoreFailed(f"there is nothing at {self._url}; look at the URL's spelling")
+        folders = _checkpoints(self._files, self._root)
+        if not folders:
+            peers = [path for path in _names(self._files, self._root) if self._files.isdir(path)]
+            folders = [path for peer in peers for path in _checkpoints(self._files, peer)]
+        read = [(path, _manifest(self._files, path)) for path in folders]
+        whole = [(path, manifest) for path, manifest in read if manifest is not None]
+        if not whole:
+            raise RestoreFailed(
+                f"{self._url} holds no whole checkpoint: give the URL that --checkpoint-upload"
+                " was given"
+            )
+        if len(runs := {manifest.run_id for _, manifest in whole}) > 1:
+            raise RestoreFailed(
+                f"{self._url} holds checkpoints of {len(runs)} runs ({', '.join(sorted(runs))});"
+                " name the folder of one peer: URL/PEER"
+            )
+        present = self._home.run()
+        if present is not None and (there := whole[0][1].run_id) != present.run_id:
+            raise OtherRun(
+                f"the home {self._home.root} has another run ({present.run_id}) than {self._url}"
+                f" ({there}). To go on with the home's: loco-peer start, without --restore. To"
+                " restore the other: give it a --home of its own"
+            )
+        written = dict(sorted(whole, key=lambda one: one[1].written_s))
+        return [(path, written[path]) for path in reversed(by_step(written))]
+
+    def _fetched(self, path: str, manifest: Manifest) -> str | None:
+        """Fetch its files aside. Returns what is wrong with them."""
+        partial = self._store.begin(manifest.padded_parameters)
+        try:
+            for name in FILES:
+                self._files.get_file(f"{path}/{name}", str(partial / name))
+            Checkpoint(partial, manifest).verify()
+        except (FileNotFoundError, FileUnusable) as error:
+            self._store.discard()
+            return str(error)
+        return None
+
+    # --- the rest -------------------------------------------------------------------------------
+    def _run(self, folder: str, run_id: str) -> SignedSpec:
+        if not self._files.exists(f"{folder}/run.json"):
+            raise RestoreFailed(
+                f"{folder}/run.json is not there: an older loco-peer made this upload, of"
+                " checkpoints alone. Copy run.json and cache/ of any peer of the run into the home,"
+                " and the checkpoint's folder into its checkpoints/; then: loco-peer start"
+            )
+        try:
+            signed = parse_run(self._files.cat_file(f"{folder}/run.json"))
+        except ValueError as error:
+            raise RestoreFailed(f"{folder}/run.json is damaged ({error})") from error
+        if signed.run_id != run_id:
+            raise RestoreFailed(f"{folder}/run.json is of another run, {signed.run_id}")
+        return signed
+
+    def _admission_and_keys(self, folder: str) -> str:
+        home, came = self._home, list[str]()
+        for path in (home.admission_path, home.identity_path, home.founder_key_path):
+            there = f"{folder}/{path.name}"
+            if self._files.exists(there) and not path.exists():
+                replace_file(path, self._files.cat_file(there), PRIVATE_FILE)
+                came.append(path.name)
+        if home.identity_path.name in came:
+            return "keys: those of the peer that uploaded them, which must not run any more"
+        return "keys: none were uploaded, so this is a new peer"
+
+    def _data(self, spec: RunSpec, folder: str) -> Iterator[str]:
+        """Tokenizer and corpus, as far as they are there."""
+        cache = f"{folder.rpartition('/')[0].rpartition('/')[0]}/{CACHE}"
+        digest, name = spec.data.manifest, spec.data.tokenizer_digest
+        if name not in (None, BYTES):
+            assert name is not None
+            there = f"{cache}/{tokenizer_path(self._home.cache_dir, name).name}"
+            if self._files.exists(there):
+                data = self._files.cat_file(there)
+                if FileTokenizer(data).digest != name:
+                    raise RestoreFailed(f"{there} is damaged: its digest is another")
+                replace_file(tokenizer_path(self._home.cache_dir, name), data)
+        assert digest is not None  # no signed run spec is without
+        there = f"{cache}/{corpus_folder(self._home.cache_dir, digest).name}"
+        if not all(self._files.exists(f"{there}/{name}") for name in (MANIFEST, HELD_OUT)):
+            yield "corpus: not uploaded; it comes from other peers, or from --data"
+            return
+        yield self._corpus(there, digest)
+
+    def _corpus(self, there: str, digest: str) -> str:
+        try:
+            kept = adopt_manifest(
+                self._files.cat_file(f"{there}/{MANIFEST}"), digest, self._home.cache_dir
+            )
+            adopt_held_out(kept, self._files.cat_file(f"{there}/{HELD_OUT}"))
+        except InvalidCorpus as error:
+            raise RestoreFailed(f"{there}: {error}") from error
+        packed = kept.folder / PACKED
+        if self._files.exists(f"{there}/{PACKED}") and not packed.exists():
+            aside = packed.with_name(f".{PACKED}")
+            self._files.get_file(f"{there}/{PACKED}", str(aside))
+            aside.rename(packed)
+            if self._is_whole(digest):
+                return "corpus: whole"
+            packed.unlink()
+            return (
+                f"corpus: {there}/{PACKED} is damaged, and left out; the corpus comes from other"
+                " peers, or from --data. Remove that file, and the next upload writes it again"
+            )
+        manifest, num_here = kept.manifest, 0
+        for path in _names(self._files, there):
+            name = _name(path).removesuffix(PIECE_SUFFIX)
+            if path.endswith(PIECE_SUFFIX) and name.isdecimal() and int(name) < manifest.num_pieces:
+                data = self._files.cat_file(path)
+                if manifest.is_piece(int(name), data):
+                    with replacing(piece_path(kept.folder, int(name))) as out:
+                        out.write(data)
+                    num_here += 1
+        return (
+            f"corpus: {num_here} of {manifest.num_pieces} pieces; others come from other peers, or"
+            " from --data"
+        )
+
+    def _is_whole(self, digest: str) -> bool:
+        """Whether the file of all tokens is what the manifest says, piece by piece."""
+        kept = kept_corpus(self._home.cache_dir, digest)
+        assert kept is not None
+        try:
+            corpus = kept.open()
+        except InvalidCorpus:
+            return False
+        pieces = range(kept.manifest.num_pieces)
+        return isinstance(corpus, Corpus) and all(
+            kept.manifest.is_piece(piece, cut_piece(corpus.train, kept.manifest, piece))
+            for piece in pieces
+        )

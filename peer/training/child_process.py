@@ -22,7 +22,7 @@ import trio
 
 from protocol.microbatch.trainer_messages import TrainerMessage
 
-from .messages import MAX_FAILURE_CHARS, Begin, ModelCreated, TrainerEvent, TrainerSettings
+from .messages import MAX_FAILURE_CHARS, Begin, Said, TrainerSettings
 from .pipe import FROM_TRAINER, READ_BYTES, FrameDecoder, PipeError, encode
 from .ports import TrainerDied
 
@@ -47,7 +47,7 @@ class TrainerChild:
         self._stream = stream
         self._stderr = stderr
         self._frames = FrameDecoder(FROM_TRAINER)
-        self._received: deque[TrainerEvent | ModelCreated] = deque()
+        self._received: deque[Said] = deque()
         self._sending = trio.Lock()
 
     @classmethod
@@ -91,7 +91,7 @@ class TrainerChild:
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise await self.death() from error
 
-    async def receive(self) -> TrainerEvent | ModelCreated:
+    async def receive(self) -> Said:
         """The next message. Raises TrainerDied."""
         while not self._received:
             try:

@@ -1,17 +1,31 @@
 """Fragments of the fast weights: what is sent of them, and how averages come back.
 
-The method is Streaming DiLoCo (arXiv 2501.18512, algorithm 2). phi is the outer copy of the model,
-equal on all peers and moved by the outer steps alone; theta are the fast weights. For the values of
-a fragment p:
+phi are the slow weights, theta the fast ones. What comes back takes what was trained since the send
+along, so training need not wait. For the values of a fragment p, between peers that average in
+pairs (LOSCAR-SGD, arXiv 2605.20866, for a slice of a model; a whole model is one such):
 
-    send      u := phi - theta           its codes go to the chunks' owners
+    send p       snapshot := theta[p]                     its codes go to p's partner
     (training goes on)
-    merge     theta := a theta + (1 - a) phi'       where the outer step is in phi'
+    merge p      theta[p] := theta[p] + (phi'[p] - decoded)
+
+phi' are the slow weights after the outer step, `decoded` is what our codes stand for. That it says
+`decoded` and not `snapshot` is error feedback: the outer step has averaged our decoded codes,
+rounding error snapshot - decoded left out; the line leaves just that in our fast weights, so that
+it is sent again with the next send. Nothing is lost in the long run. With `snapshot` in its place
+an error of the size of the code's step would stay in the weights in each round, and they would take
+a random walk (tests/numerics/test_coding_noise.py shows both).
+
+Where all average a fragment (Streaming DiLoCo, arXiv 2501.18512, algorithm 2), phi is equal on all
+peers and moved by the outer steps alone:
+
+    send p       u := phi[p] - theta[p]                   its codes go to the chunks' owners
+    (training goes on)
+    merge p      theta[p] := a theta[p] + (1 - a) phi'[p]
 
 u is the pseudo-gradient: the way from phi, which the owners average. a is `merge` of the run spec:
 1/2 keeps half of what was trained since the send, 0 none of it.
 
-Rules
+Rules where all average
   1. u is coded chunk by chunk, the codes of the chunks one after another.
   2. A chunk whose outer step did not come is left alone: theta is as far from phi as before, so the
      next send covers its whole way since the old phi. A chunk that was stepped without our codes,
@@ -24,175 +38,246 @@ Rules
 """
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import blake3
 import torch
 
-from peer.codec import Codec, codes_on
-from protocol.fragment.fragments import Fragment
+from peer.codec import Codec, codes_as_tensor, codes_on, get_codec
+from protocol.fragment.fragments import Fragment, fragments_of_run
+from protocol.run.layout import Layout
+from protocol.run.run_spec import RunSpec
 from protocol.run.sections import DilocoSection
 
 from .errors import NonFinite
 from .shared import CodeRegions
-from .weights import FastWeights
+
+
+class FastWeights(Protocol):
+    """A model as flat vectors, fp32 [P]: its weights, and their gradients.
+
+    The gradient is zero and idle between two steps: its memory serves as scratch, and is left zero.
+    """
+
+    theta_P: torch.Tensor
+    gradient_P: torch.Tensor
+    device: torch.device
+    layout: Layout
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Where a chunk's values lie in the flat vector and in the fragment, and its codes."""
+    """What is coded as one: its values in the flat vector and in the fragment, and its codes."""
 
     spans: tuple[slice, ...]
     own: slice
     codes: slice
+    size: int
 
-    @property
-    def size(self) -> int:
-        return int(self.own.stop - self.own.start)
+    def parts(self) -> Iterator[tuple[slice, slice]]:
+        """Where the values of each span lie: in the chunk, and in the flat vector."""
+        begin = 0
+        for span in self.spans:
+            end = begin + span.stop - span.start
+            yield slice(begin, end), span
+            begin = end
 
 
-class FragmentSnapshots:
-    """Sends fragments of the fast weights, and merges the outer steps into them.
+class FragmentValues(ABC):
+    """Writes the codes of fragments. When that is due is the business of whoever calls (sync.py).
 
-    It keeps the values; when what is due is the business of whoever calls.
+    Args:
+        slow_P: phi, as the daemon writes it.
     """
 
     def __init__(
         self,
         model: FastWeights,
-        outer_P: torch.Tensor,
+        slow_P: torch.Tensor,
         regions: CodeRegions,
         codec: Codec,
         fragments: Sequence[Fragment],
-        diloco: DilocoSection,
     ) -> None:
         self.fragments = tuple(fragments)
         self._model = model
-        self._outer_P = outer_P
+        self._slow_P = slow_P
         self._regions = regions
         self._codec = codec
-        self._share = 1.0 - diloco.merge
-        self._chunks = [_chunks(fragment, codec) for fragment in fragments]
-        self._held: dict[int, torch.Tensor] = {}
+        self._chunks = [self._chunks_of(fragment) for fragment in fragments]
+        self._scratched = 0
 
     def load(self) -> None:
-        """theta := phi; nothing is held."""
-        self._model.theta_P.copy_(self._outer_P)
-        self._held.clear()
+        """theta := phi."""
+        self._model.theta_P.copy_(self._slow_P)
+
+    def send(self, fragment: int, cycle: int) -> str:
+        """Write the codes of a fragment to its region. Returns their digest.
+
+        Raises:
+            NonFinite: theta holds a NaN or an infinity.
+        """
+        memory = self.codes(fragment)
+        try:
+            with codes_on(self._model.device, memory) as codes:
+                for chunk in self._chunks[fragment]:
+                    self._codec.encode(self._values(chunk), codes[chunk.codes])
+        except ValueError as error:
+            raise NonFinite(f"weights at send {cycle} of fragment {fragment}: {error}") from error
+        finally:
+            self._clear_scratch()
+        return blake3.blake3(memory).hexdigest(length=16)
 
     def codes(self, fragment: int) -> memoryview:
         """Codes of the fragment's last send, valid until its next one."""
         return self._regions.codes(fragment)
 
+    @abstractmethod
+    def _chunks_of(self, fragment: Fragment) -> list[_Chunk]: ...
+
+    @abstractmethod
+    def _values(self, chunk: _Chunk) -> torch.Tensor:
+        """What is sent of a chunk."""
+
+    def _slow(self, span: slice) -> torch.Tensor:
+        return self._slow_P[span].to(self._model.device)
+
+    def _scratch(self, size: int) -> torch.Tensor:
+        self._scratched = max(self._scratched, size)
+        return self._model.gradient_P[:size]
+
+    def _clear_scratch(self) -> None:
+        self._model.gradient_P[: self._scratched].zero_()
+        self._scratched = 0
+
+
+class FragmentDeltas(FragmentValues):
+    """In pairs: weights are sent, and merged by how the slow ones have moved."""
+
+    def merge(self, fragment: int) -> None:
+        """theta += phi' - decoded: take over how phi of a fragment has moved since its send."""
+        (chunk,) = self._chunks[fragment]
+        move = self._scratch(chunk.size)
+        codes = codes_as_tensor(self.codes(fragment))
+        self._codec.decode(codes.to(self._model.device), move)
+        move.neg_()
+        for own, span in chunk.parts():
+            move[own].add_(self._slow(span))
+            self._model.theta_P[span].add_(move[own])
+        self._clear_scratch()
+
+    def _chunks_of(self, fragment: Fragment) -> list[_Chunk]:
+        """A fragment in pairs is one chunk."""
+        spans, size = tuple(slice(*span) for span in fragment.spans), fragment.size
+        return [_Chunk(spans, slice(0, size), slice(0, self._codec.code_bytes(size)), size)]
+
+    def _values(self, chunk: _Chunk) -> torch.Tensor:
+        theta_P = self._model.theta_P
+        if len(chunk.spans) == 1:
+            return theta_P[chunk.spans[0]]
+        values = self._scratch(chunk.size)
+        for own, span in chunk.parts():
+            values[own] = theta_P[span]
+        return values
+
+
+class FragmentSnapshots(FragmentValues):
+    """Where all average: pseudo-gradients are sent, and the outer steps are mixed in."""
+
+    def __init__(
+        self,
+        model: FastWeights,
+        slow_P: torch.Tensor,
+        regions: CodeRegions,
+        codec: Codec,
+        fragments: Sequence[Fragment],
+        diloco: DilocoSection,
+    ) -> None:
+        super().__init__(model, slow_P, regions, codec, fragments)
+        self._share = 1.0 - diloco.merge
+        self._held: dict[int, torch.Tensor] = {}
+
+    def load(self) -> None:
+        """theta := phi; nothing is held."""
+        super().load()
+        self._held.clear()
+
     def send(self, fragment: int, cycle: int) -> str:
-        """Write the codes of a fragment's pseudo-gradient to its region. Returns their digest.
-
-        Raises:
-            NonFinite: theta holds a NaN or an infinity; nothing is committed.
-        """
-        memory = self._regions.begin(fragment)
+        """Write the codes of a fragment's pseudo-gradient. Raises NonFinite."""
         self.hold(fragment)
-        try:
-            self._encode(fragment, memory)
-        except ValueError as error:
-            raise NonFinite(f"weights at send {cycle} of fragment {fragment}: {error}") from error
-        digest = blake3.blake3(memory).hexdigest(length=16)
-        self._regions.commit(fragment, cycle, digest)
-        return digest
-
-    def merge(self, fragment: int, stepped: Iterable[int], moved: Iterable[int] = ()) -> None:
-        """Take over what was written to phi of a fragment since it was sent.
-
-        Args:
-            stepped: chunks whose outer step, with our codes, is in phi.
-            moved: chunks that were written without our codes.
-        """
-        self.amend(fragment, merged=stepped, moved=moved)
+        return super().send(fragment, cycle)
 
     def hold(self, fragment: int) -> None:
         """From now on phi of this fragment may be written: keep it as it is."""
         spans = self.fragments[fragment].spans
-        self._held[fragment] = torch.cat([self._outer_P[start:stop] for start, stop in spans])
+        self._held[fragment] = torch.cat([self._slow_P[start:stop] for start, stop in spans])
 
-    def amend(
+    def merge(
         self,
         fragment: int,
-        merged: Iterable[int] = (),
-        redone: Iterable[int] = (),
+        stepped: Iterable[int] = (),
         moved: Iterable[int] = (),
+        redone: Iterable[int] = (),
     ) -> None:
-        """Take over what was written to phi of a fragment since `hold`.
+        """Take over what was written to phi of a fragment since it was sent, or held.
 
         Args:
-            merged: chunks that were stepped now, with our codes.
-            redone: chunks whose step was taken back, and taken again with another result.
+            stepped: chunks whose outer step, with our codes, is in phi.
             moved: chunks that were written without our codes.
+            redone: chunks whose step was taken back, and taken again with another result.
         """
-        held = self._held.pop(fragment)
-        self._mix(fragment, merged)
-        self._shift(fragment, redone, held, self._share)
-        self._shift(fragment, moved, held, 1.0)
+        held, chunks = self._held.pop(fragment), self._chunks[fragment]
+        for index in stepped:
+            for span in chunks[index].spans:
+                self._model.theta_P[span].lerp_(self._slow(span), self._share)
+        for indices, share in ((redone, self._share), (moved, 1.0)):
+            for index in indices:
+                before = held[chunks[index].own]
+                for own, span in chunks[index].parts():
+                    move = self._slow_P[span] - before[own]
+                    self._model.theta_P[span].add_(move.to(self._model.device), alpha=share)
 
-    # --- the values -----------------------------------------------------------------------------
+    def _chunks_of(self, fragment: Fragment) -> list[_Chunk]:
+        sizes = [self._codec.code_bytes(stop - start) for start, stop in fragment.chunks]
+        ends = list(itertools.accumulate(sizes, initial=0))
+        return [
+            _Chunk(
+                tuple(slice(*span) for span in fragment.chunk_spans(index)),
+                slice(start, stop),
+                slice(ends[index], ends[index + 1]),
+                stop - start,
+            )
+            for index, (start, stop) in enumerate(fragment.chunks)
+        ]
 
-    def _encode(self, fragment: int, memory: memoryview) -> None:
-        with codes_on(self._model.device, memory) as codes:
-            try:
-                for chunk in self._chunks[fragment]:
-                    self._codec.encode(self._pseudo_gradient(chunk), codes[chunk.codes])
-            finally:
-                self._scratch(self._largest(fragment)).zero_()
-
-    def _pseudo_gradient(self, chunk: _Chunk) -> torch.Tensor:
+    def _values(self, chunk: _Chunk) -> torch.Tensor:
         """phi - theta of a chunk, in scratch memory."""
-        u, theta_P, begin = self._scratch(chunk.size), self._model.theta_P, 0
-        for span in chunk.spans:
-            end = begin + span.stop - span.start
-            torch.sub(self._outer(span), theta_P[span], out=u[begin:end])
-            begin = end
+        u = self._scratch(chunk.size)
+        for own, span in chunk.parts():
+            torch.sub(self._slow(span), self._model.theta_P[span], out=u[own])
         return u
 
-    def _mix(self, fragment: int, chunks: Iterable[int]) -> None:
-        for span in self._spans(fragment, chunks):
-            self._model.theta_P[span].lerp_(self._outer(span), self._share)
 
-    def _shift(
-        self, fragment: int, chunks: Iterable[int], held: torch.Tensor, share: float
-    ) -> None:
-        """theta += share (phi - held)."""
-        for chunk in (self._chunks[fragment][index] for index in chunks):
-            begin = chunk.own.start
-            for span in chunk.spans:
-                end = begin + span.stop - span.start
-                move = self._outer_P[span] - held[begin:end]
-                self._model.theta_P[span].add_(move.to(self._model.device), alpha=share)
-                begin = end
-
-    def _outer(self, span: slice) -> torch.Tensor:
-        return self._outer_P[span].to(self._model.device)
-
-    def _spans(self, fragment: int, chunks: Iterable[int]) -> Iterator[slice]:
-        return itertools.chain.from_iterable(
-            self._chunks[fragment][index].spans for index in chunks
-        )
-
-    def _scratch(self, size: int) -> torch.Tensor:
-        # The gradient is zero and idle between two steps: its memory serves as scratch.
-        return self._model.gradient_P[:size]
-
-    def _largest(self, fragment: int) -> int:
-        return max(chunk.size for chunk in self._chunks[fragment])
+# --- of a run -------------------------------------------------------------------------------------
 
 
-def _chunks(fragment: Fragment, codec: Codec) -> list[_Chunk]:
-    sizes = [codec.code_bytes(stop - start) for start, stop in fragment.chunks]
-    ends = list(itertools.accumulate(sizes, initial=0))
-    return [
-        _Chunk(
-            tuple(slice(*span) for span in fragment.chunk_spans(index)),
-            slice(*fragment.chunks[index]),
-            slice(ends[index], ends[index + 1]),
-        )
-        for index in range(len(fragment.chunks))
-    ]
+def regions_of(spec: RunSpec, layout: Layout) -> tuple[int, ...]:
+    """Bytes of the codes of each fragment of a run."""
+    codec, sync = get_codec(spec.sync.codec), spec.sync
+    fragments = fragments_of_run(sync.diloco or sync.pairs, layout)
+    return tuple(codec.code_bytes(fragment.size) for fragment in fragments)
+
+
+def values_of(
+    spec: RunSpec, weights: FastWeights, slow_P: torch.Tensor, regions: CodeRegions
+) -> FragmentDeltas | FragmentSnapshots:
+    """What is sent of these weights, and how averages come back into them."""
+    codec = get_codec(spec.sync.codec, part_of=weights.layout.padded_parameters)
+    diloco = spec.sync.diloco
+    if diloco is None:
+        fragments = fragments_of_run(spec.sync.pairs, weights.layout)
+        return FragmentDeltas(weights, slow_P, regions, codec, fragments)
+    fragments = fragments_of_run(diloco, weights.layout)
+    return FragmentSnapshots(weights, slow_P, regions, codec, fragments, diloco)

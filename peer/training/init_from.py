@@ -27,8 +27,6 @@ from .corpus.tokenizer import (
 FAMILY: Final = "llama"
 HIGHEST_USUAL_RATE: Final = 1e-4
 """A learning rate above it is one for training from nothing."""
-FINE_TUNING_RATE: Final = 2e-5
-FINE_TUNING_WARMUP: Final = 100
 
 Vocabulary = Mapping[str, int]
 """Tokens, as they are spelt, to their numbers."""
@@ -77,8 +75,8 @@ def rate_hint(spec: RunSpec) -> str | None:
         return None
     return (
         f"model.init_from with optimizer.learning_rate = {rate:g}: that is a rate for training from"
-        f" nothing, and may undo what the checkpoint knows; {FINE_TUNING_RATE:g} with"
-        f" warmup_steps = {FINE_TUNING_WARMUP} is usual (with Muon four times as much for it)"
+        " nothing, and may undo what the checkpoint knows; 2e-05 with warmup_steps = 100 is usual"
+        " (with Muon four times as much for it)"
     )
 
 

@@ -13,14 +13,12 @@ are the daemon's business (peer/state/checkpoints.py).
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 
+from .optimizer import FlatOptimizer
 from .tensor_file import TensorFile, write_tensors
-
-if TYPE_CHECKING:  # it imports transformers, which a simulated trainer has no need of
-    from .optimizer import FlatOptimizer
 
 FAST: Final = "fast"
 OWN_STEPS: Final = "own_steps"
@@ -28,7 +26,7 @@ MOMENT_STEPS: Final = "moment_steps"
 
 
 def keep_weights(
-    path: Path, theta_P: torch.Tensor, optimizer: "FlatOptimizer | None", own_steps: int
+    path: Path, theta_P: torch.Tensor, optimizer: FlatOptimizer | None, own_steps: int
 ) -> None:
     """Write fast weights and moments. Raises OSError; what is at `path` is then worth nothing.
 
@@ -47,16 +45,10 @@ def keep_nothing(path: Path) -> None:
     write_tensors(path, {}, {OWN_STEPS: "0", MOMENT_STEPS: "0"})
 
 
-def take_over_weights(
-    path: Path, theta_P: torch.Tensor, optimizer: "FlatOptimizer | None", with_weights: bool
-) -> int:
-    """Go on from what was kept; returns the own steps. Raises FileUnusable.
-
-    Args:
-        with_weights: the fast weights too; the moments alone where others' weights are better.
-    """
+def take_over_weights(path: Path, theta_P: torch.Tensor, optimizer: FlatOptimizer | None) -> int:
+    """Go on from what was kept; returns the own steps. Raises FileUnusable."""
     kept = TensorFile(path)
-    if with_weights and FAST in kept.names:
+    if FAST in kept.names:
         kept.read_into(FAST, theta_P)
     num_steps = kept.number(MOMENT_STEPS)
     if optimizer is not None and num_steps:

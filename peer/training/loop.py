@@ -9,6 +9,7 @@ any other, which is obeyed as always.
 """
 
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from protocol.run.run_spec import RunSpec
 
 from .corpus import Corpus, PieceCorpus
 from .errors import NonFinite
-from .fragments import FragmentSnapshots
+from .fragments import FragmentDeltas, FragmentSnapshots, regions_of, values_of
 from .kept import keep_weights, take_over_weights
 from .messages import (
     Evaluate,
@@ -42,12 +43,10 @@ from .messages import (
 )
 from .model import FlatModel
 from .optimizer import FlatOptimizer
-from .pairs import FragmentDeltas
 from .round_machine import Action, RoundMachine, SettleStep, TrainStep, Wait
-from .shared import CodeRegions
+from .shared import CodeRegions, map_vector
 from .step import StepResult
-from .sync import trainer_side
-from .weights import map_slow_weights, set_aside
+from .sync import sync_of
 
 
 class InnerStepper(Protocol):
@@ -83,7 +82,7 @@ class TrainerParts:
     model: FlatModel
     optimizer: FlatOptimizer
     stepper: InnerStepper
-    snapshots: FragmentSnapshots | FragmentDeltas
+    values: FragmentSnapshots | FragmentDeltas
     slow_P: torch.Tensor
 
 
@@ -97,12 +96,16 @@ def trainer_parts(
 ) -> TrainerParts:
     """A trainer on memory that the daemon shares: descriptors of slow weights, and of codes."""
     spec = settings.run_spec()
-    side, slow_P = trainer_side(spec), map_slow_weights(memory[0])
+    with warnings.catch_warnings():
+        # torch has no read-only tensors; the mapping itself is, so a write would end the process,
+        # not harm the daemon.
+        warnings.filterwarnings("ignore", message=".*not writable.*")
+        slow_P = torch.from_numpy(map_vector(memory[0]))
     if slow_P.numel() != model.layout.padded_parameters:
         raise ValueError(
             f"slow weights of {slow_P.numel()} values for {model.layout.padded_parameters}"
         )
-    regions = CodeRegions.create_in(memory[1], side.regions_of(spec, model.layout))
+    regions = CodeRegions(memory[1], regions_of(spec, model.layout), writable=True)
     return TrainerParts(
         spec,
         settings.peer_id,
@@ -110,7 +113,7 @@ def trainer_parts(
         model,
         optimizer,
         stepper,
-        side.snapshots_of(spec, model, slow_P, regions),
+        values_of(spec, model, slow_P, regions),
         slow_P,
     )
 
@@ -120,9 +123,6 @@ def ready_of(parts: TrainerParts, precision: str, micro_batch: int, steps_per_s:
     layout, device = parts.model.layout, parts.model.device
     codec = get_codec(parts.spec.sync.codec, part_of=layout.padded_parameters)
     return Ready(
-        parameters=layout.parameters,
-        padded_parameters=layout.padded_parameters,
-        layout_digest=layout.digest,
         device=str(device),
         precision=precision,
         micro_batch=micro_batch,
@@ -154,9 +154,7 @@ class InnerLoop:
         self._clock_s = clock_s
         self._validation_BT = parts.corpus.validation_blocks(parts.spec.data.validation_blocks)
         self._events: deque[TrainerEvent] = deque()
-        sync = trainer_side(parts.spec).sync_of(
-            parts.spec, parts.snapshots, self._events.append, clock_s
-        )
+        sync = sync_of(parts.spec, parts.values, self._events.append, clock_s)
         self._round_machine = RoundMachine(
             parts.spec,
             parts.peer_id,
@@ -231,33 +229,32 @@ class InnerLoop:
             self._launched = None
             if command.kept is not None:
                 own_steps = take_over_weights(
-                    Path(command.kept),
-                    self._parts.model.theta_P,
-                    self._parts.optimizer,
-                    command.with_weights,
+                    Path(command.kept), self._parts.model.theta_P, self._parts.optimizer
                 )
                 self._round_machine.took_over(own_steps)
 
     def _keep(self, order: Keep) -> None:
-        started_s, error = self._clock_s(), None
+        error = None
         try:
             theta_P, optimizer = self._parts.model.theta_P, self._parts.optimizer
             keep_weights(Path(order.path), theta_P, optimizer, self._round_machine.own_steps)
         except OSError as failed:
             error = str(failed)
-        self._round_machine.kept(self._clock_s() - started_s, error)
+        self._round_machine.kept(error)
 
     def _evaluate(self, order: Evaluate) -> None:
         """Measure with the slow weights in place."""
         self._settle()
         started_s = self._clock_s()
-        with set_aside(self._parts.model) as theta_P:
+        theta_P, aside_P = self._parts.model.theta_P, self._parts.model.gradient_P
+        aside_P.copy_(theta_P)  # the gradient is idle between two steps
+        try:
             theta_P.copy_(self._parts.slow_P)
             loss = self._parts.stepper.loss_of(self._validation_BT)
-        tokens = self._validation_BT.shape[0] * (self._validation_BT.shape[1] - 1)
-        self._round_machine.measured(
-            Evaluated(order.round, loss, tokens, self._clock_s() - started_s)
-        )
+        finally:
+            theta_P.copy_(aside_P)
+            aside_P.zero_()
+        self._round_machine.measured(Evaluated(order.round, loss, self._clock_s() - started_s))
 
     def _train(self, step: TrainStep, blocks: npt.NDArray[np.int64]) -> None:
         started_s = self._clock_s()

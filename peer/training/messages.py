@@ -1,15 +1,14 @@
 """What the daemon and its trainer say to each other.
 
-The trainer is a child process with one socket pair and three pieces of shared memory. Commands go
-down, events come up; both are msgpack maps with a length prefix (see `pipe.py`). The large things
-never pass through the socket: slow weights and codes lie in shared memory (see `shared.py`), and a
-message names the slot and carries the digest.
+The trainer is a child process with one socket pair and shared memory. Commands go down, events come
+up (pipe.py). The large things never pass through the socket: slow weights and codes lie in shared
+memory (shared.py), and a message names the region and carries the digest.
 
 The order of things, when peers average in pairs:
 
     daemon                              trainer
                                         Ready
-    Load(version)                       theta := phi, or what was kept of it
+    Load                                theta := phi, or what was kept of it
     TrainRound(r, ...)                  TrainerProgress ...
                                         FragmentSent(0, k)            codes are in its region
                                         RoundClosed(r)
@@ -19,41 +18,22 @@ The order of things, when peers average in pairs:
     Evaluate(r)                         Evaluated(r, loss)
     Keep(path)                          Kept(path)              theta and moments are in the file
 
-A round is closed by the trainer itself when its quota is done and no earlier send waits for its
-`Merge`; while one does, the trainer trains on past its quota, and the nominal step goes on rising,
-to the end of the run. It waits only there, and when it has no round to train.
-
-And when fragments of the model are averaged by all (protocol/fragment/fragments.py), in each round,
-for each fragment p, in cycle k:
+A round is closed by the trainer itself when its quota is done and nothing holds it up. Its nominal
+step goes on rising meanwhile, to the end of the run. Where the model is cut, each fragment is sent
+at its own moment, and merged as sync.py says; and where all peers average
+(protocol/fragment/fragments.py), what others did to it is followed outside of its flight, too:
 
     daemon                              trainer
-                                        FragmentSent(p, k)            codes are in p's region
-    (p of phi is written)               TrainerProgress ...
-    Merge(p, k, stepped, moved)         tau steps after the send: theta := a theta + (1 - a) phi
-                                        FragmentMerged(p, k)
     Yield(p)                            held := phi
                                         Yielded(p)
-    (p of phi is written)               TrainerProgress ...
-    Amend(p, ...)                       theta follows what happened to phi
+    (p of phi is written)
+    Merge(p, None, ...)                 theta follows what happened to phi
 
-And when pairs average fragments of the model: each is sent at its own moment. A fragment in pairs
-is one chunk, and its `Merge` is taken at once. Nothing is yielded, and nothing is ever waited for:
-a fragment whose moment comes while it is in flight is sent after its merge.
+The daemon writes a fragment of phi only from `FragmentSent`, or `Yielded`, to `Merge`. (Load and
+Evaluate read all of phi: nothing may be written while they run.)
 
 Where the trainer holds a stage of a pipeline, microbatches travel besides
 (protocol/microbatch/trainer_messages.py).
-
-Rules of fragments that all average:
-    1. The daemon writes a fragment of phi only from `FragmentSent` to `Merge`, and from `Yielded`
-       to `Amend`. (Load and Evaluate read all of phi: nothing may be written while they run.)
-    2. A fragment is in flight from its send to its merge, and is not sent again meanwhile: when its
-       next send is due, the trainer waits. So it does for a fragment that it has yielded.
-    3. `Merge` may come early: it is held until the fragment's tau steps are done, or its next send
-       is due. In and after a round of no steps there is nothing to wait for: it is taken at once.
-    4. A `Yield` that meets a fragment in flight has crossed a `FragmentSent`, and is void: there is
-       no `Yielded`. While a `Merge` is held, `Yielded` follows `FragmentMerged`.
-    5. A round closes when it is due, whatever is in flight; what falls due at its end is sent
-       before. A round of no steps sends every fragment whose next send lies in it: the last word.
 
 Of pieces of the corpus that are not here yet:
 
@@ -159,19 +139,15 @@ class ModelCreated(TrainerMessage, frozen=True):
 
 
 class Load(TrainerMessage, frozen=True):
-    """Start from the slow weights: theta := phi, fresh optimizer state.
-
-    No fragment is in flight or yielded.
+    """Start from the slow weights: theta := phi, fresh optimizer state, nothing on its way.
 
     Attributes:
-        kept: path of a file that `Keep` wrote: the moments go on from there. None begins afresh.
-        with_weights: so do the fast weights; phi is that of the same checkpoint.
+        kept: path of a file that `Keep` wrote: fast weights and moments go on from there, with phi
+            of the same checkpoint. None begins afresh.
         step, epoch, position: where phi stands; `Kept` says it until a round has begun.
     """
 
-    version: int
     kept: str | None = None
-    with_weights: bool = False
     step: float = 0.0
     epoch: int = 0
     position: int = 0
@@ -224,17 +200,23 @@ class Keep(TrainerMessage, frozen=True):
 
 
 class Merge(TrainerMessage, frozen=True):
-    """The outer step of a fragment in flight is in phi: this ends the flight.
+    """The outer step of a fragment that was sent, or yielded, is in phi: follow.
+
+    What is in none of the lists is left alone.
 
     Attributes:
+        cycle: of the send, whose flight this ends; None for a fragment that was yielded.
         stepped: chunks whose result holds our codes.
-        moved: chunks that were written without them; what is in neither list is left alone.
+        moved: chunks that were written without them.
+        redone: chunks that had been merged; their step was taken back, and taken with another
+            result.
     """
 
     fragment: int
-    cycle: int
+    cycle: int | None
     stepped: tuple[int, ...]
-    moved: tuple[int, ...]
+    moved: tuple[int, ...] = ()
+    redone: tuple[int, ...] = ()
 
 
 ONE_CHUNK: Final = (0,)
@@ -242,31 +224,16 @@ ONE_CHUNK: Final = (0,)
 
 
 class Yield(TrainerMessage, frozen=True):
-    """Do not read phi of a fragment until `Amend`."""
+    """Do not read phi of a fragment until `Merge`."""
 
     fragment: int
-
-
-class Amend(TrainerMessage, frozen=True):
-    """A yielded fragment of phi has been written: follow.
-
-    Attributes:
-        merged: chunks that were stepped now, and not in `Merge`.
-        redone: chunks whose step was taken back, and taken with another result.
-        moved: chunks that were written without our codes.
-    """
-
-    fragment: int
-    merged: tuple[int, ...]
-    redone: tuple[int, ...]
-    moved: tuple[int, ...]
 
 
 class Stop(TrainerMessage, frozen=True):
     """Exit."""
 
 
-SyncCommand = Merge | Yield | Amend
+SyncCommand = Merge | Yield
 TrainerCommand = (
     Load
     | TrainRound
@@ -284,15 +251,11 @@ class Ready(TrainerMessage, frozen=True):
     """The model is built and calibrated.
 
     Attributes:
-        parameters: trainable parameters, tied ones once.
         steps_per_s: inner steps per second of the trainer alone.
         shapes: of the parameters that it trains.
         loops: what codes its weights (`peer.codec.Codec.loops_for`).
     """
 
-    parameters: int
-    padded_parameters: int
-    layout_digest: str
     device: str
     precision: str
     micro_batch: int
@@ -315,7 +278,6 @@ class TrainerProgress(TrainerMessage, frozen=True):
 
     Attributes:
         loss: mean training loss of the steps since the last event, nats per token.
-        tokens: tokens trained in this round so far.
         learning_rate: of the last step.
         step_s: mean duration of the steps since the last event.
         step: nominal step reached.
@@ -323,7 +285,6 @@ class TrainerProgress(TrainerMessage, frozen=True):
 
     round: int
     steps: int
-    tokens: int
     loss: float
     learning_rate: float
     gradient_norm: float
@@ -357,7 +318,6 @@ class FragmentSent(TrainerMessage, frozen=True):
     Attributes:
         steps, tokens: trained since the fragment's last send.
         digest: blake3 (32 hex digits) of the codes.
-        seconds: what the coding took.
         waited_s: how long training stood still before, for a fragment that was yielded.
         step: the nominal step at which its values were taken.
     """
@@ -367,7 +327,6 @@ class FragmentSent(TrainerMessage, frozen=True):
     steps: int
     tokens: int
     digest: str
-    seconds: float
     waited_s: float
     step: float
 
@@ -386,7 +345,7 @@ class FragmentMerged(TrainerMessage, frozen=True):
 
 
 class Yielded(TrainerMessage, frozen=True):
-    """phi of this fragment is not read until `Amend`."""
+    """phi of this fragment is not read until `Merge`."""
 
     fragment: int
 
@@ -401,7 +360,6 @@ class Evaluated(TrainerMessage, frozen=True):
 
     round: int
     loss: float | None
-    tokens: int
     seconds: float
 
 
@@ -412,7 +370,6 @@ class Kept(TrainerMessage, frozen=True):
         step: nominal step reached; that of the last round's end where no round is in training.
         epoch, position: where our data stands then.
         tokens: trained in the round in training so far.
-        seconds: for which training stood still.
         error: why nothing was written; None when all was.
     """
 
@@ -421,7 +378,6 @@ class Kept(TrainerMessage, frozen=True):
     epoch: int
     position: int
     tokens: int
-    seconds: float
     error: str | None = None
 
 
@@ -441,6 +397,10 @@ class Failed(TrainerMessage, frozen=True):
     detail: str
 
 
+class Waiting(TrainerMessage, frozen=True):
+    """Nothing has come for a while, and the trainer lives; whoever drives it is not told."""
+
+
 SyncEvent = FragmentSent | FragmentMerged | Yielded
 TrainerEvent = (
     Ready
@@ -453,3 +413,5 @@ TrainerEvent = (
     | PiecesMissing
     | Failed
 )
+Said = TrainerEvent | ModelCreated | Waiting
+"""All that a child says."""

@@ -11,50 +11,79 @@ Shapes: P padded parameters, B sequences, T tokens of a sequence, V vocabulary.
 import json
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from protocol.fragment.fragments import BLOCK_OF
 from protocol.run.layout import Layout, LayoutEntry
 from protocol.run.run_spec import ModelSection, RunSpec
+from protocol.run.sections import known_keys
+
+from .llama import Config, Llama, is_supported
+
+if TYPE_CHECKING:  # to import it takes longer than torch (llama.py)
+    from transformers import LlamaConfig
 
 
-def model_config(spec: RunSpec, vocabulary_size: int) -> LlamaConfig:
-    """The Hugging Face config of a run's model: the frozen one, else by checkpoint or sizes.
+def model_config(spec: RunSpec, vocabulary_size: int) -> "LlamaConfig":
+    """The same for transformers, whose own classes it makes. Raises as `config_of` does."""
+    from transformers import LlamaConfig
+
+    config: LlamaConfig = LlamaConfig.from_dict(
+        dict(config_of(spec, vocabulary_size)), attn_implementation="sdpa"
+    )
+    return config
+
+
+def config_of(spec: RunSpec, vocabulary_size: int) -> Config:
+    """The config.json of a run's model: the frozen one, else by checkpoint or sizes.
 
     Raises:
         ValueError: `init_from` names a checkpoint that is not of the Llama family, or has too small
         a vocabulary.
         OSError: `init_from` cannot be read.
     """
-    section = spec.model
-    if spec.frozen is None and section.init_from is not None:
-        return _checkpoint_config(section.init_from, vocabulary_size)
-    sizes = json.loads(spec.frozen.config) if spec.frozen else _sizes(section, vocabulary_size)
-    config: LlamaConfig = LlamaConfig.from_dict(sizes, attn_implementation="sdpa")
-    return config
+    if spec.frozen is not None:
+        frozen: dict[str, Any] = json.loads(spec.frozen.config)
+        return frozen
+    if spec.model.init_from is not None:
+        return _of_checkpoint(spec.model.init_from, vocabulary_size)
+    return _of_sizes(spec.model, vocabulary_size)
 
 
-def _sizes(section: ModelSection, vocabulary_size: int) -> dict[str, object]:
-    """What a config.json of this model says."""
+def _of_sizes(section: ModelSection, vocabulary_size: int) -> Config:
     return {
-        "vocab_size": vocabulary_size,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "head_dim": section.hidden_size // section.num_heads,
+        "hidden_act": "silu",
         "hidden_size": section.hidden_size,
+        "initializer_range": 0.02,
         "intermediate_size": section.intermediate_size,
-        "num_hidden_layers": section.num_layers,
-        "num_attention_heads": section.num_heads,
-        "num_key_value_heads": section.num_kv_heads or section.num_heads,
         "max_position_embeddings": section.context_length,
-        "rope_theta": section.rope_theta,
+        "mlp_bias": False,
+        "model_type": "llama",
+        "num_attention_heads": section.num_heads,
+        "num_hidden_layers": section.num_layers,
+        "num_key_value_heads": section.num_kv_heads or section.num_heads,
+        "pad_token_id": None,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-06,
+        "rope_parameters": {"rope_theta": section.rope_theta, "rope_type": "default"},
         "tie_word_embeddings": section.tie_embeddings,
         "use_cache": False,
+        "vocab_size": vocabulary_size,
     }
 
 
-def _checkpoint_config(source: str, vocabulary_size: int) -> LlamaConfig:
+def _of_checkpoint(source: str, vocabulary_size: int) -> Config:
+    from transformers import AutoConfig, LlamaConfig
+
     config = AutoConfig.from_pretrained(source)
     if not isinstance(config, LlamaConfig):
         raise ValueError(
@@ -65,33 +94,39 @@ def _checkpoint_config(source: str, vocabulary_size: int) -> LlamaConfig:
             f"{source} has {config.vocab_size} embeddings, the tokenizer {vocabulary_size} tokens"
         )
     config.use_cache = False
-    config._attn_implementation = "sdpa"
-    return config
+    found: dict[str, Any] = json.loads(known_keys(config.to_json_string(use_diff=True)))
+    return found
 
 
-def initial_module(spec: RunSpec, vocabulary_size: int) -> LlamaForCausalLM:
+def initial_module(spec: RunSpec, vocabulary_size: int) -> nn.Module:
     """The model as the founder starts it, on the CPU in fp32: from seed or checkpoint."""
-    config = model_config(spec, vocabulary_size)
     if spec.frozen is None and spec.model.init_from is not None:
-        loaded: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(
+        from transformers import LlamaForCausalLM
+
+        config = model_config(spec, vocabulary_size)
+        loaded: nn.Module = LlamaForCausalLM.from_pretrained(
             spec.model.init_from, config=config, dtype=torch.float32
         )
         return loaded
     torch.manual_seed(spec.seed)
-    module: LlamaForCausalLM = LlamaForCausalLM(config).float()
-    return module
+    return empty_module(spec, vocabulary_size)
 
 
-def empty_module(spec: RunSpec, vocabulary_size: int) -> LlamaForCausalLM:
+def empty_module(spec: RunSpec, vocabulary_size: int) -> nn.Module:
     """The model with whatever weights, for those who get them from elsewhere."""
-    module: LlamaForCausalLM = LlamaForCausalLM(model_config(spec, vocabulary_size)).float()
+    config = config_of(spec, vocabulary_size)
+    if is_supported(config):
+        return Llama(config)
+    from transformers import LlamaForCausalLM
+
+    module: nn.Module = LlamaForCausalLM(model_config(spec, vocabulary_size)).float()
     return module
 
 
 def model_shapes(spec: RunSpec, vocabulary_size: int) -> dict[str, tuple[int, ...]]:
     """Name and shape of each parameter, tied ones once; nothing is allocated."""
     with torch.device("meta"):
-        module = LlamaForCausalLM(model_config(spec, vocabulary_size))
+        module = empty_module(spec, vocabulary_size)
     return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
 
 

@@ -22,11 +22,13 @@ per weight in the mean square (arXiv 2502.16982): then AdamW's rate and weight d
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+from torch.optim.adamw import adamw
 
 from protocol.run.sections import MuonSection, OptimizerSection
 
@@ -36,29 +38,67 @@ from .model import FlatModel
 ADAMW_MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 MUON_MOMENTS: Final = ("momentum_buffer",)
 """The names that torch gives them."""
+
+
+class AdamW:
+    """torch.optim.AdamW, fused, as far as it is used here.
+
+    torch's own class imports its compiler when it is made, for as long as torch itself takes.
+    """
+
+    def __init__(
+        self, decaying: list[tuple[list[torch.nn.Parameter], float]], betas: tuple[float, float]
+    ) -> None:
+        self.param_groups: list[dict[str, Any]] = [
+            {"params": parameters, "weight_decay": decay} for parameters, decay in decaying
+        ]
+        self.state: defaultdict[torch.Tensor, dict[str, torch.Tensor]] = defaultdict(dict)
+        self._betas = betas
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One step of each group at its rate."""
+        for group in self.param_groups:
+            states = [self.state[parameter] for parameter in group["params"]]
+            for parameter, state in zip(group["params"], states, strict=True):
+                if not state:
+                    state["step"] = torch.zeros((), device=parameter.device)
+                    for name in ADAMW_MOMENTS:
+                        state[name] = torch.zeros_like(parameter)
+            adamw(
+                group["params"],
+                [parameter.grad for parameter in group["params"]],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                [state["step"] for state in states],
+                fused=True,
+                amsgrad=False,
+                beta1=self._betas[0],
+                beta2=self._betas[1],
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                eps=1e-8,
+                maximize=False,
+            )
+
+
 _CLIP_EPSILON = 1e-6
 """Keeps the clip factor finite for a zero gradient."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One of torch's optimizers, over some of the weights.
+    """An optimizer over some of the weights.
 
     Attributes:
         moments: the names of what it remembers of a parameter.
         rate_ratio: its learning rate, in AdamW's.
-        counts: whether it counts its steps.
     """
 
-    torch_optimizer: torch.optim.Optimizer
+    optimizer: AdamW | torch.optim.Optimizer
     moments: tuple[str, ...]
     rate_ratio: float = 1.0
-    counts: bool = False
-
-    @property
-    def parameters(self) -> list[torch.nn.Parameter]:
-        """Its parameters, in order."""
-        return [each for group in self.torch_optimizer.param_groups for each in group["params"]]
 
 
 class FlatOptimizer:
@@ -70,14 +110,10 @@ class FlatOptimizer:
         self._parts = parts
         self._num_steps = 0
 
-    def __repr__(self) -> str:
-        names = ", ".join(type(part.torch_optimizer).__name__ for part in self._parts)
-        return f"<FlatOptimizer {names} over {self._model!r}>"
-
     def reset(self) -> None:
         """Forget the moments: the weights were replaced."""
         for part in self._parts:
-            part.torch_optimizer.state.clear()
+            part.optimizer.state.clear()
         self._num_steps = 0
 
     def moments(self) -> dict[str, torch.Tensor]:
@@ -85,7 +121,7 @@ class FlatOptimizer:
         found = {}
         for part, index, parameter in self._parameters():
             for name in part.moments:
-                if (moment := part.torch_optimizer.state[parameter].get(name)) is not None:
+                if (moment := part.optimizer.state[parameter].get(name)) is not None:
                     found[f"{name}.{index}"] = moment.view(-1)
         return found
 
@@ -107,8 +143,8 @@ class FlatOptimizer:
             fill: writes the moment of this name into a vector.
         """
         for part, index, parameter in self._parameters():
-            state = part.torch_optimizer.state[parameter]
-            if part.counts:
+            state = part.optimizer.state[parameter]
+            if isinstance(part.optimizer, AdamW):
                 state["step"] = torch.tensor(float(num_steps), device=parameter.device)
             for name in part.moments:
                 state[name] = torch.empty_like(parameter, memory_format=torch.contiguous_format)
@@ -118,7 +154,9 @@ class FlatOptimizer:
     def _parameters(self) -> Iterator[tuple[Part, int, torch.nn.Parameter]]:
         """Each parameter with its part and its number in it."""
         for part in self._parts:
-            for index, parameter in enumerate(part.parameters):
+            groups = part.optimizer.param_groups
+            parameters = (each for group in groups for each in group["params"])
+            for index, parameter in enumerate(parameters):
                 yield part, index, parameter
 
     def step(self, learning_rate: float) -> torch.Tensor:
@@ -127,70 +165,40 @@ class FlatOptimizer:
         norm: torch.Tensor = torch.linalg.vector_norm(gradient_P)
         gradient_P.mul_((self._clip_norm / (norm + _CLIP_EPSILON)).clamp_(max=1.0))
         for part in self._parts:
-            for group in part.torch_optimizer.param_groups:
+            for group in part.optimizer.param_groups:
                 group["lr"] = learning_rate * part.rate_ratio
-            part.torch_optimizer.step()
+            part.optimizer.step()
         self._num_steps += 1
         gradient_P.zero_()
         return norm
 
 
-def flat_adamw(model: FlatModel, section: OptimizerSection) -> FlatOptimizer:
-    """AdamW over a FlatModel: weight decay on matrices alone."""
-    return FlatOptimizer(model, section, [_adamw(model, section)])
-
-
-def flat_muon(model: FlatModel, section: OptimizerSection, iteration: Precision) -> FlatOptimizer:
-    """Muon over the matrices of a FlatModel's blocks, AdamW over the rest.
-
-    Args:
-        iteration: precision of Muon's.
-    """
-    muon = section.muon or MuonSection()
-    adamw = _adamw(model, section, without_block_matrices=True)
-    return FlatOptimizer(model, section, [adamw, _muon(model, section, muon, iteration)])
-
-
 def inner_optimizer(
     model: FlatModel, section: OptimizerSection, precision: Precision
 ) -> FlatOptimizer:
-    """The optimizer that the run spec names, for a model that computes in this precision."""
-    if section.name == "muon":
-        return flat_muon(model, section, precision)
-    return flat_adamw(model, section)
+    """The optimizer that the run spec names, for a model that computes in this precision.
 
-
-def _adamw(
-    model: FlatModel, section: OptimizerSection, *, without_block_matrices: bool = False
-) -> Part:
-    adamw = torch.optim.AdamW(
-        [
-            {
-                "params": group.parameters,
-                "weight_decay": section.weight_decay if group.decays else 0.0,
-            }
-            for group in model.groups(without_block_matrices=without_block_matrices)
-        ],
-        lr=section.learning_rate,
-        betas=section.betas,
-        fused=True,
-    )
-    return Part(adamw, ADAMW_MOMENTS, counts=True)
-
-
-def _muon(
-    model: FlatModel, section: OptimizerSection, muon: MuonSection, iteration: Precision
-) -> Part:
-    peak = section.learning_rate if muon.learning_rate is None else muon.learning_rate
-    kind = Fp32Muon if iteration == "fp32" else torch.optim.Muon
-    made = kind(
-        model.block_matrices(),
-        lr=peak,
-        weight_decay=section.weight_decay,
-        momentum=muon.momentum,
-        adjust_lr_fn=muon.adjust_lr,
-    )
-    return Part(made, MUON_MOMENTS, rate_ratio=peak / section.learning_rate)
+    AdamW decays matrices alone. Muon has the matrices of the blocks, and AdamW the rest.
+    """
+    with_muon = section.name == "muon"
+    groups = model.groups(without_block_matrices=with_muon)
+    decaying = [
+        (group.parameters, section.weight_decay if group.decays else 0.0) for group in groups
+    ]
+    parts = [Part(AdamW(decaying, section.betas), ADAMW_MOMENTS)]
+    if with_muon:
+        muon = section.muon or MuonSection()
+        peak = section.learning_rate if muon.learning_rate is None else muon.learning_rate
+        kind = Fp32Muon if precision == "fp32" else torch.optim.Muon
+        made = kind(
+            model.block_matrices(),
+            lr=peak,
+            weight_decay=section.weight_decay,
+            momentum=muon.momentum,
+            adjust_lr_fn=muon.adjust_lr,
+        )
+        parts.append(Part(made, MUON_MOMENTS, rate_ratio=peak / section.learning_rate))
+    return FlatOptimizer(model, section, parts)
 
 
 # --- Muon whose iteration is in fp32 --------------------------------------------------------------

@@ -22,13 +22,15 @@ import msgspec
 from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES
 from protocol.microbatch.trainer_messages import TrainerMessage
 
-from .messages import Begin, ModelCreated, TrainerCommand, TrainerEvent
+from .messages import Begin, Said, TrainerCommand, Waiting
 
 MAX_FRAME_BYTES: Final = MAX_CONTROL_PAYLOAD_BYTES
 """Longest frame: a run spec, or the members of a round (4096 of them), with room to spare."""
 READ_BYTES: Final = 65536
+WAITING_S: Final = 5.0
+"""A trainer that waits says so that often: it does not hang."""
 TO_TRAINER: Final = msgspec.msgpack.Decoder(Begin | TrainerCommand)
-FROM_TRAINER: Final = msgspec.msgpack.Decoder(TrainerEvent | ModelCreated)
+FROM_TRAINER: Final = msgspec.msgpack.Decoder(Said)
 
 
 class PipeError(Exception):
@@ -90,21 +92,21 @@ class SocketChannel:
         # They came no later than the first byte of the order.
         return task, tuple(self._descriptors.get_nowait() for _ in range(task.num_descriptors))
 
-    def next_command(self, *, wait: bool, timeout_s: float | None = None) -> TrainerCommand | None:
-        """The next command; None when there is none and `wait` is false, or the time is over.
-
-        Raises:
-            PipeError
-        """
-        try:
-            command = self._received.get(block=wait, timeout=timeout_s)
-        except queue.Empty:
-            return None
+    def next_command(self, *, wait: bool) -> TrainerCommand | None:
+        """The next command; None when there is none and `wait` is false. Raises PipeError."""
+        while True:
+            try:
+                command = self._received.get(block=wait, timeout=WAITING_S)
+                break
+            except queue.Empty:
+                if not wait:
+                    return None
+                self.emit(Waiting())
         if isinstance(command, Begin):
             raise PipeError(f"{command.task} in the middle of a task")
         return command
 
-    def emit(self, event: TrainerEvent | ModelCreated) -> None:
+    def emit(self, event: Said) -> None:
         """Send an event; waits while the daemon has not read the ones before."""
         try:
             self._socket.sendall(encode(event))

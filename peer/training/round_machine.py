@@ -61,7 +61,6 @@ from protocol.schedule.data_plan import DataPlan, TakenBlocks
 from .errors import WrongCommand
 from .messages import (
     PROGRESS_INTERVAL_S,
-    Amend,
     CloseRound,
     Evaluate,
     Evaluated,
@@ -235,7 +234,6 @@ class RoundInProgress:
         return TrainerProgress(
             round=self.order.round,
             steps=self.steps,
-            tokens=self.steps * self.tokens_per_step,
             loss=told.loss_sum / told.steps,
             learning_rate=self.learning_rate,
             gradient_norm=self.gradient_norm,
@@ -289,22 +287,14 @@ class Wait:
 Action = TrainStep | SettleStep | Evaluate | Keep | Wait | Stop
 
 
-@dataclass(frozen=True, slots=True)
-class _Stand:
-    """Where training stands: the nominal step, and the data."""
-
-    step: float = 0.0
-    epoch: int = 0
-    position: int = 0
-
-
 @dataclass(slots=True)
 class _SinceLoad:
     """What `Load` makes new.
 
     Attributes:
         steps: own ones, of all rounds.
-        closed_at: where the last round ended; before the first, where the weights stand.
+        closed_at: nominal step, epoch and position at which the last round ended; before the first,
+            where the weights stand.
     """
 
     loaded: bool = False
@@ -312,7 +302,7 @@ class _SinceLoad:
     round: RoundInProgress | None = None
     next_order: TrainRound | None = None
     last_closed: int = -1
-    closed_at: _Stand = field(default_factory=_Stand)
+    closed_at: tuple[float, int, int] = (0.0, 0, 0)
 
 
 class RoundMachine:
@@ -357,7 +347,7 @@ class RoundMachine:
         match command:
             case Load():
                 self._sync.load()
-                stand = _Stand(command.step, command.epoch, command.position)
+                stand = command.step, command.epoch, command.position
                 self._state = _SinceLoad(loaded=True, closed_at=stand)
             case TrainRound():
                 self._take_order(command, now_s)
@@ -369,7 +359,7 @@ class RoundMachine:
                 self._to_keep.append(command)
             case Stop():
                 self._stopped = True
-            case Merge() | Yield() | Amend():
+            case Merge() | Yield():
                 self._obey_sync(command)
             case _:
                 raise WrongCommand(f"{command}, but no stage is trained here")
@@ -436,15 +426,11 @@ class RoundMachine:
         if current.order.quota == 0 or self._sync.holds_training:
             return Wait()
         step, own_steps = current.nominal_step, self._state.steps
-        if self._steps_to_end(current) <= 0:
-            return Wait()
         total_steps = total_steps_of(self._spec, current.order)
+        if current.steps_to(total_steps) <= 0:
+            return Wait()
         rate = learning_rate(self._section_of(current.order), step, total_steps, own_steps)
         return TrainStep(current.order.round, current.steps, step, rate)
-
-    def _steps_to_end(self, current: RoundInProgress) -> int:
-        """Steps until it is due and at the end of the run; none or less when it is."""
-        return current.steps_to(total_steps_of(self._spec, current.order))
 
     def _section_of(self, order: TrainRound) -> OptimizerSection:
         """The schedule, as is in force in a round."""
@@ -460,7 +446,7 @@ class RoundMachine:
         """
         if (current := self._state.round) is None:
             return math.inf
-        if (to_end := self._steps_to_end(current)) <= 0:
+        if (to_end := current.steps_to(total_steps_of(self._spec, current.order))) <= 0:
             return math.inf
         to_progress = current.steps_to_progress(end_s, step_s)
         to_sync = self._sync.steps_to_event(current.order, current.steps)
@@ -482,8 +468,8 @@ class RoundMachine:
         """
         current = self._current
         current.stepped(step.learning_rate, now_s, seconds)
-        if self._steps_to_end(current) <= 0:
-            current.is_progress_wanted = True  # silence at the end of the run is no hang
+        if current.steps_to(total_steps_of(self._spec, current.order)) <= 0:
+            current.is_progress_wanted = True  # nothing may follow at the end of the run
         self._state.steps += 1
         self._sync.stepped(current.order, current.steps, self._spec.tokens_per_step)
 
@@ -509,15 +495,14 @@ class RoundMachine:
         """The loaded optimizer has seen so many steps."""
         self._state.steps = own_steps
 
-    def kept(self, seconds: float, error: str | None) -> None:
+    def kept(self, error: str | None) -> None:
         """The fast weights are in the file, or why they are not."""
         order, current, stand = self._to_keep.popleft(), self._state.round, self._state.closed_at
         tokens = 0
         if current is not None:
-            stand = _Stand(current.nominal_step, *current.data.after(current.steps))
+            stand = (current.nominal_step, *current.data.after(current.steps))
             tokens = current.steps * self._spec.tokens_per_step
-        told = Kept(order.path, stand.step, stand.epoch, stand.position, tokens, seconds, error)
-        self._events.append(told)
+        self._events.append(Kept(order.path, *stand, tokens, error))
 
     @property
     def _current(self) -> RoundInProgress:
@@ -541,6 +526,6 @@ class RoundMachine:
         state.round = None
         state.last_closed = current.order.round
         closed = current.closed(now_s)
-        state.closed_at = _Stand(closed.step, closed.epoch, closed.position)
+        state.closed_at = closed.step, closed.epoch, closed.position
         self._events.append(closed)
         self._begin_round(now_s)

@@ -1,8 +1,14 @@
 """A trainer in virtual time: the same conversation, a toy model, no process.
 
 What is done when is decided by the round machine, as in a real trainer (round_machine.py); the
-model is that of toy.py. What is sent and what comes back are the real ones, for averaging in pairs
-and for fragments alike (sync.py).
+model is a point theta that takes noisy gradient steps towards an optimum c:
+
+    theta <- theta - rate * (theta - c + sigma * noise)
+    loss   = floor + mean((theta - c)^2) / 2
+
+c follows from the run's seed, so all peers look for the same; the noise from the peer's, so they
+differ, and averaging them helps, as with a real model. What is sent and what comes back are the
+real ones, whatever the way of averaging (sync.py).
 
 Time is trio's clock, and it is read, not waited for: a step is done when its time has come, whether
 or not somebody looks; so the simulation needs no task of its own, and costs one wake-up per event
@@ -19,16 +25,20 @@ import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import Final
 
 import blake3
 import numpy as np
 import torch
 import trio
 
+from protocol.run.layout import ALIGNMENT, Layout
 from protocol.run.run_spec import RunSpec
 
 from .errors import NonFinite, WrongCommand
+from .fragments import regions_of, values_of
 from .kept import keep_weights, take_over_weights
 from .messages import (
     Evaluate,
@@ -44,21 +54,124 @@ from .messages import (
 from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
 from .round_machine import Action, RoundMachine, TrainStep, Wait
 from .shared import CodeRegions
-from .sync import trainer_side
-from .toy import (
-    SimulatedSpeed,
-    ToyProblem,
-    ToyWeights,
-    loss_at,
-    loss_of,
-    optimum,
-)
+from .sync import sync_of
+
+# --- the machine, and the problem -----------------------------------------------------------------
+
+LOSS_FLOOR: Final = 1.0
+SHORTEST_STEP: Final = 0.3
+"""No scattered step takes less than this share of its mean."""
+MAX_LAYERS: Final = 6
+"""With fragments of three layers, as they are by default, three fragments."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedSpeed:
+    """How fast a machine is, and when it fails.
+
+    Attributes:
+        step_s: virtual duration of an inner step, the mean of all.
+        scatter: standard deviation of that duration, as a share.
+        stretch_steps: so many steps in a row take equally long, so that rounds scatter, too.
+        scatter_seed: of this machine's scatter.
+        start_s: virtual time from start to `Ready`.
+        validation_s: for how long a validation holds up training.
+        die_at_steps: counts of this machine's steps at which its trainer is killed.
+        non_finite_at_steps: those at which its loss is NaN.
+        out_of_memory_at_steps: those at which its memory runs out.
+    """
+
+    step_s: float = 0.1
+    scatter: float = 0.0
+    stretch_steps: int = 1
+    scatter_seed: int = 0
+    start_s: float = 1.0
+    validation_s: float = 0.0
+    die_at_steps: frozenset[int] = frozenset()
+    non_finite_at_steps: frozenset[int] = frozenset()
+    out_of_memory_at_steps: frozenset[int] = frozenset()
+
+    def duration_s(self, step: int) -> float:
+        """Virtual duration of the machine's step of this number, from 0."""
+        if not self.scatter:
+            return self.step_s
+        drawn = np.random.default_rng([self.scatter_seed, step // self.stretch_steps])
+        scattered = 1 + self.scatter * float(drawn.standard_normal())
+        return self.step_s * max(SHORTEST_STEP, scattered)
+
+
+@dataclass(frozen=True, slots=True)
+class ToyProblem:
+    """The quadratic that all peers of a simulated run minimise.
+
+    Attributes:
+        rate: step size at the schedule's full learning rate.
+        sigma: standard deviation of the gradient noise per value.
+        num_blocks: training blocks of the pretended corpus.
+        piece_blocks: of them in one piece.
+    """
+
+    rate: float = 0.1
+    sigma: float = 1.0
+    num_blocks: int = 1 << 16
+    piece_blocks: int = 1 << 8
+
+
+def simulated_layout(padded_parameters: int) -> Layout:
+    """The layout of a toy model: like a transformer's, an embedding and some blocks.
+
+    As many equal parts as there are code blocks for, no more than `MAX_LAYERS` and one.
+    """
+    blocks = padded_parameters // ALIGNMENT
+    parts = min(blocks, MAX_LAYERS + 1)
+    cuts = [part * blocks // parts * ALIGNMENT for part in range(parts + 1)]
+    names = ["embed", *(f"layers.{layer}.weight" for layer in range(parts - 1))]
+    sizes = (stop - start for start, stop in pairwise(cuts))
+    return Layout.from_shapes({name: (size,) for name, size in zip(names, sizes, strict=True)})
+
+
+class ToyWeights:
+    """theta as a model's flat vector. Implements `peer.training.fragments.FastWeights`.
+
+    Attributes:
+        theta: its values.
+    """
+
+    def __init__(self, start: Float32Vector) -> None:
+        self.theta = start.copy()
+        self.theta_P = torch.from_numpy(self.theta)
+        self.gradient_P = torch.zeros_like(self.theta_P)
+        self.device = torch.device("cpu")
+        self.layout = simulated_layout(start.size)
+
+
+def optimum(seed: int, size: int) -> Float32Vector:
+    """c: the point that all peers of a run look for."""
+    return np.random.default_rng([seed, 0]).standard_normal(size, dtype=np.float32)
+
+
+def loss_at(to_optimum: Float32Vector) -> float:
+    """Loss so far from the optimum."""
+    return LOSS_FLOOR + float(np.mean(np.square(to_optimum))) / 2
+
+
+# --- the trainer ----------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class _Machine:
-    """What outlives a trainer."""
+class SimulatedMachine:
+    """What outlives a trainer.
 
+    Attributes:
+        slept_s: for how long the machine has slept so far, when nothing is trained.
+        steps: of all its trainers.
+    """
+
+    spec: RunSpec
+    peer_id: str
+    speed: SimulatedSpeed
+    problem: ToyProblem
+    slept_s: Callable[[], float]
     noise: np.random.Generator
     steps: int = 0
 
@@ -69,54 +182,35 @@ class SimulatedTrainer:
     boundaries = None
 
     def __init__(
-        self,
-        spec: RunSpec,
-        peer_id: str,
-        slow: Float32Vector,
-        speed: SimulatedSpeed,
-        problem: ToyProblem,
-        machine: _Machine,
-        micro_batch_cap: int | None = None,
-        slept_s: Callable[[], float] = lambda: 0.0,
+        self, machine: SimulatedMachine, slow: Float32Vector, micro_batch_cap: int | None
     ) -> None:
-        self._spec = spec
-        self._peer_id = peer_id
-        self._slow = slow
-        self._speed = speed
-        self._problem = problem
         self._machine = machine
-        self._slept_s, self._slept_before_s = slept_s, slept_s()
+        self._slow = slow
+        self._spec = spec = machine.spec
+        self._speed, self._problem = machine.speed, machine.problem
+        self._slept_before_s = machine.slept_s()
         batch_size = spec.training.batch_size
         self._micro_batch = min(batch_size, micro_batch_cap or batch_size)
         self._optimum = optimum(spec.seed, slow.size)
         self.model = ToyWeights(slow)
-        self._regions = CodeRegions(
-            -1, trainer_side(spec).regions_of(spec, self.model.layout), writable=True
-        )
+        self._regions = CodeRegions(-1, regions_of(spec, self.model.layout), writable=True)
         self._events: deque[TrainerEvent] = deque()
-        self._round_machine = self._new_round_machine()
+        values = values_of(spec, self.model, torch.from_numpy(slow), self._regions)
+        self._round_machine = RoundMachine(
+            spec,
+            machine.peer_id,
+            sync_of(spec, values, self._events.append, lambda: self._now_s),
+            self._events,
+            num_blocks=self._problem.num_blocks,
+            piece_blocks=self._problem.piece_blocks,
+        )
         self._action: Action = Wait()
         self._waiting: deque[TrainerCommand] = deque()
         self._death: str | None = None
         self._now_s = trio.current_time()
         self._next_step_s = math.inf
         self._changed = trio.Event()
-        self._ready_s = trio.current_time() + speed.start_s
-
-    def _new_round_machine(self) -> RoundMachine:
-        spec, emit = self._spec, self._events.append
-        slow_P = torch.from_numpy(self._slow)
-        side = trainer_side(spec)
-        snapshots = side.snapshots_of(spec, self.model, slow_P, self._regions)
-        sync = side.sync_of(spec, snapshots, emit, lambda: self._now_s)
-        return RoundMachine(
-            spec,
-            self._peer_id,
-            sync,
-            self._events,
-            num_blocks=self._problem.num_blocks,
-            piece_blocks=self._problem.piece_blocks,
-        )
+        self._ready_s = self._now_s + self._speed.start_s
 
     async def send(self, command: TrainerCommand) -> None:
         """Send a command. Raises TrainerDied."""
@@ -156,9 +250,6 @@ class SimulatedTrainer:
     def _ready(self) -> Ready:
         layout = self.model.layout
         return Ready(
-            parameters=self._slow.size,
-            padded_parameters=self._slow.size,
-            layout_digest=layout.digest,
             device="simulated",
             precision="fp32",
             micro_batch=self._micro_batch,
@@ -175,15 +266,13 @@ class SimulatedTrainer:
             self._fail("error", f"WrongCommand: {error}")
             return
         if isinstance(command, Load) and command.kept is not None:
-            own_steps = take_over_weights(
-                Path(command.kept), self.model.theta_P, None, command.with_weights
-            )
+            own_steps = take_over_weights(Path(command.kept), self.model.theta_P, None)
             self._round_machine.took_over(own_steps)
         self._follow()
 
     def _advance(self, now_s: float) -> None:
         """Do the steps whose time has come, and what follows from them."""
-        slept_s = self._slept_s()
+        slept_s = self._machine.slept_s()
         self._next_step_s += slept_s - self._slept_before_s
         self._slept_before_s = slept_s
         while self._death is None and isinstance(step := self._action, TrainStep):
@@ -206,7 +295,7 @@ class SimulatedTrainer:
                 if isinstance(action, Keep):
                     own_steps = self._round_machine.own_steps
                     keep_weights(Path(action.path), self.model.theta_P, None, own_steps)
-                    self._round_machine.kept(0.0, None)
+                    self._round_machine.kept(None)
                 else:
                     self._evaluate(action)
         except NonFinite as error:
@@ -220,10 +309,8 @@ class SimulatedTrainer:
 
     def _evaluate(self, order: Evaluate) -> None:
         """The loss is known at once; what it takes to find it holds up training."""
-        took_s, tokens = self._speed.validation_s, self._spec.model.context_length
-        tokens *= self._spec.data.validation_blocks
-        loss = loss_of(self._slow, self._optimum)
-        self._round_machine.measured(Evaluated(order.round, loss, tokens, took_s))
+        took_s, loss = self._speed.validation_s, loss_at(self._slow - self._optimum)
+        self._round_machine.measured(Evaluated(order.round, loss, took_s))
         self._next_step_s += took_s
 
     def _train(self, step: TrainStep) -> None:
@@ -284,25 +371,19 @@ def simulated_starter(
     problem: ToyProblem | None = None,
     slept_s: Callable[[], float] = lambda: 0.0,
 ) -> StartTrainer:
-    """A StartTrainer in virtual time, for the machine of this peer.
-
-    Args:
-        slept_s: for how long the machine has slept so far, when nothing is trained.
-    """
+    """A StartTrainer in virtual time, for the machine of this peer."""
     noise_seed = int.from_bytes(blake3.blake3(peer_id.encode()).digest(length=8), "big")
-    machine = _Machine(np.random.default_rng([spec.seed, noise_seed]))
+    machine = SimulatedMachine(
+        spec,
+        peer_id,
+        speed or SimulatedSpeed(),
+        problem or ToyProblem(),
+        slept_s,
+        np.random.default_rng([spec.seed, noise_seed]),
+    )
 
     @contextlib.asynccontextmanager
     async def start(slow: Float32Vector, micro_batch_cap: int | None) -> AsyncIterator[Trainer]:
-        yield SimulatedTrainer(
-            spec,
-            peer_id,
-            slow,
-            speed or SimulatedSpeed(),
-            problem or ToyProblem(),
-            machine,
-            micro_batch_cap,
-            slept_s,
-        )
+        yield SimulatedTrainer(machine, slow, micro_batch_cap)
 
     return start

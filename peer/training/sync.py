@@ -1,83 +1,455 @@
-"""How the fast weights of the inner loop meet those of other peers: several ways, one shape.
+"""When fragments of the fast weights are sent, and merged when they come back.
 
-`pairs.py` and `streaming.py` send fragments of them, at the close of a round or at their own
-moments. The round machine asks its way of averaging at every turn.
+What is sent, and what merging does, stands in fragments.py. The round machine asks here at every
+turn. Two schedules are one machine of fragments on their way:
+
+`PairSync`: the whole model is one fragment, which leaves at the close of each round. Or it is cut,
+and each fragment leaves at a moment of its own (protocol/fragment/fragments.py, rule 2, in the
+nominal steps of this peer), so that the line carries a little all the time. What comes back is
+merged at once.
+
+  1. A whole model is sent at the close of a round. While it is in flight no round is closed; and
+     nothing is trained, with `overlap` off.
+  2. Of fragments, after each step every one is sent whose moment has passed. (A jump of the nominal
+     step passes none: nothing was trained.)
+  3. A fragment whose moment comes while it is in flight is sent as soon as it is merged: once,
+     however many moments have passed. Between two rounds nothing is sent: the next one may be one
+     of no steps, for which everything must be here.
+  4. From the run's last nominal step on, nothing has a moment. A round of no steps sends every
+     fragment: that is how what was trained since the last moments goes out, and how the final
+     averaging gets its snapshots.
+  5. Fragments hold up neither training nor the close of a round.
+
+`FragmentSync`: all peers average, and send at the same nominal steps, from round * H to
+(round + 1) * H. (tau: `overlap_steps`, the run's unless this peer has its own; steps are our own.)
+
+  1. After each step every fragment whose moment has passed is sent; at the close of a round those
+     of its end. A round of no steps sends every fragment whose moment lies in it, at once.
+  2. What was sent is merged tau steps later. A `Merge` that came earlier is held, but no longer
+     than to the fragment's next moment: a slow peer may do fewer than tau steps between two. In
+     and after a round of no steps no step will come, so nothing is held.
+  3. A `Merge` that has not come after tau steps: with `late = "wait"` nothing is trained until it
+     does; with "skip" training goes on, and it is taken when it comes.
+  4. A fragment whose moment has come while it is in flight, or yielded, is sent when it no longer
+     is; nothing is trained meanwhile.
+  5. A `Yield` that meets a fragment in flight has crossed a `FragmentSent`, and is void: there is
+     no `Yielded`. While a `Merge` is held, `Yielded` follows `FragmentMerged`.
+
+Invariant of both: of a fragment at most one send is in flight; its region and its phi lie still
+from the send to the merge but for what the daemon writes to phi before it says `Merge`.
 """
 
-from collections.abc import Callable
-from importlib import import_module
-from typing import Any, Protocol
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
 
-import torch
-
-from protocol.run.layout import Layout
+from protocol.fragment.fragments import offset, sends_between
 from protocol.run.run_spec import RunSpec
-from protocol.run.ways import WAYS
 
-from .messages import SyncCommand, SyncEvent, TrainRound
-from .shared import CodeRegions
-from .weights import FastWeights
+from .errors import WrongCommand
+from .fragments import FragmentDeltas, FragmentSnapshots
+from .messages import (
+    ONE_CHUNK,
+    FragmentMerged,
+    FragmentSent,
+    Merge,
+    SyncCommand,
+    SyncEvent,
+    TrainRound,
+    Yield,
+    Yielded,
+)
+from .schedule import total_steps_of
+
+_EPSILON: Final = 1e-6
+"""Three thirds of a step are one."""
+
+# --- what both share ------------------------------------------------------------------------------
 
 
-class Sync(Protocol):
-    """The part of the trainer that answers `SyncCommand` with `SyncEvent`."""
+@dataclass(slots=True)
+class _Standstill:
+    """How long training stood still for one fragment."""
+
+    since_s: float | None = None
+    total_s: float = 0.0
+
+    def note(self, now_s: float, *, stands: bool) -> None:
+        """From now on training stands still, or does not."""
+        if self.since_s is not None:
+            self.total_s += now_s - self.since_s
+        self.since_s = now_s if stands else None
+
+    def taken_s(self, now_s: float) -> float:
+        """The time so far; it begins anew."""
+        self.note(now_s, stands=False)
+        taken_s, self.total_s = self.total_s, 0.0
+        return taken_s
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One fragment.
+
+    Attributes:
+        cycle: of its last send.
+        steps, tokens: trained since then.
+        in_flight: that has not been merged.
+        is_due: its moment has come (in pairs).
+        sending_s: how long training stood still for its last send.
+        merge_at_step: of all steps since `Load`, up to which a `Merge` is held.
+        merge: one that is held.
+        yielded, yield_asked: phi is not read there; it will not be, once what is held is merged.
+    """
+
+    cycle: int = -1
+    steps: int = 0
+    tokens: int = 0
+    in_flight: bool = False
+    is_due: bool = False
+    sending_s: float = 0.0
+    merge_at_step: int = 0
+    merge: Merge | None = None
+    yielded: bool = False
+    yield_asked: bool = False
+    standstill: _Standstill = field(default_factory=_Standstill)
+
+
+class Sync(ABC):
+    """Fragments on their way: answers `SyncCommand` with `SyncEvent`."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        values: FragmentDeltas | FragmentSnapshots,
+        emit: Callable[[SyncEvent], None],
+        clock_s: Callable[[], float],
+    ) -> None:
+        self._spec = spec
+        self._inner_steps = spec.sync.round_steps
+        self._values = values
+        self._emit = emit
+        self._clock_s = clock_s
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lanes = [_Lane() for _ in self._values.fragments]
+        self._steps = 0
+        self._in_round = False
+
+    def load(self) -> None:
+        """theta := phi, and everything begins anew."""
+        self._values.load()
+        self._reset()
 
     @property
+    @abstractmethod
     def holds_training(self) -> bool:
         """Whether nothing may be trained now."""
 
     @property
     def holds_close(self) -> bool:
         """Whether a round that is due must stay open."""
+        return False
 
     @property
+    @abstractmethod
     def is_send_due(self) -> bool:
         """Whether `advance` will send: the weights must be known to be sound before."""
 
+    @abstractmethod
     def steps_to_event(self, order: TrainRound, steps: int) -> float:
         """Steps, after the round's `steps`-th, until `advance` has something to do."""
 
-    def load(self) -> None:
-        """theta := phi, and everything begins anew."""
-
+    @abstractmethod
     def obey(self, command: SyncCommand) -> None:
         """Take a command of averaging. Raises WrongCommand."""
 
+    @abstractmethod
     def begin(self, order: TrainRound) -> None:
         """A round begins."""
 
     def stepped(self, order: TrainRound, steps: int, tokens: int) -> None:
         """One more step of `tokens` tokens is done: the round's `steps`-th."""
+        self._steps += 1
+        for lane in self._lanes:
+            lane.steps += 1
+            lane.tokens += tokens
 
+    @abstractmethod
     def advance(self) -> None:
         """Do what is due. Raises NonFinite."""
 
+    @abstractmethod
     def close(self, order: TrainRound) -> None:
         """A round is over: send what goes with its end. Raises NonFinite."""
 
+    def _lane(self, command: SyncCommand) -> _Lane:
+        if not 0 <= command.fragment < len(self._lanes):
+            raise WrongCommand(f"{command}: there are {len(self._lanes)} fragments")
+        lane = self._lanes[command.fragment]
+        cycle = command.cycle if isinstance(command, Merge) else None
+        if cycle is not None and (not lane.in_flight or lane.cycle != cycle or lane.merge):
+            raise WrongCommand(f"{command}, but its fragment is {lane}")
+        return lane
 
-class TrainerSide(Protocol):
-    """A way of averaging on the trainer's side: what its module has (protocol/run/ways.py)."""
+    def _steps_to_moment(self, nominal: int) -> int:
+        """Nominal steps to the next moment of a fragment."""
+        return min(
+            1 + (offset(fragment, len(self._lanes), self._inner_steps) - nominal - 1)
+            % self._inner_steps
+            for fragment in range(len(self._lanes))
+        )  # fmt: skip
 
-    def regions_of(self, spec: RunSpec, layout: Layout) -> tuple[int, ...]:
-        """Bytes of each region of the shared memory for codes."""
+    def _passed(self, before: int, now: int) -> Iterator[tuple[int, int]]:
+        """Fragments and cycles whose moments lie between two nominal steps."""
+        return sends_between(before, now, len(self._lanes), self._inner_steps)
 
-    def snapshots_of(
-        self, spec: RunSpec, weights: FastWeights, slow_P: torch.Tensor, regions: CodeRegions
-    ) -> Any:
-        """What is sent of these weights, and how averages come back into them."""
+    def _send(self, fragment: int, cycle: int, step: float) -> None:
+        lane, started_s = self._lanes[fragment], self._clock_s()
+        digest = self._values.send(fragment, cycle)
+        lane.sending_s = self._clock_s() - started_s
+        waited_s = lane.standstill.taken_s(started_s)
+        self._emit(FragmentSent(fragment, cycle, lane.steps, lane.tokens, digest, waited_s, step))
+        lane.cycle, lane.in_flight, lane.is_due = cycle, True, False
+        lane.steps = lane.tokens = 0
 
-    def sync_of(
+
+# --- in pairs -------------------------------------------------------------------------------------
+
+
+class PairSync(Sync):
+    """Sends fragments of the weights, and merges the pair's averages."""
+
+    _values: FragmentDeltas
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._is_whole = self._spec.sync.pairs.is_whole
+        self._step = 0.0
+
+    @property
+    def holds_training(self) -> bool:
+        """Whether a whole model is in flight, without overlap (rule 1)."""
+        return not self._spec.sync.overlap and self.holds_close
+
+    @property
+    def holds_close(self) -> bool:
+        """Whether the whole model is in flight."""
+        return self._is_whole and self._lanes[0].in_flight
+
+    @property
+    def is_send_due(self) -> bool:
+        """Whether a fragment that is due can be sent."""
+        return self._in_round and any(lane.is_due and not lane.in_flight for lane in self._lanes)
+
+    def steps_to_event(self, order: TrainRound, steps: int) -> float:
+        """Steps, after the round's `steps`-th, to the next moment of a fragment."""
+        if self._is_whole:
+            return math.inf
+        step = order.start_step + order.stride * steps
+        to_moment = _whole(step) + self._steps_to_moment(_whole(step)) - step
+        return max(1, math.ceil(to_moment / order.stride - _EPSILON))
+
+    def begin(self, order: TrainRound) -> None:
+        """Go on at the nominal step at which the round begins."""
+        self._step, self._in_round = order.start_step, True
+        for lane in self._lanes:
+            lane.is_due |= order.quota == 0 and not self._is_whole
+
+    def stepped(self, order: TrainRound, steps: int, tokens: int) -> None:
+        """Count a step, and what falls due with it."""
+        super().stepped(order, steps, tokens)
+        before, self._step = self._step, order.start_step + order.stride * steps
+        if self._is_whole:
+            return
+        if _whole(self._step) >= total_steps_of(self._spec, order):
+            for lane in self._lanes:
+                lane.is_due = False
+            return
+        for fragment, _ in self._passed(_whole(before), _whole(self._step)):
+            self._lanes[fragment].is_due = True
+
+    def advance(self) -> None:
+        """Send what is due. Raises NonFinite."""
+        for fragment, lane in enumerate(self._lanes):
+            if self._in_round and lane.is_due and not lane.in_flight:
+                self._send(fragment, lane.cycle + 1, self._step)
+
+    def close(self, order: TrainRound) -> None:
+        """A round is over: a whole model is sent now. Raises NonFinite."""
+        if self._is_whole:
+            self._send(0, self._lanes[0].cycle + 1, self._step)
+        self._in_round = False
+
+    def obey(self, command: SyncCommand) -> None:
+        """Take `Merge`. Raises WrongCommand."""
+        if not isinstance(command, Merge) or command.cycle is None:
+            raise WrongCommand(f"{command}, but this run averages in pairs")
+        lane = self._lane(command)
+        if command != Merge(command.fragment, lane.cycle, ONE_CHUNK):
+            raise WrongCommand(f"{command}: a fragment is one chunk, and always stepped")
+        started_s = self._clock_s()
+        self._values.merge(command.fragment)
+        lane.in_flight = False
+        waited_s = lane.sending_s + self._clock_s() - started_s
+        self._emit(FragmentMerged(command.fragment, command.cycle, waited_s))
+
+
+def _whole(step: float) -> int:
+    """The whole nominal steps that are done."""
+    return math.floor(step + _EPSILON)
+
+
+# --- all average ----------------------------------------------------------------------------------
+
+
+class FragmentSync(Sync):
+    """Sends fragments at the swarm's moments, and merges the outer steps tau steps later."""
+
+    _values: FragmentSnapshots
+
+    def __init__(
         self,
         spec: RunSpec,
-        snapshots: Any,
+        values: FragmentSnapshots,
         emit: Callable[[SyncEvent], None],
         clock_s: Callable[[], float],
-    ) -> Sync:
-        """What does that when it is due. `snapshots` are those of `snapshots_of`."""
+    ) -> None:
+        super().__init__(spec, values, emit, clock_s)
+        assert spec.sync.diloco is not None
+        self._overlap_steps = spec.sync.diloco.overlap_steps
+        self._waits = spec.sync.diloco.late == "wait"
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._nominal = 0
+        self._due: list[tuple[int, int]] = []
+        self._flushes = False
+
+    @property
+    def holds_training(self) -> bool:
+        """Whether a fragment is late (rules 3 and 4)."""
+        return any(True for _ in self._blocking())
+
+    @property
+    def is_send_due(self) -> bool:
+        """Whether the moment of a fragment has come."""
+        return bool(self._due)
+
+    def steps_to_event(self, order: TrainRound, steps: int) -> float:
+        """Steps, after the round's `steps`-th, until a send or a held merge is due."""
+        of_round = self._nominal - order.round * self._inner_steps
+        nominal = of_round + self._steps_to_moment(self._nominal)
+        to_send = -(-nominal * order.quota // self._inner_steps) - steps
+        held = (lane.merge_at_step - self._steps for lane in self._lanes if lane.merge)
+        return min([to_send, *held])
+
+    def begin(self, order: TrainRound) -> None:
+        """Count from the round's first nominal step."""
+        self._nominal = order.round * self._inner_steps
+        self._in_round = order.quota > 0
+        self._flushes = not self._in_round
+        if self._flushes:
+            self._count_to(self._nominal + self._inner_steps - 1)
+
+    def stepped(self, order: TrainRound, steps: int, tokens: int) -> None:
+        """Count a step, and what falls due with it."""
+        super().stepped(order, steps, tokens)
+        of_round = self._inner_steps * min(steps, order.quota) // order.quota
+        self._count_to(order.round * self._inner_steps + of_round)
+
+    def close(self, order: TrainRound) -> None:
+        """Send what falls due at the round's end. Raises NonFinite."""
+        if order.quota > 0:
+            self._count_to((order.round + 1) * self._inner_steps)
+        self.advance()
+        self._in_round = False
+        self._note_standstill()
+
+    def advance(self) -> None:
+        """Merge and send what is due. Raises NonFinite."""
+        for fragment, lane in enumerate(self._lanes):
+            if lane.merge is not None:
+                has_moment = any(fragment == due for due, _ in self._due)
+                if self._steps >= lane.merge_at_step or has_moment or self._flushes:
+                    self._land(lane, lane.merge)
+        late = []
+        for fragment, cycle in self._due:
+            lane = self._lanes[fragment]
+            if lane.in_flight or lane.yielded:
+                late.append((fragment, cycle))
+                continue
+            of_round = offset(fragment, len(self._lanes), self._inner_steps)
+            self._send(fragment, cycle, float(cycle * self._inner_steps + of_round))
+            lane.merge_at_step = self._steps + self._overlap_steps
+        self._due = late
+        self._note_standstill()
+
+    def _count_to(self, nominal: int) -> None:
+        self._due += self._passed(self._nominal, nominal)
+        self._nominal = nominal
+
+    def _land(self, lane: _Lane, merge: Merge) -> None:
+        self._values.merge(merge.fragment, merge.stepped, merge.moved)
+        lane.in_flight, lane.merge = False, None
+        waited_s = lane.standstill.taken_s(self._clock_s())
+        self._emit(FragmentMerged(merge.fragment, lane.cycle, waited_s))
+        if lane.yield_asked:
+            self._hold(merge.fragment, lane)
+
+    def _hold(self, fragment: int, lane: _Lane) -> None:
+        self._values.hold(fragment)
+        lane.yielded, lane.yield_asked = True, False
+        self._emit(Yielded(fragment))
+
+    def _blocking(self) -> Iterator[int]:
+        """Fragments that training waits for."""
+        yield from (fragment for fragment, _ in self._due)
+        for fragment, lane in enumerate(self._lanes if self._waits else ()):
+            if lane.in_flight and lane.merge is None and self._steps >= lane.merge_at_step:
+                yield fragment
+
+    def _note_standstill(self) -> None:
+        now_s = self._clock_s()
+        blocking = set(self._blocking()) if self._in_round else set()
+        for fragment, lane in enumerate(self._lanes):
+            lane.standstill.note(now_s, stands=fragment in blocking)
+
+    def obey(self, command: SyncCommand) -> None:
+        """Take `Merge` and `Yield`. Raises WrongCommand."""
+        lane = self._lane(command)
+        match command:
+            case Merge(fragment, cycle, stepped, moved, redone):
+                known = range(len(self._values.fragments[fragment].chunks))
+                named = (*stepped, *moved, *redone)
+                if len(set(named)) != len(named) or not set(known).issuperset(named):
+                    raise WrongCommand(f"{command}: chunks named twice, or not of {list(known)}")
+                if cycle is not None:
+                    lane.merge = command
+                elif lane.yielded:
+                    self._values.merge(fragment, stepped, moved, redone)
+                    lane.yielded = False
+                else:
+                    raise WrongCommand(f"{command}, but nothing was yielded")
+            case Yield():
+                if lane.yielded or lane.yield_asked:
+                    raise WrongCommand(f"{command}, but that is yielded already")
+                if not lane.in_flight:
+                    self._hold(command.fragment, lane)
+                elif lane.merge is not None:
+                    lane.yield_asked = True
 
 
-def trainer_side(spec: RunSpec) -> TrainerSide:
-    """The way of averaging of a run."""
-    side: TrainerSide = import_module(WAYS[spec.sync.method].trainer)
-    return side
+def sync_of(
+    spec: RunSpec,
+    values: FragmentDeltas | FragmentSnapshots,
+    emit: Callable[[SyncEvent], None],
+    clock_s: Callable[[], float],
+) -> Sync:
+    """What sends each fragment of a run when it is due."""
+    if isinstance(values, FragmentSnapshots):
+        return FragmentSync(spec, values, emit, clock_s)
+    return PairSync(spec, values, emit, clock_s)

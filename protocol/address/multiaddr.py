@@ -239,6 +239,14 @@ def split_peer_id(address: Address) -> tuple[Address, PeerId | None]:
     return join_parts(parts[:-1]), parts[-1][1]
 
 
+CIRCUIT: Final = "/p2p-circuit"
+
+
+def is_relayed(address: Address) -> bool:
+    """Whether an address leads through another peer."""
+    return CIRCUIT in address
+
+
 def with_peer_id(address: Address, peer_id: PeerId) -> Address:
     """The address with `/p2p/` and the peer id at its end, once."""
     bare, _ = split_peer_id(address)

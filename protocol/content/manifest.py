@@ -17,12 +17,12 @@ Invariants: the same tokens, tokenizer and sizes give the same manifest, whoever
 manifest is read as a stranger's bytes.
 """
 
-from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import blake3
-import msgpack
+import msgspec
 import numpy as np
+from msgspec import structs
 
 from protocol.limits import MAX_BLOB_BYTES, MAX_PIECE_BYTES
 
@@ -32,11 +32,9 @@ NAME_HEX: Final = 32
 DTYPES: Final = ("|u1", "<u2", "<u4")
 MAX_PIECES: Final = (MAX_BLOB_BYTES - 4096) // DIGEST_BYTES
 _VERSION: Final = 1
-_TYPES: Final = (int, int, int, int, str, int, str, int, str, bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class CorpusManifest:
+class CorpusManifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The sizes of a corpus, and the digests of its pieces.
 
     Attributes:
@@ -55,7 +53,7 @@ class CorpusManifest:
     tokenizer_digest: str
     held_out_blocks: int
     held_out: str
-    digests: bytes = field(repr=False)
+    digests: bytes
 
     @property
     def num_blocks(self) -> int:
@@ -93,10 +91,6 @@ class CorpusManifest:
         at = piece * DIGEST_BYTES
         return digest_of(data) == self.digests[at : at + DIGEST_BYTES]
 
-    def with_digests(self, digests: bytes) -> "CorpusManifest":
-        """The same, of pieces with these digests."""
-        return replace(self, digests=digests)
-
     @property
     def name(self) -> str:
         """The digest by which the run spec names it."""
@@ -104,21 +98,7 @@ class CorpusManifest:
 
     def to_bytes(self) -> bytes:
         """The manifest as it travels."""
-        packed: bytes = msgpack.packb(
-            [
-                _VERSION,
-                self.context_length,
-                self.piece_blocks,
-                self.num_tokens,
-                self.dtype,
-                self.vocabulary_size,
-                self.tokenizer_digest,
-                self.held_out_blocks,
-                self.held_out,
-                self.digests,
-            ]
-        )
-        return packed
+        return msgspec.msgpack.encode((_VERSION, *structs.astuple(self)))
 
     def check(self) -> None:
         """Raises ValueError: it describes no corpus that can be trained on."""
@@ -138,15 +118,12 @@ class CorpusManifest:
 def parse_manifest(data: bytes) -> CorpusManifest:
     """Read a manifest. Raises ValueError: it is none, or of another version of loco-peer."""
     try:
-        values: Any = msgpack.unpackb(data)
-    except (ValueError, msgpack.UnpackException) as error:
-        raise ValueError("it is not msgpack") from error
-    if not isinstance(values, list) or [type(value) for value in values] != list(_TYPES):
-        raise ValueError("it has not the fields of a manifest")
-    version, *fields = values
-    if version != _VERSION:
-        raise ValueError(f"it is of version {version}; {_VERSION} is known here")
-    manifest = CorpusManifest(*fields)
+        version, *fields = msgspec.msgpack.decode(data, type=list[Any])
+        if version != _VERSION:
+            raise ValueError(f"it is of version {version}; {_VERSION} is known here")
+        manifest = msgspec.convert(fields, CorpusManifest)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"it has not the fields of a manifest: {error}") from error
     manifest.check()
     return manifest
 

@@ -1,16 +1,16 @@
 """One exchange of vectors between two peers: when may it be applied?
 
 The idea. Both send their vector on one stream, both at once, and confirm the other's with a
-receipt. A peer that holds the partner's vector *and* knows that the partner holds its own applies.
-The last receipt can be lost, as in every such protocol; a peer that then holds a vector without a
-receipt asks the partner on a new stream, and does as the partner did.
+receipt as soon as it is here. A peer that holds the partner's vector *and* knows that the partner
+holds its own applies. The last receipt can be lost, as in every such protocol; a peer that then
+holds a vector without a receipt asks the partner on a new stream, and does as the partner did.
 
 States
 
     EXCHANGING   neither vector nor receipt has come
     HOLDING      we have their vector, not their receipt
     DELIVERED    we have their receipt, not their vector
-    SETTLING     the stream ended while HOLDING: we are asking how it ended for them
+    SETTLING     the stream ended while HOLDING: we ask how it ended for them
     AVERAGED     apply                                                       (final)
     SKIPPED      do not apply; `reason` says why                             (final)
 
@@ -24,8 +24,8 @@ Rules
      sides can differ; it is counted, and healed by the consensus term of the averaging itself,
      which pulls slow weights together at every later exchange.
 
-The transitions are data (`TRANSITIONS`); an event that is not in the table for a state is ignored
-in final states, and else is a `LocalProtocolError`, because the shell must not have produced it.
+The transitions are data (`TRANSITIONS`). In a final state every event is ignored; else one that is
+not in the table is a `LocalProtocolError`, because the shell must not have produced it.
 """
 
 from collections.abc import Mapping
@@ -73,8 +73,6 @@ class ExchangeEvent(Enum):
     STREAM_LOST = "stream lost"
     STALLED = "stalled"
     DEADLINE_PASSED = "deadline passed"
-    CANCELLED = "cancelled"
-    """We are leaving."""
     ASKED = "asked"
     """The partner, HOLDING, asks how it ended for us."""
     TOLD_AVERAGED = "told averaged"
@@ -83,24 +81,16 @@ class ExchangeEvent(Enum):
     """Nobody answered, or the answer was that they do not know."""
 
 
-class Action(Enum):
-    """What the shell does on a transition."""
-
-    SEND_RECEIPT = "send receipt"
-    ASK = "ask how it ended"
-
-
 @dataclass(frozen=True, slots=True)
 class Transition:
     """Where an event leads."""
 
     state: ExchangeState
     reason: SkipReason | None = None
-    action: Action | None = None
 
 
 def _skip(reason: SkipReason) -> Transition:
-    return Transition(ExchangeState.SKIPPED, reason=reason)
+    return Transition(ExchangeState.SKIPPED, reason)
 
 
 _LACKING: Final = {
@@ -108,35 +98,26 @@ _LACKING: Final = {
     ExchangeEvent.STREAM_LOST: _skip(SkipReason.PARTNER_LOST),
     ExchangeEvent.STALLED: _skip(SkipReason.PARTNER_STALLED),
     ExchangeEvent.DEADLINE_PASSED: _skip(SkipReason.DEADLINE),
-    ExchangeEvent.CANCELLED: _skip(SkipReason.LEAVING),
     ExchangeEvent.ASKED: _skip(SkipReason.PARTNER_LOST),
 }
 """Nothing can be applied as long as their vector is not here."""
 
-_ASK: Final = Transition(ExchangeState.SETTLING, action=Action.ASK)
+_ASK: Final = Transition(ExchangeState.SETTLING)
 _AVERAGED: Final = Transition(ExchangeState.AVERAGED)
 
 TRANSITIONS: Final[Mapping[ExchangeState, Mapping[ExchangeEvent, Transition]]] = MappingProxyType(
     {
         ExchangeState.EXCHANGING: {
             **_LACKING,
-            ExchangeEvent.VECTOR_ARRIVED: Transition(
-                ExchangeState.HOLDING, action=Action.SEND_RECEIPT
-            ),
+            ExchangeEvent.VECTOR_ARRIVED: Transition(ExchangeState.HOLDING),
             ExchangeEvent.RECEIPT_ARRIVED: Transition(ExchangeState.DELIVERED),
         },
-        ExchangeState.DELIVERED: {
-            **_LACKING,
-            ExchangeEvent.VECTOR_ARRIVED: Transition(
-                ExchangeState.AVERAGED, action=Action.SEND_RECEIPT
-            ),
-        },
+        ExchangeState.DELIVERED: {**_LACKING, ExchangeEvent.VECTOR_ARRIVED: _AVERAGED},
         ExchangeState.HOLDING: {
             ExchangeEvent.RECEIPT_ARRIVED: _AVERAGED,
             ExchangeEvent.STREAM_LOST: _ASK,
             ExchangeEvent.STALLED: _ASK,
             ExchangeEvent.DEADLINE_PASSED: _ASK,
-            ExchangeEvent.CANCELLED: _ASK,
             ExchangeEvent.ASKED: _AVERAGED,
         },
         ExchangeState.SETTLING: {
@@ -150,8 +131,6 @@ TRANSITIONS: Final[Mapping[ExchangeState, Mapping[ExchangeEvent, Transition]]] =
     }
 )
 
-FINAL: Final = frozenset({ExchangeState.AVERAGED, ExchangeState.SKIPPED})
-
 
 class Exchange:
     """One peer's side of one exchange."""
@@ -163,18 +142,13 @@ class Exchange:
     @property
     def is_final(self) -> bool:
         """Whether it is over."""
-        return self.state in FINAL
+        return self.state in (ExchangeState.AVERAGED, ExchangeState.SKIPPED)
 
-    def step(self, event: ExchangeEvent) -> Action | None:
-        """Take one event; returns what the shell has to do.
-
-        Raises:
-            LocalProtocolError: the shell reported what cannot happen in this state.
-        """
+    def step(self, event: ExchangeEvent) -> None:
+        """Take one event. Raises LocalProtocolError: it cannot happen in this state."""
+        if self.is_final:
+            return
         transition = TRANSITIONS[self.state].get(event)
         if transition is None:
-            if self.is_final:
-                return None
             raise LocalProtocolError(f"'{event.value}' cannot happen while {self.state.value}")
         self.state, self.reason = transition.state, transition.reason
-        return transition.action

@@ -40,8 +40,8 @@ paper's permutation (NoLoCo, arXiv 2506.10911, section 3) is the case of all pee
 
 Partners of late (rule 6): none is to be everybody's all the time. A peer that is always free, and
 chooses the numbers of its rounds so that it ranks first, would be the partner of all in each round.
-So one that was partner MOST_FAIR_SHARES times as often as chance would have it is put off. With a
-few peers that is never reached: there is nobody else.
+So one that was partner MOST_FAIR_SHARES times as often as chance would have it, among the last
+RECENT exchanges, is put off. With a few peers that is never reached: there is nobody else.
 
 What is kept of peers that rest is bounded: what is over is forgotten, and a peer that never answers
 again keeps one entry until its rest has lasted REST_MAX_S and one more (the view is bounded, and
@@ -50,7 +50,7 @@ only peers of it are asked).
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
@@ -61,57 +61,81 @@ from protocol.limits import MAX_HELD_PROPOSALS, MAX_PROPOSAL_TRIES
 from protocol.membership.book import BackOff
 from protocol.outcomes import RefusalReason, SkipReason
 
-from .matchmaking_events import (
-    AcceptProposal,
-    BecameFree,
-    MatchCommand,
-    MatchEvent,
-    Paired,
-    PartnerDoubted,
-    PeersSeen,
-    ProposalAccepted,
-    ProposalReceived,
-    ProposalRefused,
-    ProposalWithdrawn,
-    RefuseProposal,
-    RoundSettled,
-    RoundSnapshot,
-    SearchStopped,
-    SendProposal,
-    Tick,
-    Unmatched,
-    Withdraw,
-)
-
-# --- partners of late -----------------------------------------------------------------------------
+MAX_APART_ROUNDS: Final = 8
+"""Partners' snapshots are at most so many rounds (of H nominal steps) apart."""
+ANSWER_S: Final = 5.0
+"""How long a peer may take to answer a proposal."""
+PUT_OFF_SHARE: Final = 4
+"""One of so many peers of the group has been met of late."""
 RECENT: Final = 16
 MOST_FAIR_SHARES: Final = 3
-
-
-class RecentPartners:
-    """The partners of the last RECENT exchanges."""
-
-    def __init__(self) -> None:
-        self._partners: deque[str] = deque(maxlen=RECENT)
-
-    def add(self, peer_id: str) -> None:
-        """A peer became our partner."""
-        self._partners.append(peer_id)
-
-    def is_too_often(self, peer_id: str, present: int) -> bool:
-        """Whether a peer has had its share, among so many that may be partners."""
-        most = max(2, math.ceil(MOST_FAIR_SHARES * RECENT / max(1, present)))
-        return self._partners.count(peer_id) >= most
-
-
-# --- peers that rest ------------------------------------------------------------------------------
 REST_FIRST_S: Final = 30.0
 REST_MAX_S: Final = 600.0
 
 
-def resting() -> BackOff:
-    """Peers that are not asked for now."""
-    return BackOff(REST_FIRST_S, REST_MAX_S)
+@dataclass(frozen=True, slots=True)
+class RoundSnapshot:
+    """What a free peer wants averaged.
+
+    Attributes:
+        round: the peer's own number of the round that it closed.
+        step: the nominal step at which the snapshot was taken.
+        final: it belongs to the final averaging, after the last training step.
+    """
+
+    round: int
+    step: int
+    final: bool = False
+
+
+# --- what to do -----------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class SendProposal:
+    """Ask this peer to average with the snapshot of our `round`."""
+
+    peer_id: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Stop waiting for this peer's answer to the proposal of our `round`."""
+
+    peer_id: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseProposal:
+    """Say no to this peer, which asked with its `round`."""
+
+    peer_id: str
+    round: int
+    reason: RefusalReason
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """We have a partner for our `round`.
+
+    Attributes:
+        proposed: their round, if they asked: say yes, they lead the exchange. None if we asked.
+    """
+
+    peer_id: str
+    round: int
+    proposed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unmatched:
+    """Nobody for our `round`."""
+
+    round: int
+    reason: SkipReason
+
+
+MatchCommand = SendProposal | Withdraw | RefuseProposal | Paired | Unmatched
 
 
 # --- one search -----------------------------------------------------------------------------------
@@ -128,9 +152,6 @@ class SearchPhase(Enum):
     """Partner found; the exchange runs."""
 
 
-_NONE: Final = RoundSnapshot(-1, 0)
-
-
 @dataclass(slots=True)
 class PartnerSearch:
     """The search of one round.
@@ -139,9 +160,10 @@ class PartnerSearch:
         tried: snapshots of others that were asked in vain.
         pending: the peer that is asked, and its snapshot as far as we know.
         taken: the peer to which we said yes, and its round.
+        wake_s: when something is to be done if nothing happens before.
     """
 
-    snapshot: RoundSnapshot = _NONE
+    snapshot: RoundSnapshot = RoundSnapshot(-1, 0)
     phase: SearchPhase = SearchPhase.IDLE
     tried: set[tuple[str, int]] = field(default_factory=set)
     pending: tuple[str, RoundSnapshot] | None = None
@@ -149,18 +171,10 @@ class PartnerSearch:
     saw_silence: bool = False
     fresh_until_s: float = 0.0
     deadline_s: float = 0.0
-    answer_until_s: float = 0.0
+    wake_s: float = 0.0
 
 
 # --- the matchmaker -------------------------------------------------------------------------------
-MAX_APART_ROUNDS: Final = 8
-"""Partners' snapshots are at most so many rounds (of H nominal steps) apart."""
-ANSWER_S: Final = 5.0
-"""How long a peer may take to answer a proposal."""
-PUT_OFF_SHARE: Final = 4
-"""One of so many peers of the group has been met of late."""
-
-
 def pair_rank(group: str, one: tuple[str, int], other: tuple[str, int]) -> bytes:
     """Rank of a pair of free peers: lower comes first; the same for both (16 bytes).
 
@@ -173,18 +187,16 @@ def pair_rank(group: str, one: tuple[str, int], other: tuple[str, int]) -> bytes
     return blake3.blake3(text.encode()).digest(length=16)
 
 
-@dataclass(frozen=True, slots=True)
-class MatchmakerStatistics:
-    """Counts since the start."""
-
-    paired: int
-    unmatched: int
-    proposals_sent: int
-    proposals_received: int
+def resting() -> BackOff:
+    """Peers that are not asked for now (rule 6)."""
+    return BackOff(REST_FIRST_S, REST_MAX_S)
 
 
 class Matchmaker:
     """One peer's search for partners, round after round.
+
+    Each method but the properties tells it of something that has happened, and returns what to do;
+    what no longer matters is ignored. `round_` is always the asker's own number.
 
     Args:
         group: digest of the group.
@@ -200,11 +212,9 @@ class Matchmaker:
         self._present = 0
         self._held: dict[str, RoundSnapshot] = {}
         self._met: deque[str] = deque()
-        self._recent = RecentPartners()
+        self._recent: deque[str] = deque(maxlen=RECENT)
         self._resting = resting()
         self._doubted = resting()
-        self._now_s = 0.0
-        self._paired = self._unmatched = self._sent = self._received = 0
 
     @property
     def phase(self) -> SearchPhase:
@@ -218,71 +228,78 @@ class Matchmaker:
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When a `Tick` is due, in the time of `step`; None while nothing waits."""
-        search = self._search
-        if not self.is_looking:
-            return None
-        if search.phase is SearchPhase.ASKING:
-            return min(search.deadline_s, search.answer_until_s)
-        if self._now_s < search.fresh_until_s:
-            return min(search.deadline_s, search.fresh_until_s)
-        return search.deadline_s
-
-    def statistics(self) -> MatchmakerStatistics:
-        """Counts since the start."""
-        return MatchmakerStatistics(self._paired, self._unmatched, self._sent, self._received)
-
-    def step(self, now_s: float, event: MatchEvent) -> tuple[MatchCommand, ...]:
-        """Take one event; say what to do. Events that no longer matter are ignored."""
-        self._now_s = now_s
-        handle = _HANDLERS[type(event)]
-        return tuple(handle(self, now_s, event))
+        """When `tick` is due; None while nothing waits."""
+        return self._search.wake_s if self.is_looking else None
 
     # --- our own rounds ---------------------------------------------------------------------------
-    def _became_free(self, now_s: float, event: BecameFree) -> Iterable[MatchCommand]:
+    def look(
+        self, now_s: float, snapshot: RoundSnapshot, fresh_until_s: float, deadline_s: float
+    ) -> list[MatchCommand]:
+        """A round is closed, its snapshot is ready: look for a partner.
+
+        Args:
+            fresh_until_s: until then only a partner that was not met of late will do.
+            deadline_s: then the search ends.
+        """
         self._search = PartnerSearch(
-            snapshot=event.snapshot,
-            phase=SearchPhase.OPEN,
-            fresh_until_s=event.fresh_until_s,
-            deadline_s=event.deadline_s,
+            snapshot, SearchPhase.OPEN, fresh_until_s=fresh_until_s, deadline_s=deadline_s
         )
-        yield from self._seek(now_s)
+        return self._seek(now_s)
 
-    def _settled(self, _now_s: float, event: RoundSettled) -> Iterable[MatchCommand]:
-        if event.round == self._search.snapshot.round:
-            self._search.phase = SearchPhase.IDLE
-        yield from ()
+    def settled(self, round_: int) -> list[MatchCommand]:
+        """Our round is over, one way or the other; if the search is not, we are leaving."""
+        if round_ != self._search.snapshot.round:
+            return []
+        commands = self._give_up(SkipReason.LEAVING) if self.is_looking else []
+        self._search.phase = SearchPhase.IDLE
+        return commands
 
-    def _stopped(self, _now_s: float, event: SearchStopped) -> Iterable[MatchCommand]:
-        if event.round == self._search.snapshot.round and self.is_looking:
-            yield from self._give_up(event.reason)
+    def seen(
+        self, now_s: float, free: Iterable[tuple[str, RoundSnapshot]], present: int
+    ) -> list[MatchCommand]:
+        """How the group looks now.
 
-    def _seen(self, now_s: float, event: PeersSeen) -> Iterable[MatchCommand]:
-        self._free, self._present = dict(event.free), event.present
+        Args:
+            free: the others that say they are free.
+            present: how many others there are that are free, or may become so.
+        """
+        self._free, self._present = dict(free), present
         while len(self._met) > self._put_off():
             self._met.popleft()
-        if self._search.phase is SearchPhase.OPEN:
-            yield from self._seek(now_s)
+        return self._seek(now_s) if self._search.phase is SearchPhase.OPEN else []
 
     def _put_off(self) -> int:
         """How many of the peers met last are put off (rule 5): never all of them."""
         return 0 if self._present < 2 else max(1, self._present // PUT_OFF_SHARE)
 
+    def tick(self, now_s: float) -> list[MatchCommand]:
+        """Time has passed."""
+        search = self._search
+        if not self.is_looking:
+            return []
+        if now_s >= search.deadline_s:
+            return self._end()
+        if search.phase is SearchPhase.OPEN:
+            return self._seek(now_s)
+        if now_s < search.wake_s:
+            return []
+        assert search.pending is not None
+        search.saw_silence = True
+        self._resting.failed(search.pending[0], now_s)
+        return [*self._drop_pending(), *self._seek(now_s)]
+
     # --- being asked ------------------------------------------------------------------------------
-    def _asked(self, now_s: float, event: ProposalReceived) -> Iterable[MatchCommand]:
-        self._received += 1
-        self._resting.answered(event.peer_id)
-        refusal = self._reason_to_refuse(now_s, event.peer_id, event.snapshot)
+    def asked(self, now_s: float, peer_id: str, theirs: RoundSnapshot) -> list[MatchCommand]:
+        """A peer asks us to be its partner."""
+        self._resting.answered(peer_id)
+        refusal = self._reason_to_refuse(now_s, peer_id, theirs)
         if refusal is None and len(self._held) >= MAX_HELD_PROPOSALS:
             refusal = RefusalReason.TOO_MANY
         if refusal is not None:
-            yield RefuseProposal(event.peer_id, event.snapshot.round, refusal)
-            return
-        self._held[event.peer_id] = event.snapshot
-        if self._search.phase is SearchPhase.OPEN or self._is_preferred(
-            event.peer_id, event.snapshot
-        ):
-            yield from self._seek(now_s)
+            return [RefuseProposal(peer_id, theirs.round, refusal)]
+        self._held[peer_id] = theirs
+        is_open = self._search.phase is SearchPhase.OPEN
+        return self._seek(now_s) if is_open or self._is_preferred(peer_id, theirs) else []
 
     def _reason_to_refuse(
         self, now_s: float, peer_id: str, theirs: RoundSnapshot
@@ -312,35 +329,67 @@ class Matchmaker:
             return peer_id < self._own_id
         return self._rank(peer_id, theirs) < self._rank(*pending)
 
-    def _withdrawn(self, now_s: float, event: ProposalWithdrawn) -> Iterable[MatchCommand]:
-        held = self._held.get(event.peer_id)
-        if held is not None and held.round == event.round:
-            del self._held[event.peer_id]
+    def withdrawn(self, now_s: float, peer_id: str, round_: int) -> list[MatchCommand]:
+        """A peer that asked us does not wait for our answer any more."""
+        held = self._held.get(peer_id)
+        if held is not None and held.round == round_:
+            del self._held[peer_id]
         search = self._search
-        if search.phase is SearchPhase.PAIRED and search.taken == (event.peer_id, event.round):
-            self._paired -= 1
-            search.taken, search.phase = None, SearchPhase.OPEN
-            search.tried.add((event.peer_id, event.round))
-            yield from self._seek(now_s)
+        if search.phase is not SearchPhase.PAIRED or search.taken != (peer_id, round_):
+            return []
+        search.taken, search.phase = None, SearchPhase.OPEN
+        search.tried.add((peer_id, round_))
+        return self._seek(now_s)
+
+    def doubt(self, now_s: float, peer_id: str) -> None:
+        """What a peer brought could not be used: it rests, and is not welcome meanwhile."""
+        self._doubted.failed(peer_id, now_s)
 
     # --- asking -----------------------------------------------------------------------------------
-    def _seek(self, now_s: float) -> Iterable[MatchCommand]:
+    def accepted(self, peer_id: str, round_: int) -> list[MatchCommand]:
+        """The peer that we asked with the snapshot of our round has said yes."""
+        if not self._is_pending(peer_id, round_):
+            return [Withdraw(peer_id, round_)]
+        self._resting.answered(peer_id)
+        self._held.pop(peer_id, None)
+        return self._pair(peer_id, None)
+
+    def refused(
+        self, now_s: float, peer_id: str, round_: int, reason: RefusalReason | None
+    ) -> list[MatchCommand]:
+        """The peer that we asked has said no, or cannot be reached (None)."""
+        if reason is None:
+            self._resting.failed(peer_id, now_s)
+        if not self._is_pending(peer_id, round_):
+            return []
+        self._search.saw_silence |= reason is None
+        self._drop_pending()
+        return self._seek(now_s)
+
+    def _is_pending(self, peer_id: str, round_: int) -> bool:
+        search = self._search
+        return (
+            search.phase is SearchPhase.ASKING
+            and search.pending is not None
+            and (search.pending[0], search.snapshot.round) == (peer_id, round_)
+        )
+
+    def _seek(self, now_s: float) -> list[MatchCommand]:
         """Take the best proposal held, else ask the best free peer, else wait."""
         search = self._search
         if now_s >= search.deadline_s:
-            yield from self._end(now_s)
-        elif held := self._best(now_s, self._held):
-            yield from self._take(held)
-        elif free := self._best(now_s, self._askable(now_s)):
+            return self._end()
+        if held := self._best(now_s, self._held):
+            return self._take(held)
+        if free := self._best(now_s, self._askable(now_s)):
             search.pending, search.phase = (free, self._free[free]), SearchPhase.ASKING
-            search.answer_until_s = now_s + ANSWER_S
+            search.wake_s = min(search.deadline_s, now_s + ANSWER_S)
             search.tried.add((free, self._free[free].round))
-            self._sent += 1
-            yield SendProposal(free, search.snapshot.round)
-        else:
-            search.pending, search.phase = None, SearchPhase.OPEN
-            if not (self._present or self._held):
-                yield from self._give_up(SkipReason.NO_PARTNER)
+            return [SendProposal(free, search.snapshot.round)]
+        self._drop_pending()
+        is_patient = now_s < search.fresh_until_s
+        search.wake_s = min(search.deadline_s, search.fresh_until_s if is_patient else math.inf)
+        return [] if self._present or self._held else self._give_up(SkipReason.NO_PARTNER)
 
     def _askable(self, now_s: float) -> dict[str, RoundSnapshot]:
         if len(self._search.tried) >= MAX_PROPOSAL_TRIES:
@@ -363,105 +412,43 @@ class Matchmaker:
     def _is_put_off(self, peer_id: str, now_s: float) -> bool:
         """Rules 5 and 6."""
         is_met = peer_id in self._met and now_s < self._search.fresh_until_s
-        return is_met or self._recent.is_too_often(peer_id, self._present)
-
-    def _partner_doubted(self, now_s: float, event: PartnerDoubted) -> Iterable[MatchCommand]:
-        self._doubted.failed(event.peer_id, now_s)
-        yield from ()
-
-    def _take(self, peer_id: str) -> Iterable[MatchCommand]:
-        search = self._search
-        if search.pending is not None:
-            yield Withdraw(search.pending[0], search.snapshot.round)
-        theirs = self._held.pop(peer_id)
-        search.taken = (peer_id, theirs.round)
-        yield AcceptProposal(peer_id, theirs.round)
-        yield from self._pair(peer_id, leading=False)
-
-    def _pair(self, peer_id: str, *, leading: bool) -> Iterable[MatchCommand]:
-        self._search.phase, self._search.pending = SearchPhase.PAIRED, None
-        self._paired += 1
-        if peer_id in self._met:
-            self._met.remove(peer_id)
-        self._met.append(peer_id)
-        self._recent.add(peer_id)
-        yield Paired(peer_id, self._search.snapshot.round, leading)
-        yield from self._refuse_held()
-
-    def _accepted(self, _now_s: float, event: ProposalAccepted) -> Iterable[MatchCommand]:
-        if self._is_pending(event.peer_id, event.round):
-            self._resting.answered(event.peer_id)
-            self._held.pop(event.peer_id, None)
-            yield from self._pair(event.peer_id, leading=True)
-        else:
-            yield Withdraw(event.peer_id, event.round)
-
-    def _refused(self, now_s: float, event: ProposalRefused) -> Iterable[MatchCommand]:
-        if event.reason is None:
-            self._resting.failed(event.peer_id, now_s)
-        if self._is_pending(event.peer_id, event.round):
-            self._search.saw_silence |= event.reason is None
-            self._search.pending, self._search.phase = None, SearchPhase.OPEN
-            yield from self._seek(now_s)
-
-    def _is_pending(self, peer_id: str, round_: int) -> bool:
-        search = self._search
-        return (
-            search.phase is SearchPhase.ASKING
-            and search.pending is not None
-            and (search.pending[0], search.snapshot.round) == (peer_id, round_)
-        )
-
-    def _ticked(self, now_s: float, _event: Tick) -> Iterable[MatchCommand]:
-        search = self._search
-        if not self.is_looking:
-            return
-        if now_s >= search.deadline_s:
-            yield from self._end(now_s)
-        elif search.phase is SearchPhase.OPEN:
-            yield from self._seek(now_s)
-        elif now_s >= search.answer_until_s:
-            assert search.pending is not None
-            search.saw_silence = True
-            self._resting.failed(search.pending[0], now_s)
-            yield Withdraw(search.pending[0], search.snapshot.round)
-            search.pending, search.phase = None, SearchPhase.OPEN
-            yield from self._seek(now_s)
-
-    def _end(self, _now_s: float) -> Iterable[MatchCommand]:
-        search = self._search
-        silent = search.saw_silence or search.phase is SearchPhase.ASKING
-        yield from self._give_up(SkipReason.DEADLINE if silent else SkipReason.NO_PARTNER)
-
-    def _give_up(self, reason: SkipReason) -> Iterable[MatchCommand]:
-        search = self._search
-        if search.pending is not None:
-            yield Withdraw(search.pending[0], search.snapshot.round)
-            search.pending = None
-        search.phase = SearchPhase.IDLE
-        self._unmatched += 1
-        yield Unmatched(search.snapshot.round, reason)
-        yield from self._refuse_held()
-
-    def _refuse_held(self) -> Iterable[MatchCommand]:
-        for peer_id, theirs in self._held.items():
-            yield RefuseProposal(peer_id, theirs.round, RefusalReason.BUSY)
-        self._held.clear()
+        most = max(2, math.ceil(MOST_FAIR_SHARES * RECENT / max(1, self._present)))
+        return is_met or self._recent.count(peer_id) >= most
 
     def _rank(self, peer_id: str, theirs: RoundSnapshot) -> bytes:
         own = (self._own_id, self._search.snapshot.round)
         return pair_rank(self._group, own, (peer_id, theirs.round))
 
+    # --- how a search ends ------------------------------------------------------------------------
+    def _take(self, peer_id: str) -> list[MatchCommand]:
+        proposed = self._held.pop(peer_id).round
+        self._search.taken = (peer_id, proposed)
+        return [*self._drop_pending(), *self._pair(peer_id, proposed)]
 
-_HANDLERS: Final[dict[type[MatchEvent], Callable[..., Iterable[MatchCommand]]]] = {
-    BecameFree: Matchmaker._became_free,
-    PeersSeen: Matchmaker._seen,
-    PartnerDoubted: Matchmaker._partner_doubted,
-    ProposalReceived: Matchmaker._asked,
-    ProposalWithdrawn: Matchmaker._withdrawn,
-    ProposalAccepted: Matchmaker._accepted,
-    ProposalRefused: Matchmaker._refused,
-    RoundSettled: Matchmaker._settled,
-    SearchStopped: Matchmaker._stopped,
-    Tick: Matchmaker._ticked,
-}
+    def _pair(self, peer_id: str, proposed: int | None) -> list[MatchCommand]:
+        self._search.phase, self._search.pending = SearchPhase.PAIRED, None
+        if peer_id in self._met:
+            self._met.remove(peer_id)
+        self._met.append(peer_id)
+        self._recent.append(peer_id)
+        return [Paired(peer_id, self._search.snapshot.round, proposed), *self._refuse_held()]
+
+    def _end(self) -> list[MatchCommand]:
+        search = self._search
+        silent = search.saw_silence or search.phase is SearchPhase.ASKING
+        return self._give_up(SkipReason.DEADLINE if silent else SkipReason.NO_PARTNER)
+
+    def _give_up(self, reason: SkipReason) -> list[MatchCommand]:
+        withdrawn, self._search.phase = self._drop_pending(), SearchPhase.IDLE
+        unmatched = Unmatched(self._search.snapshot.round, reason)
+        return [*withdrawn, unmatched, *self._refuse_held()]
+
+    def _drop_pending(self) -> list[MatchCommand]:
+        """Wait no more for an answer."""
+        search, pending = self._search, self._search.pending
+        search.pending, search.phase = None, SearchPhase.OPEN
+        return [] if pending is None else [Withdraw(pending[0], search.snapshot.round)]
+
+    def _refuse_held(self) -> list[MatchCommand]:
+        held, self._held = self._held, {}
+        return [RefuseProposal(peer, each.round, RefusalReason.BUSY) for peer, each in held.items()]

@@ -11,7 +11,7 @@ The rules
   2. Savings: each exchange adds SAVED_SHARE of its length, and a wait beyond the slack takes off
      what it lasted. They are spent once they come to LUMP_SHARE of an exchange, not before: many
      waits that are all too short for another pair to come would bring nobody new, and two peers
-     would meet for ever.
+     would meet for ever. They are never longer than an exchange.
   3. So at most SAVED_SHARE of the time is lost to waiting where lines are always busy.
 
 Source: docs/decisions/0016-gossip-without-a-clock.md (simulated: without savings 99% of the
@@ -23,8 +23,6 @@ from typing import Final
 SLACK_SHARE: Final = 0.5
 SAVED_SHARE: Final = 0.08
 LUMP_SHARE: Final = 0.2
-MAX_SAVED_EXCHANGES: Final = 1.0
-"""Savings are at most so many exchanges long."""
 SMOOTHING: Final = 0.3
 """Weight of the newest exchange in the estimate of the next one's length."""
 
@@ -50,7 +48,7 @@ class Patience:
         before_s = exchange_s if self._exchange_s is None else self._exchange_s
         self._exchange_s = before_s + SMOOTHING * (exchange_s - before_s)
         saved_s = max(0.0, self._saved_s - spent_s) + SAVED_SHARE * exchange_s
-        self._saved_s = min(MAX_SAVED_EXCHANGES * exchange_s, saved_s)
+        self._saved_s = min(exchange_s, saved_s)
 
     def _slack_s(self, round_s: float) -> float:
         return SLACK_SHARE * max(0.0, round_s - (self._exchange_s or 0.0))

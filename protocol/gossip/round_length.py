@@ -50,6 +50,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
+from protocol.limits import EPSILON
+
 LINE_SHARE: Final = 0.8
 """Part of a round that its exchange should take."""
 PAUSE_SHARE: Final = 0.05
@@ -72,7 +74,6 @@ LEAST_INNER_STEPS: Final = 2
 """The least that was measured (docs/results/optimizers.md)."""
 MOST_INNER_STEPS: Final = 512
 """An exchange may last no longer (eight nominal rounds)."""
-_EPSILON: Final = 1e-6
 OUTER_SHARE: Final = 4
 """One of so many wishes of a partner is left out, at either end."""
 
@@ -147,7 +148,7 @@ def _wish(wishes: list[tuple[str, float]], enough: float) -> float:
 
 def _whole(wish: float) -> int:
     """H for a wish (rules 3 and 4)."""
-    return min(MOST_INNER_STEPS, max(LEAST_INNER_STEPS, math.ceil(wish - _EPSILON)))
+    return min(MOST_INNER_STEPS, max(LEAST_INNER_STEPS, math.ceil(wish - EPSILON)))
 
 
 def _without_outer(wishes: list[float]) -> float:

@@ -6,14 +6,6 @@ too. Of each peer the sample with the shortest round trip counts, since it has t
 bound, until newer samples push it out. Over the peers the median is taken: up to half of them
 may be wrong or lying without moving it beyond the range of the honest ones.
 
-With an even number of clocks the two middle ones are averaged. The uncertainty is the larger of
-the median peer's half round trip and the median distance of the peers from the estimate: what
-one would have to believe in if half of the peers were right.
-
-Peers that all follow each other would swap their errors for ever: two of them, one a minute ahead,
-trade places with each correction. So whoever follows others counts its own corrected clock as
-one of them (`own_offset_s`): two then meet in the middle, and stay.
-
 Peers correct their clocks too. Samples are therefore compared with our *uncorrected* wall
 clock, while they give their corrected one: a swarm follows its majority, and never adds its own
 correction to itself.
@@ -30,21 +22,6 @@ MAX_CLOCK_PEERS: Final = 64
 MAX_SAMPLES_PER_PEER: Final = 8
 MAX_ROUND_TRIP_S: Final = 10.0
 """A sample with a longer round trip says too little to be kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClockOffset:
-    """An estimate.
-
-    Attributes:
-        offset_s: what to add to our wall clock to have the swarm's time.
-        uncertainty_s: how far off the estimate may be if half of the peers are right.
-        num_peers: peers that it rests on.
-    """
-
-    offset_s: float
-    uncertainty_s: float
-    num_peers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,27 +54,9 @@ class ClockOffsetEstimator:
         while len(self._samples) > MAX_CLOCK_PEERS:
             self._samples.popitem(last=False)
 
-    def forget(self, peer: str) -> None:
-        """The peer is gone: its clock counts no longer."""
-        self._samples.pop(peer, None)
-
-    def clear(self) -> None:
-        """Our own clock was set: nothing measured against it counts any longer."""
-        self._samples.clear()
-
-    def estimate(self, own_offset_s: float | None = None) -> ClockOffset | None:
-        """The offset as known now; None before the first sample.
-
-        Args:
-            own_offset_s: the correction now in use, to count as one more clock. None leaves it out.
-        """
-        if not self._samples:
-            return None
+    def estimate(self) -> float | None:
+        """What to add to our wall clock to have the swarm's time; None before the first sample."""
         best = [
             min(kept, key=lambda sample: sample.round_trip_s) for kept in self._samples.values()
         ]
-        own = [] if own_offset_s is None else [own_offset_s]
-        offset_s = median([*own, *(sample.offset_s for sample in best)])
-        distance_s = median(abs(sample.offset_s - offset_s) for sample in best)
-        half_trip_s = median(sample.round_trip_s for sample in best) / 2
-        return ClockOffset(offset_s, max(distance_s, half_trip_s), len(best))
+        return median(sample.offset_s for sample in best) if best else None

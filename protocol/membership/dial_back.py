@@ -23,11 +23,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from protocol.address.multiaddr import InvalidAddress, normalise, parse
+from protocol.address.multiaddr import CIRCUIT, InvalidAddress, is_relayed, normalise, parse
 from protocol.limits import MAX_DIAL_BACK_ADDRESSES, MAX_DIAL_BACK_ANSWERS
 
 ANSWER_LASTS_S: Final = 1800.0
-CIRCUIT: Final = "p2p-circuit"
 
 
 class Reach(StrEnum):
@@ -80,14 +79,9 @@ def host_and_port(address: str) -> tuple[str, int] | None:
     except InvalidAddress:
         return None
     names = [name for name, _ in parts]
-    if names[:2] not in (["ip4", "tcp"], ["ip6", "tcp"]) or CIRCUIT in names:
+    if names[:2] not in (["ip4", "tcp"], ["ip6", "tcp"]) or is_relayed(address):
         return None
     return parts[0][1], int(parts[1][1])
-
-
-def depends_on_relays(addresses: Iterable[str]) -> bool:
-    """Whether a peer that can be dialled at these says that it needs relays for it."""
-    return any(f"/{CIRCUIT}" in address for address in addresses)
 
 
 def candidates(
@@ -111,7 +105,7 @@ def relay_address(relay: str, addresses: Iterable[str]) -> str | None:
     """Where a peer can be dialled through a relay at these addresses; None where it cannot."""
     direct = [each for each in map(host_and_port, addresses) if each is not None]
     direct.sort(key=lambda each: not _is_global(each[0]))
-    return f"{_address(*direct[0])}/p2p/{relay}/{CIRCUIT}" if direct else None
+    return f"{_address(*direct[0])}/p2p/{relay}{CIRCUIT}" if direct else None
 
 
 def may_try(address: str, observed: str) -> bool:

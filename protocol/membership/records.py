@@ -24,23 +24,22 @@ Rules:
 """
 
 import hashlib
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import Annotated, Final, Literal
 
 import blake3
-import msgpack
+import msgspec
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from msgspec import Meta, Struct
 
 from protocol.address.multiaddr import address_from_bytes, address_to_bytes
 from protocol.address.peer_id import MAX_PEER_ID_TEXT, SIGNATURE_BYTES, public_key_from_peer_id
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.limits import MAX_RECORD_ADDRESSES, MAX_RECORD_BYTES, RECORD_SHARDS
 
-RECORD_VERSION: Final = 1
 MAX_INCARNATION: Final = (1 << 63) - 1
 MAX_EXPIRES_S: Final = 1e11
 """Latest Unix time of expiry; the directory sets the bound that follows the clock."""
@@ -67,6 +66,19 @@ class PeerRecord:
     incarnation: int
     addresses: tuple[str, ...]
     expires_s: float
+
+
+class _Body(Struct, array_like=True, frozen=True):
+    """What is signed, but for who and where; not one that cannot be written so again."""
+
+    version: Literal[1]
+    incarnation: Annotated[int, Meta(ge=0, le=MAX_INCARNATION)]
+    addresses: Annotated[tuple[bytes, ...], Meta(min_length=1, max_length=MAX_RECORD_ADDRESSES)]
+    expires_s: Annotated[float, Meta(gt=0, lt=MAX_EXPIRES_S)]
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(_Body).decode
 
 
 @lru_cache(maxsize=64)
@@ -105,29 +117,36 @@ def encode_record(record: PeerRecord, key: bytes, sign: Sign) -> bytes:
     Raises:
         LocalProtocolError: no address fits, or a number is out of bounds.
     """
-    body = _fitting_body(record)
+    kept: tuple[bytes, ...] = ()
+    body = b""
+    for address in record.addresses:
+        try:
+            binary = address_to_bytes(address.removesuffix(f"/p2p/{record.peer_id}"))
+        except ValueError:
+            continue  # one that others could not read; there may be better ones
+        if binary in kept or len(kept) == MAX_RECORD_ADDRESSES:
+            continue
+        longer = _encode(_Body(1, record.incarnation, (*kept, binary), float(record.expires_s)))
+        if len(longer) <= _MAX_BODY_BYTES:
+            body, kept = longer, (*kept, binary)
+    try:
+        _decode(body)
+    except msgspec.MsgspecError as error:
+        raise LocalProtocolError(f"nothing of {record!r} fits into a record: {error}") from error
     return body + sign(_signed_bytes(place_of(key), record.peer_id, body))
 
 
-def decode_record(
-    key: bytes, subkey: str, value: bytes, verify: Verify = verify_with_peer_id
-) -> PeerRecord:
+def decode_record(key: bytes, subkey: str, value: bytes) -> PeerRecord:
     """The record in a value found under (key, subkey).
 
     Raises:
         RemoteProtocolError: anything about it is wrong.
     """
-    return decode_record_at(place_of(key), subkey, value, verify)
+    return decode_record_at(place_of(key), subkey, value)
 
 
-def decode_record_at(
-    place: bytes, subkey: str, value: bytes, verify: Verify = verify_with_peer_id
-) -> PeerRecord:
-    """Decode and check a record as `decode_record` does, from the key's place (20 bytes) alone.
-
-    Raises:
-        RemoteProtocolError: anything about it is wrong.
-    """
+def decode_record_at(place: bytes, subkey: str, value: bytes) -> PeerRecord:
+    """The same, by the key's place (20 bytes) alone."""
     if not SIGNATURE_BYTES < len(value) <= MAX_RECORD_BYTES:
         raise RemoteProtocolError(
             f"a record of {len(value)} bytes; at most {MAX_RECORD_BYTES} are allowed"
@@ -135,18 +154,21 @@ def decode_record_at(
     if len(subkey) > MAX_PEER_ID_TEXT or not subkey.isascii():
         raise RemoteProtocolError(f"a record under {subkey[:MAX_PEER_ID_TEXT]!r}, no peer id")
     body, signature = value[:-SIGNATURE_BYTES], value[-SIGNATURE_BYTES:]
-    record = _read_body(subkey, body)
-    if not verify(subkey, _signed_bytes(place, subkey, body), signature):
+    try:
+        read = _decode(body)
+        texts = tuple(address_from_bytes(address) for address in read.addresses)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise RemoteProtocolError(f"a record that cannot be read: {error}") from error
+    if _encode(read) != body:
+        raise RemoteProtocolError("a record that is not in canonical form")
+    if not verify_with_peer_id(subkey, _signed_bytes(place, subkey, body), signature):
         raise RemoteProtocolError(f"the record's signature is not that of {subkey}")
-    return record
+    return PeerRecord(subkey, read.incarnation, texts, read.expires_s)
 
 
 @lru_cache(maxsize=8192)
 def valid_record_at(place: bytes, subkey: str, value: bytes) -> PeerRecord | None:
-    """The record, if it passes the usual check of `decode_record_at`; None when it does not.
-
-    The answer is remembered, for checking a signature takes long.
-    """
+    """The record, None where it is not valid; remembered, for to check a signature takes long."""
     try:
         return decode_record_at(place, subkey, value)
     except RemoteProtocolError:
@@ -156,70 +178,3 @@ def valid_record_at(place: bytes, subkey: str, value: bytes) -> PeerRecord | Non
 def _signed_bytes(place: bytes, peer_id: str, body: bytes) -> bytes:
     name = peer_id.encode()
     return _CONTEXT + place + len(name).to_bytes(2, "big") + name + body
-
-
-def _fitting_body(record: PeerRecord) -> bytes:
-    if not 0 <= record.incarnation <= MAX_INCARNATION or not 0 < record.expires_s < MAX_EXPIRES_S:
-        raise LocalProtocolError(f"a record cannot hold these numbers: {record!r}")
-    kept: list[bytes] = []
-    for address in record.addresses:
-        kept = _with_address(kept, address, record)
-    if not kept:
-        raise LocalProtocolError(f"none of the addresses {record.addresses} fits into a record")
-    return _pack_body(record.incarnation, kept, record.expires_s)
-
-
-def _with_address(kept: list[bytes], address: str, record: PeerRecord) -> list[bytes]:
-    try:
-        binary = address_to_bytes(_without_own_id(address, record.peer_id))
-    except ValueError:
-        return kept  # one that others could not read; there may be better ones
-    longer = [*kept, binary]
-    fits = len(_pack_body(record.incarnation, longer, record.expires_s)) <= _MAX_BODY_BYTES
-    return longer if fits and len(longer) <= MAX_RECORD_ADDRESSES and binary not in kept else kept
-
-
-def _without_own_id(address: str, peer_id: str) -> str:
-    return address.removesuffix(f"/p2p/{peer_id}")
-
-
-def _pack_body(incarnation: int, addresses: list[bytes], expires_s: float) -> bytes:
-    packed: bytes = msgpack.packb([RECORD_VERSION, incarnation, addresses, float(expires_s)])
-    return packed
-
-
-def _read_body(peer_id: str, body: bytes) -> PeerRecord:
-    try:
-        fields = msgpack.unpackb(body, strict_map_key=True, max_ext_len=0, max_map_len=0)
-    except Exception as error:
-        raise RemoteProtocolError(f"a record that is not msgpack: {error}") from error
-    if not isinstance(fields, list) or len(fields) != 4 or fields[0] != RECORD_VERSION:
-        raise RemoteProtocolError(f"not a record of version {RECORD_VERSION}")
-    incarnation, addresses, expires_s = fields[1:]
-    _check_numbers(incarnation, expires_s)
-    texts = _read_addresses(addresses)
-    if _pack_body(incarnation, addresses, expires_s) != body:
-        raise RemoteProtocolError("a record that is not in canonical form")
-    return PeerRecord(peer_id, incarnation, texts, expires_s)
-
-
-def _check_numbers(incarnation: Any, expires_s: Any) -> None:
-    if type(incarnation) is not int or not 0 <= incarnation <= MAX_INCARNATION:
-        raise RemoteProtocolError(f"{incarnation!r} is not an incarnation")
-    if (
-        type(expires_s) is not float
-        or not math.isfinite(expires_s)
-        or not 0 < expires_s < MAX_EXPIRES_S
-    ):
-        raise RemoteProtocolError(f"{expires_s!r} is not a time of expiry")
-
-
-def _read_addresses(addresses: Any) -> tuple[str, ...]:
-    if not isinstance(addresses, list) or not 1 <= len(addresses) <= MAX_RECORD_ADDRESSES:
-        raise RemoteProtocolError(f"a record holds 1 to {MAX_RECORD_ADDRESSES} addresses")
-    if not all(type(address) is bytes for address in addresses):
-        raise RemoteProtocolError("a record's addresses are binary")
-    try:
-        return tuple(address_from_bytes(address) for address in addresses)
-    except ValueError as error:
-        raise RemoteProtocolError(f"a record's address cannot be read: {error}") from error

@@ -36,10 +36,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from protocol.address.multiaddr import readable
+from protocol.address.multiaddr import is_relayed, readable
 from protocol.limits import MAX_ADDRESSES_PER_PEER, MAX_MEMBERS
 
-from .dial_back import depends_on_relays
 from .records import PeerRecord
 
 TRAINING: Final = "training"
@@ -107,7 +106,7 @@ class Member:
     @property
     def relayed(self) -> bool:
         """Whether it says that others reach it through relays; it is chosen last, then."""
-        return depends_on_relays(self.addresses)
+        return any(map(is_relayed, self.addresses))
 
     def goes_on(self, now_s: float) -> bool:
         """Whether its work has moved lately, by what it tells of it and of its speed."""

@@ -124,7 +124,6 @@ class StageCore(ABC):
                 return self.stepped(now_s)
             case Freed():
                 return [event]
-        return []
 
     @abstractmethod
     def produced(

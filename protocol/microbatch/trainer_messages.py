@@ -32,8 +32,7 @@ At a relay:
                                         Stepped(n')
 
 Slots: the trainer fills outbound ones (`s`) and the daemon inbound ones (`s'`); `Freed` gives one
-back to whoever fills it. `Waiting` is a sign of life while nothing comes. `m` is a number that only
-the two know.
+back to whoever fills it. `m` is a number that only the two know.
 """
 
 from msgspec import Struct
@@ -109,9 +108,5 @@ class Stepped(TrainerMessage, frozen=True):
     clipped: int = 0
 
 
-class Waiting(TrainerMessage, frozen=True):
-    """Nothing has come for a while, and the trainer lives."""
-
-
 StageCommand = Filled | Drop | Resend | Finish | Freed
-StageEvent = Begun | Filled | Returned | Freed | Stepped | Waiting
+StageEvent = Begun | Filled | Returned | Freed | Stepped

@@ -1,11 +1,10 @@
 """The ways of averaging and the codecs, one row each: all that others need to know by a name.
 
-A way is a module on the daemon's side (in peer/averaging/) and a module on the trainer's
-(peer/training/). Both are named here and loaded by name, for either process must start without the
-other's; adding a way adds a row, and a section of the run spec if it has keys of its own.
+A way is a package on the daemon's side (in peer/averaging/), loaded by name, and a `Sync` on the
+trainer's (peer/training/sync.py); adding one adds a row, and a section of the run spec if it has
+keys of its own.
 
     daemon     module:class; makes an `Averaging` of `AveragingParts` (peer/averaging/parts.py)
-    trainer    module with `regions_of`, `snapshots_of` and `sync_of` (peer/training/sync.py)
     keys       of [sync] that say nothing to the other ways
     section    of the run spec, [sync.<section>], that belongs to it
     state      what its state holds for a joiner beside slow weights and outer momentum
@@ -42,7 +41,6 @@ class WayRow:
     """One way of averaging; see the top of the file."""
 
     daemon: str
-    trainer: str
     section: str
     keys: tuple[str, ...] = ()
     state: tuple[str, ...] = ()
@@ -55,14 +53,12 @@ WAYS: Final[Mapping[str, WayRow]] = MappingProxyType(
     {
         "noloco": WayRow(
             daemon="peer.averaging.gossip.noloco:PairAveraging",
-            trainer="peer.training.pairs",
             section="noloco",
             keys=("alpha", "beta", "gamma", "overlap", "final_averaging"),
             has_own_rounds=True,
         ),
         "diloco": WayRow(
             daemon="peer.averaging.diloco.way:FragmentAveraging",
-            trainer="peer.training.streaming",
             section="diloco",
             state=("stamps of chunks, asked of the others on arrival",),
             sends_differences=True,

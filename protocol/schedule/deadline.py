@@ -6,7 +6,6 @@ ceiling. Before anything was observed it is the ceiling.
 """
 
 from collections import deque
-from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
@@ -16,15 +15,6 @@ SPREADS: Final = 6.0
 """Median absolute deviations above the median that still count as usual."""
 FIRST_OBSERVATIONS: Final = 3
 """Below this number of observations the ceiling holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeadlineStatistics:
-    """What a deadline has seen. Seconds."""
-
-    observations: int
-    median_s: float | None
-    current_s: float
 
 
 class ObservedDeadline:
@@ -49,11 +39,3 @@ class ObservedDeadline:
         middle = median(self._waits_s)
         spread = median(abs(wait - middle) for wait in self._waits_s)
         return min(self._ceiling_s, max(self._floor_s, 2 * middle + SPREADS * spread))
-
-    def statistics(self) -> DeadlineStatistics:
-        """What was seen so far."""
-        return DeadlineStatistics(
-            observations=len(self._waits_s),
-            median_s=median(self._waits_s) if self._waits_s else None,
-            current_s=self.current_s,
-        )

@@ -1,4 +1,4 @@
-"""What a peer asks of another's content, on `/loco/content/1`; the codec stands in messages.py.
+"""What a peer asks of another's content, on `/loco/content/2`; the codec stands in messages.py.
 
 Content is named by digests. The run spec and blobs are whole. A state and a corpus are cut into
 parts, under one name each: of a state, that of the list of its parts' digests; of a corpus, that of
@@ -13,14 +13,12 @@ from protocol.content.samples import SAMPLE_BYTES, SEED_BYTES
 from protocol.limits import (
     MAX_BLOB_BYTES,
     MAX_CONTROL_PAYLOAD_BYTES,
-    MAX_PARAMETERS,
     MAX_PARTS_PER_REQUEST,
     MAX_PIECE_BYTES,
     MAX_SPEC_BYTES,
-    STATE_CHUNK_BYTES,
 )
 
-from .fields import Count, Digest, Key, Message, NonNegative, Signature
+from .fields import MAX_COUNT, Count, Digest, Key, Message, NonNegative, Signature
 
 PartIndex = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
@@ -63,27 +61,28 @@ class GetState(Message, frozen=True, tag="get_state"):
     minimum_step: Count
 
 
-class StateReply(Message, frozen=True, tag="state"):
-    """What the sender can serve; the parts' 32-byte digests follow.
+class StateScalars(Message, frozen=True, tag="state"):
+    """Where a state stands in the run; as an answer, the 32-byte digests of its parts follow.
 
     Attributes:
-        step: the nominal step that the sender was at when this state was its present one.
-        root: digest of the whole state, which parts are asked by.
-        epoch, position: where the sender's data stands.
-        gradient_norm: of the sender's last inner step, before clipping.
+        group: digest of the one whose state it is; it covers the run
+            (protocol/membership/group.py).
+        round: of the writer's last outer step; -1 before the first.
+        step: the nominal step that the writer was at.
+        epoch, position: where the data stands (protocol/schedule/data_plan.py).
+        tokens: that the writer has trained.
+        gradient_norm: of the part's last inner step, before clipping; 0 before the first.
     """
 
     max_payload_bytes = MAX_CONTROL_PAYLOAD_BYTES
 
-    round: Count
+    group: Digest
+    round: Annotated[int, Meta(ge=-1, le=MAX_COUNT)]
     step: Count
-    root: Digest
-    total_bytes: Annotated[int, Meta(ge=1, le=8 * MAX_PARAMETERS)]
-    chunk_bytes: Annotated[int, Meta(ge=1, le=STATE_CHUNK_BYTES)]
+    layout_digest: Digest
     epoch: Count
     position: Count
     tokens: Count
-    layout_digest: Digest
     gradient_norm: NonNegative
 
 

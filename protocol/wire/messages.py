@@ -11,8 +11,8 @@ stream, < from the other:
                       packed vectors: Misread + map before Received, answered Blocks + codes
                       > Join    then both: Piece + payload    (a stripe of a long exchange)
                       > AskSettled  < SettledReply    (a later stream, when a receipt was lost)
-    /loco/content/1   > GetSpec < SpecReply + run spec          > GetBlob   < BlobReply + blob
-                      > GetState < StateReply + digests of parts
+    /loco/content/2   > GetSpec < SpecReply + run spec          > GetBlob   < BlobReply + blob
+                      > GetState < StateScalars + digests of parts
                       > GetSample < SampleReply + values
                       > GetHoldings < Holdings + a bit for each piece of the corpus
                       > GetParts < Part + bytes, once for each
@@ -214,7 +214,7 @@ class Statements(Message, frozen=True, tag="statements"):
     """What the sender knows of who belongs to the run (protocol/admission/register.py).
 
     Attributes:
-        secret: of the run, where it has one (peer/daemon/door.py); None where the sender has none.
+        secret: of the run, where it has one (admission.py); None where the sender has none.
     """
 
     statements: Annotated[

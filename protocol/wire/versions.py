@@ -12,14 +12,14 @@ from typing import Final
 
 HELLO: Final = "/loco/hello/1"
 GOSSIP: Final = "/loco/gossip/1"
-CONTENT: Final = "/loco/content/1"
+CONTENT: Final = "/loco/content/2"
 FRAGMENT: Final = "/loco/fragment/1"
 STAGE: Final = "/loco/stage/2"
 REACH: Final = "/loco/reach/1"
 
-_ROOT: Final = "/loco/"
+ROOT: Final = "/loco/"
 SPOKEN: Final = tuple(
-    each.removeprefix(_ROOT) for each in (HELLO, GOSSIP, CONTENT, FRAGMENT, STAGE, REACH)
+    each.removeprefix(ROOT) for each in (HELLO, GOSSIP, CONTENT, FRAGMENT, STAGE, REACH)
 )
 """What this release speaks, as told in a Hello."""
 REQUIRED: Final = ("hello", "gossip", "content")

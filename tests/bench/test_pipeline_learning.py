@@ -31,7 +31,7 @@ from bench.stage_quality.routes import Columns, Routes
 from bench.stage_quality.run import StageResult, train_stages
 from bench.stage_quality.settings import COLUMNS, MICROBATCHES, SMOKE, STAGES, VISITED
 from peer.training.model import FlatModel, model_config
-from peer.training.optimizer import flat_adamw
+from peer.training.optimizer import inner_optimizer
 from peer.training.step import Stepper
 from protocol.pipeline.problem import PathRules, stage_orders
 
@@ -150,7 +150,8 @@ def test_at_full_depth_it_is_the_whole_model(world, global_clip):
     named = {n: p.detach() for (s,) in pipeline.stages for n, p in s.module.named_parameters()}
     module.load_state_dict(named, strict=False)
     model = FlatModel(module, CPU)
-    stepper = Stepper(model, flat_adamw(model, world.spec.optimizer), "fp32", SMOKE.batch_size)
+    optimizer = inner_optimizer(model, world.spec.optimizer, "fp32")
+    stepper = Stepper(model, optimizer, "fp32", SMOKE.batch_size)
     feed, losses = world.feed(), list[tuple[float, float]]()
     for _ in range(5):
         blocks_1BT = feed.next_blocks()

@@ -54,8 +54,9 @@ def test_flops_are_six_for_each_multiplied_weight_and_those_of_attention():
     module = initial_module(TINY, VOCABULARY)
     weights = sum(p.numel() for p in module.parameters() if p.ndim >= 2)
     # The embedding is tied: it is the output layer's weight, and counts once.
-    assert flops_per_token(module.config, 0) == 6 * weights
-    assert flops_per_token(module.config, 8) == 6 * weights + 12 * 16 * 8
+    config = model_config(TINY, VOCABULARY)
+    assert flops_per_token(config, 0) == 6 * weights
+    assert flops_per_token(config, 8) == 6 * weights + 12 * 16 * 8
 
 
 def test_fewer_heads_for_keys_cost_less():

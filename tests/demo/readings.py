@@ -5,7 +5,6 @@ from typing import Any
 from demo.reading import Carried, Reading
 from demo.summary import Finished
 from peer.facts import PeerState
-from peer.observe.progress import RunProgress
 from peer.observe.status import Outcomes, PeerStatus, Status
 from protocol.outcomes import SkipReason
 
@@ -18,7 +17,7 @@ def reading(name="peer-1", *, step=30, state=PeerState.TRAINING, peers=(), part=
         run_id="ab",
         state=state,
         round=step // 10,
-        progress=RunProgress(step=step),
+        step=step,
         tokens=1024 * step,
         train_loss=2.5,
         validation_loss=2.25,

@@ -14,7 +14,7 @@ from swarm import START_S, Peer, Swarm, open_swarm
 from peer.observe.event_names import EventName
 from peer.training.corpus import open_corpus
 from peer.training.model import FlatModel, empty_module, model_config
-from peer.training.optimizer import flat_adamw
+from peer.training.optimizer import inner_optimizer
 from peer.training.stages.module import initial_stage
 from peer.training.step import Stepper
 from protocol.run.run_spec import RunSpec, parse_toml
@@ -114,7 +114,7 @@ def _losses_here(spec: RunSpec, module: torch.nn.Module, data_peer: Peer) -> lis
     batch_size = spec.training.batch_size
     plan = DataPlan(spec.seed, corpus.num_blocks, corpus.piece_blocks)
     taken = plan.take(0, 0, STEPS * batch_size, data_peer.peer_id, [(data_peer.peer_id, 1)])
-    stepper = Stepper(model, flat_adamw(model, spec.optimizer), "fp32", 2)
+    stepper = Stepper(model, inner_optimizer(model, spec.optimizer, "fp32"), "fp32", 2)
     return [
         float(stepper.step(corpus.blocks(blocks), spec.optimizer.learning_rate).loss)
         for blocks in taken.blocks.reshape(STEPS, batch_size)

@@ -10,7 +10,7 @@ import torch
 from peer.codec import codes_as_tensor, get_codec
 from peer.training.fragments import FragmentSnapshots
 from peer.training.model import FlatModel
-from peer.training.shared import CodeRegions, region_bytes
+from peer.training.shared import CodeRegions
 from protocol.fragment.fragments import Fragment, fragments_of_run
 from protocol.run.sections import DilocoSection
 
@@ -87,7 +87,8 @@ def random_replica(seed: int = 0, codec_name: str = "int8", **diloco) -> Replica
     random = np.random.default_rng(seed)
     phi = random.normal(0, 1, model.theta_P.numel()).astype("f4")
     codec = get_codec(codec_name)
-    regions = CodeRegions(-1, region_bytes(fragments, codec), writable=True)
+    sizes = [codec.code_bytes(fragment.size) for fragment in fragments]
+    regions = CodeRegions(-1, sizes, writable=True)
     snapshots = FragmentSnapshots(model, torch.from_numpy(phi), regions, codec, fragments, section)
     theta = model.theta_P.numpy()
     theta[:] = phi + random.normal(0, 0.1, phi.size).astype("f4")

@@ -91,7 +91,7 @@ def test_without_momentum_delta_is_neither_read_nor_written(
 
 def test_a_pair_takes_the_fused_step(monkeypatch: pytest.MonkeyPatch) -> None:
     state, codes = _world(0, 2, 12)
-    monkeypatch.setattr(noloco, "_GroupStep", None)
+    monkeypatch.setattr(noloco, "_plain_step", None)
     moved, _ = _step(state, codes, NolocoFactors(0.5, 0.7, 0.7))
     assert not torch.equal(moved, state)
 

@@ -7,7 +7,7 @@ from training_worlds import VOCABULARY, tiny_corpus, tiny_spec
 
 from peer.training.device import choose_precision
 from peer.training.model import FlatModel, initial_module
-from peer.training.optimizer import flat_adamw
+from peer.training.optimizer import inner_optimizer
 from peer.training.step import Stepper
 
 CPU = torch.device("cpu")
@@ -21,7 +21,7 @@ def stepper_of(precision="fp32", *, compile=False):
     torch.set_num_threads(1)
     spec = tiny_spec()
     model = FlatModel(initial_module(spec, VOCABULARY), CPU, compile=compile)
-    return Stepper(model, flat_adamw(model, spec.optimizer), precision, 4), model
+    return Stepper(model, inner_optimizer(model, spec.optimizer, "fp32"), precision, 4), model
 
 
 def gradient_of(model, precision="fp32"):

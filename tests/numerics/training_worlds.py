@@ -11,6 +11,7 @@ import torch
 
 from peer.codec import get_codec
 from peer.training.corpus import Corpus
+from peer.training.fragments import regions_of, values_of
 from peer.training.loop import InnerLoop, TrainerParts
 from peer.training.messages import (
     ONE_CHUNK,
@@ -23,10 +24,9 @@ from peer.training.messages import (
     TrainRound,
 )
 from peer.training.model import FlatModel, initial_module
-from peer.training.optimizer import flat_adamw
+from peer.training.optimizer import inner_optimizer
 from peer.training.shared import CodeRegions
 from peer.training.step import Stepper
-from peer.training.sync import trainer_side
 from protocol.run.run_spec import (
     DataSection,
     ModelSection,
@@ -84,14 +84,12 @@ def build_world(spec: RunSpec, micro_batch: int = 4) -> World:
     model = FlatModel(initial_module(spec, VOCABULARY), torch.device("cpu"))
     slow = model.theta_P.numpy().copy()
     slow_P = torch.from_numpy(slow)
-    daemon = CodeRegions.create(trainer_side(spec).regions_of(spec, model.layout))
-    regions = CodeRegions(daemon.fd, daemon.code_bytes, writable=True)
-    daemon.close()
-    optimizer = flat_adamw(model, spec.optimizer)
+    regions = CodeRegions(-1, regions_of(spec, model.layout), writable=True)
+    optimizer = inner_optimizer(model, spec.optimizer, "fp32")
     stepper = Stepper(model, optimizer, "fp32", micro_batch)
-    snapshots = trainer_side(spec).snapshots_of(spec, model, slow_P, regions)
+    values = values_of(spec, model, slow_P, regions)
     corpus = tiny_corpus(spec)
-    parts = TrainerParts(spec, "me", corpus, model, optimizer, stepper, snapshots, slow_P)
+    parts = TrainerParts(spec, "me", corpus, model, optimizer, stepper, values, slow_P)
     return World(spec, parts, slow, regions)
 
 
@@ -142,7 +140,7 @@ class Script:
 
 def run(world: World, *commands, answer: Answer = lambda event: [], before=lambda command: None):
     """Run the loop through these commands after a Load, until it has nothing to do."""
-    script = Script(deque([Load(0), *commands]), answer, before)
+    script = Script(deque([Load(), *commands]), answer, before)
     InnerLoop(world.parts, script, script.clock_s).run()
     return script
 

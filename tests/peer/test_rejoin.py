@@ -1,6 +1,7 @@
 """A process beyond healing joins again in a new one."""
 
 import sys
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -46,16 +47,14 @@ class Nowhere:
 
 
 def _membership(roster: Roster) -> Membership:
-    network: Any = Nowhere()
-    directory: Any = BrokenDirectory()
-    return Membership(
-        "0" * 32,
-        1,
-        network=network,
-        directory=directory,
+    ports: Any = SimpleNamespace(
+        incarnation=1,
+        network=Nowhere(),
+        directory=BrokenDirectory(),
         roster=roster,
         sign=lambda _: b"s" * 64,
     )
+    return Membership(ports, "0" * 32)
 
 
 async def test_with_others_alive_a_broken_directory_ends_the_process(autojump_clock):

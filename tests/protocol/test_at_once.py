@@ -1,6 +1,6 @@
 """How many pieces may be on their way at once."""
 
-from protocol.content.requests import MORE_EVERY_S, AtOnce
+from protocol.content.scheduler import MORE_EVERY_S, AtOnce
 
 MOST = 8
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from protocol.address.multiaddr import is_relayed
 from protocol.limits import MAX_DIAL_BACK_ADDRESSES, MAX_DIAL_BACK_ANSWERS
 from protocol.membership.dial_back import (
     ANSWER_LASTS_S,
@@ -11,7 +12,6 @@ from protocol.membership.dial_back import (
     Reach,
     answer_of,
     candidates,
-    depends_on_relays,
     host_and_port,
     may_try,
     relay_address,
@@ -136,8 +136,8 @@ def test_addresses_through_a_relay() -> None:
     assert address == f"{OUTER}/p2p/{RELAY}/p2p-circuit"
     assert relay_address(RELAY, [address]) is None
     assert host_and_port(address) is None
-    assert depends_on_relays(["/ip4/10.0.0.2/tcp/1", address])
-    assert not depends_on_relays([OUTER])
+    assert is_relayed(address)
+    assert not is_relayed(OUTER)
     roster = Roster(10.0)
     for peer, addresses in (("far", (address,)), ("near", (OUTER,))):
         roster.heard(0.0, peer, 1, addresses=addresses)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.gossip import matchmaking_events as m
+from protocol.gossip import matchmaking as m
 from protocol.gossip.matchmaking import (
     ANSWER_S,
     MAX_APART_ROUNDS,
@@ -31,22 +31,33 @@ class Alone:
         self.maker = Matchmaker(GROUP, own_id, H)
         self.now_s = 0.0
 
-    def __call__(
-        self, event: m.MatchEvent, at_s: float | None = None
-    ) -> tuple[m.MatchCommand, ...]:
-        self.now_s = self.now_s if at_s is None else at_s
-        return self.maker.step(self.now_s, event)
-
-    def see(self, *free: str, present: int | None = None) -> tuple[m.MatchCommand, ...]:
+    def see(self, *free: str, present: int | None = None) -> list[m.MatchCommand]:
         """These are free, each with its round 7; so many are there."""
         told = tuple((peer, snapshot(7)) for peer in free)
-        return self(m.PeersSeen(told, len(free) if present is None else present))
+        return self.maker.seen(self.now_s, told, len(free) if present is None else present)
 
-    def become_free(self, round_: int = 0, fresh_s: float = 0.0) -> tuple[m.MatchCommand, ...]:
-        return self(m.BecameFree(snapshot(round_), self.now_s + fresh_s, self.now_s + 60.0))
+    def become_free(self, round_: int = 0, fresh_s: float = 0.0) -> list[m.MatchCommand]:
+        return self.look(snapshot(round_), fresh_s)
 
-    def asked_by(self, peer: str, round_: int = 7) -> tuple[m.MatchCommand, ...]:
-        return self(m.ProposalReceived(peer, snapshot(round_)))
+    def look(
+        self, ours: m.RoundSnapshot, fresh_s: float = 0.0, search_s: float = 60.0
+    ) -> list[m.MatchCommand]:
+        return self.maker.look(self.now_s, ours, self.now_s + fresh_s, self.now_s + search_s)
+
+    def asked_by(self, peer: str, round_: int = 7) -> list[m.MatchCommand]:
+        return self.maker.asked(self.now_s, peer, snapshot(round_))
+
+    def refused_by(
+        self, peer: str, round_: int, reason: RefusalReason | None
+    ) -> list[m.MatchCommand]:
+        return self.maker.refused(self.now_s, peer, round_, reason)
+
+    def withdrawn_by(self, peer: str, round_: int) -> list[m.MatchCommand]:
+        return self.maker.withdrawn(self.now_s, peer, round_)
+
+    def tick(self, at_s: float) -> list[m.MatchCommand]:
+        self.now_s = at_s
+        return self.maker.tick(at_s)
 
 
 def ranked(*peers: str) -> list[str]:
@@ -64,36 +75,36 @@ def test_the_rank_of_a_pair_is_the_same_for_both_and_new_with_every_round_of_eit
 
 # --- asking ---------------------------------------------------------------------------------------
 def test_nobody_there_is_no_partner_at_once() -> None:
-    assert Alone().become_free() == (m.Unmatched(0, SkipReason.NO_PARTNER),)
+    assert Alone().become_free() == [m.Unmatched(0, SkipReason.NO_PARTNER)]
 
 
 def test_the_best_ranked_free_peer_is_asked_and_each_of_them_once() -> None:
     first, second, third = ranked("a", "b", "c")
     me = Alone()
     me.see("a", "b", "c")
-    assert me.become_free() == (m.SendProposal(first, 0),)
-    assert me(m.ProposalRefused(first, 0, RefusalReason.BUSY)) == (m.SendProposal(second, 0),)
-    assert me(m.ProposalRefused(second, 0, RefusalReason.BUSY)) == (m.SendProposal(third, 0),)
-    assert me(m.ProposalRefused(third, 0, RefusalReason.BUSY)) == ()
+    assert me.become_free() == [m.SendProposal(first, 0)]
+    assert me.refused_by(first, 0, RefusalReason.BUSY) == [m.SendProposal(second, 0)]
+    assert me.refused_by(second, 0, RefusalReason.BUSY) == [m.SendProposal(third, 0)]
+    assert me.refused_by(third, 0, RefusalReason.BUSY) == []
     assert me.maker.phase is SearchPhase.OPEN
-    assert me.see("a", "b", "c") == ()
+    assert me.see("a", "b", "c") == []
 
 
 def test_a_peer_that_is_free_again_with_another_round_may_be_asked_again() -> None:
     me = Alone()
     me.see("a")
     me.become_free()
-    me(m.ProposalRefused("a", 0, RefusalReason.BUSY))
-    assert me(m.PeersSeen((("a", snapshot(8)),), 1)) == (m.SendProposal("a", 0),)
+    me.refused_by("a", 0, RefusalReason.BUSY)
+    assert me.maker.seen(me.now_s, [("a", snapshot(8))], 1) == [m.SendProposal("a", 0)]
 
 
 def test_a_search_goes_on_while_somebody_may_become_free_and_ends_when_nobody_can() -> None:
     me = Alone()
     me.see(present=3)
-    assert me.become_free() == ()
-    assert me.see("a", present=3) == (m.SendProposal("a", 0),)
-    assert me(m.ProposalRefused("a", 0, RefusalReason.BUSY)) == ()
-    assert me.see(present=0) == (m.Unmatched(0, SkipReason.NO_PARTNER),)
+    assert me.become_free() == []
+    assert me.see("a", present=3) == [m.SendProposal("a", 0)]
+    assert me.refused_by("a", 0, RefusalReason.BUSY) == []
+    assert me.see(present=0) == [m.Unmatched(0, SkipReason.NO_PARTNER)]
 
 
 def test_a_search_ends_at_its_deadline() -> None:
@@ -101,7 +112,7 @@ def test_a_search_ends_at_its_deadline() -> None:
     me.see(present=1)
     me.become_free()
     assert me.maker.next_deadline_s == 60.0
-    assert me(m.Tick(), at_s=60.0) == (m.Unmatched(0, SkipReason.NO_PARTNER),)
+    assert me.tick(60.0) == [m.Unmatched(0, SkipReason.NO_PARTNER)]
     assert me.maker.next_deadline_s is None
 
 
@@ -113,7 +124,7 @@ def test_the_tries_of_a_search_are_bounded() -> None:
         (proposal,) = commands
         assert isinstance(proposal, m.SendProposal)
         tries += 1
-        commands = me(m.ProposalRefused(proposal.peer_id, 0, RefusalReason.BUSY))
+        commands = me.refused_by(proposal.peer_id, 0, RefusalReason.BUSY)
     assert tries == MAX_PROPOSAL_TRIES
 
 
@@ -124,41 +135,41 @@ def test_a_silent_or_unreachable_peer_is_left_in_peace_for_a_while(reached: bool
     me.see("a", "b")
     me.become_free()
     if reached:  # it takes the proposal, and says nothing
-        assert me(m.Tick(), at_s=ANSWER_S) == (m.Withdraw(first, 0), m.SendProposal(second, 0))
+        assert me.tick(ANSWER_S) == [m.Withdraw(first, 0), m.SendProposal(second, 0)]
     else:
-        assert me(m.ProposalRefused(first, 0, None)) == (m.SendProposal(second, 0),)
-    me(m.ProposalAccepted(second, 0))
-    me(m.RoundSettled(0))
+        assert me.refused_by(first, 0, None) == [m.SendProposal(second, 0)]
+    me.maker.accepted(second, 0)
+    me.maker.settled(0)
     me.see("a", "b", present=9)
-    me(m.BecameFree(snapshot(1), me.now_s, 1e9))
-    me(m.ProposalRefused(second, 1, RefusalReason.BUSY))
-    assert me.see(first, present=9) == ()
+    me.look(snapshot(1), search_s=1e9)
+    me.refused_by(second, 1, RefusalReason.BUSY)
+    assert me.see(first, present=9) == []
     me.now_s += REST_FIRST_S
-    assert me.see(first, present=9) == (m.SendProposal(first, 1),)
+    assert me.see(first, present=9) == [m.SendProposal(first, 1)]
 
 
 def test_silence_to_the_end_is_told_from_an_empty_swarm() -> None:
     me = Alone()
     me.see("a")
-    me(m.BecameFree(snapshot(0), 0.0, ANSWER_S))
-    assert me(m.Tick(), at_s=ANSWER_S) == (
+    me.look(snapshot(0), search_s=ANSWER_S)
+    assert me.tick(ANSWER_S) == [
         m.Withdraw("a", 0),
         m.Unmatched(0, SkipReason.DEADLINE),
-    )
+    ]
 
 
 # --- being asked ----------------------------------------------------------------------------------
 def test_a_peer_that_is_not_free_refuses_at_once_and_closes_nothing_early() -> None:
     me = Alone()
-    assert me.asked_by("a") == (m.RefuseProposal("a", 7, RefusalReason.BUSY),)
+    assert me.asked_by("a") == [m.RefuseProposal("a", 7, RefusalReason.BUSY)]
 
 
 def test_a_free_peer_that_waits_says_yes() -> None:
     me = Alone()
     me.see(present=1)
     me.become_free()
-    assert me.asked_by("a") == (m.AcceptProposal("a", 7), m.Paired("a", 0, leading=False))
-    assert me.asked_by("b") == (m.RefuseProposal("b", 7, RefusalReason.BUSY),)
+    assert me.asked_by("a") == [m.Paired("a", 0, 7)]
+    assert me.asked_by("b") == [m.RefuseProposal("b", 7, RefusalReason.BUSY)]
 
 
 @pytest.mark.parametrize(
@@ -175,21 +186,21 @@ def test_only_near_snapshots_of_the_same_kind_are_averaged(
     me = Alone()
     me.see(present=1)
     me.become_free()
-    answer = me(m.ProposalReceived("a", theirs))[0]
+    answer = me.maker.asked(me.now_s, "a", theirs)[0]
     if reason is None:
-        assert answer == m.AcceptProposal("a", 7)
+        assert answer == m.Paired("a", 0, 7)
     else:
         assert answer == m.RefuseProposal("a", 7, reason)
     asking = Alone()
-    asking(m.PeersSeen((("a", theirs),), 1))
-    assert (asking.become_free() == ()) is (reason is not None)
+    asking.maker.seen(asking.now_s, [("a", theirs)], 1)
+    assert (asking.become_free() == []) is (reason is not None)
 
 
 def test_a_peer_that_is_far_behind_is_told_that_we_are_ahead() -> None:
     me = Alone()
     me.see(present=1)
-    me(m.BecameFree(snapshot(0, 1000), 0.0, 60.0))
-    assert me.asked_by("a") == (m.RefuseProposal("a", 7, RefusalReason.AHEAD),)
+    me.look(snapshot(0, 1000))
+    assert me.asked_by("a") == [m.RefuseProposal("a", 7, RefusalReason.AHEAD)]
 
 
 def test_what_is_held_is_bounded() -> None:
@@ -198,23 +209,22 @@ def test_what_is_held_is_bounded() -> None:
     me.see(best)
     me.become_free()
     for peer in held[:MAX_HELD_PROPOSALS]:
-        assert me.asked_by(peer) == ()
+        assert me.asked_by(peer) == []
     refused = m.RefuseProposal(held[-1], 7, RefusalReason.TOO_MANY)
-    assert me.asked_by(held[-1]) == (refused,)
+    assert me.asked_by(held[-1]) == [refused]
 
 
 @pytest.mark.parametrize("own_id", ["a", "z"])
 def test_crossed_proposals_become_one_pair(own_id: str) -> None:
     me = Alone(own_id)
     me.see("m")
-    assert me.become_free() == (m.SendProposal("m", 0),)
+    assert me.become_free() == [m.SendProposal("m", 0)]
     commands = me.asked_by("m")
     if own_id < "m":
-        assert commands == ()
-        assert me(m.ProposalAccepted("m", 0)) == (m.Paired("m", 0, leading=True),)
+        assert commands == []
+        assert me.maker.accepted("m", 0) == [m.Paired("m", 0, None)]
     else:
-        taken = (m.AcceptProposal("m", 7), m.Paired("m", 0, leading=False))
-        assert commands == (m.Withdraw("m", 0), *taken)
+        assert commands == [m.Withdraw("m", 0), m.Paired("m", 0, 7)]
 
 
 def test_a_proposal_that_ranks_better_than_ours_is_taken_at_once() -> None:
@@ -222,13 +232,12 @@ def test_a_proposal_that_ranks_better_than_ours_is_taken_at_once() -> None:
     me = Alone()
     me.see(middle)
     me.become_free()
-    assert me.asked_by(worst) == ()
-    assert me.asked_by(best) == (
+    assert me.asked_by(worst) == []
+    assert me.asked_by(best) == [
         m.Withdraw(middle, 0),
-        m.AcceptProposal(best, 7),
-        m.Paired(best, 0, leading=False),
+        m.Paired(best, 0, 7),
         m.RefuseProposal(worst, 7, RefusalReason.BUSY),
-    )
+    ]
 
 
 def test_when_ours_is_refused_the_best_one_held_is_taken() -> None:
@@ -238,8 +247,8 @@ def test_when_ours_is_refused_the_best_one_held_is_taken() -> None:
     me.become_free()
     me.asked_by(worst)
     me.asked_by(middle)
-    commands = me(m.ProposalRefused(best, 0, RefusalReason.BUSY))
-    assert commands[:2] == (m.AcceptProposal(middle, 7), m.Paired(middle, 0, leading=False))
+    commands = me.refused_by(best, 0, RefusalReason.BUSY)
+    assert commands[0] == m.Paired(middle, 0, 7)
 
 
 def test_a_withdrawn_proposal_is_forgotten() -> None:
@@ -248,8 +257,8 @@ def test_a_withdrawn_proposal_is_forgotten() -> None:
     me.see(first)
     me.become_free()
     me.asked_by(second)
-    me(m.ProposalWithdrawn(second, 7))
-    assert me(m.ProposalRefused(first, 0, RefusalReason.BUSY)) == ()
+    me.withdrawn_by(second, 7)
+    assert me.refused_by(first, 0, RefusalReason.BUSY) == []
 
 
 def test_a_peer_that_said_yes_too_late_looks_on() -> None:
@@ -257,29 +266,28 @@ def test_a_peer_that_said_yes_too_late_looks_on() -> None:
     me.see(present=2)
     me.become_free()
     me.asked_by("a")
-    assert me(m.ProposalWithdrawn("a stranger", 7)) == ()
-    assert me(m.ProposalWithdrawn("a", 7)) == ()
+    assert me.withdrawn_by("a stranger", 7) == []
+    assert me.withdrawn_by("a", 7) == []
     assert me.maker.phase is SearchPhase.OPEN
-    assert me.asked_by("b")[-1] == m.Paired("b", 0, leading=False)
-    assert me.maker.statistics().paired == 1
+    assert me.asked_by("b")[-1] == m.Paired("b", 0, 7)
 
 
 def test_a_late_yes_is_withdrawn() -> None:
     me = Alone()
     me.see("a", present=2)
     me.become_free()
-    me(m.Tick(), at_s=ANSWER_S)
-    assert me(m.ProposalAccepted("a", 0)) == (m.Withdraw("a", 0),)
+    me.tick(ANSWER_S)
+    assert me.maker.accepted("a", 0) == [m.Withdraw("a", 0)]
 
 
 def test_a_stopped_search_ends_with_the_reason_given() -> None:
     me = Alone()
     me.see("a")
     me.become_free()
-    assert me(m.SearchStopped(0, SkipReason.LEAVING)) == (
+    assert me.maker.settled(0) == [
         m.Withdraw("a", 0),
         m.Unmatched(0, SkipReason.LEAVING),
-    )
+    ]
 
 
 # --- partners that were met of late ---------------------------------------------------------------
@@ -288,10 +296,10 @@ def met(fresh_s: float, *free: str, present: int) -> Alone:
     me = Alone()
     me.see("a", present=present)
     me.become_free()
-    me(m.ProposalAccepted("a", 0))
-    me(m.RoundSettled(0))
+    me.maker.accepted("a", 0)
+    me.maker.settled(0)
     me.see(*free, present=present)
-    me(m.BecameFree(snapshot(1), me.now_s + fresh_s, me.now_s + 60.0))
+    me.look(snapshot(1), fresh_s)
     return me
 
 
@@ -299,16 +307,16 @@ def test_the_peer_met_last_is_put_off_until_the_patience_for_others_ends() -> No
     me = met(5.0, "a", present=3)
     assert me.maker.phase is SearchPhase.OPEN
     assert me.maker.next_deadline_s == 5.0
-    assert me.asked_by("a") == (m.RefuseProposal("a", 7, RefusalReason.MET),)
-    assert me(m.Tick(), at_s=4.9) == ()
-    assert me(m.Tick(), at_s=5.0) == (m.SendProposal("a", 1),)
+    assert me.asked_by("a") == [m.RefuseProposal("a", 7, RefusalReason.MET)]
+    assert me.tick(4.9) == []
+    assert me.tick(5.0) == [m.SendProposal("a", 1)]
 
 
 def test_another_peer_goes_before_the_one_met_last() -> None:
     for other in "bcdefgh":  # whatever the rank
         me = met(0.0, "a", other, present=3)
         assert me.maker.phase is SearchPhase.ASKING
-        commands = me(m.SearchStopped(1, SkipReason.LEAVING))
+        commands = me.maker.settled(1)
         assert commands[0] == m.Withdraw(other, 1)
 
 
@@ -351,12 +359,12 @@ def partners_in(rounds: int, honest: list[str], liar: str) -> list[str]:
         alone.see(liar, present=len(honest) + 1)
         told = [*alone.become_free(round_), *alone.asked_by(liar, 10**6 + round_)]
         if not any(isinstance(command, m.Paired) for command in told):
-            told = [*told, *alone(m.ProposalRefused(liar, round_, RefusalReason.BUSY))]
+            told = [*told, *alone.refused_by(liar, round_, RefusalReason.BUSY)]
         for peer in honest[round_ % len(honest) :] + honest:
             if not any(isinstance(command, m.Paired) for command in told):
                 told = [*told, *alone.asked_by(peer, 7 + round_)]
         partners += [command.peer_id for command in told if isinstance(command, m.Paired)]
-        alone(m.RoundSettled(round_))
+        alone.maker.settled(round_)
     return partners
 
 
@@ -373,9 +381,9 @@ def test_with_one_or_two_others_a_partner_is_taken_as_often_as_it_comes() -> Non
 
 def test_a_partner_that_brought_poison_rests_and_is_refused_with_that_reason() -> None:
     alone = Alone()
-    alone(m.PartnerDoubted("liar"))
+    alone.maker.doubt(alone.now_s, "liar")
     alone.see("liar", present=2)
-    assert alone.become_free() == ()
-    assert alone.asked_by("liar") == (m.RefuseProposal("liar", 7, RefusalReason.IMPLAUSIBLE),)
-    alone(m.Tick(), at_s=REST_FIRST_S + 1.0)
+    assert alone.become_free() == []
+    assert alone.asked_by("liar") == [m.RefuseProposal("liar", 7, RefusalReason.IMPLAUSIBLE)]
+    alone.tick(REST_FIRST_S + 1.0)
     assert not isinstance(alone.asked_by("liar")[0], m.RefuseProposal)

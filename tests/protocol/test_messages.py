@@ -24,7 +24,7 @@ from protocol.wire.content_messages import (
     Part,
     SampleReply,
     SpecReply,
-    StateReply,
+    StateScalars,
 )
 from protocol.wire.fields import MAX_SENTENCE_CHARS, Message
 from protocol.wire.fragment_messages import (
@@ -108,7 +108,7 @@ EXCHANGE = "0f1e2d3c4b5a6978" * 2
 PROPOSE = Propose(GROUP, 3, 150, False, DIGEST, "int8", 1, 50, 51200)
 FREE = {"fragment": 0, "round": 1, "step": 70}
 SETTLED = SettledReply(EXCHANGE, SettledOutcome.AVERAGED)
-STATE_REPLY = StateReply(3, 190, DIGEST * 2, 1 << 30, 1 << 20, 0, 40, 4096, DIGEST, 0.75)
+STATE_REPLY = StateScalars(DIGEST, 3, 190, DIGEST, 0, 40, 4096, 0.75)
 STAMP = ChunkStamp(2, 6, 24, SHORT)
 
 EXAMPLES: tuple[Message, ...] = (
@@ -359,7 +359,7 @@ def test_an_unknown_extra_field_is_ignored(message: Message) -> None:
         (PeerList(()), "peers", [[]]),
         (PeerList(()), "peers", [tree_of(AskAlive(PEER, 1)) | {"addresses": [ADDRESS] * 4}]),
         (GetParts(DIGEST, (0,)), "parts", [-1]),
-        (STATE_REPLY, "chunk_bytes", limits.STATE_CHUNK_BYTES + 1),
+        (STATE_REPLY, "round", -2),
     ],
 )
 def test_a_value_out_of_bounds_is_named(message: Message, field: str, value: Any) -> None:
@@ -443,7 +443,7 @@ def test_payloads_have_a_bound_by_type() -> None:
     assert Part.max_payload_bytes == limits.MAX_PIECE_BYTES
     assert SpecReply.max_payload_bytes == limits.MAX_SPEC_BYTES
     assert BlobReply.max_payload_bytes == limits.MAX_BLOB_BYTES
-    assert StateReply.max_payload_bytes == limits.MAX_CONTROL_PAYLOAD_BYTES
+    assert StateScalars.max_payload_bytes == limits.MAX_CONTROL_PAYLOAD_BYTES
 
 
 def test_a_long_sentence_is_cut_to_one_printable_line() -> None:

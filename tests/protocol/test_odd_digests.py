@@ -8,7 +8,7 @@ from msgspec import inspect
 from test_messages import EXAMPLES, changed
 
 from protocol.errors import RemoteProtocolError
-from protocol.wire.content_messages import GetParts, StateReply
+from protocol.wire.content_messages import GetParts, StateScalars
 from protocol.wire.fields import Digest, Message
 from protocol.wire.messages import decode_message
 
@@ -38,5 +38,5 @@ def test_a_digest_or_root_of_33_digits_is_refused(
 
 
 def test_roots_of_states_are_among_them() -> None:
-    wanted = {(StateReply, "root"), (GetParts, "content")}
+    wanted = {(StateScalars, "layout_digest"), (GetParts, "content")}
     assert {(type(message), field) for message, field in digests_in(EXAMPLES)} >= wanted

@@ -48,12 +48,12 @@ def test_majors_are_compared_as_numbers() -> None:
 
 def test_an_older_peer_is_told_what_to_install() -> None:
     sentence = versions.version_sentence(
-        ("hello/1", "gossip/2", "content/1"), versions.SPOKEN, "loco-peer 0.2.0", "loco-peer 0.1.0"
+        ("hello/1", "gossip/2", "content/2"), versions.SPOKEN, "loco-peer 0.2.0", "loco-peer 0.1.0"
     )
     assert sentence == (
-        "we share no version of gossip: you (loco-peer 0.1.0) speak hello/1, gossip/1, content/1, "
+        "we share no version of gossip: you (loco-peer 0.1.0) speak hello/1, gossip/1, content/2, "
         "fragment/1, stage/2, reach/1; I (loco-peer 0.2.0) speak hello/1, gossip/2, "
-        "content/1. "
+        "content/2. "
         "Install loco-peer 0.2.0 on your machine: pip install -U loco-peer==0.2.0"
     )
 

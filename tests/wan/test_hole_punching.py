@@ -17,10 +17,11 @@ from bench.translated_network import Host, Kind, Router, missing, translated_net
 from peer.network.identity import load_or_create
 from peer.network.p2pd_client import P2pdClient, attach
 from peer.network.p2pd_process import P2pdConfig, P2pdFailed
-from peer.network.reachability import is_relayed, num_relayed, understood
-from peer.network.relay import HOP, CircuitStatus, parse_hop_answer, reserve_request
+from peer.network.protobuf import delimited
+from peer.network.reachability import num_relayed, understood
+from peer.network.relay import HOP, HOP_ANSWER, CircuitStatus, HopKind, parse_status
 from peer.ports.real import RealEntropy
-from protocol.address.multiaddr import to_bytes
+from protocol.address.multiaddr import is_relayed, to_bytes
 from protocol.address.peer_id import peer_id_to_bytes
 
 pytestmark = [
@@ -63,11 +64,11 @@ class Node:
     async def reserve(self, relay: "Node") -> None:
         stream, _ = await self.client.open_stream(peer_id_to_bytes(relay.peer_id), HOP)
         async with stream:
-            await stream.send_all(reserve_request())
+            await stream.send_all(delimited([(1, int(HopKind.RESERVE))]))
             size = (await stream.receive_some(2))[0] & 0x7F  # two bytes of length
             answer = await stream.receive_some(4096)
             assert size
-            assert parse_hop_answer(answer) == CircuitStatus.OK
+            assert parse_status(answer, *HOP_ANSWER) == CircuitStatus.OK
 
 
 @asynccontextmanager

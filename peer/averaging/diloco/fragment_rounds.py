@@ -33,14 +33,12 @@ from peer.rounds.pace import Pace
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
 from peer.training.messages import (
-    Amend,
     FragmentMerged,
     FragmentSent,
     Merge,
     Ready,
     RoundClosed,
     SyncEvent,
-    TrainerProgress,
     Yield,
     Yielded,
 )
@@ -277,14 +275,8 @@ class CurrentTrainer:
         """Tell the trainer that yielded what has changed."""
         if fragment in self._yielded and self._line is not None:
             self._yielded.discard(fragment)
-            await self._line.send(
-                Amend(
-                    fragment,
-                    merged=tuple(sorted(changes.stepped)),
-                    redone=tuple(sorted(changes.redone)),
-                    moved=tuple(sorted(changes.moved)),
-                )
-            )
+            lists = (changes.stepped, changes.moved, changes.redone)
+            await self._line.send(Merge(fragment, None, *(tuple(sorted(each)) for each in lists)))
 
 
 # --- fragment rounds ------------------------------------------------------------------------------
@@ -372,7 +364,7 @@ class FragmentRounds:
         quota = self._quotas.next(self._pace.owed(step, others, catch_up))
         return RoundPlan(round_, quota, step, inner_steps / quota)
 
-    def closes_early(self, others: Sequence[Member]) -> bool:
+    def closes_early(self, steps: int, others: Sequence[Member]) -> bool:
         """Whether the others are in a newer round."""
         return is_left_behind(self._facts.round, self._heard_rounds(others))
 
@@ -404,7 +396,7 @@ class FragmentRounds:
             self._exchange = self._new_exchange(Layout.from_shapes(dict(ready.shapes)))
             self._begun.set()
 
-    def progressed(self, progress: TrainerProgress) -> None:
+    def progressed(self) -> None:
         """The trainer has taken what it loaded."""
         self._trainer.loaded()
 

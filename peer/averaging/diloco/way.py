@@ -4,9 +4,10 @@ import numpy as np
 import trio
 
 from peer.averaging.diloco.fragment_rounds import FragmentMeans, FragmentRounds
-from peer.averaging.parts import AveragingParts
 from peer.facts import PeerState
 from peer.rounds.loop import RoundLoop
+from peer.rounds.parts import AveragingParts
+from peer.rounds.validation import Validation
 from peer.training.ports import StartTrainer
 
 
@@ -38,7 +39,8 @@ class FragmentAveraging:
 
     def begin(self, start_trainer: StartTrainer) -> RoundLoop:
         """The rounds."""
-        parts, validation = self._parts, self._parts.validation()
+        parts = self._parts
+        validation = Validation(parts.spec.sync.validate_every, parts.facts, parts.events)
         self._rounds = FragmentRounds(
             parts.amended,
             facts=parts.facts,
@@ -58,7 +60,7 @@ class FragmentAveraging:
             ),
         )
         self._begun.set()
-        return parts.loop(self._rounds, validation, start_trainer)
+        return RoundLoop(parts, self._rounds, validation, start_trainer)
 
     async def serve(self) -> None:
         """Average with the others until cancelled."""

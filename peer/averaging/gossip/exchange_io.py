@@ -1,4 +1,4 @@
-"""The shell around one exchange (protocol/gossip/exchange.py): two vectors and two receipts.
+"""One exchange (protocol/gossip/exchange.py) on its streams: two vectors and two receipts.
 
 Both directions run at once; only the one who was asked waits for the other's first bytes, since its
 yes may have come too late, and a vector sent to nobody costs as much as any. The machine decides;
@@ -10,8 +10,8 @@ this file moves bytes, checks what arrived, and reports.
     stripes       the vectors travel in pieces on further streams (`Stripes`), which whoever
                   proposed opens; heads and receipts stay on the first stream. Losing any of them
                   before both vectors are through loses the exchange; all stay open until it is over
-
-A long vector each way in pieces, over several streams at once.
+    settling      a stream that broke when their vector was here and their receipt was not: they are
+                  asked on a new one how it ended
 
 What the pieces are, and why, stands in protocol/wire/pieces.py. How long a packed vector is, its
 head says, on the first stream; pieces that come before that wait. Each stripe is one stream, used
@@ -21,8 +21,8 @@ nothing to carry long before the last piece is through on another.
 """
 
 import math
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -30,17 +30,120 @@ from typing import Any, Final
 import trio
 
 from peer.network.conversation import Conversation, StreamStalled
-from peer.ports import Stream
+from peer.ports import Network, PeerId
 from protocol.errors import LocoError, Refused, RemoteProtocolError, StreamLost
-from protocol.gossip.exchange import FINAL, Action, Exchange, ExchangeEvent, ExchangeState
-from protocol.gossip.matchmaking_events import RoundSnapshot
+from protocol.gossip.exchange import Exchange, ExchangeEvent, ExchangeState
+from protocol.gossip.matchmaking import RoundSnapshot
 from protocol.gossip.misreadings import Marks, map_of
 from protocol.limits import PIECE_BYTES
+from protocol.outcomes import SkipReason
 from protocol.wire.fields import Message
-from protocol.wire.messages import Blocks, Misread, Piece, Received, Vector
+from protocol.wire.messages import (
+    AskSettled,
+    Blocks,
+    Join,
+    Misread,
+    Piece,
+    Received,
+    SettledOutcome,
+    SettledReply,
+    Vector,
+)
 from protocol.wire.pieces import Incoming, OutgoingPieces
+from protocol.wire.versions import GOSSIP
 
 from .packing import Reading
+
+STALL_S: Final = 15.0
+"""A stream on which no byte arrives for this long is given up."""
+SETTLE_S: Final = 5.0
+"""How long we try to learn how a broken exchange ended for the partner."""
+SETTLE_RETRY_S: Final = 0.5
+
+_TOLD: Final = {
+    SettledOutcome.AVERAGED: ExchangeEvent.TOLD_AVERAGED,
+    SettledOutcome.SKIPPED: ExchangeEvent.TOLD_SKIPPED,
+    SettledOutcome.UNKNOWN: ExchangeEvent.NOT_TOLD,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OwnVector:
+    """What one peer brings to an exchange.
+
+    Attributes:
+        round: the peer's own number of the round that it has closed.
+        step: the nominal step at which the snapshot was taken.
+        final: it belongs to the final averaging.
+        payload: codes of theta, and behind them codes of phi where gamma != beta.
+        digest: blake3 of the payload.
+        packed: the payload as differences, where it travels so.
+    """
+
+    round: int
+    step: int
+    final: bool
+    steps: int
+    tokens: int
+    digest: str
+    payload: memoryview
+    packed: memoryview | None = None
+
+    @property
+    def sent(self) -> memoryview:
+        """What travels."""
+        return self.payload if self.packed is None else self.packed
+
+    @property
+    def snapshot(self) -> RoundSnapshot:
+        """What is said of it while a partner is looked for."""
+        return RoundSnapshot(self.round, self.step, self.final)
+
+
+@dataclass(frozen=True, slots=True)
+class Averaged:
+    """Both sides hold each other's vector.
+
+    Attributes:
+        payload: the partner's codes; valid until the next exchange.
+    """
+
+    partner_id: PeerId
+    steps: int
+    payload: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """The round ended without averaging."""
+
+    reason: SkipReason
+    partner_id: PeerId | None = None
+
+
+RoundOutcome = Averaged | Skipped
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What we brought to averaging, how that ended, and how long it took. Seconds."""
+
+    own: OwnVector
+    outcome: RoundOutcome
+    match_s: float
+    exchange_s: float
+
+
+@asynccontextmanager
+async def open_talk(network: Network, peer_id: PeerId) -> AsyncIterator[Conversation]:
+    """A new gossip stream to a peer. Raises StreamLost."""
+    stream = await network.open_stream(peer_id, GOSSIP)
+    try:
+        yield Conversation(stream)
+    finally:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+            await stream.aclose()
+
 
 # --- stripes --------------------------------------------------------------------------------------
 
@@ -129,120 +232,48 @@ class Stripes:
         self._last_byte_s = trio.current_time()
 
 
-# --- exchange io ----------------------------------------------------------------------------------
-
-STALL_S: Final = 15.0
-"""A stream on which no byte arrives for this long is given up."""
-
-MAX_OUTBOX: Final = 8
-"""Messages that wait for the vector to be out: a receipt, two questions, two answers."""
-
-
-OpenStripe = Callable[[], Awaitable[Conversation]]
-"""A further stream to the partner, which has been told what it is for."""
-
-
-async def until_decided(
-    stream: Stream, decided: trio.Event, on_gone: Callable[[], None] = lambda: None
-) -> None:
-    """Wait until a proposal that we hold is decided, or its proposer has gone away.
-
-    Args:
-        on_gone: called at the moment at which it goes, before anything else is done.
-    """
-    if decided.is_set():
-        return
-    async with trio.open_nursery() as nursery:
-
-        async def watch() -> None:
-            with suppress(StreamLost):
-                await stream.receive_some(1)  # a proposer that waits sends nothing
-            on_gone()
-            nursery.cancel_scope.cancel()
-
-        nursery.start_soon(watch)
-        await decided.wait()
-        nursery.cancel_scope.cancel()
-
-
-@dataclass(frozen=True, slots=True)
-class OwnVector:
-    """What one peer brings to an exchange.
-
-    Attributes:
-        round: the peer's own number of the round that it has closed.
-        step: the nominal step at which the snapshot was taken.
-        final: it belongs to the final averaging.
-        payload: codes of theta, and behind them codes of phi where gamma != beta.
-        digest: blake3 of the payload.
-        packed: the payload as differences, where it travels so.
-    """
-
-    round: int
-    step: int
-    final: bool
-    steps: int
-    tokens: int
-    codec: str
-    vectors: int
-    digest: str
-    payload: memoryview
-    packed: memoryview | None = None
-
-    @property
-    def sent(self) -> memoryview:
-        """What travels."""
-        return self.payload if self.packed is None else self.packed
-
-    @property
-    def snapshot(self) -> RoundSnapshot:
-        """What is said of it while a partner is looked for."""
-        return RoundSnapshot(self.round, self.step, self.final)
+# --- one exchange ---------------------------------------------------------------------------------
 
 
 class VectorExchange:
-    """Runs one `Exchange` over one conversation, and over its stripes if there are any.
-
-    After `run`, the machine is final, or wants to ask how it ended (`must_ask`).
+    """One exchange with one partner, until it is known how it ended.
 
     Args:
         name: of the exchange (`exchange_id`).
+        talk: the stream on which it was agreed.
         following: we were asked; the other side begins, and opens the stripes.
         num_stripes: further streams agreed on; 0 for none.
-        open_stripe: how to open one, for whoever begins.
 
     Attributes:
-        name, following: as given.
-        theirs: the head of the partner's vector, once it came.
+        machine: what decides.
         over: set when no stream of the exchange is needed any more.
     """
 
     def __init__(
         self,
         name: str,
-        machine: Exchange,
         talk: Conversation,
         own: OwnVector,
         reading: Reading,
+        network: Network,
         *,
-        following: bool = False,
-        num_stripes: int = 0,
-        open_stripe: OpenStripe | None = None,
+        following: bool,
+        num_stripes: int,
     ) -> None:
         self.name = name
-        self.machine = machine
-        self.must_ask = False
-        self.theirs: Vector | None = None
+        self.machine = Exchange()
         self.over = trio.Event()
         self._talk = talk
         self._own = own
         self._reading = reading
-        self.following = following
+        self._network = network
+        self._following = following
         self._num_stripes = num_stripes
-        self._open_stripe = open_stripe
+        self._theirs: Vector | None = None
         self._head_came = trio.Event()
         self._outbox: trio.MemorySendChannel[tuple[Message, bytes]]
-        self._outbox, self._to_send = trio.open_memory_channel[tuple[Message, bytes]](MAX_OUTBOX)
+        # Until our vector is out: a receipt, and what misreadings.py lets both sides ask.
+        self._outbox, self._to_send = trio.open_memory_channel[tuple[Message, bytes]](math.inf)
         self._receipt_sent = trio.Event()
         self._may_send = trio.Event()
         if not following:
@@ -253,13 +284,8 @@ class VectorExchange:
         self._scope = trio.CancelScope()
         self._listening = trio.CancelScope()
 
-    @property
-    def talk(self) -> Conversation:
-        """The stream on which it was agreed."""
-        return self._talk
-
-    async def run(self, deadline_s: float = math.inf) -> None:
-        """Exchange until the machine has nothing to wait for on these streams."""
+    async def run(self, deadline_s: float) -> RoundOutcome:
+        """Exchange until a defined end; after the deadline nothing but how it ended is asked."""
         with trio.CancelScope(deadline=deadline_s) as timer:
             try:
                 with self._scope:
@@ -271,10 +297,16 @@ class VectorExchange:
             except* LocoError:
                 self._step(self._fault())
             finally:
-                await self._close_stripes()
+                self._nursery = None
                 self.end()
         if timer.cancelled_caught:
             self._step(ExchangeEvent.DEADLINE_PASSED)
+        if self.machine.state is ExchangeState.SETTLING:
+            await self._settle()
+        peer_id, theirs = self._talk.remote_peer_id, self._theirs
+        if self.machine.state is ExchangeState.AVERAGED and theirs is not None:
+            return Averaged(peer_id, theirs.steps, self._reading.into)
+        return Skipped(self.machine.reason or SkipReason.LEAVING, peer_id)
 
     def asked(self) -> None:
         """The partner asks how it ended: the stream is dead for it, so it is for us."""
@@ -298,7 +330,7 @@ class VectorExchange:
     def takes_stripe(self) -> bool:
         """Whether the partner may open one more stripe."""
         return (
-            self.following
+            self._following
             and len(self._joined) < self._num_stripes
             and not self.machine.is_final
             and not self.over.is_set()
@@ -310,7 +342,43 @@ class VectorExchange:
         if self._stripes is not None and self._nursery is not None:
             self._nursery.start_soon(self._stripes.carry, talk)
 
-    # --- one exchange -----------------------------------------------------------------------------
+    # --- its end ----------------------------------------------------------------------------------
+    def _fault(self) -> ExchangeEvent:
+        """What they sent was wrong: no vector, or, for a receipt, the end of the stream."""
+        is_here = self.machine.state is ExchangeState.HOLDING
+        return ExchangeEvent.STREAM_LOST if is_here else ExchangeEvent.VECTOR_BAD
+
+    def _step(self, event: ExchangeEvent) -> None:
+        before = self.machine.state
+        if before is ExchangeState.SETTLING:
+            return
+        self.machine.step(event)
+        if event is ExchangeEvent.VECTOR_ARRIVED and self.machine.state is not before:
+            assert self._theirs is not None
+            self._say(Received(self.name, self._theirs.digest))
+        if self.machine.is_final:
+            self._listening.cancel()
+
+    async def _settle(self) -> None:
+        """Ask the partner how it ended for it."""
+        told: ExchangeEvent | None = None
+        with trio.move_on_after(SETTLE_S):
+            while told is None and not self.machine.is_final:
+                told = await self._settle_once()
+        if not self.machine.is_final:
+            self.machine.step(told or ExchangeEvent.NOT_TOLD)
+
+    async def _settle_once(self) -> ExchangeEvent | None:
+        try:
+            async with open_talk(self._network, self._talk.remote_peer_id) as talk:
+                await talk.send(AskSettled(self.name), stall_s=STALL_S)
+                answer, _ = await talk.receive(SettledReply)
+        except LocoError:
+            await trio.sleep(SETTLE_RETRY_S)
+            return None
+        return _TOLD[answer.outcome]
+
+    # --- the streams ------------------------------------------------------------------------------
     async def _run_all(self) -> None:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -322,39 +390,31 @@ class VectorExchange:
                 nursery.start_soon(self._take_pieces, stripes)
                 for talk in self._joined:  # opened before we came here
                     nursery.start_soon(stripes.carry, talk)
-                if self._open_stripe is not None:
+                if not self._following:
                     for _ in range(self._num_stripes):
-                        nursery.start_soon(self._carry, stripes, self._open_stripe)
+                        nursery.start_soon(self._carry, stripes)
             await self._receive()
 
-    def _fault(self) -> ExchangeEvent:
-        """What they sent was wrong: no vector, or, for a receipt, the end of the stream."""
-        return (
-            ExchangeEvent.STREAM_LOST
-            if self.machine.state is ExchangeState.HOLDING
-            else ExchangeEvent.VECTOR_BAD
-        )
+    async def _take_pieces(self, stripes: Stripes) -> None:
+        await stripes.watch(STALL_S)
+        await self._head_came.wait()
+        await self._vector_arrived()
 
-    def _step(self, event: ExchangeEvent) -> None:
-        if self.machine.is_final or self.machine.state is ExchangeState.SETTLING:
-            return
-        action = self.machine.step(event)
-        if action is Action.SEND_RECEIPT:
-            assert self.theirs is not None
-            self._say(Received(self.name, self.theirs.digest))
-        elif action is Action.ASK:
-            self.must_ask = True
-        if self.machine.state in FINAL:
-            self._listening.cancel()
+    async def _carry(self, stripes: Stripes) -> None:
+        """Open a stripe, and keep it open until the exchange is over."""
+        async with open_talk(self._network, self._talk.remote_peer_id) as talk:
+            await talk.send(Join(self.name))
+            await stripes.carry(talk)
+            await trio.sleep_forever()
 
     async def _send(self) -> None:
-        own = self._own
+        own, reading = self._own, self._reading
         head = Vector(
             self.name,
             own.steps,
             own.tokens,
-            own.codec,
-            own.vectors,
+            reading.codec,
+            reading.vectors,
             own.digest,
             packed=0 if own.packed is None else len(own.packed),
         )
@@ -392,8 +452,8 @@ class VectorExchange:
             Misread,
             Blocks,
             place=place,
-            max_payload_bytes=self._reading.most_bytes,
-            timeout_s=STALL_S if self.theirs is None else math.inf,
+            max_payload_bytes=len(self._reading.into),
+            timeout_s=STALL_S if self._theirs is None else math.inf,
             stall_s=STALL_S,
             on_progress=lambda _: self._may_send.set(),
         )
@@ -407,7 +467,7 @@ class VectorExchange:
             case Vector():
                 self._head_arrived(message)
                 if not self._num_stripes:
-                    await self._vector_arrived(message)
+                    await self._vector_arrived()
 
     def _place(self, message: Vector | Misread | Blocks, num_bytes: int) -> memoryview:
         """Where the payload goes. Raises RemoteProtocolError before a byte of it is read."""
@@ -419,7 +479,7 @@ class VectorExchange:
             if self.machine.state not in (ExchangeState.EXCHANGING, ExchangeState.HOLDING):
                 raise RemoteProtocolError("a question for blocks after the receipt")
             return self._reading.room_for_question(num_bytes)
-        if self.theirs is not None:
+        if self._theirs is not None:
             raise RemoteProtocolError("a second vector in one exchange")
         room = self._reading.room(message.packed)
         due_bytes = 0 if self._num_stripes else len(room)
@@ -430,15 +490,15 @@ class VectorExchange:
         return room[:num_bytes]
 
     def _head_arrived(self, vector: Vector) -> None:
-        own = self._own
-        if (vector.codec, vector.vectors) != (own.codec, own.vectors):
+        if (vector.codec, vector.vectors) != (self._reading.codec, self._reading.vectors):
             raise RemoteProtocolError("a vector of another code than agreed")
-        self.theirs = vector
+        self._theirs = vector
         self._may_send.set()
         self._head_came.set()
 
-    async def _vector_arrived(self, vector: Vector) -> None:
-        await self._read(partial(self._reading.take, vector.digest))
+    async def _vector_arrived(self) -> None:
+        assert self._theirs is not None
+        await self._read(partial(self._reading.take, self._theirs.digest))
 
     async def _read(self, take: Callable[[], Awaitable[Marks | bool]]) -> None:
         """Read what has come of their vector, and ask for what is missing."""
@@ -451,27 +511,6 @@ class VectorExchange:
     def _receipt_arrived(self, receipt: Received) -> None:
         if (receipt.exchange, receipt.digest) != (self.name, self._own.digest):
             raise RemoteProtocolError("a receipt for another vector than ours")
-        self._reading.count_sent(len(self._own.sent))
         if self.machine.state in (ExchangeState.EXCHANGING, ExchangeState.HOLDING):
+            self._reading.count_sent(len(self._own.sent))
             self._step(ExchangeEvent.RECEIPT_ARRIVED)
-
-    # --- stripes ----------------------------------------------------------------------------------
-    async def _take_pieces(self, stripes: Stripes) -> None:
-        await stripes.watch(STALL_S)
-        await self._head_came.wait()
-        assert self.theirs is not None
-        await self._vector_arrived(self.theirs)
-
-    async def _carry(self, stripes: Stripes, open_stripe: OpenStripe) -> None:
-        talk = await open_stripe()
-        self._joined.append(talk)
-        await stripes.carry(talk)
-
-    async def _close_stripes(self) -> None:
-        """Let go of stripes; those that we opened are closed, others end where they are served."""
-        self.over.set()
-        self._nursery = None
-        if not self.following:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
-                for talk in self._joined:
-                    await talk.aclose()

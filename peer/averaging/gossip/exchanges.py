@@ -1,26 +1,21 @@
-"""All exchanges of one peer: agree on one, run it, remember how it ended, ask when it broke off.
+"""All exchanges of one vector: agree on one, run it, remember how it ended.
 
-The decisions are in protocol/gossip/exchange.py; what one exchange does on its stream is in
-exchange_io.py. Here is what outlives a stream: a partner may ask later how an exchange ended
-(`answer`), and so may we (`_settle`).
+The decisions are in protocol/gossip/exchange.py; what one exchange does on its streams is in
+exchange_io.py. Here is what outlives a stream: a partner may ask later how an exchange ended.
 """
 
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Final
 
-import blake3
 import trio
 
-from peer.codec import codes_as_tensor, get_codec
-from peer.facts import PackingFacts
 from peer.network.conversation import Conversation
-from peer.ports import Network, PeerId, Work
-from protocol.errors import LocoError, RemoteProtocolError, StreamLost
-from protocol.gossip.exchange import Exchange, ExchangeEvent, ExchangeState, exchange_id
+from peer.ports import Network, PeerId, Stream
+from protocol.errors import RemoteProtocolError, StreamLost
+from protocol.gossip.exchange import ExchangeState, exchange_id
 from protocol.limits import MAX_STRIPES, PIECE_BYTES, STRIPE_FROM_BYTES
 from protocol.membership.group import other_group_sentence
 from protocol.outcomes import RefusalReason, SkipReason
@@ -34,42 +29,17 @@ from protocol.wire.messages import (
     SettledOutcome,
     SettledReply,
 )
-from protocol.wire.versions import GOSSIP
 
-from .exchange_io import STALL_S, OwnVector, VectorExchange
+from .exchange_io import STALL_S, OwnVector, RoundOutcome, Skipped, VectorExchange
 from .packing import Packer, Reading
 
-# --- how averaging a round ended, and what two peers must agree on before it begins ---------------
-
-
-@dataclass(frozen=True, slots=True)
-class Averaged:
-    """Both sides hold each other's vector.
-
-    Attributes:
-        payload: the partner's codes; valid until the next exchange.
-    """
-
-    partner_id: PeerId
-    steps: int
-    tokens: int
-    payload: memoryview
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """The round ended without averaging."""
-
-    reason: SkipReason
-    partner_id: PeerId | None = None
-
-
-RoundOutcome = Averaged | Skipped
+MAX_REMEMBERED_EXCHANGES: Final = 16
+"""Exchanges about which a partner may still ask."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What two peers must have in common to average.
+    """What two peers must have in common before they average.
 
     Attributes:
         group: its digest.
@@ -130,27 +100,35 @@ class Agreement:
         return None if reason is None else Refusal(reason, f"I do not average now: {reason}")
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """How long one round's averaging took. Seconds."""
+@dataclass(slots=True)
+class HeldProposal:
+    """A proposal of somebody else that waits for our answer.
 
-    match_s: float
-    exchange_s: float
+    Attributes:
+        decided: set when it is answered, or its proposer has gone.
+        own: what we bring, where the answer is yes.
+        refusal: why it is no.
+        over: set when nothing comes of it any more.
+        outcome: of the exchange; None where there was none, or they had gone before.
+    """
 
+    proposal: Propose
+    decided: trio.Event = field(default_factory=trio.Event)
+    own: OwnVector | None = None
+    exchange_s: float = 0.0
+    refusal: RefusalReason | None = None
+    over: trio.Event = field(default_factory=trio.Event)
+    outcome: RoundOutcome | None = None
 
-# --- exchanges ------------------------------------------------------------------------------------
+    def accept(self, own: OwnVector, exchange_s: float) -> None:
+        """Say yes: the exchange runs where the proposal is served."""
+        self.own, self.exchange_s = own, exchange_s
+        self.decided.set()
 
-SETTLE_S: Final = 5.0
-"""How long we try to learn how a broken exchange ended for the partner."""
-SETTLE_RETRY_S: Final = 0.5
-MAX_REMEMBERED_EXCHANGES: Final = 16
-"""Exchanges about which a partner may still ask."""
-
-_TOLD: Final = {
-    SettledOutcome.AVERAGED: ExchangeEvent.TOLD_AVERAGED,
-    SettledOutcome.SKIPPED: ExchangeEvent.TOLD_SKIPPED,
-    SettledOutcome.UNKNOWN: ExchangeEvent.NOT_TOLD,
-}
+    def refuse(self, reason: RefusalReason) -> None:
+        """Say no."""
+        self.refusal = reason
+        self.decided.set()
 
 
 class Exchanges:
@@ -158,44 +136,18 @@ class Exchanges:
 
     Attributes:
         agreement: with whom vectors are exchanged at all.
-        own_id: our peer id.
+        packer: packs ours, and reads those of partners.
+        network: on which they travel.
     """
 
-    def __init__(
-        self,
-        agreement: Agreement,
-        network: Network,
-        work: Work,
-        facts: PackingFacts | None = None,
-    ) -> None:
+    def __init__(self, agreement: Agreement, network: Network, packer: Packer) -> None:
         self.agreement = agreement
-        self._packer = Packer(agreement.codec, agreement.vectors, work, facts or PackingFacts())
-        self.own_id = network.peer_id
-        self._network = network
-        self._work = work
-        self._codec = get_codec(agreement.codec)
+        self.packer = packer
+        self.network = network
         self._buffer = bytearray(agreement.payload_bytes)
         self._remembered: OrderedDict[tuple[PeerId, str], VectorExchange] = OrderedDict()
 
-    @asynccontextmanager
-    async def open(self, peer_id: PeerId) -> AsyncIterator[Conversation]:
-        """A new gossip stream to a peer. Raises StreamLost."""
-        stream = await self._network.open_stream(peer_id, GOSSIP)
-        try:
-            yield Conversation(stream)
-        finally:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
-                await stream.aclose()
-
-    async def packed(self, own: OwnVector) -> OwnVector:
-        """A contribution as it travels: packed, where the run's codec packs and that is shorter."""
-        return replace(own, packed=await self._packer.packed(own.payload))
-
-    async def learn(self, own: OwnVector, theirs: memoryview) -> None:
-        """We average with these codes: how far they are from ours says how to pack the next."""
-        if self._packer.packs:
-            await self._work.run(self._packer.learn, own.payload, theirs)
-
+    # --- asking -----------------------------------------------------------------------------------
     async def ask(self, talk: Conversation, proposal: Propose) -> Accept:
         """Send a proposal, and take the answer. Raises Refused, StreamLost, RemoteProtocolError."""
         await talk.send(proposal, stall_s=STALL_S)
@@ -210,25 +162,51 @@ class Exchanges:
         self, talk: Conversation, own: OwnVector, answer: Accept, exchange_s: float
     ) -> RoundOutcome:
         """Exchange vectors with a peer that has said yes, until a defined end."""
-        exchange = self._prepare(talk, own, answer.round, num_stripes=answer.stripes)
-        return await self._run(exchange, trio.current_time() + exchange_s)
+        exchange = self._prepare(talk, own, answer.round, answer.stripes, following=False)
+        return await exchange.run(trio.current_time() + exchange_s)
 
-    async def accept(
+    # --- being asked ------------------------------------------------------------------------------
+    async def hold(
+        self,
+        talk: Conversation,
+        stream: Stream,
+        held: HeldProposal,
+        among: dict[PeerId, HeldProposal],
+        on_gone: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Hold a proposal until it is decided, answer it, and exchange vectors if that is yes.
+
+        Args:
+            among: those that wait, this one too; it is taken out when it is decided.
+            on_gone: called at the moment at which its proposer goes away.
+        """
+        peer_id, proposal = stream.remote_peer_id, held.proposal
+        try:
+            try:
+                await _decided(stream, held.decided, on_gone)
+            finally:
+                del among[peer_id]
+            if held.refusal is not None:
+                sentence = f"your round {proposal.round} is not possible with me: {held.refusal}"
+                await talk.refuse(held.refusal, sentence)
+            elif held.own is not None:
+                held.outcome = Skipped(SkipReason.LEAVING, peer_id)
+                held.outcome = await self._accept(talk, held.own, proposal, held.exchange_s)
+        finally:
+            held.over.set()
+
+    async def _accept(
         self, talk: Conversation, own: OwnVector, proposal: Propose, exchange_s: float
     ) -> RoundOutcome | None:
-        """Say yes to a proposal, and exchange vectors until a defined end.
-
-        Returns:
-            None when they had gone before they sent anything: nothing has happened.
-        """
+        """Say yes; None where they had gone before they sent anything: nothing has happened."""
         num_stripes = min(proposal.stripes, self.agreement.stripes)
         # Before the answer is out: a stripe may come as soon as they have it.
-        exchange = self._prepare(talk, own, proposal.round, num_stripes=num_stripes, following=True)
+        exchange = self._prepare(talk, own, proposal.round, num_stripes, following=True)
         try:
             answer = Accept(proposal.round, own.round, own.steps, own.tokens, num_stripes)
             await talk.send(answer, stall_s=STALL_S)
             heard_bytes = talk.bytes_received
-            outcome = await self._run(exchange, trio.current_time() + exchange_s)
+            outcome = await exchange.run(trio.current_time() + exchange_s)
         except StreamLost:
             return None
         finally:
@@ -241,43 +219,29 @@ class Exchanges:
         talk: Conversation,
         own: OwnVector,
         their_round: int,
-        *,
         num_stripes: int,
-        following: bool = False,
+        *,
+        following: bool,
     ) -> VectorExchange:
-        """An exchange on an agreed stream; from now on the partner may open stripes, and ask.
-
-        Args:
-            num_stripes: further streams agreed on.
-            following: we were asked; the other side begins.
-        """
-        peer_id = talk.remote_peer_id
-        name = exchange_id(self.agreement.group, (self.own_id, own.round), (peer_id, their_round))
-        exchange = VectorExchange(
+        """An exchange on an agreed stream; from now on the partner may open stripes, and ask."""
+        peer_id, own_id = talk.remote_peer_id, self.network.peer_id
+        name = exchange_id(self.agreement.group, (own_id, own.round), (peer_id, their_round))
+        exchange = self._remembered[peer_id, name] = VectorExchange(
             name,
-            Exchange(),
             talk,
             own,
-            Reading(self._packer, own.payload, memoryview(self._buffer), self._check),
+            Reading(self.packer, own.payload, memoryview(self._buffer)),
+            self.network,
             following=following,
             num_stripes=num_stripes,
-            open_stripe=None if following else partial(self._open_stripe, peer_id, name),
         )
-        self._remember(peer_id, exchange)
+        while len(self._remembered) > MAX_REMEMBERED_EXCHANGES:
+            self._remembered.popitem(last=False)
         return exchange
 
-    async def _run(self, exchange: VectorExchange, deadline_s: float) -> RoundOutcome:
-        peer_id, machine = exchange.talk.remote_peer_id, exchange.machine
-        await exchange.run(deadline_s)
-        if exchange.must_ask:
-            await self._settle(machine, peer_id, exchange.name)
-        if machine.state is ExchangeState.AVERAGED and exchange.theirs is not None:
-            theirs = exchange.theirs
-            return Averaged(peer_id, theirs.steps, theirs.tokens, memoryview(self._buffer))
-        return Skipped(machine.reason or SkipReason.LEAVING, peer_id)
-
+    # --- what a partner may want of one that is under way, or was of late ------------------------
     def remembers(self, peer_id: PeerId, name: str) -> bool:
-        """Whether an exchange of this name is under way with that peer, or was of late."""
+        """Whether there is an exchange of this name with that peer."""
         return (peer_id, name) in self._remembered
 
     async def join(self, talk: Conversation, stripe: Join) -> None:
@@ -304,46 +268,19 @@ class Exchanges:
         outcome = SettledOutcome.AVERAGED if averaged else SettledOutcome.SKIPPED
         return SettledReply(question.exchange, outcome)
 
-    def _remember(self, peer_id: PeerId, exchange: VectorExchange) -> None:
-        self._remembered[peer_id, exchange.name] = exchange
-        while len(self._remembered) > MAX_REMEMBERED_EXCHANGES:
-            self._remembered.popitem(last=False)
 
-    async def _open_stripe(self, peer_id: PeerId, name: str) -> Conversation:
-        stream = await self._network.open_stream(peer_id, GOSSIP)
-        try:
-            talk = Conversation(stream)
-            await talk.send(Join(name))
-        except BaseException:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
-                await stream.aclose()
-            raise
-        return talk
+async def _decided(stream: Stream, decided: trio.Event, on_gone: Callable[[], None]) -> None:
+    """Wait until a proposal is decided, or its proposer has gone away."""
+    if decided.is_set():
+        return
+    async with trio.open_nursery() as nursery:
 
-    async def _check(self, payload: memoryview, digest: str) -> bool:
-        return await self._work.run(self._is_good, payload, digest)
+        async def watch() -> None:
+            with suppress(StreamLost):
+                await stream.receive_some(1)  # a proposer that waits sends nothing
+            on_gone()
+            nursery.cancel_scope.cancel()
 
-    def _is_good(self, payload: memoryview, digest: str) -> bool:
-        if blake3.blake3(payload).hexdigest(length=16) != digest:
-            return False
-        size = len(payload) // self.agreement.vectors
-        parts = (payload[i * size : (i + 1) * size] for i in range(self.agreement.vectors))
-        return all(self._codec.validate(codes_as_tensor(part)) for part in parts)
-
-    async def _settle(self, machine: Exchange, peer_id: PeerId, name: str) -> None:
-        told: ExchangeEvent | None = None
-        with trio.move_on_after(SETTLE_S):
-            while told is None and not machine.is_final:
-                told = await self._settle_once(peer_id, name)
-        if not machine.is_final:
-            machine.step(told or ExchangeEvent.NOT_TOLD)
-
-    async def _settle_once(self, peer_id: PeerId, name: str) -> ExchangeEvent | None:
-        try:
-            async with self.open(peer_id) as talk:
-                await talk.send(AskSettled(name), stall_s=STALL_S)
-                answer, _ = await talk.receive(SettledReply)
-        except LocoError:
-            await trio.sleep(SETTLE_RETRY_S)
-            return None
-        return _TOLD[answer.outcome]
+        nursery.start_soon(watch)
+        await decided.wait()
+        nursery.cancel_scope.cancel()

@@ -12,36 +12,33 @@ it asks too, and is refused, with the reason.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 import trio
 
-from peer.averaging.parts import Company
-from peer.facts import Facts
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
-from peer.observe.events import EventLog, Events
+from peer.observe.events import Events
 from peer.ports import PeerId, Stream
 from peer.process.rejoin import join_the_finished
+from peer.rounds.parts import AveragingParts, Company
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
 from protocol.errors import LocoError, Refused
 from protocol.gossip.final_averaging import (
     MIN_WAIT_S,
-    WAIT_ROUNDS,
     Meeting,
     meetings,
     roster_digest,
 )
 from protocol.limits import MAX_HELD_PROPOSALS
-from protocol.membership.view import View
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire.messages import Propose
 
-from .exchange_io import OwnVector, until_decided
-from .exchanges import Averaged, Exchanges, RoundOutcome, Skipped, Timing
+from .exchange_io import Averaged, OwnVector, RoundOutcome, Settled, Skipped, open_talk
+from .exchanges import Exchanges, HeldProposal
 
 # --- final rounds ---------------------------------------------------------------------------------
 
@@ -53,8 +50,7 @@ class FinalRounds:
     """Plans and makes the meetings of the final averaging, for one peer.
 
     Args:
-        wanted: whether the run ends with one.
-        held: the meetings of each fragment, which are many at the latest when they begin.
+        held: the meetings of each fragment.
         wait_rounds: nominal rounds for which the others are waited for.
 
     Attributes:
@@ -64,24 +60,17 @@ class FinalRounds:
 
     def __init__(
         self,
-        *,
-        wanted: bool,
-        facts: Facts,
-        view: View,
-        company: Company,
-        held: "Sequence[FinalMeetings]",
+        parts: AveragingParts,
+        held: "Callable[[], Sequence[FinalMeetings]]",
         validation: Validation,
-        events: EventLog,
-        wait_rounds: float = WAIT_ROUNDS,
+        wait_rounds: float,
     ) -> None:
-        self._wanted = wanted
-        self._wait_rounds = wait_rounds
-        self._facts = facts
-        self._view = view
-        self._company = company
+        self._wanted = parts.spec.sync.final_averaging
+        self._facts, self._view, self._events = parts.facts, parts.held.view, parts.events
+        self._company = parts.company_of(0)
         self._held = held
         self._validation = validation
-        self._events = events
+        self._wait_rounds = wait_rounds
         self._planned: list[Meeting] = []
         self._num_random = 0
         self._is_alone = False
@@ -101,7 +90,7 @@ class FinalRounds:
             self.meeting = self._planned.pop(0)
             return True
         self.meeting = RANDOM
-        disagreements = max(meetings.disagreements for meetings in self._held)
+        disagreements = max(meetings.disagreements for meetings in self._held())
         if self._num_random < self._is_alone + disagreements:
             self._num_random += 1
             return True
@@ -124,7 +113,7 @@ class FinalRounds:
     async def _plan(self) -> None:
         roster = await self._roster()
         self._planned = list(meetings(roster, self._facts.peer_id))
-        for held in self._held:
+        for held in self._held():
             held.begin(roster_digest(roster))
         self._is_alone = not self._planned  # then phi becomes theta
         self._events.emit(EventName.FINAL_AVERAGING, peers=len(roster), meetings=len(self._planned))
@@ -160,36 +149,6 @@ LOOK_EVERY_S: Final = 1.0
 """Between two looks whether a partner that should call is still there."""
 
 
-@dataclass(slots=True)
-class _Call:
-    """A proposal that waits for its meeting; the exchange is run where its stream is served.
-
-    Attributes:
-        own: our contribution, once its turn has come.
-        outcome: of the exchange, once it is over; None when they had gone before.
-    """
-
-    proposal: Propose
-    decided: trio.Event = field(default_factory=trio.Event)
-    over: trio.Event = field(default_factory=trio.Event)
-    refusal: RefusalReason | None = None
-    own: OwnVector | None = None
-    exchange_s: float = 0.0
-    outcome: RoundOutcome | None = None
-
-    async def hold(self, own: OwnVector, exchange_s: float) -> RoundOutcome | None:
-        """Its turn has come: wait until its exchange is over."""
-        self.own, self.exchange_s = own, exchange_s
-        self.decided.set()
-        await self.over.wait()
-        return self.outcome
-
-    def refuse(self, reason: RefusalReason) -> None:
-        """Say no."""
-        self.refusal = reason
-        self.decided.set()
-
-
 class FinalMeetings:
     """The planned meetings of one fragment. `Gossip` hands over proposals that belong to them.
 
@@ -203,7 +162,7 @@ class FinalMeetings:
         self._events = events
         self._roster: str | None = None
         self._number = 0
-        self._calls: dict[PeerId, _Call] = {}
+        self._calls: dict[PeerId, HeldProposal] = {}
         self._called = trio.Event()
         self.disagreements = 0
 
@@ -214,25 +173,24 @@ class FinalMeetings:
             if call.proposal.roster != roster:
                 call.refuse(RefusalReason.OTHER_ROSTER)
 
-    async def meet(
-        self, own: OwnVector, meeting: Meeting, wait_s: float
-    ) -> tuple[RoundOutcome, Timing]:
+    async def meet(self, own: OwnVector, meeting: Meeting, wait_s: float) -> Settled:
         """Hold a meeting: exchange vectors with its partner.
 
         Args:
             own: our contribution; its payload must lie still until this returns.
             wait_s: how long the partner may take to come, and then the exchange.
         """
+        packed = replace(own, packed=await self._exchanges.packer.packed(own.payload))
         began_s = trio.current_time()
         self._number = meeting.number
         outcome: RoundOutcome = Skipped(SkipReason.DEADLINE, meeting.partner)
         with trio.move_on_after(wait_s) as patience:
             hold = self._ask if meeting.asks else self._wait
-            outcome = await hold(own, meeting, wait_s, patience)
+            outcome = await hold(packed, meeting, wait_s, patience)
         self._number = meeting.number + 1
         seconds = trio.current_time() - began_s
         exchanged = isinstance(outcome, Averaged)
-        return outcome, Timing(0.0, seconds) if exchanged else Timing(seconds, 0.0)
+        return Settled(own, outcome, *((0.0, seconds) if exchanged else (seconds, 0.0)))
 
     # --- the side that asks -----------------------------------------------------------------------
     async def _ask(
@@ -241,7 +199,7 @@ class FinalMeetings:
         partner, proposal = meeting.partner, self._proposal(own, meeting)
         while self._is_present(partner):
             try:
-                async with self._exchanges.open(partner) as talk:
+                async with open_talk(self._exchanges.network, partner) as talk:
                     answer = await self._exchanges.ask(talk, proposal)
                     patience.deadline = math.inf  # an exchange ends by itself
                     return await self._exchanges.lead(talk, own, answer, wait_s)
@@ -281,8 +239,10 @@ class FinalMeetings:
             call = self._calls.get(partner)
             if call is not None and call.proposal.meeting == meeting.number:
                 patience.deadline = math.inf  # an exchange ends by itself
-                if (outcome := await call.hold(own, wait_s)) is not None:
-                    return outcome
+                call.accept(own, wait_s)
+                await call.over.wait()
+                if call.outcome is not None:
+                    return call.outcome
                 patience.deadline = until_s
             elif await self._is_called():
                 pass
@@ -302,7 +262,7 @@ class FinalMeetings:
         """Ask a partner that should ask us: it refuses, and says why."""
         proposal = self._proposal(own, meeting)
         try:
-            async with self._exchanges.open(meeting.partner) as talk:
+            async with open_talk(self._exchanges.network, meeting.partner) as talk:
                 await self._exchanges.ask(talk, proposal)
         except Refused as refused:
             if refused.reason is RefusalReason.OTHER_ROSTER:
@@ -315,32 +275,19 @@ class FinalMeetings:
     async def called(self, talk: Conversation, stream: Stream, proposal: Propose) -> None:
         """A proposal for a meeting has come: hold it until its turn, then until it is over."""
         peer_id = stream.remote_peer_id
-        refusal = self._reason_to_refuse(peer_id, proposal)
-        if refusal is None:
-            call = self._calls[peer_id] = _Call(proposal)
-            self._called.set()
-            self._called = trio.Event()
-            try:
-                await until_decided(stream, call.decided)
-                refusal = call.refusal
-            finally:
-                del self._calls[peer_id]
-            if call.own is not None:
-                await self._accept(talk, call, call.own)
-        if refusal is not None:
+        if (refusal := self._reason_to_refuse(peer_id, proposal)) is not None:
             sentence = f"meeting {proposal.meeting} is not possible with me: {refusal}"
             await talk.refuse(refusal, sentence)
-
-    async def _accept(self, talk: Conversation, call: _Call, own: OwnVector) -> None:
-        try:
-            call.outcome = await self._exchanges.accept(talk, own, call.proposal, call.exchange_s)
-        finally:
-            call.over.set()
+            return
+        call = self._calls[peer_id] = HeldProposal(proposal)
+        self._called.set()
+        self._called = trio.Event()
+        await self._exchanges.hold(talk, stream, call, self._calls)
 
     def _reason_to_refuse(self, peer_id: PeerId, proposal: Propose) -> RefusalReason | None:
         if self._roster is not None and proposal.roster != self._roster:
             return RefusalReason.OTHER_ROSTER
-        if peer_id > self._exchanges.own_id:  # with the same roster, it is we who ask
+        if peer_id > self._exchanges.network.peer_id:  # with the same roster, it is we who ask
             return RefusalReason.BUSY
         if self._roster is not None and proposal.meeting < self._number:
             return RefusalReason.AHEAD

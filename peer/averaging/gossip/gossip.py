@@ -1,53 +1,37 @@
 """Gossip in pairs: proposals, answers and exchanges, as the matchmaker decides.
 
-The thin shell around `protocol/gossip/matchmaking.py`: it turns streams and beats into the
-matchmaker's events and the matchmaker's commands into streams. One `Gossip` serves all snapshots of
-one vector: of the whole model, or of a fragment. `average` is the only door for the outer steps: it
-takes a snapshot and returns how averaging ended, `Averaged` or `Skipped`, never an exception of a
-peer's making; so does `meet`, for the planned meetings at the end of the run (final_averaging.py).
-What comes from outside comes through `GossipServer`.
+The thin shell around `protocol/gossip/matchmaking.py`: it tells the matchmaker what streams and
+beats bring, and does what that says. One `Gossip` serves all snapshots of one vector: of the whole
+model, or of a fragment. `average` is the only door for the outer steps: it takes a snapshot and
+returns how averaging ended, `Averaged` or `Skipped`, never an exception of a peer's making; so does
+`meet` of the planned meetings at the end of the run (final_averaging.py). What comes from outside
+comes through `GossipServer`.
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import trio
 
-from peer.averaging.parts import Company
 from peer.facts import PackingFacts
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
 from peer.ports import Network, PeerId, Stream, Work
+from peer.rounds.parts import Company
 from protocol.errors import LocoError, Refused
-from protocol.gossip import matchmaking_events as mm
-from protocol.gossip.final_averaging import Meeting
-from protocol.gossip.matchmaking import Matchmaker
+from protocol.gossip import matchmaking as mm
 from protocol.membership.book import Fault
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire.messages import AskSettled, Join, Propose
 from protocol.wire.versions import GOSSIP
 
-from .exchange_io import STALL_S, OwnVector, until_decided
-from .exchanges import Agreement, Exchanges, RoundOutcome, Skipped, Timing
+from .exchange_io import STALL_S, OwnVector, RoundOutcome, Settled, Skipped, open_talk
+from .exchanges import Agreement, Exchanges, HeldProposal
 from .final_averaging import FinalMeetings
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """How long averaging one round may take. Seconds.
-
-    Attributes:
-        fresh_s: how long only a partner that was not met of late will do.
-        search_s: how long to look for a partner.
-        exchange_s: how long the exchange may take.
-    """
-
-    fresh_s: float
-    search_s: float
-    exchange_s: float
+from .packing import Packer
 
 
 @dataclass(slots=True)
@@ -61,15 +45,6 @@ class _Attempt:
     paired_s: float | None = None
 
 
-@dataclass(slots=True)
-class _Held:
-    """A proposal of somebody else that waits for our answer."""
-
-    decided: trio.Event = field(default_factory=trio.Event)
-    accepted: bool = False
-    refusal: RefusalReason | None = None
-
-
 class Gossip:
     """All proposals and exchanges of one vector. `run` must be running.
 
@@ -77,7 +52,8 @@ class Gossip:
         refused: counts proposals that can never be ours to accept, by reason.
 
     Attributes:
-        group: digest of the group that averages this vector.
+        agreement: what partners must have in common with us.
+        packer: of our vectors; to be told what they are averaged with.
         exchanges: where stripes belong, and questions after broken exchanges.
         meetings: the planned ones at the end of the run.
     """
@@ -93,17 +69,17 @@ class Gossip:
         refused: Counter[RefusalReason],
         packing: PackingFacts | None = None,
     ) -> None:
-        self._agreement = agreement
-        self._company = company
-        self.group = agreement.group
-        self.exchanges = Exchanges(agreement, network, work, packing)
+        self.agreement = agreement
+        self.packer = Packer(agreement.codec, agreement.vectors, work, packing or PackingFacts())
+        self.exchanges = Exchanges(agreement, network, self.packer)
         self.meetings = FinalMeetings(self.exchanges, company=company, events=events)
+        self._company = company
         self._events = events
         self._refused_for_good = refused
-        self._matchmaker = Matchmaker(agreement.group, network.peer_id, agreement.inner_steps)
+        self._matchmaker = mm.Matchmaker(agreement.group, network.peer_id, agreement.inner_steps)
         self._attempt: _Attempt | None = None
         self._asking: dict[tuple[PeerId, int], trio.CancelScope] = {}
-        self._held: dict[PeerId, _Held] = {}
+        self._held: dict[PeerId, HeldProposal] = {}
         self._changed = trio.Event()
         self._nursery: trio.Nursery | None = None
 
@@ -113,100 +89,84 @@ class Gossip:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._watch)
-            await self._tick()
+            while True:
+                self._changed = trio.Event()
+                due_s = self._matchmaker.next_deadline_s
+                with trio.move_on_at(trio.current_time() + 3600 if due_s is None else due_s):
+                    await self._changed.wait()
+                    continue
+                self._do(self._matchmaker.tick(trio.current_time()))
 
-    async def average(self, own: OwnVector, bounds: Bounds) -> tuple[RoundOutcome, Timing]:
+    async def average(
+        self, own: OwnVector, *, fresh_s: float, search_s: float, exchange_s: float
+    ) -> Settled:
         """Find a partner for a closed round, and exchange vectors.
 
         Args:
             own: our contribution; its payload must lie still until this returns.
+            fresh_s: how long only a partner that was not met of late will do.
+            search_s: how long to look for a partner.
+            exchange_s: how long the exchange may take.
         """
-        own = await self.exchanges.packed(own)
+        packed = replace(own, packed=await self.packer.packed(own.payload))
         freed_s = trio.current_time()
-        attempt = self._attempt = _Attempt(own, bounds.exchange_s)
+        attempt = self._attempt = _Attempt(packed, exchange_s)
         self._company.announce(own.snapshot)
-        self._feed(self._seen(own.snapshot))
-        self._feed(mm.BecameFree(own.snapshot, freed_s + bounds.fresh_s, freed_s + bounds.search_s))
+        self._see(own.snapshot)
+        fresh_until_s, search_until_s = freed_s + fresh_s, freed_s + search_s
+        self._do(self._matchmaker.look(freed_s, own.snapshot, fresh_until_s, search_until_s))
         try:
             await attempt.done.wait()
         finally:
-            self._feed(mm.SearchStopped(own.round, SkipReason.LEAVING))
-            self._feed(mm.RoundSettled(own.round))
+            self._do(self._matchmaker.settled(own.round))
             self._company.announce(None)
         ended_s = trio.current_time()
         paired_s = ended_s if attempt.paired_s is None else attempt.paired_s
         outcome = attempt.outcome or Skipped(SkipReason.LEAVING)
-        return outcome, Timing(paired_s - freed_s, ended_s - paired_s)
-
-    async def meet(
-        self, own: OwnVector, meeting: Meeting, wait_s: float
-    ) -> tuple[RoundOutcome, Timing]:
-        """Hold a planned meeting; as `FinalMeetings.meet`."""
-        return await self.meetings.meet(await self.exchanges.packed(own), meeting, wait_s)
+        return Settled(own, outcome, paired_s - freed_s, ended_s - paired_s)
 
     def doubt(self, peer_id: PeerId, fault: Fault) -> None:
         """What came from a peer could not be used: let it rest."""
         self._company.blame(peer_id, fault)
-        self._feed(mm.PartnerDoubted(peer_id))
-
-    async def believe(self, own: OwnVector, theirs: memoryview) -> None:
-        """A partner's codes are averaged with: they tell how near partners are."""
-        await self.exchanges.learn(own, theirs)
+        self._matchmaker.doubt(trio.current_time(), peer_id)
 
     # --- the matchmaker's side --------------------------------------------------------------------
-    async def _tick(self) -> None:
-        while True:
-            self._changed = trio.Event()
-            due_s = self._matchmaker.next_deadline_s
-            with trio.move_on_at(trio.current_time() + 3600 if due_s is None else due_s):
-                await self._changed.wait()
-                continue
-            self._feed(mm.Tick())
-
     async def _watch(self) -> None:
         """Tell the matchmaker of the others, while it looks for a partner."""
         while True:
             await self._company.changed()
             if self._attempt is not None and self._matchmaker.is_looking:
-                self._feed(self._seen(self._attempt.own.snapshot))
+                self._see(self._attempt.own.snapshot)
 
-    def _seen(self, own: mm.RoundSnapshot) -> mm.PeersSeen:
-        present = self._company.present(ended=own.final)
-        return mm.PeersSeen(tuple(self._company.free()), len(present))
+    def _see(self, own: mm.RoundSnapshot) -> None:
+        free, present = self._company.free(), self._company.present(ended=own.final)
+        self._do(self._matchmaker.seen(trio.current_time(), free, len(present)))
 
-    def _feed(self, event: mm.MatchEvent) -> None:
-        for command in self._matchmaker.step(trio.current_time(), event):
-            self._carry_out(command)
+    def _do(self, commands: Iterable[mm.MatchCommand]) -> None:
+        for command in commands:
+            match command:
+                case mm.SendProposal(peer_id, round_):
+                    assert self._nursery is not None
+                    self._events.emit(EventName.PROPOSAL_SENT, round=round_, remote=peer_id)
+                    self._nursery.start_soon(self._propose, peer_id, round_)
+                case mm.Withdraw(peer_id, round_):
+                    if (scope := self._asking.get((peer_id, round_))) is not None:
+                        scope.cancel()
+                case mm.RefuseProposal(peer_id, _, reason):
+                    if (held := self._held.get(peer_id)) is not None:
+                        held.refuse(reason)
+                case mm.Paired(peer_id, round_, proposed):
+                    self._paired(peer_id, round_, proposed)
+                case mm.Unmatched(round_, reason):
+                    self._finish(round_, Skipped(reason))
         self._changed.set()
 
-    def _carry_out(self, command: mm.MatchCommand) -> None:
-        match command:
-            case mm.SendProposal(peer_id, round_):
-                assert self._nursery is not None
-                self._events.emit(EventName.PROPOSAL_SENT, round=round_, remote=peer_id)
-                self._nursery.start_soon(self._propose, peer_id, round_)
-            case mm.Withdraw(peer_id, round_):
-                scope = self._asking.get((peer_id, round_))
-                if scope is not None:
-                    scope.cancel()
-            case mm.AcceptProposal(peer_id, _):
-                self._decide(peer_id, None)
-            case mm.RefuseProposal(peer_id, _, reason):
-                self._decide(peer_id, reason)
-            case mm.Paired(peer_id, round_, _):
-                self._paired(peer_id, round_)
-            case mm.Unmatched(round_, reason):
-                self._finish(round_, Skipped(reason))
-
-    def _decide(self, peer_id: PeerId, refusal: RefusalReason | None) -> None:
-        held = self._held.get(peer_id)
-        if held is not None:
-            held.accepted, held.refusal = refusal is None, refusal
-            held.decided.set()
-
-    def _paired(self, peer_id: PeerId, round_: int) -> None:
-        if self._attempt is not None and self._attempt.own.round == round_:
-            self._attempt.paired_s = trio.current_time()
+    def _paired(self, peer_id: PeerId, round_: int, proposed: int | None) -> None:
+        attempt = self._attempt
+        assert attempt is not None
+        attempt.paired_s = trio.current_time()
+        if proposed is not None and (held := self._held.get(peer_id)) is not None:
+            held.accept(attempt.own, attempt.exchange_s)
         self._company.announce(None)
         self._events.emit(EventName.PROPOSAL_ACCEPTED, round=round_, remote=peer_id)
 
@@ -223,12 +183,18 @@ class Gossip:
         with trio.CancelScope() as scope:
             self._asking[peer_id, round_] = scope
             try:
-                async with self.exchanges.open(peer_id) as talk:
-                    answer = await self.exchanges.ask(talk, self._agreement.proposal(attempt.own))
-                    self._feed(mm.ProposalAccepted(peer_id, round_))
+                async with open_talk(self.exchanges.network, peer_id) as talk:
+                    proposal = self.agreement.proposal(attempt.own)
+                    answer = await self.exchanges.ask(talk, proposal)
+                    self._do(self._matchmaker.accepted(peer_id, round_))
                     if not scope.cancel_called:
-                        lead = self.exchanges.lead(talk, attempt.own, answer, attempt.exchange_s)
-                        await self._finish_with(attempt, peer_id, lead)
+                        outcome: RoundOutcome = Skipped(SkipReason.LEAVING, peer_id)
+                        try:
+                            outcome = await self.exchanges.lead(
+                                talk, attempt.own, answer, attempt.exchange_s
+                            )
+                        finally:
+                            self._finish(round_, outcome)
             except Refused as refused:
                 self._refused(peer_id, round_, refused.reason, refused.sentence)
             except LocoError as error:
@@ -236,83 +202,67 @@ class Gossip:
             finally:
                 self._asking.pop((peer_id, round_), None)
 
-    async def _finish_with(
-        self, attempt: _Attempt, peer_id: PeerId, exchange: Awaitable[RoundOutcome | None]
-    ) -> bool:
-        """Run an exchange: it ends the attempt, unless they had gone before. Whether it did."""
-        outcome: RoundOutcome | None = Skipped(SkipReason.LEAVING, peer_id)
-        try:
-            outcome = await exchange
-        finally:
-            if outcome is not None:
-                self._finish(attempt.own.round, outcome)
-        return outcome is not None
-
     def _refused(
         self, peer_id: PeerId, round_: int, reason: RefusalReason | None, sentence: str
     ) -> None:
+        self._tell_refused(peer_id, round_, reason or "unreachable", sentence)
+        self._do(self._matchmaker.refused(trio.current_time(), peer_id, round_, reason))
+
+    def _tell_refused(self, peer_id: PeerId, round_: int, reason: str, sentence: str) -> None:
         self._events.emit(
             EventName.PROPOSAL_REFUSED,
             round=round_,
             remote=peer_id,
-            reason=reason or "unreachable",
+            reason=reason,
             sentence=sentence,
         )
-        self._feed(mm.ProposalRefused(peer_id, round_, reason))
 
     # --- being asked ------------------------------------------------------------------------------
     async def proposed(self, talk: Conversation, stream: Stream, proposal: Propose) -> None:
         """A proposal has come: serve it to the end of what comes of it."""
-        if (unfit := self._agreement.unfit(proposal)) is not None:
+        if (unfit := self.agreement.unfit(proposal)) is not None:
             self._refused_for_good[unfit.reason] += 1
             await talk.send(unfit, stall_s=STALL_S)
         elif proposal.roster is not None:
             await self.meetings.called(talk, stream, proposal)
+        elif stream.remote_peer_id in self._held:
+            await talk.refuse(RefusalReason.TOO_MANY, "you have asked already, and wait")
         else:
             await self._proposed(talk, stream, proposal)
 
     async def _proposed(self, talk: Conversation, stream: Stream, proposal: Propose) -> None:
-        peer_id = stream.remote_peer_id
-        if peer_id in self._held:
-            await talk.refuse(RefusalReason.TOO_MANY, "you have asked already, and wait")
-            return
-        held = self._held[peer_id] = _Held()
+        peer_id, now_s = stream.remote_peer_id, trio.current_time()
+        held = self._held[peer_id] = HeldProposal(proposal)
 
         def gone() -> None:
-            held.accepted = False
-            self._feed(mm.ProposalWithdrawn(peer_id, proposal.round))
+            held.own = None
+            self._withdrawn(peer_id, proposal.round)
             held.decided.set()
 
         try:
             snapshot = mm.RoundSnapshot(proposal.round, proposal.step, proposal.final)
-            self._feed(mm.ProposalReceived(peer_id, snapshot))
-            await until_decided(stream, held.decided, gone)
+            self._do(self._matchmaker.asked(now_s, peer_id, snapshot))
+            await self.exchanges.hold(talk, stream, held, self._held, gone)
         finally:
-            self._held.pop(peer_id, None)
             if not held.decided.is_set():
-                self._feed(mm.ProposalWithdrawn(peer_id, proposal.round))
-        if held.refusal is not None:
-            sentence = f"your round {proposal.round} is not possible with me: {held.refusal}"
-            await talk.refuse(held.refusal, sentence)
-        elif held.accepted:
-            attempt = self._attempt
-            assert attempt is not None
-            accept = self.exchanges.accept(talk, attempt.own, proposal, attempt.exchange_s)
-            if not await self._finish_with(attempt, peer_id, accept):
-                self._withdrew(attempt, peer_id, proposal.round)
+                gone()
+            elif held.own is not None and held.outcome is not None:
+                self._finish(held.own.round, held.outcome)
+        if held.own is not None and held.outcome is None:
+            self._look_on(peer_id, proposal.round)
 
-    def _withdrew(self, attempt: _Attempt, peer_id: PeerId, proposed: int) -> None:
-        """Our yes came too late: they had gone before they sent anything. Look on."""
+    def _look_on(self, peer_id: PeerId, proposed: int) -> None:
+        """Our yes came too late: they had gone before they sent anything."""
+        attempt = self._attempt
+        assert attempt is not None
         attempt.paired_s = None
-        self._events.emit(
-            EventName.PROPOSAL_REFUSED,
-            round=attempt.own.round,
-            remote=peer_id,
-            reason="withdrawn",
-            sentence="they had gone before they sent anything",
-        )
+        sentence = "they had gone before they sent anything"
+        self._tell_refused(peer_id, attempt.own.round, "withdrawn", sentence)
         self._company.announce(attempt.own.snapshot)
-        self._feed(mm.ProposalWithdrawn(peer_id, proposed))
+        self._withdrawn(peer_id, proposed)
+
+    def _withdrawn(self, peer_id: PeerId, proposed: int) -> None:
+        self._do(self._matchmaker.withdrawn(trio.current_time(), peer_id, proposed))
 
 
 FIRST_MESSAGE_S: Final = 10.0
@@ -333,7 +283,7 @@ class GossipServer:
     def __init__(self, network: Network, gossips: Sequence[Gossip]) -> None:
         self._network = network
         self._gossips = tuple(gossips)
-        self._by_group = {gossip.group: gossip for gossip in gossips}
+        self._by_group = {gossip.agreement.group: gossip for gossip in gossips}
 
     async def run(self) -> None:
         """Let all of them look for partners and be asked, until cancelled."""

@@ -20,7 +20,7 @@ what a fragment weighs. The trainer merges as a difference, so an average may co
     fragment 0   send |-- search, exchange, step --| merge         send |-- ...
     fragment 1              send |-- search, exchange, step --| merge        send |-- ...
 
-- What the trainer sends (peer/training/pairs.py) makes a *flight*: contribution, average with a
+- What the trainer sends (peer/training/sync.py) makes a *flight*: contribution, average with a
   partner of its own, outer step, `Merge`. Flights of different fragments know nothing of each other
   but for the memory of slow weights and momentum; a fragment has one at a time.
 - A round of a whole model is closed when its quota is done and the one before is settled; meanwhile
@@ -35,13 +35,9 @@ what a fragment weighs. The trainer merges as a difference, so an average may co
   that it has: the meetings of the final averaging (final_averaging.py), where all fragments meet
   the same partner, a few at a time. Fragments without them have one such round, with partners as in
   training, for what was trained since the last moments.
-- With `inner_steps = "auto"` a round is as long as `OwnLength` says, which also closes one that
-  was begun alone when somebody comes. Validation goes by nominal rounds, which are as long for all.
-
-The length of our own rounds, chosen by what averages take (protocol/gossip/round_length.py).
-
-What an average took is known in two parts: the exchange and the outer step here, and the pause of
-the trainer when that has merged it.
+- With `inner_steps = "auto"` a round is as long as averages take (protocol/gossip/round_length.py):
+  the exchange and the outer step here, and the pause of the trainer that merges. Validation goes by
+  nominal rounds, which are as long for all.
 
 A peer alone has nobody's line to fill, so its rounds are nominal ones. But what a joiner takes is
 our state after the last round, and a peer that trains finds us when a round ends. So a round that
@@ -51,13 +47,11 @@ or says it does, costs little.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import trio
 
-from peer.averaging.parts import AveragingParts
 from peer.codec import get_codec
 from peer.facts import Facts, PeerState
 from peer.observe.event_names import EventName
@@ -65,6 +59,7 @@ from peer.observe.events import EventLog, Events, NamedEvents
 from peer.ports import PeerId
 from peer.rounds.loop import RoundLoop
 from peer.rounds.pace import Pace
+from peer.rounds.parts import AveragingParts
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
 from peer.training.messages import (
@@ -75,7 +70,6 @@ from peer.training.messages import (
     Ready,
     RoundClosed,
     SyncEvent,
-    TrainerProgress,
 )
 from peer.training.ports import StartTrainer
 from protocol.fragment.fragments import Fragment, fragment_layout_digest, fragments_of_run
@@ -86,15 +80,15 @@ from protocol.membership.group import Group
 from protocol.membership.view import Member, View
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.run.layout import Layout
-from protocol.run.run_spec import SyncSection
 from protocol.schedule.rounds import OwnRounds, RoundPlan, keep_together
 
-from .exchanges import Agreement, Averaged
-from .final_averaging import FinalMeetings, FinalRounds
+from .exchange_io import Averaged, Settled
+from .exchanges import Agreement
+from .final_averaging import FinalRounds
 from .gossip import Gossip, GossipServer
 from .outer_state import OuterState
 from .outer_step import NolocoFactors
-from .outer_steps import MAX_EXCHANGE_ROUNDS, OuterSteps, Settled
+from .outer_steps import MAX_EXCHANGE_ROUNDS, OuterSteps
 
 # --- own length -----------------------------------------------------------------------------------
 
@@ -102,21 +96,8 @@ COMPANY: Final = (PeerState.DOWNLOADING, PeerState.TRAINING)
 """States of those that want something of our next state: to begin with it, or to average with."""
 
 
-class _Visit(NamedTuple):
-    """A life of a peer, in a state in which it wants something of us."""
-
-    peer_id: PeerId
-    incarnation: int
-    state: str
-
-
-@dataclass(frozen=True, slots=True)
-class _OnTheLine:
-    """What is known of an average that the trainer has not merged."""
-
-    round: int
-    partner_id: PeerId
-    line_s: float
+_Visit = tuple[PeerId, int, str]
+"""A life of a peer, by its incarnation, in a state in which it wants something of us."""
 
 
 class OwnLength:
@@ -131,11 +112,10 @@ class OwnLength:
         self._facts = facts
         self._events = events
         self._view = view
-        self._steps = 0
         self._alone = False
         self._welcomed: frozenset[_Visit] = frozenset()
         self._nominal_step_s = 0.0
-        self._last: _OnTheLine | None = None
+        self._on_the_line: tuple[int, PeerId, float] | None = None
         facts.chosen_inner_steps = self._length.inner_steps
 
     def next(self, nominal_step_s: float, *, alone: bool) -> int:
@@ -144,46 +124,39 @@ class OwnLength:
         Args:
             nominal_step_s: how long a nominal step takes us in it.
         """
-        self._nominal_step_s = nominal_step_s
-        self._steps = 0
-        self._alone = alone
+        self._nominal_step_s, self._alone = nominal_step_s, alone
         if alone:
-            self._welcomed = self._company() | self._still_there(self._welcomed)
+            lives = {(member.peer_id, member.incarnation) for member in self._view.members()}
+            before = {visit for visit in self._welcomed if visit[:2] in lives}
+            self._welcomed = self._company() | before
         return self._facts.inner_steps_per_round if alone else self._length.inner_steps
 
-    def progressed(self, steps: int) -> None:
-        """The round in training is so far."""
-        self._steps = steps
-
-    @property
-    def is_outgrown(self) -> bool:
-        """Whether the round in training was begun alone, and somebody has come since."""
-        if not self._alone or self._steps < FIRST_INNER_STEPS:
-            return False
-        return not self._company() <= self._welcomed
+    def is_outgrown(self, steps: int) -> bool:
+        """Whether the round in training, so far, was begun alone, and somebody has come since."""
+        is_long = self._alone and steps >= FIRST_INNER_STEPS
+        return is_long and not self._company() <= self._welcomed
 
     def _company(self) -> frozenset[_Visit]:
         members = self._view.alive(trio.current_time())
-        visits = (_Visit(m.peer_id, m.incarnation, m.progress.state) for m in members)
-        return frozenset(visit for visit in visits if visit.state in COMPANY)
+        visits = ((m.peer_id, m.incarnation, m.progress.state) for m in members)
+        return frozenset(visit for visit in visits if visit[-1] in COMPANY)
 
-    def _still_there(self, visits: frozenset[_Visit]) -> frozenset[_Visit]:
-        """Those of lives that may go on."""
-        lives = {(member.peer_id, member.incarnation) for member in self._view.members()}
-        return frozenset(v for v in visits if (v.peer_id, v.incarnation) in lives)
+    def exchanged(self, settled: Settled, apply_s: float) -> None:
+        """An exchange is over, and its outer step, which took so long."""
+        own, outcome = settled.own, settled.outcome
+        is_told = isinstance(outcome, Averaged) or outcome.reason is SkipReason.DEADLINE
+        self._on_the_line = None
+        if is_told and outcome.partner_id is not None and not own.final:
+            self._on_the_line = own.round, outcome.partner_id, settled.exchange_s + apply_s
 
-    def exchanged(self, round_: int, partner_id: PeerId, line_s: float) -> None:
-        """This round's exchange and outer step are over, and took so long."""
-        self._last = _OnTheLine(round_, partner_id, line_s)
-
-    def merged(self, round_: int, pause_s: float) -> None:
-        """The trainer has taken this round's average over, and stood still for so long."""
-        last, self._last = self._last, None
-        if last is None or last.round != round_ or not self._nominal_step_s:
+    def merged(self, pause_s: float) -> None:
+        """The trainer has taken the average over, and stood still for so long."""
+        last, self._on_the_line = self._on_the_line, None
+        if last is None or not self._nominal_step_s:
             return
+        round_, partner_id, line_s = last
         before, length = self._length.inner_steps, self._length
-        average = TimedAverage(last.partner_id, last.line_s, pause_s, self._nominal_step_s)
-        if length.averaged(average):
+        if length.averaged(TimedAverage(partner_id, line_s, pause_s, self._nominal_step_s)):
             self._facts.chosen_inner_steps = length.inner_steps
             self._events.emit(
                 EventName.ROUND_LENGTH_CHANGED,
@@ -205,7 +178,6 @@ class PairRounds:
 
     Args:
         lanes: the outer steps of each fragment; at the latest when `cut` is told the layout.
-        own_length: None where the run says how long rounds are.
 
     Attributes:
         flights: how many there are now.
@@ -213,34 +185,41 @@ class PairRounds:
 
     def __init__(
         self,
-        rounds: OwnRounds,
-        pace: Pace,
-        *,
-        sync: SyncSection,
-        facts: Facts,
+        parts: AveragingParts,
         lanes: Sequence[OuterSteps],
         cut: Callable[[Layout], None],
-        finale: FinalRounds,
         validation: Validation,
-        own_length: OwnLength | None = None,
     ) -> None:
-        self._rounds = rounds
-        self._pace = pace
+        facts, sync = parts.facts, parts.spec.sync
+        chooses = sync.inner_steps == "auto"
+        self._rounds = OwnRounds(
+            facts.peer_id,
+            sync.round_steps,
+            parts.amended.total_steps_at,
+            facts.round,
+            facts.nominal_step,
+            debt=facts.debt,
+        )
+        self._pace = Pace(sync.round_steps, facts)
+        self._own_length = OwnLength(facts, parts.events, parts.held.view) if chooses else None
+        self._finale = FinalRounds(
+            parts,
+            lambda: [lane.gossip.meetings for lane in lanes],
+            validation,
+            MAX_EXCHANGE_ROUNDS if chooses else WAIT_ROUNDS,
+        )
         self._is_whole, self._overlap = sync.pairs.is_whole, sync.overlap
         self._flush_is_due = not (sync.final_averaging or self._is_whole)
         self._facts = facts
         self._lanes = lanes
         self._cut = cut
-        self._finale = finale
         self._validation = validation
-        self._own_length = own_length
         self._validated_round: int | None = None
         self._line: TrainerLine | None = None
         self._at_rest = trio.Lock()
         self._sent: FragmentSent | None = None
         self._sent_s: dict[int, float] = {}
         self._exchanged: dict[int, trio.Event] = {}
-        self._merging = -1
         self._settled = trio.Event()
         self._settled.set()
         self._is_leaving = False
@@ -248,16 +227,13 @@ class PairRounds:
 
     @property
     def version(self) -> int:
-        """Version of the slow weights."""
         return sum(lane.outer.version for lane in self._lanes)
 
     # --- which rounds are trained -----------------------------------------------------------------
     def enter(self, others: Sequence[Member]) -> None:
-        """Go on where the others are, if they are ahead."""
         self._rounds.enter([m.progress.step for m in others])
 
     def next_round(self, others: Sequence[Member]) -> RoundPlan | None:
-        """The next round of training; None when the training is over."""
         if self._rounds.is_over:
             return None
         rounds, pace = self._rounds, self._pace
@@ -265,16 +241,11 @@ class PairRounds:
             rounds.length = self._own_length.next(pace.nominal_step_s(others), alone=not others)
         return rounds.plan(pace.owed(rounds.step, others, keep_together, rounds.length))
 
-    def closes_early(self, others: Sequence[Member]) -> bool:
+    def closes_early(self, steps: int, others: Sequence[Member]) -> bool:
         """Whether somebody has come since we began a round alone; one that is behind jumps."""
-        return self._own_length is not None and self._own_length.is_outgrown
+        return self._own_length is not None and self._own_length.is_outgrown(steps)
 
     async def next_final_round(self) -> RoundPlan | None:
-        """The next round of no steps; None when averaging is over.
-
-        Raises:
-            JoinAgain: the others have ended the run without us.
-        """
         assert self._line is not None
         await self._settled.wait()
         if self._flush_is_due:
@@ -285,16 +256,13 @@ class PairRounds:
 
     # --- what happens to them ---------------------------------------------------------------------
     def began(self, line: TrainerLine, ready: Ready) -> None:
-        """A trainer has started; the first one tells the layout."""
         self._line, self._sent = line, None
         if not self._lanes:
             self._cut(Layout.from_shapes(dict(ready.shapes)))
         self._sent_s = dict.fromkeys(range(len(self._lanes)), trio.current_time())
 
-    def progressed(self, progress: TrainerProgress) -> None:
-        """Note it, where lengths of rounds are ours."""
-        if self._own_length is not None:
-            self._own_length.progressed(progress.steps)
+    def progressed(self) -> None:
+        """Nothing follows from it."""
 
     async def closed(self, closed: RoundClosed, others: Sequence[Member]) -> None:
         """A whole model leaves now; the next round may begin at once, if that overlaps.
@@ -323,7 +291,7 @@ class PairRounds:
             if not self._is_whole:
                 self._fly(self._line, event)
         elif isinstance(event, FragmentMerged) and self._own_length is not None:
-            self._own_length.merged(self._merging, event.waited_s)
+            self._own_length.merged(event.waited_s)
 
     async def died(self) -> None:
         """Flights under way need no trainer: let them end."""
@@ -331,11 +299,9 @@ class PairRounds:
         self._line = None
 
     def leave(self) -> None:
-        """No flight begins any more."""
         self._is_leaving = True
 
     async def wait_settled(self) -> None:
-        """Wait until all flights have ended."""
         await self._settled.wait()
 
     # --- flights ----------------------------------------------------------------------------------
@@ -386,7 +352,7 @@ class PairRounds:
                 started_s = trio.current_time()
                 await lane.take(settled, meeting, closed.seconds if closed else train_s)
             if self._own_length is not None:
-                self._note(self._own_length, settled, trio.current_time() - started_s)
+                self._own_length.exchanged(settled, trio.current_time() - started_s)
             await line.send(Merge(sent.fragment, sent.cycle, ONE_CHUNK, ()))
             if closed and not self._finale.has_begun and self._is_validation_due(closed.round):
                 await self._validation.begin(line, closed.round)
@@ -395,15 +361,6 @@ class PairRounds:
             self.flights -= 1
             if not self.flights:
                 self._settled.set()
-
-    def _note(self, own_length: OwnLength, settled: Settled, apply_s: float) -> None:
-        """Tell how long the line was busy, unless that says nothing of it."""
-        own, outcome, line_s = settled.own, settled.outcome, settled.timing.exchange_s + apply_s
-        self._merging = own.round
-        if own.final or outcome.partner_id is None:
-            return
-        if isinstance(outcome, Averaged) or outcome.reason is SkipReason.DEADLINE:
-            own_length.exchanged(own.round, outcome.partner_id, line_s)
 
     async def _validate(self, line: TrainerLine, round_: int) -> None:
         """Have the slow weights measured if that is due; no flight writes them meanwhile."""
@@ -434,7 +391,6 @@ class PairAveraging:
         self.slow_P, self.momentum_P = parts.slow_P, np.zeros(parts.slow_P.size, np.float32)
         self.lock = trio.Lock()
         self._lanes: list[OuterSteps] = []
-        self._meetings: list[FinalMeetings] = []
         self._is_cut = trio.Event()
         self._stands_after = -1
         self._rounds: PairRounds | None = None
@@ -455,45 +411,19 @@ class PairAveraging:
         return max(1, self._rounds.flights) if self._rounds else 1
 
     def stands_after(self, round_: int) -> None:
-        """The vectors hold our first state, as it stood after this round; -1 before the first."""
         self._stands_after = round_
         for lane in self._lanes:
             lane.outer.stands_after(round_)
 
     def begin(self, start_trainer: StartTrainer) -> RoundLoop:
-        """The rounds."""
-        parts, validation = self._parts, self._parts.validation()
-        sync, facts = parts.spec.sync, parts.facts
-        chooses = sync.inner_steps == "auto"
-        finale = FinalRounds(
-            wanted=sync.final_averaging,
-            facts=facts,
-            view=parts.held.view,
-            company=parts.company_of(0),
-            held=self._meetings,
-            validation=validation,
-            events=parts.events,
-            wait_rounds=MAX_EXCHANGE_ROUNDS if chooses else WAIT_ROUNDS,
-        )
-        self._rounds = PairRounds(
-            OwnRounds(
-                facts.peer_id,
-                sync.round_steps,
-                parts.amended.total_steps_at,
-                facts.round,
-                facts.nominal_step,
-                debt=facts.debt,
-            ),
-            Pace(sync.round_steps, facts),
-            sync=sync,
-            facts=facts,
-            lanes=self._lanes,
-            cut=lambda layout: self._fill(fragments_of_run(sync.pairs, layout)),
-            finale=finale,
-            validation=validation,
-            own_length=OwnLength(facts, parts.events, parts.held.view) if chooses else None,
-        )
-        return parts.loop(self._rounds, validation, start_trainer)
+        parts, sync = self._parts, self._parts.spec.sync
+        validation = Validation(sync.validate_every, parts.facts, parts.events)
+
+        def cut(layout: Layout) -> None:
+            self._fill(fragments_of_run(sync.pairs, layout))
+
+        self._rounds = PairRounds(parts, self._lanes, cut, validation)
+        return RoundLoop(parts, self._rounds, validation, start_trainer)
 
     async def serve(self) -> None:
         """Look for partners and answer proposals until cancelled, once the fragments are known."""
@@ -506,7 +436,6 @@ class PairAveraging:
             lane = self._lane(fragment, len(fragments))
             lane.outer.stands_after(self._stands_after)
             self._lanes.append(lane)
-            self._meetings.append(lane.gossip.meetings)
         self._is_cut.set()
 
     def _lane(self, fragment: Fragment, num_fragments: int) -> OuterSteps:
@@ -545,16 +474,7 @@ class PairAveraging:
             refused=parts.facts.refused,
             packing=parts.facts.packing,
         )
-        return OuterSteps(
-            parts.spec,
-            facts=parts.facts,
-            outer=outer,
-            gossip=gossip,
-            work=parts.work,
-            events=events,
-            observe_round=parts.observe_round,
-            lock=self.lock,
-        )
+        return OuterSteps(parts, outer, gossip, events, self.lock)
 
 
 def declined_in(state: PeerState) -> RefusalReason | None:

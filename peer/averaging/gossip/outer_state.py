@@ -103,18 +103,6 @@ def _root(mean_square: float) -> float:
 Float32Vector = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class OuterStatistics:
-    """The outer state now, and the last step's measures (`OuterStepMeasures`; None before it)."""
-
-    version: int
-    round: int
-    steps: int
-    steps_alone: int
-    delta_rms: float | None
-    replica_distance: float | None
-
-
 class OuterState:
     """Holds phi and delta (fp32 [P], the caller's memory, changed in place).
 
@@ -145,30 +133,26 @@ class OuterState:
         self._spans = [slice(*span) for span in spans or [(0, phi_P.size)]]
         self._size = sum(span.stop - span.start for span in self._spans)
         self._codec, self._factors = codec, factors
-        self._steps = self._steps_alone = 0
-        self._last: OuterStepMeasures | None = None
-        self._distance: float | None = None
         self.replicas_apart: float | None = None
-
-    def __repr__(self) -> str:
-        return f"OuterState(P={self._size}, round={self.round}, version={self.version})"
 
     @property
     def needs_phi_codes(self) -> bool:
         """Whether the codes of phi travel too."""
         return self._factors.pulls
 
-    def encode_phi(self, codes: memoryview) -> None:
-        """Write the codes of phi into `codes`. Raises ValueError if phi is not finite."""
-        self._codec.encode(self._part(self._phi), torch.frombuffer(codes, dtype=torch.uint8))
+    def with_phi(self, theta_codes: memoryview) -> memoryview:
+        """Codes of theta, and behind them those of phi. Raises ValueError if phi is not finite."""
+        both = memoryview(bytearray(2 * len(theta_codes)))
+        both[: len(theta_codes)] = theta_codes
+        phi_codes = torch.frombuffer(both[len(theta_codes) :], dtype=torch.uint8)
+        self._codec.encode(self._part(self._phi), phi_codes)
+        return both
 
     def step(
         self,
         round: int,
         own_codes: CodeBuffer,
         partner_codes: CodeBuffer | None = None,
-        own_phi_codes: CodeBuffer | None = None,
-        partner_phi_codes: CodeBuffer | None = None,
         *,
         plain: bool = False,
         own_share: float = 0.5,
@@ -177,10 +161,9 @@ class OuterState:
 
         Args:
             round: number of the round; higher than that of the step before.
-            own_codes: codes of our theta.
-            partner_codes: codes of the partner's theta; None alone.
-            own_phi_codes: codes of our phi before the step; needed in a pair with gamma != beta.
-            partner_phi_codes: the partner's.
+            own_codes: codes of our theta, and behind them those of our phi before the step where
+                gamma != beta.
+            partner_codes: the partner's; None alone.
             plain: phi becomes the mean of theta, whatever the run's factors are.
             own_share: weight of our theta in the pair's mean.
 
@@ -193,12 +176,11 @@ class OuterState:
             raise LocalProtocolError(
                 f"outer step of round {round} after that of round {self.round}"
             )
-        theta_codes = [self._own(own_codes)]
-        phi_codes: list[torch.Tensor] = []
+        members = [self._own(own_codes)]
         if partner_codes is not None:
-            theta_codes.append(self._partners(partner_codes))
-            if self._factors.pulls and not plain:
-                phi_codes = [self._own(own_phi_codes), self._partners(partner_phi_codes)]
+            members.append(self._partners(partner_codes))
+        theta_codes = [codes[0] for codes in members]
+        phi_codes = [codes[1] for codes in members] if self.needs_phi_codes and not plain else []
         is_even = partner_codes is None or own_share == 0.5
         shares = None if is_even else (own_share, 1 - own_share)
         phi, delta = self._part(self._phi), self._part(self._delta)
@@ -212,25 +194,12 @@ class OuterState:
         if measures.replica_distance is not None:
             phi_rms = float(torch.linalg.vector_norm(phi)) / math.sqrt(max(1, phi.numel()))
             self.replicas_apart = measures.replica_distance / phi_rms if phi_rms else None
-        self._note(round, measures)
+        self.version, self.round = self.version + 1, round
         return measures
 
-    def apart(
-        self,
-        own_codes: CodeBuffer,
-        partner_codes: CodeBuffer,
-        own_phi_codes: CodeBuffer | None = None,
-        partner_phi_codes: CodeBuffer | None = None,
-    ) -> Apart:
-        """How far the partner's vectors are from ours.
-
-        Raises:
-            LocalProtocolError, RemoteProtocolError: as `step` does.
-        """
-        ours, theirs = [self._own(own_codes)], [self._partners(partner_codes)]
-        if partner_phi_codes is not None:
-            ours.append(self._own(own_phi_codes))
-            theirs.append(self._partners(partner_phi_codes))
+    def apart(self, own_codes: CodeBuffer, partner_codes: CodeBuffer) -> Apart:
+        """How far the partner's vectors are from ours. Raises as `step` does."""
+        ours, theirs = self._own(own_codes), self._partners(partner_codes)
         return apart(ours, theirs, self._codec, self._size)
 
     def moved(self, own_codes: CodeBuffer) -> float:
@@ -239,7 +208,7 @@ class OuterState:
         Raises:
             LocalProtocolError: our own codes are bad.
         """
-        codes = self._own(own_codes)
+        codes = self._own(own_codes)[0]
         move = torch.empty(self._size)
         self._codec.decode(codes, move)
         move.sub_(self._part(self._phi))
@@ -257,24 +226,6 @@ class OuterState:
                 if self._delta[span].any():
                     self._delta[span].zero_()
 
-    def statistics(self) -> OuterStatistics:
-        """Counters and the last step's measures; the distance is of the last step in a pair."""
-        return OuterStatistics(
-            version=self.version,
-            round=self.round,
-            steps=self._steps,
-            steps_alone=self._steps_alone,
-            delta_rms=None if self._last is None else self._last.delta_rms,
-            replica_distance=self._distance,
-        )
-
-    def _note(self, round: int, measures: OuterStepMeasures) -> None:
-        self.version, self.round, self._last = self.version + 1, round, measures
-        self._steps += 1
-        self._steps_alone += measures.replica_distance is None
-        if measures.replica_distance is not None:
-            self._distance = measures.replica_distance
-
     def _part(self, vector_P: torch.Tensor) -> torch.Tensor:
         """The part of a vector that is stepped here: a copy, unless it is of one piece."""
         pieces = [vector_P[span] for span in self._spans]
@@ -287,22 +238,21 @@ class OuterState:
         for span, piece in zip(self._spans, part.split(sizes), strict=True):
             vector_P[span] = piece
 
-    def _own(self, codes: CodeBuffer | None) -> torch.Tensor:
-        tensor = self._valid(codes)
-        if tensor is None:
+    def _own(self, codes: CodeBuffer) -> list[torch.Tensor]:
+        if (vectors := self._valid(codes)) is None:
             raise LocalProtocolError("our own codes are missing or not valid")
-        return tensor
+        return vectors
 
-    def _partners(self, codes: CodeBuffer | None) -> torch.Tensor:
-        tensor = self._valid(codes)
-        if tensor is None:
+    def _partners(self, codes: CodeBuffer) -> list[torch.Tensor]:
+        if (vectors := self._valid(codes)) is None:
             raise RemoteProtocolError("the partner's codes are missing, malformed or not finite")
-        return tensor
+        return vectors
 
-    def _valid(self, codes: CodeBuffer | None) -> torch.Tensor | None:
-        """`codes` as a tensor if they are there, fit phi and are valid; else None."""
-        if codes is None:
+    def _valid(self, codes: CodeBuffer) -> list[torch.Tensor] | None:
+        """Codes of theta, and those of phi where they travel too, if all are there and valid."""
+        each_bytes = self._codec.code_bytes(self._size)
+        vectors = list(codes_as_tensor(codes).split(each_bytes))
+        due = [each_bytes] * (2 if self.needs_phi_codes else 1)
+        if [each.numel() for each in vectors] != due:
             return None
-        tensor = codes_as_tensor(codes)
-        expected = self._codec.code_bytes(self._size)
-        return tensor if tensor.numel() == expected and self._codec.validate(tensor) else None
+        return vectors if all(self._codec.validate(each) for each in vectors) else None

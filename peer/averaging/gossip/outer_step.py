@@ -99,21 +99,6 @@ class OuterStepMeasures:
     delta_rms: float
     replica_distance: float | None
 
-    @classmethod
-    def of_squares(
-        cls, moves: float, to_mean: float, num_values: int, own_share: float
-    ) -> "OuterStepMeasures":
-        """The measures of a step.
-
-        Args:
-            moves: sum of squares of the move of phi.
-            to_mean: the same of our theta less the mean.
-            own_share: our weight in that mean.
-        """
-        size = max(1, num_values)
-        apart = math.sqrt(to_mean / size)
-        return cls(math.sqrt(moves / size), apart / (1 - own_share) if own_share < 1 else None)
-
 
 @dataclass(frozen=True, slots=True)
 class NolocoFactors:
@@ -169,52 +154,45 @@ def outer_step(
     _check(phi_P, delta_P, [*theta_codes, *used_phi_codes], codec)
     if len(theta_codes) == 1:
         shares = None
+    sums = None
     if not pulls and shares is None:
         sums = fused_step(phi_P, delta_P, theta_codes, codec, factors.alpha, factors.beta)
-        if sums is not None:
-            return OuterStepMeasures.of_squares(*sums, phi_P.numel(), 1 / len(theta_codes))
-    step = _GroupStep(theta_codes, used_phi_codes, codec, factors, shares)
-    for start in range(0, phi_P.numel(), TILE):
-        step.take(phi_P[start : start + TILE], delta_P[start : start + TILE], start)
-    own_share = shares[0] if shares else 1 / len(theta_codes)
-    return OuterStepMeasures.of_squares(
-        step.delta_squares, step.distance_squares, phi_P.numel(), own_share
+    moves, to_mean = sums or _plain_step(
+        phi_P, delta_P, theta_codes, used_phi_codes, codec, factors, shares
     )
+    own_share, size = shares[0] if shares else 1 / len(theta_codes), max(1, phi_P.numel())
+    distance = math.sqrt(to_mean / size) / (1 - own_share) if own_share < 1 else None
+    return OuterStepMeasures(math.sqrt(moves / size), distance)
 
 
-class _GroupStep:
-    """One step in progress: scratch of one tile, and the sums for the measures."""
-
-    def __init__(
-        self,
-        theta_codes: Sequence[torch.Tensor],
-        phi_codes: Sequence[torch.Tensor],
-        codec: Codec,
-        factors: NolocoFactors,
-        shares: Sequence[float] | None,
-    ) -> None:
-        self._shares = shares
-        self._theta_codes, self._phi_codes, self._codec = theta_codes, phi_codes, codec
-        self._alpha, self._beta = float(np.float32(factors.alpha)), factors.beta
-        self._pull = factors.gamma - factors.beta
-        self._scratch = torch.empty(4, TILE, dtype=torch.float32, device=theta_codes[0].device)
-        self.delta_squares = 0.0
-        self.distance_squares = 0.0
-
-    def take(self, phi: torch.Tensor, delta: torch.Tensor, start: int) -> None:
-        """Step the tile of phi and delta that begins at `start`."""
-        mean, own, spare, move = self._scratch[:, : phi.numel()]
-        group_mean(self._theta_codes, self._codec, start, mean, own, spare, self._shares)
-        self.distance_squares += _squares(own.sub_(mean))
-        if not self._alpha:
+def _plain_step(
+    phi_P: torch.Tensor,
+    delta_P: torch.Tensor,
+    theta_codes: Sequence[torch.Tensor],
+    phi_codes: Sequence[torch.Tensor],
+    codec: Codec,
+    factors: NolocoFactors,
+    shares: Sequence[float] | None,
+) -> tuple[float, float]:
+    """Step tile by tile, of any code, group and factors; returns the sums of `fused_step`."""
+    alpha, pull = float(np.float32(factors.alpha)), factors.gamma - factors.beta
+    scratch = torch.empty(4, TILE, dtype=torch.float32, device=theta_codes[0].device)
+    delta_squares = distance_squares = 0.0
+    for start in range(0, phi_P.numel(), TILE):
+        phi, delta = phi_P[start : start + TILE], delta_P[start : start + TILE]
+        mean, own, spare, move = scratch[:, : phi.numel()]
+        group_mean(theta_codes, codec, start, mean, own, spare, shares)
+        distance_squares += _squares(own.sub_(mean))
+        if not alpha:
             delta = move.zero_()
-        delta.mul_(self._alpha)
-        delta.add_(mean.sub_(phi).mul_(self._beta))
-        if self._phi_codes:
-            group_mean(self._phi_codes, self._codec, start, mean, own, spare, self._shares)
-            delta.add_(mean.sub_(phi).mul_(self._pull))
+        delta.mul_(alpha)
+        delta.add_(mean.sub_(phi).mul_(factors.beta))
+        if phi_codes:
+            group_mean(phi_codes, codec, start, mean, own, spare, shares)
+            delta.add_(mean.sub_(phi).mul_(pull))
         phi.add_(delta)
-        self.delta_squares += _squares(delta)
+        delta_squares += _squares(delta)
+    return delta_squares, distance_squares
 
 
 def _squares(values: torch.Tensor) -> float:

@@ -16,28 +16,25 @@ whose vector is implausible, or no vector at all, rests.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 import blake3
 import trio
 
-from peer.facts import Facts, RoundTiming
+from peer.facts import RoundTiming
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
-from peer.ports import Work
+from peer.rounds.parts import AveragingParts
 from protocol.gossip.final_averaging import Meeting
 from protocol.gossip.patience import Patience
 from protocol.membership.book import Fault
 from protocol.outcomes import SkipReason
 from protocol.plausible import Plausibility
-from protocol.run.run_spec import RunSpec
 
-from .exchange_io import OwnVector
-from .exchanges import Averaged, RoundOutcome, Skipped, Timing
-from .gossip import Bounds, Gossip
+from .exchange_io import Averaged, OwnVector, Settled, Skipped
+from .gossip import Gossip
 from .outer_state import OuterState
 
 SEARCH_ROUNDS: Final = 2.0
@@ -61,15 +58,6 @@ that went equally far from one place are at most two moves apart. Our own length
 expected, so that none of the first partners turns us round, however far we have moved."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """What we brought to averaging, how that ended, and how long it took."""
-
-    own: OwnVector
-    outcome: RoundOutcome
-    timing: Timing
-
-
 class OuterSteps:
     """Takes the outer steps of one peer, or of one fragment.
 
@@ -82,23 +70,16 @@ class OuterSteps:
 
     def __init__(
         self,
-        spec: RunSpec,
-        *,
-        facts: Facts,
+        parts: AveragingParts,
         outer: OuterState,
         gossip: Gossip,
-        work: Work,
         events: Events,
-        observe_round: Callable[[RoundTiming], None],
         lock: trio.Lock,
     ) -> None:
-        self._spec = spec
-        self._facts = facts
-        self.outer = outer
-        self.gossip = gossip
-        self._work = work
-        self._events = events
-        self._observe_round = observe_round
+        self.outer, self.gossip = outer, gossip
+        self._inner_steps = parts.spec.sync.round_steps
+        self._facts, self._work, self._events = parts.facts, parts.work, events
+        self._observe_round = parts.observe_round
         self._patience = Patience()
         self._plausibility = Plausibility()
         self._lock = lock
@@ -115,21 +96,11 @@ class OuterSteps:
             step: the nominal step at which it was taken.
             steps, tokens: trained since the one before.
         """
-        payload, vectors = codes, 1
+        payload = codes
         if self.outer.needs_phi_codes:
-            payload = await self._work.run(self._with_phi, codes)
-            digest, vectors = blake3.blake3(payload).hexdigest(length=16), 2
-        return OwnVector(
-            round=round,
-            step=step,
-            final=self._facts.ended,
-            steps=steps,
-            tokens=tokens,
-            codec=self._spec.sync.codec,
-            vectors=vectors,
-            digest=digest,
-            payload=payload,
-        )
+            payload = await self._work.run(self.outer.with_phi, codes)
+            digest = blake3.blake3(payload).hexdigest(length=16)
+        return OwnVector(round, step, self._facts.ended, steps, tokens, digest, payload)
 
     async def average(self, own: OwnVector, meeting: Meeting | None, meanwhile: float) -> Settled:
         """Find a partner for a snapshot and exchange vectors; its end is always a defined one.
@@ -141,19 +112,19 @@ class OuterSteps:
         round_s = self._facts.round_s
         exchange_s = max(MIN_EXCHANGE_S, MAX_EXCHANGE_ROUNDS * round_s)
         # For so long a partner may be awaited at no cost, exchange included.
-        slack_s = round_s * meanwhile / self._spec.sync.round_steps
+        slack_s = round_s * meanwhile / self._inner_steps
         if meeting is None:
-            bounds = Bounds(
+            settled = await self.gossip.average(
+                own,
                 fresh_s=self._patience.for_fresh_s(slack_s),
                 search_s=max(MIN_SEARCH_S, SEARCH_ROUNDS * round_s, self._facts.own_round_s),
                 exchange_s=exchange_s,
             )
-            outcome, timing = await self.gossip.average(own, bounds)
         else:
-            outcome, timing = await self.gossip.meet(own, meeting, exchange_s)
-        if isinstance(outcome, Averaged):
-            self._patience.exchanged(timing.match_s, timing.exchange_s, slack_s)
-        return Settled(own, outcome, timing)
+            settled = await self.gossip.meetings.meet(own, meeting, exchange_s)
+        if isinstance(settled.outcome, Averaged):
+            self._patience.exchanged(settled.match_s, settled.exchange_s, slack_s)
+        return settled
 
     async def take(self, settled: Settled, meeting: Meeting | None, train_s: float) -> None:
         """Take the outer step, and count how averaging ended.
@@ -168,22 +139,17 @@ class OuterSteps:
             self._steps_since_average = 0
         own, outcome = settled.own, settled.outcome
         partner = outcome.payload if isinstance(outcome, Averaged) else None
-        theta, phi = _split(own.payload, own.vectors)
-        their_theta, their_phi = _split(partner, own.vectors)
-        assert theta is not None
+        step = partial(
+            self.outer.step, own.round, plain=own.final, own_share=_own_share(meeting, share)
+        )
         async with self._lock:
-            step = partial(
-                self.outer.step,
-                plain=own.final,
-                own_share=_own_share(meeting, share),
-            )
-            measures = await self._work.run(step, own.round, theta, their_theta, phi, their_phi)
+            measures = await self._work.run(step, own.payload, partner)
         if measures.replica_distance is not None:
             self._facts.replica_distance = measures.replica_distance
             self._facts.pipeline.replicas_apart = self.outer.replicas_apart
         self._count(settled)
-        apply_s, timing = trio.current_time() - started_s, settled.timing
-        self._observe_round(RoundTiming(train_s, timing.match_s, timing.exchange_s, apply_s))
+        apply_s = trio.current_time() - started_s
+        self._observe_round(RoundTiming(train_s, settled.match_s, settled.exchange_s, apply_s))
 
     async def _judged(self, settled: Settled, meeting: Meeting | None) -> tuple[Settled, float]:
         """Hold the partner's vector against what was seen; how much it counts, 1 as ours."""
@@ -192,11 +158,8 @@ class OuterSteps:
             if outcome.reason is SkipReason.BAD_VECTOR and outcome.partner_id is not None:
                 self.gossip.doubt(outcome.partner_id, Fault.BAD_VECTOR)
             return settled, 1.0
-        ours, theirs = _split(own.payload, own.vectors), _split(outcome.payload, own.vectors)
-        assert ours[0] is not None
-        assert theirs[0] is not None
-        apart = await self._work.run(self.outer.apart, ours[0], theirs[0], ours[1], theirs[1])
-        expected = math.inf if meeting else await self._expected(ours[0], apart.own)
+        apart = await self._work.run(self.outer.apart, own.payload, outcome.payload)
+        expected = math.inf if meeting else await self._expected(own.payload, apart.own)
         farthest = FARTHEST_AT_FIRST if math.isfinite(expected) else FARTHEST_WHOLE
         share = self._plausibility.share(
             outcome.partner_id,
@@ -208,7 +171,7 @@ class OuterSteps:
             remember=not own.final,
         )
         if share is not None:
-            await self.gossip.believe(own, outcome.payload)
+            await self.gossip.packer.learn(own.payload, outcome.payload)
             return settled, share
         self.gossip.doubt(outcome.partner_id, Fault.IMPLAUSIBLE)
         return replace(settled, outcome=Skipped(SkipReason.IMPLAUSIBLE, outcome.partner_id)), 1.0
@@ -220,23 +183,16 @@ class OuterSteps:
         moved = await self._work.run(self.outer.moved, own_codes)
         return min(EXPECTED_AT_FIRST * moved, own_length) or math.inf
 
-    def _with_phi(self, codes: memoryview) -> memoryview:
-        both = memoryview(bytearray(2 * len(codes)))
-        both[: len(codes)] = codes
-        self.outer.encode_phi(both[len(codes) :])
-        return both
-
     def _count(self, settled: Settled) -> None:
-        facts, timing = self._facts, settled.timing
-        own, outcome = settled.own, settled.outcome
+        facts, own, outcome = self._facts, settled.own, settled.outcome
         if isinstance(outcome, Averaged):
             facts.count_averaged()
             self._events.emit(
                 EventName.ROUND_AVERAGED,
                 round=own.round,
                 partner=outcome.partner_id,
-                seconds=timing.exchange_s,
-                searched_s=timing.match_s,
+                seconds=settled.exchange_s,
+                searched_s=settled.match_s,
                 distance=facts.replica_distance,
                 step=own.step,
                 age=facts.nominal_step - own.step,
@@ -256,11 +212,3 @@ def _own_share(meeting: Meeting | None, share: float) -> float:
     """The weight of our weights in the mean with a partner that counts so much, 1 as any other."""
     own = 0.5 if meeting is None else meeting.own_share
     return own if share == 1.0 else 1.0 - (1.0 - own) * share
-
-
-def _split(payload: memoryview | None, vectors: int) -> tuple[memoryview | None, memoryview | None]:
-    """Codes of theta, and those of phi where they travel too."""
-    if payload is None or vectors == 1:
-        return payload, None
-    half = len(payload) // vectors
-    return payload[:half], payload[half:]

@@ -9,9 +9,9 @@ again in protocol/gossip/misreadings.py. Here is what goes on around them:
 - All of it is work for a thread.
 """
 
-from collections.abc import Awaitable, Callable
+import blake3
 
-from peer.codec import BLOCK
+from peer.codec import BLOCK, codes_as_tensor, get_codec
 from peer.codec.differences import (
     Floats,
     MalformedPack,
@@ -31,21 +31,18 @@ from protocol.errors import RemoteProtocolError
 from protocol.gossip.misreadings import Answering, Asking, Marks
 from protocol.run.ways import CODECS
 
-CheckVector = Callable[[memoryview, str], Awaitable[bool]]
-"""Whether these bytes have this digest and can be decoded to finite values."""
-
 
 class Packer:
     """Packs the vectors of one lane, and reads those of partners; knows how far they were.
 
-    Args:
+    Attributes:
         codec: its name; of one that is not packed nothing is.
         vectors: in one contribution.
     """
 
     def __init__(self, codec: str, vectors: int, work: Work, facts: PackingFacts) -> None:
         self.packs = CODECS[codec].packs
-        self.vectors = vectors
+        self.codec, self.vectors = codec, vectors
         self.facts = facts
         self.work = work
         self._expected: Floats | None = None
@@ -62,10 +59,25 @@ class Packer:
             return None
         return memoryview(pack(payload, widths, self.vectors))
 
-    def learn(self, own: memoryview, theirs: memoryview) -> None:
-        """Note how far a partner's codes are from ours; both are valid ones."""
+    async def learn(self, own: memoryview, theirs: memoryview) -> None:
+        """A partner's codes were averaged with: how far they are from ours says how to pack."""
+        if self.packs:
+            await self.work.run(self._learn, own, theirs)
+
+    def _learn(self, own: memoryview, theirs: memoryview) -> None:
         apart = apart_per_block(own, theirs, self.vectors)
         self._expected = expected_after(apart, self._expected)
+
+    async def is_right(self, payload: memoryview, digest: str) -> bool:
+        """Whether these codes have this digest, and can be decoded to finite values."""
+        return await self.work.run(self._is_right, payload, digest)
+
+    def _is_right(self, payload: memoryview, digest: str) -> bool:
+        if blake3.blake3(payload).hexdigest(length=16) != digest:
+            return False
+        codec, size = get_codec(self.codec), len(payload) // self.vectors
+        parts = (payload[i * size : (i + 1) * size] for i in range(self.vectors))
+        return all(codec.validate(codes_as_tensor(part)) for part in parts)
 
 
 class Reading:
@@ -73,28 +85,23 @@ class Reading:
 
     Args:
         own: our codes, which theirs are read against.
+
+    Attributes:
         into: where theirs are written.
-        check: whether they are right.
+        codec, vectors: as of the packer.
+        packs: whether how long a vector is, is known from its head alone.
     """
 
-    def __init__(
-        self, packer: Packer, own: memoryview, into: memoryview, check: CheckVector
-    ) -> None:
+    def __init__(self, packer: Packer, own: memoryview, into: memoryview) -> None:
         self._packer = packer
-        self._own, self._into = own, into
-        self._check = check
+        self.codec, self.vectors, self.packs = packer.codec, packer.vectors, packer.packs
+        self._own, self.into = own, into
         self._digest = ""
         self._came = into
         self._asking: Asking | None = None
         self._answering: Answering | None = None
         self._wanted: Marks | None = None
         self._sent_again_bytes = 0
-        self._is_counted = False
-
-    @property
-    def packs(self) -> bool:
-        """Whether how long a vector is, is known from its head alone."""
-        return self._packer.packs
 
     # --- their vector -----------------------------------------------------------------------------
     def room(self, packed: int) -> memoryview:
@@ -107,9 +114,9 @@ class Reading:
             RemoteProtocolError: it is not to be packed, or would not be shorter.
         """
         if not packed:
-            self._came = self._into
-            return self._into
-        if not self._packer.packs or packed >= len(self._into):
+            self._came = self.into
+            return self.into
+        if not self.packs or packed >= len(self.into):
             raise RemoteProtocolError(f"{packed} bytes of packed codes, which none of these take")
         self._came = memoryview(bytearray(packed))
         return self._came
@@ -118,18 +125,18 @@ class Reading:
         """Their vector is in its room: whether it is right, or the blocks to ask for."""
         self._digest = digest
         facts, came = self._packer.facts, self._came
-        if came is self._into:
-            facts.plain += self._packer.packs
-            return await self._is_right()
-        self._asking = Asking(blocks_of(len(self._into)))
+        if came is self.into:
+            facts.plain += self.packs
+            return await self._packer.is_right(self.into, self._digest)
+        self._asking = Asking(blocks_of(len(self.into)))
         facts.packed += 1
         facts.blocks += self._asking.blocks
         try:
-            run, vectors = self._packer.work.run, self._packer.vectors
-            bad = await run(unpack, came, self._own, self._into, vectors)
+            run, vectors = self._packer.work.run, self.vectors
+            bad = await run(unpack, came, self._own, self.into, vectors)
         except MalformedPack:
             return False
-        self._came = self._into
+        self._came = self.into
         return await self._next(bad if bad.any() else None)
 
     def room_for_blocks(self, num_bytes: int) -> memoryview:
@@ -142,11 +149,11 @@ class Reading:
     async def take_blocks(self, codes: memoryview) -> Marks | bool:
         """The blocks that we asked for are here; as `take`."""
         wanted, self._wanted = self._wanted, None
-        await self._packer.work.run(put_blocks, self._into, wanted, codes, self._packer.vectors)
+        await self._packer.work.run(put_blocks, self.into, wanted, codes, self.vectors)
         return await self._next(None)
 
     async def _next(self, bad: Marks | None) -> Marks | bool:
-        if bad is None and await self._is_right():
+        if bad is None and await self._packer.is_right(self.into, self._digest):
             return True
         assert self._asking is not None
         self._wanted = self._asking.next(bad)
@@ -157,14 +164,6 @@ class Reading:
         facts.whole += bad is None
         return self._wanted
 
-    async def _is_right(self) -> bool:
-        return await self._check(self._into, self._digest)
-
-    @property
-    def most_bytes(self) -> int:
-        """Longest payload that may come in this exchange."""
-        return len(self._into)
-
     def end(self) -> None:
         """Let go of what is as large as a vector."""
         self._own = self._came = memoryview(b"")
@@ -173,7 +172,7 @@ class Reading:
     # --- ours -------------------------------------------------------------------------------------
     def room_for_question(self, num_bytes: int) -> memoryview:
         """Where the map goes of blocks that they could not read. Raises RemoteProtocolError."""
-        if not self._packer.packs:
+        if not self.packs:
             raise RemoteProtocolError("a question for blocks, of codes that are not packed")
         if self._answering is None:
             self._answering = Answering(blocks_of(len(self._own)))
@@ -185,13 +184,12 @@ class Reading:
         """The codes of the blocks that they could not read. Raises RemoteProtocolError."""
         assert self._answering is not None
         marks = self._answering.take(bits)
-        codes = await self._packer.work.run(codes_of_blocks, self._own, marks, self._packer.vectors)
+        codes = await self._packer.work.run(codes_of_blocks, self._own, marks, self.vectors)
         self._sent_again_bytes += len(codes)
         return codes
 
     def count_sent(self, num_bytes: int) -> None:
-        """Our vector has arrived; so many bytes went out at first. Counted once."""
-        if self._packer.packs and not self._is_counted:
-            self._is_counted = True
+        """Our vector has arrived; so many bytes went out at first."""
+        if self.packs:
             self._packer.facts.code_bytes += len(self._own)
             self._packer.facts.sent_bytes += num_bytes + self._sent_again_bytes

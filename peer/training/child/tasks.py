@@ -1,6 +1,7 @@
 """What runs in the child process: build the parts, say `Ready`, run the loop, say how it ended."""
 
 import itertools
+import json
 import os
 import traceback
 from collections.abc import Callable
@@ -19,16 +20,20 @@ from peer.training.device import choose_device, choose_precision, is_of_device, 
 from peer.training.errors import Interrupted, NonFinite
 from peer.training.loop import Channel, InnerLoop, TrainerParts, ready_of, trainer_parts
 from peer.training.messages import MAX_FAILURE_CHARS, Failed, ModelCreated, Ready, TrainerSettings
-from peer.training.model import FlatModel, empty_module, initial_module, model_config, model_shapes
+from peer.training.model import (
+    FlatModel,
+    config_of,
+    empty_module,
+    initial_module,
+    model_config,
+    model_shapes,
+)
 from peer.training.optimizer import inner_optimizer
 from peer.training.pipe import PipeError, SocketChannel
-from peer.training.stages.build import StageMemory, build_stage
-from peer.training.stages.module import initial_stage
 from peer.training.step import Stepper
 from protocol.errors import LocoError
 from protocol.run.needs import sequence_bytes
 from protocol.run.run_spec import RunSpec
-from protocol.run.sections import known_keys
 
 NICENESS_ON_CPU: Final = 10
 """Added to the priority of a trainer that computes on the CPU: it would take all cores, and daemons
@@ -50,6 +55,8 @@ def serve(channel: SocketChannel) -> int:
             case "train", (slow_fd, codes_fd):
                 return train(channel, partial(build, settings, slow_fd, codes_fd, channel))
             case "train", (slow_fd, codes_fd, ring_fd):
+                from peer.training.stages.build import StageMemory, build_stage
+
                 memory = StageMemory(slow_fd, codes_fd, ring_fd)
                 return train(channel, partial(build_stage, settings, memory, channel))
             case _:
@@ -109,10 +116,12 @@ def create(channel: SocketChannel, settings: TrainerSettings, weights_fd: int) -
     if stage is None:
         module = initial_module(spec, settings.vocabulary_size)
     else:
+        from peer.training.stages.module import initial_stage
+
         config = model_config(spec, settings.vocabulary_size)
         module = initial_stage(config, spec.seed, stage, spec.pipeline.stages)
     torch.set_num_threads(threads)
-    text = known_keys(module.config.to_json_string(use_diff=True))
+    text = json.dumps(config_of(spec, settings.vocabulary_size))
     model = FlatModel(module, torch.device("cpu"))
     shapes = tuple((entry.name, entry.shape) for entry in model.layout.entries)
     whole = shapes

@@ -9,7 +9,7 @@ that has the texts, or the tokens, may take its own, and the digest shows that t
                 spec.data.manifest := prepared.manifest_digest
     joiner      kept = adopt_manifest(received_bytes, spec.data.manifest, cache_dir)
                 adopt_held_out(kept, received_bytes), then pieces as they come
-    trainer     corpus = open_corpus(prepared.path, context_length, validation_blocks)
+    trainer     corpus = open_corpus(prepared.folder, context_length, validation_blocks)
                 corpus.missing(blocks), corpus.blocks(blocks)
 
 Held-out files are chosen by the hash of their names; no token of theirs is in any training block.
@@ -21,11 +21,12 @@ from .folder import (
     adopt_held_out,
     adopt_manifest,
     corpus_folder,
+    describe_corpus,
     kept_corpus,
     open_corpus,
+    prepare_corpus,
 )
 from .packed import InvalidCorpus
-from .prepare import PreparedCorpus, describe_corpus, prepare_corpus
 from .tokenise import remove_all_drafts
 
 __all__ = [
@@ -33,7 +34,6 @@ __all__ = [
     "InvalidCorpus",
     "KeptCorpus",
     "PieceCorpus",
-    "PreparedCorpus",
     "adopt_held_out",
     "adopt_manifest",
     "corpus_folder",

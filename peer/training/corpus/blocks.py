@@ -191,15 +191,12 @@ def open_file(
     Raises:
         InvalidCorpus: no such file, or it is too small for these sizes.
     """
-    try:
-        with path.open("rb") as file:
-            packed = file.read(len(MAGIC)) == MAGIC
-    except OSError as error:
-        raise InvalidCorpus(f"cannot read {path}: {error.strerror}") from error
-    if packed:
+    if is_packed(path):
         corpus = _open_packed(path, context_length, piece_blocks)
     else:
-        corpus = _open_raw(path, context_length, validation_blocks, piece_blocks)
+        tokens = map_tokens(path)
+        split = max(0, len(tokens) - validation_blocks * context_length - 1)
+        corpus = Corpus(tokens[:split], tokens[split:], context_length, piece_blocks=piece_blocks)
     available = corpus.held_out_blocks
     if corpus.num_blocks < 1 or available < validation_blocks:
         raise InvalidCorpus(
@@ -208,6 +205,15 @@ def open_file(
             "use more text or fewer blocks"
         )
     return corpus
+
+
+def is_packed(path: Path) -> bool:
+    """Whether a file is a packed corpus. Raises InvalidCorpus: it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError as error:
+        raise InvalidCorpus(f"cannot read {path}: {error.strerror}") from error
 
 
 def _open_packed(path: Path, context_length: int, piece_blocks: int | None) -> Corpus:
@@ -224,12 +230,3 @@ def _open_packed(path: Path, context_length: int, piece_blocks: int | None) -> C
         tokenizer_digest=header.tokenizer_digest,
         piece_blocks=piece_blocks,
     )
-
-
-def _open_raw(
-    path: Path, context_length: int, validation_blocks: int, piece_blocks: int | None
-) -> Corpus:
-    tokens = map_tokens(path)
-    held_out = validation_blocks * context_length + 1
-    split = max(0, len(tokens) - held_out)
-    return Corpus(tokens[:split], tokens[split:], context_length, piece_blocks=piece_blocks)

@@ -18,7 +18,7 @@ import codecs
 import hashlib
 import struct
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from errno import EIO
 from pathlib import Path
@@ -46,10 +46,10 @@ def go_on() -> None:
 
 # --- a corpus of one text -------------------------------------------------------------------------
 
-TAIL_OF: Final = 20
-"""The last of so many parts of the bytes is held out."""
+HELD_OUT_OF: Final = 20
+"""A text in so many is held out for validation; of one text alone the last of so many parts."""
 PART_BYTES: Final = 1 << 20
-MAX_LINE_BYTES: Final = 1 << 20
+"""What is read at once, and as far as an end of the line is then looked for."""
 _CONTINUES: Final = range(0x80, 0xC0)
 """Bytes of UTF-8 that go on with a character."""
 
@@ -58,8 +58,8 @@ def tail_start(path: Path) -> int:
     """Where what is held out begins: a byte offset. Raises OSError."""
     size = path.stat().st_size
     with path.open("rb") as file:
-        wanted = file.seek(size - size // TAIL_OF)
-        line = file.readline(MAX_LINE_BYTES)
+        wanted = file.seek(size - size // HELD_OUT_OF)
+        line = file.readline(PART_BYTES)
         if line.endswith(b"\n") and file.tell() < size:
             return file.tell()
         file.seek(wanted)  # no line ends there
@@ -78,7 +78,7 @@ def read_parts(path: Path, start: int, end: int) -> Iterator[str]:
         file.seek(start)
         while (left := end - file.tell()) > 0:
             data = file.read(min(left, PART_BYTES))
-            data += file.readline(min(left - len(data), MAX_LINE_BYTES))
+            data += file.readline(min(left - len(data), PART_BYTES))
             if not data:
                 raise OSError(EIO, "it became shorter while it was read", str(path))
             yield decode(data, final=file.tell() >= end)
@@ -95,11 +95,8 @@ def _leading(data: bytes) -> Iterator[int]:
 # --- packed ---------------------------------------------------------------------------------------
 
 MAGIC: Final = b"LOCOCRP1"
-MAX_HEADER_BYTES: Final = 256 * 1024 * 1024
 _LENGTH: Final = struct.Struct(">I")
 _ALIGNMENT: Final = 64
-_HELD_OUT_OF: Final = 20
-"""One file in so many is held out for validation."""
 
 
 class InvalidCorpus(LocoError):
@@ -151,7 +148,7 @@ def check_name(name: str) -> str:
 def is_file_held_out(name: str) -> bool:
     """Whether the file of this name is for validation alone."""
     digest = hashlib.blake2b(name.encode(), digest_size=8, person=b"loco-held-out").digest()
-    return int.from_bytes(digest, "big") % _HELD_OUT_OF == 0
+    return int.from_bytes(digest, "big") % HELD_OUT_OF == 0
 
 
 def held_out_names(names: Sequence[str]) -> frozenset[str]:
@@ -179,110 +176,74 @@ def pack(texts: Iterable[Text], tokenizer: Tokenizer, out_path: Path, check: Che
         InvalidCorpus: no text is left.
     """
     ordered = sorted(texts, key=lambda text: text.name)
+    whys = {text.name: why for text in ordered if (why := _unreadable(text.path, check))}
+    readable = [text for text in ordered if text.name not in whys]
+    if not readable:
+        raise _none_of(whys)
+    held_out = held_out_names([text.name for text in ordered])
+    if len({text.name in held_out for text in readable}) == 1:
+        held_out = held_out_names([text.name for text in readable])
+    dtype = token_dtype(tokenizer.vocabulary_size)
+    separator = np.array(tokenizer.separator, dtype=dtype).tobytes()
+    files = []
     with (
         tempfile.TemporaryFile(dir=out_path.parent) as train,
         tempfile.TemporaryFile(dir=out_path.parent) as validation,
     ):
-        draft = _Draft(tokenizer, train, validation, check)
-        if len(ordered) > 1:
-            draft.add_all(ordered)
-        if not draft.is_complete:
-            draft.add_anew([text for text in ordered if draft.could_read(text)])
-        dtype = draft.dtype
+
+        def add(text: Text, parts: Iterable[str], *, is_held_out: bool) -> None:
+            out, digest, size = validation if is_held_out else train, blake3.blake3(), 0
+            for part in parts:
+                check()
+                size += len(data := part.encode())
+                digest.update(data)
+                out.write(tokenizer.encode(part).astype(dtype).tobytes())
+            out.write(separator)
+            files.append(CorpusFile(text.name, size, digest.hexdigest(length=16), is_held_out))
+
+        if len(readable) == 1:
+            (text,) = readable
+            middle, end = tail_start(text.path), text.path.stat().st_size
+            add(text, read_parts(text.path, 0, middle), is_held_out=False)
+            add(text, read_parts(text.path, middle, end), is_held_out=True)
+        else:
+            for text in readable:
+                add(text, [text.path.read_bytes().decode()], is_held_out=text.name in held_out)
         header = PackedHeader(
             tokenizer.digest,
             tokenizer.vocabulary_size,
             dtype.str,
             train.tell() // dtype.itemsize,
             validation.tell() // dtype.itemsize,
-            tuple(draft.files),
+            tuple(files),
         )
         write_packed(out_path, header, (train, validation), check)
 
 
-class _Draft:
-    """Tokens of texts, in two files: to train on, and to validate with.
+def _unreadable(path: Path, check: Check) -> str | None:
+    """Why a text is not UTF-8; None where it is. Raises OSError."""
+    try:
+        for _ in read_parts(path, 0, path.stat().st_size):
+            check()
+    except UnicodeDecodeError as error:
+        return f"byte {error.object[error.start]:#04x} is not UTF-8"
+    return None
 
-    Attributes:
-        files: what was read so far.
-    """
 
-    def __init__(
-        self, tokenizer: Tokenizer, train: IO[bytes], validation: IO[bytes], check: Check
-    ) -> None:
-        self.dtype = token_dtype(tokenizer.vocabulary_size)
-        self.files: list[CorpusFile] = []
-        self._tokenizer = tokenizer
-        self._parts = (train, validation)
-        self._check = check
-        self._unreadable: dict[str, str] = {}
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether there is something of either."""
-        return {file.held_out for file in self.files} == {True, False}
-
-    def could_read(self, text: Text) -> bool:
-        """Whether it is UTF-8, as far as it was read."""
-        return text.name not in self._unreadable
-
-    def add_all(self, texts: Sequence[Text]) -> None:
-        """Add these, each to one of the two."""
-        held_out = held_out_names([text.name for text in texts])
-        for text in texts:
-            self._check()
-            whole = (each.read_bytes().decode() for each in (text.path,))
-            self._add(text, whole, held_out=text.name in held_out)
-
-    def add_anew(self, readable: Sequence[Text]) -> None:
-        """Begin again with those that can be read. Raises InvalidCorpus: there are none."""
-        for part in self._parts:
-            part.seek(0)
-            part.truncate()
-        self.files = []
-        if len(readable) > 1:
-            self.add_all(readable)
-        for text in readable if len(readable) == 1 else ():
-            middle, end = tail_start(text.path), text.path.stat().st_size
-            self._add(text, read_parts(text.path, 0, middle), held_out=False)
-            self._add(text, read_parts(text.path, middle, end), held_out=True)
-        if not self.is_complete:
-            names = [f"{name} ({why})" for name, why in self._unreadable.items()]
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise InvalidCorpus(
-                f"no text can be read: {', '.join(names[:3])}{more}. text: takes plain text in"
-                " UTF-8; convert it (iconv -f LATIN1 -t UTF-8), or name what it is: jsonl:,"
-                " parquet: or tokens:"
-            )
-
-    def _add(self, text: Text, parts: Iterable[str], *, held_out: bool) -> None:
-        """Add what is read of a text, or nothing of it where that is not UTF-8."""
-        out, digest, size = self._parts[held_out], blake3.blake3(), 0
-        before = out.tell()
-        try:
-            for part in parts:
-                self._check()
-                size += len(data := part.encode())
-                digest.update(data)
-                out.write(self._tokenizer.encode(part).astype(self.dtype).tobytes())
-        except UnicodeDecodeError as error:
-            out.seek(before)
-            out.truncate()
-            byte = error.object[error.start]
-            self._unreadable[text.name] = f"byte {byte:#04x} is not UTF-8"
-            return
-        out.write(np.array(self._tokenizer.separator, dtype=self.dtype).tobytes())
-        told = digest.hexdigest(length=16)
-        self.files.append(CorpusFile(text.name, size, told, held_out))
+def _none_of(whys: Mapping[str, str]) -> InvalidCorpus:
+    names = [f"{name} ({why})" for name, why in whys.items()]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return InvalidCorpus(
+        f"no text can be read: {', '.join(names[:3])}{more}. text: takes plain text in UTF-8;"
+        " convert it (iconv -f LATIN1 -t UTF-8), or name what it is: jsonl:, parquet: or tokens:"
+    )
 
 
 def write_packed(
     out_path: Path, contents: PackedHeader, parts: Iterable[IO[bytes]], check: Check = go_on
 ) -> None:
-    """Write a packed file of these files of tokens, whole or not at all. Raises InvalidCorpus."""
+    """Write a packed file of these files of tokens, whole or not at all."""
     header = msgpack.packb(asdict(contents))
-    if len(header) > MAX_HEADER_BYTES:
-        raise InvalidCorpus(f"a header of {len(header)} bytes: join the texts into fewer files")
     with replacing(out_path) as out:
         out.write(MAGIC + _LENGTH.pack(len(header)) + header)
         out.write(bytes(-out.tell() % _ALIGNMENT))
@@ -304,7 +265,7 @@ def read_header(path: Path) -> tuple[PackedHeader, int]:
         if not prefix.startswith(MAGIC) or len(prefix) < len(MAGIC) + _LENGTH.size:
             raise InvalidCorpus(f"{path} is not a packed corpus")
         (length,) = _LENGTH.unpack_from(prefix, len(MAGIC))
-        if length > MAX_HEADER_BYTES:
+        if length > path.stat().st_size:
             raise InvalidCorpus(f"{path} announces a header of {length} bytes")
         header = _parse_header(path, file.read(length))
         offset = file.tell() + -file.tell() % _ALIGNMENT

@@ -30,13 +30,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from peer.ports.files import replacing
 
 from .documents import Shard, documents, shards_of
-from .packed import Check, InvalidCorpus, PackedHeader, go_on, token_dtype, write_packed
+from .packed import (
+    HELD_OUT_OF,
+    Check,
+    InvalidCorpus,
+    PackedHeader,
+    go_on,
+    token_dtype,
+    write_packed,
+)
 from .tokenizer import Tokenizer, Tokens
 
-HELD_OUT_OF: Final = 20
-"""One document in so many is held out for validation,"""
 HELD_OUT_ROWS: Final = 10_000
-"""of the first so many of each shard."""
+"""Documents are held out of the first so many of each shard."""
 PACKING: Final = ".packing-"
 """Begins the name of a folder in which a corpus is put together."""
 BATCH_CHARS: Final = 1 << 20

@@ -4,11 +4,9 @@ The daemon gives two kinds of commands: those of rounds and averaging, which the
 between two steps, and those of stages, which are taken within a step. Either kind is kept while the
 other is asked for. `Stop` ends a step at once.
 
-Rules
-  1. Gradients go before activations: a backward that has come is done before any forward, so that
-     others' forwards never starve it (it frees memory everywhere along its path). A stand-in may
-     get a gradient before it has done the forward; then that forward is next.
-  2. A trainer that waits says so (`Waiting`), every WAITING_S: it does not hang.
+Gradients go before activations: a backward that has come is done before any forward, so that
+others' forwards never starve it (it frees memory everywhere along its path). A stand-in may get a
+gradient before it has done the forward; then that forward is next.
 
 A boundary lies as bytes in a slot: activations or their gradient, coded. Shapes: b sequences of a
 microbatch, T tokens, D width of the model.
@@ -16,7 +14,6 @@ microbatch, T tokens, D width of the model.
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final
 
 import torch
 
@@ -32,7 +29,6 @@ from protocol.microbatch.trainer_messages import (
     Freed,
     Resend,
     StageCommand,
-    Waiting,
 )
 from protocol.wire.stage_messages import Leg
 
@@ -74,7 +70,6 @@ class BoundaryCoder:
 
 # --- channel --------------------------------------------------------------------------------------
 
-WAITING_S: Final = 5.0
 Work = Filled | Drop | Resend | Finish
 
 
@@ -135,12 +130,10 @@ class StageChannel:
         return found
 
     def _wait(self) -> None:
-        """Wait for a command, and say so."""
-        command = self._channel.next_command(wait=True, timeout_s=WAITING_S)
-        if command is None:
-            self.emit(Waiting())
-        else:
-            self._sort(command)
+        """Wait for a command."""
+        command = self._channel.next_command(wait=True)
+        assert command is not None
+        self._sort(command)
         self._gather()
 
     def _gather(self) -> None:

@@ -11,10 +11,10 @@ import torch
 import trio
 from msgspec.structs import replace
 
-from peer.averaging.gossip.exchange_io import OwnVector
-from peer.averaging.gossip.exchanges import Agreement, Exchanges, RoundOutcome
+from peer.averaging.gossip.exchange_io import OwnVector, RoundOutcome
+from peer.averaging.gossip.exchanges import Agreement, Exchanges
 from peer.averaging.gossip.final_averaging import FinalMeetings
-from peer.averaging.gossip.gossip import Bounds, Gossip, GossipServer
+from peer.averaging.gossip.gossip import Gossip, GossipServer
 from peer.codec import get_codec
 from peer.facts import PackingFacts
 from peer.network.conversation import Conversation
@@ -25,7 +25,7 @@ from peer.ports import PeerId
 from peer.ports.simulated import SimulatedWork
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.gossip.exchange import exchange_id
-from protocol.gossip.matchmaking_events import RoundSnapshot
+from protocol.gossip.matchmaking import RoundSnapshot
 from protocol.membership.book import Fault
 from protocol.outcomes import RefusalReason
 from protocol.wire.messages import Accept, Join, Piece, Received, Vector
@@ -37,7 +37,7 @@ ROUNDS = (3, 11)
 STEP, H = 40, 10
 PIECE = 4096
 PARAMETERS = 128 * 320
-BOUNDS = Bounds(fresh_s=0.0, search_s=5.0, exchange_s=60.0)
+BOUNDS = {"fresh_s": 0.0, "search_s": 5.0, "exchange_s": 60.0}
 IDS = [peer_id_from_public_key(bytes([n]) * 32) for n in (1, 2)]
 NAME = exchange_id(GROUP, (IDS[0], ROUNDS[0]), (IDS[1], ROUNDS[1]))
 LINK = LinkModel(latency_s=0.02, bandwidth_bytes_per_s=2e6)
@@ -61,8 +61,6 @@ def contribution(seed: int, parameters: int = PARAMETERS) -> OwnVector:
         final=False,
         steps=1,
         tokens=1,
-        codec="int8",
-        vectors=1,
         digest=digest,
         payload=payload,
     )
@@ -124,7 +122,7 @@ class Peer:
         for other in free:
             self.company.tell(self.company.others[0], other.snapshot)
         with self.scope:
-            self.outcome, _ = await self.gossip.average(self.own, BOUNDS)
+            self.outcome = (await self.gossip.average(self.own, **BOUNDS)).outcome
         self.ended_s = trio.current_time()
 
 
@@ -184,8 +182,7 @@ class Rogue:
     accept: Accept
 
     async def say_head(self) -> None:
-        own = self.own
-        await self.talk.send(Vector(NAME, 1, 1, own.codec, own.vectors, own.digest))
+        await self.talk.send(Vector(NAME, 1, 1, "int8", 1, self.own.digest))
 
     async def join(self, exchange: str = NAME) -> Conversation:
         stripe = Conversation(await self.network.open_stream(IDS[1], GOSSIP))

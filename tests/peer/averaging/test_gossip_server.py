@@ -22,7 +22,7 @@ from striped_worlds import (
 from trio.testing import MockClock
 
 from peer.averaging.gossip import exchanges
-from peer.averaging.gossip.exchanges import Averaged
+from peer.averaging.gossip.exchange_io import Averaged
 from peer.averaging.gossip.gossip import Gossip, GossipServer
 from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedNetwork
@@ -54,7 +54,7 @@ class TwoVectors:
         for other in free:
             company.tell(company.others[0], contribution(other, SIZES[vector]).snapshot)
         own = contribution(seed, SIZES[vector])
-        ended, _ = await self.gossips[vector].average(own, BOUNDS)
+        ended = (await self.gossips[vector].average(own, **BOUNDS)).outcome
         assert isinstance(ended, Averaged)
         return replace(ended, payload=memoryview(bytes(ended.payload)))
 
@@ -115,7 +115,7 @@ async def test_both_vectors_are_averaged_at_the_same_time_on_stripes_of_their_ow
             for name, theirs in (("one", 2), ("two", 1)):
                 expected = contribution(theirs, SIZES[vector]).payload
                 assert bytes(found[name, vector].payload) == bytes(expected), (name, vector)
-        assert one.gossips[1]._agreement.stripes > 2
+        assert one.gossips[1].agreement.stripes > 2
         assert not one.refused + two.refused
 
 

@@ -2,19 +2,25 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 import trio
 
-from peer.averaging.gossip.exchange_io import OwnVector
-from peer.averaging.gossip.exchanges import Averaged, RoundOutcome, Skipped, Timing
+from peer.averaging.gossip.exchange_io import (
+    Averaged,
+    OwnVector,
+    RoundOutcome,
+    Settled,
+    Skipped,
+)
 from peer.averaging.gossip.gossip import Gossip
 from peer.averaging.gossip.outer_state import OuterState
 from peer.averaging.gossip.outer_step import NolocoFactors
-from peer.averaging.gossip.outer_steps import EXPECTED_AT_FIRST, OuterSteps, Settled
+from peer.averaging.gossip.outer_steps import EXPECTED_AT_FIRST, OuterSteps
 from peer.codec import get_codec
 from peer.facts import Facts
 from peer.ports.simulated import SimulatedWork
@@ -33,10 +39,14 @@ class Doubts(list[str]):
 
     believed = 0
 
+    @property
+    def packer(self):
+        return self
+
     def doubt(self, peer_id, fault):
         self.append(peer_id)
 
-    async def believe(self, own, theirs):
+    async def learn(self, own, theirs):
         self.believed += 1
 
 
@@ -64,32 +74,29 @@ def step(
     doubts, phi_P = Doubts(), np.full(P, PHI, np.float32)
     outer = OuterState(phi_P, np.zeros_like(phi_P), get_codec("fp32"), NolocoFactors(0.0, 1.0, 1.0))
     spec = RunSpec.model_validate({"name": "steps", "data": {"source": "stdlib"}})
-    vector = OwnVector(0, 50, False, 50, 0, "fp32", 1, "", codes_of(own))
+    vector = OwnVector(0, 50, False, 50, 0, "", codes_of(own))
     last = replace(vector, round=len(before), final=meeting is not None)
 
     async def take():
-        steps = OuterSteps(
-            spec,
+        parts: Any = SimpleNamespace(
+            spec=spec,
             facts=Facts("own", 1),
-            outer=outer,
-            gossip=cast(Gossip, doubts),
             work=SimulatedWork(),
-            events=Quiet(),
             observe_round=lambda timing: None,
-            lock=trio.Lock(),
         )
+        steps = OuterSteps(parts, outer, cast(Gossip, doubts), Quiet(), trio.Lock())
         for number, earlier in enumerate(before):
             each = replace(vector, round=number)
-            await steps.take(Settled(each, earlier, Timing(0.0, 0.0)), None, 0.0)
+            await steps.take(Settled(each, earlier, 0.0, 0.0), None, 0.0)
             phi_P[:] = PHI
-        await steps.take(Settled(last, outcome, Timing(0.0, 0.0)), meeting, 0.0)
+        await steps.take(Settled(last, outcome, 0.0, 0.0), meeting, 0.0)
 
     trio.run(take)
     return float(phi_P.mean()), doubts
 
 
 def averaged_with(values: float) -> Averaged:
-    return Averaged("other", 50, 0, codes_of(values))
+    return Averaged("other", 50, codes_of(values))
 
 
 def test_the_first_partner_counts_as_we_do_when_it_is_as_far_as_two_moves():

@@ -22,8 +22,7 @@ from striped_worlds import (
 )
 
 from peer.averaging.gossip import exchanges
-from peer.averaging.gossip.exchange_io import OwnVector
-from peer.averaging.gossip.exchanges import Averaged, Skipped
+from peer.averaging.gossip.exchange_io import Averaged, OwnVector, Skipped
 from peer.averaging.gossip.packing import Packer
 from peer.codec import get_codec
 from peer.codec.differences import pack
@@ -53,7 +52,7 @@ def vector(seed: int, x: torch.Tensor, vectors: int = 1, codec: str = CODEC) -> 
     payload = memoryview(codes.tobytes() * vectors)
     digest = blake3.blake3(payload).hexdigest(length=16)
     plain = contribution(seed)
-    return replace(plain, codec=codec, vectors=vectors, payload=payload, digest=digest)
+    return replace(plain, payload=payload, digest=digest)
 
 
 @dataclass
@@ -69,14 +68,14 @@ class Two:
         self.rounds += 1
         for peer, brought in ((self.one, ones), (self.two, twos)):
             own = replace(brought, round=brought.round + self.rounds)
-            peer.outcome, peer.own = None, await peer.exchanges.packed(own)
+            peer.outcome, peer.own = None, own
             peer.scope = trio.CancelScope()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.two.average, self.one.own)
             nursery.start_soon(self.one.average, self.two.own)
         for peer in (self.one, self.two):
             assert isinstance(peer.outcome, Averaged), peer.outcome
-            await peer.exchanges.learn(peer.own, peer.outcome.payload)
+            await peer.gossip.packer.learn(peer.own.payload, peer.outcome.payload)
         return self._sent() - before
 
     def _sent(self) -> int:
@@ -176,7 +175,7 @@ def _no_sums(codes, widths):
 
 async def test_int8_never_packs(autojump_clock):
     async with two_networks() as (a, b), real_peer(a, 1) as one, real_peer(b, 2):
-        assert (await one.exchanges.packed(one.own)).packed is None
+        assert await one.gossip.packer.packed(one.own.payload) is None
 
 
 # --- a partner that keeps to no rules -------------------------------------------------------------
@@ -187,10 +186,10 @@ class Liar:
     talk: Conversation
     peer: Peer
     own: OwnVector
+    codec: str
 
     async def head(self, packed: int = 0) -> Vector:
-        own = self.own
-        return Vector(NAME, 1, 1, own.codec, own.vectors, own.digest, packed)
+        return Vector(NAME, 1, 1, self.codec, 1, self.own.digest, packed)
 
     async def hear_vector(self) -> Vector:
         head, payload = await self.talk.receive(Vector, max_payload_bytes=1 << 20)
@@ -215,14 +214,14 @@ async def liar(codec: str = CODEC) -> AsyncIterator[Liar]:
     ):
         own = vector(1, values(1), codec=codec)
         theirs = vector(2, values(2), codec=codec)
-        await peer.exchanges.learn(theirs, own.payload)
-        peer.own = await peer.exchanges.packed(theirs)
+        await peer.gossip.packer.learn(theirs.payload, own.payload)
+        peer.own = theirs
         nursery.start_soon(peer.average)
         await trio.sleep(0.1)
         talk = Conversation(await a.open_stream(IDS[1], GOSSIP))
         await talk.send(agreed.proposal(own))
         await talk.receive(Accept)
-        yield Liar(talk, peer, own)
+        yield Liar(talk, peer, own, codec)
 
 
 async def test_a_reader_that_asks_for_all_gets_the_codes_once(autojump_clock):
@@ -374,7 +373,7 @@ async def test_a_receipt_counts_once(autojump_clock):
             await it.talk.send(Received(NAME, head.digest))
         await it.talk.aclose()
         await it.reason()
-        assert it.peer.exchanges._packer.facts.code_bytes == len(it.peer.own.payload)
+        assert it.peer.gossip.packer.facts.code_bytes == len(it.peer.own.payload)
 
 
 @pytest.mark.parametrize("value", [1e6, 1e30])
@@ -383,10 +382,10 @@ def test_one_partner_far_away_is_soon_forgotten(value):
     packer = Packer(CODEC, 1, SimulatedWork(), PackingFacts())
     own = vector(1, values(1)).payload
     for seed in range(2, 5):
-        packer.learn(own, vector(seed, values(seed)).payload)
+        packer._learn(own, vector(seed, values(seed)).payload)
     usual = len(packer._pack(own) or own)
-    packer.learn(own, vector(9, torch.full((PARAMETERS,), value)).payload)
+    packer._learn(own, vector(9, torch.full((PARAMETERS,), value)).payload)
     assert packer._pack(own) is None
     for seed in range(20):
-        packer.learn(own, vector(seed, values(seed)).payload)
+        packer._learn(own, vector(seed, values(seed)).payload)
     assert len(packer._pack(own) or own) < 1.1 * usual

@@ -11,7 +11,6 @@ from trio.testing import MockClock
 from peer.averaging.gossip.noloco import MEETINGS_AT_ONCE, PairRounds
 from peer.facts import Facts
 from peer.observe.events import EventLog
-from peer.rounds.pace import Pace
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
 from peer.training.messages import Evaluate, Evaluated, FragmentSent, Merge, Ready, RoundClosed
@@ -22,7 +21,7 @@ from protocol.schedule.rounds import OwnRounds
 
 H, ROUNDS, FRAGMENTS = 10, 4, 6
 EXCHANGE_S, STEP_S = 1.0, 0.25
-READY = Ready(128, 128, "ab", "cpu", "fp32", 1, 1.0, (("a", (128,)),))
+READY = Ready("cpu", "fp32", 1, 1.0, (("a", (128,)),))
 
 
 class Steps:
@@ -60,16 +59,18 @@ class World:
         lanes: Any = [Steps(fragment, self.log) for fragment in range(FRAGMENTS)]
         finale: Any = SimpleNamespace(meeting=None, has_begun=False)
         self.finale = finale
-        self.rounds = PairRounds(
-            OwnRounds("me", H, lambda _: ROUNDS * H, 0, 0.0, varied=0.0),
-            Pace(H, self.facts),
-            sync=SyncSection(noloco=NolocoSection(fragments=fragments), inner_steps=H),
+        sync = SyncSection(noloco=NolocoSection(fragments=fragments), inner_steps=H)
+        parts: Any = SimpleNamespace(
+            spec=SimpleNamespace(sync=sync),
+            amended=SimpleNamespace(total_steps_at=lambda _: ROUNDS * H),
             facts=self.facts,
-            lanes=lanes,
-            cut=lambda _: None,
-            finale=finale,
-            validation=self.validation,
+            events=events,
+            held=SimpleNamespace(view=None),
+            company_of=lambda _: None,
         )
+        self.rounds = PairRounds(parts, lanes, lambda _: None, self.validation)
+        self.rounds._rounds = OwnRounds("me", H, lambda _: ROUNDS * H, 0, 0.0, varied=0.0)
+        self.rounds._finale = finale
         trainer: Any = self
         self.rounds.began(TrainerLine(trainer, nursery), READY)
 
@@ -85,7 +86,7 @@ class World:
 
     async def sent(self, *fragments: int) -> None:
         for fragment in fragments:
-            await self.rounds.took(FragmentSent(fragment, 0, H, H, "ab", 0.0, 0.0, float(H)))
+            await self.rounds.took(FragmentSent(fragment, 0, H, H, "ab", 0.0, float(H)))
 
     async def closed(self, round_: int, step: float) -> None:
         others: Any = self.others
@@ -128,7 +129,7 @@ async def test_slow_weights_lie_still_while_they_are_validated(autojump_clock: M
         await trio.sleep(5.0)
         assert len(here.of(Evaluate)) == 1
         assert here.when("step") == []
-        here.validation.ended(Evaluated(0, 1.0, 1, 0.0))
+        here.validation.ended(Evaluated(0, 1.0, 0.0))
         await trio.sleep(5.0)
         ((_, stepped_s),) = here.when("step")
         assert stepped_s == EXCHANGE_S / 2 + 5.0

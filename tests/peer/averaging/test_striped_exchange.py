@@ -26,8 +26,7 @@ from striped_worlds import (
 )
 
 from peer.averaging.gossip import exchanges
-from peer.averaging.gossip.exchange_io import STALL_S
-from peer.averaging.gossip.exchanges import Averaged, Skipped
+from peer.averaging.gossip.exchange_io import STALL_S, Averaged, Skipped
 from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedInternet
 from protocol.errors import Refused, StreamLost
@@ -119,7 +118,7 @@ async def test_an_exchange_that_is_over_keeps_no_vector(
         for peer in (one, two):
             peer.company.free_now.clear()
             peer.own = replace(contribution(3), round=20)
-            await peer.gossip.average(peer.own, BOUNDS)
+            await peer.gossip.average(peer.own, **BOUNDS)
         gc.collect()
         assert [payload() for payload in payloads] == [None, None]
 
@@ -221,7 +220,7 @@ async def test_the_digest_covers_the_whole(autojump_clock, small):
 async def test_a_vector_on_the_first_stream_is_not_what_was_agreed(autojump_clock, small):
     async with rogue() as (r, peer):
         own = r.own
-        head = Vector(NAME, 1, 1, own.codec, own.vectors, own.digest)
+        head = Vector(NAME, 1, 1, "int8", 1, own.digest)
         with pytest.raises(StreamLost):
             await r.talk.send(head, own.payload)
             await r.talk.receive(Vector)
@@ -308,7 +307,7 @@ async def test_who_knows_no_stripes_gets_one_stream(autojump_clock, small):
     async with rogue(stripes=0) as (r, peer):
         assert r.accept.stripes == 0
         own = r.own
-        head = Vector(NAME, 1, 1, own.codec, own.vectors, own.digest)
+        head = Vector(NAME, 1, 1, "int8", 1, own.digest)
         await r.talk.send(head, own.payload)
         await r.finish()
     assert averaged_with(peer, 1)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import trio
-from checkpoint_worlds import write
+from checkpoint_worlds import write, write_state_file
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner, Result
@@ -17,9 +17,8 @@ from typer.testing import CliRunner, Result
 from peer.cli import export
 from peer.cli.app import app
 from peer.cli.export import ExportFailed, export_state
-from peer.content.state_file import StateScalars, write_state_file
 from peer.daemon.control_requests import ControlRequests
-from peer.daemon.final_export import export_finished
+from peer.daemon.run import export_finished
 from peer.observe.control import serve_control
 from peer.observe.events import EventLog
 from peer.options.config import ConfigError
@@ -31,6 +30,7 @@ from protocol.membership.group import WHOLE_MODEL
 from protocol.run.layout import Layout, stage_layouts
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
+from protocol.wire.content_messages import StateScalars
 
 pytestmark = pytest.mark.slow
 
@@ -178,7 +178,7 @@ async def test_from_a_daemon_that_has_no_state_yet_the_checkpoint_is_exported(
     """As from one that looks who else is back."""
     keep(home, 200, 2.0)
     looks = SimpleNamespace(service=None)
-    handlers = ControlRequests(cast(Any, looks), cast(Any, None), cast(Any, None)).handlers()
+    handlers = ControlRequests(cast(Any, looks), cast(Any, None)).handlers()
     with (
         tempfile.TemporaryDirectory(prefix="loco-test-") as sockets,
         monkeypatch.context() as patched,

@@ -18,6 +18,8 @@ from tokenizers import Tokenizer, models
 from peer.cli import run as run_file
 from peer.cli.options import Start, read_spec
 from peer.cli.run import run_peer
+from peer.daemon.entry import found, join
+from peer.daemon.returning import come_back
 from peer.daemon.run import _Daemon
 from peer.facts import Facts
 from peer.network.identity import Identity, load, load_or_create
@@ -54,7 +56,8 @@ def lives(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         identity = load_or_create(home.identity_path, RealEntropy())
         daemon = daemon_of(config, home)
         founder = daemon._keys(identity, spec).founder
-        entry: Any = daemon._entry(CHOICES, spec)
+        kind: Any = daemon._entry(spec)
+        entry = KINDS[kind.func]
         entries.append(entry)
         if entry == "founding":
             assert spec is not None
@@ -67,11 +70,7 @@ def lives(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return entries
 
 
-CHOICES: Any = SimpleNamespace(
-    founding=lambda _: "founding",
-    returning=lambda *_, **__: "returning",
-    joining=lambda *_: "joining",
-)
+KINDS: Any = {found: "founding", come_back: "returning", join: "joining"}
 
 
 def config_of(home: Home) -> PeerConfig:
@@ -180,27 +179,24 @@ def test_only_a_home_that_is_new_to_its_run_is_told_what_it_takes(
     home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home.prepare()
-    network: Any = SimpleNamespace(peer_id="me")
-    report: Any = None
     parts: Any = SimpleNamespace(events=None, facts=Facts("me", 1))
     daemon, spec = daemon_of(config_of(home), home), RunSpec()
-    on_run = daemon._settings(network, parts, report, founds=False).on_run
+    on_run = daemon._settings(parts, founds=False).on_run
     assert on_run is not None
     on_run(spec, 10**9)
     assert "1.0B tokens: one peer reads" in capsys.readouterr().err
     founder = Identity(b"f" * 32)
     home.bind_run(SignedSpec.signed_by(spec, founder.public_key, founder.sign))
-    assert daemon._settings(network, parts, report, founds=False).on_run is None
+    assert daemon._settings(parts, founds=False).on_run is None
 
 
 def announced(
-    home: Home, capsys: pytest.CaptureFixture[str], door: SimpleNamespace, *, founds: bool
+    home: Home, capsys: pytest.CaptureFixture[str], admission: SimpleNamespace, *, founds: bool
 ) -> str:
-    """What a peer with this door prints for those that would join."""
-    network: Any = SimpleNamespace(addresses=("/ip4/192.0.2.1/tcp/1/p2p/x",))
-    parts: Any = SimpleNamespace(standing=SimpleNamespace(door=door), facts=Facts("x", 1))
-    report: Any = None
-    daemon_of(config_of(home), home)._announce(network, parts, report, founds=founds)
+    """What a peer of a run with this admission prints for those that would join."""
+    network = SimpleNamespace(addresses=("/ip4/192.0.2.1/tcp/1/p2p/x",))
+    parts: Any = SimpleNamespace(network=network, admission=admission, facts=Facts("x", 1))
+    daemon_of(config_of(home), home)._announce(parts, founds=founds)
     return capsys.readouterr().out
 
 
@@ -209,18 +205,20 @@ def test_the_join_line_says_from_where_it_can_be_used(
 ) -> None:
     """With the best of the addresses: here others got through at the second."""
     here = [f"/ip4/{host}/tcp/1/p2p/x" for host in ("10.8.0.2", "192.168.1.5", "127.0.0.1")]
-    network: Any = SimpleNamespace(addresses=here)
     facts = Facts("x", 1)
     facts.reach.working = ("/ip4/192.168.1.5/tcp/1",)
-    door = SimpleNamespace(wants_invitations=False)
-    parts: Any = SimpleNamespace(standing=SimpleNamespace(door=door), facts=facts)
-    report: Any = SimpleNamespace(metrics_url="http://127.0.0.1:1/metrics")
-    daemon_of(config_of(home), home)._announce(network, parts, report, founds=False)
+    parts: Any = SimpleNamespace(
+        network=SimpleNamespace(addresses=here),
+        admission=SimpleNamespace(wants_invitations=False),
+        facts=facts,
+        report=SimpleNamespace(metrics_url="http://127.0.0.1:1/metrics"),
+    )
+    daemon_of(config_of(home), home)._announce(parts, founds=False)
     _, command, note = capsys.readouterr().out.splitlines()
     assert command == f"  loco-peer join --bootstrap {here[1]}"
     assert note.startswith("  (only reachable from this network; from elsewhere:")
     as_json = replace(config_of(home), json_ready=True)
-    daemon_of(as_json, home)._announce(network, parts, report, founds=False)
+    daemon_of(as_json, home)._announce(parts, founds=False)
     ready = json.loads(capsys.readouterr().out)
     assert ready["join"] == command.strip()
     assert ready["addresses"] == [here[1], here[0], here[2]]
@@ -231,8 +229,8 @@ def test_the_join_line_says_from_where_it_can_be_used(
 def test_where_others_need_an_invitation_it_says_where_one_is_made(
     home: Home, capsys: pytest.CaptureFixture[str], may_sign: bool
 ) -> None:
-    door = SimpleNamespace(wants_invitations=True, may_sign=may_sign)
-    said = announced(home, capsys, door, founds=False)
+    admission = SimpleNamespace(wants_invitations=True, may_sign=may_sign)
+    said = announced(home, capsys, admission, founds=False)
     assert (f"loco-peer invite --home {home.root}" in said) == may_sign
     assert ("where the run was started, or at a delegate's" in said) != may_sign
     assert "only reachable" not in said, "no address is shown"

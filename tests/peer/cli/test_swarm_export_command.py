@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import trio
+from checkpoint_worlds import write_state_file
 from safetensors.numpy import load_file
 from test_export_command import home_of
 
 from peer.cli.export import export_swarm
-from peer.content.state_file import StateScalars, write_state_file
 from peer.observe.control import ControlFailed, Handler, serve_control
 from peer.state.home import Home
 from peer.training.corpus import prepare_corpus
@@ -22,6 +22,7 @@ from peer.training.model import model_shapes
 from protocol.membership.group import WHOLE_MODEL
 from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec
+from protocol.wire.content_messages import StateScalars
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +40,7 @@ def home(tmp_path: Path) -> Home:
     data = {"source": f"text:{tmp_path}/*.txt", "validation_blocks": 2}
     spec = RunSpec.model_validate({"model": {**MODEL, "context_length": 8}, "data": data})
     made = prepare_corpus(spec, tmp_path / "home" / "cache")
-    frozen = {"manifest": made.manifest_digest, "tokenizer_digest": made.tokenizer_digest}
+    frozen = {"manifest": made.manifest_digest, "tokenizer_digest": made.manifest.tokenizer_digest}
     data_section = spec.data.model_copy(update=frozen)
     return home_of(spec.model_copy(update={"data": data_section}), tmp_path / "home")
 

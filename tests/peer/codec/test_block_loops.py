@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from peer.codec import BLOCK, MAIN_MEMORY, compiled, get_codec
 from peer.codec.base import LARGEST_MAGNITUDE
-from peer.codec.blocks import BlockCodec, BlockLoops, CompiledLoops, TiledLoops
+from peer.codec.blocks import BlockCodec, BlockLoops, CompiledLoops
 from protocol.run.ways import CODECS
 
 pytest.importorskip("numba")
@@ -39,9 +39,9 @@ class Ways:
 )
 def ways(request: pytest.FixtureRequest) -> Ways:
     codec = request.param
-    kernels = codec._kernels()
+    kernels = compiled.kernels_of(codec.kernels_module)
     assert kernels is not None
-    return Ways(codec, codec._plain, CompiledLoops(kernels))
+    return Ways(codec, codec, CompiledLoops(kernels))
 
 
 @pytest.fixture
@@ -52,11 +52,11 @@ def long_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
 def _hard_values(codec: BlockCodec, seed: int, blocks: int) -> torch.Tensor:
     """Blocks where rounding could go wrong, each of another kind."""
     rng = np.random.default_rng(seed)
-    smallest = codec.format.smallest_scale * codec.format.largest_level
+    smallest = codec.smallest_scale * codec.largest_level
     kinds = [
         lambda: rng.standard_normal(BLOCK) * 10.0 ** rng.uniform(-44, 35),
         lambda: rng.standard_normal(BLOCK) * 10.0 ** rng.uniform(-44, 35, BLOCK),
-        lambda: _ties(codec.format.largest_level, rng),
+        lambda: _ties(codec.largest_level, rng),
         lambda: _powers(rng),
         lambda: np.where(rng.random(BLOCK) < 0.5, 0.0, -0.0),
         lambda: np.full(BLOCK, smallest * rng.uniform(0.999, 1.001)),
@@ -84,7 +84,7 @@ def _powers(rng: np.random.Generator) -> npt.NDArray[Any]:
 
 def _encoded(codec: BlockCodec, loops: BlockLoops, x: torch.Tensor) -> torch.Tensor:
     codes = torch.empty(codec.code_bytes(x.numel()), dtype=torch.uint8)
-    loops.encode(x, *codec.format.split(codes))
+    loops.encode_blocks(x, *codec.split(codes))
     return codes
 
 
@@ -97,7 +97,7 @@ def test_encodes_to_the_same_bytes(ways: Ways, seed: int, blocks: int) -> None:
 
 @pytest.mark.parametrize("ulps", [-1, 0, 1])
 def test_the_smallest_scale_is_met_at_the_same_value(ways: Ways, ulps: int) -> None:
-    x = torch.full((BLOCK,), ways.codec.format.smallest_scale * ways.codec.format.largest_level)
+    x = torch.full((BLOCK,), ways.codec.smallest_scale * ways.codec.largest_level)
     x.view(torch.int32).add_(ulps)
     codes = _encoded(ways.codec, ways.loops, x)
     assert torch.equal(codes, _encoded(ways.codec, ways.plain, x))
@@ -145,8 +145,8 @@ def test_decodes_ranges_to_the_same_values(ways: Ways, seed: int, data: st.DataO
     out = torch.empty((data.draw(st.integers(start, blocks)) - start) * BLOCK)
     codes = _encoded(ways.codec, ways.plain, _hard_values(ways.codec, seed, blocks))
     expected = torch.empty_like(out)
-    ways.loops.decode(*ways.codec.format.split(codes), start * BLOCK, out)
-    ways.plain.decode(*ways.codec.format.split(codes), start * BLOCK, expected)
+    ways.loops.decode_blocks(*ways.codec.split(codes), start * BLOCK, out)
+    ways.plain.decode_blocks(*ways.codec.split(codes), start * BLOCK, expected)
     assert torch.equal(out.view(torch.int32), expected.view(torch.int32))
 
 
@@ -158,10 +158,10 @@ def test_decodes_ranges_to_the_same_values(ways: Ways, seed: int, data: st.DataO
 @settings(deadline=None, max_examples=200)
 def test_judges_codes_and_scales_alike(ways: Ways, scale: int, code: int) -> None:
     codes = _encoded(ways.codec, ways.plain, _hard_values(ways.codec, scale, 3))
-    codes[ways.codec.format.code_bytes + 5] = code
+    codes[ways.codec.block_bytes + 5] = code
     codes[-4:-2] = torch.tensor([scale & 255, scale >> 8], dtype=torch.uint8)
-    assert ways.loops.are_valid(*ways.codec.format.split(codes)) == ways.plain.are_valid(
-        *ways.codec.format.split(codes)
+    assert ways.loops.are_blocks_valid(*ways.codec.split(codes)) == ways.plain.are_blocks_valid(
+        *ways.codec.split(codes)
     )
 
 
@@ -169,12 +169,12 @@ def test_judges_codes_and_scales_alike(ways: Ways, scale: int, code: int) -> Non
 @pytest.mark.parametrize("bound", ["smallest_scale", "largest_scale"])
 def test_the_bounds_of_scales_are_the_same(ways: Ways, bound: str, beside: int) -> None:
     codes = torch.zeros(ways.codec.code_bytes(BLOCK), dtype=torch.uint8)
-    number = np.float32(getattr(ways.codec.format, bound))
+    number = np.float32(getattr(ways.codec, bound))
     bits = int(number.view(np.uint32) >> 16) + beside
     codes[-2:] = torch.tensor([bits & 255, bits >> 8], dtype=torch.uint8)
     expected = beside >= 0 if bound == "smallest_scale" else beside <= 0
-    assert ways.loops.are_valid(*ways.codec.format.split(codes)) == expected
-    assert ways.plain.are_valid(*ways.codec.format.split(codes)) == expected
+    assert ways.loops.are_blocks_valid(*ways.codec.split(codes)) == expected
+    assert ways.plain.are_blocks_valid(*ways.codec.split(codes)) == expected
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -187,11 +187,11 @@ def test_chunks_and_threads_change_nothing(
     codes = _encoded(ways.codec, ways.loops, x)
     assert torch.equal(codes, _encoded(ways.codec, ways.plain, x))
     out, expected = torch.empty(2, x.numel())
-    ways.loops.decode(*ways.codec.format.split(codes), 0, out)
-    ways.plain.decode(*ways.codec.format.split(codes), 0, expected)
+    ways.loops.decode_blocks(*ways.codec.split(codes), 0, out)
+    ways.plain.decode_blocks(*ways.codec.split(codes), 0, expected)
     assert torch.equal(out, expected)
-    codes[60 * ways.codec.format.code_bytes] = 0x80
-    assert not ways.loops.are_valid(*ways.codec.format.split(codes))
+    codes[60 * ways.codec.block_bytes] = 0x80
+    assert not ways.loops.are_blocks_valid(*ways.codec.split(codes))
 
 
 def test_results_of_chunks_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,8 +212,8 @@ def test_what_fails_in_a_thread_fails_for_the_caller(monkeypatch: pytest.MonkeyP
 def test_the_codec_takes_compiled_loops_for_long_vectors(
     ways: Ways, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TiledLoops, "encode", _must_not_run)
-    monkeypatch.setattr(TiledLoops, "decode", _must_not_run)
+    monkeypatch.setattr(BlockCodec, "encode_blocks", _must_not_run)
+    monkeypatch.setattr(BlockCodec, "decode_blocks", _must_not_run)
     x, codec = _hard_values(ways.codec, 1, 8), get_codec(ways.codec.name)
     codes = torch.empty(codec.code_bytes(x.numel()), dtype=torch.uint8)
     codec.encode(x, codes)
@@ -229,7 +229,7 @@ def _must_not_run(*_: object) -> None:
 def test_a_payload_that_begins_at_an_odd_byte_takes_the_plain_loops(
     ways: Ways, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CompiledLoops, "encode", _must_not_run)
+    monkeypatch.setattr(CompiledLoops, "encode_blocks", _must_not_run)
     x = _hard_values(ways.codec, 2, 8)
     codes = _encoded(ways.codec, ways.plain, x)
     odd = torch.from_numpy(np.empty(codes.numel() + 1, np.uint8)[1:])
@@ -252,7 +252,7 @@ def test_without_numba_the_plain_loops_give_the_same(
     compiled.kernels_of.cache_clear()
     try:
         assert isinstance(codec, BlockCodec)
-        assert codec._kernels() is None
+        assert compiled.kernels_of(codec.kernels_module) is None
         said = codec.loops_for(x.numel(), MAIN_MEMORY)
         assert said.startswith("plain: ModuleNotFoundError: import of numba halted")
         assert "\n" not in said
@@ -271,7 +271,7 @@ def test_it_says_which_loops_run(ways: Ways) -> None:
     for num_values, kind in ((long, CompiledLoops), (short, type(ways.plain))):
         x = torch.zeros(num_values)
         codes = torch.empty(ways.codec.code_bytes(num_values), dtype=torch.uint8)
-        block_codes, scales = ways.codec.format.split(codes)
+        block_codes, scales = ways.codec.split(codes)
         assert type(ways.codec._loops(block_codes, scales, x)) is kind
     assert get_codec("bf16").loops_for(long, MAIN_MEMORY) == "plain"
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from peer.codec import BLOCK, TILE, codes_as_tensor, get_codec
 from peer.codec.base import LARGEST_MAGNITUDE
-from peer.codec.int8 import INT8_FORMAT
+from peer.codec.int8 import Int8Codec
 from protocol.run.layout import ALIGNMENT
 from protocol.run.ways import CODECS, WAYS, CodecRow
 
@@ -46,7 +46,7 @@ def _reference_int8(x: npt.NDArray[Any]) -> bytes:
     for block in x.reshape(-1, BLOCK):
         exact = np.float32(np.abs(block).max()) / np.float32(127)
         bits = int(np.float32(exact).view(np.uint32))
-        bits = 0 if exact < INT8_FORMAT.smallest_scale else -(-bits // 65536)
+        bits = 0 if exact < Int8Codec.smallest_scale else -(-bits // 65536)
         scale = np.uint32(bits << 16).view(np.float32)
         codes.append(np.rint(block / (scale or np.float32(1))).astype(np.int8))
         scales.append(bits)

@@ -50,7 +50,7 @@ def _reference(x: npt.NDArray[Any]) -> bytes:
     for block in x.reshape(-1, BLOCK):
         exact = np.abs(block).max() / np.float32(levels[-1])
         bits = int(exact.view(np.uint32))
-        bits = 0 if exact < CODEC.format.smallest_scale else -(-bits // 65536)
+        bits = 0 if exact < CODEC.smallest_scale else -(-bits // 65536)
         scale = float(np.uint32(bits << 16).view(np.float32))
         distances = np.abs(np.abs(block.astype(np.float64))[:, None] - levels * scale)
         places = distances.argmin(1) if bits else np.zeros(BLOCK, np.int64)  # the first of equals
@@ -132,7 +132,7 @@ def test_relative_error_on_known_spreads(name: str, spread: str, expected: float
 
 
 def test_too_small_a_block_becomes_zeros_and_the_next_larger_does_not() -> None:
-    scale = CODEC.format.smallest_scale
+    scale = CODEC.smallest_scale
     smallest = 7 * scale
     below = float(np.nextafter(np.float32(smallest), np.float32(0)))
     assert not bool(_codes(_block(below)).any())
@@ -145,7 +145,7 @@ def test_too_small_a_block_becomes_zeros_and_the_next_larger_does_not() -> None:
 def test_the_largest_value_has_the_largest_scale() -> None:
     codes = _codes(_block(LARGEST_MAGNITUDE))
     scale = codes[-2:].view(torch.bfloat16)
-    assert float(scale) == CODEC.format.largest_scale >= LARGEST_MAGNITUDE / 7
+    assert float(scale) == CODEC.largest_scale >= LARGEST_MAGNITUDE / 7
     assert CODEC.validate(codes)
 
 

@@ -12,7 +12,7 @@ import trio
 
 from peer.content.pieces import PieceFetcher
 from peer.content.service import ContentService
-from peer.content.store import PieceFolder, PieceStore, WholeStore
+from peer.content.store import PieceStore
 from peer.facts import Facts
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.network.simulated_stream import LinkModel, SimulatedLink
@@ -48,7 +48,7 @@ def corpus_in(folder: Path, spec: RunSpec = SPEC, num_pieces: int = NUM_PIECES) 
     rng = np.random.default_rng(0)
     size = num_pieces * spec.data.piece_kib * 1024 + 3 * spec.model.context_length + 8
     np.save(path, rng.integers(0, 256, size).astype(np.uint8))
-    return prepare_corpus(spec, folder / "founder", f"tokens:{path}").kept
+    return prepare_corpus(spec, folder / "founder", f"tokens:{path}")
 
 
 @dataclass
@@ -149,9 +149,9 @@ class World:
         if whole:
             corpus = self.kept.open()
             assert isinstance(corpus, Corpus)
-            return WholeStore(corpus, self.kept.manifest)
+            return PieceStore(self.folder, self.kept.manifest, corpus)
         (self.folder / name).mkdir(exist_ok=True)
-        return PieceFolder(self.folder / name, self.kept.manifest)
+        return PieceStore(self.folder / name, self.kept.manifest)
 
     def kill(self, name: str) -> None:
         """It is gone without a word, and the others notice."""

@@ -1,12 +1,12 @@
 """Pieces of a corpus come from peers before they are trained on, and outlive their source."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import trio
 from corpus_worlds import FIRST_BLOCKS, NUM_PIECES, PeerOfWorld, World, world
+from msgspec import structs
 from trio.testing import MockClock
 
 from peer.content.fetching import fetch_from
@@ -153,7 +153,7 @@ async def test_what_one_reader_may_cost_is_bounded(
             assert pieces is not None
             assert pieces.all()
             assert await asker.holdings(manifest, version) == (version, None)
-            other = replace(manifest, vocabulary_size=7)
+            other = structs.replace(manifest, vocabulary_size=7)
             with pytest.raises(Refused, match="no corpus"):
                 await asker.holdings(other, 0)
             with pytest.raises(Refused, match="no content of that name"):

@@ -12,7 +12,7 @@ from trio.testing import MockClock
 from peer.content.pieces import DISK_PAUSE_S
 from peer.observe.event_names import EventName
 from peer.training.corpus.blocks import piece_path
-from protocol.limits import MAX_ASKED_PIECES
+from protocol.limits import MAX_ASKED
 
 pytestmark = pytest.mark.slow
 
@@ -45,14 +45,14 @@ async def test_what_a_full_disk_does_not_take_waits_for_it_and_comes_once(
         await trio.sleep(20 * DISK_PAUSE_S)
         piece_bytes = made.kept.manifest.piece_bytes(0)
         assert joiner.num_here() == 0
-        assert joiner.came_bytes() < (MAX_ASKED_PIECES + 1) * piece_bytes
+        assert joiner.came_bytes() < (MAX_ASKED + 1) * piece_bytes
         (event,) = joiner.events(EventName.DISK_REFUSED)
         assert event["detail"] == FULL
         assert not joiner.events(EventName.PIECE_FAILED)
         assert FULL in joiner.facts.doing
         disk.refuses = False
         await trio.sleep(2 * DISK_PAUSE_S)
-        assert joiner.num_here() > MAX_ASKED_PIECES
+        assert joiner.num_here() > MAX_ASKED
         assert {0, 1} <= set(np.flatnonzero(joiner.store.here).tolist())
         assert joiner.came_bytes() < (joiner.num_here() + 4) * piece_bytes
         assert made.peers["founder"].network.peer_id in joiner.fetcher._versions
@@ -71,7 +71,7 @@ async def test_a_disk_that_removes_nothing_takes_no_more_than_it_may(
         disk, new = Disk(joiner, "drop"), np.flatnonzero(~joiner.store.here)[:3].tolist()
         nursery.start_soon(joiner.fetcher.bring, new)
         await trio.sleep(10 * DISK_PAUSE_S)
-        assert 26 < joiner.num_here() <= 26 + MAX_ASKED_PIECES
+        assert 26 < joiner.num_here() <= 26 + MAX_ASKED
         assert len(joiner.events(EventName.DISK_REFUSED)) == 1
         disk.refuses = False
         await trio.sleep(2 * DISK_PAUSE_S)

@@ -146,10 +146,10 @@ def watch(swarm: SimulatedSwarm, monkeypatch: pytest.MonkeyPatch) -> Tap:
     async def tapped_send(
         talk: Conversation, message: Message, payload: Any = None, **options: Any
     ) -> None:
-        stream: Any = getattr(talk._stream, "_stream", talk._stream)  # within its pace
+        stream: Any = talk._stream
         if stream._protocol == FRAGMENT:
-            traffic = stream._traffic
-            theirs = (n for n, p in swarm.peers.items() if p.network._handlers.traffic is traffic)
+            network = stream._network
+            theirs = (n for n, p in swarm.peers.items() if p.network is network)
             sender = next(theirs, "stranger")
             receiver = tap.name_of(stream.remote_peer_id)
             if tap.loses(sender, receiver, message):
@@ -180,7 +180,7 @@ def watch(swarm: SimulatedSwarm, monkeypatch: pytest.MonkeyPatch) -> Tap:
 
     async def tapped_receive(trainer: Any) -> TrainerEvent:
         event = await receive(trainer)
-        name = tap.name_of(trainer._trainer._peer_id)
+        name = tap.name_of(trainer._trainer._machine.peer_id)
         tap.told.append((name, trio.current_time(), event))
         return event
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from swarm_worlds import exchanges
 
-from peer.averaging.gossip.exchange_io import VectorExchange
-from peer.averaging.gossip.exchanges import Averaged, Exchanges, RoundOutcome
+from peer.averaging.gossip.exchange_io import Averaged, RoundOutcome, VectorExchange
 from peer.network.conversation import Conversation
 from peer.network.simulated_stream import SimulatedStream
 from peer.ports import PeerId
@@ -43,11 +42,7 @@ class Tap:
         return self.struck_at is not None
 
     def hears(self, stream: Any) -> bool:
-        return (
-            self.armed
-            and stream._protocol == GOSSIP
-            and stream._traffic is self.peer().network._handlers.traffic
-        )
+        return self.armed and stream._protocol == GOSSIP and stream._network is self.peer().network
 
     def operation(self, stream: SimulatedStream) -> None:
         if not self.hears(stream):
@@ -61,9 +56,9 @@ class Tap:
 def install(tap: Tap, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put `tap` on every simulated stream."""
     receive, send_segment = SimulatedStream._receive, SimulatedStream._send_segment
-    send, run = Conversation.send, Exchanges._run
+    send, run = Conversation.send, VectorExchange.run
 
-    async def tapped_receive(stream: SimulatedStream, max_bytes: int) -> memoryview:
+    async def tapped_receive(stream: SimulatedStream, max_bytes: int) -> bytes:
         tap.operation(stream)
         return await receive(stream, max_bytes)
 
@@ -74,21 +69,18 @@ def install(tap: Tap, monkeypatch: pytest.MonkeyPatch) -> None:
     async def tapped_send(
         talk: Conversation, message: Message, *arguments: Any, **options: Any
     ) -> None:
-        paced: Any = talk._stream
-        within = paced._stream
-        if tap.hears(within) and tap.on_message(within, message):
+        stream: Any = talk._stream
+        if tap.hears(stream) and tap.on_message(stream, message):
             return
         await send(talk, message, *arguments, **options)
 
-    async def tapped_run(
-        exchanges: Exchanges, exchange: VectorExchange, *arguments: Any
-    ) -> RoundOutcome:
-        outcome = await run(exchanges, exchange, *arguments)
+    async def tapped_run(exchange: VectorExchange, deadline_s: float) -> RoundOutcome:
+        outcome = await run(exchange, deadline_s)
         sides = tap.ended.setdefault(exchange.name, {})
-        sides[exchanges._network.peer_id] = isinstance(outcome, Averaged)
+        sides[exchange._network.peer_id] = isinstance(outcome, Averaged)
         return outcome
 
-    monkeypatch.setattr(Exchanges, "_run", tapped_run)
+    monkeypatch.setattr(VectorExchange, "run", tapped_run)
     monkeypatch.setattr(SimulatedStream, "_receive", tapped_receive)
     monkeypatch.setattr(SimulatedStream, "_send_segment", tapped_send_segment)
     monkeypatch.setattr(Conversation, "send", tapped_send)

@@ -15,7 +15,7 @@ from swarm_worlds import (
     toy_spec,
 )
 
-from peer.daemon.duplicates import ANSWER_S, BEAT_S, DUPLICATE_PROBE_S
+from peer.daemon.greeting import ANSWER_S, BEAT_S, DUPLICATE_PROBE_S
 from peer.facts import PeerState
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
@@ -82,7 +82,7 @@ async def test_a_hello_that_cannot_be_ours_is_refused_with_its_reason(tmp_path):
             assert answer.run_id == swarm["a"].facts.run_id
             assert answer.group == Group(existing(answer.run_id)).digest
             await talk.aclose()
-        assert swarm["a"].links.statistics().refused == 2
+        assert swarm["a"].links.num_refused == 2
 
 
 async def answer_to_proposal(swarm, network, name) -> RefusalReason | None:

@@ -13,7 +13,7 @@ ONE, OTHER = "12D3KooWAAAABBBB", "12D3KooWCCCCBBBB"
 
 
 def requests(peer: SimulatedPeer) -> ControlRequests:
-    return ControlRequests(peer.peer, peer.report, SimulatedEntropy(1))
+    return ControlRequests(peer.peer, SimulatedEntropy(1))
 
 
 def test_the_end_of_an_id_is_enough_where_one_peer_is_meant() -> None:
@@ -48,7 +48,7 @@ async def test_who_may_not_rule_is_told_who_may(tmp_path) -> None:
             await requests(swarm["b"]).rule({"verdict": "ban", "peer": swarm["a"].peer_id})
         assert f"loco-peer delegate {swarm['b'].peer_id}" in str(refused.value)
         with pytest.raises(LocoError, match="its home has founder.key") as refused:
-            swarm["b"].peer.door.founder()
+            swarm["b"].parts.admission.founder()
         assert "delegate" not in str(refused.value), "a delegate cannot amend either"
 
 

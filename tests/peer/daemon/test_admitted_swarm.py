@@ -29,7 +29,7 @@ def private_spec(mode="invite", peers=(), **options):
 
 
 def door(swarm, name):
-    return swarm[name].peer.door
+    return swarm[name].parts.admission
 
 
 def invitation(swarm, name="a", uses=1, number=1, lasts_s=WEEK_S):
@@ -40,7 +40,7 @@ def invitation(swarm, name="a", uses=1, number=1, lasts_s=WEEK_S):
 
 def rule(swarm, name, verdict, other):
     messages = door(swarm, name).rule(verdict, swarm_id(swarm, other))
-    swarm[name].links.passing_on.tell(messages)
+    swarm[name].links.tell_statements(messages)
 
 
 def verdicts(swarm, name):

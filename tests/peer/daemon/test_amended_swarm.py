@@ -4,16 +4,17 @@ import pytest
 from swarm_worlds import distance, simulated, start, toy_spec
 
 from peer.averaging.diloco.outer_fragments import OuterFragments
-from peer.daemon.amending import LEAD_ROUNDS, Amending
+from peer.daemon.control_requests import LEAD_ROUNDS
+from peer.daemon.control_requests import amend as amend_run
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
 from peer.process.rejoin import JoinAgain
 from peer.rounds import loop
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import identity_of, open_swarm
-from peer.state.admission_file import AdmissionFile
+from peer.state.kept_files import AdmissionFile
 from peer.training.messages import TrainRound
-from peer.training.toy import SimulatedSpeed
+from peer.training.simulated import SimulatedSpeed
 from protocol.admission.statements import Verdict
 from protocol.errors import InvalidRunSpec, LocoError, Refused
 from protocol.run.amendments import LEARNING_RATE, MODE, TOTAL_STEPS, is_amendment
@@ -28,8 +29,8 @@ async def amend(swarm, name="a", at_round=None, dry_run=False, **changes):
     keys = {"steps": TOTAL_STEPS, "rate": LEARNING_RATE, "mode": MODE, "peers": "admission.peers"}
     values = {keys.get(key, key): value for key, value in changes.items()}
     peer = swarm[name]
-    amending = Amending(peer.parts)
-    return await amending.amend({"values": values, "at_round": at_round, "dry_run": dry_run})
+    wanted = {"values": values, "at_round": at_round, "dry_run": dry_run}
+    return await amend_run(peer.parts, wanted)
 
 
 def amended(peer):
@@ -187,8 +188,8 @@ async def test_what_makes_no_sense_is_refused_with_what_would(tmp_path):
         swarm.join("b")
         await swarm.until(lambda: swarm["b"].ready.is_set() and swarm["a"].facts.step > 2 * H)
         assert "founder's key" in await refused(swarm, "b", steps=40 * H)
-        made = swarm["a"].peer.door.rule(Verdict.DELEGATE, swarm["b"].peer_id)
-        swarm["a"].links.passing_on.tell(made)
+        made = swarm["a"].parts.admission.rule(Verdict.DELEGATE, swarm["b"].peer_id)
+        swarm["a"].links.tell_statements(made)
         await swarm.until(lambda: bool(swarm["b"].events(EventName.PEER_RULED_ON)))
         assert "founder's key" in await refused(swarm, "b", steps=40 * H)
         assert "founder's key" in await refused(swarm, "b", steps=40 * H, dry_run=True)
@@ -231,7 +232,7 @@ async def test_an_open_run_is_closed_and_those_in_it_stay(tmp_path):
         swarm.kill("c")
         await swarm["c"].ended.wait()
         swarm.join("c", through=["b"])
-        token = swarm["a"].peer.door.invite(b"s" * 32, 3600.0, 1)
+        token = swarm["a"].parts.admission.invite(b"s" * 32, 3600.0, 1)
         swarm.join("d", Machine(token=token), through=["b"])
         await swarm.until(lambda: swarm["c"].ready.is_set() and swarm["d"].ready.is_set())
         assert not swarm["a"].events(EventName.PEER_LOST)[1:]  # c alone, which was killed

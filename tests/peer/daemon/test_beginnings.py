@@ -2,27 +2,26 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 from fragment_tap import watch
+from msgspec import structs
 from streaming_worlds import OPTIONS, fragment_spec
 from swarm_worlds import outcomes, simulated, start, toy_spec
 
 from peer.content.fetching import ExpectedState
-from peer.content.state_file import StateManifest, StateScalars, root_of, state_bytes, state_chunks
-from peer.daemon import beginning
-from peer.daemon.beginning import NOTHING_TRAINED, Arrival, Fetched, FirstState, Fresh
-from peer.daemon.comparison import Witnesses, cannot_tell
+from peer.content.state_file import StateManifest, StateMemory
+from peer.daemon import fetched
+from peer.daemon.beginning import NOTHING_TRAINED, Arrival, FirstState, Fresh, cannot_tell
+from peer.daemon.fetched import Fetched
 from peer.daemon.provision import Supplies
 from peer.facts import Facts, HeldPart, PartShape
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.ports import Network
 from peer.simulation.machine import SimulatedProvision
 from peer.simulation.swarm import open_swarm
 from protocol.content.manifest import digest_of
@@ -30,6 +29,7 @@ from protocol.membership.group import Group
 from protocol.membership.view import Roster, View
 from protocol.run.amendments import AmendedSpec
 from protocol.run.run_spec import RunSpec
+from protocol.wire.content_messages import StateScalars
 
 P = 256
 LAYOUT = "cd" * 16
@@ -55,7 +55,7 @@ class OneState:
         assert (expected.group, expected.minimum_step) == (GROUP.digest, 0)
         assert (expected.layout_digest, size) == (LAYOUT, P)
         digests = [digest_of(chunk) for chunk in self._chunks()]
-        return StateManifest(root_of(digests), tuple(digests), state_bytes(P), self._state)
+        return StateManifest(tuple(digests), self._state)
 
     async def request(self, content: str, parts: Any) -> None:
         await trio.lowlevel.checkpoint()
@@ -65,31 +65,32 @@ class OneState:
 
     def _chunks(self) -> list[bytes]:
         ones = np.ones(P, np.float32)
-        return list(state_chunks(self._state, ones, 2 * ones))
+        return list(StateMemory(ones, 2 * ones, self._state).chunks())
 
     talk = SimpleNamespace(bytes_received=0, remote_peer_id="source")
 
 
 def arrival(lines: list[bytes], sources: Any = None, spec: RunSpec = SPEC) -> Arrival:
-    view, nobody = View(Roster(5.0), GROUP.digest), cast(Network, None)
+    roster = Roster(5.0)
+    log = EventLog(lines.append, peer="me", wall_time_s=trio.current_time, stream=None)
+    ports: Any = SimpleNamespace(facts=Facts("me", 1), events=log, roster=roster, sign=bytes)
+    ports.network = None
+    view = View(roster, GROUP.digest)
     return Arrival(
         AmendedSpec(spec),
         HeldPart(GROUP, PartShape(LAYOUT, P), "int8", view),
         np.zeros(P, np.float32),
         np.zeros(P, np.float32),
-        facts=Facts("me", 1),
-        events=EventLog(lines.append, peer="me", wall_time_s=trio.current_time, stream=None),
+        ports=ports,
         sources=sources,
-        roster=Roster(5.0),
         look_around=trio.sleep_forever,
         meet=trio.sleep_forever,
-        witnesses_of=partial(Witnesses, nobody, view, bytes),
         measure=cannot_tell,
     )
 
 
 def scalars(**changes: Any) -> StateScalars:
-    return replace(StateScalars(GROUP.digest, 7, 150, LAYOUT, 1, 40, 9, 0.5), **changes)
+    return structs.replace(StateScalars(GROUP.digest, 7, 150, LAYOUT, 1, 40, 9, 0.5), **changes)
 
 
 async def test_fresh_weights_have_no_past(autojump_clock):
@@ -105,12 +106,12 @@ async def test_fresh_weights_have_no_past(autojump_clock):
 
 
 async def test_a_fetched_state_stands_where_its_source_stood(autojump_clock, monkeypatch):
-    monkeypatch.setattr(beginning, "_heard_steps", lambda *_: [150])
+    monkeypatch.setattr(fetched, "_heard_steps", lambda *_: [150])
     lines: list[bytes] = []
     place = arrival(lines, OneState(scalars()))
     assert await Fetched().take(place) == FirstState(round=7, step=150, epoch=1, position=40)
     assert (place.slow_P[0], place.momentum_P[0]) == (1.0, 2.0)
-    assert place.facts.doing == "fetching the state: 100% from 1 peer, 0 s left"
+    assert place.ports.facts.doing == "fetching the state: 100% from 1 peer, 0 s left"
     (line,) = lines
     assert EventName.STATE_RECEIVED.encode() in line
 
@@ -126,7 +127,7 @@ async def test_a_fetched_state_stands_where_its_source_stood(autojump_clock, mon
 async def test_no_source_alone_moves_us_ahead_of_the_others(
     autojump_clock, monkeypatch, said, heard, believed
 ):
-    monkeypatch.setattr(beginning, "_heard_steps", lambda *_: heard)
+    monkeypatch.setattr(fetched, "_heard_steps", lambda *_: heard)
     taken = await Fetched().take(arrival([], OneState(scalars(step=said))))
     assert taken.step == believed
 
@@ -157,7 +158,7 @@ class Restored:
 
     async def take(self, place: Arrival) -> FirstState:
         await trio.lowlevel.checkpoint()
-        place.facts.now_doing("restoring the state")
+        place.ports.facts.now_doing("restoring the state")
         place.slow_P[:], place.momentum_P[:] = self._value, 0.0
         return self._first
 

@@ -23,7 +23,7 @@ from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm
-from peer.training.toy import SimulatedSpeed, ToyProblem
+from peer.training.simulated import SimulatedSpeed, ToyProblem
 from protocol.gossip.round_length import (
     FEWEST,
     FIRST_INNER_STEPS,

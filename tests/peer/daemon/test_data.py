@@ -12,7 +12,7 @@ from peer.daemon import provision as data_module
 from peer.daemon.provision import freeze_data, obtain_data
 from peer.ports.simulated import SimulatedWork
 from peer.state.home import HomeError
-from peer.training.corpus import PreparedCorpus
+from peer.training.corpus import KeptCorpus
 from protocol.errors import InvalidRunSpec
 from protocol.run.run_spec import DataSection, ModelSection, RunSpec
 
@@ -20,7 +20,7 @@ from protocol.run.run_spec import DataSection, ModelSection, RunSpec
 class Peer:
     """Gives blobs as a peer's fetcher does."""
 
-    def __init__(self, corpus: PreparedCorpus) -> None:
+    def __init__(self, corpus: KeptCorpus) -> None:
         self._blobs = corpus.blobs
         self.asked: list[str] = []
 
@@ -29,7 +29,7 @@ class Peer:
         return self._blobs[digest].read_bytes()
 
 
-async def founded(folder: Path) -> tuple[RunSpec, PreparedCorpus]:
+async def founded(folder: Path) -> tuple[RunSpec, KeptCorpus]:
     np.save(folder / "tokens.npy", np.arange(2000) % 250)
     spec = RunSpec(
         model=ModelSection(context_length=8),
@@ -48,10 +48,10 @@ async def test_a_joiner_takes_manifest_and_held_out_blocks_and_keeps_them(tmp_pa
     peer = Peer(corpus)
     taken = await obtained(spec, tmp_path / "joiner", peer)
     assert taken.manifest_digest == spec.data.manifest
-    assert taken.kept.whole is None
+    assert taken.whole is None
     assert set(peer.asked) == set(corpus.blobs)
     again = await obtained(spec, tmp_path / "joiner", peer)
-    assert again.num_blocks == corpus.num_blocks
+    assert again.manifest.num_blocks == corpus.manifest.num_blocks
     assert len(peer.asked) == 2
     assert set(again.blobs) == set(corpus.blobs)
 
@@ -61,7 +61,7 @@ async def test_what_the_user_has_is_taken_if_it_is_the_runs(tmp_path: Path) -> N
     peer, copy = Peer(corpus), tmp_path / "copy.npy"
     copy.write_bytes((tmp_path / "tokens.npy").read_bytes())
     taken = await obtained(spec, tmp_path / "joiner", peer, str(copy))
-    assert (taken.kept.whole, peer.asked) == (copy, [])
+    assert (taken.whole, peer.asked) == (copy, [])
     np.save(copy, np.arange(2000) % 249)
     with pytest.raises(InvalidRunSpec, match="another corpus"):
         await obtained(spec, tmp_path / "other", peer, f"tokens:{copy}")

@@ -16,14 +16,13 @@ from peer.simulation.machine import Machine
 from peer.simulation.swarm import (
     GRACE_S,
     LoggedEvent,
-    Place,
     SimulatedPeer,
-    checkpoints_in,
     open_swarm,
 )
 from peer.state.checkpoints import Checkpoint, CheckpointStore, Manifest
+from peer.state.home import Home
 from peer.state.uploads import Uploads
-from peer.training.toy import SimulatedSpeed
+from peer.training.simulated import SimulatedSpeed
 from protocol.admission.statements import Verdict
 from protocol.errors import Refused
 
@@ -133,10 +132,10 @@ async def test_the_last_checkpoint_waits_for_nobody_else(tmp_path):
 async def test_a_ban_ends_a_peer_with_its_last_checkpoint_written(tmp_path):
     async with open_swarm(1, toy_spec(ROUNDS), tmp_path) as swarm:
         await start(swarm, *"abc", machine_of=dict.fromkeys("abc", KEEPS))
-        banned, door = swarm["c"], swarm["a"].peer.door
+        banned, door = swarm["c"], swarm["a"].parts.admission
         await swarm.until(lambda: banned.facts.round == 3 and banned.facts.fraction > 0.4)
         step = banned.facts.step
-        swarm["a"].links.passing_on.tell(door.rule(Verdict.BAN, banned.peer_id))
+        swarm["a"].links.tell_statements(door.rule(Verdict.BAN, banned.peer_id))
         await banned.ended.wait()
         assert isinstance(banned.failure, Refused)
         asked, written = only(banned, EventName.LEAVING), only(banned, EventName.CHECKPOINT_WRITTEN)
@@ -149,9 +148,8 @@ def uploads_to(monkeypatch: pytest.MonkeyPatch, place: Path, seconds: float) -> 
     """Have all peers copy the checkpoint that they end with to this place, which takes so long."""
     work = SimulatedWork.run
 
-    def plan(peer: SimulatedPeer, at: Place) -> CheckpointPlan:
-        uploads = Uploads(str(place), peer.name, 3)
-        return CheckpointPlan(checkpoints_in(at.folder), 0.0, "0", uploads)
+    def plan(peer: SimulatedPeer) -> CheckpointPlan:
+        return CheckpointPlan(0.0, Uploads(str(place), peer.name, 3, Home(place / "home")))
 
     async def run(self: SimulatedWork, *what: Any, may_be_cut_off: bool = False) -> Any:
         await trio.sleep(seconds if may_be_cut_off else 0.0)
@@ -192,6 +190,9 @@ async def test_who_exits_when_the_run_is_over_copies_its_end_first(tmp_path, mon
     uploads_to(monkeypatch, tmp_path / "there", seconds=100.0)
     async with open_swarm(1, toy_spec(4), tmp_path) as swarm:
         peer = swarm.found("a", exit_when_done=True)
+        await peer.ready.wait()
+        await swarm.until(lambda: "copying" in peer.facts.doing)
+        assert peer.facts.doing == f"copying the last checkpoint to {tmp_path / 'there'}"
         await peer.ended.wait()
         assert peer.failure is None
         only(peer, EventName.CHECKPOINT_COPIED)

@@ -8,7 +8,8 @@ import pytest
 import trio
 
 from peer.cli.reporting import exit_code_of
-from peer.daemon.entry import LATECOMERS, LOOK_AROUND_S, Joining
+from peer.daemon import entry as entry_file
+from peer.daemon.entry import LATECOMERS, LOOK_AROUND_S, choose_stage, join
 from peer.daemon.provision import ChosenStage
 from peer.facts import Facts
 from peer.observe.events import EventLog
@@ -58,11 +59,11 @@ class Swarm:
         return "supplies"
 
 
-def joining(swarm: Any, stage: int | None = None) -> Joining:
+def parts_of(swarm: Any) -> Any:
     lines: list[bytes] = []
     events = EventLog(lines.append, peer="me", wall_time_s=trio.current_time, stream=None)
     facts, roster = Facts("me", 1), Roster(60.0)
-    parts: Any = SimpleNamespace(
+    return SimpleNamespace(
         directory=swarm,
         roster=roster,
         greeter=swarm,
@@ -70,23 +71,27 @@ def joining(swarm: Any, stage: int | None = None) -> Joining:
         provision=swarm,
         facts=facts,
         events=events,
-        door=swarm,
+        admission=swarm,
+        links=swarm,
     )
-    return Joining(parts, swarm, stage)
 
 
 @pytest.mark.parametrize("method", ["noloco", "diloco"])
-async def test_a_joiner_ends_before_it_fetches_data_of_a_run_that_it_cannot_train(tmp_path, method):
+async def test_a_joiner_ends_before_it_fetches_data_of_a_run_that_it_cannot_train(
+    tmp_path, monkeypatch, method
+):
     sync = SyncSection(method=method)
     swarm: Any = Swarm(RunSpec(pipeline=PipelineSection(stages=2), sync=sync))
     check = partial(check_options, load_config({"home": tmp_path}, {}))
+    monkeypatch.setattr(entry_file, "Bootstrap", lambda *_: swarm)
+    nursery: Any = None
     if method == "noloco":
-        signed, _ = await joining(swarm).enter(check)
+        signed, _ = await join((), None, parts_of(swarm), check, nursery)
         assert signed == swarm.signed
         assert swarm.asked[-1] == "data"
         return
     with pytest.raises(InvalidRunSpec, match="stages average by") as refused:
-        await joining(swarm).enter(check)
+        await join((), None, parts_of(swarm), check, nursery)
     assert swarm.asked == ["clock", "directory", "spec", "door"]
     assert exit_code_of(refused.value) is ExitCode.USAGE
 
@@ -97,26 +102,26 @@ async def test_a_newcomer_takes_the_stage_that_nobody_holds_and_says_so(
 ):
     spec = RunSpec(pipeline=PipelineSection(stages=3))
     swarm: Any = Swarm(spec)
-    entry = joining(swarm)
+    parts = parts_of(swarm)
     for peer_id, stage in (("a", 0), ("b", 1)):
         group = Group(swarm.run_id, part_of_stage(stage)).digest
         progress = Progress("training", group=group, step=step)
-        entry._parts.roster.heard(0.0, peer_id, 1, progress=progress)
-    chosen = await entry._stages.choose(spec, swarm.run_id)
+        parts.roster.heard(0.0, peer_id, 1, progress=progress)
+    chosen = await choose_stage(parts, spec, swarm.run_id)
     assert chosen == ChosenStage(2, has_holders=False, is_trained=is_trained)
-    assert entry._parts.facts.group == Group(swarm.run_id, part_of_stage(2)).digest
+    assert parts.facts.group == Group(swarm.run_id, part_of_stage(2)).digest
     assert 2 * LOOK_AROUND_S <= trio.current_time() <= (2 + LATECOMERS) * LOOK_AROUND_S
 
 
 async def test_a_newcomer_looks_again_who_has_chosen_with_it(autojump_clock):
     spec = RunSpec(pipeline=PipelineSection(stages=2))
     swarm: Any = Swarm(spec)
-    entry = joining(swarm)
+    parts = parts_of(swarm)
 
     def heard(peer_id: str, stage: int, state: str) -> None:
         group = Group(swarm.run_id, part_of_stage(stage)).digest
         progress = Progress(state, group=group)
-        entry._parts.roster.heard(trio.current_time(), peer_id, 1, progress=progress)
+        parts.roster.heard(trio.current_time(), peer_id, 1, progress=progress)
 
     heard("founder", 0, "training")
     async with trio.open_nursery() as nursery:
@@ -124,23 +129,23 @@ async def test_a_newcomer_looks_again_who_has_chosen_with_it(autojump_clock):
         @nursery.start_soon
         async def others_choose_with_it() -> None:
             relay = Group(swarm.run_id, part_of_stage(1)).digest
-            while entry._parts.facts.group != relay:
+            while parts.facts.group != relay:
                 await trio.sleep(0.1)
             heard("b", 1, "downloading")
             heard("c", 1, "downloading")
 
-        chosen = await entry._stages.choose(spec, swarm.run_id)
+        chosen = await choose_stage(parts, spec, swarm.run_id)
     assert chosen == ChosenStage(0, has_holders=True, is_trained=False)
-    assert entry._parts.facts.group == Group(swarm.run_id, part_of_stage(0)).digest
+    assert parts.facts.group == Group(swarm.run_id, part_of_stage(0)).digest
 
 
 @pytest.mark.parametrize(("stage", "has_holders"), [(1, True), (2, False)])
 async def test_a_newcomer_takes_the_stage_that_it_was_given(autojump_clock, stage, has_holders):
     spec = RunSpec(pipeline=PipelineSection(stages=4))
     swarm: Any = Swarm(spec)
-    entry = joining(swarm, stage)
+    parts = parts_of(swarm)
     group = Group(swarm.run_id, part_of_stage(1)).digest
-    entry._parts.roster.heard(0.0, "a", 1, progress=Progress("training", group=group))
-    chosen = await entry._stages.choose(spec, swarm.run_id)
+    parts.roster.heard(0.0, "a", 1, progress=Progress("training", group=group))
+    chosen = await choose_stage(parts, spec, swarm.run_id, stage)
     assert chosen == ChosenStage(stage, has_holders=has_holders, is_trained=False)
-    assert entry._parts.facts.group == Group(swarm.run_id, part_of_stage(stage)).digest
+    assert parts.facts.group == Group(swarm.run_id, part_of_stage(stage)).digest

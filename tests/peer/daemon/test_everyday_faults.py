@@ -15,7 +15,7 @@ from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm
-from peer.training.toy import SimulatedSpeed, ToyProblem
+from peer.training.simulated import SimulatedSpeed, ToyProblem
 
 pytestmark = pytest.mark.slow
 

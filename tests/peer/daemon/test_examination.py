@@ -14,7 +14,7 @@ import trio
 from swarm_worlds import simulated, start, toy_spec
 
 from peer.content.service import ContentService
-from peer.content.store import PieceFolder, PieceStore, WholeStore
+from peer.content.store import PieceStore
 from peer.daemon.examination import (
     FETCH_S,
     MEET_S,
@@ -25,7 +25,7 @@ from peer.daemon.examination import (
     visitor_of,
 )
 from peer.daemon.links import SILENCE_S
-from peer.daemon.outside import Outside
+from peer.daemon.outside import be_reached
 from peer.network.identity import load
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.network.simulated_stream import LinkModel
@@ -62,7 +62,7 @@ async def reachable_swarm(
         await start(swarm, *NAMES, machine_of=machines)
         async with trio.open_nursery() as nursery:
             for peer in swarm.peers.values():
-                nursery.start_soon(Outside(peer.network, peer.parts, relay_mbps).run)
+                nursery.start_soon(be_reached, peer.parts, relay_mbps)
             await trio.sleep(1)
             yield swarm
             nursery.cancel_scope.cancel()
@@ -108,7 +108,7 @@ async def test_the_peer_that_is_named_and_two_others_are_met_and_dial_back(tmp_p
 async def test_a_run_that_was_amended_or_has_a_ban_is_looked_at_like_any(tmp_path):
     async with reachable_swarm(tmp_path) as swarm:
         banned = identity_of(SEED, "banned").peer_id
-        swarm["a"].links.passing_on.tell(swarm["a"].peer.door.rule(Verdict.BAN, banned))
+        swarm["a"].links.tell_statements(swarm["a"].parts.admission.rule(Verdict.BAN, banned))
         await swarm.until(lambda: bool(swarm["b"].events(EventName.PEER_RULED_ON)))
         seen = await examined(swarm, address_of(swarm, "a"))
         assert [met.failure for met in seen.met] == [None] * 3
@@ -120,7 +120,7 @@ async def test_a_run_of_the_invited_is_looked_at_with_the_invitation(tmp_path):
     spec = toy_spec(500).model_copy(update={"admission": AdmissionSection(mode="invite")})
     async with open_swarm(SEED, spec, tmp_path) as swarm:
         await start(swarm, "a")
-        token = swarm["a"].peer.door.invite(bytes(32), 3600.0, 1)
+        token = swarm["a"].parts.admission.invite(bytes(32), 3600.0, 1)
         home = Home(tmp_path / "home")
         home.prepare()
         visitors = [None, visitor_of(home, token), visitor_of(home, None)]
@@ -202,17 +202,17 @@ def corpus_in(folder: Path, piece_kib: int) -> tuple[RunSpec, KeptCorpus]:
     spec = RunSpec(model=ModelSection(context_length=64), data=data)
     tokens = np.random.default_rng(0).integers(0, 256, 3 * piece_kib * 1024).astype(np.uint8)
     np.save(folder / "tokens.npy", tokens)
-    kept = prepare_corpus(spec, folder / "made", f"tokens:{folder / 'tokens.npy'}").kept
+    kept = prepare_corpus(spec, folder / "made", f"tokens:{folder / 'tokens.npy'}")
     data = data.model_copy(update={"manifest": kept.manifest.name})
     return spec.model_copy(update={"data": data}), kept
 
 
 def store_of(kept: KeptCorpus, folder: Path, *, whole: bool) -> PieceStore:
     if not whole:
-        return PieceFolder(folder, kept.manifest)
+        return PieceStore(folder, kept.manifest)
     corpus = kept.open()
     assert isinstance(corpus, Corpus)
-    return WholeStore(corpus, kept.manifest)
+    return PieceStore(folder, kept.manifest, corpus)
 
 
 async def rate_over(

@@ -26,7 +26,7 @@ from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm
 from peer.simulation.virtual_time import run_in_virtual_time
-from peer.training.toy import SimulatedSpeed
+from peer.training.simulated import SimulatedSpeed
 from protocol.wire import pieces
 
 ROUNDS, INNER_STEPS, STEP_S = 3, 6, 1.3

@@ -40,5 +40,5 @@ async def test_it_stands_in_the_metrics(tmp_path) -> None:
         await start(swarm, "a")
         a = swarm["a"]
         assert a.report.now().carried.failed_streams == 0
-        a.network._handlers.failed_streams += 3
+        a.network.carried.failed_streams += 3
         assert b"loco_failed_streams_total 3.0" in a.report.metrics.render()

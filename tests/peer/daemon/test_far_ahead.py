@@ -8,11 +8,11 @@ from streaming_worlds import OPTIONS, assert_equal, contributors, fragment_spec
 from swarm_worlds import STEP_S, jumps, simulated, start, toy_spec
 from test_admission import BEAT, greet
 
-from peer.daemon.duplicates import BEAT_S
+from peer.daemon.greeting import BEAT_S
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import identity_of, open_swarm
-from peer.training.toy import SimulatedSpeed
+from peer.training.simulated import SimulatedSpeed
 from protocol.schedule.rounds import LOST_LAG_ROUNDS
 
 pytestmark = pytest.mark.slow
@@ -85,7 +85,7 @@ def test_an_honest_fast_peer_that_was_cut_off_moves_nobody_when_it_is_back(tmp_p
             seen = {p.name: len(p.events()) for p in others}
             before, ahead = max(p.facts.round for p in others), fast.facts.round
             swarm.internet.heal()
-            linked = lambda: all(p.links.statistics().live == len(MAJORITY) for p in others)
+            linked = lambda: all(p.links.num_live == len(MAJORITY) for p in others)
             await swarm.until(linked)
             assert fast.facts.round >= far() - 5, "it is back, and is far ahead still"
             await swarm.until(lambda: min(p.facts.round for p in others) >= before + 10)

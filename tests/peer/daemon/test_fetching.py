@@ -5,7 +5,7 @@ import trio
 from swarm_worlds import simulated, start, toy_spec
 
 from peer.content.service import ContentService
-from peer.daemon.joining import FINAL_REFUSALS
+from peer.daemon.sources import FINAL_REFUSALS
 from peer.observe.event_names import EventName
 from peer.simulation.swarm import SimulatedSwarm, open_swarm
 from protocol.errors import Refused

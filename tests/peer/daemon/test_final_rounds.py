@@ -20,7 +20,7 @@ from peer.process.rejoin import JoinAgain
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm
 from peer.simulation.virtual_time import run_in_virtual_time
-from peer.training.toy import SimulatedSpeed
+from peer.training.simulated import SimulatedSpeed
 from protocol.gossip.final_averaging import MIN_WAIT_S, WAIT_ROUNDS
 
 ROUNDS, INNER_STEPS, ROUND_S = 3, 10, 1.0
@@ -35,7 +35,7 @@ def replicas_before(
 
     def tapped(meetings: FinalMeetings, roster: str) -> None:
         begin(meetings, roster)
-        own_id = meetings._exchanges.own_id
+        own_id = meetings._exchanges.network.peer_id
         (peer,) = [each for each in swarm.peers.values() if each.peer_id == own_id]
         replicas[peer.name] = peer.slow_weights()
 
@@ -89,7 +89,7 @@ async def killed_at(at: int, folder: Path, patch: pytest.MonkeyPatch) -> bool:
 
     def tapped(meetings: FinalMeetings, roster: str) -> None:
         begin(meetings, roster)
-        tap.armed |= meetings._exchanges.own_id == swarm["p1"].peer_id
+        tap.armed |= meetings._exchanges.network.peer_id == swarm["p1"].peer_id
 
     patch.setattr(FinalMeetings, "begin", tapped)
     async with open_swarm(1, toy_spec(ROUNDS, INNER_STEPS), folder) as swarm:

@@ -17,7 +17,7 @@ from peer.network.pacing import BandwidthLimits
 from peer.network.simulated_stream import LinkModel
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm
-from peer.training.toy import SimulatedSpeed
+from peer.training.simulated import SimulatedSpeed
 from protocol.wire.fragment_messages import Contribution, Result
 
 pytestmark = pytest.mark.slow

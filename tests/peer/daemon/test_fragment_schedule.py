@@ -17,8 +17,8 @@ from peer.network.simulated_stream import LinkModel
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
 from peer.training.messages import FragmentMerged, FragmentSent
-from peer.training.streaming import FragmentSync
-from peer.training.toy import SimulatedSpeed, ToyProblem, optimum
+from peer.training.simulated import SimulatedSpeed, ToyProblem, optimum
+from peer.training.sync import FragmentSync
 from protocol.wire.fields import Message
 from protocol.wire.fragment_messages import Contribution, FragmentSettled, Result
 
@@ -129,13 +129,12 @@ async def test_with_merge_0_all_replicas_are_equal_on_a_fragment_that_came_back(
     merged = defaultdict(list)
     take_over = FragmentSync._land
 
-    def noted(sync, lane, flight, merge, moments):
-        take_over(sync, lane, flight, merge, moments)
-        if lane.flight is None:
-            fragment = sync._snapshots.fragments[merge.fragment]
-            theta_P = sync._snapshots._model.theta_P
-            values = b"".join(theta_P[a:b].numpy().tobytes() for a, b in fragment.spans)
-            merged[merge.cycle, merge.fragment].append(values)
+    def noted(sync, lane, merge):
+        take_over(sync, lane, merge)
+        fragment = sync._values.fragments[merge.fragment]
+        theta_P = sync._values._model.theta_P
+        values = b"".join(theta_P[a:b].numpy().tobytes() for a, b in fragment.spans)
+        merged[merge.cycle, merge.fragment].append(values)
 
     monkeypatch.setattr(FragmentSync, "_land", noted)
     spec = fragment_spec(6, merge=0.0, overlap_steps=2)

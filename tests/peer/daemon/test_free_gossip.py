@@ -25,7 +25,7 @@ from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm
-from peer.training.toy import SimulatedSpeed
+from peer.training.simulated import SimulatedSpeed
 from protocol.errors import StreamLost
 from protocol.gossip.matchmaking import ANSWER_S
 from protocol.schedule.rounds import LARGEST_CHANGE

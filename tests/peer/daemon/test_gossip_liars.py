@@ -19,7 +19,7 @@ from peer.averaging.gossip.gossip import Gossip
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedPeer, identity_of, open_swarm
-from peer.training.toy import SimulatedSpeed
+from peer.training.simulated import SimulatedSpeed
 from protocol.errors import Refused
 from protocol.membership.book import HALF_LIFE_S, IGNORED_FROM, SLOWED_S, Fault
 from protocol.wire.versions import CONTENT
@@ -49,7 +49,7 @@ FAULTS_UNTIL_SLOWED: Final = {Fault.IMPLAUSIBLE: 3, Fault.BAD_VECTOR: 2}
 
 def wait_s(peer: SimulatedPeer) -> float:
     """For how long a stream of the liar waits there before it is served."""
-    return peer.links._standing.wait_s(LIAR)
+    return peer.links._reputation.wait_s(LIAR)
 
 
 def met_after(peer: SimulatedPeer, round_: int) -> set[str]:
@@ -58,7 +58,7 @@ def met_after(peer: SimulatedPeer, round_: int) -> set[str]:
 
 
 def ignores(peer: SimulatedPeer) -> bool:
-    return peer.links._standing.judge_conduct(LIAR) is not None
+    return peer.links._reputation.judge_conduct(LIAR) is not None
 
 
 @pytest.mark.parametrize(
@@ -67,10 +67,10 @@ def ignores(peer: SimulatedPeer) -> bool:
 def test_a_lying_partner_is_slowed_then_ignored_and_taken_back(tmp_path, monkeypatch, fault):
     average, lying = Gossip.average, [True]
 
-    async def lie(gossip, own, bounds):
+    async def lie(gossip, own, **bounds):
         if gossip._matchmaker._own_id == LIAR and own.round >= FIRST_LIE and lying[0]:
             own = LIES[fault](own)
-        return await average(gossip, own, bounds)
+        return await average(gossip, own, **bounds)
 
     monkeypatch.setattr(Gossip, "average", lie)
 

@@ -116,9 +116,7 @@ async def test_a_view_lists_its_group_and_the_links_are_the_runs(tmp_path):
     async with open_swarm(1, toy_spec(60), tmp_path, SwarmOptions(parts=SIZES)) as swarm:
         await start_stages(swarm, "a0", "b0", "a1", "b1")
         everybody = ids(swarm.peers.values())
-        await swarm.until(
-            lambda: all(peer.links.statistics().live == 3 for peer in swarm.peers.values())
-        )
+        await swarm.until(lambda: all(peer.links.num_live == 3 for peer in swarm.peers.values()))
         await trio.sleep(2.0)  # a beat tells what the first hello could not
         now_s = trio.current_time()
         for part in STAGES:

@@ -169,6 +169,6 @@ async def test_a_liar_with_lists_of_nobody_holds_no_newcomer_up(tmp_path):
             swarm.join("b")
             swarm.join("c")
             await swarm.until(lambda: all(swarm[name].ready.is_set() for name in "bc"))
-            await swarm.until(lambda: swarm["a"].links.statistics().live == 3)
+            await swarm.until(lambda: swarm["a"].links.num_live == 3)
             assert trio.current_time() < 60.0
             nursery.cancel_scope.cancel()

@@ -12,7 +12,7 @@ from peer.observe.event_names import EventName
 from peer.ports import Network
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
-from peer.training.toy import SimulatedSpeed
+from peer.training.simulated import SimulatedSpeed
 from protocol.errors import LocoError, Refused
 from protocol.membership.book import HALF_LIFE_S, IGNORED_FROM, SLOWED_S, Fault
 from protocol.outcomes import RefusalReason
@@ -58,7 +58,7 @@ async def test_it_is_slowed_then_ignored_and_comes_back(tmp_path):
             assert a.facts.faults == {Fault.BROKEN_RULE: NUM_FAULTS}
             (ignored,) = a.events(EventName.PEER_IGNORED)
             assert (ignored["remote"], ignored["fault"]) == (liar, "broken_rule")
-            await swarm.until(lambda: a.links.statistics().live == 1)
+            await swarm.until(lambda: a.links.num_live == 1)
             for protocol in (CONTENT, GOSSIP):
                 with pytest.raises(Refused) as refused:
                     await break_a_rule(swarm, network, protocol)

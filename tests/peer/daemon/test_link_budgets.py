@@ -10,9 +10,9 @@ from swarm_worlds import simulated, start, toy_spec
 from test_admission import BEAT, GREETING, beat, greet
 
 from peer.daemon import links as links_file
-from peer.daemon.duplicates import ANSWER_S, BEAT_S, DUPLICATE_PROBE_S
-from peer.daemon.link import HANDOVER_S, LINK_BURST
-from peer.daemon.links import Links
+from peer.daemon.greeting import ANSWER_S, BEAT_S, DUPLICATE_PROBE_S
+from peer.daemon.link import LINK_BURST, Link
+from peer.daemon.links import HANDOVER_S
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.simulation.swarm import identity_of, open_swarm
@@ -42,7 +42,7 @@ async def hello_without_answer(swarm, network, name="a", **changes) -> Conversat
 async def test_one_identity_has_one_link_and_one_to_replace_it(tmp_path):
     async with open_swarm(1, toy_spec(60), tmp_path) as swarm:
         await start(swarm, "a", "b")
-        before = swarm["a"].links.statistics().live
+        before = swarm["a"].links.num_live
         greedy = identity_of(1, "greedy").peer_id
         async with swarm.internet.open_network(greedy) as network, trio.open_nursery() as nursery:
             talk, _ = await greet(swarm, network)
@@ -55,7 +55,7 @@ async def test_one_identity_has_one_link_and_one_to_replace_it(tmp_path):
                 assert refusal.value.reason is RefusalReason.TOO_MANY
                 refused += 1
             assert refused == len(waiting)
-            assert swarm["a"].links.statistics().live == before + 1
+            assert swarm["a"].links.num_live == before + 1
             nursery.cancel_scope.cancel()
 
 
@@ -75,7 +75,7 @@ async def test_a_link_that_beats_is_not_replaced_and_a_dead_one_is(tmp_path):
             await greet(swarm, network)  # the first says nothing any more
             assert trio.current_time() - began_s <= DUPLICATE_PROBE_S + 0.5
             await trio.sleep(0.5)
-            assert swarm["a"].links.statistics().live == 1
+            assert swarm["a"].links.num_live == 1
 
 
 @simulated()
@@ -130,7 +130,7 @@ async def test_links_of_a_swarm_settle_on_one_for_each_pair(tmp_path):
         await start(swarm, *names)
         await trio.sleep(10.0)
         for name in names:
-            assert swarm[name].links.statistics().live == len(names) - 1
+            assert swarm[name].links.num_live == len(names) - 1
             assert not swarm[name].events(EventName.PEER_LOST)
 
 
@@ -138,15 +138,15 @@ async def test_links_of_a_swarm_settle_on_one_for_each_pair(tmp_path):
 @simulated()
 async def test_a_flood_is_read_at_a_pace(tmp_path, monkeypatch):
     heard: list[float] = []
-    plain = Links._heard_beat
+    plain = Link.heard_beat
 
-    def count(self, link, message, now_s):
+    def count(self, beat, now_s):
         heard.append(now_s)
-        plain(self, link, message, now_s)
+        return plain(self, beat, now_s)
 
     async with open_swarm(1, toy_spec(60), tmp_path) as swarm:
         await start(swarm, "a")
-        monkeypatch.setattr(Links, "_heard_beat", count)
+        monkeypatch.setattr(Link, "heard_beat", count)
         loud = identity_of(1, "loud").peer_id
         async with swarm.internet.open_network(loud) as network:
             talk, _ = await greet(swarm, network)

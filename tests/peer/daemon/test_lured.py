@@ -9,8 +9,8 @@ import trio
 from swarm_worlds import simulated, start, toy_spec
 from test_admission import BEAT, greet
 
-from peer.daemon import entry
-from peer.daemon.duplicates import BEAT_S
+from peer.daemon import returning
+from peer.daemon.greeting import BEAT_S
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
 from peer.process.rejoin import JoinAgain
@@ -53,7 +53,7 @@ async def beat_far_ahead(swarm, network) -> None:
 
 @pytest.mark.parametrize("method", ["noloco", "diloco"])
 def test_a_lone_peer_that_liars_lure_goes_on_from_what_it_had(tmp_path, monkeypatch, method):
-    monkeypatch.setattr(entry, "REPLACEMENT_S", 60.0)
+    monkeypatch.setattr(returning, "REPLACEMENT_S", 60.0)
     spec = toy_spec(4 * CLAIM, INNER_STEPS, method=method)
 
     @simulated(SEED, limit_s=1000)

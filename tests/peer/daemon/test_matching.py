@@ -9,7 +9,7 @@ from swarm_worlds import distance, partners, simulated, start, tally, toy_spec
 
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SwarmOptions, open_swarm
-from peer.training.toy import SimulatedSpeed
+from peer.training.simulated import SimulatedSpeed
 from protocol.run.run_spec import SyncSection
 
 LEAST_MATCHED = 0.95

@@ -6,8 +6,7 @@ from swarm_worlds import simulated, start, toy_spec, weights_bytes
 
 from peer.content.fetching import RATE_WINDOW_S, Fetcher
 from peer.content.state_file import state_bytes
-from peer.daemon.beginning import MAX_HELPERS
-from peer.daemon.comparison import Witnesses
+from peer.daemon.fetched import MAX_HELPERS, Witnesses
 from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
@@ -19,7 +18,7 @@ from peer.simulation.swarm import (
     identity_of,
     open_swarm,
 )
-from peer.training.toy import SimulatedSpeed, ToyProblem
+from peer.training.simulated import SimulatedSpeed, ToyProblem
 from protocol.limits import STATE_CHUNK_BYTES
 from protocol.wire.versions import CONTENT
 
@@ -127,7 +126,7 @@ def test_sources_may_be_as_slow_as_one_line_makes_them_that_all_share(tmp_path, 
     """Each sends half of what one source alone has to."""
     line = LinkModel(0.02, bandwidth_bytes_per_s=LINE_BYTES_PER_S / 20)
     least = 2 * line.bandwidth_bytes_per_s
-    monkeypatch.setattr("peer.content.gathering.slowest_rate", lambda total_bytes: least)
+    monkeypatch.setattr("peer.content.fetching.slowest_rate", lambda total_bytes: least)
 
     @simulated()
     async def run():
@@ -236,7 +235,7 @@ def test_one_that_lies_is_left_out_and_the_others_give_its_part(tmp_path, monkey
 
 
 def test_a_lie_that_only_the_loss_shows_is_not_taken_and_then_one_gives_all(tmp_path, monkeypatch):
-    monkeypatch.setattr("peer.daemon.comparison.is_unlike", lambda sample, witnesses: False)
+    monkeypatch.setattr("peer.daemon.fetched.is_unlike", lambda sample, witnesses: False)
 
     @simulated()
     async def run():

@@ -4,6 +4,7 @@ import pytest
 import trio
 from swarm_worlds import simulated
 
+from peer.averaging.gossip.exchange_io import Averaged, OwnVector, Settled
 from peer.averaging.gossip.noloco import OwnLength
 from peer.facts import Facts
 from peer.observe.event_names import EventName
@@ -23,6 +24,11 @@ def facts(speed: float = 10.0) -> Facts:
 
 def log_to(lines: list[bytes]) -> EventLog:
     return EventLog(lines.append, peer="me", wall_time_s=lambda: 0.0, stream=None)
+
+
+def averaged(round_: int, seconds: float) -> Settled:
+    own = OwnVector(round_, 0, False, 1, 1, "", memoryview(b""))
+    return Settled(own, Averaged("p", 1, memoryview(b"")), 0.0, seconds)
 
 
 def nobody() -> View:
@@ -51,8 +57,8 @@ async def test_an_average_counts_when_both_its_parts_are_known():
     for round_ in range(2 * FEWEST):
         assert length.next(0.1, alone=False) == FIRST_INNER_STEPS
         if round_ % 2:
-            length.exchanged(round_, "p", 4.0)
-        length.merged(round_, pause_s=0.0)  # one without an exchange says nothing
+            length.exchanged(averaged(round_, 4.0), 0.0)
+        length.merged(pause_s=0.0)  # one without an exchange says nothing
     assert own.chosen_inner_steps == pytest.approx(4.0 / (0.1 * LINE_SHARE))
     assert length.next(0.1, alone=False) == own.chosen_inner_steps
     assert len(lines) == 1
@@ -65,8 +71,8 @@ async def test_the_trainers_pause_counts_as_the_line_does():
     length = OwnLength(own, log_to([]), nobody())
     length.next(0.1, alone=False)
     for round_ in range(FEWEST):
-        length.exchanged(round_, "p", 0.01)
-        length.merged(round_, pause_s=0.2)
+        length.exchanged(averaged(round_, 0.0), 0.01)
+        length.merged(pause_s=0.2)
     assert own.chosen_inner_steps == pytest.approx(0.2 / (0.1 * PAUSE_SHARE), abs=1)
 
 
@@ -77,10 +83,7 @@ async def test_a_round_begun_alone_ends_when_somebody_comes_and_again_when_that_
     tell(roster, "elsewhere", "downloading", group="theirs")
     tell(roster, "resting", "paused")
 
-    def is_outgrown_after(steps: int) -> bool:
-        length.progressed(steps)
-        return length.is_outgrown
-
+    is_outgrown_after = length.is_outgrown
     length.next(0.1, alone=True)
     assert not is_outgrown_after(NOMINAL - 1)
     tell(roster, "p", "downloading")

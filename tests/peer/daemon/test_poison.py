@@ -24,7 +24,7 @@ LIAR = identity_of(SEED, "d").peer_id
 
 def poisoned(own, factor: float):
     """The same contribution with all values this many times as large."""
-    codec, payload = get_codec(own.codec), memoryview(bytearray(own.payload))
+    codec, payload = get_codec("int8"), memoryview(bytearray(own.payload))
     codes = codes_as_tensor(payload)
     values = torch.empty(len(payload) * 128 // codec.code_bytes(128))
     codec.decode(codes, values)
@@ -36,11 +36,11 @@ def poisoned(own, factor: float):
 def test_a_poisonous_partner_is_skipped_as_implausible(tmp_path, monkeypatch, factor):
     average, lies = Gossip.average, []
 
-    async def lie(gossip, own, bounds):
+    async def lie(gossip, own, **bounds):
         if gossip._matchmaker._own_id == LIAR and own.round >= FIRST_LIE:
             lies.append(own.round)
             own = poisoned(own, factor)
-        return await average(gossip, own, bounds)
+        return await average(gossip, own, **bounds)
 
     monkeypatch.setattr(Gossip, "average", lie)
 

@@ -3,6 +3,8 @@
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
@@ -56,7 +58,8 @@ async def open_node(stack: AsyncExitStack, internet: SimulatedInternet, number: 
         node.reserved_at.append(relay)
         return 600.0
 
-    reaching = Reaching(network=network, roster=roster, facts=facts, events=events, reserve=reserve)
+    ports: Any = SimpleNamespace(network=network, roster=roster, facts=facts, events=events)
+    reaching = Reaching(ports, reserve)
     node = Node(network, roster, facts, reaching)
     return node
 

@@ -1,7 +1,6 @@
 """A stage that all its peers have left begins with what its neighbours know."""
 
 import json
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,9 +8,8 @@ import numpy as np
 import trio
 
 from peer.content.fetching import ExpectedState
-from peer.content.state_file import StateManifest, StateScalars, root_of, state_bytes, state_chunks
-from peer.daemon.beginning import Arrival, FirstState, Fresh
-from peer.daemon.comparison import Witnesses, cannot_tell
+from peer.content.state_file import StateManifest, StateMemory
+from peer.daemon.beginning import Arrival, FirstState, Fresh, cannot_tell
 from peer.daemon.provision import Rebuilt
 from peer.facts import Facts, HeldPart, PartShape
 from peer.observe.event_names import EventName
@@ -22,6 +20,7 @@ from protocol.membership.view import Progress, Roster, View
 from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import Layout, part_of_stage, stage_layouts
 from protocol.run.run_spec import RunSpec
+from protocol.wire.content_messages import StateScalars
 
 STAGES = 3
 LOST = 1
@@ -47,9 +46,9 @@ class Neighbours:
         (stage,) = (s for s in range(STAGES) if digest(s) == expected.group)
         layout, of_stage = LAYOUTS[stage].digest, np.full(size, stage, np.float32)
         state = StateScalars(expected.group, 7, 150, layout, 0, 0, 0, float(stage))
-        self._chunks = list(state_chunks(state, of_stage, np.zeros(size, np.float32)))
+        self._chunks = list(StateMemory(of_stage, np.zeros(size, np.float32), state).chunks())
         digests = [digest_of(chunk) for chunk in self._chunks]
-        return StateManifest(root_of(digests), tuple(digests), state_bytes(size), state)
+        return StateManifest(tuple(digests), state)
 
     async def request(self, content: str, parts: Any) -> None:
         await trio.lowlevel.checkpoint()
@@ -70,7 +69,8 @@ async def begun(roster: Roster) -> tuple[Any, FirstState, dict[str, Any]]:
     group, shape = Group(RUN_ID, part_of_stage(LOST)), LAYOUTS[LOST]
     slow_P, momentum_P = np.zeros((2, shape.padded_parameters), np.float32)
     sources: Any = Neighbours()
-    nobody: Any = None
+    log = EventLog(lines.append, peer="me", wall_time_s=trio.current_time, stream=None)
+    ports: Any = SimpleNamespace(facts=Facts("me", 1), events=log, roster=roster)
 
     async def initialise(slow_P: Any) -> None:
         slow_P[:] = FIRST
@@ -85,13 +85,10 @@ async def begun(roster: Roster) -> tuple[Any, FirstState, dict[str, Any]]:
         ),
         slow_P,
         momentum_P,
-        facts=Facts("me", 1),
-        events=EventLog(lines.append, peer="me", wall_time_s=trio.current_time, stream=None),
+        ports=ports,
         sources=sources,
-        roster=roster,
         look_around=trio.sleep_forever,
         meet=trio.sleep_forever,
-        witnesses_of=partial(Witnesses, nobody, View(roster, group.digest), bytes),
         measure=cannot_tell,
     )
     first = await Rebuilt(LOST, Fresh(initialise), LAYOUTS).take(arrival)

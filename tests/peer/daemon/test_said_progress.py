@@ -6,12 +6,12 @@ import pytest
 import trio
 from swarm_worlds import simulated, start, toy_spec
 
-from peer.daemon.report import REPEAT_S, SAY_EVERY_S
+from peer.daemon.report import REPEAT_S, SAY_EVERY_S, Console
 from peer.facts import PeerState
 from peer.observe.events import EventLog
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import open_swarm
-from peer.training.toy import SimulatedSpeed
+from peer.training.simulated import SimulatedSpeed
 
 pytestmark = pytest.mark.slow
 EXPORT = "loco-peer export --hf DIR"
@@ -21,7 +21,7 @@ def console_of(swarm, name, nursery):
     """What a person at this peer reads, as it comes."""
     stream, peer = io.StringIO(), swarm[name]
     log = EventLog(lambda _: None, peer=name, wall_time_s=trio.current_time, stream=stream)
-    nursery.start_soon(peer.report.progress.say, log, EXPORT)
+    nursery.start_soon(Console(peer.report, peer.facts, log, EXPORT).run)
     return stream
 
 

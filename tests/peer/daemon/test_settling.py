@@ -7,13 +7,12 @@ import trio
 from gossip_tap import Tap, install
 from swarm_worlds import distance, outcomes, simulated, start, tally, toy_spec
 
-from peer.averaging.gossip.exchange_io import STALL_S
-from peer.averaging.gossip.exchanges import SETTLE_S
+from peer.averaging.gossip.exchange_io import SETTLE_S, STALL_S
 from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import DEFAULT_OPTIONS, SimulatedSwarm, SwarmOptions, open_swarm
-from peer.training.toy import SimulatedSpeed
+from peer.training.simulated import SimulatedSpeed
 from protocol.wire.messages import AskSettled, Received, SettledReply, Vector
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SwarmOptions, identity_of, open_swarm
-from peer.training.toy import SimulatedSpeed
+from peer.training.simulated import SimulatedSpeed
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ import trio
 from swarm_worlds import simulated, start, toy_spec
 
 from peer.content.state_file import state_bytes
-from peer.daemon.beginning import MAX_HELPERS
+from peer.daemon.fetched import MAX_HELPERS
 from peer.facts import PeerState
 from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
@@ -18,7 +18,7 @@ from peer.simulation.swarm import (
     SwarmOptions,
     open_swarm,
 )
-from peer.training.toy import SimulatedSpeed
+from peer.training.simulated import SimulatedSpeed
 from protocol.limits import STATE_CHUNK_BYTES
 from protocol.run.run_spec import RunSpec
 from protocol.wire.versions import CONTENT

@@ -29,7 +29,7 @@ from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm
 from peer.simulation.virtual_time import run_in_virtual_time
-from peer.training.toy import SimulatedSpeed, simulated_layout
+from peer.training.simulated import SimulatedSpeed, simulated_layout
 from protocol.errors import Refused
 from protocol.fragment.fragments import Fragment, fragment_layout_digest, fragments_of_run
 from protocol.membership.group import Group

@@ -15,10 +15,10 @@ import pytest
 import trio
 from swarm_worlds import simulated, start, toy_spec
 
-from peer.daemon.amending import Amending
 from peer.daemon.checkpointing import FIRST_AFTER_S, RETRY_S, Checkpointing, CheckpointPlan
+from peer.daemon.control_requests import amend as amend_run
 from peer.daemon.links import SILENCE_S
-from peer.daemon.neighbours import TELL_EVERY_S, Neighbours
+from peer.daemon.returning import TELL_EVERY_S, RememberedPeers
 from peer.facts import Facts, PeerState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
@@ -27,7 +27,7 @@ from peer.process.rejoin import JoinAgain
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import CHECKPOINTS_KEPT, SimulatedPeer, SimulatedSwarm, open_swarm
 from peer.state.checkpoints import CheckpointStore, NoRoom
-from peer.training.toy import SimulatedSpeed
+from peer.training.simulated import SimulatedSpeed
 from protocol.admission.statements import Verdict
 from protocol.errors import LocoError, Refused
 from protocol.membership.returning import LISTEN_S, UNREACHED_S
@@ -231,8 +231,8 @@ async def test_a_peer_that_was_banned_while_it_was_off_ends_with_the_reason(tmp_
     async with open_swarm(1, toy_spec(10 * ROUNDS), tmp_path) as swarm:
         await train(swarm, "a", "b", "c")
         await kill(swarm, "c")
-        door = swarm["a"].peer.door
-        swarm["a"].links.passing_on.tell(door.rule(Verdict.BAN, swarm["c"].peer_id))
+        door = swarm["a"].parts.admission
+        swarm["a"].links.tell_statements(door.rule(Verdict.BAN, swarm["c"].peer_id))
         await swarm.until(lambda: bool(swarm["b"].events(EventName.PEER_RULED_ON)))
         banned = await back(swarm, "c")
         await banned.ended.wait()
@@ -249,7 +249,7 @@ async def test_one_that_refuses_sends_nobody_away_whom_another_takes_in(tmp_path
     async with open_swarm(1, toy_spec(10 * ROUNDS), tmp_path) as swarm:
         await train(swarm, "a", "b", "c")
         await kill(swarm, "c")
-        swarm["a"].peer.door.rule(Verdict.BAN, swarm["c"].peer_id)  # and nobody else is told
+        swarm["a"].parts.admission.rule(Verdict.BAN, swarm["c"].peer_id)  # and nobody else is told
         again = await back(swarm, "c")
         await swarm.until(lambda: again.ended.is_set() or trains(again))
         assert again.failure is None
@@ -259,9 +259,8 @@ async def test_one_that_refuses_sends_nobody_away_whom_another_takes_in(tmp_path
 @simulated()
 async def test_an_amendment_is_refused_when_the_run_is_over_and_by_one_that_is_back(tmp_path):
     async def amend(peer: SimulatedPeer) -> None:
-        amending = Amending(peer.parts)
         values = {"training.total_steps": 999}
-        await amending.amend({"values": values, "at_round": None, "dry_run": False})
+        await amend_run(peer.parts, {"values": values, "at_round": None, "dry_run": False})
 
     async with open_swarm(1, toy_spec(4), tmp_path) as swarm:
         await train(swarm, "a", "b")
@@ -354,14 +353,15 @@ async def test_a_trainer_that_dies_over_its_part_blocks_no_later_checkpoint(
     vector = np.ones(9, np.float32)
     averaging: Any = SimpleNamespace(slow_P=vector, momentum_P=vector, round=1)
     way: Any = SimpleNamespace(wait_settled=trio.lowlevel.checkpoint)
-    checkpointing = Checkpointing(
-        CheckpointPlan(store, 1.0, "0"),
-        held,
+    ports: Any = SimpleNamespace(
+        checkpoints=store,
         facts=facts,
         events=log,
         work=SimulatedWork(0.1),
-        wall_time_s=lambda: 0.0,
+        directory=SimpleNamespace(swarm_time_s=lambda: 0.0),
+        version="0",
     )
+    checkpointing = Checkpointing(CheckpointPlan(1.0), held, ports)
     checkpointing.began(SilentLine())  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(checkpointing.run, averaging)
@@ -393,9 +393,9 @@ class Told:
         self.refusals: dict[str, Refused] = {}
         self.lines: list[bytes] = []
         log = EventLog(self.lines.append, peer="me", wall_time_s=lambda: 0.0, stream=None)
-        self.neighbours = Neighbours(
-            self.roster, self.facts, log, alone=False, refusals=self.refusals, failures={}
-        )
+        ports: Any = SimpleNamespace(roster=self.roster, facts=self.facts, events=log)
+        dialler: Any = SimpleNamespace(refusals=self.refusals, failures={})
+        self.neighbours = RememberedPeers(ports, dialler, alone=False)
         self.neighbours.remember(remembered)
 
     def refuse(self, peer_id: str, reason: RefusalReason) -> None:

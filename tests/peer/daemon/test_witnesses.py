@@ -8,7 +8,7 @@ from peer.content.fetching import Fetcher
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedPeer, open_swarm
-from peer.training.toy import SimulatedSpeed
+from peer.training.simulated import SimulatedSpeed
 from protocol.content.samples import SAMPLE_BYTES, is_unlike, sample_from, sample_of
 from protocol.errors import RemoteProtocolError
 
@@ -62,7 +62,7 @@ def test_a_state_that_is_like_the_others_and_has_a_far_higher_loss_is_not_taken(
     tmp_path, monkeypatch, honest
 ):
     """Samples see nothing, as of a lie about few weights; the loss on held-out blocks does."""
-    monkeypatch.setattr("peer.daemon.comparison.is_unlike", lambda sample, witnesses: False)
+    monkeypatch.setattr("peer.daemon.fetched.is_unlike", lambda sample, witnesses: False)
     description = Fetcher.description
 
     @simulated(SEED)

@@ -9,15 +9,17 @@ import trio
 from network_worlds import peer_id_of
 
 from peer.network import relay as relay_module
+from peer.network.protobuf import delimited, encode_fields
 from peer.network.relay import (
     CIRCUIT_IDLE_S,
     HOP,
+    HOP_ANSWER,
     RESERVATION_S,
     STOP,
     CircuitStatus,
+    HopKind,
     Relay,
-    connect_request,
-    parse_hop_answer,
+    parse_status,
     receive_delimited,
     reserve,
 )
@@ -55,8 +57,9 @@ class World:
     async def ask(self) -> tuple[Stream, int]:
         """A stream on which a circuit was asked for, and the answer."""
         stream = await self.dialler.open_stream(self.hub.peer_id, HOP)
-        await stream.send_all(connect_request(peer_id_to_bytes(self.behind.peer_id)))
-        return stream, parse_hop_answer(await receive_delimited(stream))
+        behind = encode_fields([(1, peer_id_to_bytes(self.behind.peer_id))])
+        await stream.send_all(delimited([(1, int(HopKind.CONNECT)), (2, behind)]))
+        return stream, parse_status(await receive_delimited(stream), *HOP_ANSWER)
 
 
 async def echo(stream: Stream) -> None:

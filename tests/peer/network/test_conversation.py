@@ -1,12 +1,15 @@
 """Conversations over streams in memory: order, patience, blame, and cancellation at every await."""
 
 import math
+import random
+import struct
 from collections.abc import Awaitable, Callable, Iterator
+from itertools import pairwise
 
 import pytest
 import trio
 import trio.testing
-from pipe_streams import PipeStream, pipe
+from pipe_streams import OTHER, PipeStream, pipe
 
 from peer.network.conversation import (
     READ_BYTES,
@@ -14,13 +17,14 @@ from peer.network.conversation import (
     Conversation,
     StreamStalled,
 )
+from peer.ports import OnBytes
 from protocol.content.samples import SAMPLE_BYTES
 from protocol.errors import LocalProtocolError, Refused, RemoteProtocolError, StreamLost
-from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES
+from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES, MAX_HEADER_BYTES
 from protocol.outcomes import RefusalReason
 from protocol.wire.content_messages import BlobReply, GetSpec, Part, SampleReply
 from protocol.wire.fields import Message
-from protocol.wire.frames import PREFIX_BYTES, encode_frame
+from protocol.wire.frames import FRAME_VERSION, MAGIC, PREFIX_BYTES, encode_frame
 from protocol.wire.messages import Accept, Leaving, Received, Refusal, Vector, encode_message
 
 DIGEST = "ab" * 16
@@ -155,6 +159,94 @@ async def test_garbage_and_oversized_frames_are_their_fault(
     await pipes[0].send_all(raw)
     with pytest.raises(RemoteProtocolError, match=sentence):
         await Conversation(pipes[1]).receive()
+
+
+class Scripted:
+    """A stream that gives these pieces, then ends."""
+
+    remote_peer_id, remote_address = OTHER, ""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self._pieces = [piece for piece in pieces if piece]
+
+    async def turn(self, num_bytes: int) -> int:
+        return num_bytes
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        raise AssertionError
+
+    async def receive_some(self, max_bytes: int = 65536) -> bytes:
+        first = self._pieces.pop(0) if self._pieces else b""
+        if first[max_bytes:]:
+            self._pieces.insert(0, first[max_bytes:])
+        return first[:max_bytes]
+
+    async def receive_into(self, buffer: memoryview, arrived: OnBytes | None = None) -> None:
+        done = 0
+        while done < len(buffer):
+            piece = await self.receive_some(len(buffer) - done)
+            if not piece:
+                raise StreamLost("it ended")
+            buffer[done : done + len(piece)] = piece
+            done += len(piece)
+
+    async def aclose(self) -> None: ...
+
+
+def cut(data: bytes, drawn: random.Random) -> list[bytes]:
+    edges = [0, *sorted(drawn.choices(range(len(data) + 1), k=drawn.randrange(12))), len(data)]
+    return [data[a:b] for a, b in pairwise(edges)]
+
+
+async def told_by(pieces: list[bytes], with_buffers: list[int]) -> list[tuple[Message, bytes]]:
+    """What a conversation says until it ends; payloads of these sizes go into buffers."""
+    talk, told = Conversation(Scripted(pieces)), list[tuple[Message, bytes]]()
+    for size in with_buffers:
+        buffer = bytearray(max(0, size))
+        into = memoryview(buffer) if size >= 0 else None
+        message, payload = await talk.receive(BlobReply, Leaving, into=into)
+        told.append((message, payload or bytes(buffer)))
+        assert len(talk._held) <= READ_BYTES + PREFIX_BYTES + MAX_HEADER_BYTES
+    with pytest.raises(StreamLost, match="ended the conversation"):
+        await talk.receive()
+    return told
+
+
+async def test_every_split_tells_the_same_story() -> None:
+    drawn = random.Random(3)
+    for _ in range(60):
+        said: list[tuple[Message, bytes]] = [
+            (Leaving(), b"")
+            if drawn.random() < 0.3
+            else (BlobReply(DIGEST), drawn.randbytes(drawn.randrange(60)))
+            for _ in range(drawn.randrange(5))
+        ]
+        wire = b"".join(encode_frame(encode_message(m), len(p)) + p for m, p in said)
+        buffered = drawn.random() < 0.5
+        sizes = [len(p) if buffered and isinstance(m, BlobReply) else -1 for m, p in said]
+        for pieces in (cut(wire, drawn), [bytes([byte]) for byte in wire]):
+            assert await told_by(pieces, sizes) == said
+
+
+FRAME = encode_frame(encode_message(BlobReply(DIGEST)), 5) + b"12345"
+
+
+@pytest.mark.parametrize("kept_bytes", range(1, len(FRAME)))
+async def test_an_end_in_mid_frame_is_found(kept_bytes: int) -> None:
+    talk = Conversation(Scripted([FRAME[:kept_bytes]]))
+    with pytest.raises(StreamLost, match="middle of a frame"):
+        await talk.receive()
+    with pytest.raises((StreamLost, LocalProtocolError), match="middle of a frame|cut off"):
+        await talk.receive()
+
+
+@pytest.mark.parametrize("head", [b"", struct.pack("<3sBIQ", MAGIC, FRAME_VERSION, 30, 70)])
+async def test_garbage_raises_nothing_but_blame(head: bytes) -> None:
+    drawn = random.Random(4)
+    for _ in range(40):
+        pieces = [drawn.randbytes(drawn.randrange(1, 64)) for _ in range(drawn.randrange(8))]
+        with pytest.raises((RemoteProtocolError, StreamLost)):
+            await Conversation(Scripted([head, *pieces])).receive()
 
 
 async def test_the_bound_of_a_payload_can_be_raised(pair: Pair) -> None:

@@ -1,6 +1,7 @@
 """What only the real directory can suffer: hostile nodes, hung threads, a p2pd that goes away."""
 
 import threading
+from functools import partial
 
 import pytest
 import trio
@@ -42,7 +43,9 @@ def blocker():
 
 async def _inside(peer, function):
     """Run an async function of the node in the directory's thread."""
-    return await peer.directory._thread.call(function)
+    node = peer.directory._thread.node._node
+    node.probed = partial(function, node)
+    return await peer.directory._thread.call("probed")
 
 
 def _place_key(key):
@@ -183,7 +186,7 @@ async def test_a_shard_does_not_grow_beyond_its_bound(world):
 async def test_a_blocked_thread_is_replaced_and_the_swarm_found_again(world, impatient, blocker):
     first, second = await world.peer(1), await world.peer(2)
     value = await first.announce(KEY)
-    second.directory._thread.loop.call_soon_threadsafe(blocker)
+    second.directory._thread.node.loop.call_soon_threadsafe(blocker)
     blocked_node = second.directory._thread.node
 
     async def healed():
@@ -205,7 +208,7 @@ async def test_only_a_new_process_helps_a_thread_that_hangs_again_and_again(
 
     async def block_and_call():
         if peer.directory._thread is not None:
-            peer.directory._thread.loop.call_soon_threadsafe(blocker)
+            peer.directory._thread.node.loop.call_soon_threadsafe(blocker)
         await peer.directory.get(KEY)
 
     async def block_for_ever():
@@ -222,7 +225,7 @@ async def test_only_a_new_process_helps_a_thread_that_hangs_again_and_again(
 async def test_closing_takes_no_longer_than_its_bound(world, impatient, blocker):
     peer = await world.peer(1)
     thread = peer.directory._thread
-    thread.loop.call_soon_threadsafe(blocker)
+    thread.node.loop.call_soon_threadsafe(blocker)
     with trio.fail_after(2):
         await peer.directory.aclose()
     assert all(t.daemon for t in threading.enumerate() if t.name == "directory")

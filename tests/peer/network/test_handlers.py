@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from peer.network.handlers import MAX_TOLD, Handlers
+from peer.network.handlers import MAX_TOLD, BaseNetwork
 from protocol.errors import RemoteProtocolError
 from protocol.limits import MAX_INBOUND_STREAMS_PER_PREFIX
 
@@ -35,22 +35,25 @@ def failing(*errors: Exception) -> Any:
     return handle
 
 
-async def serve(handlers: Handlers, peer_id: str = "stranger") -> ClosedStream:
+async def serve(network: BaseNetwork, peer_id: str = "stranger") -> ClosedStream:
     stream: Any = ClosedStream(peer_id)
-    assert handlers.admit(peer_id, "")
-    await handlers.run("p", stream)
+    assert network.has_room("p", peer_id, "")
+    await network.run("p", stream)
     return stream
 
 
 async def test_a_bug_ends_the_stream_is_counted_and_told_once_for_each_peer_and_kind():
     told: list[tuple[str, BaseException]] = []
     also: list[tuple[str, BaseException]] = []
-    handlers = Handlers(lambda peer_id, _, error: told.append((peer_id, error)))
-    handlers.also_tell(lambda peer_id, _, error: also.append((peer_id, error)))
-    handlers.add("p", failing(OverflowError("a"), OverflowError("b"), KeyError(), OverflowError()))
+    network = BaseNetwork()
+    network.tellers.append(lambda peer_id, _, error: told.append((peer_id, error)))
+    network.tellers.append(lambda peer_id, _, error: also.append((peer_id, error)))
+    await network.serve(
+        "p", failing(OverflowError("a"), OverflowError("b"), KeyError(), OverflowError())
+    )
     for peer_id in ("one", "one", "one", "two"):
-        assert (await serve(handlers, peer_id)).closed
-    assert handlers.failed_streams == 4
+        assert (await serve(network, peer_id)).closed
+    assert network.carried.failed_streams == 4
     kinds = [(peer_id, type(error)) for peer_id, error in told]
     assert kinds == [("one", OverflowError), ("one", KeyError), ("two", OverflowError)]
     assert also == told
@@ -58,27 +61,28 @@ async def test_a_bug_ends_the_stream_is_counted_and_told_once_for_each_peer_and_
 
 async def test_so_many_strangers_do_not_fill_the_log():
     told: list[str] = []
-    handlers = Handlers(lambda peer_id, *_: told.append(peer_id))
-    handlers.add("p", failing(*[ValueError() for _ in range(MAX_TOLD + 5)]))
+    network = BaseNetwork()
+    network.tellers.append(lambda peer_id, *_: told.append(peer_id))
+    await network.serve("p", failing(*[ValueError() for _ in range(MAX_TOLD + 5)]))
     for number in range(MAX_TOLD + 5):
-        await serve(handlers, f"peer-{number}")
+        await serve(network, f"peer-{number}")
     assert len(told) == MAX_TOLD
-    assert handlers.failed_streams == MAX_TOLD + 5
+    assert network.carried.failed_streams == MAX_TOLD + 5
 
 
 async def test_in_a_simulation_a_bug_is_not_hidden():
-    handlers = Handlers()
-    handlers.add("p", failing(OverflowError("seen"), RemoteProtocolError("theirs")))
+    network = BaseNetwork()
+    await network.serve("p", failing(OverflowError("seen"), RemoteProtocolError("theirs")))
     with pytest.raises(OverflowError, match="seen"):
-        await serve(handlers)
-    assert (await serve(handlers)).closed  # what a peer does wrong is no bug
-    assert handlers.failed_streams == 0
+        await serve(network)
+    assert (await serve(network)).closed  # what a peer does wrong is no bug
+    assert network.carried.failed_streams == 0
 
 
 async def test_streams_of_one_network_are_bounded_and_those_of_a_private_one_are_not():
-    handlers = Handlers()
+    network = BaseNetwork()
     ended = trio.Event()
-    handlers.add("p", lambda _: ended.wait())
+    await network.serve("p", lambda _: ended.wait())
     many = MAX_INBOUND_STREAMS_PER_PREFIX + 1
     async with trio.open_nursery() as nursery:
         for where, expected in (("5.6.7.8", many - 1), ("192.168.1.2", many)):
@@ -86,10 +90,10 @@ async def test_streams_of_one_network_are_bounded_and_those_of_a_private_one_are
             for number in range(many):
                 stream: Any = ClosedStream(f"{where} {number}")
                 stream.remote_address = f"/ip4/{where}/tcp/1"
-                if handlers.admit(stream.remote_peer_id, stream.remote_address):
+                if network.has_room("p", stream.remote_peer_id, stream.remote_address):
                     admitted += 1
-                    nursery.start_soon(handlers.run, "p", stream)
+                    nursery.start_soon(network.run, "p", stream)
                     await trio.testing.wait_all_tasks_blocked()
             assert admitted == expected
-        assert handlers.refused_streams == 1
+        assert network.carried.refused_streams == 1
         ended.set()

@@ -117,7 +117,7 @@ async def test_a_bug_that_a_stranger_finds_ends_its_stream_and_is_counted(
 
     async with real_network(short_path, "a") as a, real_network(short_path, "b") as b:
         await b.serve(ECHO, stumble)
-        b.tell_bugs(lambda *bug: told.append(bug))
+        b.tellers.append(lambda *bug: told.append(bug))
         await a.connect(b.peer_id, b.addresses)
         for _ in range(2):
             stream = await a.open_stream(b.peer_id, ECHO)

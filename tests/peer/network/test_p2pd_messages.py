@@ -10,8 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.network import p2pd_messages as messages
-from peer.network.p2pd_messages import PeerAddresses, RequestType
+from peer.network.p2pd_client import (
+    P2pdRefused,
+    PeerAddresses,
+    RequestType,
+    StreamInfo,
+    parse_peer,
+    parse_response,
+    parse_stream_info,
+    request,
+)
+from peer.network.protobuf import all_of, one_of
+from protocol.address.varint import decode_uvarint
 from protocol.errors import RemoteProtocolError
 
 
@@ -32,28 +42,28 @@ def generated() -> ModuleType:
 
 def test_requests_are_the_bytes_that_hivemind_would_send(generated: ModuleType) -> None:
     pb = generated
-    request = pb.Request
+    kinds = pb.Request
     expected = {
-        messages.simple_request(RequestType.IDENTIFY): request(type=request.IDENTIFY),
-        messages.simple_request(RequestType.LIST_PEERS): request(type=request.LIST_PEERS),
-        messages.simple_request(RequestType.PERSISTENT_CONN_UPGRADE): request(
-            type=request.PERSISTENT_CONN_UPGRADE
-        ),
-        messages.connect_request(b"p", [b"a", b"b" * 300], 15): request(
-            type=request.CONNECT,
+        request(RequestType.IDENTIFY): kinds(type=kinds.IDENTIFY),
+        request(RequestType.LIST_PEERS): kinds(type=kinds.LIST_PEERS),
+        request(RequestType.PERSISTENT_CONN_UPGRADE): kinds(type=kinds.PERSISTENT_CONN_UPGRADE),
+        request(RequestType.CONNECT, (1, b"p"), (2, b"a"), (2, b"b" * 300), (3, 15)): kinds(
+            type=kinds.CONNECT,
             connect=pb.ConnectRequest(peer=b"p", addrs=[b"a", b"b" * 300], timeout=15),
         ),
-        messages.stream_open_request(b"p", "/x/1", 300): request(
-            type=request.STREAM_OPEN,
+        request(RequestType.STREAM_OPEN, (1, b"p"), (2, b"/x/1"), (3, 300)): kinds(
+            type=kinds.STREAM_OPEN,
             streamOpen=pb.StreamOpenRequest(peer=b"p", proto=["/x/1"], timeout=300),
         ),
-        messages.stream_handler_request(b"l", "/x/1"): request(
-            type=request.STREAM_HANDLER,
+        request(RequestType.STREAM_HANDLER, (1, b"l"), (2, b"/x/1"), (3, 0)): kinds(
+            type=kinds.STREAM_HANDLER,
             streamHandler=pb.StreamHandlerRequest(addr=b"l", proto=["/x/1"], balanced=False),
         ),
     }
     for ours, theirs in expected.items():
-        assert ours == theirs.SerializeToString(deterministic=True)
+        length, start = decode_uvarint(ours)
+        assert len(ours) == start + length
+        assert ours[start:] == theirs.SerializeToString(deterministic=True)
 
 
 def test_responses_of_hiveminds_encoding_are_understood(generated: ModuleType) -> None:
@@ -63,24 +73,25 @@ def test_responses_of_hiveminds_encoding_are_understood(generated: ModuleType) -
         identify=pb.IdentifyResponse(id=b"me", addrs=[b"a", b"b"]),
         peers=[pb.PeerInfo(id=b"p", addrs=[b"c"]), pb.PeerInfo(id=b"q")],
     )
-    parsed = messages.parse_response(ok.SerializeToString())
-    assert parsed.error is None
-    assert parsed.identity == PeerAddresses(b"me", (b"a", b"b"))
-    assert parsed.peers == (PeerAddresses(b"p", (b"c",)), PeerAddresses(b"q", ()))
+    fields = parse_response(ok.SerializeToString())
+    assert parse_peer(one_of(fields, 4, bytes)) == PeerAddresses(b"me", (b"a", b"b"))
+    peers = [parse_peer(each) for each in all_of(fields, 6)]
+    assert peers == [PeerAddresses(b"p", (b"c",)), PeerAddresses(b"q", ())]
     failed = pb.Response(type=pb.Response.ERROR, error=pb.ErrorResponse(msg="no way"))
-    assert messages.parse_response(failed.SerializeToString()).error == "no way"
-    bare = pb.Response(type=pb.Response.ERROR)
-    assert messages.parse_response(bare.SerializeToString()).error == "no reason given"
+    with pytest.raises(P2pdRefused, match="no way"):
+        parse_response(failed.SerializeToString())
+    with pytest.raises(P2pdRefused, match="no reason given"):
+        parse_response(pb.Response(type=pb.Response.ERROR).SerializeToString())
     info = pb.StreamInfo(peer=b"p", addr=b"a", proto="/x/1").SerializeToString()
-    assert messages.parse_stream_info(info) == messages.StreamInfo(b"p", b"a", "/x/1")
+    assert parse_stream_info(info) == StreamInfo(b"p", b"a", "/x/1")
 
 
 @given(st.binary(max_size=200))
 def test_garbage_is_refused_and_nothing_worse(data: bytes) -> None:
-    for parse in (messages.parse_response, messages.parse_stream_info):
+    for parse in (parse_response, parse_stream_info, parse_peer):
         try:
             parse(data)
-        except RemoteProtocolError:
+        except (RemoteProtocolError, P2pdRefused):
             continue
 
 

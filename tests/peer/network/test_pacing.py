@@ -19,10 +19,9 @@ from peer.network.pacing import (
     WIRE_FACTOR,
     BandwidthLimits,
     Bucket,
-    PacedNetwork,
     Pacing,
 )
-from peer.network.simulated import SimulatedInternet
+from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.ports import Stream
 from protocol.wire.messages import Leaving, Vector
 from protocol.wire.versions import GOSSIP, HELLO
@@ -80,7 +79,7 @@ class World:
     def __init__(self, internet: SimulatedInternet) -> None:
         self.internet = internet
         self.pacing: dict[str, Pacing] = {}
-        self.network: PacedNetwork
+        self.network: SimulatedNetwork
 
     async def take(self, stream: Stream) -> None:
         async with Conversation(stream) as talk:
@@ -106,11 +105,10 @@ async def opened(
     world = World(SimulatedInternet(seed=1))
     async with world.internet.open_network(A) as a, world.internet.open_network(B) as b:
         world.pacing = {A: Pacing(ours), B: Pacing(theirs)}
-        world.network = PacedNetwork(a, world.pacing[A])
-        taker = PacedNetwork(b, world.pacing[B])
+        a.pacing, b.pacing, world.network = world.pacing[A], world.pacing[B], a
         for protocol in (GOSSIP, HELLO):
-            await taker.serve(protocol, world.take)
-        await world.network.connect(B, taker.addresses)
+            await b.serve(protocol, world.take)
+        await a.connect(B, b.addresses)
         yield world
 
 

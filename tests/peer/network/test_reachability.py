@@ -7,7 +7,6 @@ from peer.network.reachability import (
     Scope,
     address_to_join,
     best_first,
-    given_first,
     is_loopback,
     is_usable,
     scope_of,
@@ -55,7 +54,7 @@ def test_people_join_through_a_relay_where_nobody_gets_through() -> None:
 
 def test_what_the_user_names_is_told_first() -> None:
     private, public = "/ip4/192.168.0.1/tcp/1", "/ip4/8.8.8.8/tcp/1"
-    assert given_first([public, private], [private]) == [private, public]
+    assert best_first([public, private], [private]) == [private, public]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from existing import existing
 from rich.console import Console
 
 from peer.facts import RECENT_ROUNDS, PeerState, PipelineFacts, ReachFacts, Spent
-from peer.observe.progress import RunProgress
 from peer.observe.status import Outcomes, PeerStatus, Status, render
 from protocol.membership.dial_back import NatKind, Reach
 from protocol.outcomes import SkipReason
@@ -39,7 +38,12 @@ FULL = Status(
     run_id="ab" * 16,
     state=PeerState.TRAINING,
     round=3,
-    progress=RunProgress(160, 1600, 0.0123456, 2900.4, 8400.0, 372.0, 2),
+    step=160,
+    total_steps=1600,
+    learning_rate=0.0123456,
+    tokens_per_s=2900.4,
+    swarm_tokens_per_s=8400.0,
+    left_s=372.0,
     chosen_inner_steps=12,
     tokens=1_234_567,
     train_loss=2.5,

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from trio.lowlevel import ParkingLot
 
 from peer.codec import Codec
 from peer.facts import Facts, PeerState
 from peer.network.simulated import SimulatedInternet
 from peer.network.simulated_stream import LinkModel
 from peer.ports.simulated import SimulatedWork
-from peer.process.bell import Bell
 from peer.rounds.way import TrainerLine
 from peer.stages.company import StageCompany, Surroundings
 from peer.stages.exchange import StageExchange
@@ -51,7 +51,7 @@ class PretendedTrainer:
     fresh = bytes(SLOT_BYTES)
 
     def __init__(self, stage, iterations=0, microbatches=0):
-        memory = code_memory(0)
+        memory = code_memory()
         self.boundaries = BoundaryRing.create_in(memory, RING_PER_SLOT * SLOTS, SLOT_BYTES)
         if self.codec is not None:
             self.boundaries = BoundaryRing.open(memory, SLOT_BYTES, self.codec)
@@ -168,7 +168,7 @@ class StagePeer:
         self.trainer = trainer
         self.facts = Facts(peer_id, 1, run_id=RUN_ID, state=PeerState.TRAINING)
         self.roster = Roster(math.inf)
-        self.heard = Bell()
+        self.heard = ParkingLot()
         self.told = []
         pipeline = {"stages": world.stages, "visited": world.visited, "routing": world.routing}
         spec = RunSpec.model_validate(

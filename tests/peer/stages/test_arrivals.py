@@ -36,7 +36,7 @@ class Taker:
     """Takes one boundary from each stream, and notes how long each failure took."""
 
     def __init__(self):
-        memory = code_memory(0)
+        memory = code_memory()
         BoundaryRing.create_in(memory, SLOTS, SLOT_BYTES)
         ring = BoundaryRing.open(memory, SLOT_BYTES, CODEC)
         self.line, self.arrivals = Line(ring), Arrivals(SimulatedWork(LOOK_S), PATIENCE_S)

@@ -8,10 +8,11 @@ from typing import Any
 import blake3
 import numpy as np
 import numpy.typing as npt
+from checkpoint_worlds import write_state_file
 
 from peer.content.fetching import fetch_from
 from peer.content.service import ContentService
-from peer.content.state_file import StateManifest, StateScalars, write_state_file
+from peer.content.state_file import StateManifest
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.ports.simulated import SimulatedWork
 from peer.simulation.swarm import identity_of
@@ -20,6 +21,7 @@ from protocol.limits import STATE_CHUNK_BYTES
 from protocol.membership.group import Group
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
+from protocol.wire.content_messages import StateScalars
 
 P = 3 * STATE_CHUNK_BYTES // 8
 FOUNDER = identity_of(1, "founder")

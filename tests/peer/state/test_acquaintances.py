@@ -2,7 +2,7 @@
 
 import pytest
 
-from peer.state.acquaintances import MAX_KEPT, Acquaintances
+from peer.state.kept_files import MAX_KEPT, Acquaintances
 from protocol.membership.view import Member
 
 

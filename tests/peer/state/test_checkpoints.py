@@ -9,7 +9,7 @@ import pytest
 import torch
 from checkpoint_worlds import MANIFEST, P, vectors, write
 
-from peer.daemon.checkpointing import TrainersPart
+from peer.daemon.checkpointing import Draft
 from peer.state import checkpoints as checkpoints_module
 from peer.state.checkpoints import (
     MANIFEST_FILE,
@@ -190,8 +190,8 @@ def test_a_trainer_that_writes_late_tears_no_checkpoint(tmp_path):
     store = CheckpointStore(tmp_path, keep=1)
     folder = store.begin(P)
     write_outer(folder, *vectors(1.0))
-    part = TrainersPart(folder, store.trainers_draft(1), None, 0.0)
-    standing = Kept(str(part.path), 40.0, 0, 0, 0, 0.0)
+    part = Draft(folder, store.trainers_draft(1), None, 0.0)
+    standing = Kept(str(part.path), 40.0, 0, 0, 0)
     part.done_without(store, 3, standing)
     sealed = store.seal(folder, MANIFEST)
     assert sealed is not None

@@ -2,20 +2,20 @@
 
 import pytest
 
-from peer.state.kept_proofs import KeptProofs
+from peer.state.kept_files import ProofFile
 from protocol.limits import MAX_CONVICTED, MAX_KEPT_EVIDENCE_BYTES
 
 
 def test_what_is_kept_is_there_again_and_once(tmp_path):
     path = tmp_path / "proofs"
-    assert KeptProofs(path).read() == []
+    assert ProofFile(path).read() == []
     for owner, proof in (("a", b"1"), ("b", b"2"), ("a", b"3")):
-        KeptProofs(path).keep(owner, proof)
-    assert KeptProofs(path).read() == [("b", b"2"), ("a", b"3")]
+        ProofFile(path).keep(owner, proof)
+    assert ProofFile(path).read() == [("b", b"2"), ("a", b"3")]
 
 
 def test_the_oldest_go_for_the_newest(tmp_path):
-    proofs = KeptProofs(tmp_path / "proofs")
+    proofs = ProofFile(tmp_path / "proofs")
     for number in range(MAX_CONVICTED + 1):
         proofs.keep(f"liar{number}", b"proof")
     kept = proofs.read()
@@ -33,6 +33,6 @@ def test_the_oldest_go_for_the_newest(tmp_path):
 def test_a_damaged_file_is_as_good_as_none(tmp_path, data):
     path = tmp_path / "proofs"
     path.write_bytes(data)
-    assert KeptProofs(path).read() == []
-    KeptProofs(path).keep("a", b"1")
-    assert KeptProofs(path).read() == [("a", b"1")]
+    assert ProofFile(path).read() == []
+    ProofFile(path).keep("a", b"1")
+    assert ProofFile(path).read() == [("a", b"1")]

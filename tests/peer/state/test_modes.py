@@ -6,21 +6,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from checkpoint_worlds import write_state_file
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from peer.content.state_file import StateScalars, write_state_file
 from peer.network.identity import load_or_create
 from peer.observe.log_file import LineFile
 from peer.ports.real import RealEntropy
-from peer.state.admission_file import AdmissionFile, KeptAdmission
 from peer.state.checkpoints import TRAINER_FILE, CheckpointStore, Manifest, write_outer
 from peer.state.export import export_hugging_face
 from peer.state.home import Home
+from peer.state.kept_files import AdmissionFile, KeptAdmission
 from peer.training.corpus import prepare_corpus
 from peer.training.model import model_shapes
 from protocol.run.layout import Layout
 from protocol.run.run_spec import DataSection, RunSpec
 from protocol.run.signed_spec import SignedSpec
+from protocol.wire.content_messages import StateScalars
 
 pytestmark = pytest.mark.slow
 

@@ -8,11 +8,10 @@ from checkpoint_worlds import write
 
 from peer.network.identity import Identity, load_or_create
 from peer.ports.real import RealEntropy
-from peer.state.admission_file import AdmissionFile, KeptAdmission
 from peer.state.checkpoints import MANIFEST_FILE, OUTER_FILE, CheckpointStore
 from peer.state.home import Home, OtherRun
-from peer.state.restoring import RestoreFailed, restore
-from peer.state.uploads import Uploads
+from peer.state.kept_files import AdmissionFile, KeptAdmission
+from peer.state.uploads import RestoreFailed, Uploads, restore
 from peer.training.corpus import Corpus, kept_corpus, prepare_corpus
 from peer.training.corpus.blocks import cut_piece, piece_path
 from peer.training.corpus.folder import PACKED
@@ -41,9 +40,9 @@ def frozen(folder: Path, cache_dir: Path) -> RunSpec:
         (folder / f"{number}.txt").write_text(f"text {number}. " * 50)
     spec = parse_toml(SPEC.format(texts=folder))
     corpus = prepare_corpus(spec, cache_dir)
-    section = spec.data.model_copy(
-        update={"manifest": corpus.manifest_digest, "tokenizer_digest": corpus.tokenizer_digest}
-    )
+    digest = corpus.manifest.tokenizer_digest
+    frozen = {"manifest": corpus.manifest_digest, "tokenizer_digest": digest}
+    section = spec.data.model_copy(update=frozen)
     return spec.model_copy(update={"data": section})
 
 
@@ -221,7 +220,7 @@ def test_a_later_step_stays_whenever_it_was_uploaded(uploaded, empty):
 
 
 def test_the_upload_of_another_run_is_not_removed(uploaded):
-    Uploads(uploaded.url, ME, keep=1).copy(write(uploaded.store, 99.0))
+    Uploads(uploaded.url, ME, 1, uploaded.home).copy(write(uploaded.store, 99.0))
     uploaded.upload(10, keep=1)
     with pytest.raises(RestoreFailed, match="of 2 runs"):
         list(restore(uploaded.url, Home(Path(uploaded.url)), 3))

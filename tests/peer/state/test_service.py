@@ -12,10 +12,8 @@ from service_worlds import BLOB, DIGEST, FOUNDER, GROUP, SIGNED, P, empty_vector
 from trio.testing import MockClock
 
 from peer.content import service
-from peer.content.fetching import ExpectedState
-from peer.content.gathering import whole_state
+from peer.content.fetching import ExpectedState, whole_state
 from peer.content.service import ContentService
-from peer.network.conversation import Conversation
 from protocol.content.samples import BLOCK_VALUES, block_starts
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
 from protocol.limits import STATE_CHUNK_BYTES
@@ -85,7 +83,7 @@ async def test_chunks_beyond_the_end_are_refused(autojump_clock: MockClock, tmp_
         written = await made.service.write()
         assert written is not None
         talk = fetcher.talk
-        await talk.send(GetParts(written[1].root.hex(), ((1 << 31) - 1,)))
+        await talk.send(GetParts(written[1].root, ((1 << 31) - 1,)))
         with pytest.raises(Refused, match="no further chunks"):
             await talk.receive(Part, timeout_s=5.0)
 
@@ -138,10 +136,8 @@ async def test_an_old_state_for_one_who_asked_for_a_newer_is_not_taken(
 ) -> None:
     honest = ContentService._send_manifest
 
-    async def overlook(
-        service: ContentService, talk: Conversation, request: GetState, reader: Any
-    ) -> None:
-        await honest(service, talk, replace(request, minimum_step=0), reader)
+    async def overlook(service: ContentService, reader: Any, request: GetState) -> None:
+        await honest(service, reader, replace(request, minimum_step=0))
 
     monkeypatch.setattr(ContentService, "_send_manifest", overlook)
     async with world(tmp_path) as made, made.fetcher() as fetcher:

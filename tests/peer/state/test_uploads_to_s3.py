@@ -8,7 +8,7 @@ from test_restoring import ME, Uploaded, restored_steps
 
 from peer.state.checkpoints import OUTER_FILE
 from peer.state.home import Home
-from peer.state.restoring import RestoreFailed, restore
+from peer.state.uploads import RestoreFailed, restore
 
 pytest.importorskip("s3fs")
 moto_server = pytest.importorskip("moto.server")

@@ -20,7 +20,7 @@ from peer.training.step import Stepper
 from protocol.run.run_spec import RunSpec
 
 SETTINGS = TrainerSettings(b"", "me", "corpus", 256)
-READY = Ready(1, 1, "", device="cuda", precision="fp32", micro_batch=1, steps_per_s=1.0)
+READY = Ready(device="cuda", precision="fp32", micro_batch=1, steps_per_s=1.0)
 BLOCKS_BT = np.zeros((16, 3), np.int64)
 
 

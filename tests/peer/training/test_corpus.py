@@ -47,7 +47,7 @@ def test_the_same_texts_give_the_same_digest_anywhere(texts, tmp_path):
     texts.rename(moved)
     second = prepare_corpus(_spec(f"text:{moved}/**/*.txt"), tmp_path / "cache-2")
     assert first.manifest_digest == second.manifest_digest
-    assert first.path != second.path
+    assert first.folder != second.folder
     (moved / "00.txt").write_text("other")
     third = prepare_corpus(_spec(f"text:{moved}/**/*.txt"), tmp_path / "cache-2")
     assert third.manifest_digest != first.manifest_digest
@@ -55,8 +55,8 @@ def test_the_same_texts_give_the_same_digest_anywhere(texts, tmp_path):
 
 def test_no_held_out_text_is_in_a_training_block(texts, tmp_path):
     prepared = prepare_corpus(_spec(f"text:{texts}/**/*.txt"), tmp_path / "cache")
-    manifest, _ = read_header(prepared.path / PACKED)
-    with open_corpus(prepared.path, 8, 2) as corpus:
+    manifest, _ = read_header(prepared.folder / PACKED)
+    with open_corpus(prepared.folder, 8, 2) as corpus:
         trained = corpus.blocks(np.arange(corpus.num_blocks, dtype=np.int64))
         validation = bytes(corpus.validation_blocks(2)[0].astype(np.uint8))
     text = b"".join(bytes(block[:-1].astype(np.uint8)) for block in trained)
@@ -70,8 +70,8 @@ def test_no_held_out_text_is_in_a_training_block(texts, tmp_path):
 
 def test_neighbouring_blocks_share_one_token_and_leave_none_out(texts, tmp_path):
     prepared = prepare_corpus(_spec(f"text:{texts}/**/*.txt"), tmp_path / "cache")
-    with open_corpus(prepared.path, 8, 2) as corpus:
-        assert corpus.num_blocks == prepared.num_blocks
+    with open_corpus(prepared.folder, 8, 2) as corpus:
+        assert corpus.num_blocks == prepared.manifest.num_blocks
         first, second = corpus.blocks(np.array([0, 1]))
         assert first[-1] == second[0]
         assert first.shape == (9,)
@@ -81,7 +81,7 @@ def test_a_corpus_that_comes_in_pieces_is_the_founders(texts, tmp_path):
     spec = _spec(f"text:{texts}/**/*.txt", piece_kib=16)
     for number in range(40):  # some pieces' worth
         (texts / f"long-{number}.txt").write_text(f"{number} " * 1000)
-    founder = prepare_corpus(spec, tmp_path / "founder").kept
+    founder = prepare_corpus(spec, tmp_path / "founder")
     manifest, cache = founder.manifest, tmp_path / "joiner"
     assert manifest.num_pieces > 3
     with pytest.raises(InvalidCorpus, match="digest"):
@@ -91,7 +91,7 @@ def test_a_corpus_that_comes_in_pieces_is_the_founders(texts, tmp_path):
     with pytest.raises(InvalidCorpus, match="held out"):
         adopt_held_out(kept, bytes(manifest.held_out_bytes))
     adopt_held_out(kept, founder.held_out.read_bytes())
-    assert describe_corpus(spec, kept).num_blocks == manifest.num_blocks
+    assert describe_corpus(spec, kept).manifest.num_blocks == manifest.num_blocks
     whole, in_pieces = founder.open(), open_corpus(kept.folder, 8, 2)
     assert isinstance(in_pieces, PieceCorpus)
     assert isinstance(whole, Corpus)
@@ -127,7 +127,7 @@ def test_a_file_of_tokens_that_has_changed_is_not_used_again(tmp_path):
 def test_half_a_file_is_no_corpus(texts, tmp_path, cut):
     prepared = prepare_corpus(_spec(f"text:{texts}/**/*.txt"), tmp_path / "cache")
     broken = tmp_path / "broken.corpus"
-    broken.write_bytes((prepared.path / PACKED).read_bytes()[:cut])
+    broken.write_bytes((prepared.folder / PACKED).read_bytes()[:cut])
     with pytest.raises(InvalidCorpus):
         open_corpus(broken, 8, 2)
     with pytest.raises(InvalidCorpus):
@@ -165,8 +165,8 @@ def test_a_token_file_is_used_where_it_lies_and_its_end_is_held_out(tmp_path, su
     else:
         tokens.tofile(path)
     prepared = prepare_corpus(_spec(f"tokens:{path}"), tmp_path / "cache")
-    assert prepared.kept.whole == path
-    with open_corpus(prepared.path, 8, 2) as corpus:
+    assert prepared.whole == path
+    with open_corpus(prepared.folder, 8, 2) as corpus:
         trained = corpus.blocks(np.arange(corpus.num_blocks, dtype=np.int64))
         validation = corpus.validation_blocks(2)
     assert validation.max() == 199
@@ -195,9 +195,9 @@ def test_any_tokenizer_file_will_do(texts, tmp_path):
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     spec = _spec(f"text:{texts}/**/*.txt", tokenizer=str(tmp_path))
     prepared = prepare_corpus(spec, tmp_path / "cache")
-    assert prepared.vocabulary_size == 33
-    assert prepared.tokenizer_digest != "bytes"
-    with open_corpus(prepared.path, 8, 2) as corpus:
+    assert prepared.manifest.vocabulary_size == 33
+    assert prepared.manifest.tokenizer_digest != "bytes"
+    with open_corpus(prepared.folder, 8, 2) as corpus:
         assert set(corpus.blocks(np.array([0]))[0]) <= set(range(33))
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"not a tokenizer\.json"):

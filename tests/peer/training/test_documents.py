@@ -44,7 +44,7 @@ def json_lines(folder: Path, column: str = "text") -> None:
 
 
 def trained_text(prepared) -> bytes:
-    with prepared.kept.open() as corpus:
+    with prepared.open() as corpus:
         return bytes(np.asarray(corpus.train, np.uint8))
 
 
@@ -128,7 +128,7 @@ def test_a_set_of_datasets_is_read_as_a_stream(tmp_path: Path) -> None:
     stream = shards_of("hf", f"{tmp_path / 'files'}:train#text")
     assert [text for shard in stream for _, text in documents(shard)] == TEXTS
     prepared = prepare_corpus(spec_of(f"hf:{tmp_path / 'files'}"), tmp_path / "cache")
-    assert prepared.num_blocks > 100
+    assert prepared.manifest.num_blocks > 100
     with pytest.raises(InvalidCorpus, match="no column 'body'"):
         list(documents(shards_of("hf", f"{tmp_path / 'files'}#body")[0]))
     with pytest.raises(InvalidCorpus, match="cannot open hf:"):

@@ -110,9 +110,9 @@ class Founded:
 @asynccontextmanager
 async def founded(spec, folder, cache):
     corpus = prepare_corpus(spec, cache)
-    vocabulary = corpus.vocabulary_size
+    vocabulary = corpus.manifest.vocabulary_size
     settings = TrainerSettings(
-        spec.to_bytes(), "me", str(corpus.path), vocabulary, device="cpu", threads=1
+        spec.to_bytes(), "me", str(corpus.folder), vocabulary, device="cpu", threads=1
     )
     with trio.fail_after(LIMIT_S):
         async with spare_child(threads=1) as spare:
@@ -126,15 +126,15 @@ async def founded(spec, folder, cache):
         )
         spec = spec.model_copy(update={"frozen": frozen})
         settings = TrainerSettings(
-            spec.to_bytes(), "me", str(corpus.path), vocabulary, device="cpu", threads=1
+            spec.to_bytes(), "me", str(corpus.folder), vocabulary, device="cpu", threads=1
         )
         with SharedVector(layout.padded_parameters) as slow:
             slow.array[:] = weights = np.fromfile(cache / "weights", "<f4")
             async with trainer_starter(settings, slow)(slow.array, None) as trainer:
                 ready = await trainer.receive()
                 assert isinstance(ready, Ready), ready
-                assert ready.layout_digest == layout.digest
-                await trainer.send(Load(0))
+                assert ready.layout.digest == layout.digest
+                await trainer.send(Load())
                 yield Founded(spec, layout, ready, trainer, weights, vocabulary)
 
 
@@ -162,7 +162,7 @@ async def test_a_run_goes_on_from_a_checkpoint_with_its_sizes(folder, tmp_path):
     async with founded(spec, folder, tmp_path) as run:
         assert run.layout == expected.layout
         np.testing.assert_array_equal(run.weights, expected.theta_P.numpy())
-        assert run.ready.parameters == expected.layout.parameters
+        assert run.ready.layout.parameters == expected.layout.parameters
         before = await run.loss()
         assert (await run.train(30)).loss < before - 0.5
         # Who joins has no checkpoint: the frozen config says it all.

@@ -21,7 +21,6 @@ from peer.training.child_process import spare_child
 from peer.training.corpus import prepare_corpus
 from peer.training.messages import (
     ONE_CHUNK,
-    Amend,
     Begin,
     Evaluate,
     Evaluated,
@@ -64,7 +63,7 @@ def corpus(tmp_path_factory):
     for i in range(30):
         (folder / f"{i}.txt").write_text("to be or not to be " * 20)
     spec = RunSpec(data=DataSection(source=f"text:{folder}/*.txt", validation_blocks=4))
-    return prepare_corpus(spec, folder / "cache").path
+    return prepare_corpus(spec, folder / "cache").folder
 
 
 def _settings(
@@ -91,7 +90,7 @@ async def _trainer(settings):
         async with trainer_starter(settings, slow)(slow.array, None) as trainer:
             ready = await trainer.receive()
             assert isinstance(ready, Ready)
-            assert ready.layout_digest == model.layout.digest
+            assert ready.layout.digest == model.layout.digest
             yield trainer, slow
 
 
@@ -104,7 +103,7 @@ async def _next(trainer, kind):
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 async def test_it_learns_and_says_why_it_refuses(corpus, optimizer):
     async with _trainer(_settings(corpus, optimizer=optimizer)) as (trainer, slow):
-        await trainer.send(Load(0))
+        await trainer.send(Load())
         await trainer.send(Evaluate(0))
         before = (await _next(trainer, Evaluated)).loss
         await trainer.send(TrainRound(0, 30, MEMBERS, 0, 0, 0.0, 1.0))
@@ -116,7 +115,7 @@ async def test_it_learns_and_says_why_it_refuses(corpus, optimizer):
         slow.array[:] = (values * scales.view("<f4")[:, None]).ravel()
         await trainer.send(Merge(0, 0, ONE_CHUNK, ()))
         merged = await _next(trainer, FragmentMerged)
-        assert merged.waited_s > sent.seconds > 0
+        assert merged.waited_s > 0
         await trainer.send(Evaluate(0))
         assert (await _next(trainer, Evaluated)).loss < before - 0.5
         await trainer.send(Merge(0, 0, ONE_CHUNK, ()))
@@ -127,15 +126,14 @@ async def test_it_learns_and_says_why_it_refuses(corpus, optimizer):
             await trainer.receive()
 
 
-async def _stopped_in_mid_write(trainer, region, round_):
-    """Whether the child now stands still in the middle of writing this round's codes."""
-    while (header := trainer._regions.header(region)) is not None:
-        if header.cycle == round_:
-            return False  # it was over before we looked
+async def _stopped_in_mid_write(trainer, region, before):
+    """Whether the child now stands still in the middle of writing over these codes."""
+    codes = trainer.codes(region)
+    while codes[:4096] == before[:4096]:
         await trio.lowlevel.checkpoint()
     os.kill(trainer.process_id, signal.SIGSTOP)
     os.waitid(os.P_PID, trainer.process_id, os.WSTOPPED)  # noqa: ASYNC222 - it stops at once
-    if trainer._regions.header(region) is None:
+    if codes[-4096:] == before[-4096:]:  # scales come last
         return True
     os.kill(trainer.process_id, signal.SIGCONT)
     return False
@@ -150,27 +148,27 @@ async def _kill(trainer):
 
 async def test_kill_in_mid_write_harms_nothing(corpus):
     async with _trainer(_settings(corpus, hidden_size=1024)) as (trainer, slow):
-        await trainer.send(Load(0))
+        await trainer.send(Load())
         before = slow.array.copy()
         for round_ in range(100):
+            codes = bytes(trainer.codes(0))
             await trainer.send(TrainRound(round_, 1, MEMBERS, 0, 0, 0.0, 1.0))
-            if round_ and await _stopped_in_mid_write(trainer, 0, round_):
+            if round_ and await _stopped_in_mid_write(trainer, 0, codes):
                 break
             await _next(trainer, RoundClosed)
             await trainer.send(Merge(0, round_, ONE_CHUNK, ()))
             await _next(trainer, FragmentMerged)
         await _kill(trainer)
-        assert trainer._regions.header(0) is None
     assert np.array_equal(slow.array, before)
 
 
 async def test_fragments_come_and_go(corpus):
     async with _trainer(_settings(corpus, method="diloco")) as (trainer, slow):
-        await trainer.send(Load(0))
+        await trainer.send(Load())
         await trainer.send(Yield(1))
         await _next(trainer, Yielded)
         slow.array[:] *= 1.01
-        await trainer.send(Amend(1, (), (), (0,)))
+        await trainer.send(Merge(1, None, (), (0,), ()))
         for round_ in range(2):
             await trainer.send(TrainRound(round_, 10, MEMBERS, 0, 20 * round_, 0.0, 1.0))
         sent, merged, closed = [], [], None
@@ -192,26 +190,25 @@ async def test_fragments_come_and_go(corpus):
         assert sum(sizes) == slow.array.size * 130 // 128
 
 
-async def test_kill_while_a_fragment_is_written_leaves_its_region_empty(corpus):
+async def test_kill_while_a_fragment_is_written_is_no_send(corpus):
     settings = _settings(corpus, hidden_size=1024, method="diloco")
     async with _trainer(settings) as (trainer, _):
-        await trainer.send(Load(0))
+        await trainer.send(Load())
         for round_ in range(100):
+            codes = bytes(trainer.codes(1))
             await trainer.send(TrainRound(round_, 2, MEMBERS, 0, 0, 0.0, 1.0))
-            if round_ and await _stopped_in_mid_write(trainer, 1, round_):
+            if round_ and await _stopped_in_mid_write(trainer, 1, codes):
                 break
             while not isinstance(event := await trainer.receive(), RoundClosed):
                 if isinstance(event, FragmentSent):
                     await trainer.send(Merge(event.fragment, event.cycle, (), ()))
         await _kill(trainer)
-        assert trainer._regions.header(1) is None
-        assert trainer._regions.header(0).cycle == round_
 
 
 async def test_weights_that_are_not_numbers_are_reported(corpus):
     async with _trainer(_settings(corpus)) as (trainer, slow):
         slow.array[:] = np.nan
-        await trainer.send(Load(0))
+        await trainer.send(Load())
         await trainer.send(TrainRound(0, 5, MEMBERS, 0, 0, 0.0, 1.0))
         failed = await trainer.receive()
         assert isinstance(failed, Failed)
@@ -261,11 +258,11 @@ async def test_initial_weights_follow_from_the_seed_and_whoever_made_them_can_tr
         spare.put_back(child)
         with SharedVector(layout.padded_parameters) as slow, trio.fail_after(LIMIT_S):
             slow.array[:] = np.fromfile(tmp_path / "first", "<f4")
-            async with trainer_starter(settings, slow, None, spare)(slow.array, None) as trainer:
-                assert (await _next(trainer, Ready)).layout_digest == layout.digest
+            async with trainer_starter(settings, slow, spare)(slow.array, None) as trainer:
+                assert (await _next(trainer, Ready)).layout.digest == layout.digest
                 assert isinstance(trainer, ProcessTrainer)
                 assert trainer.process_id == process_id
-                await trainer.send(Load(0))
+                await trainer.send(Load())
                 await trainer.send(TrainRound(0, 5, MEMBERS, 0, 0, 0.0, 1.0))
                 await _next(trainer, RoundClosed)
                 niceness = psutil.Process(process_id).nice() - psutil.Process().nice()

@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -80,13 +81,14 @@ class Driver:
 
     def __init__(self, step_s=1.0, *, loaded=True):
         self.sync = FakeSync()
+        sync: Any = self.sync
         self.events: deque[TrainerEvent] = deque()
-        self.machine = RoundMachine(SPEC, "me", self.sync, self.events, num_blocks=NUM_BLOCKS)
+        self.machine = RoundMachine(SPEC, "me", sync, self.events, num_blocks=NUM_BLOCKS)
         self.step_s, self.now_s, self.own_steps = step_s, 0.0, 0
         self.unsettled = False
         self.steps: list[TrainStep] = []
         if loaded:
-            self.obey(Load(0))
+            self.obey(Load())
 
     def obey(self, command):
         self.machine.obey(command, self.now_s)
@@ -263,7 +265,7 @@ def test_to_be_asked_twice_does_not_put_the_close_off():
 def test_after_each_load_the_learning_rate_comes_to_the_schedules():
     driver = Driver()
     for first in (5, 12):
-        driver.obey(Load(0))
+        driver.obey(Load())
         driver.steps.clear()
         driver.order(first, quota=H)
         driver.order(first + 1, quota=H)
@@ -404,8 +406,8 @@ def test_validation_comes_before_training_and_is_told_when_it_is_done():
     driver.order(0)
     driver.obey(Evaluate(5))
     assert driver.next_action() == driver.next_action() == Evaluate(5)
-    driver.machine.measured(Evaluated(5, 1.0, 8, 0.5))
-    assert list(driver.events) == [Evaluated(5, 1.0, 8, 0.5)]
+    driver.machine.measured(Evaluated(5, 1.0, 0.5))
+    assert list(driver.events) == [Evaluated(5, 1.0, 0.5)]
     assert isinstance(driver.next_action(), TrainStep)
 
 
@@ -427,13 +429,13 @@ def order(round_, quota=4, members=MEMBERS):
         ([order(0)], "before Load"),
         ([Merge(0, 0, (0,), ())], "before Load"),
         ([CloseRound(0)], "not begun"),
-        ([Load(0), order(0, quota=-1)], "quota -1"),
-        ([Load(0), order(0, members=(("you", 1),))], "no member"),
-        ([Load(0), order(0), order(0)], "trained already"),
-        ([Load(0), order(1), order(0)], "trained already"),
-        ([Load(0), order(0), order(1), order(2)], "waits already"),
-        ([Load(0), order(0), order(1), CloseRound(1)], "not begun"),
-        ([Load(0), order(5), Load(1), CloseRound(5)], "not begun"),
+        ([Load(), order(0, quota=-1)], "quota -1"),
+        ([Load(), order(0, members=(("you", 1),))], "no member"),
+        ([Load(), order(0), order(0)], "trained already"),
+        ([Load(), order(1), order(0)], "trained already"),
+        ([Load(), order(0), order(1), order(2)], "waits already"),
+        ([Load(), order(0), order(1), CloseRound(1)], "not begun"),
+        ([Load(), order(5), Load(), CloseRound(5)], "not begun"),
     ],
 )
 def test_commands_that_make_no_sense_are_refused(commands, why):
@@ -450,7 +452,7 @@ def test_load_forgets_the_round_the_order_and_the_step_under_way():
     driver.order(7, quota=100)
     driver.order(8)
     driver.train(2)
-    driver.obey(Load(1))
+    driver.obey(Load())
     driver.unsettled = False
     assert driver.next_action() == Wait()
     driver.order(0, quota=2)
@@ -493,9 +495,9 @@ def test_whatever_is_held_up_rounds_close_in_order_with_their_steps(quotas, turn
 
 def test_what_is_kept_before_a_round_stands_where_the_weights_were_loaded():
     driver = Driver(loaded=False)
-    driver.obey(Load(3, step=40.0, epoch=2, position=7))
+    driver.obey(Load(step=40.0, epoch=2, position=7))
     driver.obey(Keep("there"))
     assert driver.next_action() == Keep("there")
-    driver.machine.kept(0.0, None)
+    driver.machine.kept(None)
     (kept,) = driver.of(Kept)
     assert (kept.step, kept.epoch, kept.position, kept.tokens) == (40.0, 2, 7, 0)

@@ -26,8 +26,7 @@ from peer.training.messages import (
     TrainRound,
 )
 from peer.training.ports import Trainer, TrainerDied
-from peer.training.simulated import simulated_starter
-from peer.training.toy import SimulatedSpeed
+from peer.training.simulated import SimulatedSpeed, simulated_starter
 from protocol.run.run_spec import RunSpec
 
 Event = TypeVar("Event", bound=TrainerEvent)
@@ -61,7 +60,7 @@ async def test_scattered_steps_take_as_long_as_their_machine_says(
     slow = np.zeros(256, np.float32)
     async with simulated_starter(SPEC, "me", speed)(slow, None) as trainer:
         await trainer.receive()
-        await trainer.send(Load(0))
+        await trainer.send(Load())
         began_s = trio.current_time()
         await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0, 0.0, 1.0))
         await _next(trainer, RoundClosed)
@@ -74,7 +73,7 @@ async def test_a_round_takes_its_steps_and_no_longer(autojump_clock: MockClock) 
         ready = await trainer.receive()
         assert isinstance(ready, Ready)
         assert ready.steps_per_s == 2
-        await trainer.send(Load(0))
+        await trainer.send(Load())
         began_s = trio.current_time()
         await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0, 0.0, 1.0))
         for steps in range(1, 11):
@@ -93,7 +92,7 @@ async def test_a_pending_snapshot_keeps_the_next_round_open(autojump_clock: Mock
     slow = np.zeros(256, np.float32)
     async with simulated_starter(SPEC, "me")(slow, None) as trainer:
         await trainer.receive()
-        await trainer.send(Load(0))
+        await trainer.send(Load())
         await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0, 0.0, 1.0))
         await _next(trainer, RoundClosed)
         await trainer.send(TrainRound(1, 10, MEMBERS, 0, 80, 0.0, 1.0))
@@ -116,7 +115,7 @@ async def test_without_overlap_nothing_is_trained_in_flight(
     slow = np.zeros(256, np.float32)
     async with simulated_starter(blocking, "me")(slow, None) as trainer:
         await trainer.receive()
-        await trainer.send(Load(0))
+        await trainer.send(Load())
         await trainer.send(TrainRound(0, 4, MEMBERS, 0, 0, 0.0, 1.0))
         await _next(trainer, RoundClosed)
         await trainer.send(TrainRound(1, 4, MEMBERS, 0, 32, 0.0, 1.0))
@@ -133,7 +132,7 @@ async def test_close_round_ends_it_with_the_step_in_progress(autojump_clock: Moc
     slow = np.zeros(256, np.float32)
     async with simulated_starter(SPEC, "me", SimulatedSpeed(step_s=1.0))(slow, None) as trainer:
         await trainer.receive()
-        await trainer.send(Load(0))
+        await trainer.send(Load())
         await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0, 0.0, 1.0))
         await trio.sleep(6.5)
         await trainer.send(CloseRound(0))
@@ -156,7 +155,7 @@ async def test_planned_failures_are_reported_and_end_the_life(
     start = simulated_starter(SPEC, "me", speed)
     async with start(slow, None) as trainer:
         await trainer.receive()
-        await trainer.send(Load(0))
+        await trainer.send(Load())
         await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0, 0.0, 1.0))
         failed = await _after_progress(trainer)
         assert isinstance(failed, Failed)
@@ -165,7 +164,7 @@ async def test_planned_failures_are_reported_and_end_the_life(
             await trainer.receive()
     async with start(slow, None) as trainer:  # the next life gets past that step
         await trainer.receive()
-        await trainer.send(Load(0))
+        await trainer.send(Load())
         await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0, 0.0, 1.0))
         await _next(trainer, RoundClosed)
 
@@ -175,7 +174,7 @@ async def test_a_killed_trainer_says_so(autojump_clock: MockClock) -> None:
     speed = SimulatedSpeed(die_at_steps=frozenset({3}))
     async with simulated_starter(SPEC, "me", speed)(slow, None) as trainer:
         await trainer.receive()
-        await trainer.send(Load(0))
+        await trainer.send(Load())
         await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0, 0.0, 1.0))
         with pytest.raises(TrainerDied, match="signal 9"):
             await _after_progress(trainer)
@@ -188,7 +187,7 @@ async def test_it_learns_and_repeats_itself(autojump_clock: MockClock) -> None:
         slow = np.zeros(256, np.float32)
         async with simulated_starter(SPEC, "me")(slow, None) as trainer:
             await trainer.receive()
-            await trainer.send(Load(0))
+            await trainer.send(Load())
             await trainer.send(TrainRound(0, 100, MEMBERS, 0, 0, 0.0, 1.0))
             sent = await _next(trainer, FragmentSent)
             assert isinstance(sent, FragmentSent)

@@ -10,7 +10,6 @@ import trio
 from trio.testing import MockClock
 
 from peer.training.messages import (
-    Amend,
     Failed,
     FragmentMerged,
     FragmentSent,
@@ -23,8 +22,7 @@ from peer.training.messages import (
     Yielded,
 )
 from peer.training.ports import Trainer
-from peer.training.simulated import simulated_starter
-from peer.training.toy import SimulatedSpeed, simulated_layout
+from peer.training.simulated import SimulatedSpeed, simulated_layout, simulated_starter
 from protocol.fragment.fragments import fragments_of_run
 from protocol.run.run_spec import RunSpec, SyncSection
 from protocol.run.sections import DilocoSection
@@ -46,7 +44,7 @@ async def training(spec: RunSpec, quota: int = H):
     phi = np.zeros(PARAMETERS, np.float32)
     async with simulated_starter(spec, "me", SimulatedSpeed(step_s=1.0))(phi, None) as trainer:
         await trainer.receive()
-        await trainer.send(Load(0))
+        await trainer.send(Load())
         await trainer.send(TrainRound(0, quota, MEMBERS, 0, 0, 0.0, 1.0))
         yield trainer, phi
 
@@ -144,7 +142,7 @@ async def test_yield_and_amend(autojump_clock: MockClock) -> None:
         assert await next_of(trainer, Yielded) == Yielded(2)
         with trio.move_on_after(20):
             seen = await until_closed(trainer, merge_after(0.5))
-            pytest.fail(f"it did not wait for Amend: {seen}")
+            pytest.fail(f"it did not wait for Merge: {seen}")
 
 
 async def test_the_amendment_ends_the_wait(autojump_clock: MockClock) -> None:
@@ -154,7 +152,7 @@ async def test_the_amendment_ends_the_wait(autojump_clock: MockClock) -> None:
 
         async def amend_later() -> None:
             await trio.sleep(10.0)
-            await trainer.send(Amend(2, (), (0,), ()))
+            await trainer.send(Merge(2, None, (), (), (0,)))
 
         nursery.start_soon(amend_later)
         seen = await until_closed(trainer, merge_after(0.5))

@@ -20,8 +20,8 @@ def spec_of(source, **data):
 
 def tokens_of(prepared):
     """What is trained on, and what is held out, as text: a token is a byte."""
-    header, offset = read_header(prepared.path / PACKED)
-    tokens = (prepared.path / PACKED).read_bytes()[offset:]
+    header, offset = read_header(prepared.folder / PACKED)
+    tokens = (prepared.folder / PACKED).read_bytes()[offset:]
     return tokens[: header.train_tokens].decode(), tokens[header.train_tokens :].decode()
 
 
@@ -36,7 +36,7 @@ def test_the_tail_of_one_text_is_held_out_from_the_beginning_of_a_line(
     assert train.rstrip("\0") + held_out.rstrip("\0") == LINES
     assert held_out.startswith("line ")
     assert len(held_out) == pytest.approx(len(LINES) / 20, abs=40)
-    with open_corpus(prepared.path, 8, 2) as corpus:
+    with open_corpus(prepared.folder, 8, 2) as corpus:
         assert np.array_equal(corpus.validation_blocks(2)[0], list(held_out[:9].encode()))
 
 

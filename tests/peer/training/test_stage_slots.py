@@ -42,7 +42,7 @@ def test_as_many_as_fit_beside_a_backward(graph, free, slots):
 
 
 def test_the_daemon_finds_as_many_slots_as_the_trainer_made():
-    fd = code_memory(0)
+    fd = code_memory()
     made = BoundaryRing.create_in(fd, 12, 100)
     made.slot(23)[:3] = b"abc"
     found = BoundaryRing.open(fd, 100)

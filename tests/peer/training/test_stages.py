@@ -68,7 +68,7 @@ class Stage:
         section = spec.optimizer.model_copy(update={"clip_norm": norm})
         self.optimizer = inner_optimizer(self.model, section, "fp32")
         self.coder = BoundaryCoder(get_codec(codec), (2, 16, 32), CPU)
-        self.ring = BoundaryRing.create_in(code_memory(0), SLOTS, self.coder.code_bytes)
+        self.ring = BoundaryRing.create_in(code_memory(), SLOTS, self.coder.code_bytes)
         self.compute = StageCompute(self.module, CPU, "fp32")
 
 
@@ -95,7 +95,7 @@ class Path:
         elif isinstance(event, Freed):
             self._free.append(event.slot)
 
-    def next_command(self, *, wait, timeout_s=None):
+    def next_command(self, *, wait):
         while self._produced and not self._commands:
             self._walk(self._produced.popleft())
         return self._commands.popleft() if self._commands else None
@@ -283,8 +283,12 @@ class Script:
     def emit(self, event):
         self.events.append(event)
 
-    def next_command(self, *, wait, timeout_s=None):
-        return self.commands.popleft() if self.commands else None
+    def next_command(self, *, wait):
+        while self.commands:
+            command = self.commands.popleft()
+            if command is not None or not wait:
+                return command
+        return None
 
 
 def relay(stage, commands):

@@ -13,7 +13,7 @@ from peer.training.ports import TrainerDied
 from peer.training.warm import BEFORE_ALL_ROUNDS, warmed_up
 
 SLOW = np.zeros(128, np.float32)
-READY = Ready(128, 128, "digest", "cpu", "fp32", 1, 1.0)
+READY = Ready("cpu", "fp32", 1, 1.0)
 
 
 class Trainers:
@@ -64,7 +64,7 @@ async def test_the_first_is_there_before_it_is_asked_for_and_goes_before_the_nex
         assert (trainers.started, trainers.living) == (1, 1)
         async with warm.start(SLOW, None) as first:
             assert await first.receive() == READY
-            await first.send(Load(1))
+            await first.send(Load())
             assert first.codes(7).tolist() == [1, 7]
             assert trainers.started == 1
         assert trainers.living == 0
@@ -72,7 +72,7 @@ async def test_the_first_is_there_before_it_is_asked_for_and_goes_before_the_nex
             assert await second.receive() == READY
             assert (trainers.started, trainers.living) == (2, 1)
     assert trainers.living == 0
-    assert trainers.sent == [(1, Load(1))]
+    assert trainers.sent == [(1, Load())]
 
 
 async def test_one_that_is_never_asked_for_ends():
@@ -112,7 +112,7 @@ async def test_what_fails_in_its_life_is_told_and_it_ends():
         assert trainers.living == 0
 
 
-MEASURED = Evaluated(BEFORE_ALL_ROUNDS, 2.5, 128, 0.1)
+MEASURED = Evaluated(BEFORE_ALL_ROUNDS, 2.5, 0.1)
 
 
 async def test_the_one_at_hand_measures_the_slow_weights_before_it_trains():
@@ -132,7 +132,7 @@ async def test_an_answer_to_a_question_that_was_cancelled_is_not_taken_for_that_
         with trio.CancelScope() as scope:
             scope.cancel()
             await warm.loss()
-        trainers.answers.extend([MEASURED, Evaluated(BEFORE_ALL_ROUNDS - 1, 1.5, 128, 0.1)])
+        trainers.answers.extend([MEASURED, Evaluated(BEFORE_ALL_ROUNDS - 1, 1.5, 0.1)])
         assert await warm.loss() == 1.5
 
 
@@ -149,7 +149,7 @@ async def test_one_that_dies_while_it_measures_is_forgotten():
 
 async def test_an_answer_that_nobody_waits_for_any_more_is_not_taken_for_one_of_a_round():
     trainers = Trainers()
-    later = Evaluated(3, 2.0, 128, 0.1)
+    later = Evaluated(3, 2.0, 0.1)
     async with warmed_up(trainers.start, SLOW) as warm:
         trainers.answers.extend([MEASURED, later])  # the question was asked, and cancelled
         async with warm.start(SLOW, None) as first:

@@ -31,8 +31,7 @@ from peer.training.model import FlatModel, initial_module
 from peer.training.ports import Trainer
 from peer.training.process import ProcessTrainer, trainer_starter
 from peer.training.shared import SharedVector
-from peer.training.simulated import simulated_starter
-from peer.training.toy import SimulatedSpeed, ToyProblem
+from peer.training.simulated import SimulatedSpeed, ToyProblem, simulated_starter
 from protocol.run.run_spec import (
     DataSection,
     ModelSection,
@@ -82,7 +81,7 @@ class Life:
     seen: list[TrainerEvent] = field(default_factory=list)
 
     async def load(self) -> None:
-        await self.trainer.send(Load(0))
+        await self.trainer.send(Load())
         self.seen, self.place = [], (0, 0)
 
     async def order(self, round_: int, quota: int = H, start_step: float | None = None) -> None:

@@ -1,87 +1,70 @@
-"""The admission policy: which peers this peer admits, and which statements it forwards.
+"""Which peers this peer serves: those that the run admits, and that behave. Links to others end.
 
-protocol/admission/register.py has the rules; this file has what they are applied to: our own pass,
-the statements kept in the home and forwarded by linked peers, and the run's secret. Amendments of
-the run (protocol/run/amendments.py) are statements too, and are forwarded the same way.
+Admission is what the run says of a peer. protocol/admission/register.py has the rules; here is what
+they are applied to: our own pass, the statements kept in the home and forwarded by linked peers,
+and the run's secret. Amendments of the run (protocol/run/amendments.py) are statements too, and are
+forwarded the same way.
 
 The secret names the places of the run's records in the directory, so that only admitted peers find
 its members. Members tell it to peers that they have admitted; its digest is in the run spec, so a
 wrong secret is recognised. An open run has none.
 
 Until the run is known no peer is judged: a newcomer knows only the address that it was given.
+
+Reputation is what we have seen of a peer ourselves (protocol/membership/book.py). Faults are not
+told to other peers. But if an owner was proved to have lied (protocol/diloco/audits.py), all peers
+get the proof, and it is banned.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import blake3
 import trio
+from trio.lowlevel import ParkingLot
 
 from peer.facts import Facts
 from peer.network.identity import Identity
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.ports import Directory, PeerId
-from peer.state.admission_file import AdmissionFile, KeptAdmission
+from peer.ports import PeerId
+from peer.state.kept_files import KeptAdmission
 from protocol.admission.register import Mode, Register
 from protocol.admission.statements import Ruling, Token, Verdict
 from protocol.errors import LocoError, Refused
 from protocol.limits import MAX_AMENDMENTS, MAX_STATEMENTS_PER_MESSAGE, RUN_SECRET_BYTES
+from protocol.membership.book import Fault, PeerBook
 from protocol.outcomes import RefusalReason
 from protocol.run.amendments import AmendedSpec, Amendment, Changes, is_amendment
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 from protocol.wire.messages import Hello, Refusal, Statements
 
+from .ports import Ports
+
 SECRET_DOMAIN: Final = b"loco/v1/run-secret\0"
 MAX_EARLY: Final = 64
 """Messages kept until the run is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """What this home may sign with.
-
-    Attributes:
-        own: the peer's identity.
-        founder: the key of the run's founder, where this home founded it.
-    """
-
-    own: Identity
-    founder: Identity | None = None
-
-
-class Door:
+class Admission:
     """The admission policy of one peer: judges others, keeps and forwards signed statements.
-
-    Args:
-        token: the invitation that the user gave, if any.
 
     Attributes:
         own_pass: what we show; empty where we have none.
         expelled: set when the run has banned us.
     """
 
-    def __init__(
-        self,
-        keys: Keys,
-        token: Token | None,
-        file: AdmissionFile,
-        *,
-        directory: Directory,
-        facts: Facts,
-        events: EventLog,
-    ) -> None:
-        self._keys = keys
-        self._file = file
-        self._directory = directory
-        self._facts = facts
-        self._events = events
-        self._kept = file.read()
+    def __init__(self, ports: Ports) -> None:
+        self._keys = ports.keys
+        self._file = ports.admission_file
+        self._directory = ports.directory
+        self._facts = ports.facts
+        self._events = ports.events
+        self._kept = self._file.read()
         self.own_pass = self._kept.own_pass
-        if token is not None:
-            self.own_pass = token.pass_for(keys.own.peer_id).sealed
+        if ports.token is not None:
+            self.own_pass = ports.token.pass_for(self._keys.own.peer_id).sealed
         self._register: Register | None = None
         self._amended: AmendedSpec | None = None
         self._early: list[Statements] = []
@@ -369,3 +352,61 @@ class Door:
         """Raises Refused where the run has banned us."""
         if self.expelled.is_set():
             raise Refused(RefusalReason.NOT_ADMITTED, "this peer has been banned from the run")
+
+
+# --- reputation -----------------------------------------------------------------------------------
+
+IGNORED = Refusal(
+    RefusalReason.IGNORED,
+    "I am ignoring you for a few minutes: you have broken the protocol too often;"
+    " install the version of loco-peer that the others run",
+)
+CONVICTED = Refusal(
+    RefusalReason.NOT_ADMITTED,
+    "it is proved that you signed an average that does not follow from what you were sent;"
+    " check this machine's memory, and join with a new identity",
+)
+
+
+class Reputation:
+    """What this peer thinks of others; with `admission`, which of them it serves.
+
+    Attributes:
+        book: their conduct, and what else we keep of peers.
+        one_more_ignored: woken when the links of a peer are to end.
+    """
+
+    def __init__(self, admission: Admission, facts: Facts, events: EventLog) -> None:
+        self.admission = admission
+        self._facts = facts
+        self._events = events
+        self.book = PeerBook()
+        self.one_more_ignored = ParkingLot()
+
+    def judge(self, peer_id: PeerId) -> Refusal | None:
+        return self.admission.judge(peer_id) or self.judge_conduct(peer_id)
+
+    def judge_conduct(self, peer_id: PeerId) -> Refusal | None:
+        if self.book.is_convicted(peer_id):
+            return CONVICTED
+        return IGNORED if self.book.is_ignored(trio.current_time(), peer_id) else None
+
+    def wait_s(self, peer_id: PeerId) -> float:
+        return self.book.wait_s(trio.current_time(), peer_id)
+
+    def may_be_dialled(self, peer_id: PeerId) -> bool:
+        """Whether a peer that we have heard of is worth a dial."""
+        return self.judge_conduct(peer_id) is None and self.admission.may_be_dialled(peer_id)
+
+    def blame(self, peer_id: PeerId, fault: Fault) -> None:
+        self._facts.faults[fault] += 1
+        if self.book.note(trio.current_time(), peer_id, fault):
+            self._events.emit(EventName.PEER_IGNORED, remote=peer_id, fault=str(fault))
+            self.one_more_ignored.unpark_all()
+
+    def convict(self, peer_id: PeerId) -> None:
+        """Have nothing to do with a peer any more that was proved to have lied."""
+        self._facts.convicted += 1
+        self.book.convict(peer_id)
+        self._events.emit(EventName.PEER_CONVICTED, remote=peer_id)
+        self.one_more_ignored.unpark_all()

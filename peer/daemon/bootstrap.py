@@ -16,20 +16,20 @@ from typing import Final
 
 import trio
 
-from peer.facts import Facts, PeerState
+from peer.facts import PeerState
 from peer.network.dial_errors import BACKOFF, cure_of, mismatch_sentence
 from peer.network.tls_probe import read_peer_id
 from peer.observe.event_names import EventName
-from peer.observe.events import EventLog
 from peer.options.values import parse_host_port
 from peer.ports import Address, PeerId
-from peer.state.pins import PassingPins, Pins
 from protocol.address.multiaddr import split_peer_id
 from protocol.errors import LocoError, Refused, StreamLost
 from protocol.outcomes import RefusalReason
 from protocol.wire.messages import Hello
 
 from .links import Links
+from .ports import Ports
+from .sources import is_final
 
 # --- addresses ------------------------------------------------------------------------------------
 
@@ -58,56 +58,37 @@ CALM_REPORT_S: Final = 60.0
 FIRST_PAUSE_S: Final = 0.5
 MAX_PAUSE_S: Final = 10.0
 ATTEMPT_S: Final = 20.0
-FINAL_REFUSALS: Final = frozenset(
-    {
-        RefusalReason.OTHER_RUN,
-        RefusalReason.VERSION,
-        RefusalReason.DUPLICATE_IDENTITY,
-        RefusalReason.NOT_ADMITTED,
-    }
-)
-"""Refusals that trying again cannot change."""
-
-
-def is_final(error: LocoError) -> bool:
-    """Whether it is such a refusal."""
-    return isinstance(error, Refused) and error.reason in FINAL_REFUSALS
-
 
 Resolve = Callable[[str], Awaitable[tuple[PeerId, Sequence[Address]]]]
 """An address as users write it to a peer id and its multiaddrs.
 
 Raises LocoError naming the step that failed.
 """
-Probe = Callable[[Address], Awaitable[PeerId]]
-"""Names the peer that answers at an address. Raises LocoError naming the step that failed."""
 
 
 class Bootstrap:
-    """Tries all addresses until one peer has taken us in."""
+    """Tries all addresses until one peer has taken us in.
+
+    Args:
+        report_every_s: how often it is looked for what fails, to say it.
+    """
 
     def __init__(
         self,
-        addresses: Sequence[str],
-        *,
-        resolve: Resolve,
+        ports: Ports,
         links: Links,
-        facts: Facts,
-        events: EventLog,
-        pins: Pins | None = None,
-        probe: Probe | None = None,
+        addresses: Sequence[str],
         report_every_s: float = REPORT_EVERY_S,
+        resolve: Resolve = resolve_bootstrap,
     ) -> None:
-        self._addresses = addresses
-        self._resolve = resolve
+        self._ports = ports
+        self._facts = ports.facts
         self._links = links
-        self._facts = facts
-        self._events = events
+        self._addresses = addresses
+        self._report_every_s = report_every_s
+        self._resolve = resolve
         self._failing: dict[str, str] = {}
         self._num_own = 0
-        self._pins = pins or PassingPins()
-        self._probe = probe
-        self._report_every_s = report_every_s
         self._said: dict[str, tuple[str, float]] = {}
         self._found: tuple[PeerId, Hello] | None = None
         self._refused: Refused | None = None
@@ -160,9 +141,9 @@ class Bootstrap:
         except StreamLost as lost:
             address = addresses[0]
             is_dialled_by_tcp = "/tcp/" in address and "/p2p-circuit" not in address
-            if self._probe is None or BACKOFF not in str(lost) or not is_dialled_by_tcp:
+            if BACKOFF not in str(lost) or not is_dialled_by_tcp:
                 raise
-            found = await self._probe(address)
+            found = await self._ports.network.probe(address)
             if found == peer_id:
                 raise
             where = address.partition("/p2p/")[0]
@@ -183,20 +164,20 @@ class Bootstrap:
     def _pin(self, address: str, peer_id: PeerId, addresses: Sequence[Address]) -> None:
         """Trust on first use: who answered at HOST:PORT is shown, and has to answer there again.
 
-        For good, as pins are kept (peer/state/pins.py).
+        For good, as pins are kept (peer/state/kept_files.py).
 
         Raises:
             StreamLost: somebody else does.
         """
         if "/p2p/" in address:
             return
-        pinned = self._pins.get(address)
+        pinned = self._ports.pins.get(address)
         if pinned is None:
-            self._pins.put(address, peer_id)
+            self._ports.pins.put(address, peer_id)
             multiaddr = f"{addresses[0]}/p2p/{peer_id}"
-            self._events.emit(EventName.IDENTITY_PINNED, address=address, multiaddr=multiaddr)
+            self._ports.events.emit(EventName.IDENTITY_PINNED, address=address, multiaddr=multiaddr)
         elif pinned != peer_id:
-            sentence = f"{peer_id} answers, where {pinned} did before; {self._pins.cure}"
+            sentence = f"{peer_id} answers, where {pinned} did before; {self._ports.pins.cure}"
             raise StreamLost(f"handshake: {sentence}")
 
     async def _report(self) -> None:
@@ -217,7 +198,7 @@ class Bootstrap:
             return
         self._said[address] = why, now_s
         step, _, detail = why.partition(": ")
-        self._events.emit(
+        self._ports.events.emit(
             EventName.BOOTSTRAP_FAILING,
             address=address,
             step=step,

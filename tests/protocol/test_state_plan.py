@@ -1,6 +1,7 @@
 """Which chunk is asked of which source, and which bytes are wanted."""
 
-from protocol.content.chunks import ChunkPlan
+from protocol.content.scheduler import Request
+from protocol.content.state_plan import StatePlan
 
 UNITS = [0, 1, 0, 1]
 """Two chunks of weights, each with one of momentum."""
@@ -11,133 +12,158 @@ def digests(text: str) -> list[bytes]:
     return [letter.encode() for letter in text]
 
 
-def taken(plan: ChunkPlan, name: str, most: int = 4) -> list[int]:
+def asked(plan: StatePlan, name: str) -> list[int]:
+    """What this source is asked for."""
+    return [index for _, chunks in plan.next_of(name) for index in chunks]
+
+
+def taken(plan: StatePlan, name: str) -> list[int]:
     """What this source is asked for, and gives."""
-    wanted = list(plan.next_of(name, most) or ())
-    for index in wanted:
-        plan.arrived(name, index)
-    return wanted
+    taken = list[int]()
+    for request, chunks in plan.next_of(name):
+        for index in chunks:
+            plan.arrived(name, index)
+        plan.answered(request)
+        taken += chunks
+    return taken
 
 
 def test_sources_of_the_same_bytes_share_a_state():
-    plan = ChunkPlan()
+    plan = StatePlan()
     plan.lead("a", digests("abcdefgh"))
     plan.join("b", digests("Xbcdefgh"))
-    assert plan.next_of("a", 4) == range(4)
-    assert plan.next_of("b", 4) == range(4, 8)
-    for name, chunks in (("a", range(4)), ("b", range(4, 8))):
+    assert asked(plan, "a") == [0, 1]
+    assert asked(plan, "b") == [2, 3]
+    for name, chunks in (("a", (0, 1)), ("b", (2, 3))):
         for index in chunks:
             plan.arrived(name, index)
+            plan.answered(Request(name, index))
+    assert taken(plan, "a") + taken(plan, "b") == [4, 5, 6, 7]
     assert plan.complete
     assert plan.givers() == {"a": 4, "b": 4}
 
 
 def test_what_is_known_without_being_sent_was_given_by_nobody_and_goes_with_its_source():
-    plan = ChunkPlan()
+    plan = StatePlan()
     plan.lead("a", digests("ab0"))
-    plan.known("a", 2)
-    assert plan.missing() == [0, 1]
+    plan.arrived("a", 2, was_sent=False)
+    assert plan.missing == [0, 1]
     assert not plan.givers()
     assert taken(plan, "a") == [0, 1]
     assert plan.complete
     assert plan.givers() == {"a": 2}
     plan.gone("a", believed=False)
-    assert plan.missing() == [0, 1, 2]
+    assert plan.missing == [0, 1, 2]
 
 
 def test_a_source_that_holds_other_bytes_gives_only_what_is_the_same():
-    plan = ChunkPlan()
+    plan = StatePlan()
     plan.lead("a", digests("abcd"))
     plan.join("b", digests("aXcX"))
-    assert taken(plan, "b") == [0]
-    assert taken(plan, "b") == [2]
-    assert plan.next_of("b", 4) is None
-    assert plan.missing() == [1, 3]
+    assert taken(plan, "b") == [0, 2]
+    assert not plan.next_of("b")
+    assert plan.missing == [1, 3]
 
 
 def test_the_bytes_that_most_name_are_wanted_but_for_the_leaders_scalars():
-    plan = ChunkPlan()
+    plan = StatePlan()
     plan.lead("liar", digests("xyz"))
-    assert taken(plan, "liar") == [0, 1, 2]
+    assert taken(plan, "liar") + taken(plan, "liar") == [0, 1, 2]
     plan.join("b", digests("abz"))
     assert plan.complete
     plan.join("c", digests("abz"))
-    assert plan.missing() == [1]
-    assert plan.wanted(0) == b"x"
-    assert plan.next_of("liar", 4) is None
+    assert plan.missing == [1]
+    assert plan._wanted[0] == b"x"
+    assert not plan.next_of("liar")
     assert taken(plan, "c") == [1]
     assert plan.complete
     plan.gone("c")
-    assert plan.wanted(1) == b"y"
+    assert plan._wanted[1] == b"y"
 
 
 def test_what_one_source_owes_another_is_asked_for_at_the_end():
-    plan = ChunkPlan()
+    plan = StatePlan()
     plan.lead("a", digests("abc"))
     plan.join("b", digests("abc"))
-    assert plan.next_of("b", 4) == range(3)
-    assert plan.next_of("a", 4) == range(1)
-    assert plan.next_of("a", 4) == range(1, 2), "each is asked of two at most"
+    plan.join("c", digests("abc"))
+    assert asked(plan, "b") == [0, 1]
+    assert asked(plan, "a") == [2]
+    assert asked(plan, "a") == [], "it owes something itself"
+    plan.arrived("a", 2)
+    plan.answered(Request("a", 2))
+    assert asked(plan, "a") == [0]
+    assert asked(plan, "c") == [1], "each is asked of two at most"
+    plan.failed(Request("b", 0))
+    plan.failed(Request("b", 1))
     plan.gone("b")
     plan.arrived("a", 0)
-    plan.arrived("a", 1)
-    assert plan.next_of("a", 4) == range(2, 3)
+    plan.answered(Request("a", 0))
+    assert asked(plan, "a") == [1]
 
 
 def test_what_is_here_is_kept_where_it_is_wanted():
-    plan = ChunkPlan(dict(enumerate(digests("?bXd"))))
+    plan = StatePlan(dict(enumerate(digests("?bXd"))))
     plan.lead("a", digests("abcd"))
-    assert plan.missing() == [0, 2]
-    assert taken(plan, "a") == [0]
+    assert plan.missing == [0, 2]
+    plan.arrived("a", 0)
     plan.lead("b", digests("Abcd"))
-    assert plan.missing() == [0, 2]
+    assert plan.missing == [0, 2]
 
 
 def test_replicas_are_mixed_when_a_source_dies_but_for_scalars_and_own_chunks():
-    plan = ChunkPlan({3: b"own"}, units=UNITS)
+    plan = StatePlan({3: b"own"}, units=UNITS)
     plan.lead("a", digests("abcd"))
-    assert taken(plan, "a") + taken(plan, "a") == [0, 2]
+    assert taken(plan, "a") == [0, 2, 1, 3]
     plan.gone("a")
     plan.lead("b", digests("ABCD"))
-    assert plan.missing() == [0, 1, 3]
+    assert plan.missing == [0]
+    plan.forget()
+    plan.lead("a", digests("abcd"))
+    ((request, chunks), _) = plan.next_of("a")
+    assert chunks == [0, 2]
+    plan.arrived("a", 2)
+    plan.failed(request)
+    plan.gone("a")
+    plan.lead("b", digests("ABCD"))
+    assert plan.missing == [0, 1, 3]
 
 
 def test_what_a_source_gave_that_broke_the_protocol_is_not_kept():
-    plan = ChunkPlan(units=UNITS)
+    plan = StatePlan(units=UNITS)
     plan.lead("a", digests("abcd"))
-    assert taken(plan, "a") + taken(plan, "a") == [0, 2]
+    assert taken(plan, "a") == [0, 2, 1, 3]
     plan.gone("a", believed=False)
     plan.lead("b", digests("abCD"))
-    assert plan.missing() == [0, 1, 2, 3]
+    assert plan.missing == [0, 1, 2, 3]
 
 
 def test_a_state_that_is_not_believed_is_forgotten():
-    plan = ChunkPlan()
+    plan = StatePlan()
     plan.lead("a", digests("ab"))
     assert taken(plan, "a") == [0, 1]
     plan.forget()
-    assert plan.missing() == [0, 1]
+    assert plan.missing == [0, 1]
 
 
 def test_a_source_of_another_number_of_chunks_is_none():
-    plan = ChunkPlan()
+    plan = StatePlan()
     plan.lead("a", digests("ab"))
     plan.join("b", digests("abc"))
     assert plan.givers() == {}
-    assert plan.next_of("b", 4) is None
-    assert repr(plan) == "<ChunkPlan, 2 missing, 1 sources>"
+    assert not plan.next_of("b")
+    assert plan.num_missing == 2
 
 
-def mixed_plan(chunks_of_weights: int) -> ChunkPlan:
+def mixed_plan(chunks_of_weights: int) -> StatePlan:
     """Replicas that differ in each chunk, led by `a`; `b` and `c` help."""
-    plan = ChunkPlan(units=[*range(chunks_of_weights)] * 2)
+    plan = StatePlan(units=[*range(chunks_of_weights)] * 2)
     plan.lead("a", digests("a" * 2 * chunks_of_weights))
     for name in "bc":
         plan.join(name, digests(name * 2 * chunks_of_weights))
     return plan
 
 
-def givers_of(plan: ChunkPlan) -> str:
+def givers_of(plan: StatePlan) -> str:
     return "".join(plan.giver(index) or "." for index in range(32))
 
 
@@ -151,57 +177,55 @@ def test_of_replicas_each_gives_its_own_weights_and_their_momentum():
 
 
 def test_of_a_small_state_there_is_something_for_each():
-    plan = mixed_plan(3)
-    assert [plan.next_of(name, 4) for name in "abc"] == [range(1), range(1, 2), range(2, 3)]
-    assert plan.next_of("a", 4) == range(3, 4), "its own momentum comes first"
+    plan = mixed_plan(5)
+    assert [asked(plan, name) for name in "abc"] == [[0, 5, 1, 6], [2, 7, 3, 8], [4, 9]]
 
 
 def test_only_the_leader_gives_scalars_and_the_first_bytes_to_come_are_kept():
     plan = mixed_plan(2)
-    assert plan.next_of("b", 4) == range(1, 2)
+    assert asked(plan, "b") == [1, 3]
     assert not plan.wants("b", 0)
-    assert taken(plan, "a") == [0]
+    assert taken(plan, "a") == [0, 2]
     assert plan.wants("c", 1)
     plan.arrived("b", 1)
     assert not plan.wants("c", 1)
 
 
 def test_two_replicas_that_name_the_same_decide_nothing():
-    plan = ChunkPlan(units=UNITS)
+    plan = StatePlan(units=UNITS)
     plan.lead("a", digests("abcd"))
     plan.join("liar", digests("xyzw"))
     plan.join("friend", digests("xyzw"))
-    assert [plan.wanted(index) for index in range(4)] == digests("abcd")
+    assert [plan._wanted[index] for index in range(4)] == digests("abcd")
 
 
 def test_what_a_dead_replica_owes_others_give():
     plan = mixed_plan(2)
-    assert taken(plan, "b") == [1]
-    assert plan.next_of("b", 4) == range(3, 4)
+    ((request, chunks),) = plan.next_of("b")
+    assert chunks == [1, 3]
+    plan.arrived("b", 1)
+    plan.failed(request)
     plan.gone("b")
-    assert taken(plan, "a") == [0]
-    assert taken(plan, "a") == [2]
-    assert taken(plan, "c") == [3]
+    assert taken(plan, "a") == [0, 2, 3]
     assert plan.complete
     assert plan.giver(1) == "b", "what it gave is kept"
 
 
 def test_a_slow_replica_does_not_hold_up_the_end():
     plan = mixed_plan(2)
-    assert plan.next_of("b", 4) == range(1, 2)
-    assert taken(plan, "a") == [0]
-    assert taken(plan, "a") == [2]
-    assert taken(plan, "a") == [3], "momentum that b was not asked for yet"
-    assert taken(plan, "a") == [1], "weights that b owes"
+    assert asked(plan, "b") == [1, 3]
+    assert taken(plan, "a") == [0, 2]
+    assert taken(plan, "a") == [3], "the last that b owes"
+    assert taken(plan, "a") == [1]
     assert plan.complete
 
 
 def test_what_a_doubted_replica_gave_comes_from_others():
     plan = mixed_plan(2)
-    assert taken(plan, "b") == [1]
-    assert taken(plan, "a") == [0]
+    assert taken(plan, "b") == [1, 3]
+    assert taken(plan, "a") == [0, 2]
     plan.gone("b", believed=False)
-    assert plan.missing() == [1, 2, 3]
+    assert plan.missing == [1, 3]
     while not plan.complete:
         taken(plan, "c")
-    assert givers_of(plan)[:4] == "accc"
+    assert givers_of(plan)[:4] == "acac"

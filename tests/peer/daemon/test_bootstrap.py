@@ -1,16 +1,17 @@
 """Looking for the swarm by addresses that users gave."""
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 
-from peer.daemon.joining import Bootstrap
+from peer.daemon.bootstrap import Bootstrap
 from peer.facts import Facts, PeerState
 from peer.network.dial_errors import BACKOFF, cure_of
 from peer.observe.events import EventLog
-from peer.state.pins import FILE_NAME, KeptPins
+from peer.state.kept_files import Pins
 from protocol.errors import Refused, StreamLost
 from protocol.outcomes import RefusalReason
 
@@ -35,10 +36,13 @@ class OpenLinks:
 
 def _bootstrap(resolve, lines, pins=None, *, addresses=("h:1",), links=NO_LINKS, probe=None):
     events = EventLog(lines.append, peer="me", wall_time_s=trio.current_time, stream=None)
-    facts = Facts("me", 1)
-    return Bootstrap(
-        addresses, resolve=resolve, links=links, facts=facts, events=events, pins=pins, probe=probe
+    ports: Any = SimpleNamespace(
+        facts=Facts("me", 1),
+        events=events,
+        pins=pins or Pins(),
+        network=SimpleNamespace(probe=probe),
     )
+    return Bootstrap(ports, links, addresses, resolve=resolve)
 
 
 async def test_our_own_identity_at_the_bootstrap_address_is_refused(autojump_clock):
@@ -150,15 +154,15 @@ async def test_another_peer_at_the_same_place_is_an_error_in_the_next_life_too(
 
         lines: list[bytes] = []
         with trio.move_on_after(3):
-            await _bootstrap(resolve, lines, KeptPins(tmp_path)).enter()
+            await _bootstrap(resolve, lines, Pins(tmp_path / "known_peers")).enter()
         events = map(json.loads, lines)
         return [event["detail"] for event in events if event["event"] == "BootstrapFailing"]
 
     assert set(await told_of("first")) == {"connection refused"}
     (sentence,) = set(await told_of("second"))
     assert "second answers, where first did" in sentence
-    assert f"remove its line from {tmp_path / FILE_NAME}" in sentence
-    assert (tmp_path / FILE_NAME).read_text() == "h:1 first\n"
-    (tmp_path / FILE_NAME).write_text("other:2 somebody\nnot a pin\n")
+    assert f"remove its line from {tmp_path / 'known_peers'}" in sentence
+    assert (tmp_path / "known_peers").read_text() == "h:1 first\n"
+    (tmp_path / "known_peers").write_text("other:2 somebody\nnot a pin\n")
     assert set(await told_of("second")) == {"connection refused"}
-    assert KeptPins(tmp_path).get("other:2") == "somebody"
+    assert Pins(tmp_path / "known_peers").get("other:2") == "somebody"

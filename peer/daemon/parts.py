@@ -1,4 +1,7 @@
-"""What a peer is put together from, and what is particular to it."""
+"""The parts of one peer, put together: the same in a real daemon and in a simulated swarm.
+
+What differs between the two comes in as ports and settings; what does not is made here, once.
+"""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -6,25 +9,18 @@ from pathlib import Path
 
 import trio
 
-from peer.facts import Facts, RoundTiming
-from peer.network.pacing import Pacing
-from peer.observe.events import EventLog
-from peer.ports import Directory, Network, Work
-from peer.state.acquaintances import Acquaintances
-from peer.state.checkpoints import CheckpointStore
-from peer.state.pins import Pins
-from protocol.membership.records import Sign
-from protocol.membership.view import Roster
+from peer.facts import RoundTiming
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 
-from .checkpointing import CheckpointPlan
-from .door import Door, Keys
-from .hello import Greeter
+from .admission import Admission, Reputation
+from .checkpointing import NO_CHECKPOINTS, CheckpointPlan
+from .greeting import Greeter
 from .links import Links
+from .ports import Ports
 from .provision import Provision
+from .report import Report
 from .sources import Sources
-from .standing import Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +28,11 @@ class PeerSettings:
     """What is particular to this peer.
 
     Attributes:
+        home: its name, for people.
         on_ready: called once, as soon as others can join through us.
         check_spec: raises when this peer's options, or its disk, do not fit the run.
         bind_run: makes the home one of this run; raises when it is another's.
         keeps_stage: whether it holds its stage of a pipeline whatever happens.
-        checkpoints: where they go, and how often; None keeps none.
         on_finished: called when the run is over, while its state is served; None does nothing.
         max_corpus_bytes: of the disk that pieces of the corpus may take; None for no limit.
         on_run: called with the run spec and the tokens of its corpus, before a state is taken.
@@ -44,6 +40,7 @@ class PeerSettings:
         stop: set when this peer is to end, by whoever wants it: a signal, a command, or itself.
     """
 
+    home: str
     state_dir: Path
     exit_when_done: bool
     grace_s: float
@@ -51,46 +48,26 @@ class PeerSettings:
     check_spec: Callable[[RunSpec], None]
     bind_run: Callable[[SignedSpec], None]
     observe_round: Callable[[RoundTiming], None]
+    checkpoints: CheckpointPlan = NO_CHECKPOINTS
     keeps_stage: bool = False
-    checkpoints: CheckpointPlan | None = None
     on_finished: Callable[[], Awaitable[None]] | None = None
     max_corpus_bytes: float | None = None
     on_run: Callable[[RunSpec, int], None] | None = None
     stop: trio.Event = field(default_factory=trio.Event)
 
 
-@dataclass(frozen=True, slots=True)
-class PeerParts:
-    """What a peer is put together from.
+@dataclass(kw_only=True, eq=False)
+class PeerParts(Ports):
+    """What a peer is put together from."""
 
-    Attributes:
-        network: paced, and open to peers that are admitted alone.
-        checkpoints: those of the home.
-    """
-
-    network: Network
-    pacing: Pacing
-    directory: Directory
-    work: Work
     provision: Provision
-    facts: Facts
-    roster: Roster
-    events: EventLog
-    acquaintances: Acquaintances
-    pins: Pins
-    checkpoints: CheckpointStore | None
-    keys: Keys
-    standing: Standing
-    greeter: Greeter
-    links: Links
-    sources: Sources
 
-    @property
-    def sign(self) -> Sign:
-        """Signs as this peer."""
-        return self.keys.own.sign
-
-    @property
-    def door(self) -> Door:
-        """The rules of admission."""
-        return self.standing.door
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.admission = Admission(self)
+        self.reputation = Reputation(self.admission, self.facts, self.events)
+        self.network.admit_by(self.reputation)
+        self.greeter = Greeter(self, self.admission)
+        self.links = Links(self, self.greeter, self.reputation)
+        self.sources = Sources(self.network, self.facts)
+        self.report = Report(self)

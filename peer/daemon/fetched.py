@@ -1,0 +1,404 @@
+"""A state fetched from the peer that leads, and from some that help it, until it is believed.
+
+    fragments    all hold the same: helpers give the bytes that most name, and the leader's root is
+                 what is compared
+    pairs        each gives chunks of its own replica, is compared by what it gave, and is left out
+                 where that is odd; what it gave then comes from the others
+
+Each source has named the root of a state of its own, so each has witnesses of its own: other peers,
+which are asked for samples of their weights, and read for their losses in their beats
+(protocol/content/samples.py). A source that lies about all its weights is found, however little of
+the state it gave; what the others gave is kept. Then the whole is held against the witnesses of the
+source that leads, and its loss against those that others tell.
+
+Rules
+  1. The loss of the whole is compared once for each source, with what the others told when that one
+     named its root: nobody's word counts where it has given chunks itself.
+  2. In pairs a source helps the one that leads when two witnesses of its state have answered, and
+     not before: nobody helps where it could not be found out.
+  3. A whole that is odd or worse, where no source is odd by itself, names nobody: it is let go of,
+     and from then on one source at a time is taken. So a lie that only the whole shows is found as
+     it was when there was one source, and holds up a joiner but once.
+  4. A small state is not shared, for each helper writes a file.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from functools import partial
+from statistics import median_high
+from typing import Final
+
+import blake3
+import trio
+
+from peer.content.fetching import ExpectedState, Fetcher, Gathering, fetch_from
+from peer.content.state_file import StateManifest
+from peer.facts import PeerState
+from peer.observe.event_names import EventName
+from peer.ports import PeerId
+from peer.training.ports import Float32Vector
+from protocol.content.samples import (
+    BLOCK_VALUES,
+    LEAST_BLOCKS,
+    LEAST_WITNESSES,
+    NUM_WITNESSES,
+    SEED_BYTES,
+    block_starts,
+    blocks_of,
+    is_unlike,
+    is_worse,
+    sample_of,
+)
+from protocol.errors import LocoError, RemoteProtocolError
+from protocol.limits import MAX_ASKED_PER_SOURCE
+from protocol.membership.heeded import heeded
+from protocol.membership.view import View
+from protocol.run.amendments import AmendedSpec
+from protocol.schedule.data_plan import start_position
+from protocol.schedule.rounds import lost_lag, middle, oldest_useful
+from protocol.wire.content_messages import StateScalars
+
+from .beginning import Arrival, FirstState
+from .ports import Ports
+
+# --- witnesses ------------------------------------------------------------------------------------
+
+WITNESS_S: Final = 5.0
+"""A witness that takes longer is none. It is less than PINNED_REQUEST_S of content/service.py: the
+source is not asked for anything meanwhile."""
+
+Turns = Mapping[PeerId, trio.Lock]
+"""A peer serves few readers at once: what several sources' witnesses ask of it takes turns."""
+
+
+class Witnesses:
+    """What others say of the state that one source is about to send.
+
+    Attributes:
+        samples: that others gave.
+        losses: that they tell.
+        asked: set when all have been.
+
+    Args:
+        root: of that state, as its source has named it.
+    """
+
+    def __init__(self, ports: Ports, view: View, source: PeerId, root: str) -> None:
+        self._network = ports.network
+        self._view = view
+        self._source = source
+        # Nobody else can sign so: nobody else knows the seed beforehand.
+        drawn = ports.sign(f"loco/v1/witnesses/{source}/{root}".encode())
+        self._seed = blake3.blake3(drawn).digest(length=SEED_BYTES)
+        self.samples: list[Float32Vector] = []
+        self.losses: list[float] = []
+        self.asked = trio.Event()
+
+    async def ask(self, turns: Turns) -> None:
+        """Ask some of the others; those that cannot help, or are slow, are none."""
+        training = [
+            member
+            for member in self._view.members_training(trio.current_time())
+            if member.peer_id != self._source and member.progress.state == PeerState.TRAINING
+        ]
+        losses = [m.progress.validation_loss for m in heeded(training, trio.current_time())]
+        self.losses = [loss for loss in losses if loss is not None]
+        others = [member.peer_id for member in training]
+        others.sort(key=lambda peer_id: blake3.blake3(self._seed + peer_id.encode()).digest())
+        with trio.move_on_after(WITNESS_S):
+            async with trio.open_nursery() as nursery:
+                for peer_id in others[:NUM_WITNESSES]:
+                    nursery.start_soon(self._ask, peer_id, turns[peer_id])
+        self.asked.set()
+
+    async def _ask(self, peer_id: PeerId, turn: trio.Lock) -> None:
+        try:
+            async with turn, fetch_from(self._network, peer_id) as fetcher:
+                self.samples.append(await fetcher.sample(self._view.group, self._seed))
+        except LocoError:
+            return
+
+    def find_odd(self, slow_P: Float32Vector, gave: Callable[[range], bool]) -> bool:
+        """Whether the weights are unlike theirs where these values came from the source."""
+        places = block_starts(self._seed, slow_P.size)
+        blocks = [n for n, at in enumerate(places) if gave(range(at, at + BLOCK_VALUES))]
+        sample, *others = (
+            blocks_of(values, blocks) for values in (sample_of(slow_P, self._seed), *self.samples)
+        )
+        return len(blocks) >= LEAST_BLOCKS and is_unlike(sample, others)
+
+
+# --- the transfer ---------------------------------------------------------------------------------
+
+MAX_HELPERS: Final = 3
+"""Further peers that a state is taken from at once."""
+MAX_DOUBTED: Final = 3
+"""After so many odd sources one at a time is taken: whoever has many identities gains no more."""
+TELL_EVERY_S: Final = 10.0
+
+
+class SharedFetch:
+    """Fetches a state from a leader and helpers until it is believed.
+
+    Args:
+        own: as for `Fetched`.
+        nursery: others help in it, and witnesses are asked.
+    """
+
+    def __init__(
+        self, arrival: Arrival, own: Mapping[int, bytes] | None, nursery: trio.Nursery
+    ) -> None:
+        sync = arrival.spec.founding.sync
+        self._arrival = arrival
+        self._facts = arrival.ports.facts
+        self._view = arrival.held.view
+        self._nursery = nursery
+        self._mixes = sync.diloco is None
+        self._gathering = Gathering(
+            arrival.slow_P,
+            arrival.momentum_P,
+            own,
+            mixes=self._mixes,
+            lost_lag=lost_lag(sync.round_steps),
+        )
+        self._gathering.on_progress = self._moved
+        self._witnesses: dict[PeerId, Witnesses] = {}
+        self._turns = defaultdict[PeerId, trio.Lock](trio.Lock)
+        self._doubted: set[PeerId] = set()
+        self._alone = False
+        self._began_s = self._told_s = trio.current_time()
+
+    async def lead(self, fetcher: Fetcher) -> StateScalars:
+        """Fetch a state that this source leads, and compare it.
+
+        Raises:
+            StreamLost, Refused, RemoteProtocolError: this source failed; another one may lead.
+        """
+        leader, gathering = fetcher.remote_peer_id, self._gathering
+        described = await self._described_by(fetcher)
+        kept = (source for source in gathering.remotes if source in self._witnesses)
+        self._witnesses = {source: self._witnesses[source] for source in kept}
+        self._ask_about(leader, described)
+        while True:
+            state = await self._gather(fetcher, described)
+            odd = await self._odd_ones() if self._mixes else []
+            for source in odd:
+                gathering.distrust(source)
+            self._doubted.update(odd)
+            if leader in odd:
+                raise RemoteProtocolError(f"what {leader} gave is unlike what others have")
+            if not odd:
+                break
+        try:
+            await self._check_whole(leader)
+        except RemoteProtocolError:
+            gathering.forget()
+            self._alone = self._mixes
+            raise
+        return state
+
+    async def _described_by(self, fetcher: Fetcher) -> StateManifest:
+        """What a source's state is made of, checked as far as that goes."""
+        arrival, held = self._arrival, self._arrival.held
+        expected = ExpectedState(
+            held.group.digest,
+            minimum_step=_oldest_useful_step(arrival.spec, held.view),
+            maximum_step=_newest_likely_step(arrival.spec, held.view),
+            layout_digest=held.shape.layout_digest,
+        )
+        return await fetcher.description(expected, arrival.slow_P.size)
+
+    async def _gather(self, fetcher: Fetcher, described: StateManifest) -> StateScalars:
+        helping = trio.CancelScope()
+        if self._may_be_helped(described):
+            self._nursery.start_soon(self._be_helped, helping, fetcher.remote_peer_id)
+        try:
+            return await self._gathering.lead(fetcher, described)
+        finally:
+            helping.cancel()
+
+    async def _be_helped(self, until: trio.CancelScope, leader: PeerId) -> None:
+        with until:
+            apart_from = {leader, *self._doubted}
+            sources = self._arrival.sources
+            await sources.help_with(self._help, self._view, apart_from, MAX_HELPERS)
+
+    def _may_be_helped(self, described: StateManifest) -> bool:
+        if not self._mixes:
+            return True
+        training = self._view.members_training(trio.current_time())
+        return (
+            not self._alone
+            and len(self._doubted) < MAX_DOUBTED
+            and len(training) > LEAST_WITNESSES
+            and len(described.digests) > 2 * MAX_ASKED_PER_SOURCE  # weights and momentum
+        )
+
+    async def _help(self, fetcher: Fetcher) -> bool:
+        """Take a part from this source, if it could be found out; whether it could."""
+        described = await self._described_by(fetcher)
+        if not self._gathering.is_of_one_time(described):
+            return False
+        name = fetcher.remote_peer_id
+        try:
+            if self._mixes:
+                self._ask_about(name, described)
+                witnesses = self._witnesses[name]
+                await witnesses.asked.wait()
+                if len(witnesses.samples) < LEAST_WITNESSES:
+                    return False
+            await self._gathering.help(fetcher, described)
+        finally:
+            if name not in self._gathering.remotes:
+                self._witnesses.pop(name, None)
+        return True
+
+    # --- comparing ----------------------------------------------------------------------------
+    def _ask_about(self, source: PeerId, described: StateManifest) -> None:
+        """A source has named its root: its witnesses are asked from now on."""
+        root, ports = described.root, self._arrival.ports
+        self._witnesses[source] = witnesses = Witnesses(ports, self._view, source, root)
+        self._nursery.start_soon(witnesses.ask, self._turns)
+
+    async def _odd_ones(self) -> list[PeerId]:
+        """The sources that gave weights unlike those of their witnesses."""
+        odd = []
+        for source in self._gathering.remotes:
+            witnesses = self._witnesses[source]
+            await witnesses.asked.wait()
+            if witnesses.find_odd(self._arrival.slow_P, partial(self._gathering.gave, source)):
+                odd.append(source)
+        return odd
+
+    async def _check_whole(self, leader: PeerId) -> None:
+        """Compare the whole, and have its loss measured where others' are known.
+
+        Raises:
+            RemoteProtocolError: the state is unlike theirs, or worse.
+        """
+        witnesses = self._witnesses[leader]
+        await witnesses.asked.wait()
+        if witnesses.find_odd(self._arrival.slow_P, lambda _: True):
+            raise RemoteProtocolError(
+                f"the state of {leader} is unlike those of {len(witnesses.samples)} others"
+            )
+        losses = [each.losses for each in self._witnesses.values()]
+        known = [told for told in losses if len(told) >= LEAST_WITNESSES]
+        if not known or (loss := await self._arrival.measure()) is None:
+            return
+        for told in known:
+            if is_worse(loss, told):
+                others = ", ".join(f"{each:.3f}" for each in sorted(told))
+                raise RemoteProtocolError(
+                    f"the state of {leader} has a loss of {loss:.3f}, where others tell {others}"
+                )
+
+    # --- telling ------------------------------------------------------------------------------
+    def _moved(self) -> None:
+        """A chunk came: say how far it is, and how long the rest will take at this pace."""
+        gathering, now_s = self._gathering, trio.current_time()
+        sources, elapsed_s = gathering.num_sources, now_s - self._began_s
+        left_s = gathering.missing_bytes / max(1, gathering.fetched_bytes) * elapsed_s
+        peers = "1 peer" if sources == 1 else f"{sources} peers"
+        self._facts.now_doing(
+            f"fetching the state: {gathering.share:.0%} from {peers}, {left_s:.0f} s left"
+        )
+        if now_s - self._told_s >= TELL_EVERY_S:
+            self._told_s = now_s
+            self._arrival.ports.events.emit(
+                EventName.STATE_PROGRESSED,
+                share=round(gathering.share, 4),
+                remotes=gathering.remotes,
+                bytes=gathering.fetched_bytes,
+                left_s=round(left_s, 1),
+            )
+
+    def ended(self, round_: int) -> None:
+        """All of it is here, and is believed."""
+        gathering = self._gathering
+        self._arrival.ports.events.emit(
+            EventName.STATE_RECEIVED,
+            round=round_,
+            remotes=gathering.remotes,
+            bytes=gathering.fetched_bytes,
+            kept_bytes=gathering.kept_bytes,
+            seconds=trio.current_time() - self._began_s,
+        )
+
+
+# --- the beginning --------------------------------------------------------------------------------
+
+
+class Fetched:
+    """The state of a peer of the group, or of several. Implements `Beginning`.
+
+    Args:
+        own: digests of the chunks of a checkpoint of ours that the vectors hold already.
+        patience_s: how long peers are asked.
+    """
+
+    ages = True
+
+    def __init__(
+        self, own: Mapping[int, bytes] | None = None, *, patience_s: float = math.inf
+    ) -> None:
+        self._own = own
+        self._patience_s = patience_s
+
+    async def take(self, arrival: Arrival) -> FirstState:
+        """Fetch it, verified; what only its source says of the schedule moves nothing.
+
+        Raises:
+            NobodyHelped: nobody gave one that is right; both vectors may be half written.
+        """
+        view, spec = arrival.held.view, arrival.spec
+        arrival.ports.facts.now_doing("fetching the state")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(arrival.look_around)  # a helper need not hold it
+            fetch = SharedFetch(arrival, self._own, nursery)
+            state = await arrival.sources.fetch(fetch.lead, view, patience_s=self._patience_s)
+            nursery.cancel_scope.cancel()
+        fetch.ended(state.round)
+        epoch, position = _position(state, view)
+        # No further than the middle of the others; while none of them is heard it is 0, and where
+        # they are is gone to when they are.
+        step = min(state.step, int(middle(_heard_steps(spec, view), 0)))
+        members = view.alive(trio.current_time())
+        ended = [member.progress.state == PeerState.FINISHED for member in members]
+        over = step >= spec.total_steps_at(step) and bool(ended) and all(ended)
+        return FirstState(state.round, step, epoch, position, over=over)
+
+
+def _heard_steps(spec: AmendedSpec, view: View) -> list[int]:
+    """Nominal steps of those that train, or have, and are not past the end.
+
+    Those that are paused count where there are no others: they stand somewhere in the past.
+    """
+    there = (PeerState.TRAINING, PeerState.FINISHED)
+    now_s = trio.current_time()
+    members = [m for m in view.alive(now_s) if m.progress.step <= spec.longest_steps]
+    resting = [m for m in members if m.progress.state == PeerState.PAUSED]
+    ready = [m for m in members if m.progress.state in there]
+    return [m.progress.step for m in heeded(ready or resting, now_s)]
+
+
+def _oldest_useful_step(spec: AmendedSpec, view: View) -> int:
+    """The oldest step that is of use beside those that train."""
+    return oldest_useful(_heard_steps(spec, view), spec.founding.sync.round_steps)
+
+
+def _newest_likely_step(spec: AmendedSpec, view: View) -> int | None:
+    """The highest step that a state can honestly be of; None while nobody is heard."""
+    heard = _heard_steps(spec, view)
+    return median_high(heard) + lost_lag(spec.founding.sync.round_steps) if heard else None
+
+
+def _position(state: StateScalars, view: View) -> tuple[int, int]:
+    """The epoch and position of data to begin at."""
+    now_s = trio.current_time()
+    members = heeded(view.members_training(now_s), now_s)
+    heard = [(m.progress.epoch, m.progress.position) for m in members]
+    # A peer that has said no more than hello has told no position; the state knows one.
+    known = [position for position in heard if position != (0, 0)]
+    return start_position([*known, (state.epoch, state.position)])

@@ -1,0 +1,219 @@
+"""Whether a link begins: what we say of ourselves, and what makes us decline.
+
+A hello also carries the sender's clock, which corrects ours when we join
+(protocol/membership/clock_offset.py). Clocks are never compared to judge whether somebody is alive.
+
+One identity runs once: is the peer that greets us alive elsewhere already?
+
+A life of a peer is one incarnation of its identity. Two at once would train and average under one
+name, and each would look to the others like the other's lies. So a newcomer's hello is held against
+the other lives of its identity:
+
+  1. Does one that is linked with us beat within DUPLICATE_PROBE_S after the hello, it is alive, and
+     the newcomer is refused. A silent one gives way at once.
+  2. If none is linked with us, but our roster knows another life, our peers are asked (AskAlive),
+     and each looks by rule 1. ALIVE_WITNESSES of them have to say yes, or all, where there are
+     fewer: what one peer alone says keeps nobody out. No answer in time is a no.
+  3. A link of the same life stays where it is as long as it beats: another hello of that life does
+     not end it.
+
+A life is judged by what it sends, never by clocks or counters: the newcomer's incarnation may be
+the higher or the lower one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import trio
+
+from peer.ports import PeerId
+from protocol.limits import ALIVE_WITNESSES, MAX_LINKS, MAX_LINKS_PER_PEER, MAX_LINKS_PER_PREFIX
+from protocol.membership.book import Shares
+from protocol.membership.clock_offset import ClockOffsetEstimator
+from protocol.membership.view import Roster
+from protocol.outcomes import RefusalReason
+from protocol.wire.messages import AliveReply, AskAlive, Hello, Refusal
+from protocol.wire.versions import SPOKEN, missing, version_sentence
+
+from .admission import Admission
+from .link import Link
+from .ports import Ports
+
+LINK_PLACES: Final = Shares(2 * MAX_LINKS, MAX_LINKS_PER_PEER, MAX_LINKS_PER_PREFIX)
+"""Links that others have opened to us."""
+NO_ROOM: Final = Refusal(
+    RefusalReason.TOO_MANY, "I hold as many links as I can, or as I have for you; ask another peer"
+)
+
+
+class Greeter:
+    """Writes our hellos and reads theirs."""
+
+    def __init__(self, ports: Ports, admission: Admission) -> None:
+        self._network = ports.network
+        self._directory = ports.directory
+        self._facts = ports.facts
+        self._software = f"loco-peer {ports.version}"
+        self._admission = admission
+        self._clock = ClockOffsetEstimator()
+        self._clock_offset_s = 0.0
+
+    def hello(self) -> Hello:
+        facts = self._facts
+        return Hello(
+            software=self._software,
+            protocols=SPOKEN,
+            run_id=facts.run_id,
+            incarnation=facts.incarnation,
+            addresses=tuple(self._network.addresses),
+            swarm_time_s=self._directory.swarm_time_s(),
+            state=str(facts.state),
+            round=facts.round,
+            layout_digest=facts.layout_digest,
+            step=facts.step,
+            group=facts.group,
+            pass_shown=self._admission.own_pass,
+        )
+
+    def fault(self, peer_id: PeerId, theirs: Hello) -> Refusal | None:
+        """Why we decline a link with somebody who says this; None when we do not.
+
+        A stranger is told no more than that it is one: not even which run this is.
+        """
+        facts = self._facts
+        if missing(SPOKEN, theirs.protocols):
+            sentence = version_sentence(SPOKEN, theirs.protocols, self._software, theirs.software)
+            return Refusal(RefusalReason.VERSION, sentence)
+        stranger = self._admission.greeted(peer_id, theirs)
+        if stranger is not None:
+            return stranger
+        if facts.run_id and theirs.run_id and facts.run_id != theirs.run_id:
+            sentence = (
+                f"this swarm trains run {facts.run_id}; you are in run {theirs.run_id}."
+                " Join with a home of its own for each run."
+            )
+            return Refusal(RefusalReason.OTHER_RUN, sentence)
+        return None
+
+    def compare_clocks(self, peer_id: PeerId, theirs: Hello, round_trip_s: float) -> None:
+        """Note what the time was for them, at the end of such a round trip."""
+        uncorrected_s = self._directory.swarm_time_s() - self._clock_offset_s
+        self._clock.add(peer_id, theirs.swarm_time_s, round_trip_s, uncorrected_s)
+
+    def correct_clock(self) -> None:
+        """Follow the clocks of the peers that we have dialled, as a newcomer does.
+
+        Our own clock has no say: the swarm was there first, and does not follow us in turn.
+        """
+        offset_s = self._clock.estimate()
+        if offset_s is not None:
+            self._clock_offset_s = offset_s
+            self._directory.correct_clock(offset_s)
+
+
+# --- one identity runs once -----------------------------------------------------------------------
+
+BEAT_S: Final = 1.0
+DUPLICATE_PROBE_S: Final = 2.5 * BEAT_S
+ANSWER_S: Final = DUPLICATE_PROBE_S + BEAT_S
+"""How long our peers may take to answer."""
+LINKED: Final = Refusal(RefusalReason.TOO_MANY, "we are linked already, and our link lives")
+
+
+@dataclass(slots=True, eq=False)
+class _Question:
+    """A question, who was asked, and the answers so far; each peer answers once."""
+
+    asked: frozenset[PeerId]
+    answers: dict[PeerId, bool] = field(default_factory=dict)
+    decided: trio.Event = field(default_factory=trio.Event)
+
+    @property
+    def alive(self) -> bool:
+        needed = min(ALIVE_WITNESSES, len(self.asked))
+        return needed > 0 and sum(self.answers.values()) >= needed
+
+    def decide(self) -> None:
+        if self.alive or len(self.answers) == len(self.asked):
+            self.decided.set()
+
+
+class Duplicates:
+    """Finds the other lives of an identity.
+
+    Args:
+        links: the live links by peer; looked at, never changed.
+        roster: what is known of everybody.
+        ask: sends a question to all linked peers but the one it is about; says to whom.
+    """
+
+    def __init__(
+        self,
+        links: Mapping[PeerId, Sequence[Link]],
+        roster: Roster,
+        ask: Callable[[AskAlive], frozenset[PeerId]],
+    ) -> None:
+        self._links = links
+        self._roster = roster
+        self._ask = ask
+        self._questions: dict[AskAlive, _Question] = {}
+
+    async def fault(self, peer_id: PeerId, incarnation: int) -> Refusal | None:
+        """Why a newcomer with this identity is declined; None when it may come."""
+        newcomer = AskAlive(peer_id, incarnation)
+        if self._lives(newcomer, same=False):
+            alive = await self._sends(newcomer, same=False)
+        else:
+            known = self._roster.get(peer_id)  # from itself, or by a record that it signed
+            alive = (
+                known is not None
+                and known.incarnation not in (0, incarnation)
+                and await self._peers_say(newcomer)
+            )
+        if alive:
+            sentence = (
+                f"{peer_id} is alive elsewhere; one identity can run once. Use another --home here."
+            )
+            return Refusal(RefusalReason.DUPLICATE_IDENTITY, sentence)
+        return LINKED if await self._sends(newcomer, same=True) else None
+
+    async def answer(self, question: AskAlive) -> AliveReply:
+        """What we see of the other lives that a peer asks about."""
+        alive = await self._sends(question, same=False)
+        return AliveReply(question.peer_id, question.incarnation, alive)
+
+    def answered(self, witness: PeerId, reply: AliveReply) -> None:
+        """A peer has answered; an answer to nothing that it was asked is ignored."""
+        question = self._questions.get(AskAlive(reply.peer_id, reply.incarnation))
+        if question is not None and witness in question.asked:
+            question.answers.setdefault(witness, reply.alive)
+            question.decide()
+
+    def _lives(self, of: AskAlive, *, same: bool) -> list[Link]:
+        """Links of this very life, or those of all others of its identity."""
+        links = self._links.get(of.peer_id, ())
+        return [link for link in links if (link.incarnation == of.incarnation) == same]
+
+    async def _sends(self, of: AskAlive, *, same: bool) -> bool:
+        """Whether one of these lives sends anything from now on (rules 1 and 3)."""
+        asked_s = trio.current_time()
+        with trio.move_on_after(DUPLICATE_PROBE_S):
+            while lives := self._lives(of, same=same):
+                if max(life.last_heard_s for life in lives) > asked_s:
+                    return True
+                await trio.sleep(BEAT_S / 10)
+        return False
+
+    async def _peers_say(self, question: AskAlive) -> bool:
+        """Rule 2. Another who asks the same meanwhile waits for the same answers."""
+        asked = self._questions.get(question)
+        if asked is None:
+            asked = self._questions[question] = _Question(self._ask(question))
+            asked.decide()
+        try:
+            with trio.move_on_after(ANSWER_S):
+                await asked.decided.wait()
+        finally:
+            self._questions.pop(question, None)
+        return asked.alive

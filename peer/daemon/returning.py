@@ -1,0 +1,392 @@
+"""How a peer comes back to the run of its home: with the others, or from its own checkpoint.
+
+    come_back    the entry: run spec and data are here, and nobody need be there
+    Returned     the beginning: the state of others that train, or our newest good checkpoint; or,
+                 where the founder has none, the seed once more
+
+A checkpoint is let go of for nothing but a state that is verified, and set aside where that is far
+behind it. Where those that say they train give none within REPLACEMENT_S, the peer goes on from its
+own: they may be liars that claim to be far ahead. For STAYS_S it then does not mind who is
+(peer/rounds/loop.py).
+
+Which one leads where all come back at once stands in protocol/membership/returning.py. A run that
+is over is over: its last checkpoint is gone on from without looking around.
+
+The peers that a home remembers are linked, silent, or refuse. A final refusal is reported, but a
+single peer must not send us away: while others may admit us, the peer keeps waiting. If all
+remembered peers refuse, or some refuse and the others stay silent for as long as we wait, the user
+must know it, and the peer must not train alone: the run may have banned us meanwhile. A peer that
+was linked once was not refused by all. A temporary refusal (a peer that is full) counts as silence:
+that peer may be training, so this one does not lead.
+"""
+
+import math
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from peer.content.fetching import BlobSource, own_digests
+from peer.facts import PeerState
+from peer.observe.event_names import EventName
+from peer.ports import PeerId
+from peer.state.checkpoints import Checkpoint
+from peer.state.home import OtherRun
+from peer.training.tensor_file import FileUnusable
+from protocol.errors import LocoError, Refused
+from protocol.membership.group import WHOLE_MODEL, Group
+from protocol.membership.returning import LISTEN_S, UNREACHED_S, Course, choose_course
+from protocol.names import short_id
+from protocol.outcomes import RefusalReason
+from protocol.run.layout import stage_of_part
+from protocol.run.signed_spec import SignedSpec
+from protocol.schedule.rounds import is_lost, lost_lag
+
+from .beginning import Arrival, Beginning, FirstState
+from .bootstrap import CALM_REPORT_S, Bootstrap
+from .dialler import Dialler
+from .entry import CheckSpec, Entered, choose_stage, enter_swarm
+from .fetched import Fetched
+from .parts import PeerParts
+from .ports import Ports
+from .provision import ChooseStage, ChosenStage, Supplies
+from .sources import NobodyHelped, is_final
+
+REPLACEMENT_S: Final = 1800.0
+"""How long others that train are asked for their state before we go on from our own."""
+STAYS_S: Final = 4 * 3600.0
+"""How long a peer then stays with its own, whoever says to be far ahead."""
+TELL_EVERY_S: Final = 30.0
+"""How often the console repeats that none of the remembered peers can be reached."""
+LOOK_S: Final = 0.5
+
+
+class NoSource:
+    """Nobody to fetch from: what is not here is not to be had. Implements `BlobSource`."""
+
+    async def blob(self, digest: str) -> bytes:
+        await trio.lowlevel.checkpoint()
+        raise Refused(RefusalReason.UNAVAILABLE, f"blob {digest} is not in this home")
+
+
+async def come_back(
+    signed: SignedSpec,
+    addresses: Sequence[str],
+    stage: int | None,
+    alone: bool,
+    parts: PeerParts,
+    check_spec: CheckSpec,
+    nursery: trio.Nursery,
+) -> Entered:
+    """Go on with the run of this home: data and model come from here, if they are here.
+
+    Args:
+        signed: the run spec, as the home has kept it.
+        addresses: to find the swarm by, if the user gave any.
+        stage: of a pipeline, that is to be held where no checkpoint says one; None lets it choose.
+        alone: whether or not the others of the run can be reached.
+
+    Raises:
+        OtherRun: the addresses lead to another run than this home's.
+    """
+    remembered = RememberedPeers(parts, parts.links.dialler, alone=alone)
+    nursery.start_soon(_keep_looking, parts, signed.run_id, addresses, remembered)
+    spec, facts = signed.spec(), parts.facts
+    facts.run_id = signed.run_id
+    parts.admission.entered(signed)
+    check_spec(spec)
+    facts.now_doing("looking for the others of the run", PeerState.RETURNING)
+    own = await _newest_checkpoint(parts, signed.run_id)
+    if own is not None and stage in (None, stage_of_part(own.manifest.part)):
+        facts.chosen = Group(signed.run_id, own.manifest.part)
+        facts.nominal_step = own.manifest.step
+        facts.earlier_tokens = own.manifest.tokens
+    else:
+        own = None
+    known = await parts.work.run(parts.acquaintances.read)
+    for peer_id, theirs in known.items():
+        parts.roster.introduced(trio.current_time(), peer_id, theirs)
+    remembered.remember(known)
+    choose: ChooseStage = partial(choose_stage, parts, spec, signed.run_id, stage)
+    kept_stage = None if own is None else stage_of_part(own.manifest.part)
+    if kept_stage is not None:
+        choose = partial(_stays_at, kept_stage)
+
+    async def obtain(source: BlobSource) -> Supplies:
+        return await parts.provision.obtain(spec, source, choose)
+
+    try:
+        supplies = await obtain(NoSource())
+    except Refused:
+        facts.now_doing("fetching the data")
+        supplies = await parts.sources.fetch(obtain, parts.roster)
+    founder = parts.keys.founder
+    is_founder = founder is not None and founder.public_key == signed.founder_public_key
+    remake = supplies.remake if is_founder else None
+    if own is not None or remake is not None:
+        supplies = replace(supplies, beginning=Returned(parts, own, remembered, remake))
+    return signed, supplies
+
+
+async def _keep_looking(
+    parts: PeerParts, run_id: str, addresses: Sequence[str], remembered: "RememberedPeers"
+) -> None:
+    """Enter the swarm by the addresses that the user gave, however long that takes."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(remembered.watch)
+        if not addresses:
+            return
+        try:
+            await enter_swarm(parts, Bootstrap(parts, parts.links, addresses, CALM_REPORT_S))
+        except Refused as refused:
+            if refused.reason is not RefusalReason.OTHER_RUN:
+                raise
+            raise OtherRun(
+                f"the home belongs to run {run_id}, and a peer at the addresses given says:"
+                f" {refused.sentence}"
+            ) from refused
+
+
+async def _newest_checkpoint(parts: PeerParts, run_id: str) -> Checkpoint | None:
+    """The newest of this run whose files are what its manifest says; each other is told."""
+    refused = list[tuple[Path, str]]()
+
+    def refuse(path: Path, why: str) -> None:
+        refused.append((path, why))
+
+    found = await parts.work.run(parts.checkpoints.newest_whole, run_id, refuse)
+    for path, why in refused:
+        parts.events.emit(EventName.CHECKPOINT_REFUSED, path=str(path), detail=why)
+    return found
+
+
+async def _stays_at(stage: int) -> ChosenStage:
+    return ChosenStage(stage, has_holders=True, is_trained=True)
+
+
+# --- the peers that are remembered ----------------------------------------------------------------
+
+
+class RememberedPeers:
+    """Whether the peers that a home remembers can be reached, are silent, or refuse this one.
+
+    Args:
+        dialler: knows why peers could not be reached, or refused us.
+        alone: the user wants to continue without them.
+    """
+
+    def __init__(self, ports: Ports, dialler: Dialler, *, alone: bool) -> None:
+        self._roster = ports.roster
+        self._facts = ports.facts
+        self._events = ports.events
+        self._dialler = dialler
+        self._alone = alone
+        self._remembered = frozenset[PeerId]()
+        self._since_s = trio.current_time()
+        self._told_s = self._since_s - TELL_EVERY_S
+        self._told: dict[PeerId, str] = {}
+        self._was_linked = False
+
+    def remember(self, peers: Collection[PeerId]) -> None:
+        """Set the remembered peers; waiting for them begins now."""
+        self._remembered = frozenset(peers)
+        self._since_s = trio.current_time()
+
+    def unreached(self) -> bool:
+        """Whether there are any and none has admitted us; the user is told why."""
+        now_s = trio.current_time()
+        if self._alone or not self._remembered or self._linked():
+            return False
+        if now_s >= self._told_s + TELL_EVERY_S:
+            self._told_s = now_s
+            self._tell(self._since_s + UNREACHED_S - now_s)
+        return True
+
+    def _linked(self) -> bool:
+        self._was_linked = self._was_linked or bool(self._roster.alive(trio.current_time()))
+        return self._was_linked
+
+    def _tell(self, left_s: float) -> None:
+        count, whys = len(self._remembered), [*self._dialler.failures.values()]
+        why = whys[-1] if whys else "nobody has answered yet"
+        self._facts.now_doing(
+            f"none of {count} remembered peers can be reached ({why}); continues alone after"
+            f" {UNREACHED_S / 60:.0f} minutes, at once with --alone"
+        )
+        self._events.emit(
+            EventName.NEIGHBOURS_AWAITED, neighbours=count, detail=why, left_s=max(0.0, left_s)
+        )
+
+    def refused(self) -> Refused | None:
+        """The last final refusal; None if any peer has admitted us."""
+        if self._alone or self._linked():
+            return None
+        final = self._final()
+        return next(reversed(final.values())) if final else None
+
+    def _final(self) -> dict[PeerId, Refused]:
+        return {peer_id: each for peer_id, each in self._dialler.refusals.items() if is_final(each)}
+
+    async def watch(self) -> None:
+        """Report refusals while this peer is returning. Raises Refused: all refuse."""
+        while self._facts.state is PeerState.RETURNING:
+            self._tell_refusals()
+            refused, waited_s = self.refused(), trio.current_time() - self._since_s
+            patience_s = LISTEN_S if self._remembered <= self._final().keys() else UNREACHED_S
+            if refused is not None and waited_s >= patience_s:
+                raise refused
+            await trio.sleep(LOOK_S)
+
+    def _tell_refusals(self) -> None:
+        for peer_id, each in self._final().items():
+            if self._told.get(peer_id) != each.sentence:
+                self._told[peer_id] = each.sentence
+                self._facts.now_doing(
+                    f"{short_id(peer_id)} refuses this peer ({each.sentence}); ends when all"
+                    f" refuse, or none admits it for {UNREACHED_S / 60:.0f} minutes"
+                )
+                self._events.emit(EventName.REFUSED_BY_PEER, remote=peer_id, detail=each.sentence)
+
+
+# --- the first state ------------------------------------------------------------------------------
+
+
+class Returned:
+    """The state of others that train, or that of our own checkpoint. Implements `Beginning`.
+
+    Args:
+        own: its files are what its manifest says; None where there is none.
+        remake: makes the first weights of the run again, where that is ours to do.
+    """
+
+    ages = True
+
+    def __init__(
+        self,
+        parts: PeerParts,
+        own: Checkpoint | None,
+        remembered: RememberedPeers,
+        remake: Callable[[], Awaitable[Beginning]] | None = None,
+    ) -> None:
+        self._parts = parts
+        self._facts = parts.facts
+        self._own = own
+        self._remembered = remembered
+        self._remake = remake
+        self._since_s = trio.current_time()
+
+    async def take(self, arrival: Arrival) -> FirstState:
+        """Look who else is back until it is clear who leads, and follow, or lead."""
+        if await self._course(arrival) is Course.FOLLOW:
+            try:
+                return await self._follow(arrival)
+            except* NobodyHelped:
+                self._facts.stays_until_s = trio.current_time() + STAYS_S
+        if self._own is None:
+            return await self._begin_anew(arrival)
+        return await self._lead(arrival, self._own)
+
+    async def _course(self, arrival: Arrival) -> Course:
+        facts, step = self._facts, 0
+        if self._own is not None:
+            if _is_over(self._own, arrival):
+                return Course.LEAD
+            step = int(self._own.manifest.step)
+        facts.now_doing("looking for other peers that are back")
+        lag, course = _lag_to_lead(arrival), Course.WAIT
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(arrival.meet)
+            while course is Course.WAIT:
+                await trio.sleep(LOOK_S)
+                if self._remembered.refused() is None:
+                    now_s = trio.current_time()
+                    course = choose_course(
+                        (step, facts.peer_id),
+                        arrival.held.view.alive(now_s),
+                        now_s - self._since_s,
+                        now_s,
+                        lag,
+                        unreached=self._remembered.unreached(),
+                    )
+            nursery.cancel_scope.cancel()
+        return course
+
+    async def _follow(self, arrival: Arrival) -> FirstState:
+        """Take the state of others; what our checkpoint has of it need not come."""
+        if self._own is None:
+            return await Fetched(patience_s=REPLACEMENT_S).take(arrival)
+        self._facts.now_doing("reading our checkpoint")
+        vectors, own = (arrival.slow_P, arrival.momentum_P), None
+        with suppress(FileUnusable):
+            await self._parts.work.run(self._own.fill, *vectors)
+            own = await self._parts.work.run(own_digests, *vectors)
+        state = await Fetched(own, patience_s=REPLACEMENT_S).take(arrival)
+        if is_lost(state.step, [self._own.manifest.step], arrival.spec.founding.sync.round_steps):
+            await self._set_aside(self._own, state.step)
+        return state
+
+    async def _set_aside(self, own: Checkpoint, step: float) -> None:
+        """Keep our checkpoint, though others go on from one that is far behind it, at `step`.
+
+        Those that follow would take its place otherwise. Where the disk refuses, it stays.
+        """
+        with suppress(OSError):
+            path = await self._parts.work.run(self._parts.checkpoints.set_aside, own, step)
+            self._parts.events.emit(
+                EventName.CHECKPOINT_SET_ASIDE,
+                path=str(path),
+                round=own.manifest.round,
+                step=int(own.manifest.step),
+                followed_step=int(step),
+            )
+
+    async def _begin_anew(self, arrival: Arrival) -> FirstState:
+        """Nothing of the run was saved: the founder makes its first weights again."""
+        assert self._remake is not None
+        why = "this home has no checkpoint of the run it founded, and no peer has a state to give"
+        self._facts.now_doing(f"starting the run again from its seed: {why}")
+        self._parts.events.emit(EventName.RUN_BEGUN_ANEW, detail=why)
+        return await (await self._remake()).take(arrival)
+
+    async def _lead(self, arrival: Arrival, own: Checkpoint) -> FirstState:
+        facts, manifest = self._facts, own.manifest
+        over = _is_over(own, arrival)
+        facts.now_doing(f"continuing from the checkpoint of {manifest}")
+        try:
+            await self._parts.work.run(own.fill, arrival.slow_P, arrival.momentum_P)
+        except FileUnusable as error:
+            raise LocoError(f"{own.path}: {error}; start again: the one before is tried") from error
+        self._parts.events.emit(
+            EventName.RUN_RESUMED,
+            path=str(own.path),
+            round=manifest.round,
+            step=int(manifest.step),
+            over=manifest.over,
+            tokens=manifest.tokens,
+        )
+        return FirstState(
+            manifest.round,
+            manifest.step,
+            manifest.epoch,
+            manifest.position,
+            debt=manifest.debt,
+            over=over,
+            go_on=own.trainer_file,
+        )
+
+
+def _is_over(own: Checkpoint, arrival: Arrival) -> bool:
+    """Whether the run had ended, and has not been made longer since."""
+    manifest = own.manifest
+    return manifest.over and manifest.step >= arrival.spec.total_steps_at(manifest.step)
+
+
+def _lag_to_lead(arrival: Arrival) -> float:
+    """Steps behind which a peer takes the state of others, where it may begin by its own."""
+    if arrival.held.group.part != WHOLE_MODEL:
+        return math.inf
+    return lost_lag(arrival.spec.founding.sync.round_steps)

@@ -1,0 +1,166 @@
+"""What a home remembers of other peers and of its run's admission, in a small file for each.
+
+    neighbours.json  peers that were linked of late, to look for after a restart. Each is dialled,
+                     and proves its identity: what is in the file introduces, and no more.
+    admission        msgpack [run id, the run's secret or nothing, our own pass, statements]. The
+                     secret and the pass are why only the owner may read the file.
+    state/proofs     msgpack [[owner, proof], ...], the oldest first: proofs that owners have lied,
+                     so that a convicted peer stays convicted. Each is checked again by whoever
+                     reads it, and one about another group or run convicts nobody.
+    known_peers      `HOST:PORT PEER_ID`, a line each: trust on first use. Another id at the same
+                     place is an error until its user removes the line, as with ssh's known hosts.
+
+All are replaced atomically. The first three are helps: one that is damaged is as good as none, and
+what is lost comes again from other peers, but for a pass.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgpack
+
+from peer.ports import PeerId
+from peer.ports.files import PRIVATE_FILE, replace_file
+from protocol.limits import MAX_ADDRESSES_PER_PEER, MAX_CONVICTED, MAX_KEPT_EVIDENCE_BYTES
+from protocol.membership.view import Member
+
+from .home import read_small, replace_small
+
+T = TypeVar("T")
+MAX_KEPT: Final = 32
+"""Neighbours."""
+
+
+def _read(path: Path, parse: Callable[[bytes], T], otherwise: T) -> T:
+    try:
+        return parse(path.read_bytes())
+    except (OSError, ValueError, TypeError, AttributeError, msgpack.UnpackException):
+        return otherwise
+
+
+# --- neighbours -----------------------------------------------------------------------------------
+class Acquaintances:
+    """The file of peers that were linked of late. Blocking."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._last: Mapping[PeerId, Sequence[str]] = {}
+
+    def read(self) -> Mapping[PeerId, tuple[str, ...]]:
+        """The addresses of the peers that were there."""
+        return _read(self._path, _addresses, {})
+
+    def keep(self, members: Iterable[Member]) -> None:
+        """Keep these, if there are any: a peer alone remembers those that were there."""
+        known = {m.peer_id: m.addresses for m in members if m.addresses}
+        kept = dict(list(known.items())[:MAX_KEPT])
+        if kept and kept != self._last:
+            replace_file(self._path, json.dumps(kept, indent=1).encode())
+            self._last = kept
+
+
+def _addresses(data: bytes) -> Mapping[PeerId, tuple[str, ...]]:
+    return {
+        str(peer_id): tuple(map(str, addresses[:MAX_ADDRESSES_PER_PEER]))
+        for peer_id, addresses in list(json.loads(data).items())[:MAX_KEPT]
+    }
+
+
+# --- admission ------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class KeptAdmission:
+    """The statements that a home keeps; the run id is None before the first run."""
+
+    run_id: str | None = None
+    secret: bytes | None = None
+    own_pass: bytes = b""
+    statements: tuple[bytes, ...] = ()
+
+
+class AdmissionFile:
+    """The file of it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> KeptAdmission:
+        """What is kept; nothing where there is no file, or none that can be read."""
+        return _read(self._path, _admission, KeptAdmission())
+
+    def write(self, kept: KeptAdmission) -> None:
+        """Replace what is kept. Raises OSError."""
+        data: bytes = msgpack.packb(
+            [kept.run_id, kept.secret, kept.own_pass, list(kept.statements)]
+        )
+        replace_file(self._path, data, PRIVATE_FILE)
+
+
+def _admission(data: bytes) -> KeptAdmission:
+    run_id, secret, own_pass, statements = msgpack.unpackb(data)
+    return KeptAdmission(run_id, secret, bytes(own_pass), tuple(map(bytes, statements)))
+
+
+# --- proofs ---------------------------------------------------------------------------------------
+class ProofFile:
+    """The file of proofs against owners. Blocking."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> Sequence[tuple[PeerId, bytes]]:
+        """What is kept; nothing where there is no file, or none that can be read."""
+        return _read(self._path, _proofs, [])
+
+    def keep(self, owner: PeerId, proof: bytes) -> None:
+        """Keep one more, and let the oldest go for it, or for its bytes. Raises OSError."""
+        kept = [each for each in self.read() if each[0] != owner]
+        kept = [*kept, (owner, proof)][-MAX_CONVICTED:]
+        while sum(len(each) for _, each in kept) > MAX_KEPT_EVIDENCE_BYTES:
+            del kept[0]
+        packed: bytes = msgpack.packb(kept)
+        replace_file(self._path, packed)
+
+
+def _proofs(data: bytes) -> Sequence[tuple[PeerId, bytes]]:
+    found: Any = msgpack.unpackb(data, max_map_len=0, max_ext_len=0)
+    return [(str(owner), bytes(proof)) for owner, proof in found[-MAX_CONVICTED:]]
+
+
+# --- pins -----------------------------------------------------------------------------------------
+class Pins:
+    """Peer ids by the address that a user gave: the id of whoever answered there first.
+
+    Args:
+        path: of their file; None keeps them for as long as the process lives.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._passing: dict[str, PeerId] = {}
+
+    @property
+    def cure(self) -> str:
+        """What a user does to have another id believed."""
+        removed = f", remove its line from {self._path} and" if self._path else ","
+        return f"if that is right{removed} join again"
+
+    def get(self, address: str) -> PeerId | None:
+        """The peer id that is pinned there. Raises HomeError."""
+        return self._read().get(address)
+
+    def put(self, address: str, peer_id: PeerId) -> None:
+        """Pin it. Raises HomeError."""
+        self._passing = {**self._read(), address: peer_id}
+        if self._path is not None:
+            lines = (f"{where} {who}\n" for where, who in sorted(self._passing.items()))
+            replace_small(self._path, "".join(lines).encode())
+
+    def _read(self) -> Mapping[str, PeerId]:
+        if self._path is None:
+            return self._passing
+        text = (read_small(self._path) or b"").decode(errors="replace")
+        split = (line.split() for line in text.splitlines())
+        return {words[0]: words[1] for words in split if len(words) == 2}

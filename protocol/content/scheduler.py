@@ -1,0 +1,263 @@
+"""What is asked of which source next: units of a state, pieces of a corpus.
+
+A pure core. Content is a row of items, each known by its digest. What is wanted, who has what and
+what came of a request go in; requests come out. A state's items are its units (state_plan.py), all
+of them waited for; a corpus's its pieces, in the order in which they are needed (needs.py).
+
+Rules
+  1. What is waited for goes before all, then what is needed first, each in the order given. Then
+     what is needed soon, the rarest first: what few have may be gone when they are. Then what is
+     kept for others, the rarest first, one at a time.
+  2. An item is asked of the holder that is asked for the least at the time; among equals a hash of
+     us, item and holder decides, so that peers that need the same ask different holders.
+  3. An item is on its way once. But one that is waited for is also asked of a holder that is asked
+     for nothing else; and, before all others, of any holder once so many items have come since it
+     was asked for that some were asked for later. So a slow source holds up nobody for long, and
+     over a thin line, where all are slow, hardly anything comes twice.
+  4. At most MAX_ASKED_PER_SOURCE items are asked of one peer, and MAX_ASKED of all, or fewer, as
+     the line allows (`AtOnce`).
+  5. A peer that failed to give an item does not have it, until it says again that it has.
+
+Invariants: nothing is asked for that is here; nobody is asked for what it has not said it has.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import blake3
+import numpy as np
+import numpy.typing as npt
+
+from protocol.limits import MAX_ASKED, MAX_ASKED_PER_SOURCE
+from protocol.schedule.shuffle import Int64Vector, digest_words, splitmix64
+
+BoolVector = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Ask this source for that item."""
+
+    source: str
+    item: int
+
+
+class Scheduler:
+    """Which items are wanted, who has them, and which are asked of whom.
+
+    Attributes:
+        copies: how many others have said that they have each item.
+
+    Args:
+        me: our peer id.
+        here: which items are here; bool [items], kept up by whoever keeps the items.
+    """
+
+    def __init__(self, me: str, here: BoolVector) -> None:
+        self._me = me
+        self._here = here
+        # Peers that keep the same items begin with different ones, and give them to each other.
+        numbers = np.arange(len(here), dtype=np.uint64)
+        self._ties = splitmix64(numbers + digest_words(f"ties/{me}", 1))
+        self._holders: dict[str, BoolVector] = {}
+        self.copies = np.zeros(len(here), np.int64)
+        self._awaited = self._first = self._soon = self._kept = np.empty(0, np.int64)
+        self._asked: dict[Request, int] = {}
+        """With how many items had come when it was asked."""
+        self._num_came = 0
+        self._only_kept: Request | None = None
+        self._at_most = 0
+        self._askable: list[str] = []
+
+    # --- what is known ----------------------------------------------------------------------------
+    def wait_for(self, items: Iterable[int]) -> None:
+        """From now on, these are waited for."""
+        self._awaited = np.fromiter(items, np.int64)
+
+    def want(self, first: Iterable[int], soon: Iterable[int], kept: BoolVector) -> None:
+        """From now on: what is needed first, what soon, and what is kept for others."""
+        self._first, self._soon = np.fromiter(first, np.int64), np.fromiter(soon, np.int64)
+        self._kept = np.flatnonzero(kept)
+
+    def holds(self, source: str, items: BoolVector) -> None:
+        """A source has said which items it has; bool [items]."""
+        self.gone(source)
+        self._holders[source] = items.copy()
+        self.copies += items
+
+    def gone(self, source: str) -> None:
+        """A source is not there any more; what is asked of it fails by itself."""
+        before = self._holders.pop(source, None)
+        if before is not None:
+            self.copies -= before
+
+    def came(self, request: Request) -> None:
+        """It was answered."""
+        self._ended(request)
+        self._num_came += 1
+
+    def failed(self, request: Request) -> None:
+        """The source did not give it."""
+        self._ended(request)
+        holds = self._holders.get(request.source)
+        if holds is not None and holds[request.item]:
+            holds[request.item] = False
+            self.copies[request.item] -= 1
+
+    def _ended(self, request: Request) -> None:
+        self._asked.pop(request, None)
+        if request == self._only_kept:
+            self._only_kept = None
+
+    # --- what is asked ----------------------------------------------------------------------------
+    def times_asked(self, item: int) -> int:
+        """How many sources are asked for an item now."""
+        return sum(request.item == item for request in self._asked)
+
+    def next_requests(self, at_most: int = MAX_ASKED, of: str | None = None) -> list[Request]:
+        """What is to be asked for now; it counts as asked.
+
+        Args:
+            at_most: items on their way, those asked before included.
+            of: the only source that is asked now; None for any.
+        """
+        self._at_most = min(MAX_ASKED, at_most)
+        self._askable = [source for source in self._holders if of in (None, source)]
+        return list(self._next())
+
+    def _next(self) -> Iterator[Request]:
+        yield from self._ask(self._awaited)
+        yield from self._ask_again(MAX_ASKED_PER_SOURCE, self._is_overtaken)
+        yield from self._ask(self._first)
+        yield from self._ask(self._rarest_first(self._soon))
+        if self._only_kept is None:
+            for request in self._ask(self._rarest_first(self._kept)):
+                self._only_kept = request
+                yield request
+                break
+        yield from self._ask_again(1, lambda _: True)
+
+    def _rarest_first(self, items: Int64Vector) -> Int64Vector:
+        chosen = items[~self._here[items] & (self.copies[items] > 0)]
+        return chosen[np.lexsort((self._ties[chosen], self.copies[chosen]))]
+
+    def _ask(self, items: Int64Vector) -> Iterator[Request]:
+        """Ask for each of these that is neither here nor on its way."""
+        load = self._load()
+        for item in map(int, items[~self._here[items]]):
+            is_full = all(load[source] >= MAX_ASKED_PER_SOURCE for source in self._askable)
+            if is_full or not self._has_room:
+                return
+            if not self.times_asked(item):
+                yield from self._ask_of_one(item, MAX_ASKED_PER_SOURCE)
+                load = self._load()
+
+    def _ask_again(self, per_source: int, is_due: Callable[[int], bool]) -> Iterator[Request]:
+        """Ask another one too for what is waited for."""
+        for request, num_came in list(self._asked.items()):
+            item = request.item
+            is_once = self.times_asked(item) == 1 and not self._here[item]
+            if self._has_room and is_once and is_due(num_came) and item in self._awaited:
+                yield from self._ask_of_one(item, per_source, but_for=request.source)
+
+    def _is_overtaken(self, num_came: int) -> bool:
+        return self._num_came - num_came >= MAX_ASKED  # no more were on their way before
+
+    @property
+    def _has_room(self) -> bool:
+        return len(self._asked) < self._at_most
+
+    def _load(self) -> Counter[str]:
+        return Counter(request.source for request in self._asked)
+
+    def _ask_of_one(self, item: int, per_source: int, but_for: str = "") -> Iterator[Request]:
+        """Ask the holder that is asked for the least, if it is asked for less than so many."""
+        load = self._load()
+        free = [
+            source
+            for source in self._askable
+            if self._holders[source][item] and load[source] < per_source and source != but_for
+        ]
+        if free:
+            source = min(free, key=lambda each: (load[each], self._draw(item, each)))
+            self._asked[request := Request(source, item)] = self._num_came
+            yield request
+
+    def _draw(self, item: int, source: str) -> bytes:
+        return blake3.blake3(f"{self._me}/{item}/{source}".encode()).digest(length=8)
+
+
+# --- how many at once -----------------------------------------------------------------------------
+MORE_EVERY_S: Final = 30.0
+"""A piece of the usual 4 MiB alone takes about so long over a line of 1 Mbit/s."""
+
+
+class AtOnce:
+    """How many pieces may be on their way at once over a line of unknown rate.
+
+    Pieces that are sent at once over a thin line come at once too, and late: eight of them after
+    eight times as long as one alone. So a line begins with one piece. A second one that makes the
+    first slower shows no more of the line than one that does not, since it may be the other end
+    that is thin: so the number is not held down by what is slow, but grows with time as well.
+    Pieces that did not begin together do not end together, however many share the line later.
+
+    Rules
+      1. One at first, and one more for each piece that has come through: a fast line has as many as
+         may be within seconds. One more, too, for each MORE_EVERY_S: many slow ones fill a fast
+         line.
+      2. It begins anew with one after a piece was lost, which may have had too little of the line,
+         and where nothing was on its way for MORE_EVERY_S.
+
+    Args:
+        at_most: however fast the line is.
+    """
+
+    def __init__(self, at_most: int) -> None:
+        self._at_most = at_most
+        self._under_way = 0
+        self._came = 0
+        self._since_s = 0.0
+        self._last_s = -math.inf
+
+    def limit(self, now_s: float) -> int:
+        """How many may be on their way now."""
+        if self._is_idle(now_s):
+            return 1
+        return min(self._at_most, 1 + self._came + int((now_s - self._since_s) // MORE_EVERY_S))
+
+    def has_room(self, now_s: float) -> bool:
+        """Whether a further one may begin."""
+        return self._under_way < self.limit(now_s)
+
+    def began(self, now_s: float) -> None:
+        """A piece is on its way."""
+        if self._is_idle(now_s):
+            self._restart(now_s)
+        self._under_way += 1
+
+    def came(self, now_s: float) -> None:
+        """A piece has come through."""
+        self._ended(now_s)
+        self._came = min(self._at_most, self._came + 1)
+
+    def refused(self, now_s: float) -> None:
+        """A piece was not sent, which says nothing of the line."""
+        self._ended(now_s)
+
+    def lost(self, now_s: float) -> None:
+        """A piece was cut off."""
+        self._ended(now_s)
+        self._restart(now_s)
+
+    def _ended(self, now_s: float) -> None:
+        self._under_way -= 1
+        self._last_s = now_s
+
+    def _restart(self, now_s: float) -> None:
+        self._came, self._since_s = 0, now_s
+
+    def _is_idle(self, now_s: float) -> bool:
+        return not self._under_way and now_s - self._last_s >= MORE_EVERY_S
