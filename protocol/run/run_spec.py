@@ -215,7 +215,7 @@ class SyncSection(Section):
             why = "too coarse for whole weights" if coarse else "only for ways in pairs"
             yield self._misfit("codec", f"{why}: use one of {', '.join(fitting)}")
         says_nothing = f"says nothing to {self.method}; its keys are in [sync.{way.section}]"
-        idle = dict.fromkeys(others_keys(self.method), says_nothing)
+        idle = dict.fromkeys(sorted(others_keys(self.method)), says_nothing)
         if self.noloco is not None and not self.noloco.is_whole:
             says_nothing = "says nothing to fragments in pairs; leave it out"
             idle |= dict.fromkeys(KEYS_OF_WHOLE_MODELS, says_nothing)
