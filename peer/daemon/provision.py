@@ -453,13 +453,12 @@ class RealProvision:
     ) -> TrainerSettings:
         config = self._config
         return TrainerSettings(
-            spec=spec.to_bytes(),
+            spec=spec.with_overlap(config.overlap_steps).to_bytes(),
             peer_id=self._peer_id,
             corpus_path=str(corpus.folder),
             vocabulary_size=corpus.manifest.vocabulary_size,
             device=config.device or "auto",
             threads=config.threads or 0,
-            overlap_steps=config.overlap_steps,
             stage=stage,
             checkpoint_activations=config.checkpoint_activations,
         )

@@ -111,7 +111,11 @@ class SimulatedEngine:
         self._unusable = machine.unusable
         self.slow_P: Float32Vector | None = None
         self._start = simulated_starter(
-            spec, peer_id, machine.speed, problem, machine.overlap_steps, lambda: gate.slept_s
+            spec.with_overlap(machine.overlap_steps),
+            peer_id,
+            machine.speed,
+            problem,
+            lambda: gate.slept_s,
         )
 
     @contextlib.contextmanager

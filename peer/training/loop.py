@@ -74,11 +74,7 @@ class Channel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrainerParts:
-    """What the loop works with.
-
-    Attributes:
-        overlap_steps: tau of this peer, with fragments; None is the run's.
-    """
+    """What the loop works with."""
 
     spec: RunSpec
     peer_id: str
@@ -88,7 +84,6 @@ class TrainerParts:
     stepper: InnerStepper
     values: FragmentSnapshots | FragmentDeltas
     slow_P: torch.Tensor
-    overlap_steps: int | None = None
 
 
 def trainer_parts(
@@ -120,7 +115,6 @@ def trainer_parts(
         stepper,
         values_of(spec, model, slow_P, regions),
         slow_P,
-        settings.overlap_steps,
     )
 
 
@@ -152,7 +146,7 @@ class InnerLoop:
         self._clock_s = clock_s
         self._validation_BT = parts.corpus.validation_blocks(parts.spec.data.validation_blocks)
         self._events: deque[TrainerEvent] = deque()
-        sync = sync_of(parts.spec, parts.values, self._events.append, clock_s, parts.overlap_steps)
+        sync = sync_of(parts.spec, parts.values, self._events.append, clock_s)
         self._round_machine = RoundMachine(
             parts.spec,
             parts.peer_id,
