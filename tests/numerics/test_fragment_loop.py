@@ -11,19 +11,15 @@ from training_worlds import MEMBERS, PAUSE, World, build_world, order, run, tiny
 
 from peer.training.errors import NonFinite, WrongCommand
 from peer.training.fragments import FragmentSnapshots
-from peer.training.messages import (
-    CloseRound,
-    Evaluate,
+from peer.training.messages import CloseRound, Evaluate, Load, RoundClosed, TrainRound
+from protocol.fragment.fragments import Span
+from protocol.trainer_messages import (
     FragmentMerged,
     FragmentSent,
-    Load,
     Merge,
-    RoundClosed,
-    TrainRound,
     Yield,
     Yielded,
 )
-from protocol.fragment.fragments import Span
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +29,7 @@ H = 12
 def streaming_world(inner_steps=H, codec="fp32", own_overlap=None, **diloco) -> World:
     section = {"overlap_steps": 2, "blocks_per_fragment": 1, **diloco}
     spec = tiny_spec(method="diloco", inner_steps=inner_steps, codec=codec, diloco=section)
-    return build_world(spec, overlap_steps=own_overlap)
+    return build_world(spec.with_overlap(own_overlap))
 
 
 @dataclass
