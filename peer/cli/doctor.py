@@ -17,7 +17,7 @@ import typer
 
 from peer.daemon.examination import Examination, Met, Visitor, examine, visitor_of
 from peer.network.directory import wall_time_s
-from peer.network.p2pd_process import CannotListen, P2pdFailed, bundled_binary
+from peer.network.p2pd import CannotListen, P2pdFailed, bundled_binary
 from peer.network.reachability import Scope, scope_of
 from peer.observe.control import ControlFailed, NoDaemon
 from peer.options.config import DEFAULT_PORT, PeerConfig, load_config

@@ -315,11 +315,11 @@ class _Daemon:
 async def _watch_network(
     network: Libp2pNetwork, directory: HivemindDirectory, ports: Ports
 ) -> None:
-    """Attach the directory to each new p2pd, and count restarts."""
+    """Attach the directory to each new p2pd, and report restarts."""
     generation = network.generation
     while True:
         generation = await network.wait_restarted(generation)
-        ports.facts.p2pd_restarts = count = network.statistics().restarts
+        count = network.statistics().restarts
         ports.events.emit(EventName.NETWORK_RESTARTED, reason="p2pd ended", restarts=count)
         await directory.reattach(network.daemon_control_address)
 

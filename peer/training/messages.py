@@ -20,8 +20,8 @@ The order of things, when peers average in pairs:
 
 A round is closed by the trainer itself when its quota is done and nothing holds it up. Its nominal
 step goes on rising meanwhile, to the end of the run. Where the model is cut, each fragment is sent
-at its own moment, and merged as sync.py says; and where all peers average
-(protocol/fragment/fragments.py), what others did to it is followed outside of its flight, too:
+at its own moment, and merged as sync.py says (its messages are in protocol/trainer_messages.py);
+and where all peers average, what others did to it is followed outside of its flight, too:
 
     daemon                              trainer
     Yield(p)                            held := phi
@@ -35,20 +35,22 @@ Evaluate read all of phi: nothing may be written while they run.)
 Where the trainer holds a stage of a pipeline, microbatches travel besides
 (protocol/microbatch/trainer_messages.py).
 
-Of pieces of the corpus that are not here yet:
-
-    daemon                              trainer
-                                        PiecesMissing(pieces)     training stands still
-    PiecesHere                          it goes on
-
 The first frame down the socket is `Begin`: what the process is for.
 """
 
 from typing import Final
 
-from protocol.microbatch.trainer_messages import StageCommand, StageEvent, TrainerMessage
+from protocol.microbatch.trainer_messages import StageCommand, StageEvent
 from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec, parse_bytes
+from protocol.trainer_messages import (
+    FragmentMerged,
+    FragmentSent,
+    Merge,
+    TrainerMessage,
+    Yield,
+    Yielded,
+)
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Name and shape of each parameter: what a layout follows from."""
@@ -199,36 +201,6 @@ class Keep(TrainerMessage, frozen=True):
     path: str
 
 
-class Merge(TrainerMessage, frozen=True):
-    """The outer step of a fragment that was sent, or yielded, is in phi: follow.
-
-    What is in none of the lists is left alone.
-
-    Attributes:
-        cycle: of the send, whose flight this ends; None for a fragment that was yielded.
-        stepped: chunks whose result holds our codes.
-        moved: chunks that were written without them.
-        redone: chunks that had been merged; their step was taken back, and taken with another
-            result.
-    """
-
-    fragment: int
-    cycle: int | None
-    stepped: tuple[int, ...]
-    moved: tuple[int, ...] = ()
-    redone: tuple[int, ...] = ()
-
-
-ONE_CHUNK: Final = (0,)
-"""The chunks of a fragment that is averaged as one: in pairs."""
-
-
-class Yield(TrainerMessage, frozen=True):
-    """Do not read phi of a fragment until `Merge`."""
-
-    fragment: int
-
-
 class Stop(TrainerMessage, frozen=True):
     """Exit."""
 
@@ -310,44 +282,6 @@ class RoundClosed(TrainerMessage, frozen=True):
     position: int
     seconds: float
     step: float
-
-
-class FragmentSent(TrainerMessage, frozen=True):
-    """The codes of a fragment lie in its region.
-
-    Attributes:
-        steps, tokens: trained since the fragment's last send.
-        digest: blake3 (32 hex digits) of the codes.
-        waited_s: how long training stood still before, for a fragment that was yielded.
-        step: the nominal step at which its values were taken.
-    """
-
-    fragment: int
-    cycle: int
-    steps: int
-    tokens: int
-    digest: str
-    waited_s: float
-    step: float
-
-
-class FragmentMerged(TrainerMessage, frozen=True):
-    """The fast weights have taken over a fragment's outer step.
-
-    Attributes:
-        waited_s: how long training stood still for it: in pairs for send and merge; else 0 when it
-        came in time.
-    """
-
-    fragment: int
-    cycle: int
-    waited_s: float
-
-
-class Yielded(TrainerMessage, frozen=True):
-    """phi of this fragment is not read until `Merge`."""
-
-    fragment: int
 
 
 class Evaluated(TrainerMessage, frozen=True):

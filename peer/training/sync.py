@@ -47,20 +47,18 @@ from typing import Final
 
 from protocol.fragment.fragments import offset, sends_between
 from protocol.run.run_spec import RunSpec
-
-from .errors import WrongCommand
-from .fragments import FragmentDeltas, FragmentSnapshots
-from .messages import (
+from protocol.trainer_messages import (
     ONE_CHUNK,
     FragmentMerged,
     FragmentSent,
     Merge,
-    SyncCommand,
-    SyncEvent,
-    TrainRound,
     Yield,
     Yielded,
 )
+
+from .errors import WrongCommand
+from .fragments import FragmentDeltas, FragmentSnapshots
+from .messages import SyncCommand, SyncEvent, TrainRound
 from .schedule import total_steps_of
 
 _EPSILON: Final = 1e-6

@@ -14,8 +14,8 @@ At the data peer, for each of an iteration's microbatches:
     Filled(forward, m, s')              head and loss             (it has come through its path)
                                         Filled(backward, m, s)
     Filled(backward, m, s')             the first layers' gradient
-                                        Returned(m)
-    or Resend(m)                        it was lost on its way to head and loss
+                                        GradientAdded(m)
+    or Resend(m)                        it was lost on its way
                                         Filled(forward, m, s)
     or Drop(m)                          it will not come back: it is left out of the step
                                         Stepped(n')               with so many of them
@@ -25,9 +25,7 @@ At a relay:
     Filled(forward, m, s')              through the layers
                                         Filled(forward, m, s)
     Filled(backward, m, s')             the layers' gradient
-                                        Filled(backward, m, s), Returned(m)
-    Resend(m)                           another takes the place of the next relay
-                                        Filled(forward, m, s)
+                                        Filled(backward, m, s), GradientAdded(m)
     Finish                              the iteration is over
                                         Stepped(n')
 
@@ -35,13 +33,8 @@ Slots: the trainer fills outbound ones (`s`) and the daemon inbound ones (`s'`);
 back to whoever fills it. `m` is a number that only the two know.
 """
 
-from msgspec import Struct
-
+from protocol.trainer_messages import TrainerMessage
 from protocol.wire.stage_messages import Leg
-
-
-class TrainerMessage(Struct, frozen=True, tag=True, tag_field="kind", forbid_unknown_fields=True):
-    """What daemon and trainer process say to each other, with its name as its kind."""
 
 
 # --- either way -----------------------------------------------------------------------------------
@@ -75,7 +68,7 @@ class Drop(TrainerMessage, frozen=True):
 
 
 class Resend(TrainerMessage, frozen=True):
-    """Produce the activations of this microbatch once more: they were lost, or a relay was."""
+    """Produce the activations of this microbatch once more: it was lost."""
 
     number: int
 
@@ -91,7 +84,7 @@ class Begun(TrainerMessage, frozen=True):
     microbatches: int
 
 
-class Returned(TrainerMessage, frozen=True):
+class GradientAdded(TrainerMessage, frozen=True):
     """The gradient of this microbatch is in; nothing of it is held any more."""
 
     number: int
@@ -109,4 +102,4 @@ class Stepped(TrainerMessage, frozen=True):
 
 
 StageCommand = Filled | Drop | Resend | Finish | Freed
-StageEvent = Begun | Filled | Returned | Freed | Stepped
+StageEvent = Begun | Filled | GradientAdded | Freed | Stepped

@@ -11,19 +11,15 @@ from training_worlds import MEMBERS, PAUSE, World, build_world, order, run, tiny
 
 from peer.training.errors import NonFinite, WrongCommand
 from peer.training.fragments import FragmentSnapshots
-from peer.training.messages import (
-    CloseRound,
-    Evaluate,
+from peer.training.messages import CloseRound, Evaluate, Load, RoundClosed, TrainRound
+from protocol.fragment.fragments import Span
+from protocol.trainer_messages import (
     FragmentMerged,
     FragmentSent,
-    Load,
     Merge,
-    RoundClosed,
-    TrainRound,
     Yield,
     Yielded,
 )
-from protocol.fragment.fragments import Span
 
 pytestmark = pytest.mark.slow
 

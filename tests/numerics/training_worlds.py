@@ -13,16 +13,7 @@ from peer.codec import get_codec
 from peer.training.corpus import Corpus
 from peer.training.fragments import regions_of, values_of
 from peer.training.loop import InnerLoop, TrainerParts
-from peer.training.messages import (
-    ONE_CHUNK,
-    Load,
-    Merge,
-    RoundClosed,
-    Stop,
-    TrainerCommand,
-    TrainerEvent,
-    TrainRound,
-)
+from peer.training.messages import Load, RoundClosed, Stop, TrainerCommand, TrainerEvent, TrainRound
 from peer.training.model import FlatModel, initial_module
 from peer.training.optimizer import inner_optimizer
 from peer.training.shared import CodeRegions
@@ -35,6 +26,7 @@ from protocol.run.run_spec import (
     TrainingSection,
 )
 from protocol.run.sections import OptimizerSection
+from protocol.trainer_messages import ONE_CHUNK, Merge
 
 VOCABULARY = 32
 INNER_STEPS = 4

@@ -62,15 +62,7 @@ from peer.rounds.pace import Pace
 from peer.rounds.parts import AveragingParts
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
-from peer.training.messages import (
-    ONE_CHUNK,
-    FragmentMerged,
-    FragmentSent,
-    Merge,
-    Ready,
-    RoundClosed,
-    SyncEvent,
-)
+from peer.training.messages import Ready, RoundClosed, SyncEvent
 from peer.training.ports import StartTrainer
 from protocol.fragment.fragments import Fragment, fragment_layout_digest, fragments_of_run
 from protocol.gossip.final_averaging import WAIT_ROUNDS
@@ -81,6 +73,7 @@ from protocol.membership.view import Member, View
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.run.layout import Layout
 from protocol.schedule.rounds import OwnRounds, RoundPlan, keep_together
+from protocol.trainer_messages import ONE_CHUNK, FragmentMerged, FragmentSent, Merge
 
 from .exchange_io import Averaged, Settled
 from .exchanges import Agreement

@@ -143,9 +143,9 @@ async def test_whoever_begins_in_the_first_round_of_fragments_says_nothing_of_an
         assert {swarm[name].facts.round for name in "ab"} == {0}
         await swarm.until(lambda: swarm["b"].facts.round == 2)
         for name in "ab":
-            posted = tap.exchanges[name]._posts.statistics()
-            assert posted.posted
-            assert not posted.lost
+            posts = tap.exchanges[name]._posts
+            assert posts.posted
+            assert not posts.lost
 
 
 class Restored:

@@ -13,10 +13,7 @@ from peer.training import pipe
 from peer.training.messages import (
     Begin,
     Evaluated,
-    FragmentMerged,
-    FragmentSent,
     Load,
-    Merge,
     ModelCreated,
     Ready,
     RoundClosed,
@@ -31,6 +28,7 @@ from protocol.microbatch.trainer_messages import (
     Begun,
     Filled,
 )
+from protocol.trainer_messages import FragmentMerged, FragmentSent, Merge
 from protocol.wire.stage_messages import Leg
 
 MESSAGES: list[Any] = [

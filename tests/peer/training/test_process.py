@@ -20,21 +20,15 @@ from peer.training.child.tasks import NICENESS_ON_CPU
 from peer.training.child_process import spare_child
 from peer.training.corpus import prepare_corpus
 from peer.training.messages import (
-    ONE_CHUNK,
     Begin,
     Evaluate,
     Evaluated,
     Failed,
-    FragmentMerged,
-    FragmentSent,
     Load,
-    Merge,
     Ready,
     RoundClosed,
     TrainerSettings,
     TrainRound,
-    Yield,
-    Yielded,
 )
 from peer.training.model import FlatModel, initial_module, model_shapes
 from peer.training.ports import TrainerDied
@@ -50,6 +44,14 @@ from protocol.run.run_spec import (
     TrainingSection,
 )
 from protocol.run.sections import OptimizerSection
+from protocol.trainer_messages import (
+    ONE_CHUNK,
+    FragmentMerged,
+    FragmentSent,
+    Merge,
+    Yield,
+    Yielded,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 

@@ -11,21 +11,23 @@ from trio.testing import MockClock
 
 from peer.training.messages import (
     Failed,
-    FragmentMerged,
-    FragmentSent,
     Load,
-    Merge,
     RoundClosed,
     TrainerEvent,
     TrainRound,
-    Yield,
-    Yielded,
 )
 from peer.training.ports import Trainer
 from peer.training.simulated import SimulatedSpeed, simulated_layout, simulated_starter
 from protocol.fragment.fragments import fragments_of_run
 from protocol.run.run_spec import RunSpec, SyncSection
 from protocol.run.sections import DilocoSection
+from protocol.trainer_messages import (
+    FragmentMerged,
+    FragmentSent,
+    Merge,
+    Yield,
+    Yielded,
+)
 
 EventT = TypeVar("EventT", bound=TrainerEvent)
 MEMBERS = (("me", 1),)

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.training.messages import FragmentMerged, FragmentSent, Merge, TrainRound, Yield
-from peer.training.messages import Yielded as YieldedEvent
+from peer.training.messages import TrainRound
 from peer.training.sync import FragmentSync
 from protocol.run.run_spec import RunSpec, SyncSection
 from protocol.run.sections import DilocoSection
+from protocol.trainer_messages import FragmentMerged, FragmentSent, Merge, Yield
+from protocol.trainer_messages import Yielded as YieldedEvent
 
 pytestmark = pytest.mark.slow
 

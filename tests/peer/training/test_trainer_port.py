@@ -23,18 +23,20 @@ from peer.training.messages import (
     Evaluate,
     Evaluated,
     Failed,
-    FragmentMerged,
-    FragmentSent,
-    Merge,
     RoundClosed,
     Stop,
     TrainerProgress,
-    Yield,
-    Yielded,
 )
 from peer.training.ports import TrainerDied
 from peer.training.schedule import learning_rate
 from protocol.run.run_spec import DataSection, RunSpec
+from protocol.trainer_messages import (
+    FragmentMerged,
+    FragmentSent,
+    Merge,
+    Yield,
+    Yielded,
+)
 
 FOREVER = 10**6
 """Steps that are never done."""
