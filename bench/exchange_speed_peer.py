@@ -14,7 +14,6 @@ the first exchange over a slow one: `whole` says whether all peers are in all ch
 
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -31,11 +30,11 @@ from peer.codec import get_codec
 from peer.network.identity import Identity, load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
 from peer.ports.real import RealEntropy, RealWork
-from protocol.diloco.fragment_events import Changes, GroupSeen, HoldOutcome, SendEnded, Sent
-from protocol.diloco.healing import HealingStatistics
+from protocol.diloco.commands import GroupSeen, HoldOutcome, SendEnded, Sent
+from protocol.diloco.peers import FragmentCounts
 from protocol.fragment.fragments import Fragment, cut_fragments
-from protocol.outcomes import AuditOutcome
 from protocol.run.layout import Layout
+from protocol.trainer_messages import Merge, Yield
 
 from .children import Answer, answer_parent
 from .exchange_speed_data import mean_of_all, model_layout, noise, relative_error
@@ -53,15 +52,12 @@ class IdleTrainer:
     async def may_write(self) -> None:
         await trio.lowlevel.checkpoint()
 
-    async def merge(self, fragment: int, cycle: int, changes: Changes) -> None:
+    async def merge(self, message: Merge) -> None:
         await trio.lowlevel.checkpoint()
 
-    async def hold(self, fragment: int) -> HoldOutcome:
+    async def hold(self, message: Yield) -> HoldOutcome:
         await trio.lowlevel.checkpoint()
         return HoldOutcome.FREE
-
-    async def amend(self, fragment: int, changes: Changes) -> None:
-        await trio.lowlevel.checkpoint()
 
 
 class MembersOfGroup:
@@ -103,13 +99,10 @@ class ReturnedSends:
         """Another exchange begins."""
         self.sends, self.all_returned = [], trio.Event()
 
-    def returned(self, returned: SendEnded, healing: HealingStatistics) -> None:
+    def returned(self, returned: SendEnded) -> None:
         self.sends.append(returned)
         if len(self.sends) == self._num_fragments:
             self.all_returned.set()
-
-    def audited(self, outcome: AuditOutcome) -> None:
-        """Nobody lies here."""
 
     def convicted(self, owner: str) -> None:
         raise AssertionError(f"{owner} was convicted")
@@ -139,11 +132,11 @@ class SpeedPeer:
             sign=identity.sign,
             company=self._company,
             trainer=IdleTrainer(),
-            record=self._record,
-            conduct=self._record,
+            ended=self._record.returned,
+            convict=self._record.convicted,
             proofs=NoProofs(),
             lock=trio.Lock(),
-            refused=Counter(),
+            counts=FragmentCounts(),
             inner_steps=1,
             trims=False,
             last_sent=[-1] * len(fragments),

@@ -36,22 +36,14 @@ from bench.report import Goal, Report, options
 from peer.codec import get_codec
 from peer.training.corpus import prepare_corpus
 from peer.training.fragments import FragmentDeltas
-from peer.training.messages import (
-    ONE_CHUNK,
-    Failed,
-    FragmentSent,
-    Load,
-    Merge,
-    RoundClosed,
-    TrainerSettings,
-    TrainRound,
-)
+from peer.training.messages import Failed, Load, RoundClosed, TrainerSettings, TrainRound
 from peer.training.model import FlatModel
 from peer.training.ports import Trainer
 from peer.training.process import ProcessTrainer, create_model, trainer_starter
 from peer.training.shared import CodeRegions, SharedVector, code_memory
 from protocol.fragment.fragments import Fragment
 from protocol.run.run_spec import RunSpec
+from protocol.trainer_messages import ONE_CHUNK, FragmentSent, Merge
 
 VECTOR_BYTES: Final = 64 * 10**6
 ROUND_S: Final = 30.0

@@ -12,9 +12,9 @@ from peer.codec import get_codec
 from peer.codec.leaves import code_digest, leaves_of_chunk
 from peer.network.identity import Identity
 from protocol.diloco.audits import Audits
+from protocol.diloco.commands import Audit, Average, Averages, FragmentCommand, GroupSeen
 from protocol.diloco.evidence import Leaf
-from protocol.diloco.fragment_events import Audit, Average, Averages, GroupSeen
-from protocol.diloco.peers import Peers
+from protocol.diloco.peers import Context, Peers, SendPlan
 from protocol.outcomes import AuditOutcome
 from protocol.wire.fragment_messages import signed_result
 
@@ -47,10 +47,12 @@ class Auditors:
         self._codec = get_codec(outer.codec.name)
         self.convicted: set[str] = set()
         self._audits = []
+        self._wanted: list[FragmentCommand] = []
         for identity in honest:
             peers = Peers(identity.peer_id, len(outer.fragments))
-            peers.note_seen(GroupSeen(0, frozenset(names), {}))
-            self._audits.append(Audits(GROUP, peers, identity.sign(b"draws")[:32]))
+            peers.seen = GroupSeen(0, frozenset(names), {})
+            context = Context(SendPlan(GROUP, len(outer.fragments)), peers, self._wanted.append)
+            self._audits.append(Audits(context, identity.sign(b"draws")[:32]))
 
     def without_lies(
         self,
@@ -75,8 +77,10 @@ class Auditors:
         )
         unsigned = replace(honest, owner=owner.peer_id, chunks=chunks, carried=tuple(own))
         result = signed_result(unsigned, owner.sign)
-        asked = (each for audits in self._audits for each in audits.arrived(result, own))
-        orders = [each for each in asked if isinstance(each, Audit)]
+        self._wanted.clear()
+        for audits in self._audits:
+            audits.arrived(result, own)
+        orders = [each for each in self._wanted if isinstance(each, Audit)]
         return any(self._audited(made.order, each) is AuditOutcome.LIE for each in orders)
 
     def _audited(self, order: Average, asked: Audit) -> AuditOutcome:

@@ -1,7 +1,7 @@
 """Peers that average fragments among all, some of which lie: the daemon's copy without its lines.
 
 Each peer's side is the trainer's (peer/training/fragments.py); clipping and averaging, judging and
-applying results are the daemon's (peer/averaging/diloco/chunk_averages.py, fragment_exchange.py).
+applying results are the daemon's (peer/averaging/diloco/chunk_averages.py, outer_fragments.py).
 Every send arrives and comes back after tau steps, so all honest peers hold one outer copy, held
 once. Chunks have the owners that the protocol gives them; a liar's codes that are not valid are
 refused, as they are in peer/averaging/diloco/fragment_messages.py. A chunk whose result is not
@@ -19,7 +19,6 @@ from statistics import median_low
 import torch
 
 from peer.averaging.diloco.chunk_averages import ChunkAverages
-from peer.averaging.diloco.fragment_exchange import carry_out
 from peer.averaging.diloco.fragment_messages import signed_with
 from peer.averaging.diloco.nesterov import NesterovFactors
 from peer.averaging.diloco.outer_fragments import OuterFragments
@@ -28,12 +27,12 @@ from peer.network.identity import Identity
 from peer.training.fragments import FragmentSnapshots
 from peer.training.model import FlatModel
 from peer.training.shared import CodeRegions
-from protocol.diloco.fragment_events import Average, ResultToWrite, WriteResults, Written
-from protocol.diloco.keeper import short_digest
-from protocol.fragment.chunk_ledger import ResultRank, Stamp
-from protocol.fragment.collection import Admitted
+from protocol.diloco.collection import Admitted
+from protocol.diloco.commands import Average, ResultToWrite, WriteResults
+from protocol.diloco.cycle_machine import short_digest
+from protocol.diloco.owners import owners_of_chunks
+from protocol.fragment.chunk_ledger import ResultRank
 from protocol.fragment.fragments import fragments_of_run, sends_between
-from protocol.fragment.owners import owners_of_chunks
 from protocol.limits import MAX_CONTRIBUTION_WEIGHT
 from protocol.plausible import CLIP_FACTOR
 from protocol.run.run_spec import RunSpec
@@ -226,7 +225,7 @@ class FragmentSwarm:
             {name: self._told(fragment, cycle, name, part) for name, part in parts.items()},
         )
         self._averages.shares.clear()
-        made = self._averages.averaged(order).averages
+        made = self._averages.averaged(order)
         self._note_shares(list(weights))
         return None if made is None else Made(order, made)
 
@@ -265,9 +264,7 @@ class FragmentSwarm:
             )
             for chunk, codes in results.items()
         )
-        done = carry_out(self._outer, WriteResults(fragment, orders, 0.0))
-        assert isinstance(done, Written)
-        stamps: Mapping[int, Stamp] = done.stamps
+        stamps = self._outer.carry_out(WriteResults(fragment, orders, 0.0))
         for chunk, stamp in stamps.items():
             self._stamps[fragment][chunk] = stamp
         return list(stamps)

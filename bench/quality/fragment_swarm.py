@@ -13,7 +13,7 @@ import torch
 
 from peer.averaging.diloco.nesterov import (
     PLAIN_AVERAGE,
-    ChunkState,
+    ChunkValues,
     NesterovFactors,
     WeightedCodes,
     average_codes,
@@ -125,7 +125,7 @@ class FragmentSwarm:
     def _step_chunk(
         self, spans: Sequence[Span], fragment: int, part: slice, factors: NesterovFactors
     ) -> None:
-        before = ChunkState(_gathered(self.phi_P, spans), _gathered(self.v_P, spans))
+        before = ChunkValues(_gathered(self.phi_P, spans), _gathered(self.v_P, spans))
         given = [
             WeightedCodes(codes_as_tensor(replica.codes(fragment)[part]).to(self.phi_P.device), 1)
             for replica in self._replicas
@@ -154,13 +154,13 @@ class FragmentSwarm:
 
 
 def heavy_ball_step(
-    before: ChunkState, result_codes: torch.Tensor, codec: Codec, factors: NesterovFactors
-) -> ChunkState:
+    before: ChunkValues, result_codes: torch.Tensor, codec: Codec, factors: NesterovFactors
+) -> ChunkValues:
     """v <- mu v + D; phi <- phi - lr v."""
     D = torch.empty_like(before.phi_C)
     codec.decode(result_codes, D)
     v_C = before.v_C * factors.momentum + D
-    return ChunkState(before.phi_C - v_C * factors.learning_rate, v_C)
+    return ChunkValues(before.phi_C - v_C * factors.learning_rate, v_C)
 
 
 def _gathered(vector_P: torch.Tensor, spans: Sequence[Span]) -> torch.Tensor:

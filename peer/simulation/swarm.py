@@ -55,7 +55,6 @@ from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.status import Status
-from peer.options.config import Origin
 from peer.options.run_options import check_overlap_steps
 from peer.ports import PeerId
 from peer.ports.simulated import SimulatedEntropy, SimulatedWork
@@ -201,7 +200,8 @@ class SimulatedPeer:
         return CheckpointPlan(self.machine.checkpoint_every_s)
 
     def _check_spec(self, spec: RunSpec) -> None:
-        check_overlap_steps(self.machine.overlap_steps, Origin.COMMAND_LINE, spec)
+        steps = self.machine.overlap_steps
+        check_overlap_steps(steps, f"overlap-steps = {steps}", spec)
 
     def _parts(self, place: Place, provision: SimulatedProvision) -> PeerParts:
         events = EventLog(

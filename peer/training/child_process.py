@@ -20,7 +20,7 @@ from typing import IO, Final, Self
 
 import trio
 
-from protocol.microbatch.trainer_messages import TrainerMessage
+from protocol.trainer_messages import TrainerMessage
 
 from .messages import MAX_FAILURE_CHARS, Begin, Said, TrainerSettings
 from .pipe import FROM_TRAINER, READ_BYTES, FrameDecoder, PipeError, encode

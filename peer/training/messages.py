@@ -20,35 +20,37 @@ The order of things, when peers average in pairs:
 
 A round is closed by the trainer itself when its quota is done and nothing holds it up. Its nominal
 step goes on rising meanwhile, to the end of the run. Where the model is cut, each fragment is sent
-at its own moment, and merged as sync.py says; and where all peers average
-(protocol/fragment/fragments.py), what others did to it is followed outside of its flight, too:
+at its own moment, and merged as sync.py says (its messages are in protocol/trainer_messages.py);
+and where all peers average, what others did to it is followed outside of its flight, too:
 
     daemon                              trainer
     Yield(p)                            held := phi
                                         Yielded(p)
     (p of phi is written)
-    Amend(p, ...)                       theta follows what happened to phi
+    Merge(p, None, ...)                 theta follows what happened to phi
 
-The daemon writes a fragment of phi only from `FragmentSent` to `Merge`, and from `Yielded` to
-`Amend`. (Load and Evaluate read all of phi: nothing may be written while they run.)
+The daemon writes a fragment of phi only from `FragmentSent`, or `Yielded`, to `Merge`. (Load and
+Evaluate read all of phi: nothing may be written while they run.)
 
 Where the trainer holds a stage of a pipeline, microbatches travel besides
 (protocol/microbatch/trainer_messages.py).
-
-Of pieces of the corpus that are not here yet:
-
-    daemon                              trainer
-                                        PiecesMissing(pieces)     training stands still
-    PiecesHere                          it goes on
 
 The first frame down the socket is `Begin`: what the process is for.
 """
 
 from typing import Final
 
-from protocol.microbatch.trainer_messages import StageCommand, StageEvent, TrainerMessage
+from protocol.microbatch.trainer_messages import StageCommand, StageEvent
 from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec, parse_bytes
+from protocol.trainer_messages import (
+    FragmentMerged,
+    FragmentSent,
+    Merge,
+    TrainerMessage,
+    Yield,
+    Yielded,
+)
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Name and shape of each parameter: what a layout follows from."""
@@ -76,14 +78,13 @@ class TrainerSettings(TrainerMessage, frozen=True):
     """Everything the child needs besides the descriptors it inherits.
 
     Attributes:
-        spec: the run spec's canonical bytes.
+        spec: the run spec's canonical bytes, with this peer's own tau where it has one.
         peer_id: ourselves in the members of a round.
         corpus_path: folder of the corpus (`peer.training.corpus`), or a file of its tokens; empty
         for the children that need no data.
         vocabulary_size: rows of the embedding.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         threads: torch threads; 0 leaves it to torch.
-        overlap_steps: tau of this peer; None is the run's.
         micro_batch_cap: most sequences per forward pass; 0 is no cap.
         stage: the part of the model that it holds; None is the whole.
         checkpoint_activations: whether a stage keeps less of a forward, and computes it again.
@@ -95,7 +96,6 @@ class TrainerSettings(TrainerMessage, frozen=True):
     vocabulary_size: int
     device: str = "auto"
     threads: int = 0
-    overlap_steps: int | None = None
     micro_batch_cap: int = 0
     stage: int | None = None
     checkpoint_activations: bool = False
@@ -201,50 +201,11 @@ class Keep(TrainerMessage, frozen=True):
     path: str
 
 
-class Merge(TrainerMessage, frozen=True):
-    """The outer step of a fragment in flight is in phi: this ends the flight.
-
-    Attributes:
-        stepped: chunks whose result holds our codes.
-        moved: chunks that were written without them; what is in neither list is left alone.
-    """
-
-    fragment: int
-    cycle: int
-    stepped: tuple[int, ...]
-    moved: tuple[int, ...]
-
-
-ONE_CHUNK: Final = (0,)
-"""The chunks of a fragment that is averaged as one: in pairs."""
-
-
-class Yield(TrainerMessage, frozen=True):
-    """Do not read phi of a fragment until `Amend`."""
-
-    fragment: int
-
-
-class Amend(TrainerMessage, frozen=True):
-    """A yielded fragment of phi has been written: follow.
-
-    Attributes:
-        merged: chunks that were stepped now, and not in `Merge`.
-        redone: chunks whose step was taken back, and taken with another result.
-        moved: chunks that were written without our codes.
-    """
-
-    fragment: int
-    merged: tuple[int, ...]
-    redone: tuple[int, ...]
-    moved: tuple[int, ...]
-
-
 class Stop(TrainerMessage, frozen=True):
     """Exit."""
 
 
-SyncCommand = Merge | Yield | Amend
+SyncCommand = Merge | Yield
 TrainerCommand = (
     Load
     | TrainRound
@@ -321,44 +282,6 @@ class RoundClosed(TrainerMessage, frozen=True):
     position: int
     seconds: float
     step: float
-
-
-class FragmentSent(TrainerMessage, frozen=True):
-    """The codes of a fragment lie in its region.
-
-    Attributes:
-        steps, tokens: trained since the fragment's last send.
-        digest: blake3 (32 hex digits) of the codes.
-        waited_s: how long training stood still before, for a fragment that was yielded.
-        step: the nominal step at which its values were taken.
-    """
-
-    fragment: int
-    cycle: int
-    steps: int
-    tokens: int
-    digest: str
-    waited_s: float
-    step: float
-
-
-class FragmentMerged(TrainerMessage, frozen=True):
-    """The fast weights have taken over a fragment's outer step.
-
-    Attributes:
-        waited_s: how long training stood still for it: in pairs for send and merge; else 0 when it
-        came in time.
-    """
-
-    fragment: int
-    cycle: int
-    waited_s: float
-
-
-class Yielded(TrainerMessage, frozen=True):
-    """phi of this fragment is not read until `Amend`."""
-
-    fragment: int
 
 
 class Evaluated(TrainerMessage, frozen=True):

@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES
-from protocol.microbatch.trainer_messages import TrainerMessage
+from protocol.trainer_messages import TrainerMessage
 
 from .messages import Begin, Said, TrainerCommand, Waiting
 

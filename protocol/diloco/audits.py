@@ -51,8 +51,7 @@ league with their sender. The first and the last move a chunk within what is pla
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import blake3
 
@@ -60,9 +59,9 @@ from protocol.limits import MAX_AUDITS, MAX_CONVICTED, MAX_KEPT_EVIDENCE_BYTES
 from protocol.outcomes import AuditOutcome
 from protocol.wire.fragment_messages import Doubt, Proof, Result
 
+from .commands import Audit, Convict, Parts
 from .evidence import Contradiction, contradict
-from .fragment_events import Audit, Audited, Convict, CountAudit, Parts, SendMessage, WithdrawOwner
-from .peers import Peers
+from .peers import Context
 
 AUDITS_PER_RESULT: Final = 2.0
 """How many of the others audit a result, on the average: with one, two lies of five are not seen,
@@ -75,7 +74,6 @@ KEPT_OF_A_FRAGMENT: Final = 2
 
 Key = tuple[int, int, str]
 """Fragment, cycle and owner of a result."""
-Output = Iterator[Audit | Convict | CountAudit | SendMessage | WithdrawOwner]
 
 
 class Audits:
@@ -85,9 +83,10 @@ class Audits:
         seed: 32 bytes that nobody else knows.
     """
 
-    def __init__(self, group: str, peers: Peers, seed: bytes) -> None:
-        self._group = group
-        self._peers = peers
+    def __init__(self, context: Context, seed: bytes) -> None:
+        self._context = context
+        self._group = context.plan.group
+        self._peers = context.peers
         self._seed = seed
         self._under_way: set[Key] = set()
         self._results: OrderedDict[Key, tuple[Result, Parts]] = OrderedDict()
@@ -100,7 +99,7 @@ class Audits:
         return owner in self._proofs
 
     # --- what is audited --------------------------------------------------------------------------
-    def arrived(self, result: Result, codes: Parts) -> Output:
+    def arrived(self, result: Result, codes: Parts) -> None:
         """A result came from its owner, whom we believe so far (rule 1)."""
         key = result.fragment, result.cycle, result.owner
         if key in self._doubted or not codes:
@@ -109,17 +108,16 @@ class Audits:
         for older in [each for each in self._results if each[::2] == key[::2]]:
             del self._results[older]
         self._results[key] = result, codes
-        while len(self._results) > MAX_REMEMBERED:
-            self._results.popitem(last=False)
+        _bound(self._results)
         draw, _ = self._draw(key)
         if draw * max(1, len(self._peers.others)) < AUDITS_PER_RESULT:
-            yield from self._audit(key)
+            self._audit(key)
 
-    def doubted(self, doubt: Doubt) -> Output:
+    def doubted(self, doubt: Doubt) -> None:
         """Another peer was not shown what a result was made of: ask for ourselves (rule 3)."""
-        yield from self._audit((doubt.fragment, doubt.cycle, doubt.owner))
+        self._audit((doubt.fragment, doubt.cycle, doubt.owner))
 
-    def _audit(self, key: Key) -> Output:
+    def _audit(self, key: Key) -> None:
         kept = self._results.get(key)
         known = key in self._doubted or key in self._under_way
         if kept is None or known or len(self._under_way) >= MAX_AUDITS:
@@ -128,14 +126,14 @@ class Audits:
         result, codes = kept
         _, number = self._draw(key)
         chunk = sorted(codes)[number % len(codes)]
-        yield Audit(result, chunk, number // len(codes), codes[chunk])
+        self._context.do(Audit(result, chunk, number // len(codes), codes[chunk]))
 
     def _draw(self, key: Key) -> tuple[float, int]:
         """A number between 0 and 1, and a large one; the same whenever this is asked."""
         digest = blake3.blake3(f"{key[0]}/{key[1]}/{key[2]}".encode(), key=self._seed).digest()
         return int.from_bytes(digest[:8], "big") / 2**64, int.from_bytes(digest[8:16], "big")
 
-    def noted(self, result: Result) -> Output:
+    def noted(self, result: Result) -> None:
         """Hold a result, which is genuine, against those that its owner has signed (rule 6)."""
         if result.owner not in self._peers.others:
             return
@@ -143,65 +141,63 @@ class Audits:
         kept = self._signed.pop(key, [])
         for each in kept:
             if contradict(each, result):
-                yield from self.proved(result.owner, Contradiction(each, result).packed())
+                self.proved(result.owner, Contradiction(each, result).packed())
                 return
         if not any(_life(each) == _life(result) for each in kept):
             kept = sorted([*kept, result], key=_life)[-KEPT_OF_A_FRAGMENT:]
         self._signed[key] = kept
-        while len(self._signed) > MAX_REMEMBERED:
-            self._signed.popitem(last=False)
+        _bound(self._signed)
 
     # --- what comes of it -------------------------------------------------------------------------
-    def audited(self, event: Audited) -> Output:
+    def audited(self, result: Result, outcome: AuditOutcome, proof: bytes) -> None:
         """Note the end of an audit."""
-        result = event.result
-        key, outcome = (result.fragment, result.cycle, result.owner), event.outcome
+        key = result.fragment, result.cycle, result.owner
         self._under_way.discard(key)
         if outcome is AuditOutcome.UNOPENED and result.owner not in self._peers.others:
             outcome = AuditOutcome.INCONCLUSIVE
-        yield CountAudit(outcome)
+        self._context.counts.audits[outcome] += 1
         if outcome is AuditOutcome.TRUE:
             self._results.pop(key, None)
         elif outcome is AuditOutcome.LIE:
-            yield from self.proved(result.owner, event.proof)
+            self.proved(result.owner, proof)
         elif outcome is AuditOutcome.UNOPENED and key not in self._doubted:
             self._doubted[key] = None
-            while len(self._doubted) > MAX_REMEMBERED:
-                self._doubted.popitem(last=False)
+            _bound(self._doubted)
             self._results.pop(key, None)
             self._peers.note_unopened(*key)
-            yield from self._to_all(Doubt(self._group, *key))
-            yield WithdrawOwner(result.owner)
+            self._to_all(Doubt(self._group, *key))
 
-    def proved(self, owner: str, proof: bytes) -> Output:
+    def proved(self, owner: str, proof: bytes) -> None:
         """It is proved, here or elsewhere, that an owner has lied (rule 2)."""
         if owner in self._proofs or owner == self._peers.own_id:
             return
         kept_bytes = sum(map(len, self._proofs.values())) + len(proof)
         self._proofs[owner] = proof if kept_bytes <= MAX_KEPT_EVIDENCE_BYTES else b""
-        while len(self._proofs) > MAX_CONVICTED:
-            self._proofs.popitem(last=False)
+        _bound(self._proofs, MAX_CONVICTED)
         self._results = OrderedDict(
             (key, kept) for key, kept in self._results.items() if key[2] != owner
         )
         self._peers.note_untrue(owner)
-        yield Convict(owner, proof)
-        yield from self._to_all(Proof(self._group, owner), proof, but=owner)
-        yield WithdrawOwner(owner)
+        self._context.do(Convict(owner, proof))
+        self._to_all(Proof(self._group, owner), proof, but=owner)
 
-    def told(self, newcomer: str) -> Iterator[SendMessage]:
+    def tell(self, newcomer: str) -> None:
         """Tell a newcomer who has lied, as far as that can still be proved."""
         for owner, proof in self._proofs.items():
             if proof and owner != newcomer:
-                yield SendMessage(newcomer, Proof(self._group, owner), memoryview(proof))
+                self._context.tell(newcomer, Proof(self._group, owner), memoryview(proof))
 
-    def _to_all(
-        self, message: Doubt | Proof, proof: bytes = b"", but: str = ""
-    ) -> Iterator[SendMessage]:
+    def _to_all(self, message: Doubt | Proof, proof: bytes = b"", but: str = "") -> None:
         for peer_id in sorted(self._peers.others - {but, message.owner}):
-            yield SendMessage(peer_id, message, memoryview(proof))
+            self._context.tell(peer_id, message, memoryview(proof))
 
 
 def _life(result: Result) -> tuple[int, int]:
     """The cycle that a result is of, and the life of its owner."""
     return result.cycle, result.incarnation
+
+
+def _bound(kept: OrderedDict[Any, Any], most: int = MAX_REMEMBERED) -> None:
+    """Forget the oldest."""
+    while len(kept) > most:
+        kept.popitem(last=False)

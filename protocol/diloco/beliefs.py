@@ -5,7 +5,7 @@ says of itself can be true by what we see ourselves.
 
 Rules
   1. Its owner owns the chunk by our view, by one of the last few, or by one that differs from them
-     in one member (protocol/fragment/owners.py): honest views differ by a peer that has just come
+     in one member (owners.py): honest views differ by a peer that has just come
      or gone. What is refused here although the others took it is healed afterwards (healing.py).
   2. Its contributors are peers that we know: linked now, or of late. Each counts as much as any
      other (the message allows no other weight), so the largest weight is that of all whom we know.
@@ -14,16 +14,17 @@ Rules
      contributors that there can be. More has no honest peer.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 from protocol.fragment.chunk_ledger import Stamp
-from protocol.fragment.owners import may_own, owners_of_chunks
 from protocol.limits import MAX_CONTRIBUTION_WEIGHT, MAX_CONTRIBUTORS
 from protocol.outcomes import RefusalReason
 from protocol.wire.fragment_messages import ChunkResult, Contribution, Result
 
+from .owners import may_own, owners_of_chunks
 from .peers import Peers, SendPlan
 
 MAX_VIEWS: Final = 3
@@ -55,10 +56,8 @@ class Beliefs:
         self._peers = peers
         self._num_chunks = tuple(num_chunks)
         self._views: deque[frozenset[str]] = deque(maxlen=MAX_VIEWS)
-        self._owned: OrderedDict[tuple[int, int, str, frozenset[str]], frozenset[int]]
-        self._owned = OrderedDict()
-        self._owners: OrderedDict[tuple[int, int, frozenset[str]], tuple[str, ...]]
-        self._owners = OrderedDict()
+        self._owners_in = lru_cache(MAX_KEPT)(owners_of_chunks)
+        self._owned_near = lru_cache(MAX_KEPT)(may_own)
 
     def is_of_our_time(self, cycle: int) -> bool:
         """Whether we have a view to judge by (rule 3)."""
@@ -75,38 +74,19 @@ class Beliefs:
         return RefusalReason.NOT_OWNER
 
     def _may_own(self, result: Result, chunk: int) -> bool:
-        """Rule 1."""
-        self._note_view(result.cycle)
-        if result.owner not in self._peers.known:
-            return False
-        if any(self._owners_in(result, view)[chunk] == result.owner for view in self._views):
-            return True
-        return any(chunk in self._owned_near(result, view) for view in self._views)
-
-    def _note_view(self, cycle: int) -> None:
-        view = frozenset(self._peers.contributors(cycle))
+        """Rule 1; what nearly all who send results own is worked out first, and all once."""
+        view = frozenset(self._peers.contributors(result.cycle))
         if view and view not in self._views:
             self._views.append(view)
-
-    def _owners_in(self, result: Result, view: frozenset[str]) -> tuple[str, ...]:
-        """The owners by this very view, as nearly all who send results are; worked out once."""
-        asked = (result.fragment, result.cycle, view)
-        if asked not in self._owners:
-            key = self._plan.owners_key(result.fragment, result.cycle)
-            num_chunks = self._num_chunks[result.fragment]
-            self._owners[asked] = owners_of_chunks(key, num_chunks, sorted(view))
-            while len(self._owners) > MAX_KEPT:
-                self._owners.popitem(last=False)
-        return self._owners[asked]
-
-    def _owned_near(self, result: Result, view: frozenset[str]) -> frozenset[int]:
-        """The chunks that a result's owner owns by views near to this one; worked out once."""
-        asked = (result.fragment, result.cycle, result.owner, view)
-        if asked not in self._owned:
-            key = self._plan.owners_key(result.fragment, result.cycle)
-            unseen = self._peers.known - view
-            num_chunks = self._num_chunks[result.fragment]
-            self._owned[asked] = may_own(key, num_chunks, result.owner, view, unseen)
-            while len(self._owned) > MAX_KEPT:
-                self._owned.popitem(last=False)
-        return self._owned[asked]
+        known, owner = self._peers.known, result.owner
+        if owner not in known:
+            return False
+        key = self._plan.owners_key(result.fragment, result.cycle)
+        about = key, self._num_chunks[result.fragment]
+        if any(
+            self._owners_in(*about, tuple(sorted(each)))[chunk] == owner for each in self._views
+        ):
+            return True
+        return any(
+            chunk in self._owned_near(*about, owner, each, known - each) for each in self._views
+        )

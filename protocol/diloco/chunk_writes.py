@@ -5,9 +5,9 @@ One write at a time is under way. Results are judged by the ledger when their tu
 must be healed first is asked for, and its results are kept: they belong on top of it, however long
 the fetch takes.
 
-The trainer is told of each chunk as stepped, moved or redone (keeper.py). Of a chunk whose memory
-was spoilt it is told nothing when it is healed: the way from a spoilt phi leads nowhere, and theta
-stays where it is.
+The trainer is told of each chunk as stepped, moved or redone (cycle_machine.py). Of a chunk whose
+memory was spoilt it is told nothing when it is healed: the way from a spoilt phi leads nowhere, and
+theta stays where it is.
 
 What an owner made that is believed no more (audits.py) is undone: of a chunk in flight the trainer
 is told nothing, for it is as it was sent; of any other, that it was redone or moved, as it stepped.
@@ -15,20 +15,17 @@ is told nothing, for it is as it was sent; of any other, that it was redone or m
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from protocol.fragment.chunk_ledger import ChunkLedger, ResultVerdict, Stamp
 from protocol.wire.fragment_messages import Result
 
-from .fragment_events import (
-    AskStamps,
-    Changes,
+from .commands import (
     ChunkFetched,
-    FetchChunk,
     ResultArrived,
     ResultToWrite,
     UndoSteps,
@@ -37,12 +34,10 @@ from .fragment_events import (
     WriteResults,
 )
 from .healing import Healing
-from .peers import Peers
+from .peers import Context
 
 MAX_AFTER_HEALING: Final = 8
 """Results kept for a chunk that is being fetched."""
-
-Output = Iterator[WriteResults | WriteChunk | UndoSteps | FetchChunk | AskStamps]
 
 
 @dataclass(slots=True)
@@ -51,13 +46,15 @@ class Occasion:
 
     Attributes:
         until_s: what could not be begun by then is not written.
-        changes: what the trainer has to do.
+        stepped, moved, redone: chunks that changed, by what the trainer has to do about them.
         contributors: peers in a result that was written, at most.
         has_written: whether anything was.
     """
 
     until_s: float = math.inf
-    changes: Changes = field(default_factory=Changes)
+    stepped: set[int] = field(default_factory=set)
+    moved: set[int] = field(default_factory=set)
+    redone: set[int] = field(default_factory=set)
     contributors: int = 0
     has_written: bool = False
 
@@ -66,18 +63,20 @@ class Occasion:
 class _Write:
     """What is being written, and where to note what the trainer has to do about it."""
 
-    what: ChunkFetched | Withdrawn | tuple[tuple[ResultArrived, ResultVerdict], ...]
+    what: ChunkFetched | Withdrawn | Sequence[tuple[ResultArrived, ResultVerdict]]
     occasion: Occasion
-    changes: Changes
+    told: Occasion
 
 
 class ChunkWrites:
     """See the top of the file."""
 
-    def __init__(self, fragment: int, peers: Peers, ledger: ChunkLedger, healing: Healing) -> None:
+    def __init__(
+        self, fragment: int, ledger: ChunkLedger, healing: Healing, context: Context
+    ) -> None:
         self._fragment = fragment
-        self._peers = peers
-        self._own_id = peers.own_id
+        self._context = context
+        self._peers = context.peers
         self._ledger = ledger
         self._healing = healing
         self._write: _Write | None = None
@@ -105,7 +104,7 @@ class ChunkWrites:
         kept = self._results.get(chunk)
         if kept is None or kept.result.cycle != cycle:
             return None
-        return replace(kept.result, carried=(chunk,)), kept.codes
+        return structs.replace(kept.result, carried=(chunk,)), kept.codes
 
     def sent(self) -> None:
         """The fragment was sent again: its last steps stand."""
@@ -119,48 +118,40 @@ class ChunkWrites:
             self._spoilt.add(chunk)
 
     # --- what is to be written --------------------------------------------------------------------
-    def judge(
-        self, now_s: float, item: ResultArrived
-    ) -> Generator[FetchChunk | AskStamps, None, ResultVerdict]:
+    def judge(self, item: ResultArrived) -> ResultVerdict:
         """What a result means; a chunk that has to be healed is asked for, the result kept."""
         chunk, result = item.chunk, item.result
         if not self._peers.believes(result):
             return ResultVerdict.IGNORE
-        verdict = self._ledger.judge(
-            chunk.chunk, result.cycle, chunk.base_stamp, result.outcome(chunk)
-        )
+        verdict = self._ledger.judge(chunk.chunk, result.cycle, chunk.base_stamp, item.rank)
         if verdict is ResultVerdict.HEAL:
-            self._keep_for_after_healing(item)
+            kept = self._after_healing[chunk.chunk]
+            kept[result.cycle] = item
+            while len(kept) > MAX_AFTER_HEALING:
+                del kept[min(kept)]
             known = [item.sender, *result.contributors_of(chunk)]
-            source = next((peer_id for peer_id in known if peer_id != self._own_id), None)
+            source = next((each for each in known if each != self._peers.own_id), None)
             if source is not None:
-                yield from self._healing.wish(now_s, chunk.chunk, source)
+                self._healing.wish(chunk.chunk, source)
         return verdict
 
-    def write_results(
-        self, now_s: float, items: Sequence[ResultArrived], occasion: Occasion
-    ) -> Output:
+    def write_results(self, items: Sequence[ResultArrived], occasion: Occasion) -> None:
         """Write results for different chunks: one command for all, as each costs a thread."""
-        wanted = []
-        for item in items:
-            verdict = yield from self.judge(now_s, item)
-            if verdict in (ResultVerdict.STEP, ResultVerdict.REDO):
-                wanted.append((item, verdict))
+        judged = [(item, self.judge(item)) for item in items]
+        wanted = [each for each in judged if each[1] in (ResultVerdict.STEP, ResultVerdict.REDO)]
         if wanted:
-            self._write = _Write(tuple(wanted), occasion, occasion.changes)
+            self._write = _Write(wanted, occasion, occasion)
             results = tuple(self._to_write(item, verdict) for item, verdict in wanted)
-            yield WriteResults(self._fragment, results, occasion.until_s)
+            self._context.do(WriteResults(self._fragment, results, occasion.until_s))
 
-    def write_chunk(self, item: ChunkFetched, occasion: Occasion) -> Output:
+    def write_chunk(self, item: ChunkFetched, occasion: Occasion) -> None:
         """Write a chunk of another peer, unless we have got further meanwhile."""
         ours = self._ledger.stamp(item.chunk)
         if item.stamp == ours or ours.is_ahead_of(item.stamp):
             return
-        changes = Changes() if item.chunk in self._spoilt else occasion.changes
-        self._write = _Write(item, occasion, changes)
-        yield WriteChunk(
-            self._fragment, item.chunk, item.cycle, item.stamp, item.values, occasion.until_s
-        )
+        told = Occasion(occasion.until_s) if item.chunk in self._spoilt else occasion
+        self._write = _Write(item, occasion, told)
+        self._context.do(WriteChunk(self._fragment, item, occasion.until_s))
 
     def undoable(self, item: Withdrawn) -> list[int]:
         """The chunks whose last step was an owner's, and can be taken back."""
@@ -172,30 +163,23 @@ class ChunkWrites:
             and self._ledger.can_undo(chunk)
         ]
 
-    def undo(self, item: Withdrawn, occasion: Occasion) -> Output:
+    def undo(self, item: Withdrawn, occasion: Occasion) -> None:
         """Take these steps back, if there are any."""
         chunks = self.undoable(item)
         if chunks:
-            self._write = _Write(item, occasion, occasion.changes)
+            self._write = _Write(item, occasion, occasion)
             stamps = {chunk: self._ledger.before(chunk) for chunk in chunks}
-            yield UndoSteps(self._fragment, stamps, occasion.until_s)
+            self._context.do(UndoSteps(self._fragment, stamps, occasion.until_s))
 
-    def write_on_top(self, now_s: float) -> Output:
+    def write_on_top(self) -> None:
         """Write the next result on top of a chunk that was fetched."""
         item, occasion = self._on_top.popleft()
-        yield from self.write_results(now_s, [item], occasion)
+        self.write_results([item], occasion)
 
     def _to_write(self, item: ResultArrived, verdict: ResultVerdict) -> ResultToWrite:
         chunk, again = item.chunk.chunk, verdict is ResultVerdict.REDO
         base = self._ledger.before(chunk) if again else self._ledger.stamp(chunk)
-        outcome = item.result.outcome(item.chunk)
-        return ResultToWrite(chunk, item.result.cycle, base, outcome, item.codes, again)
-
-    def _keep_for_after_healing(self, item: ResultArrived) -> None:
-        kept = self._after_healing[item.chunk.chunk]
-        kept[item.result.cycle] = item
-        while len(kept) > MAX_AFTER_HEALING:
-            del kept[min(kept)]
+        return ResultToWrite(chunk, item.result.cycle, base, item.rank, item.codes, again)
 
     # --- what was written -------------------------------------------------------------------------
     def written(self, stamps: Mapping[int, Stamp]) -> None:
@@ -203,58 +187,61 @@ class ChunkWrites:
         assert self._write is not None
         write, self._write = self._write, None
         write.occasion.has_written |= bool(stamps)
-        if isinstance(write.what, ChunkFetched):
-            if stamps:
-                self._note_chunk(write.what, write.occasion.until_s, write.changes)
-            return
-        if isinstance(write.what, Withdrawn):
-            for chunk in stamps:
-                self._note_undone(chunk, write.changes)
-            return
-        for item, verdict in write.what:
-            if item.chunk.chunk in stamps:
-                self._note_result(item, verdict, stamps[item.chunk.chunk], write.changes)
-                in_it = len(item.chunk.places)
-                write.occasion.contributors = max(write.occasion.contributors, in_it)
+        match write.what:
+            case ChunkFetched():
+                if stamps:
+                    self._note_chunk(write.what, write.told)
+            case Withdrawn():
+                for chunk in stamps:
+                    self._note_undone(chunk, write.told)
+            case results:
+                for item, verdict in results:
+                    if item.chunk.chunk in stamps:
+                        self._note_result(item, verdict, stamps[item.chunk.chunk], write.told)
 
     def _note_result(
-        self, item: ResultArrived, verdict: ResultVerdict, stamp: Stamp, changes: Changes
+        self, item: ResultArrived, verdict: ResultVerdict, stamp: Stamp, told: Occasion
     ) -> None:
         """Where the chunk is now, and what the trainer has to do about it."""
-        chunk, outcome = item.chunk.chunk, item.result.outcome(item.chunk)
+        chunk = item.chunk.chunk
         self._results[chunk] = item
+        told.contributors = max(told.contributors, len(item.chunk.places))
         if verdict is ResultVerdict.STEP:
-            self._ledger.stepped(chunk, item.result.cycle, outcome, stamp)
+            self._ledger.stepped(chunk, item.result.cycle, item.rank, stamp)
         else:
-            self._ledger.redone(chunk, outcome, stamp)
-        new_here = chunk in changes.stepped or chunk not in changes.moved
-        if verdict is ResultVerdict.REDO and chunk not in changes.stepped | changes.moved:
-            changes.redone.add(chunk)
-        elif self._own_id in item.result.contributors_of(item.chunk) and new_here:
-            changes.stepped.add(chunk)
+            self._ledger.redone(chunk, item.rank, stamp)
+        new_here = chunk in told.stepped or chunk not in told.moved
+        if verdict is ResultVerdict.REDO and chunk not in told.stepped | told.moved:
+            told.redone.add(chunk)
+        elif self._has_ours(item) and new_here:
+            told.stepped.add(chunk)
         else:
-            changes.stepped.discard(chunk)
-            changes.moved.add(chunk)
+            told.stepped.discard(chunk)
+            told.moved.add(chunk)
 
-    def _note_undone(self, chunk: int, changes: Changes) -> None:
+    def _note_undone(self, chunk: int, told: Occasion) -> None:
         """The chunk is where it was before its last step."""
         undone = self._results.pop(chunk)
         self._ledger.undone(chunk)
-        if chunk in changes.stepped:
-            changes.stepped.discard(chunk)
-        elif chunk in changes.moved:
+        if chunk in told.stepped:
+            told.stepped.discard(chunk)
+        elif chunk in told.moved:
             pass  # it was healed on the way, or is where it was sent: the same to the trainer
-        elif self._own_id in undone.result.contributors_of(undone.chunk):
-            changes.redone.add(chunk)
+        elif self._has_ours(undone):
+            told.redone.add(chunk)
         else:
-            changes.moved.add(chunk)
+            told.moved.add(chunk)
 
-    def _note_chunk(self, item: ChunkFetched, until_s: float, changes: Changes) -> None:
+    def _note_chunk(self, item: ChunkFetched, told: Occasion) -> None:
         """The chunk is the other peer's; what came meanwhile goes on top of it, cycle by cycle."""
         self._ledger.healed(item.chunk, item.cycle, item.stamp)
         self._spoilt.discard(item.chunk)
-        changes.stepped.discard(item.chunk)
-        changes.redone.discard(item.chunk)
-        changes.moved.add(item.chunk)
+        told.stepped.discard(item.chunk)
+        told.redone.discard(item.chunk)
+        told.moved.add(item.chunk)
         kept = self._after_healing.pop(item.chunk, {})
-        self._on_top.extend((kept[cycle], Occasion(until_s, changes)) for cycle in sorted(kept))
+        on_top = replace(told, contributors=0, has_written=False)  # the trainer is told of both
+        self._on_top.extend((kept[cycle], on_top) for cycle in sorted(kept))
+
+    def _has_ours(self, item: ResultArrived) -> bool:
+        return self._peers.own_id in item.result.contributors_of(item.chunk)

@@ -3,7 +3,7 @@
 Two questions. *Which states are your chunks in?* is asked of a peer that ended a cycle with another
 digest than ours: what it has better than we is then fetched, as the result that we lack if that can
 be applied here (one byte a value), else as the chunk itself (eight). *Send me this chunk* is also
-asked when a header shows at once that we differ. What comes goes to the fragment's keeper; a
+asked when a header shows at once that we differ. What comes goes to the fragment's machine; a
 question that fails is not repeated: the next cycle's headers show what is still wrong.
 
 Of two states with equal histories the next result decides (protocol/fragment/chunk_ledger.py, rule
@@ -16,6 +16,10 @@ another state than that, for all have stepped meanwhile, then all are asked once
 taken if they say the same by now. With one other peer there is nobody to ask.
 
 At most one question about a chunk, and one about the states of a peer's chunks, is under way.
+
+    - --wish--> all are asked --voted for--> fetched --as voted--> taken
+                     ^                          |
+                     +------ in another state, for the first time
 
 Votes: what the peers of a group say of a chunk's state, and which state that makes the one to take.
 A state is taken over from another peer only when others say the same of it: of many states the one
@@ -35,22 +39,15 @@ Rules of votes
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from protocol.fragment.chunk_ledger import ChunkLedger, ResultVerdict, Stamp
+from protocol.wire.fragment_messages import GetChunkState, GetResult, GetStamps, Result, Stamps
 
 from .beliefs import can_be
-from .fragment_events import (
-    AskResult,
-    AskStamps,
-    ChunkFetched,
-    FetchChunk,
-    ResultAnswered,
-    ResultArrived,
-    StampsAnswered,
-)
-from .peers import BEGUN_FROM, Peers
+from .commands import Ask, ChunkFetched, Parts, ResultArrived
+from .peers import BEGUN_FROM, Context
 
 
 # --- votes ----------------------------------------------------------------------------------------
@@ -83,20 +80,27 @@ def state_to_take(
     return best if everybody and (votes[best] > 1 or settled or num_others == 1) else None
 
 
-def most_say(answers: Sequence[StampsAnswered]) -> Iterator[StampsAnswered]:
-    """The answers of several peers about one fragment, each with those states alone that most name.
+def most_say(answers: Sequence[Stamps]) -> list[dict[int, tuple[int, Stamp]]]:
+    """The states of one fragment's chunks that most peers name.
 
     States that cannot be are nobody's. Of as many the one with more behind it counts.
+
+    Returns:
+        For each answer, of the chunks where it names that state, cycle and stamp.
     """
-    votes = [Counter[Stamp]() for _ in answers[0].states]
+    votes = [Counter[Stamp]() for _ in answers[0].stamps]
     for answer in answers:
-        votes_of = zip(votes, answer.states, strict=True)
-        for of_chunk, (theirs, cycle) in votes_of:
+        for of_chunk, theirs, cycle in zip(votes, answer.stamps, answer.cycles, strict=True):
             of_chunk[theirs.stamp] += can_be(theirs.stamp, cycle)
     best = [_most(each) for each in votes]
-    for answer in answers:
-        states = tuple(state for state in answer.states if state[0].stamp == best[state[0].chunk])
-        yield replace(answer, states=states)
+    return [
+        {
+            theirs.chunk: (cycle, theirs.stamp)
+            for theirs, cycle in zip(answer.stamps, answer.cycles, strict=True)
+            if theirs.stamp == best[theirs.chunk]
+        }
+        for answer in answers
+    ]
 
 
 def _most(votes: Counter[Stamp]) -> Stamp:
@@ -109,84 +113,73 @@ def _place(stamp: Stamp) -> tuple[int, int, int]:
 
 # --- what a fragment lacks ------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class HealingStatistics:
-    """Counts since the start.
+class _Wish:
+    """A chunk that others may have better than we.
 
     Attributes:
-        diverged: chunks found to differ from a better state of another peer.
-        healed: those that were fetched.
-        healed_s: what that took, all together.
+        of: the peer that may; none in particular once a chunk came that is doubted.
+        since_s: when it was begun to be fetched; None while all are asked.
+        to_take: the state that is fetched; None where there is nobody to vote.
+        doubted: a chunk that came in another state than was voted for.
     """
 
-    diverged: int
-    healed: int
-    healed_s: float
-
-    def __add__(self, other: "HealingStatistics") -> "HealingStatistics":
-        return HealingStatistics(
-            self.diverged + other.diverged,
-            self.healed + other.healed,
-            self.healed_s + other.healed_s,
-        )
+    of: str
+    since_s: float | None = None
+    to_take: Stamp | None = None
+    doubted: ChunkFetched | None = None
 
 
 class Healing:
     """The questions about one fragment. See the top of the file."""
 
-    def __init__(self, fragment: int, ledger: ChunkLedger, peers: Peers) -> None:
+    def __init__(self, fragment: int, ledger: ChunkLedger, context: Context) -> None:
         self._fragment = fragment
         self._ledger = ledger
-        self._peers = peers
-        self._fetching_since_s: dict[int, float] = {}
-        self._wished: dict[int, str] = {}
-        self._to_take: dict[int, Stamp | None] = {}
-        self._doubted: dict[int, ChunkFetched] = {}
+        self._context = context
+        self._peers = context.peers
+        self._group = context.plan.group
+        self._wishes: dict[int, _Wish] = {}
         self._confirmed: list[ChunkFetched] = []
         self._asking: set[str] = set()
         self._said: dict[str, Mapping[int, Stamp]] = {}
-        self._diverged = self._healed = 0
-        self._healed_s = 0.0
 
     @property
     def is_fetching(self) -> bool:
         """Whether a chunk is being fetched."""
-        return bool(self._fetching_since_s)
-
-    def statistics(self) -> HealingStatistics:
-        """Counts since the start."""
-        return HealingStatistics(self._diverged, self._healed, self._healed_s)
+        return any(wish.since_s is not None for wish in self._wishes.values())
 
     # --- asking -----------------------------------------------------------------------------------
-    def wish(self, now_s: float, chunk: int, peer_id: str) -> Iterator[FetchChunk | AskStamps]:
+    def wish(self, chunk: int, peer_id: str, doubted: ChunkFetched | None = None) -> None:
         """A peer may have a better state of a chunk: fetch it, once others say the same."""
-        taken = chunk in self._fetching_since_s or chunk in self._wished
-        if taken or self._ledger.is_undone(chunk):  # those who stepped have still to undo it
-            return
+        if chunk in self._wishes or self._ledger.is_undone(chunk):
+            return  # those who stepped have still to undo it
         others = self._peers.others
         if not others and not peer_id:  # all have gone: there is nobody to ask
-            self._doubted.pop(chunk, None)
             return
         if others <= {peer_id}:
-            yield from self._fetch(now_s, chunk, peer_id, None)
+            self._fetch(chunk, _Wish(peer_id), peer_id, None)
             return
-        self._wished[chunk] = peer_id
+        self._wishes[chunk] = _Wish(peer_id, doubted=doubted)
         for other in sorted(others - self._asking):
-            self._asking.add(other)
             self._said.pop(other, None)
-            yield AskStamps(self._fragment, other)
+            self._ask_stamps(other)
 
-    def _fetch(
-        self, now_s: float, chunk: int, peer_id: str, to_take: Stamp | None
-    ) -> Iterator[FetchChunk]:
-        self._fetching_since_s[chunk], self._to_take[chunk] = now_s, to_take
-        self._diverged += 1
-        yield FetchChunk(self._fragment, chunk, peer_id)
+    def _ask_stamps(self, peer_id: str) -> None:
+        self._asking.add(peer_id)
+        self._context.do(Ask(peer_id, GetStamps(self._group, self._fragment)))
 
-    def _count_votes(self, now_s: float) -> Iterator[FetchChunk]:
+    def _fetch(self, chunk: int, wish: _Wish, peer_id: str, to_take: Stamp | None) -> None:
+        self._wishes[chunk] = _Wish(wish.of, self._context.now_s, to_take, wish.doubted)
+        self._context.counts.diverged += 1
+        self._context.do(Ask(peer_id, GetChunkState(self._group, self._fragment, chunk)))
+
+    def _count_votes(self) -> None:
         """Fetch what is wished for and voted for; let go what cannot be any more."""
         others, settled = self._peers.others, self._peers.all_settled(self._fragment)
-        begun = self._peers.own_round >= BEGUN_FROM
-        for chunk, wished_of in list(self._wished.items()):
+        begun = self._peers.seen.round >= BEGUN_FROM
+        for chunk, wish in list(self._wishes.items()):
+            if wish.since_s is not None:
+                continue
             said = {
                 peer_id: stamps[chunk]
                 for peer_id, stamps in self._said.items()
@@ -194,104 +187,92 @@ class Healing:
             }
             ours = self._ledger.stamp(chunk)
             to_take = state_to_take(ours, said, len(others), settled=settled, begun=begun)
-            doubted = self._doubted.get(chunk)
-            if to_take is not None and doubted is not None and doubted.stamp == to_take:
-                del self._wished[chunk]
-                self._confirmed.append(self._doubted.pop(chunk))
+            if to_take is not None and wish.doubted is not None and wish.doubted.stamp == to_take:
+                del self._wishes[chunk]
+                self._confirmed.append(wish.doubted)
             elif to_take is not None:
-                del self._wished[chunk]
                 there = sorted(peer_id for peer_id, stamp in said.items() if stamp == to_take)
-                source = wished_of if wished_of in there else there[0]
-                yield from self._fetch(now_s, chunk, source, to_take)
+                source = wish.of if wish.of in there else there[0]
+                self._fetch(chunk, wish, source, to_take)
             elif not self._asking:
-                del self._wished[chunk]
-                self._doubted.pop(chunk, None)
+                del self._wishes[chunk]
 
-    def compare(self, peer_id: str) -> Iterator[AskStamps]:
+    def compare(self, peer_id: str) -> None:
         """Ask a peer that ended the same cycle as we, elsewhere."""
         ours = self._peers.settled(self._fragment, self._peers.own_id)
         theirs = self._peers.settled(self._fragment, peer_id)
         if ours is None or theirs is None or peer_id in self._asking:
             return
         if ours[0] == theirs[0] and ours[1] != theirs[1]:
-            self._asking.add(peer_id)
-            yield AskStamps(self._fragment, peer_id)
+            self._ask_stamps(peer_id)
 
     # --- answers ----------------------------------------------------------------------------------
-    def stamps_answered(
-        self, now_s: float, answer: StampsAnswered
-    ) -> Iterator[AskResult | AskStamps | FetchChunk]:
+    def stamps_answered(self, peer_id: str, answer: Stamps) -> None:
         """Ask on about every chunk that the peer may have better than we."""
-        possible = [each for each in answer.states if can_be(each[0].stamp, each[1])]
-        self._said[answer.peer_id] = {theirs.chunk: theirs.stamp for theirs, _ in possible}
+        said = zip(answer.stamps, answer.cycles, strict=True)
+        possible = [(theirs, cycle) for theirs, cycle in said if can_be(theirs.stamp, cycle)]
+        self._said[peer_id] = {theirs.chunk: theirs.stamp for theirs, _ in possible}
         for theirs, cycle in possible:
-            ours = self._ledger.stamp(theirs.chunk)
+            chunk, ours = theirs.chunk, self._ledger.stamp(theirs.chunk)
             if theirs.stamp == ours or ours.is_ahead_of(theirs.stamp):
                 continue
             if theirs.steps <= ours.steps + 1:
-                yield AskResult(self._fragment, answer.peer_id, max(cycle, 0), theirs)
+                asked = GetResult(self._group, self._fragment, max(cycle, 0), chunk)
+                self._context.do(Ask(peer_id, asked))
             else:  # one result does not lead there
-                yield from self.wish(now_s, theirs.chunk, answer.peer_id)
-        yield from self._count_votes(now_s)
+                self.wish(chunk, peer_id)
+        self._count_votes()
 
-    def applicable(self, answer: ResultAnswered) -> ResultArrived | None:
+    def applicable(
+        self, peer_id: str, asked: GetResult, result: Result, codes: Parts
+    ) -> ResultArrived | None:
         """The result that was asked for, if it can be applied to the state that we have."""
-        chunk, result = answer.theirs.chunk, answer.result
-        if result is None or (result.fragment, result.cycle) != (self._fragment, answer.cycle):
+        if (result.fragment, result.cycle) != (self._fragment, asked.cycle):
             return None
-        of_chunk = result.chunk(chunk)
-        if of_chunk is None or chunk not in answer.codes:
+        of_chunk = result.chunk(asked.chunk)
+        if of_chunk is None or asked.chunk not in codes:
             return None
-        outcome = result.outcome(of_chunk)
-        verdict = self._ledger.judge(chunk, result.cycle, of_chunk.base_stamp, outcome)
-        if verdict not in (ResultVerdict.STEP, ResultVerdict.REDO):
-            return None
-        return ResultArrived(result, of_chunk, answer.codes[chunk], answer.peer_id, asked=True)
+        part = ResultArrived(result, of_chunk, codes[asked.chunk], peer_id, asked=True)
+        verdict = self._ledger.judge(asked.chunk, result.cycle, of_chunk.base_stamp, part.rank)
+        return part if verdict in (ResultVerdict.STEP, ResultVerdict.REDO) else None
 
-    def no_result_helps(
-        self, now_s: float, answer: ResultAnswered
-    ) -> Iterator[FetchChunk | AskStamps]:
+    def no_result_helps(self, peer_id: str, chunk: int) -> None:
         """Wish for the chunk itself, if theirs is better."""
-        if self._is_better(answer.theirs.stamp, self._ledger.stamp(answer.theirs.chunk)):
-            yield from self.wish(now_s, answer.theirs.chunk, answer.peer_id)
+        theirs, ours = self._said.get(peer_id, {}).get(chunk), self._ledger.stamp(chunk)
+        if theirs is None or ours.is_ahead_of(theirs):
+            return
+        of_lower_digest = self._peers.seen.is_over and theirs.digest < ours.digest
+        if theirs.is_ahead_of(ours) or of_lower_digest:
+            self.wish(chunk, peer_id)
 
-    def questions_ended(self, now_s: float, peer_id: str) -> Iterator[FetchChunk]:
+    def questions_ended(self, peer_id: str) -> None:
         """Note that a peer has been asked."""
         self._asking.discard(peer_id)
-        yield from self._count_votes(now_s)
+        self._count_votes()
 
-    def fetched(self, now_s: float, fetched: ChunkFetched) -> Iterator[FetchChunk | AskStamps]:
+    def fetched(self, came: ChunkFetched) -> None:
         """Note that a chunk is here; what is in another state than wanted is asked about again."""
-        chunk = fetched.chunk
-        self._healed_s += now_s - self._fetching_since_s.pop(chunk)
-        to_take, was_doubted = self._to_take.pop(chunk), self._doubted.pop(chunk, None) is not None
-        if not can_be(fetched.stamp, fetched.cycle):
+        wish = self._wishes.pop(came.chunk)
+        assert wish.since_s is not None
+        self._context.counts.healed_s += self._context.now_s - wish.since_s
+        if not can_be(came.stamp, came.cycle):
             return
-        if to_take in (None, fetched.stamp):
-            self._confirmed.append(fetched)
-        elif not was_doubted:
-            self._doubted[chunk] = fetched
-            yield from self.wish(now_s, chunk, "")
+        if wish.to_take in (None, came.stamp):
+            self._confirmed.append(came)
+        elif wish.doubted is None:
+            self.wish(came.chunk, "", came)
 
-    def confirmed(self) -> tuple[ChunkFetched, ...]:
+    def confirmed(self) -> list[ChunkFetched]:
         """Let go the chunks that are to be taken."""
-        confirmed, self._confirmed = tuple(self._confirmed), []
-        self._healed += len(confirmed)
+        confirmed, self._confirmed = self._confirmed, []
+        self._context.counts.healed += len(confirmed)
         return confirmed
 
     def fetch_failed(self, chunk: int) -> None:
         """Note that a chunk will not come; the stamps of the next cycle show it again."""
-        self._fetching_since_s.pop(chunk, None)
-        self._to_take.pop(chunk, None)
-        self._doubted.pop(chunk, None)
+        self._wishes.pop(chunk, None)
 
     def forget_absent(self) -> None:
         """Forget what peers said that are not there."""
-        present = self._peers.present
+        present = self._peers.seen.present
         self._said = {peer_id: said for peer_id, said in self._said.items() if peer_id in present}
-
-    def _is_better(self, theirs: Stamp, ours: Stamp) -> bool:
-        """Whether a state that another peer has is to take the place of ours."""
-        if theirs.is_ahead_of(ours) or ours.is_ahead_of(theirs):
-            return theirs.is_ahead_of(ours)
-        return self._peers.is_over and theirs.digest < ours.digest

@@ -2,7 +2,7 @@
 
 One `Collection` per fragment and cycle that somebody has sent us something for. It is averaged when
 it is complete, or when its deadline has passed; the deadline follows what such collections took
-before. Which contributions go into an average is decided in protocol/fragment/collection.py.
+before. Which contributions go into an average is decided in collection.py.
 
 Rules
   1. A peer that let a deadline pass is not waited for again before it has contributed: a peer that
@@ -15,22 +15,22 @@ Rules
      One beyond MAX_CONTRIBUTORS is refused as `too_many`: no result could name its sender.
   3. At most MAX_COLLECTIONS are open, and at most as many are being averaged. Of open ones the
      oldest is closed as it is; what averaging cannot keep up with is lost, and counted.
-  4. Every collection ends in one `PartOver`: at once when nothing came for it or it is lost, else
+  4. Every collection is told to be over once: at once when nothing came for it or it is lost, else
      when its average is there.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from protocol.fragment.collection import Admitted, Collection
 from protocol.outcomes import RefusalReason
 from protocol.schedule.deadline import ObservedDeadline
 from protocol.wire.fragment_messages import Contribution
 
-from .fragment_events import Average, ContributionRefused, PartOver, Parts
-from .peers import BEGUN_FROM, Peers, SendPlan
+from .collection import Admitted, Collection
+from .commands import Average, Parts
+from .peers import BEGUN_FROM, Context
 
 MIN_COLLECT_S: Final = 1.0
 MAX_COLLECT_S: Final = 30.0
@@ -39,7 +39,6 @@ MAX_COLLECTIONS: Final = 16
 
 Key = tuple[int, int]
 """Fragment and cycle."""
-OwnerOutput = Average | PartOver | ContributionRefused
 
 
 @dataclass(slots=True)
@@ -59,27 +58,22 @@ class _Open:
         return {chunk: admitted for chunk, admitted in by_chunk if admitted is not None}
 
 
-@dataclass(frozen=True, slots=True)
-class OwnerStatistics:
-    """Counts since the start."""
-
-    complete: int
-    cut_short: int
-
-
 class Owner:
-    """All collections of one peer. See the top of the file."""
+    """All collections of one peer. See the top of the file.
 
-    def __init__(self, plan: SendPlan, peers: Peers) -> None:
-        self._plan = plan
-        self._peers = peers
+    Attributes:
+        over: what is over, until the core has told it (rule 4).
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.over: deque[Key] = deque()
+        self._context = context
+        self._peers = context.peers
         self._open: dict[Key, _Open] = {}
-        self._newest = [-1] * plan.num_fragments
-        self._late: set[str] = set()
+        self._newest = [-1] * context.plan.num_fragments
         self._cut_short_of: dict[int, tuple[int, float]] = {}
         self._patience = ObservedDeadline(floor_s=MIN_COLLECT_S, ceiling_s=MAX_COLLECT_S)
         self._num_averaging = 0
-        self._complete = self._cut_short = 0
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -87,62 +81,48 @@ class Owner:
         due_s = min((each.deadline_s for each in self._open.values()), default=math.inf)
         return None if due_s == math.inf else due_s
 
-    @property
-    def late(self) -> frozenset[str]:
-        """The peers that let a deadline pass, and have not contributed since (rule 1)."""
-        return frozenset(self._late)
-
-    def statistics(self) -> OwnerStatistics:
-        """Counts since the start."""
-        return OwnerStatistics(self._complete, self._cut_short)
-
-    def forget_absent(self) -> None:
-        """Forget every peer that is not there: should it come again, it is a newcomer."""
-        self._late &= self._peers.present
-
-    def look(self, now_s: float) -> Iterator[OwnerOutput]:
+    def look(self) -> None:
         """See who is not expected any more, and whose time is up."""
         for key, collecting in list(self._open.items()):
-            self._start_clock(now_s, key)
+            self._start_clock(key)
             for peer_id in collecting.collection.awaited - self._peers.expected(*key):
                 collecting.collection.excuse(peer_id)
-            if collecting.collection.is_complete or now_s >= collecting.deadline_s:
-                yield from self._close(key)
+            is_late = self._context.now_s >= collecting.deadline_s
+            if collecting.collection.is_complete or is_late:
+                self._close(key)
 
     def contributed(
-        self, now_s: float, peer_id: str, contribution: Contribution, codes: Parts
-    ) -> Iterator[OwnerOutput]:
-        """Take codes of chunks that a peer, perhaps we, sent us."""
+        self, peer_id: str, contribution: Contribution, codes: Parts
+    ) -> RefusalReason | None:
+        """Take codes of chunks that a peer, perhaps we, sent us; or say why not."""
         key = (contribution.fragment, contribution.cycle)
         if contribution.cycle >= self._newest[contribution.fragment]:
-            self._late.discard(peer_id)
-        if key not in self._open and (reason := self._reason_to_refuse(*key, peer_id)):
-            self._learn_from_late(now_s, *key)
-            yield ContributionRefused(peer_id, contribution, reason)
-            return
+            self._peers.late.discard(peer_id)
         if key not in self._open:
-            yield from self._begin(now_s, key)
+            if reason := self._reason_to_refuse(*key, peer_id):
+                self._learn_from_late(*key)
+                return reason
+            self._begin(key)
         collecting = self._open[key]
         if contribution.weight and collecting.collection.is_full:
-            yield ContributionRefused(peer_id, contribution, RefusalReason.TOO_MANY)
-            return
+            return RefusalReason.TOO_MANY
         stamps = {stamp.chunk: stamp.stamp for stamp in contribution.stamps}
         if collecting.collection.add(peer_id, contribution.weight, stamps):
             collecting.contributions[peer_id] = contribution
             for chunk, part in codes.items():
                 collecting.codes.setdefault(chunk, {})[peer_id] = part
         elif contribution.weight:
-            yield ContributionRefused(peer_id, contribution, RefusalReason.TWICE)
-            return
-        collecting.last_came_s = now_s
-        self._start_clock(now_s, key)
+            return RefusalReason.TWICE
+        collecting.last_came_s = self._context.now_s
+        self._start_clock(key)
         if collecting.collection.is_complete:
-            yield from self._close(key)
+            self._close(key)
+        return None
 
-    def averaged(self, fragment: int, cycle: int) -> Iterable[OwnerOutput]:
+    def averaged(self, fragment: int, cycle: int) -> None:
         """Note that an average is there, or will never be."""
         self._num_averaging -= 1
-        return (PartOver(fragment, cycle),)
+        self.over.append((fragment, cycle))
 
     def _reason_to_refuse(self, fragment: int, cycle: int, peer_id: str) -> RefusalReason | None:
         """Why nothing is collected for a cycle, if so (rule 2)."""
@@ -155,53 +135,49 @@ class Owner:
             return RefusalReason.AHEAD if cycle <= newest else RefusalReason.BEHIND
         return None
 
-    def _learn_from_late(self, now_s: float, fragment: int, cycle: int) -> None:
+    def _learn_from_late(self, fragment: int, cycle: int) -> None:
         """The last collection was cut short, and this is what it lacked (rule 1)."""
         missed = self._cut_short_of.get(fragment)
         if missed is not None and missed[0] == cycle:
             del self._cut_short_of[fragment]
-            self._patience.observe(now_s - missed[1])
+            self._patience.observe(self._context.now_s - missed[1])
 
-    def _begin(self, now_s: float, key: Key) -> Iterator[OwnerOutput]:
+    def _begin(self, key: Key) -> None:
         if len(self._open) >= MAX_COLLECTIONS:
-            yield from self._close(min(self._open, key=lambda each: self._open[each].began_s))
-        expected = self._peers.expected(*key) - self._late
-        begun = key[1] >= BEGUN_FROM
+            self._close(min(self._open, key=lambda each: self._open[each].began_s))
+        expected = self._peers.expected(*key) - self._peers.late
+        begun, now_s = key[1] >= BEGUN_FROM, self._context.now_s
         collection = Collection(expected, self._peers.own_id, begun=begun)
         self._open[key] = _Open(collection, math.inf, now_s, now_s)
-        self._start_clock(now_s, key)
+        self._start_clock(key)
 
-    def _start_clock(self, now_s: float, key: Key) -> None:
+    def _start_clock(self, key: Key) -> None:
         """From now on a collection's time runs, if it may (rule 1)."""
         collecting = self._open[key]
-        may_run = collecting.collection.has_begun or key[1] <= self._peers.own_round
+        may_run = collecting.collection.has_begun or key[1] <= self._peers.seen.round
         if may_run and collecting.deadline_s == math.inf:
-            patience_s = self._patience.current_s * self._plan.sends_at_once(key[1])
-            collecting.deadline_s = now_s + patience_s
+            patience_s = self._patience.current_s * self._context.plan.sends_at_once(key[1])
+            collecting.deadline_s = self._context.now_s + patience_s
 
-    def _close(self, key: Key) -> Iterator[OwnerOutput]:
-        collecting = self._open.pop(key)
+    def _close(self, key: Key) -> None:
+        collecting, counts = self._open.pop(key), self._context.counts
         fragment, cycle = key
         self._newest[fragment] = max(self._newest[fragment], cycle)
         if collecting.collection.is_complete:
             self._patience.observe(collecting.last_came_s - collecting.began_s)
-            self._complete += 1
+            counts.complete += 1
         else:
-            self._late |= collecting.collection.awaited
+            self._peers.late |= collecting.collection.awaited
             self._cut_short_of[fragment] = (cycle, collecting.began_s)
-            self._cut_short += 1
+            counts.cut_short += 1
         collecting.collection.closed = True
-        if not collecting.collection.chunks:
-            yield PartOver(*key)
-        elif self._num_averaging >= MAX_COLLECTIONS:
-            self._cut_short += 1
-            yield PartOver(*key)
-        else:
-            self._num_averaging += 1
-            yield Average(
-                fragment,
-                cycle,
-                collecting.admitted(),
-                collecting.codes,
-                collecting.contributions,
-            )
+        chunks, is_busy = collecting.collection.chunks, self._num_averaging >= MAX_COLLECTIONS
+        if not chunks or is_busy:
+            counts.cut_short += bool(chunks)
+            self.over.append(key)
+            return
+        self._num_averaging += 1
+        admitted = collecting.admitted()
+        self._context.do(
+            Average(fragment, cycle, admitted, collecting.codes, collecting.contributions)
+        )

@@ -9,15 +9,16 @@ Rules
   3. Whatever is remembered of a peer goes with it, but that it has lied.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from protocol.limits import MAX_CONVICTED
-from protocol.wire.fragment_messages import Result
+from protocol.outcomes import AuditOutcome, RefusalReason
+from protocol.wire.fragment_messages import Doubt, FragmentSettled, NoResult, Proof, Result
 
-from .fragment_events import GroupSeen
+from .commands import NO_CODES, FragmentCommand, GroupSeen, SendMessage
 
 
 # --- the sends that all peers know of before a run begins -----------------------------------------
@@ -41,7 +42,7 @@ class SendPlan:
     is_last: Callable[[int], bool] = never
 
     def owners_key(self, fragment: int, cycle: int) -> str:
-        """What the owners of a fragment's chunks are chosen by (protocol/fragment/owners.py)."""
+        """What the owners of a fragment's chunks are chosen by (owners.py)."""
         return f"{self.group}/{fragment}/{cycle}"
 
     def sends_at_once(self, cycle: int) -> int:
@@ -63,11 +64,17 @@ class Peers:
 
     Attributes:
         own_id: our own peer id.
+        seen: how the group looks now.
+        late: those that let the deadline of a collection of ours pass, and have not contributed
+            since (owner.py, rule 1).
+        withdrawn: owners of which something is believed no more, until it is undone.
     """
 
     def __init__(self, own_id: str, num_fragments: int) -> None:
         self.own_id = own_id
-        self._seen = GroupSeen(round=-1, present=frozenset({own_id}), rounds={})
+        self.late: set[str] = set()
+        self.withdrawn: list[str] = []
+        self.seen = GroupSeen(round=-1, present=frozenset({own_id}), rounds={})
         self._own_cycles = [-1] * num_fragments
         self._brought_nothing: set[str] = set()
         self._settled: dict[tuple[int, str], tuple[int, bytes]] = {}
@@ -78,39 +85,25 @@ class Peers:
     @property
     def others(self) -> frozenset[str]:
         """The other peers that hold an outer copy."""
-        return self._seen.present - {self.own_id}
-
-    @property
-    def present(self) -> frozenset[str]:
-        """The same, and ourselves."""
-        return self._seen.present
-
-    @property
-    def own_round(self) -> int:
-        """The one that we are in."""
-        return self._seen.round
+        return self.seen.present - {self.own_id}
 
     @property
     def known(self) -> frozenset[str]:
         """Those that are present, and those that were of late."""
-        return self._seen.known | self._seen.present
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the run has ended here."""
-        return self._seen.is_over
+        return self.seen.known | self.seen.present
 
     @property
     def remembered(self) -> frozenset[str]:
         """The peers of which anything is remembered."""
-        return frozenset(self._brought_nothing | {peer_id for _, peer_id in self._settled})
+        of_fragments = {peer_id for _, peer_id in self._settled}
+        return frozenset(self._brought_nothing | self.late | of_fragments)
 
     def contributors(self, cycle: int) -> set[str]:
         """The peers that should contribute to a cycle about now, ourselves among them (rule 1)."""
         near = range(cycle - LATE_ROUNDS, cycle + LATE_ROUNDS)
-        if self._seen.round not in near:
+        if self.seen.round not in near:
             return set()
-        rounds = self._seen.rounds
+        rounds = self.seen.rounds
         return {self.own_id, *(peer_id for peer_id in rounds if rounds[peer_id] in near)}
 
     def expected(self, fragment: int, cycle: int) -> set[str]:
@@ -125,7 +118,7 @@ class Peers:
     def possible_owners(self, cycle: int) -> list[str]:
         """The peers among which owners are chosen (rule 2)."""
         able = (self.contributors(cycle) - self._brought_nothing) | {self.own_id}
-        return sorted(able - self._seen.relayed or able)
+        return sorted(able - self.seen.relayed or able)
 
     def reached(self, fragment: int, without: str) -> int:
         """The newest cycle of a fragment that anybody has come to, but for one peer."""
@@ -134,7 +127,7 @@ class Peers:
             for (of, peer_id), (cycle, _) in self._settled.items()
             if of == fragment and peer_id != without
         )
-        return max([self._seen.round, self._own_cycles[fragment], *heard])
+        return max([self.seen.round, self._own_cycles[fragment], *heard])
 
     def settled(self, fragment: int, peer_id: str) -> tuple[int, bytes] | None:
         """Cycle and digest of the last cycle that a peer, perhaps we, is through with."""
@@ -142,7 +135,7 @@ class Peers:
 
     def all_settled(self, fragment: int) -> bool:
         """Whether all who are present have said that they are through with the same cycle as we."""
-        told = [self._settled.get((fragment, peer_id)) for peer_id in self._seen.present]
+        told = [self._settled.get((fragment, peer_id)) for peer_id in self.seen.present]
         return None not in told and len({each[0] for each in told if each is not None}) == 1
 
     def believes(self, result: Result) -> bool:
@@ -152,14 +145,10 @@ class Peers:
 
     def is_of_its_life(self, result: Result, sender: str) -> bool:
         """Whether a result that its owner sends names the life of it that we know."""
-        known = self._seen.lives.get(result.owner)
+        known = self.seen.lives.get(result.owner)
         return sender != result.owner or known in (None, result.incarnation)
 
     # --- what is learnt ---------------------------------------------------------------------------
-    def note_seen(self, seen: GroupSeen) -> None:
-        """Learn how the group looks now."""
-        self._seen = seen
-
     def note_sent(self, fragment: int, cycle: int) -> None:
         """Learn that we have come to this cycle."""
         self._own_cycles[fragment] = cycle
@@ -179,17 +168,73 @@ class Peers:
     def note_untrue(self, owner: str) -> None:
         """Learn that an owner has lied."""
         self._untrue[owner] = None
+        self.withdrawn.append(owner)
         while len(self._untrue) > MAX_CONVICTED:
             self._untrue.popitem(last=False)
 
     def note_unopened(self, fragment: int, cycle: int, owner: str) -> None:
         """Learn that an owner does not show what its result was made of."""
         self._unopened[fragment, cycle, owner] = None
+        self.withdrawn.append(owner)
         while len(self._unopened) > MAX_UNOPENED:
             self._unopened.popitem(last=False)
 
     def forget_absent(self) -> None:
         """Forget every peer that is not there (rule 3)."""
-        present = self._seen.present | {self.own_id}
+        present = self.seen.present | {self.own_id}
         self._brought_nothing &= present
+        self.late &= self.seen.present
         self._settled = {key: at for key, at in self._settled.items() if key[1] in present}
+
+
+# --- what the parts of the core share -------------------------------------------------------------
+@dataclass(slots=True)
+class FragmentCounts:
+    """Counts since the start.
+
+    Attributes:
+        diverged: chunks found to differ from a better state of another peer.
+        healed: those that were fetched.
+        healed_s: what that took, all together.
+        complete: collections that everybody has contributed to, or was excused from.
+        cut_short: the others.
+        lost_items: what came for a fragment and did not fit.
+        refused: contributions and results of others that were not taken, by reason.
+        audits: those that have ended.
+    """
+
+    diverged: int = 0
+    healed: int = 0
+    healed_s: float = 0.0
+    complete: int = 0
+    cut_short: int = 0
+    lost_items: int = 0
+    refused: Counter[RefusalReason] = field(default_factory=Counter)
+    audits: Counter[AuditOutcome] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class Context:
+    """What the parts of the core share.
+
+    Attributes:
+        do: has a command carried out.
+        departures: fragments that were sent and have not left, in order.
+        now_s: the time of what is being told.
+    """
+
+    plan: SendPlan
+    peers: Peers
+    do: Callable[[FragmentCommand], None]
+    counts: FragmentCounts = field(default_factory=FragmentCounts)
+    departures: list[int] = field(default_factory=list)
+    now_s: float = 0.0
+
+    def tell(
+        self,
+        peer_id: str,
+        message: Result | NoResult | FragmentSettled | Doubt | Proof,
+        codes: memoryview = NO_CODES,
+    ) -> None:
+        """Send a peer a message."""
+        self.do(SendMessage(peer_id, message, codes))

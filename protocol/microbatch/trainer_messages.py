@@ -33,13 +33,8 @@ Slots: the trainer fills outbound ones (`s`) and the daemon inbound ones (`s'`);
 back to whoever fills it. `m` is a number that only the two know.
 """
 
-from msgspec import Struct
-
+from protocol.trainer_messages import TrainerMessage
 from protocol.wire.stage_messages import Leg
-
-
-class TrainerMessage(Struct, frozen=True, tag=True, tag_field="kind", forbid_unknown_fields=True):
-    """What daemon and trainer process say to each other, with its name as its kind."""
 
 
 # --- either way -----------------------------------------------------------------------------------

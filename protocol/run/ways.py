@@ -58,7 +58,7 @@ WAYS: Final[Mapping[str, WayRow]] = MappingProxyType(
             has_own_rounds=True,
         ),
         "diloco": WayRow(
-            daemon="peer.averaging.diloco.way:FragmentAveraging",
+            daemon="peer.averaging.diloco.fragment_rounds:FragmentAveraging",
             section="diloco",
             state=("stamps of chunks, asked of the others on arrival",),
             sends_differences=True,

@@ -113,6 +113,12 @@ class Contribution(Message, frozen=True, tag="contribution"):
         named = (place for place, stamp in enumerate(self.stamps) if stamp.chunk == chunk)
         return next(named, None)
 
+    def length(self, chunk: int) -> float:
+        """What is told of the length of the codes of a chunk, which is there."""
+        place = self.place(chunk)
+        assert place is not None
+        return self.lengths[place]
+
     def is_genuine(self, sender: str, verify: Verify = verify_with_peer_id) -> bool:
         """Whether this peer has signed it, and it makes sense."""
         fits = len(self.stamps) == len(self.digests) == len(self.lengths)

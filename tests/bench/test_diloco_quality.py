@@ -13,7 +13,7 @@ from bench.quality.store import Store
 from bench.quality.streaming import StreamingResult, setting_of, train_streaming_arm
 from bench.quality.streaming_arms import DEFAULT, STREAMING_ARMS
 from bench.quality.study import Study
-from peer.averaging.diloco.nesterov import ChunkState, NesterovFactors
+from peer.averaging.diloco.nesterov import ChunkValues, NesterovFactors
 from peer.averaging.gossip.outer_step import NolocoFactors
 from peer.averaging.gossip.outer_step import outer_step as noloco_step
 from peer.codec import get_codec
@@ -76,7 +76,7 @@ def test_heavy_ball_is_nolocos_step_of_a_group_of_all():
     D = phi - theta
     codec, delta = get_codec("fp32"), -rate * v
     stepped = heavy_ball_step(
-        ChunkState(phi, v), D.view(torch.uint8), codec, NesterovFactors(rate, momentum)
+        ChunkValues(phi, v), D.view(torch.uint8), codec, NesterovFactors(rate, momentum)
     )
     group_phi = phi.clone()
     noloco_step(

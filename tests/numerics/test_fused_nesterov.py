@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.averaging.diloco import fused_nesterov, nesterov
+from peer.averaging.diloco import nesterov
 from peer.averaging.diloco.nesterov import (
-    ChunkState,
+    ChunkValues,
     NesterovFactors,
     WeightedCodes,
     average_codes,
@@ -46,8 +46,8 @@ def _stepped(phi_v: torch.Tensor, codes: torch.Tensor, part_of: int) -> torch.Te
     before, after = phi_v.clone(), torch.empty_like(phi_v)
     factors = NesterovFactors(0.4, 0.9)
     codec = get_codec("int8", part_of=part_of)
-    outer_step(ChunkState(*before), codes, codec, factors, ChunkState(*after))
-    outer_step(ChunkState(*before), codes, codec, factors, ChunkState(*before))
+    outer_step(ChunkValues(*before), codes, codec, factors, ChunkValues(*after))
+    outer_step(ChunkValues(*before), codes, codec, factors, ChunkValues(*before))
     assert torch.equal(before.view(torch.int32), after.view(torch.int32))
     return after
 
@@ -78,7 +78,7 @@ def test_a_chunk_in_pieces_is_stepped_where_it_lies_and_what_it_was_is_kept(part
     codec = get_codec("int8", part_of=part_of)
     after, before = state.clone(), torch.zeros_like(state)
     cuts = [slice(0, 4 * BLOCK), slice(4 * BLOCK, 5 * BLOCK), slice(5 * BLOCK, 9 * BLOCK)]
-    pieces = [(ChunkState(*before[:, cut]), ChunkState(*after[:, cut])) for cut in cuts]
+    pieces = [(ChunkValues(*before[:, cut]), ChunkValues(*after[:, cut])) for cut in cuts]
     step_pieces(pieces, codes, codec, factors, keep=True)
     assert torch.equal(before, state)
     whole = _stepped(state, codes, 0)
@@ -109,8 +109,8 @@ def test_an_average_of_several_tiles_is_the_same() -> None:
 
 def test_parts_of_a_long_vector_take_the_compiled_way(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[bool] = []
-    monkeypatch.setattr(fused_nesterov, "step", _noting(taken, fused_nesterov.step))
-    monkeypatch.setattr(fused_nesterov, "add", _noting(taken, fused_nesterov.add))
+    monkeypatch.setattr(nesterov, "fused_step", _noting(taken, nesterov.fused_step))
+    monkeypatch.setattr(nesterov, "fused_add", _noting(taken, nesterov.fused_add))
     phi, v, *u = _vectors(0, 4, 3)
     codes = _codes(torch.stack(u))
     for part_of in (PART_OF, 0):

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from peer.averaging.diloco.nesterov import (
-    ChunkState,
+    ChunkValues,
     NesterovFactors,
     WeightedCodes,
     average_codes,
@@ -45,9 +45,9 @@ def _decoded(name: str, codes: torch.Tensor, num_values: int = C) -> npt.NDArray
     return values.numpy()
 
 
-def _state(seed: int = 0, num_values: int = C) -> ChunkState:
+def _state(seed: int = 0, num_values: int = C) -> ChunkValues:
     phi, v = _vectors(2, num_values, seed)
-    return ChunkState(torch.from_numpy(phi.copy()), torch.from_numpy(v.copy()))
+    return ChunkValues(torch.from_numpy(phi.copy()), torch.from_numpy(v.copy()))
 
 
 def _average(
@@ -92,7 +92,7 @@ def test_has_the_bits_of_the_equations(name, num_values):
 
 
 def test_is_torchs_sgd_with_nesterov_momentum():
-    state = ChunkState(torch.from_numpy(_vectors(1)[0].copy()), torch.zeros(C))
+    state = ChunkValues(torch.from_numpy(_vectors(1)[0].copy()), torch.zeros(C))
     parameter = torch.nn.Parameter(state.phi_C.clone())
     optimizer = torch.optim.SGD([parameter], lr=0.4, momentum=0.9, nesterov=True)
     for pseudo_gradient in 0.01 * _vectors(100, seed=1):
@@ -118,10 +118,10 @@ def test_can_be_taken_again_with_another_result():
 @pytest.mark.parametrize("broken", ["codes", "v", "after", "type"])
 def test_what_does_not_fit_is_refused_and_nothing_written(broken):
     codec, state, codes = get_codec("int8"), _state(), _codes("int8", _vectors(1, seed=1)[0])
-    before = ChunkState(state.phi_C, state.v_C[:256]) if broken == "v" else state
-    after = ChunkState(state.phi_C[:256], state.v_C) if broken == "after" else state
+    before = ChunkValues(state.phi_C, state.v_C[:256]) if broken == "v" else state
+    after = ChunkValues(state.phi_C[:256], state.v_C) if broken == "after" else state
     if broken == "type":
-        after = ChunkState(state.phi_C, state.v_C.double())
+        after = ChunkValues(state.phi_C, state.v_C.double())
     with pytest.raises(ValueError, match=r"codes|values|fp32"):
         outer_step(before, codes[:-1] if broken == "codes" else codes, codec, PAPER, after)
     assert torch.equal(state.phi_C, _state().phi_C)
@@ -221,7 +221,7 @@ from peer.codec import get_codec
 random, found = np.random.default_rng(0), {}
 for name in ("fp32", "int8"):
     codec, size = get_codec(name), 128 * 129
-    state = ChunkState(*torch.from_numpy(random.standard_normal((2, size), dtype=np.float32)))
+    state = ChunkValues(*torch.from_numpy(random.standard_normal((2, size), dtype=np.float32)))
     codes = torch.empty(5, codec.code_bytes(size), dtype=torch.uint8)
     for cycle in range(5):
         for row in codes[1:]:

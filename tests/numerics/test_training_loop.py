@@ -23,10 +23,7 @@ from peer.training.messages import (
     CloseRound,
     Evaluate,
     Evaluated,
-    FragmentMerged,
-    FragmentSent,
     Load,
-    Merge,
     RoundClosed,
     TrainerProgress,
 )
@@ -35,6 +32,7 @@ from peer.training.schedule import learning_rate
 from peer.training.step import Stepper
 from protocol.run.sections import OptimizerSection
 from protocol.schedule.data_plan import DataPlan
+from protocol.trainer_messages import FragmentMerged, FragmentSent, Merge
 
 pytestmark = pytest.mark.slow
 

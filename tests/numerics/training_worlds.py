@@ -13,16 +13,7 @@ from peer.codec import get_codec
 from peer.training.corpus import Corpus
 from peer.training.fragments import regions_of, values_of
 from peer.training.loop import InnerLoop, TrainerParts
-from peer.training.messages import (
-    ONE_CHUNK,
-    Load,
-    Merge,
-    RoundClosed,
-    Stop,
-    TrainerCommand,
-    TrainerEvent,
-    TrainRound,
-)
+from peer.training.messages import Load, RoundClosed, Stop, TrainerCommand, TrainerEvent, TrainRound
 from peer.training.model import FlatModel, initial_module
 from peer.training.optimizer import inner_optimizer
 from peer.training.shared import CodeRegions
@@ -35,6 +26,7 @@ from protocol.run.run_spec import (
     TrainingSection,
 )
 from protocol.run.sections import OptimizerSection
+from protocol.trainer_messages import ONE_CHUNK, Merge
 
 VOCABULARY = 32
 INNER_STEPS = 4
@@ -79,7 +71,7 @@ class World:
         return out
 
 
-def build_world(spec: RunSpec, micro_batch: int = 4, overlap_steps: int | None = None) -> World:
+def build_world(spec: RunSpec, micro_batch: int = 4) -> World:
     torch.set_num_threads(1)
     model = FlatModel(initial_module(spec, VOCABULARY), torch.device("cpu"))
     slow = model.theta_P.numpy().copy()
@@ -89,9 +81,7 @@ def build_world(spec: RunSpec, micro_batch: int = 4, overlap_steps: int | None =
     stepper = Stepper(model, optimizer, "fp32", micro_batch)
     values = values_of(spec, model, slow_P, regions)
     corpus = tiny_corpus(spec)
-    parts = TrainerParts(
-        spec, "me", corpus, model, optimizer, stepper, values, slow_P, overlap_steps
-    )
+    parts = TrainerParts(spec, "me", corpus, model, optimizer, stepper, values, slow_P)
     return World(spec, parts, slow, regions)
 
 

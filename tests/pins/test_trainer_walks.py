@@ -14,7 +14,7 @@ from traces import Walk
 from trainer_worlds import real_life, spec_of
 
 from peer.training.corpus import prepare_corpus
-from peer.training.messages import FragmentMerged
+from protocol.trainer_messages import FragmentMerged
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
@@ -30,7 +30,7 @@ MOST: Final = {
     "a fragment": (
         FRAGMENTS,
         ("FragmentSnapshots.send", "FragmentSnapshots.merge"),
-        Walk(20, 134, 10, 7),
+        Walk(20, 134, 10, 8),
     ),
 }
 """A shorter walk lowers its numbers; none is raised."""

@@ -9,21 +9,27 @@ import heapq
 import itertools
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from protocol.diloco import fragment_events as e
-from protocol.diloco.fragment_core import FragmentCore
-from protocol.diloco.keeper import short_digest
+from protocol.diloco import commands as e
+from protocol.diloco.core import FragmentCore
+from protocol.diloco.cycle_machine import short_digest
 from protocol.diloco.peers import SendPlan
 from protocol.fragment.chunk_ledger import NEVER, Stamp
 from protocol.outcomes import AuditOutcome
+from protocol.trainer_messages import Merge, Yield
 from protocol.wire.fragment_messages import (
     ChunkResult,
     ChunkStamp,
+    ChunkStateReply,
     Contribution,
+    GetChunkState,
+    GetResult,
+    GetStamps,
     Proof,
     Result,
+    Stamps,
     mask_of,
 )
 
@@ -74,31 +80,28 @@ class Memory:
     def values(self) -> list[list[bytes]]:
         return [[chunk.value for chunk in of] for of in self.chunks]
 
-    def carry_out(
-        self, order: e.Verify | e.WriteResults | e.WriteChunk | e.UndoSteps
-    ) -> e.Verified | e.Written:
+    def carry_out(self, order: e.WriteOrder) -> Mapping[int, Stamp]:
         chunks = self.chunks[order.fragment]
         match order:
-            case e.Verify(fragment, cycles):
+            case e.Verify(_, cycles):
                 spoilt = {}
                 for i, chunk in enumerate(chunks):
                     if chunk.value != chunk.written:
                         chunk.written = chunk.value
                         spoilt[i] = stamp_of(chunk.value, cycles[i], 0, 0)
-                return e.Verified(fragment, spoilt)
+                return spoilt
             case e.WriteResults(fragment, results):
-                return e.Written(
-                    fragment, {each.chunk: self._step(fragment, each) for each in results}
-                )
-            case e.WriteChunk(fragment, chunk, cycle, stamp, values):
-                if stamp_of(bytes(values), cycle, stamp.steps, stamp.weight) != stamp:
-                    return e.Written(fragment, {})
-                chunks[chunk].write(bytes(values))
-                return e.Written(fragment, {chunk: stamp})
-            case e.UndoSteps(fragment, stamps):
+                return {each.chunk: self._step(fragment, each) for each in results}
+            case e.WriteChunk(_, fetched):
+                value, stamp = bytes(fetched.values), fetched.stamp
+                if stamp_of(value, fetched.cycle, stamp.steps, stamp.weight) != stamp:
+                    return {}
+                chunks[fetched.chunk].write(value)
+                return {fetched.chunk: stamp}
+            case e.UndoSteps(_, stamps):
                 for index in stamps:
                     chunks[index].write(chunks[index].before)
-                return e.Written(fragment, stamps)
+                return stamps
 
     def _step(self, fragment: int, result: e.ResultToWrite) -> Stamp:
         chunk = self.chunks[fragment][result.chunk]
@@ -133,7 +136,7 @@ class Peer:
         self.trainer = Trainer()
         plan = SendPlan(GROUP, len(world.num_chunks), lambda cycle: cycle == world.last_cycle)
         self.core = FragmentCore(
-            plan, name, self.memory.first_stamps(), short_digest(name.encode()) * 2
+            plan, name, self.memory.first_stamps(), short_digest(name.encode()) * 2, self._do
         )
         self.round = 0
         self.is_over = False
@@ -141,7 +144,7 @@ class Peer:
         self.banned: list[str] = []
         self.sent: list[tuple[int, int]] = []
         self.returned: list[e.SendEnded] = []
-        self.further: dict[tuple[int, str], deque[e.AskResult]] = {}
+        self.further: dict[tuple[int, str], deque[GetResult]] = {}
         self.orders: dict[int, deque[e.InOrder]] = defaultdict(deque)
         self.commands: list[e.FragmentCommand] = []
 
@@ -152,13 +155,12 @@ class Peer:
         waits = any(self.orders.values()) or trainer.in_flight or trainer.yielded or trainer.due
         return not waits and not self.further
 
-    # --- events -----------------------------------------------------------------------------------
-    def feed(self, event: e.FragmentEvent) -> None:
-        seen = self.world.seen_by(self)
-        for told in (seen, event):
-            for command in self.core.step(self.world.now_s, told):
-                self.commands.append(command)
-                self.carry_out(command)
+    # --- what the core is told --------------------------------------------------------------------
+    def told(self) -> FragmentCore:
+        """The core, which knows the time and the group as they are now."""
+        self.core.at(self.world.now_s)
+        self.core.see(self.world.seen_by(self))
+        return self.core
 
     def send(self, fragment: int, cycle: int) -> None:
         """The trainer sends as soon as the fragment is neither in flight nor yielded."""
@@ -169,7 +171,7 @@ class Peer:
         trainer.in_flight[fragment] = cycle
         self.sent.append((fragment, cycle))
         parts = (self.codes(fragment, cycle, k) for k in range(self.world.num_chunks[fragment]))
-        self.feed(e.Sent(fragment, cycle, memoryview(b"".join(parts)), 1, 1))
+        self.told().sent(e.Sent(fragment, cycle, memoryview(b"".join(parts)), 1, 1))
 
     def codes(self, fragment: int, cycle: int, chunk: int) -> bytes:
         return short_digest(f"{self.name}/{fragment}/{cycle}/{chunk}".encode())
@@ -179,6 +181,10 @@ class Peer:
             self.send(fragment, self.trainer.due.pop(fragment))
 
     # --- commands ---------------------------------------------------------------------------------
+    def _do(self, command: e.FragmentCommand) -> None:
+        self.commands.append(command)
+        self.carry_out(command)
+
     def carry_out(self, command: e.FragmentCommand) -> None:
         match command:
             case e.SendMessage(peer_id, message, codes):
@@ -189,13 +195,13 @@ class Peer:
                 self.world.later(lambda: self._average(command))
             case e.SendEnded():
                 self.returned.append(command)
-            case e.FetchChunk() | e.AskStamps() | e.AskResult():
-                self._ask(command)
+            case e.Ask(peer_id, question):
+                self._ask(peer_id, question)
             case e.Audit(result):
-                self.world.later(lambda: self.feed(self.world.audited(result)))
+                self.world.later(lambda: self.told().audited(result, *self.world.audited(result)))
             case e.Convict(owner):
                 self.banned.append(owner)
-            case e.ForgetOthers() | e.CountRefusal() | e.CountAudit():
+            case e.ForgetOthers():
                 pass
             case _:
                 self.orders[command.fragment].append(command)
@@ -203,7 +209,7 @@ class Peer:
                     self.world.later(lambda: self._carry_out_first(command.fragment))
 
     def _average(self, order: e.Average) -> None:
-        self.feed(e.AveragesMade(order.fragment, order.cycle, self._averages(order)))
+        self.told().averaged(order.fragment, order.cycle, self._averages(order))
 
     def _contribute(self, order: e.Contribute) -> None:
         sent = order.sent
@@ -215,9 +221,7 @@ class Peer:
             GROUP, sent.fragment, sent.cycle, order.weight, 1, 1, order.stamps, (), (), bytes(64)
         )
         if order.owner == self.name:
-            self.world.later(
-                lambda: self.feed(e.MessageReceived(self.name, message, parts)), at_once=True
-            )
+            self.world.later(lambda: self.told().received(self.name, message, parts), at_once=True)
         else:
             self.world.post(self.name, order.owner, message, b"".join(parts.values()))
 
@@ -255,93 +259,92 @@ class Peer:
         order = self.orders[fragment][0]
         trainer = self.trainer
         match order:
-            case e.MergeIntoTrainer(_, cycle):
+            case Merge(_, None):
+                trainer.yielded.discard(fragment)
+            case Merge(_, int(cycle)):
                 if trainer.in_flight.get(fragment) == cycle:
                     del trainer.in_flight[fragment]
                     trainer.merged.append((fragment, cycle))
-            case e.HoldTrainer():
+            case Yield():
                 if fragment not in trainer.in_flight:
                     trainer.yielded.add(fragment)
                 held = (
                     e.HoldOutcome.VOID if fragment in trainer.in_flight else e.HoldOutcome.YIELDED
                 )
-                self._ended(fragment, e.TrainerHeld(fragment, held))
+                self._ended(fragment, lambda: self.told().trainer_held(fragment, held))
                 return
-            case e.AmendTrainer():
-                trainer.yielded.discard(fragment)
             case e.Verify():
-                self._ended(fragment, self.memory.carry_out(order))
+                spoilt = self.memory.carry_out(order)
+                self._ended(fragment, lambda: self.told().verified(fragment, spoilt))
                 return
             case e.WriteResults() | e.WriteChunk() | e.UndoSteps():
                 assert trainer.may_be_written(fragment)
                 late = self.world.now_s > order.until_s
-                self._ended(
-                    fragment, e.Written(fragment, {}) if late else self.memory.carry_out(order)
-                )
+                stamps = {} if late else self.memory.carry_out(order)
+                self._ended(fragment, lambda: self.told().written(fragment, stamps))
                 return
         self._ended(fragment, None)
         self._send_due(fragment)
 
-    def _ended(self, fragment: int, event: e.FragmentEvent | None) -> None:
+    def _ended(self, fragment: int, tell: Callable[[], None] | None) -> None:
         self.orders[fragment].popleft()
         waiting = bool(self.orders[fragment])
-        if event is not None:
-            self.feed(event)
+        if tell is not None:
+            tell()
         if waiting:
             self.world.later(lambda: self._carry_out_first(fragment))
 
     # --- questions --------------------------------------------------------------------------------
-    def _ask(self, question: e.FetchChunk | e.AskStamps | e.AskResult) -> None:
-        key = question.fragment, question.peer_id
+    def _ask(self, peer_id: str, question: e.Question) -> None:
+        key = question.fragment, peer_id
         if not self.asks:
             return
-        if isinstance(question, e.AskResult):
+        if isinstance(question, GetResult):
             self.further[key].append(question)
-        elif isinstance(question, e.FetchChunk):
-            self.world.later(lambda: self._fetch(question))
+        elif isinstance(question, GetChunkState):
+            self.world.later(lambda: self._fetch(peer_id, question))
         else:
             self.further[key] = deque()
             self.world.later(lambda: self._ask_stamps(key))
 
-    def _fetch(self, asked: e.FetchChunk) -> None:
+    def _fetch(self, peer_id: str, asked: GetChunkState) -> None:
         """The other one answers at one moment, and the answer comes at a later one."""
-        other = self.world.peers[asked.peer_id]
+        other = self.world.peers[peer_id]
         fragment, chunk = asked.fragment, asked.chunk
         ledger, value = other.core.ledger(fragment), other.memory.chunks[fragment][chunk].value
-        event: e.FragmentEvent = e.ChunkFetched(
-            fragment, chunk, ledger.cycle(chunk), ledger.stamp(chunk), memoryview(value)
-        )
+        stamp = ChunkStamp.of(chunk, ledger.stamp(chunk))
+        answer: ChunkStateReply | None = ChunkStateReply(fragment, ledger.cycle(chunk), stamp)
         if self.world.loses():
-            event = e.FetchFailed(fragment, chunk)
-        self.world.later(lambda: self.feed(event))
+            answer = None
+        values = {chunk: memoryview(value)}
+        self.world.later(lambda: self.told().answered(peer_id, asked, answer, values))
 
     def _ask_stamps(self, key: tuple[int, str]) -> None:
         fragment, peer_id = key
         if self.world.loses():
-            del self.further[key]
-            self.feed(e.QuestionsEnded(*key))
+            self._ask_no_more(key)
             return
         ledger = self.world.peers[peer_id].core.ledger(fragment)
-        states = tuple(
-            (ChunkStamp.of(chunk, stamp), ledger.cycle(chunk))
-            for chunk, stamp in enumerate(ledger.stamps)
-        )
-        self.feed(e.StampsAnswered(*key, states))
+        chunks = range(len(ledger.stamps))
+        stamps = tuple(ChunkStamp.of(chunk, ledger.stamp(chunk)) for chunk in chunks)
+        answer = Stamps(fragment, stamps, tuple(ledger.cycle(chunk) for chunk in chunks))
+        self.told().answered(peer_id, GetStamps(GROUP, fragment), answer, {})
         self.world.later(lambda: self._ask_further(key))
 
     def _ask_further(self, key: tuple[int, str]) -> None:
         further = self.further[key]
         if not further:
-            del self.further[key]
-            self.feed(e.QuestionsEnded(*key))
+            self._ask_no_more(key)
             return
         asked = further.popleft()
-        kept = self.world.peers[asked.peer_id].core.result_of(
-            asked.fragment, asked.cycle, asked.theirs.chunk
-        )
-        result, codes = (None, {}) if kept is None else (kept[0], {asked.theirs.chunk: kept[1]})
-        self.feed(e.ResultAnswered(*key, asked.cycle, asked.theirs, result, codes))
+        kept = self.world.peers[key[1]].core.result_of(asked.fragment, asked.cycle, asked.chunk)
+        result, codes = (None, {}) if kept is None else (kept[0], {asked.chunk: kept[1]})
+        self.told().answered(key[1], asked, result, codes)
         self.world.later(lambda: self._ask_further(key))
+
+    def _ask_no_more(self, key: tuple[int, str]) -> None:
+        del self.further[key]
+        self.told().answered(key[1], GetStamps(GROUP, key[0]), None, {})
 
 
 class World:
@@ -397,10 +400,10 @@ class World:
     def later(self, do: Callable[[], None], *, at_once: bool = False) -> None:
         self.at(self.now_s + (0.0 if at_once else self.random.uniform(0, self.delay_s)), do)
 
-    def audited(self, result: Result) -> e.Audited:
+    def audited(self, result: Result) -> tuple[AuditOutcome, bytes]:
         """How an audit ends: as the owner deserves it."""
         outcome = self.audits.get(result.owner, AuditOutcome.TRUE)
-        return e.Audited(result, outcome, PROOF if outcome is AuditOutcome.LIE else b"")
+        return outcome, PROOF if outcome is AuditOutcome.LIE else b""
 
     def post(self, sender: str, receiver: str, message: e.Told | Proof, codes: bytes) -> None:
         """Messages overtake each other; the real ones do not."""
@@ -409,7 +412,7 @@ class World:
         if sender in self.peers[receiver].banned:
             return
         if isinstance(message, Proof):
-            self.later(lambda: self.peers[receiver].feed(e.Proved(message, codes)))
+            self.later(lambda: self.peers[receiver].told().proved(message.owner, codes))
             return
         carried = (
             [s.chunk for s in message.stamps]
@@ -422,7 +425,7 @@ class World:
             chunk: memoryview(codes[i * CODE_BYTES : (i + 1) * CODE_BYTES])
             for i, chunk in enumerate(carried)
         }
-        self.later(lambda: self.peers[receiver].feed(e.MessageReceived(sender, message, parts)))
+        self.later(lambda: self.peers[receiver].told().received(sender, message, parts))
 
     # --- time -------------------------------------------------------------------------------------
     def run(self, until_s: float) -> None:
@@ -445,7 +448,7 @@ class World:
             else:
                 assert first is not None
                 self.now_s = max(self.now_s, tick_s)
-                self.peers[first].feed(e.FragmentTick())
+                self.peers[first].told().tick()
 
     def calm(self) -> None:
         """From now on nothing is lost."""

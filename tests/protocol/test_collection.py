@@ -2,8 +2,8 @@
 
 from existing import existing
 
+from protocol.diloco.collection import Collection
 from protocol.fragment.chunk_ledger import Stamp
-from protocol.fragment.collection import Collection
 
 BASE = Stamp(3, 9, b"base")
 BETTER = Stamp(4, 9, b"base")

@@ -1,22 +1,30 @@
 """What one peer alone says of fragments moves nothing: results, states, ends of cycles."""
 
-from core_worlds import stamp_of
+from core_worlds import GROUP, stamp_of
 from existing import existing
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from test_fragment_core import Alone, of_kind
+from test_fragment_core import Alone, asked_of, of_kind
 
-from protocol.diloco import fragment_events as e
+from protocol.diloco import commands as e
 from protocol.diloco.beliefs import can_be
+from protocol.diloco.collection import Collection
 from protocol.diloco.healing import most_say, state_to_take
 from protocol.diloco.owner import MAX_COLLECT_S
+from protocol.diloco.owners import may_own, owners_of_chunks
 from protocol.fragment.chunk_ledger import Stamp
-from protocol.fragment.collection import Collection
-from protocol.fragment.owners import may_own, owners_of_chunks
 from protocol.limits import MAX_CONTRIBUTORS
 from protocol.outcomes import RefusalReason
-from protocol.wire.fragment_messages import ChunkStamp, mask_of
+from protocol.trainer_messages import Yield
+from protocol.wire.fragment_messages import (
+    ChunkStamp,
+    ChunkStateReply,
+    GetChunkState,
+    GetStamps,
+    Stamps,
+    mask_of,
+)
 
 OURS = Stamp(4, 9, b"ours")
 LIE = Stamp(5, 5 * MAX_CONTRIBUTORS, b"lie")
@@ -57,9 +65,9 @@ def test_a_contribution_on_a_state_that_cannot_be_is_refused():
     alone = Alone("bc")
     alone.see("bc", 5)
     far = ChunkStamp(1, 7, 7, bytes(16))
-    commands = alone(alone.contribution("b", 5, (far,)))
-    assert of_kind(commands, e.CountRefusal) == [e.CountRefusal(RefusalReason.IMPLAUSIBLE)]
-    assert of_kind(commands, e.AskStamps) == []
+    commands = alone(*alone.contribution("b", 5, (far,)))
+    assert alone.refused == {RefusalReason.IMPLAUSIBLE: 1}
+    assert asked_of(commands, GetStamps) == []
 
 
 def test_what_is_behind_ours_is_never_taken():
@@ -94,16 +102,15 @@ def test_all_that_have_heard_the_same_take_the_same_or_stay_with_what_is_ahead(s
 
 
 def test_a_joiner_takes_for_its_values_the_states_that_most_say():
-    def says(peer: str, *states: ChunkStamp) -> e.StampsAnswered:
-        return e.StampsAnswered(0, peer, tuple((state, 4) for state in states))
+    def says(*states: ChunkStamp) -> Stamps:
+        return Stamps(0, states, (4,) * len(states))
 
     digest = bytes(16)
     honest, lie = ChunkStamp(0, 4, 9, digest), ChunkStamp(0, 10**9, 10**9, digest)
-    answers = [says("liar", lie), says("a", honest), says("b", honest)]
-    told = [[state[0] for state in answer.states] for answer in most_say(answers)]
-    assert told == [[], [honest], [honest]]
-    told = [[state[0] for state in answer.states] for answer in most_say(answers[:2])]
-    assert told == [[], [honest]]  # nobody can have come so far by this cycle
+    answers = [says(lie), says(honest), says(honest)]
+    of_honest = {0: (4, honest.stamp)}
+    assert most_say(answers) == [{}, of_honest, of_honest]
+    assert most_say(answers[:2]) == [{}, of_honest]  # nobody can have come so far by this cycle
 
 
 # --- states ---------------------------------------------------------------------------------------
@@ -127,45 +134,54 @@ def answer(alone: Alone, peer: str, stamp: ChunkStamp | None = None) -> list[e.F
     """A peer tells its states: ours, or this one of chunk 1."""
     ledger = alone.peer.core.ledger(0)
     own = [ChunkStamp.of(i, each) for i, each in enumerate(ledger.stamps)]
-    states = tuple((stamp if stamp and stamp.chunk == each.chunk else each, 5) for each in own)
-    return alone(e.StampsAnswered(0, peer, states)) + alone(e.QuestionsEnded(0, peer))
+    states = tuple(stamp if stamp and stamp.chunk == each.chunk else each for each in own)
+    asked = GetStamps(GROUP, 0)
+    commands = alone("answered", peer, asked, Stamps(0, states, (5,) * len(states)), {})
+    return commands + alone("answered", peer, asked, None, {})
+
+
+def fetched(alone: Alone, cycle: int, stamp: Stamp, value: bytes) -> list[e.FragmentCommand]:
+    """Chunk 1 comes from `b`."""
+    state = ChunkStateReply(0, cycle, ChunkStamp.of(1, stamp))
+    asked = GetChunkState(GROUP, 0, 1)
+    return alone("answered", "b", asked, state, {1: memoryview(value)})
 
 
 def test_a_claim_of_one_peer_is_asked_of_the_others_and_not_believed_when_they_deny_it():
     alone = in_cycle_5("bcd")
-    commands = alone(alone.contribution("b", 5, (AHEAD,)))
-    assert of_kind(commands, e.FetchChunk) == []
-    assert {asked.peer_id for asked in of_kind(commands, e.AskStamps)} == set("bcd")
+    commands = alone(*alone.contribution("b", 5, (AHEAD,)))
+    assert asked_of(commands, GetChunkState) == []
+    assert {asked.peer_id for asked in asked_of(commands, GetStamps)} == set("bcd")
     commands = answer(alone, "b", AHEAD) + answer(alone, "c") + answer(alone, "d")
-    assert of_kind(commands, e.FetchChunk) == []
+    assert asked_of(commands, GetChunkState) == []
     contributions = of_kind(alone.send(5), e.Contribute)
     assert {each.weight for each in contributions} == {1}  # nor has it kept us from the averages
 
 
 def test_a_claim_that_most_confirm_is_fetched_and_nothing_else_is_taken_in_its_place():
     alone = in_cycle_5("bcd")
-    alone(alone.contribution("b", 5, (AHEAD,)))
+    alone(*alone.contribution("b", 5, (AHEAD,)))
     commands = [each for peer in "bcd" for each in answer(alone, peer, AHEAD)]
-    assert of_kind(commands, e.FetchChunk) == [e.FetchChunk(0, 1, "b")]
+    assert asked_of(commands, GetChunkState) == [e.Ask("b", GetChunkState(GROUP, 0, 1))]
     other = Stamp(5, 6, bytes(16))
-    commands = alone(e.ChunkFetched(0, 1, 4, other, memoryview(b"else")))
-    assert {asked.peer_id for asked in of_kind(commands, e.AskStamps)} == set("bcd")
+    commands = fetched(alone, 4, other, b"else")
+    assert {asked.peer_id for asked in asked_of(commands, GetStamps)} == set("bcd")
     commands += [each for peer in "bcd" for each in answer(alone, peer)]
-    assert of_kind(commands, e.HoldTrainer) == []
+    assert of_kind(commands, Yield) == []
 
 
 def test_a_chunk_that_comes_a_step_later_than_voted_is_taken_when_most_have_stepped_too():
     alone = in_cycle_5("bcd")
-    alone(alone.contribution("b", 5, (AHEAD,)))
+    alone(*alone.contribution("b", 5, (AHEAD,)))
     for peer in "bcd":
         answer(alone, peer, AHEAD)
     value = b"stepped"
     stamp = stamp_of(value, 5, 6, 8)
-    commands = alone(e.ChunkFetched(0, 1, 5, stamp, memoryview(value)))
-    assert of_kind(commands, e.HoldTrainer) == []
+    commands = fetched(alone, 5, stamp, value)
+    assert of_kind(commands, Yield) == []
     stepped = ChunkStamp.of(1, stamp)
     commands = [each for peer in "bcd" for each in answer(alone, peer, stepped)]
-    assert of_kind(commands, e.FetchChunk) == []
+    assert asked_of(commands, GetChunkState) == []
     assert alone.peer.core.ledger(0).stamp(1) == stamp
 
 
@@ -177,8 +193,8 @@ def test_a_result_of_no_owner_is_refused():
     liar, chunk = next(
         (peer, chunk) for peer in others for chunk in range(6) if chunk not in rightful[peer]
     )
-    commands = alone.come(liar, alone.result(liar, chunk))
-    assert of_kind(commands, e.CountRefusal) == [e.CountRefusal(RefusalReason.NOT_OWNER)]
+    alone.come(liar, alone.result(liar, chunk))
+    assert alone.refused == {RefusalReason.NOT_OWNER: 1}
     alone.send(0)
     assert alone.peer.core.ledger(0).stamp(chunk).steps == 0
 
@@ -187,10 +203,8 @@ def test_a_result_that_names_somebody_unknown_is_refused():
     alone = Alone("b")
     result = alone.result("b", 0)
     both = replace(result.chunks[0], mask=mask_of([0, 1]))
-    commands = alone.come(
-        "b", replace(result, contributors=("b", "x"), weights=(1, 1), chunks=(both,))
-    )
-    assert of_kind(commands, e.CountRefusal) == [e.CountRefusal(RefusalReason.NOT_LINKED)]
+    alone.come("b", replace(result, contributors=("b", "x"), weights=(1, 1), chunks=(both,)))
+    assert alone.refused == {RefusalReason.NOT_LINKED: 1}
 
 
 @given(st.sets(st.sampled_from("abcdefgh"), min_size=2), st.data())
@@ -219,9 +233,9 @@ def test_a_peer_that_claims_to_be_ahead_excludes_nobody_from_an_average():
 
 def test_a_peer_that_is_a_cycle_ahead_does_not_close_it_for_the_others():
     alone = Alone("bc")
-    alone(alone.contribution("b", 1))
+    alone(*alone.contribution("b", 1))
     assert of_kind(alone.wait(2 * MAX_COLLECT_S), e.Average) == []
     alone.see("bc", 1)
-    commands = alone(alone.contribution("c", 1)) + alone(alone.contribution("a", 1))
+    commands = alone(*alone.contribution("c", 1)) + alone(*alone.contribution("a", 1))
     (average,) = of_kind(commands, e.Average)
     assert set(average.admitted[0].weights) == set("abc")

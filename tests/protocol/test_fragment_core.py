@@ -1,8 +1,9 @@
 """The core of the fragment exchange: alone, event by event; and many of them over bad lines."""
 
+from collections import Counter
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from core_worlds import CODE_BYTES, GROUP, Peer, World, stamp_of
@@ -10,19 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from protocol.diloco import fragment_events as e
-from protocol.diloco.keeper import MAX_RETURN_S, WAIT_S
+from protocol.diloco import commands as e
+from protocol.diloco.cycle_machine import MAX_RETURN_S, WAIT_S
 from protocol.diloco.owner import MAX_COLLECT_S
 from protocol.diloco.peers import LATE_ROUNDS
 from protocol.outcomes import RefusalReason
+from protocol.trainer_messages import Merge
 from protocol.wire.fragment_messages import (
     ChunkResult,
     ChunkStamp,
+    ChunkStateReply,
     Contribution,
     FragmentSettled,
+    GetChunkState,
+    GetResult,
+    GetStamps,
     NoResult,
     Proof,
     Result,
+    Stamps,
     mask_of,
 )
 
@@ -36,6 +43,10 @@ CALM_CYCLES = 4
 
 def of_kind(commands: list[e.FragmentCommand], kind: type[CommandT]) -> list[CommandT]:
     return [command for command in commands if isinstance(command, kind)]
+
+
+def asked_of(commands: list[e.FragmentCommand], kind: type[e.Question]) -> list[e.Ask]:
+    return [each for each in of_kind(commands, e.Ask) if isinstance(each.question, kind)]
 
 
 # --- many -----------------------------------------------------------------------------------------
@@ -100,9 +111,9 @@ def test_a_spoilt_chunk_is_healed_and_the_others_do_not_move(seed):
         train(each, range(3, 6), 0.0)
         each.run(each.now_s + MAX_RETURN_S)
     assert_same_bytes(world)
-    healing = world.peers["b"].core.statistics().healing
-    assert healing.diverged == healing.healed >= 1
-    assert all(world.peers[name].core.statistics().healing.healed == 0 for name in "ac")
+    counts = world.peers["b"].core.counts
+    assert counts.diverged == counts.healed >= 1
+    assert all(world.peers[name].core.counts.healed == 0 for name in "ac")
     assert world.peers["a"].memory.values()[0] == untouched.peers["a"].memory.values()[0]
 
 
@@ -120,7 +131,7 @@ def test_two_that_differ_with_equal_histories_agree_when_the_run_is_over(seed):
         ledger = peer.core.ledger(0)
         digest = b"".join(stamp.digest for stamp in ledger.stamps)[:16]
         other = next(p for p in world.peers.values() if p is not peer)
-        other.feed(e.MessageReceived(peer.name, FragmentSettled(GROUP, 0, 1, digest), {}))
+        other.told().received(peer.name, FragmentSettled(GROUP, 0, 1, digest), {})
     world.run(world.now_s + MAX_RETURN_S)
     assert_same_bytes(world)
     assert world.peers["a"].memory.values()[0][1] == lower.name.encode()
@@ -159,18 +170,19 @@ class Alone:
         self.peer = self.world.peers["a"]
         self.peer.asks = False
 
+    @property
+    def refused(self) -> Counter[RefusalReason]:
+        return self.peer.core.counts.refused
+
     def see(self, others: str, round_: int, *, is_over: bool = False) -> None:
         """These others are there, in our round."""
         rounds = dict.fromkeys(others, round_)
         self.world.seen = e.GroupSeen(round_, frozenset("a" + others), rounds, is_over)
 
-    def __call__(
-        self, event: e.FragmentEvent, at_s: float | None = None
-    ) -> list[e.FragmentCommand]:
-        """Tell it this; what it wants by the time that all has been done."""
-        self.world.now_s = self.world.now_s if at_s is None else at_s
+    def __call__(self, what: str, *told: Any) -> list[e.FragmentCommand]:
+        """Tell it this, by a method's name; what it wants by the time that all has been done."""
         self.peer.commands.clear()
-        self.peer.feed(event)
+        getattr(self.peer.told(), what)(*told)
         self.world.run(self.world.now_s)
         return list(self.peer.commands)
 
@@ -189,13 +201,13 @@ class Alone:
 
     def contribution(
         self, sender: str, cycle: int = 0, stamps: tuple[ChunkStamp, ...] | None = None
-    ) -> e.MessageReceived:
+    ) -> tuple[str, str, Contribution, e.Parts]:
         ledger = self.peer.core.ledger(0)
         if stamps is None:
             stamps = tuple(ChunkStamp.of(i, stamp) for i, stamp in enumerate(ledger.stamps))
         message = Contribution(GROUP, 0, cycle, 1, 1, 1, stamps, (), (), bytes(64))
         codes = {stamp.chunk: memoryview(bytes(CODE_BYTES)) for stamp in stamps}
-        return e.MessageReceived(sender, message, codes)
+        return "received", sender, message, codes
 
     def result(self, sender: str, chunk: int, cycle: int = 0, steps: int | None = None) -> Result:
         """Of the sender alone."""
@@ -224,7 +236,7 @@ class Alone:
 
     def come(self, sender: str, result: Result) -> list[e.FragmentCommand]:
         parts = {chunk: memoryview(bytes(CODE_BYTES)) for chunk in result.carried}
-        return self(e.MessageReceived(sender, result, parts))
+        return self("received", sender, result, parts)
 
 
 def test_a_peer_alone_steps_at_once():
@@ -232,8 +244,8 @@ def test_a_peer_alone_steps_at_once():
     commands = alone.send()
     (returned,) = of_kind(commands, e.SendEnded)
     assert (returned.contributors, returned.missing) == (1, 0)
-    (merge,) = of_kind(commands, e.MergeIntoTrainer)
-    assert merge.changes.stepped == {0, 1}
+    (merge,) = of_kind(commands, Merge)
+    assert merge.stepped == (0, 1)
     assert [stamp.steps for stamp in alone.peer.core.ledger(0).stamps] == [1, 1]
 
 
@@ -248,7 +260,7 @@ def test_a_fragment_is_checked_and_contributed_and_waits_for_its_owners():
     commands = alone.wait(MAX_RETURN_S + 1)
     (returned,) = of_kind(commands, e.SendEnded)
     assert (returned.missing, returned.contributors) == (2, 1)
-    assert of_kind(commands, e.MergeIntoTrainer)[0].changes.stepped != set()
+    assert of_kind(commands, Merge)[0].stepped != ()
 
 
 def test_owners_that_brought_nothing_are_chosen_again_when_they_are_heard():
@@ -256,7 +268,7 @@ def test_owners_that_brought_nothing_are_chosen_again_when_they_are_heard():
     alone.send(0)
     alone.wait(MAX_RETURN_S + 1)
     assert {each.owner for each in of_kind(alone.send(1), e.Contribute)} == {"a"}
-    alone(e.MessageReceived("b", NoResult(GROUP, 0, 1), {}))
+    alone("received", "b", NoResult(GROUP, 0, 1), {})
     alone.wait(MAX_RETURN_S + 1)
     assert {each.owner for each in of_kind(alone.send(2), e.Contribute)} == {"a", "b"}
 
@@ -272,16 +284,27 @@ def test_nobody_far_from_a_cycle_is_waited_for():
 def test_an_owner_that_says_it_has_nothing_is_waited_for_no_longer():
     alone = Alone("b")
     alone.send()
-    alone(e.MessageReceived("b", NoResult(GROUP, 0, 0), {}))
+    alone("received", "b", NoResult(GROUP, 0, 0), {})
     (returned,) = of_kind(alone.wait(MAX_COLLECT_S + 1), e.SendEnded)
     assert returned.missing == 1
+
+
+def test_an_owner_that_is_gone_is_waited_for_no_longer():
+    """Before any patience is learnt, too."""
+    alone = Alone("b")
+    alone.send()
+    assert of_kind(alone("tick"), e.SendEnded) == []
+    alone.see("", 0)
+    (returned,) = of_kind(alone("tick"), e.SendEnded)
+    assert returned.missing == 1
+    assert returned.seconds < MAX_COLLECT_S
 
 
 def test_nobody_waits_for_what_comes_to_nothing():
     """Our part of a cycle of which only a word has come."""
     alone = Alone("b")
     word = Contribution(GROUP, 0, 0, 0, 1, 1, (), (), (), bytes(64))
-    alone(e.MessageReceived("b", word, {}))
+    alone("received", "b", word, {})
     commands = alone.wait(MAX_COLLECT_S + 1)
     assert of_kind(commands, e.SendMessage) == [e.SendMessage("b", NoResult(GROUP, 0, 0))]
 
@@ -325,8 +348,8 @@ def test_a_contribution_too_late_gets_what_was_made_without_it():
     alone = Alone("")
     alone.send(0)
     alone.see("b", 0)
-    commands = alone(alone.contribution("b", 0))
-    assert of_kind(commands, e.CountRefusal) == [e.CountRefusal(RefusalReason.AHEAD)]
+    commands = alone(*alone.contribution("b", 0))
+    assert alone.refused == {RefusalReason.AHEAD: 1}
     sent = [send.message for send in of_kind(commands, e.SendMessage)]
     assert [type(message) for message in sent] == [Result, Result, FragmentSettled]
     results = [message for message in sent if isinstance(message, Result)]
@@ -335,7 +358,7 @@ def test_a_contribution_too_late_gets_what_was_made_without_it():
 
 def test_who_is_through_says_so_to_all_and_lets_the_absent_go():
     alone = Alone("bc")
-    alone(e.MessageReceived("c", FragmentSettled(GROUP, 0, 0, bytes(16)), {}))
+    alone("received", "c", FragmentSettled(GROUP, 0, 0, bytes(16)), {})
     assert alone.peer.core.remembered >= {"c"}
     alone.see("b", 0)
     alone.send(0)
@@ -352,21 +375,21 @@ def test_who_is_through_says_so_to_all_and_lets_the_absent_go():
 def test_a_contribution_on_a_better_state_has_that_fetched_once():
     alone = Alone("b")
     better = ChunkStamp(1, 5, 5, bytes(16))
-    fetch = e.FetchChunk(0, 1, "b")
+    fetch = e.Ask("b", GetChunkState(GROUP, 0, 1))
     alone.see("b", 5)
-    assert of_kind(alone(alone.contribution("b", 5, (better,))), e.FetchChunk) == [fetch]
-    assert of_kind(alone(alone.contribution("b", 5, (better,))), e.FetchChunk) == []
-    alone(e.FetchFailed(0, 1))
-    assert of_kind(alone(alone.contribution("b", 6, (better,))), e.FetchChunk) == [fetch]
+    assert asked_of(alone(*alone.contribution("b", 5, (better,))), GetChunkState) == [fetch]
+    assert asked_of(alone(*alone.contribution("b", 5, (better,))), GetChunkState) == []
+    alone("answered", "b", GetChunkState(GROUP, 0, 1), None, {})
+    assert asked_of(alone(*alone.contribution("b", 6, (better,))), GetChunkState) == [fetch]
 
 
 def test_while_a_chunk_is_fetched_the_owners_get_nothing_but_a_word():
     alone = Alone("b")
     alone.see("b", 5)
-    alone(alone.contribution("b", 5, (ChunkStamp(1, 5, 5, bytes(16)),)))
+    alone(*alone.contribution("b", 5, (ChunkStamp(1, 5, 5, bytes(16)),)))
     contributions = of_kind(alone.send(5), e.Contribute)
     assert {(each.weight, each.stamps) for each in contributions} == {(0, ())}
-    alone(e.FetchFailed(0, 1))
+    alone("answered", "b", GetChunkState(GROUP, 0, 1), None, {})
     alone.wait(MAX_RETURN_S + 1)
     contributions = of_kind(alone.send(6), e.Contribute)
     assert {each.weight for each in contributions} == {1}
@@ -378,8 +401,10 @@ def test_of_equal_histories_the_lower_digest_is_fetched_when_the_run_is_over_and
         alone.see("b", 0, is_over=is_over)
         ours = alone.peer.core.ledger(0).stamp(0)
         theirs = ChunkStamp(0, ours.steps, ours.weight, bytes([digest]) * 16)
-        commands = alone(e.ResultAnswered(0, "b", 0, theirs, None, {}))
-        assert bool(of_kind(commands, e.FetchChunk)) is asks
+        own = ChunkStamp.of(1, alone.peer.core.ledger(0).stamp(1))
+        alone("answered", "b", GetStamps(GROUP, 0), Stamps(0, (theirs, own), (0, 0)), {})
+        commands = alone("answered", "b", GetResult(GROUP, 0, 0, 0), None, {})
+        assert bool(asked_of(commands, GetChunkState)) is asks
 
 
 @pytest.mark.parametrize("wrong", ["fragment", "cycle", "chunk", "codes", None])
@@ -391,9 +416,10 @@ def test_an_answer_that_was_not_asked_for_is_none(wrong):
         result = structs.replace(result, fragment=1)
     codes = {} if wrong == "codes" else {result.chunks[0].chunk: memoryview(bytes(CODE_BYTES))}
     alone.send()
-    commands = alone(e.ResultAnswered(0, "b", 0, better, result, codes))
+    alone.peer.core.machines[0].healing._said["b"] = {1: better.stamp}
+    commands = alone("answered", "b", GetResult(GROUP, 0, 0, 1), result, codes)
     assert bool(of_kind(commands, e.WriteResults)) is (wrong is None)
-    assert bool(of_kind(commands, e.FetchChunk)) is (wrong is not None)
+    assert bool(asked_of(commands, GetChunkState)) is (wrong is not None)
 
 
 def test_what_comes_while_a_chunk_is_fetched_goes_on_top_of_it():
@@ -404,7 +430,8 @@ def test_what_comes_while_a_chunk_is_fetched_goes_on_top_of_it():
     of_chunk = ChunkResult(1, stamp.steps, stamp.weight, stamp.digest, mask_of([0]), bytes(16))
     on_top = Result(GROUP, 0, 4, "b", 1, ("b",), (1,), (bytes(16),), (of_chunk,), (1,), bytes(64))
     commands = alone.come("b", on_top)
-    assert of_kind(commands, e.FetchChunk) == [e.FetchChunk(0, 1, "b")]
-    alone(e.ChunkFetched(0, 1, 3, stamp, memoryview(theirs)))
+    assert asked_of(commands, GetChunkState) == [e.Ask("b", GetChunkState(GROUP, 0, 1))]
+    state = ChunkStateReply(0, 3, ChunkStamp.of(1, stamp))
+    alone("answered", "b", GetChunkState(GROUP, 0, 1), state, {1: memoryview(theirs)})
     ledger = alone.peer.core.ledger(0)
     assert (ledger.stamp(1).steps, ledger.cycle(1)) == (4, 4)

@@ -5,9 +5,9 @@ import pytest
 from existing import existing
 from msgspec.structs import replace
 
+from protocol.diloco.collection import Collection
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.fragment.chunk_ledger import Stamp
-from protocol.fragment.collection import Collection
 from protocol.limits import (
     MAX_CHUNKS_PER_FRAGMENT,
     MAX_CONTRIBUTORS,

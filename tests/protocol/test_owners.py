@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.fragment.owners import owners_of_chunks
+from protocol.diloco.owners import owners_of_chunks
 
 names = st.lists(st.text("abcdefgh", min_size=3, max_size=6), min_size=1, max_size=12, unique=True)
 

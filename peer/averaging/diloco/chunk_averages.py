@@ -16,9 +16,7 @@ import torch
 from peer.codec import codes_as_tensor
 from peer.codec.leaves import code_digest
 from peer.ports import PeerId
-from protocol.diloco.fragment_events import Average, Averages, AveragesMade
-from protocol.fragment.chunk_ledger import Stamp
-from protocol.fragment.collection import Admitted
+from protocol.diloco.commands import Average, Averages
 from protocol.membership.records import Sign
 from protocol.plausible import contribution_shares
 from protocol.wire.fragment_messages import ChunkResult, Result, mask_of, signed_result
@@ -52,39 +50,31 @@ class ChunkAverages:
         self._sign = sign
         self._scratch = torch.empty(0)
 
-    def averaged(self, order: Average) -> AveragesMade:
+    def averaged(self, order: Average) -> Averages | None:
         """The result of a collection; none for values at the very bound of what codes take."""
-        try:
-            return AveragesMade(order.fragment, order.cycle, self._averages(order))
-        except ValueError:
-            return AveragesMade(order.fragment, order.cycle, None)
-
-    def _averages(self, order: Average) -> Averages:
         fragment = order.fragment
         num_bytes = sum(self._outer.chunk_code_bytes(fragment, chunk) for chunk in order.admitted)
         codes = self._outer.spare.take(num_bytes)
         parts = self._outer.split_codes(fragment, tuple(order.admitted), codes)
-        for chunk, admitted in order.admitted.items():
-            shares = self._shares(_lengths(order, chunk, admitted))
-            self._average_chunk(fragment, chunk, admitted, shares, order.codes[chunk], parts[chunk])
+        try:
+            for chunk in order.admitted:
+                self._average_chunk(order, chunk, parts[chunk])
+        except ValueError:
+            return None
         return Averages(self._signed(order, parts), codes, parts)
 
-    def _average_chunk(
-        self,
-        fragment: int,
-        chunk: int,
-        admitted: Admitted,
-        shares: Sequence[float],
-        codes: Mapping[PeerId, memoryview],
-        out: memoryview,
-    ) -> None:
-        num_values = self._outer.chunk_values(fragment, chunk)
+    def _average_chunk(self, order: Average, chunk: int, out: memoryview) -> None:
+        num_values = self._outer.chunk_values(order.fragment, chunk)
         if len(self._scratch) < num_values:
             self._scratch = torch.empty(num_values)
-        tensors = [codes_as_tensor(codes[peer_id]) for peer_id in admitted.weights]
-        weights = admitted.weights.values()
+        weights, codes = order.admitted[chunk].weights, order.codes[chunk]
+        told = (order.contributions[peer_id] for peer_id in weights)
+        shares = self._shares([each.length(chunk) for each in told])
         nesterov.average_codes(
-            [nesterov.WeightedCodes(*each) for each in zip(tensors, weights, shares, strict=True)],
+            [
+                nesterov.WeightedCodes(codes_as_tensor(codes[peer_id]), weight, share)
+                for (peer_id, weight), share in zip(weights.items(), shares, strict=True)
+            ],
             self._outer.codec,
             num_values,
             codes_as_tensor(out),
@@ -103,15 +93,6 @@ class ChunkAverages:
         contributors = tuple(sorted(weights))
         place = {peer_id: i for i, peer_id in enumerate(contributors)}
         codec = self._outer.codec
-        chunks = tuple(
-            _chunk_result(
-                chunk,
-                admitted.base,
-                mask_of(place[p] for p in admitted.weights),
-                code_digest(codec, parts[chunk]),
-            )
-            for chunk, admitted in order.admitted.items()
-        )
         unsigned = Result(
             group=self._group,
             fragment=order.fragment,
@@ -121,23 +102,18 @@ class ChunkAverages:
             contributors=contributors,
             weights=tuple(weights[peer_id] for peer_id in contributors),
             statements=tuple(order.contributions[p].statement for p in contributors),
-            chunks=chunks,
+            chunks=tuple(
+                ChunkResult(
+                    chunk,
+                    admitted.base.steps,
+                    admitted.base.weight,
+                    admitted.base.digest,
+                    mask_of(place[peer_id] for peer_id in admitted.weights),
+                    code_digest(codec, parts[chunk]),
+                )
+                for chunk, admitted in order.admitted.items()
+            ),
             carried=tuple(order.admitted),
             signature=bytes(64),
         )
         return signed_result(unsigned, self._sign)
-
-
-def _lengths(order: Average, chunk: int, admitted: Admitted) -> list[float]:
-    """What the contributions to a chunk say of their lengths, in the order of the sum."""
-    lengths = []
-    for peer_id in admitted.weights:
-        contribution = order.contributions[peer_id]
-        place = contribution.place(chunk)
-        assert place is not None
-        lengths.append(contribution.lengths[place])
-    return lengths
-
-
-def _chunk_result(chunk: int, base: Stamp, mask: bytes, digest: bytes) -> ChunkResult:
-    return ChunkResult(chunk, base.steps, base.weight, base.digest, mask, digest)

@@ -22,6 +22,7 @@ from peer.codec import Codec, codes_as_tensor, get_codec
 from peer.codec.leaves import leaf_digests, leaf_of, leaves_of_chunk, values_of_leaf
 from peer.network.conversation import Conversation
 from peer.ports import Network, Work
+from protocol.diloco.commands import Audit, Average
 from protocol.diloco.evidence import (
     Checked,
     Contradiction,
@@ -32,7 +33,6 @@ from protocol.diloco.evidence import (
     pack_opening,
     read_proof,
 )
-from protocol.diloco.fragment_events import Audit, Audited, Average
 from protocol.errors import LocoError, Refused, RemoteProtocolError
 from protocol.fragment.code_tree import path_of
 from protocol.limits import MAX_EVIDENCE_BYTES, MAX_OPENABLE
@@ -175,8 +175,8 @@ class FragmentAudits:
         await talk.send(Opening(), opening)
 
     # --- those of others --------------------------------------------------------------------------
-    async def audit(self, order: Audit) -> Audited:
-        """Have an owner open its result, and work it out."""
+    async def audit(self, order: Audit) -> tuple[AuditOutcome, bytes]:
+        """Have an owner open its result, and work it out; with what proves it if it is a lie."""
         result, chunk = order.result, order.chunk
         num_values = self._outer.chunk_values(result.fragment, chunk)
         count = leaves_of_chunk(num_values)
@@ -185,10 +185,9 @@ class FragmentAudits:
         with trio.move_on_after(OPENING_S):
             opening = await self._opening(leaf)
         if opening is None:
-            return Audited(result, AuditOutcome.UNOPENED)
+            return AuditOutcome.UNOPENED, b""
         look = partial(audit, trims=self._trims)
-        found = await self._work.run(look, self._codec(), num_values, leaf, order.codes, opening)
-        return Audited(result, *found)
+        return await self._work.run(look, self._codec(), num_values, leaf, order.codes, opening)
 
     async def _opening(self, leaf: Leaf) -> bytes | None:
         """What the owner shows; None if it refuses, or sends something else."""

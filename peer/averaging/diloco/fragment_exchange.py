@@ -1,14 +1,15 @@
 """Averaging of fragments among all: streams in, streams out, threads, clock.
 
-The thin shell around `protocol/diloco/fragment_core.py`. Checked messages, what the trainer has
-sent, answers, the ends of blocking work and time become the core's events; the core's commands
-become messages, questions, blocking work and calls of the trainer. One task per fragment carries
-out, in order, what is ordered for it; one task averages; each question has a task of its own.
-Nothing is decided here.
+The thin shell around `protocol/diloco/core.py`. The core is told of checked messages, what the
+trainer has sent, answers, the ends of blocking work, and time; its commands become messages,
+questions, blocking work and what the trainer gets. One task per fragment carries out, in order,
+what is ordered for it; one task averages; each question has a task of its own. Nothing is decided
+here.
 """
 
-from collections import Counter, deque
-from collections.abc import AsyncIterable, Sequence
+import math
+from collections import deque
+from collections.abc import AsyncIterable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -18,47 +19,34 @@ import trio
 
 from peer.network.conversation import Conversation
 from peer.ports import Network, PeerId, Stream, Work
-from protocol.diloco import fragment_events as commands
-from protocol.diloco.fragment_core import FragmentCore, FragmentCoreStatistics
-from protocol.diloco.fragment_events import (
-    Audited,
-    Began,
-    Changes,
-    FetchFailed,
-    FragmentEvent,
-    FragmentTick,
-    GroupSeen,
-    HoldOutcome,
-    MessageReceived,
-    Parts,
-    Proved,
-    QuestionsEnded,
-    SendEnded,
-    Sent,
-    StampsAdopted,
-    StampsAnswered,
-    TrainerHeld,
-    UndoSteps,
-    Verified,
-    Verify,
-    WriteChunk,
-    WriteResults,
-    Written,
-)
-from protocol.diloco.healing import HealingStatistics, most_say
+from protocol.diloco import commands
+from protocol.diloco.commands import GroupSeen, HoldOutcome, Parts, SendEnded, Sent, WriteOrder
+from protocol.diloco.core import FragmentCore
+from protocol.diloco.healing import most_say
 from protocol.diloco.owner import MAX_COLLECTIONS
-from protocol.diloco.peers import SendPlan
+from protocol.diloco.peers import FragmentCounts, SendPlan
 from protocol.errors import LocoError, RemoteProtocolError
+from protocol.fragment.chunk_ledger import Stamp
 from protocol.limits import MAX_CONVICTED
 from protocol.membership.records import Sign
-from protocol.outcomes import AuditOutcome, RefusalReason
-from protocol.wire.fragment_messages import GetChunkState, GetOpening, GetResult, GetStamps, Proof
+from protocol.outcomes import RefusalReason
+from protocol.trainer_messages import Merge, Yield
+from protocol.wire.fragment_messages import (
+    ChunkStamp,
+    ChunkStateReply,
+    GetChunkState,
+    GetOpening,
+    GetResult,
+    GetStamps,
+    Proof,
+    Stamps,
+)
 from protocol.wire.versions import FRAGMENT
 
 from .chunk_averages import ChunkAverages
 from .fragment_audits import FragmentAudits
 from .fragment_messages import (
-    FragmentAnswers,
+    STALL_S,
     FragmentInbound,
     FragmentQuestions,
     Inbound,
@@ -69,53 +57,8 @@ from .fragment_messages import (
 from .nesterov import load_loops
 from .outer_fragments import OuterFragments
 
-# --- what the core orders to be done with the outer copy, in a worker thread ----------------------
-
-WriteOrder = Verify | WriteResults | WriteChunk | UndoSteps
-
-
-def carry_out(outer: OuterFragments, order: WriteOrder) -> Verified | Written:
-    """Do it; returned is what the core is to be told."""
-    match order:
-        case Verify(fragment, cycles):
-            return Verified(fragment, outer.verify(fragment, cycles))
-        case WriteResults(fragment, results):
-            plausible = [result for result in results if outer.is_plausible(fragment, result)]
-            written = {result.chunk: outer.write(fragment, result) for result in plausible}
-            return Written(fragment, written)
-        case WriteChunk(fragment, chunk, cycle, stamp, values):
-            try:
-                outer.heal(fragment, chunk, cycle, stamp, values)
-            except RemoteProtocolError:
-                return Written(fragment, {})  # not what its stamp says: another peer will have it
-            return Written(fragment, {chunk: stamp})
-        case UndoSteps(fragment, stamps):
-            for chunk in stamps:
-                outer.undo(fragment, chunk)
-            return Written(fragment, stamps)
-
-
-def not_begun(order: WriteOrder) -> Written:
-    """The time was up before; what has no time is never up."""
-    return Written(order.fragment, {})
-
-
-def adoptable(outer: OuterFragments, answer: StampsAnswered) -> StampsAdopted:
-    """The stamps of another peer that are those of the values that we have."""
-    fragment = answer.fragment
-    return StampsAdopted(
-        fragment,
-        {
-            theirs.chunk: (cycle, theirs.stamp)
-            for theirs, cycle in answer.states
-            if outer.fits(fragment, theirs.chunk, cycle, theirs.stamp)
-        },
-    )
-
 
 # --- what the exchange asks of its surroundings ---------------------------------------------------
-
-
 class FragmentTrainer(Protocol):
     """What is asked of the trainer."""
 
@@ -126,14 +69,11 @@ class FragmentTrainer(Protocol):
     async def may_write(self) -> None:
         """Wait until `can_write`."""
 
-    async def merge(self, fragment: int, cycle: int, changes: Changes) -> None:
-        """The send is over; this has changed."""
+    async def merge(self, message: Merge) -> None:
+        """A send is over, or what was yielded is written: tell the trainer."""
 
-    async def hold(self, fragment: int) -> HoldOutcome:
-        """Make it read nothing of the fragment until `amend`."""
-
-    async def amend(self, fragment: int, changes: Changes) -> None:
-        """This has changed; go on."""
+    async def hold(self, message: Yield) -> HoldOutcome:
+        """Make it read nothing of the fragment until `merge`."""
 
 
 class CycleCompany(Protocol):
@@ -146,24 +86,7 @@ class CycleCompany(Protocol):
         """Whether we have a live link with a peer of the group."""
 
 
-class SendRecord(Protocol):
-    """Where the ends of sends are written down."""
-
-    def returned(self, returned: SendEnded, healing: HealingStatistics) -> None:
-        """A send has ended; so much was healed until now."""
-
-
-class OwnersConduct(Protocol):
-    """Where it is told how owners keep their word."""
-
-    def audited(self, outcome: AuditOutcome) -> None:
-        """An audit has ended."""
-
-    def convicted(self, owner: PeerId) -> None:
-        """An owner was proved to have lied: from now on nobody here has to do with it."""
-
-
-class KeptProofs(Protocol):
+class ProofStore(Protocol):
     """Proofs that outlive the process. Blocking."""
 
     def read(self) -> Sequence[tuple[PeerId, bytes]]:
@@ -180,10 +103,12 @@ class FragmentSurroundings:
     Attributes:
         group: digest of ours.
         incarnation: which life of ours this is.
+        ended: told of the end of each send.
+        convict: bans a peer that was proved to have lied.
         proofs: those that this home keeps.
         lock: held while the outer state moves or is read as a whole.
-        refused: counts contributions and results of others that were not taken, streams of those
-            that we are not linked with, and whatever is meant for another group, by reason.
+        counts: what is refused and audited, among others; streams of those that we are not linked
+            with, and whatever is meant for another group, are refused too.
         trims: whether averages are trimmed means (nesterov.py).
         last_sent: the last cycle of each fragment that was sent before our first round; -1 before
             the first.
@@ -197,18 +122,17 @@ class FragmentSurroundings:
     sign: Sign
     company: CycleCompany
     trainer: FragmentTrainer
-    record: SendRecord
-    conduct: OwnersConduct
-    proofs: KeptProofs
+    ended: Callable[[SendEnded], None]
+    convict: Callable[[PeerId], None]
+    proofs: ProofStore
     lock: trio.Lock
-    refused: Counter[RefusalReason]
+    counts: FragmentCounts
     trims: bool
     last_sent: Sequence[int]
     inner_steps: int
 
 
 # --- fragment exchange ----------------------------------------------------------------------------
-
 AUDIT_DRAWS: Final = b"loco/v1/audit-draws\0"
 """What our key signs of this nobody else can know: what audits are drawn by."""
 TICK_S: Final = 0.25
@@ -217,12 +141,8 @@ MAX_ORDERS: Final = 16
 """Orders that wait for one fragment's task; the core gives the next write when one has ended."""
 MAX_ASKED_FOR_STAMPS: Final = 5
 """Peers that a joiner asks which states its values are in."""
-MAX_QUESTIONS: Final = 256
-"""Questions whose tasks have not begun yet."""
 MAX_CONTRIBUTIONS: Final = 1024
 """Parts of our own codes, one for each owner, that are to be signed and sent."""
-
-Question = commands.AskStamps | commands.FetchChunk | commands.Audit
 
 
 class FragmentExchange:
@@ -236,19 +156,20 @@ class FragmentExchange:
         self._work = work
         plan = SendPlan(group, len(outer.fragments), outer.is_last)
         seed = blake3.blake3(around.sign(AUDIT_DRAWS + group.encode())).digest()
-        self._core = FragmentCore(plan, network.peer_id, outer.first_stamps(), seed)
+        self._core = FragmentCore(
+            plan, network.peer_id, outer.first_stamps(), seed, self._carry_out, around.counts
+        )
         self._posts = Posts(network)
         self._averages = ChunkAverages(
             group, network.peer_id, around.incarnation, outer, around.sign, trims=around.trims
         )
         self._questions = FragmentQuestions(group, network, outer, work)
-        self._answers = FragmentAnswers(outer, self._core, work, around.lock)
         self._audits = FragmentAudits(group, network, outer, work, trims=around.trims)
         self._seen: GroupSeen | None = None
-        self._told: deque[FragmentEvent] = deque()
         self._changed = trio.Event()
-        self._further: dict[tuple[int, PeerId], deque[commands.AskResult]] = {}
-        self._ask, self._to_ask = trio.open_memory_channel[Question](MAX_QUESTIONS)
+        self._further: dict[tuple[int, PeerId], deque[GetResult]] = {}
+        # No bound: of each chunk, and of each peer's chunks, the core has one question at a time.
+        self._ask, self._to_ask = trio.open_memory_channel[commands.Ask | commands.Audit](math.inf)
         self._keep, self._to_keep = trio.open_memory_channel[commands.Convict](MAX_CONVICTED)
         self._average, self._to_average = trio.open_memory_channel[commands.Average](
             MAX_COLLECTIONS
@@ -272,7 +193,7 @@ class FragmentExchange:
             nursery.start_soon(self._tick)
             await self._around.network.serve(FRAGMENT, self._serve)
             await self._adopt_stamps()
-            self._feed(Began(tuple(self._around.last_sent)))
+            self._core_now().begin(self._around.last_sent)
             for _, orders in self._orders:
                 nursery.start_soon(self._carry_out_all, orders)
             await self._convict_again()
@@ -283,44 +204,30 @@ class FragmentExchange:
     async def _convict_again(self) -> None:
         """Have nothing to do with owners of whom this home keeps a proof."""
         for owner, proof in await self._work.run(self._around.proofs.read):
-            message = Proof(self._around.group, owner)
             with suppress(RemoteProtocolError):  # of another run, or a damaged file
-                await self._audits.check(message, proof)
-                self._feed(Proved(message, proof))
+                await self._audits.check(Proof(self._around.group, owner), proof)
+                self._core_now().proved(owner, proof)
 
     def sent(self, sent: Sent) -> None:
         """The trainer has sent a fragment."""
         part = min(1.0, sent.steps / self._around.inner_steps)
         self._outer.sends(sent.fragment, sent.codes, part)
-        self._feed(sent)
+        self._core_now().sent(sent)
 
     def contributors_by_chunk(self, fragment: int) -> dict[int, int]:
         """The number of peers in the result of each chunk, of the fragment's last cycle."""
         return self._core.contributors_by_chunk(fragment)
 
-    def statistics(self) -> FragmentCoreStatistics:
-        """Counts since the start."""
-        return self._core.statistics()
-
     # --- the core's side --------------------------------------------------------------------------
-    def _feed(self, event: FragmentEvent) -> None:
-        """Tell the core, and do what it says; what that leads to at once is told behind it."""
-        self._told.append(event)
-        if len(self._told) > 1:
-            return  # in the midst of it: the loop below, further up, goes on with it
-        while self._told:
-            self._see()
-            for command in self._core.step(trio.current_time(), self._told[0]):
-                self._carry_out(command)
-            self._told.popleft()
-        self._changed.set()
-
-    def _see(self) -> None:
+    def _core_now(self) -> FragmentCore:
+        """The core, to be told something: it knows the time, and how the group looks."""
+        self._core.at(trio.current_time())
         seen = self._around.company.seen()
         if seen != self._seen:
             self._seen = seen
-            for command in self._core.step(trio.current_time(), seen):
-                self._carry_out(command)
+            self._core.see(seen)
+        self._changed.set()  # whoever waits for its next deadline looks again
+        return self._core
 
     def _carry_out(self, command: commands.FragmentCommand) -> None:
         match command:
@@ -331,31 +238,20 @@ class FragmentExchange:
                     self._contribute.send_nowait(command)
             case commands.ForgetOthers(present):
                 self._posts.keep_only(present - {self._own_id})
-            case commands.CountRefusal() | commands.CountAudit() | commands.Convict():
-                self._note(command)
-            case commands.AskStamps() | commands.FetchChunk() | commands.Audit():
-                self._ask_soon(command)
-            case commands.AskResult(fragment, peer_id):
-                self._further[fragment, peer_id].append(command)
+            case commands.Ask(peer_id, GetResult() as question):
+                self._further[question.fragment, peer_id].append(question)
+            case commands.Ask() | commands.Audit():
+                self._ask.send_nowait(command)
             case commands.Average():
                 self._average.send_nowait(command)
             case commands.SendEnded():
-                self._around.record.returned(command, self._core.statistics().healing)
-            case _:
-                self._orders[command.fragment][0].send_nowait(command)
-
-    def _note(
-        self, command: commands.CountRefusal | commands.CountAudit | commands.Convict
-    ) -> None:
-        match command:
-            case commands.CountRefusal(reason):
-                self._around.refused[reason] += 1
-            case commands.CountAudit(outcome):
-                self._around.conduct.audited(outcome)
+                self._around.ended(command)
             case commands.Convict(owner):
-                self._around.conduct.convicted(owner)
+                self._around.convict(owner)
                 with suppress(trio.WouldBlock):
                     self._keep.send_nowait(command)
+            case _:
+                self._orders[command.fragment][0].send_nowait(command)
 
     async def _tick(self) -> None:
         while True:
@@ -364,26 +260,25 @@ class FragmentExchange:
             with trio.move_on_at(look_s if due_s is None else min(due_s, look_s)):
                 await self._changed.wait()
                 continue
-            self._feed(FragmentTick())
+            self._core_now().tick()
 
     # --- what is ordered for a fragment -----------------------------------------------------------
     async def _carry_out_all(self, orders: AsyncIterable[commands.InOrder]) -> None:
         trainer = self._around.trainer
         async for order in orders:
             match order:
-                case commands.MergeIntoTrainer(fragment, cycle, changes):
-                    await trainer.merge(fragment, cycle, changes)
-                case commands.HoldTrainer(fragment):
-                    self._feed(TrainerHeld(fragment, await trainer.hold(fragment)))
-                case commands.AmendTrainer(fragment, changes):
-                    await trainer.amend(fragment, changes)
+                case Merge():
+                    await trainer.merge(order)
+                case Yield(fragment):
+                    held = await trainer.hold(order)
+                    self._core_now().trainer_held(fragment, held)
                 case commands.Verify():
                     await self._write(order)
                 case commands.WriteResults() | commands.WriteChunk() | commands.UndoSteps():
                     with trio.move_on_at(order.until_s):
                         await self._write(order)
                         continue
-                    self._feed(not_begun(order))
+                    self._core_now().written(order.fragment, {})
 
     async def _write(self, order: WriteOrder) -> None:
         """Write the outer copy when nobody reads all of it; the core knows before anybody does."""
@@ -391,15 +286,18 @@ class FragmentExchange:
             await self._around.trainer.may_write()
             async with self._around.lock:
                 if self._around.trainer.can_write:
-                    self._feed(await self._work.run(carry_out, self._outer, order))
+                    stamps = await self._work.run(self._outer.carry_out, order)
+                    core = self._core_now()
+                    is_check = isinstance(order, commands.Verify)
+                    (core.verified if is_check else core.written)(order.fragment, stamps)
                     return
 
     async def _average_all(self) -> None:
         async for order in self._to_average:
-            averaged = await self._work.run(self._averages.averaged, order)
-            if averaged.averages is not None:
-                self._audits.keep(order, averaged.averages.result)
-            self._feed(averaged)
+            made = await self._work.run(self._averages.averaged, order)
+            if made is not None:
+                self._audits.keep(order, made.result)
+            self._core_now().averaged(order.fragment, order.cycle, made)
 
     # --- what is sent -----------------------------------------------------------------------------
     async def _contribute_all(self) -> None:
@@ -411,45 +309,47 @@ class FragmentExchange:
             )
             contribution, codes, own = made
             if order.owner == self._own_id:
-                self._feed(MessageReceived(order.owner, contribution, own))
+                self._core_now().received(order.owner, contribution, own)
             else:
                 self._posts.post(order.owner, contribution, codes)
 
     # --- what others are asked --------------------------------------------------------------------
-    def _ask_soon(self, question: Question) -> None:
-        try:
-            self._ask.send_nowait(question)
-        except trio.WouldBlock:  # the stamps of the next cycle show it again
-            self._feed(_unanswered(question))
-
     async def _ask_all(self) -> None:
         async with trio.open_nursery() as nursery:
-            async for question in self._to_ask:
-                if isinstance(question, commands.FetchChunk):
-                    nursery.start_soon(self._fetch, question)
-                elif isinstance(question, commands.Audit):
-                    nursery.start_soon(self._audit, question)
-                else:
-                    nursery.start_soon(self._ask_stamps, question)
+            async for command in self._to_ask:
+                match command:
+                    case commands.Audit():
+                        nursery.start_soon(self._audit, command)
+                    case commands.Ask(peer_id, GetChunkState() as question):
+                        nursery.start_soon(self._fetch, peer_id, question)
+                    case commands.Ask(peer_id, GetStamps() as question):
+                        nursery.start_soon(self._ask_stamps, peer_id, question)
 
-    async def _fetch(self, asked: commands.FetchChunk) -> None:
-        self._feed(await self._questions.fetch(asked))
+    async def _audit(self, order: commands.Audit) -> None:
+        outcome, proof = await self._audits.audit(order)
+        self._core_now().audited(order.result, outcome, proof)
 
-    async def _audit(self, asked: commands.Audit) -> None:
-        self._feed(await self._audits.audit(asked))
-
-    async def _ask_stamps(self, asked: commands.AskStamps) -> None:
-        """Ask for stamps, and then for the results that the core wants."""
-        further = self._further[asked.fragment, asked.peer_id] = deque[commands.AskResult]()
+    async def _fetch(self, peer_id: PeerId, question: GetChunkState) -> None:
         try:
-            async with self._questions.stream_to(asked.peer_id) as talk:
-                self._feed(await self._questions.stamps(talk, asked.fragment))
-                while further:
-                    self._feed(await self._questions.result(talk, further.popleft()))
+            answer, values = await self._questions.fetch(peer_id, question)
         except LocoError:
-            pass  # the stamps of the next cycle show it again
-        del self._further[asked.fragment, asked.peer_id]
-        self._feed(_unanswered(asked))
+            self._core_now().answered(peer_id, question, None, {})
+        else:
+            self._core_now().answered(peer_id, question, answer, values)
+
+    async def _ask_stamps(self, peer_id: PeerId, question: GetStamps) -> None:
+        """Ask for stamps, and then for the results that the core wants."""
+        further = self._further[question.fragment, peer_id] = deque[GetResult]()
+        with suppress(LocoError):  # the stamps of the next cycle show it again
+            async with self._questions.stream_to(peer_id) as talk:
+                stamps = await self._questions.stamps(talk, question.fragment)
+                self._core_now().answered(peer_id, question, stamps, {})
+                while further:
+                    asked = further.popleft()
+                    result, codes = await self._questions.result(talk, asked)
+                    self._core_now().answered(peer_id, asked, result, codes)
+        del self._further[question.fragment, peer_id]
+        self._core_now().answered(peer_id, question, None, {})
 
     async def _adopt_stamps(self) -> None:
         """A joiner has values, but does not know their stamps: the others do.
@@ -457,18 +357,25 @@ class FragmentExchange:
         Several are asked, and the state that most of them are in counts. Chunks that were stepped
         since the values were taken are healed when that shows.
         """
-        answers: dict[PeerId, list[StampsAnswered]] = {}
+        answers: dict[PeerId, list[Stamps]] = {}
         others = sorted(self._around.company.seen().present - {self._own_id})
         async with trio.open_nursery() as nursery:
             for peer_id in others[:MAX_ASKED_FOR_STAMPS]:
                 nursery.start_soon(self._ask_all_stamps, peer_id, answers)
-        for of_fragment in zip(*(answers[each] for each in sorted(answers)), strict=True):
-            for answer in most_say(of_fragment):
-                self._feed(await self._work.run(adoptable, self._outer, answer))
+        of_fragments = zip(*(answers[each] for each in sorted(answers)), strict=True)
+        for fragment, of_fragment in enumerate(of_fragments):
+            for states in most_say(of_fragment):
+                fitting = await self._work.run(self._fitting, fragment, states)
+                self._core_now().adopt(fragment, fitting)
 
-    async def _ask_all_stamps(
-        self, peer_id: PeerId, answers: dict[PeerId, list[StampsAnswered]]
-    ) -> None:
+    def _fitting(
+        self, fragment: int, states: dict[int, tuple[int, Stamp]]
+    ) -> dict[int, tuple[int, Stamp]]:
+        """The stamps of another peer that are those of the values that we have."""
+        fits = self._outer.fits
+        return {chunk: state for chunk, state in states.items() if fits(fragment, chunk, *state)}
+
+    async def _ask_all_stamps(self, peer_id: PeerId, answers: dict[PeerId, list[Stamps]]) -> None:
         with suppress(LocoError):  # another one may know
             async with self._questions.stream_to(peer_id) as talk:
                 fragments = range(len(self._outer.fragments))
@@ -477,16 +384,17 @@ class FragmentExchange:
     # --- what others send -------------------------------------------------------------------------
     async def _serve(self, stream: Stream) -> None:
         inbound = FragmentInbound(self._around.group, self._outer, self._work)
+        refused = self._around.counts.refused
         async with Conversation(stream) as talk:
             try:
                 while self._around.company.is_linked(talk.remote_peer_id):
                     message, codes = await inbound.next(talk)
                     await self._take(talk, message, codes)
-                self._around.refused[RefusalReason.NOT_LINKED] += 1
+                refused[RefusalReason.NOT_LINKED] += 1
                 sentence = "I have no link with you as a peer of my group"
                 await talk.refuse(RefusalReason.NOT_LINKED, sentence)
             except OtherGroup as stray:
-                self._around.refused[RefusalReason.OTHER_GROUP] += 1
+                refused[RefusalReason.OTHER_GROUP] += 1
                 await talk.refuse(RefusalReason.OTHER_GROUP, str(stray))
 
     async def _take(
@@ -494,24 +402,37 @@ class FragmentExchange:
     ) -> None:
         """Answer a question, or tell the core. Raises RemoteProtocolError: a proof is none."""
         match message:
-            case GetStamps() | GetResult() | GetChunkState():
-                await self._answers.answer(talk, message)
+            case GetStamps(fragment=fragment):
+                await talk.send(self._stamps(fragment))
+            case GetResult():
+                kept = self._core.result_of(message.fragment, message.cycle, message.chunk)
+                if kept is None:
+                    await talk.refuse(RefusalReason.UNAVAILABLE, "I hold no such result")
+                else:
+                    await talk.send(*kept, stall_s=STALL_S)
+            case GetChunkState(fragment=fragment, chunk=chunk):
+                async with self._around.lock:
+                    stamps = self._stamps(fragment)
+                    state = ChunkStateReply(fragment, stamps.cycles[chunk], stamps.stamps[chunk])
+                    values = await self._work.run(self._outer.read, fragment, chunk)
+                await talk.send(state, values, stall_s=STALL_S)
             case GetOpening():
                 await self._audits.answer(talk, message)
             case Proof(owner=owner):
                 assert isinstance(came, bytes)
                 if not self._core.is_convicted(owner):
                     await self._audits.check(message, came)
-                    self._feed(Proved(message, came))
+                    self._core_now().proved(owner, came)
             case _:
                 assert not isinstance(came, bytes)
-                self._feed(MessageReceived(talk.remote_peer_id, message, came))
+                self._core_now().received(talk.remote_peer_id, message, came)
 
-
-def _unanswered(question: Question) -> FragmentEvent:
-    """The end of a question, as the core is told of it."""
-    if isinstance(question, commands.Audit):
-        return Audited(question.result, AuditOutcome.INCONCLUSIVE)
-    if isinstance(question, commands.FetchChunk):
-        return FetchFailed(question.fragment, question.chunk)
-    return QuestionsEnded(question.fragment, question.peer_id)
+    def _stamps(self, fragment: int) -> Stamps:
+        """The states of a fragment's chunks."""
+        ledger = self._core.ledger(fragment)
+        chunks = range(len(ledger.stamps))
+        return Stamps(
+            fragment,
+            tuple(ChunkStamp.of(chunk, ledger.stamp(chunk)) for chunk in chunks),
+            tuple(ledger.cycle(chunk) for chunk in chunks),
+        )

@@ -31,26 +31,14 @@ from peer.codec.base import root_mean_square
 from peer.codec.leaves import code_digest
 from peer.network.conversation import Conversation, Payload
 from peer.ports import Network, PeerId, Work
-from protocol.diloco.fragment_core import FragmentCore
-from protocol.diloco.fragment_events import (
-    AskResult,
-    ChunkFetched,
-    Contribute,
-    FetchChunk,
-    FetchFailed,
-    Parts,
-    ResultAnswered,
-    StampsAnswered,
-)
+from protocol.diloco.commands import Contribute, Parts
 from protocol.errors import LocoError, RemoteProtocolError, StreamLost
 from protocol.limits import MAX_EVIDENCE_BYTES, MAX_PAYLOAD_BYTES
 from protocol.membership.group import other_group_sentence
 from protocol.membership.records import Sign
-from protocol.outcomes import RefusalReason
 from protocol.plausible import is_length, told_length
 from protocol.wire.fields import Message
 from protocol.wire.fragment_messages import (
-    ChunkStamp,
     ChunkStateReply,
     Contribution,
     Doubt,
@@ -79,27 +67,23 @@ MAX_POSTED: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class PostStatistics:
-    """Counts since the start."""
-
-    posted: int
-    lost: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Box:
     put: trio.MemorySendChannel[tuple[Message, Payload]]
     scope: trio.CancelScope
 
 
 class Posts:
-    """All that is sent. `run` must be running."""
+    """All that is sent. `run` must be running.
+
+    Attributes:
+        posted, lost: messages, since the start.
+    """
 
     def __init__(self, network: Network) -> None:
         self._network = network
         self._boxes: dict[PeerId, _Box] = {}
         self._nursery: trio.Nursery | None = None
-        self._posted = self._lost = 0
+        self.posted = self.lost = 0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Carry what is posted, until cancelled."""
@@ -116,20 +100,16 @@ class Posts:
             put, take = trio.open_memory_channel[tuple[Message, Payload]](MAX_POSTED)
             box = self._boxes[peer_id] = _Box(put, trio.CancelScope())
             self._nursery.start_soon(self._carry, peer_id, box, take)
-        self._posted += 1
+        self.posted += 1
         try:
             box.put.send_nowait((message, payload))
         except trio.WouldBlock:
-            self._lost += 1
+            self.lost += 1
 
     def keep_only(self, peer_ids: Collection[PeerId]) -> None:
         """The others are gone; so is what was for them."""
         for peer_id in [peer_id for peer_id in self._boxes if peer_id not in peer_ids]:
             self._boxes.pop(peer_id).scope.cancel()
-
-    def statistics(self) -> PostStatistics:
-        """Counts since the start."""
-        return PostStatistics(self._posted, self._lost)
 
     async def _carry(
         self, peer_id: PeerId, box: _Box, take: trio.MemoryReceiveChannel[tuple[Message, Payload]]
@@ -142,7 +122,7 @@ class Posts:
                         talk = talk or await self._open(peer_id)
                         await talk.send(message, payload, stall_s=STALL_S)
                     except LocoError:
-                        self._lost += 1
+                        self.lost += 1
                         await _closed(talk)
                         talk = None
             finally:
@@ -390,7 +370,7 @@ class FragmentQuestions:
         if scope.cancelled_caught:
             raise StreamLost(f"{peer_id} took longer than {QUESTION_S:.0f} s to answer")
 
-    async def stamps(self, talk: Conversation, fragment: int) -> StampsAnswered:
+    async def stamps(self, talk: Conversation, fragment: int) -> Stamps:
         """Each chunk's state as they have it. Raises LocoError."""
         await talk.send(GetStamps(self._group, fragment))
         answer, _ = await talk.receive(Stamps)
@@ -398,88 +378,20 @@ class FragmentQuestions:
         named = [stamp.chunk for stamp in answer.stamps]
         if answer.fragment != fragment or named != chunks or len(answer.cycles) != len(chunks):
             raise RemoteProtocolError(f"no stamps of the {len(chunks)} chunks of {fragment}")
-        states = tuple(zip(answer.stamps, answer.cycles, strict=True))
-        return StampsAnswered(fragment, talk.remote_peer_id, states)
+        return answer
 
-    async def result(self, talk: Conversation, asked: AskResult) -> ResultAnswered:
+    async def result(self, talk: Conversation, asked: GetResult) -> tuple[Result | None, Parts]:
         """The result that led them where they are, if they still have it. Raises LocoError."""
-        inbound = FragmentInbound(self._group, self._outer, self._work)
-        await talk.send(GetResult(self._group, asked.fragment, asked.cycle, asked.theirs.chunk))
-        result, codes = await inbound.answer(talk)
-        return ResultAnswered(
-            asked.fragment, asked.peer_id, asked.cycle, asked.theirs, result, codes
-        )
+        await talk.send(asked)
+        return await FragmentInbound(self._group, self._outer, self._work).answer(talk)
 
-    async def fetch(self, asked: FetchChunk) -> ChunkFetched | FetchFailed:
-        """A chunk as they have it."""
+    async def fetch(self, peer_id: PeerId, asked: GetChunkState) -> tuple[ChunkStateReply, Parts]:
+        """A chunk as they have it, with its values. Raises LocoError."""
         fragment, chunk = asked.fragment, asked.chunk
-        try:
-            async with self.stream_to(asked.peer_id) as talk:
-                await talk.send(GetChunkState(self._group, fragment, chunk))
-                room = memoryview(bytearray(8 * self._outer.chunk_values(fragment, chunk)))
-                state, _ = await talk.receive(ChunkStateReply, into=room, stall_s=STALL_S)
-        except LocoError:
-            return FetchFailed(fragment, chunk)
+        async with self.stream_to(peer_id) as talk:
+            await talk.send(asked)
+            room = memoryview(bytearray(8 * self._outer.chunk_values(fragment, chunk)))
+            state, _ = await talk.receive(ChunkStateReply, into=room, stall_s=STALL_S)
         if (state.fragment, state.stamp.chunk) != (fragment, chunk):
-            return FetchFailed(fragment, chunk)
-        return ChunkFetched(fragment, chunk, state.cycle, state.stamp.stamp, room)
-
-
-# --- fragment answers -----------------------------------------------------------------------------
-
-Question = GetStamps | GetResult | GetChunkState
-
-
-class FragmentAnswers:
-    """Answers to the questions of others.
-
-    Args:
-        core: knows stamps and results.
-        lock: held while the outer state moves or is read as a whole.
-    """
-
-    def __init__(
-        self,
-        outer: OuterFragments,
-        core: FragmentCore,
-        work: Work,
-        lock: trio.Lock,
-    ) -> None:
-        self._outer = outer
-        self._core = core
-        self._work = work
-        self._lock = lock
-
-    async def answer(self, talk: Conversation, question: Question) -> None:
-        """Send what was asked for, or refuse."""
-        match question:
-            case GetStamps(fragment=fragment):
-                await talk.send(self._stamps(fragment))
-            case GetResult():
-                await self._send_result(talk, question)
-            case GetChunkState(fragment=fragment, chunk=chunk):
-                state, values = await self._read(fragment, chunk)
-                await talk.send(state, values, stall_s=STALL_S)
-
-    def _stamps(self, fragment: int) -> Stamps:
-        ledger = self._core.ledger(fragment)
-        chunks = range(len(ledger.stamps))
-        return Stamps(
-            fragment,
-            tuple(ChunkStamp.of(chunk, ledger.stamp(chunk)) for chunk in chunks),
-            tuple(ledger.cycle(chunk) for chunk in chunks),
-        )
-
-    async def _send_result(self, talk: Conversation, asked: GetResult) -> None:
-        kept = self._core.result_of(asked.fragment, asked.cycle, asked.chunk)
-        if kept is None:
-            await talk.refuse(RefusalReason.UNAVAILABLE, "I hold no such result")
-        else:
-            await talk.send(*kept, stall_s=STALL_S)
-
-    async def _read(self, fragment: int, chunk: int) -> tuple[ChunkStateReply, bytes]:
-        async with self._lock:
-            ledger = self._core.ledger(fragment)
-            stamp = ChunkStamp.of(chunk, ledger.stamp(chunk))
-            state = ChunkStateReply(fragment, ledger.cycle(chunk), stamp)
-            return state, await self._work.run(self._outer.read, fragment, chunk)
+            raise RemoteProtocolError("another chunk than was asked for")
+        return state, {chunk: room}

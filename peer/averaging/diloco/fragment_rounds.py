@@ -9,53 +9,48 @@ sent once more, and the run is over when all are back. All sends after that step
 of the cycle `total_rounds` (the fragment that goes at the end of a round has made its own by then).
 That cycle is averaged plainly, so a run ends with the mean of all peers' weights.
 
-Also here: the peers of the group, as the exchange sees them; what the ends of sends and of audits
-leave behind (counts, events, who is banned); and the trainer of now, as the exchange sees it.
+Also here: the peers of the group and the trainer of now, as the exchange sees them.
 
 - Which sends of *this* trainer are in flight: a new trainer is not told of an old one's.
 - When the outer copy may be written: not while the trainer reads all of it (load, validation), and
   a fragment that is not in flight only after the trainer has yielded it. A Yield that crosses a
-  send on its way is void; the fragment's keeper goes on from that send.
+  send on its way is void; the fragment's machine goes on from that send.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
+import numpy as np
 import trio
 
 from peer.codec import get_codec
 from peer.facts import Facts, PeerState, RoundTiming
 from peer.observe.event_names import EventName
-from peer.observe.events import EventLog
-from peer.ports import Network, PeerId, Work
+from peer.ports import PeerId
 from peer.process.rejoin import join_the_finished
+from peer.rounds.loop import RoundLoop
 from peer.rounds.pace import Pace
+from peer.rounds.parts import AveragingParts
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
-from peer.training.messages import (
-    Amend,
-    FragmentMerged,
-    FragmentSent,
-    Merge,
-    Ready,
-    RoundClosed,
-    SyncEvent,
-    Yield,
-    Yielded,
-)
-from peer.training.ports import Float32Vector
-from protocol.diloco.fragment_events import Changes, GroupSeen, HoldOutcome, SendEnded, Sent
-from protocol.diloco.healing import HealingStatistics
-from protocol.diloco.peers import LATE_ROUNDS
+from peer.training.messages import Ready, RoundClosed, SyncEvent
+from peer.training.ports import Float32Vector, StartTrainer
+from protocol.diloco.commands import GroupSeen, HoldOutcome, SendEnded, Sent
+from protocol.diloco.peers import LATE_ROUNDS, FragmentCounts
 from protocol.fragment.fragments import fragments_of_run, last_sent
-from protocol.membership.records import Sign
 from protocol.membership.view import TRAINING, Member, View
-from protocol.outcomes import AuditOutcome, SkipReason
+from protocol.outcomes import SkipReason
 from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import Layout
 from protocol.schedule.rounds import Quotas, RoundPlan, catch_up, is_left_behind, middle, next_round
+from protocol.trainer_messages import (
+    FragmentMerged,
+    FragmentSent,
+    Merge,
+    Yield,
+    Yielded,
+)
 
-from .fragment_exchange import FragmentExchange, FragmentSurroundings, KeptProofs
+from .fragment_exchange import FragmentExchange, FragmentSurroundings
 from .nesterov import NesterovFactors
 from .outer_fragments import OuterFragments
 
@@ -112,68 +107,6 @@ class FragmentCompany:
         longest = self._spec.longest_rounds
         training = (member for member in alive if member.progress.state == TRAINING)
         return [member for member in training if member.progress.round <= longest]
-
-
-# --- fragment record ------------------------------------------------------------------------------
-
-
-class FragmentRecord:
-    """Implements `SendRecord` and `OwnersConduct` (fragment_exchange.py).
-
-    Args:
-        convict: bans a peer.
-    """
-
-    def __init__(
-        self,
-        facts: Facts,
-        events: EventLog,
-        company: FragmentCompany,
-        spec: AmendedSpec,
-        convict: Callable[[PeerId], None],
-    ) -> None:
-        self._facts = facts
-        self._events = events
-        self._company = company
-        self._spec = spec
-        self._convict = convict
-        self._last_averaged: list[bool] = []
-
-    @property
-    def ended_alone(self) -> bool:
-        """Whether sends after the last inner step have ended, and no other peer was in them."""
-        return bool(self._last_averaged) and not any(self._last_averaged)
-
-    def audited(self, outcome: AuditOutcome) -> None:
-        """An audit has ended."""
-        self._facts.audits[outcome] += 1
-
-    def convicted(self, owner: PeerId) -> None:
-        """An owner was proved to have lied."""
-        self._convict(owner)
-
-    def returned(self, returned: SendEnded, healing: HealingStatistics) -> None:
-        """A send has ended; so much was healed until now."""
-        facts, averaged = self._facts, returned.contributors > 1
-        facts.diverged, facts.healed = healing.diverged, healing.healed
-        facts.healed_s = healing.healed_s
-        if self._spec.is_last_round(returned.cycle):
-            self._last_averaged.append(averaged)
-        if averaged:
-            facts.count_averaged()
-        else:
-            alone = self._company.is_alone
-            facts.count_skipped(SkipReason.NO_PARTNER if alone else SkipReason.DEADLINE)
-        self._events.emit(
-            EventName.FRAGMENT_RETURNED,
-            round=returned.cycle,
-            fragment=returned.fragment,
-            contributors=returned.contributors,
-            missing=returned.missing,
-            moved=returned.moved,
-            digest=returned.digest,
-            seconds=returned.seconds,
-        )
 
 
 # --- current trainer ------------------------------------------------------------------------------
@@ -250,61 +183,35 @@ class CurrentTrainer:
         """Whether it does not."""
         return self._validation.is_idle and self._loaded.is_set()
 
-    async def merge(self, fragment: int, cycle: int, changes: Changes) -> None:
-        """The send is over; tell the trainer that made it."""
-        if self._in_flight.get(fragment) == cycle and self._line is not None:
-            del self._in_flight[fragment]
-            stepped, moved = tuple(sorted(changes.stepped)), tuple(sorted(changes.moved))
-            await self._line.send(Merge(fragment, cycle, stepped, moved))
+    async def merge(self, message: Merge) -> None:
+        """A send is over, or what was yielded is written: tell the trainer that waits for it."""
+        if message.cycle is None:
+            if message.fragment in self._yielded and self._line is not None:
+                self._yielded.discard(message.fragment)
+                await self._line.send(message)
+            return
+        if self._in_flight.get(message.fragment) == message.cycle and self._line is not None:
+            del self._in_flight[message.fragment]
+            await self._line.send(message)
         if not self._in_flight:
             self._all_back.set()
 
-    async def hold(self, fragment: int) -> HoldOutcome:
-        """Make the trainer read nothing of the fragment until `amend`."""
+    async def hold(self, message: Yield) -> HoldOutcome:
+        """Make the trainer read nothing of the fragment until `merge`."""
+        fragment = message.fragment
         if self._line is None:
             return HoldOutcome.FREE
         if fragment in self._in_flight:
             return HoldOutcome.VOID
         answered = self._holding[fragment] = trio.Event()
-        await self._line.send(Yield(fragment))
+        await self._line.send(message)
         await answered.wait()
         if fragment in self._yielded:
             return HoldOutcome.YIELDED
         return HoldOutcome.VOID if fragment in self._in_flight else HoldOutcome.FREE
 
-    async def amend(self, fragment: int, changes: Changes) -> None:
-        """Tell the trainer that yielded what has changed."""
-        if fragment in self._yielded and self._line is not None:
-            self._yielded.discard(fragment)
-            await self._line.send(
-                Amend(
-                    fragment,
-                    merged=tuple(sorted(changes.stepped)),
-                    redone=tuple(sorted(changes.redone)),
-                    moved=tuple(sorted(changes.moved)),
-                )
-            )
-
 
 # --- fragment rounds ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class FragmentMeans:
-    """The means by which fragments are averaged, and told of.
-
-    Attributes:
-        convict: bans a peer that was proved to have lied.
-        proofs: of that, kept in the home.
-    """
-
-    network: Network
-    work: Work
-    sign: Sign
-    events: EventLog
-    observe_round: Callable[[RoundTiming], None]
-    convict: Callable[[PeerId], None]
-    proofs: KeptProofs
 
 
 class FragmentRounds:
@@ -317,30 +224,27 @@ class FragmentRounds:
 
     def __init__(
         self,
-        spec: AmendedSpec,
-        *,
-        facts: Facts,
-        view: View,
-        slow_P: Float32Vector,
+        parts: AveragingParts,
         momentum_P: Float32Vector,
         lock: trio.Lock,
         validation: Validation,
-        means: FragmentMeans,
     ) -> None:
-        self._amended, self._spec = spec, spec.founding
-        self._facts = facts
-        self._view = view
-        self._slow_P = slow_P
+        self._parts = parts
+        self._amended, self._spec = parts.amended, parts.spec
+        self._facts = parts.facts
+        self._view = parts.held.view
         self._momentum_P = momentum_P
         self._lock = lock
         self._validation = validation
-        self._means = means
-        self._pace = Pace(self._spec.sync.round_steps, facts)
+        self._pace = Pace(self._spec.sync.round_steps, self._facts)
         self._quotas = Quotas()
-        self._next_round = facts.round
+        self._next_round = self._facts.round
         self._last_trained = -1
-        self._company = FragmentCompany(means.network.peer_id, facts, view, spec)
-        self._record = FragmentRecord(facts, means.events, self._company, spec, means.convict)
+        self._last_averaged: list[bool] = []
+        self._company = FragmentCompany(
+            parts.network.peer_id, self._facts, self._view, self._amended
+        )
+        self._counts = FragmentCounts(refused=self._facts.refused, audits=self._facts.audits)
         self._trainer = CurrentTrainer(validation)
         self._exchange: FragmentExchange | None = None
         self._begun = trio.Event()
@@ -386,7 +290,8 @@ class FragmentRounds:
             return RoundPlan(total, 0, float(total * self._spec.sync.round_steps), 1.0)
         await self._trainer.wait_all_back()
         heard_too_late = self._last_trained >= total  # of an amendment that has shortened the run
-        if self._record.ended_alone or heard_too_late:
+        ended_alone = bool(self._last_averaged) and not any(self._last_averaged)
+        if ended_alone or heard_too_late:
             join_the_finished(self._view.alive(trio.current_time()))
         return None
 
@@ -410,7 +315,7 @@ class FragmentRounds:
     async def closed(self, closed: RoundClosed, others: Sequence[Member]) -> None:
         """Validate if it is due; the next round may begin at once."""
         self._trainer.loaded()
-        self._means.observe_round(RoundTiming(closed.seconds, 0.0, 0.0, 0.0))
+        self._parts.observe_round(RoundTiming(closed.seconds, 0.0, 0.0, 0.0))
         if self._validation.is_due(closed.round):
             async with self._lock:  # nothing is half written
                 await self._validation.begin(self._trainer.line, closed.round)
@@ -425,7 +330,7 @@ class FragmentRounds:
         fragments = fragments_of_run(sync.diloco, layout)
         outer = OuterFragments(
             fragments,
-            self._slow_P,
+            self._parts.slow_P,
             self._momentum_P,
             get_codec(held.codec, part_of=layout.padded_parameters),
             NesterovFactors(sync.diloco.learning_rate, sync.diloco.momentum),
@@ -434,16 +339,16 @@ class FragmentRounds:
         around = FragmentSurroundings(
             group=held.group.digest,
             incarnation=self._facts.incarnation,
-            network=self._means.network,
-            work=self._means.work,
-            sign=self._means.sign,
+            network=self._parts.network,
+            work=self._parts.work,
+            sign=self._parts.sign,
             company=self._company,
             trainer=self._trainer,
-            record=self._record,
-            conduct=self._record,
-            proofs=self._means.proofs,
+            ended=self._send_ended,
+            convict=self._parts.convict,
+            proofs=self._parts.proofs,
             lock=self._lock,
-            refused=self._facts.refused,
+            counts=self._counts,
             inner_steps=sync.round_steps,
             trims=sync.diloco.robust == "trim",
             last_sent=[
@@ -452,6 +357,28 @@ class FragmentRounds:
             ],
         )
         return FragmentExchange(around, outer)
+
+    def _send_ended(self, ended: SendEnded) -> None:
+        facts, counts, averaged = self._facts, self._counts, ended.contributors > 1
+        facts.diverged, facts.healed = counts.diverged, counts.healed
+        facts.healed_s = counts.healed_s
+        if self._amended.is_last_round(ended.cycle):
+            self._last_averaged.append(averaged)
+        if averaged:
+            facts.count_averaged()
+        else:
+            alone = self._company.is_alone
+            facts.count_skipped(SkipReason.NO_PARTNER if alone else SkipReason.DEADLINE)
+        self._parts.events.emit(
+            EventName.FRAGMENT_RETURNED,
+            round=ended.cycle,
+            fragment=ended.fragment,
+            contributors=ended.contributors,
+            missing=ended.missing,
+            moved=ended.moved,
+            digest=ended.digest,
+            seconds=ended.seconds,
+        )
 
     async def took(self, event: SyncEvent) -> None:
         """A fragment was sent, merged or yielded."""
@@ -480,3 +407,47 @@ class FragmentRounds:
     async def wait_settled(self) -> None:
         """Wait until no send is under way."""
         await self._trainer.wait_all_back()
+
+
+# --- the way of averaging -------------------------------------------------------------------------
+
+
+class FragmentAveraging:
+    """Streaming DiLoCo: fragments among all, and their rounds."""
+
+    def __init__(self, parts: AveragingParts) -> None:
+        self._parts = parts
+        self.slow_P, self.momentum_P = parts.slow_P, np.zeros_like(parts.slow_P)
+        self._rounds: FragmentRounds | None = None
+        self._begun = trio.Event()
+        self.lock = trio.Lock()
+
+    @property
+    def round(self) -> int:
+        """The last that is over; fragments are stepped within rounds."""
+        facts = self._parts.facts
+        return facts.round if facts.state is PeerState.FINISHED else facts.round - 1
+
+    @property
+    def senders(self) -> int:
+        """All the others, once there are rounds: one that has finished still heals us."""
+        if self._rounds is None:
+            return 1
+        return len(self._parts.held.view.alive(trio.current_time()))
+
+    def stands_after(self, round_: int) -> None:
+        """The vectors hold our first state. What each chunk lacks since, it heals."""
+
+    def begin(self, start_trainer: StartTrainer) -> RoundLoop:
+        """The rounds."""
+        parts = self._parts
+        validation = Validation(parts.spec.sync.validate_every, parts.facts, parts.events)
+        self._rounds = FragmentRounds(parts, self.momentum_P, self.lock, validation)
+        self._begun.set()
+        return RoundLoop(parts, self._rounds, validation, start_trainer)
+
+    async def serve(self) -> None:
+        """Average with the others until cancelled."""
+        await self._begun.wait()
+        assert self._rounds is not None
+        await self._rounds.serve()

@@ -53,6 +53,8 @@ Rules:
   everything is done value by value, in one order, each operation rounded to fp32 by itself. Of
   equal values the one whose contribution comes first is the lower.
 - What is left has other weights in each coordinate, so each is divided by its own.
+
+Steps and averages go through the codec's compiled loops where these fit (int8_nesterov.py).
 """
 
 import struct
@@ -66,8 +68,7 @@ import numpy as np
 import torch
 
 from peer.codec import BLOCK, TILE, Codec
-
-from . import fused_nesterov
+from peer.codec.compiled import in_chunks
 
 # --- trimmed mean ---------------------------------------------------------------------------------
 
@@ -117,13 +118,13 @@ PLAIN_AVERAGE: Final = NesterovFactors(learning_rate=1.0, momentum=0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkState:
+class ChunkValues:
     """Slow weights phi and outer momentum v of a chunk: fp32 [C], of somebody's memory."""
 
     phi_C: torch.Tensor
     v_C: torch.Tensor
 
-    def copy_from(self, other: "ChunkState") -> None:
+    def copy_from(self, other: "ChunkValues") -> None:
         """Take over the values of another state of the same chunk."""
         self.phi_C.copy_(other.phi_C)
         self.v_C.copy_(other.v_C)
@@ -206,7 +207,7 @@ def _average_tile(
     mean.zero_()
     for each in admitted:
         factor = each.share * each.weight / total
-        if fused_nesterov.add(each.codes, factor, codec, start, mean):
+        if fused_add(each.codes, factor, codec, start, mean):
             continue
         codec.decode_range(each.codes, start, stop, value)
         mean.add_(value.mul_(factor))
@@ -224,11 +225,11 @@ def _trimmed_tile(
 
 
 def outer_step(
-    before: ChunkState,
+    before: ChunkValues,
     result_codes: torch.Tensor,
     codec: Codec,
     factors: NesterovFactors,
-    after: ChunkState,
+    after: ChunkValues,
 ) -> None:
     """Take the outer step of a chunk whose values lie one after another.
 
@@ -246,7 +247,7 @@ def outer_step(
 
 
 def step_pieces(
-    pieces: Sequence[tuple[ChunkState, ChunkState]],
+    pieces: Sequence[tuple[ChunkValues, ChunkValues]],
     result_codes: torch.Tensor,
     codec: Codec,
     factors: NesterovFactors,
@@ -270,19 +271,19 @@ def step_pieces(
     _check_codes([result_codes], codec, cuts[-1])
     for start, (before, after) in zip(cuts, pieces, strict=False):
         vectors = (before.phi_C, before.v_C, after.phi_C, after.v_C)
-        if not fused_nesterov.step(result_codes, start, vectors, codec, numbers, keep=keep):
+        if not fused_step(result_codes, start, vectors, codec, numbers, keep=keep):
             if keep:
                 before.copy_from(after)
             _step_plainly(before, result_codes, start, codec, factors, after)
 
 
 def _step_plainly(
-    before: ChunkState,
+    before: ChunkValues,
     result_codes: torch.Tensor,
     start: int,
     codec: Codec,
     factors: NesterovFactors,
-    after: ChunkState,
+    after: ChunkValues,
 ) -> None:
     """Step the piece that begins with the chunk's value `start`."""
     num_values = before.phi_C.numel()
@@ -298,7 +299,7 @@ def _step_plainly(
         torch.sub(before.phi_C[first:last], look_ahead, out=after.phi_C[first:last])
 
 
-def _check_state(before: ChunkState, after: ChunkState) -> None:
+def _check_state(before: ChunkValues, after: ChunkValues) -> None:
     num_values = before.phi_C.numel()
     for vector in (before.phi_C, before.v_C, after.phi_C, after.v_C):
         if vector.dtype != torch.float32 or vector.dim() != 1 or not vector.is_contiguous():
@@ -307,16 +308,67 @@ def _check_state(before: ChunkState, after: ChunkState) -> None:
             raise ValueError(f"vectors of {num_values} and {vector.numel()} values in one step")
 
 
+# --- compiled loops -------------------------------------------------------------------------------
+
+WAY: Final = "diloco"
+"""The name under which a codec's row has loops for both (protocol/run/ways.py)."""
+
+Vectors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""phi and v before, phi and v after."""
+
+
+def fused_step(
+    result_codes: torch.Tensor,
+    start: int,
+    vectors: Vectors,
+    codec: Codec,
+    factors: tuple[float, float],
+    *,
+    keep: bool,
+) -> bool:
+    """Take the outer step of the chunk's values from `start` on; lengths and types are checked.
+
+    Args:
+        factors: learning rate and momentum.
+        keep: as `step_pieces` has it.
+
+    Returns:
+        False, and nothing done, if no compiled loop fits.
+    """
+    fused = codec.fused_loops(WAY, [result_codes], vectors, start)
+    if fused is None:
+        return False
+    arrays = (*fused.codes[0], *(vector.numpy() for vector in vectors))
+    numbers = tuple(map(np.float32, factors))
+    in_chunks(
+        lambda first, last: fused.kernels.step_blocks(*arrays, numbers, keep, first, last),
+        vectors[0].numel() // BLOCK,
+    )
+    return True
+
+
+def fused_add(
+    codes: torch.Tensor, share: float, codec: Codec, start: int, mean: torch.Tensor
+) -> bool:
+    """Add a share of the values from `start` on. False, and nothing done, if no loop fits."""
+    fused = codec.fused_loops(WAY, [codes], [mean], start)
+    if fused is None:
+        return False
+    last = mean.numel() // BLOCK
+    fused.kernels.add_blocks(*fused.codes[0], mean.numpy(), np.float32(share), 0, last)
+    return True
+
+
 def load_loops(codec: Codec) -> None:
     """Do everything once on a block of zeros: what has to be compiled or loaded is, from now on."""
-    state = ChunkState(torch.zeros(BLOCK), torch.zeros(BLOCK))
+    state = ChunkValues(torch.zeros(BLOCK), torch.zeros(BLOCK))
     codes = torch.zeros(2, codec.code_bytes(BLOCK), dtype=torch.uint8)
     codec.validate(codes[0])
     average_codes([WeightedCodes(codes[0], 1)] * 2, codec, BLOCK, codes[1])
     outer_step(state, codes[1], codec, PLAIN_AVERAGE, state)
 
 
-def state_digest(pieces: Sequence[ChunkState], cycle: int, num_steps: int, weight: int) -> bytes:
+def state_digest(pieces: Sequence[ChunkValues], cycle: int, num_steps: int, weight: int) -> bytes:
     """Digest of a chunk's state: 16 bytes. All that goes in is little endian.
 
     blake3 over the bytes of phi and of v (fp32), then three int64: cycle, steps, weight.

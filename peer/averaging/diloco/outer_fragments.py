@@ -9,14 +9,36 @@ Which state each chunk is in, and what may be applied to it, is known to the cor
 (protocol/fragment/chunk_ledger.py): it is given each state's name, the stamp, that comes of a step.
 
 Everything here is blocking work of some milliseconds per chunk, for one thread at a time.
+
+Also here: memory for codes on their way, used again and again.
+
+Why. Memory of some hundred KiB that is fresh from the kernel is zeroed page by page when it is
+first touched, which takes several times longer than to copy the codes there; and what is given back
+goes back to the kernel at once. So memory that nobody looks at any more is kept here for the next
+who asks.
+
+Rules
+  1. It is spare again as soon as the last view of it is gone: nobody has to give anything back.
+  2. Of what is spare at most `max_spare_bytes` are kept, the newest.
+  3. What is in it when it is handed out is what was there before: it is for who fills all of it.
+
+Also a quick look whether memory still holds what was written there.
+
+Idea. The sum of 64 words of 8 bytes, modulo 2^64, is other after a change of any one of them, and
+the digest of the sums in their order is other after a change of any sum. So whatever happens to
+single words or whole pages is seen, at the speed of memory, a quarter of the time of a digest of
+all bytes. Changes within one block that cancel each other are not seen: against malice it is
+nothing, and nothing of it ever leaves this machine. What peers compare are stamps.
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
+import blake3
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -24,15 +46,83 @@ import torch
 from peer.codec import Codec, codes_as_tensor
 from peer.codec.base import root_mean_square
 from peer.codec.compiled import COMPILED_FROM
-from protocol.diloco.fragment_events import ResultToWrite
+from protocol.diloco.commands import (
+    ChunkFetched,
+    ResultToWrite,
+    UndoSteps,
+    Verify,
+    WriteChunk,
+    WriteOrder,
+    WriteResults,
+)
 from protocol.diloco.peers import never
 from protocol.errors import RemoteProtocolError
 from protocol.fragment.chunk_ledger import NEVER, Stamp
 from protocol.fragment.fragments import Fragment, Span
 from protocol.plausible import Plausibility
 
-from .nesterov import PLAIN_AVERAGE, ChunkState, NesterovFactors, state_digest, step_pieces
-from .spare_memory import SpareMemory, memory_check
+from .nesterov import PLAIN_AVERAGE, ChunkValues, NesterovFactors, state_digest, step_pieces
+
+# --- memory check ---------------------------------------------------------------------------------
+
+_WORDS: Final = 64
+"""Summed up at a time: a block of 128 values in fp32."""
+
+
+def memory_check(vectors: Iterable[torch.Tensor]) -> bytes:
+    """The check of fp32 vectors of whole blocks in main memory, in their order."""
+    digest = blake3.blake3()
+    for vector in vectors:
+        words = vector.numpy().view(np.uint64).reshape(-1, _WORDS)
+        digest.update(words.sum(axis=1, dtype=np.uint64).view(np.uint8).data)
+    return digest.digest(length=16)
+
+
+# --- spare memory ---------------------------------------------------------------------------------
+
+Memory = npt.NDArray[np.uint8]
+
+MOST_WASTED: Final = 2
+"""A piece is used for what needs at least one so-manieth of it."""
+
+
+class SpareMemory:
+    """Hands out memory, and keeps what was used. Any thread may let go of it."""
+
+    def __init__(self, max_spare_bytes: int) -> None:
+        self._max_spare_bytes = max_spare_bytes
+        self._spare: deque[Memory] = deque()
+
+    @property
+    def spare_bytes(self) -> int:
+        """What is kept now."""
+        return sum(map(len, list(self._spare)))  # a copy: other threads may let go meanwhile
+
+    def take(self, num_bytes: int) -> memoryview:
+        """So many bytes, of any content."""
+        memory = self._fitting(num_bytes)
+        lent = memory[:num_bytes]
+        weakref.finalize(lent, self._came_back, memory).atexit = False
+        return lent.data
+
+    def _fitting(self, num_bytes: int) -> Memory:
+        """One piece that is large enough, but not much too large; new, if there is none."""
+        with suppress(IndexError):  # another thread was faster
+            for _ in range(len(self._spare)):
+                memory = self._spare.popleft()
+                if num_bytes <= len(memory) <= MOST_WASTED * num_bytes:
+                    return memory
+                self._spare.append(memory)
+        return np.empty(num_bytes, np.uint8)
+
+    def _came_back(self, memory: Memory) -> None:
+        self._spare.append(memory)
+        with suppress(IndexError):
+            while self.spare_bytes > self._max_spare_bytes:
+                self._spare.popleft()
+
+
+# --- the outer copy -------------------------------------------------------------------------------
 
 FIRST_RESULTS: Final = 2.0
 """How long a chunk's first results may be, in lengths of our own contribution: a mean is not longer
@@ -42,16 +132,6 @@ FIRST_OF_CHUNK: Final = 16.0
 more than they are."""
 
 Float32Vector = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class FragmentStatistics:
-    """Counts since the start."""
-
-    steps: int
-    redone: int
-    healed: int
-    undone: int
 
 
 class OuterFragments:
@@ -83,7 +163,6 @@ class OuterFragments:
         self.is_last = is_last
         self._phi, self._v = torch.from_numpy(phi_P), torch.from_numpy(v_P)
         self._before_phi, self._before_v = torch.empty_like(self._phi), torch.empty_like(self._v)
-        self._steps = self._redone = self._healed = self._undone = 0
         self.spare = SpareMemory(self.code_bytes)
         self._sent: dict[int, tuple[memoryview, float]] = {}
         self._seen = defaultdict[tuple[int, int], Plausibility](Plausibility)
@@ -143,6 +222,26 @@ class OuterFragments:
             raise RemoteProtocolError(f"{len(codes)} bytes of codes, expected {start}")
         return parts
 
+    # --- what the core orders ---------------------------------------------------------------------
+    def carry_out(self, order: WriteOrder) -> Mapping[int, Stamp]:
+        """Do it. Returned are the stamps of what was written, or of chunks that were spoilt."""
+        match order:
+            case Verify(fragment, cycles):
+                return self.verify(fragment, cycles)
+            case WriteResults(fragment, results):
+                plausible = [each for each in results if self.is_plausible(fragment, each)]
+                return {each.chunk: self.write(fragment, each) for each in plausible}
+            case WriteChunk(_, fetched):
+                try:
+                    self.heal(fetched)
+                except RemoteProtocolError:
+                    return {}  # not what its stamp says: another peer will have it
+                return {fetched.chunk: fetched.stamp}
+            case UndoSteps(fragment, stamps):
+                for chunk in stamps:
+                    self.undo(fragment, chunk)
+                return stamps
+
     # --- steps ------------------------------------------------------------------------------------
     def write(self, fragment: int, result: ResultToWrite) -> Stamp:
         """Step from the present state, or from the one before the last step; the new state."""
@@ -153,8 +252,6 @@ class OuterFragments:
         pieces = list(zip(before, now, strict=True))
         step_pieces(pieces, codes_as_tensor(result.codes), self.codec, factors, keep=keep)
         self._checks[fragment][result.chunk] = self._check(fragment, result.chunk)
-        self._steps += keep
-        self._redone += result.again
         steps, weight = result.base.steps + 1, result.base.weight + result.outcome.weight
         return self._stamp(fragment, result.chunk, result.cycle, steps, weight)
 
@@ -165,7 +262,6 @@ class OuterFragments:
         for then, piece in zip(before, now, strict=True):
             piece.copy_from(then)
         self._checks[fragment][chunk] = self._check(fragment, chunk)
-        self._undone += 1
 
     def is_plausible(self, fragment: int, result: ResultToWrite) -> bool:
         """Whether a result moves its chunk no further than results of late can explain.
@@ -213,24 +309,29 @@ class OuterFragments:
             for start, stop in pieces
         )
 
-    def heal(self, fragment: int, chunk: int, cycle: int, stamp: Stamp, values: memoryview) -> None:
+    def heal(self, fetched: ChunkFetched) -> None:
         """Take over a chunk from another peer.
 
         Raises:
             RemoteProtocolError: the values are not those of the stamp; nothing was written.
         """
+        fragment, chunk, stamp = fetched.fragment, fetched.chunk, fetched.stamp
         size = self.chunk_values(fragment, chunk)
-        if len(values) != 8 * size:
-            raise RemoteProtocolError(f"{len(values)} bytes of a chunk, expected {8 * size}")
-        both = torch.from_numpy(np.frombuffer(values, "<f4").copy())
-        state = ChunkState(both[:size], both[size:])
-        if _stamp([state], cycle, stamp.steps, stamp.weight) != stamp:
+        if len(fetched.values) != 8 * size:
+            expected = f"expected {8 * size}"
+            raise RemoteProtocolError(f"{len(fetched.values)} bytes of a chunk, {expected}")
+        both = torch.from_numpy(np.frombuffer(fetched.values, "<f4").copy())
+        state = ChunkValues(both[:size], both[size:])
+        if _stamp([state], fetched.cycle, stamp.steps, stamp.weight) != stamp:
             raise RemoteProtocolError("a chunk's values do not fit its stamp")
         if not bool(torch.isfinite(both).all()):
             raise RemoteProtocolError("a chunk's values are not finite")
-        self._scatter(fragment, chunk, state)
+        done = 0
+        for piece in self._states(self._phi, self._v, fragment, chunk):
+            stop = done + len(piece.phi_C)
+            piece.copy_from(ChunkValues(state.phi_C[done:stop], state.v_C[done:stop]))
+            done = stop
         self._checks[fragment][chunk] = self._check(fragment, chunk)
-        self._healed += 1
 
     def verify(self, fragment: int, cycles: Sequence[int]) -> dict[int, Stamp]:
         """See which chunks are no longer what was written: their memory was spoilt.
@@ -253,20 +354,16 @@ class OuterFragments:
         """Whether a stamp, of a step in this cycle, is that of the values that we have."""
         return self._stamp(fragment, chunk, cycle, stamp.steps, stamp.weight) == stamp
 
-    def statistics(self) -> FragmentStatistics:
-        """Counts since the start."""
-        return FragmentStatistics(self._steps, self._redone, self._healed, self._undone)
-
     # --- memory -----------------------------------------------------------------------------------
     def _stamp(self, fragment: int, chunk: int, cycle: int, steps: int, weight: int) -> Stamp:
         return _stamp(self._states(self._phi, self._v, fragment, chunk), cycle, steps, weight)
 
     def _states(
         self, phi_P: torch.Tensor, v_P: torch.Tensor, fragment: int, chunk: int
-    ) -> list[ChunkState]:
+    ) -> list[ChunkValues]:
         """The pieces of a chunk in a pair of vectors, in order."""
         pieces = self._pieces(fragment, chunk)
-        return [ChunkState(phi_P[start:stop], v_P[start:stop]) for start, stop in pieces]
+        return [ChunkValues(phi_P[start:stop], v_P[start:stop]) for start, stop in pieces]
 
     def _check(self, fragment: int, chunk: int) -> bytes:
         pieces = self._pieces(fragment, chunk)
@@ -278,13 +375,6 @@ class OuterFragments:
         """Where a chunk's values lie in the flat vector."""
         return self.fragments[fragment].chunk_spans(chunk)
 
-    def _scatter(self, fragment: int, chunk: int, state: ChunkState) -> None:
-        done = 0
-        for start, stop in self._pieces(fragment, chunk):
-            self._phi[start:stop] = state.phi_C[done : done + stop - start]
-            self._v[start:stop] = state.v_C[done : done + stop - start]
-            done += stop - start
 
-
-def _stamp(pieces: Sequence[ChunkState], cycle: int, steps: int, weight: int) -> Stamp:
+def _stamp(pieces: Sequence[ChunkValues], cycle: int, steps: int, weight: int) -> Stamp:
     return Stamp(steps, weight, state_digest(pieces, cycle, steps, weight))

@@ -1,17 +1,24 @@
 """One core over a real outer copy, and a trainer that does what it is told."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from owner_worlds import CYCLE, FRAGMENT, GROUP, IDS, codes_of, outer_copy
 
-from peer.averaging.diloco.fragment_exchange import carry_out
 from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec.leaves import code_digest
-from protocol.diloco import fragment_events as e
-from protocol.diloco.keeper import Departures, Keeper, digest_of_stamps
-from protocol.diloco.peers import Peers, SendPlan
+from protocol.diloco import commands as e
+from protocol.diloco.cycle_machine import CycleMachine, digest_of_stamps
+from protocol.diloco.peers import Context, Peers, SendPlan
 from protocol.fragment.chunk_ledger import Stamp
-from protocol.wire.fragment_messages import ChunkResult, Result, mask_of
+from protocol.trainer_messages import Merge, Yield
+from protocol.wire.fragment_messages import (
+    ChunkResult,
+    FragmentSettled,
+    GetChunkState,
+    Result,
+    mask_of,
+)
 
 NUM_CHUNKS = 2
 """Of the one fragment of `outer_copy`."""
@@ -19,7 +26,9 @@ NUM_CHUNKS = 2
 
 @dataclass
 class World:
-    """A keeper, and all that it deals with. What is ordered is done at once, unless it is held up.
+    """A cycle machine, and all that it deals with.
+
+    What is ordered is done at once, unless it is held up.
 
     Attributes:
         held_up: orders that are not carried out yet; None carries out all at once.
@@ -28,67 +37,70 @@ class World:
     outer: OuterFragments = field(default_factory=outer_copy)
     held: e.HoldOutcome = e.HoldOutcome.YIELDED
     now_s: float = 0.0
-    held_up: list[e.InOrder] | None = None
+    held_up: list[e.FragmentCommand] | None = None
     writes: int = 0
     told: list[tuple[int, bytes]] = field(default_factory=list)
-    amended: list[e.Changes] = field(default_factory=list)
-    merged: list[e.Changes] = field(default_factory=list)
+    amended: list[Merge] = field(default_factory=list)
+    merged: list[Merge] = field(default_factory=list)
     returned: list[e.SendEnded] = field(default_factory=list)
-    fetching: list[e.FetchChunk] = field(default_factory=list)
+    fetching: list[e.Ask] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.peers = Peers(IDS[0], 1)
         self.see(IDS[:2])
+        self.todo: list[e.FragmentCommand] = []
+        self.context = Context(SendPlan(GROUP, 1), self.peers, self.todo.append)
         stamps = self.outer.first_stamps()[FRAGMENT]
-        self.keeper = Keeper(FRAGMENT, stamps, SendPlan(GROUP, 1), self.peers, Departures())
+        self.machine = CycleMachine(FRAGMENT, stamps, self.context)
 
     def see(self, present: list[str], round_: int = CYCLE) -> None:
         """These are there, and all of us are in this round."""
         rounds = dict.fromkeys((peer_id for peer_id in present if peer_id != IDS[0]), round_)
-        self.peers.note_seen(e.GroupSeen(round_, frozenset([IDS[0], *present]), rounds))
+        self.peers.seen = e.GroupSeen(round_, frozenset([IDS[0], *present]), rounds)
 
     def take(self, *items: e.Item) -> None:
         """These come together."""
-        self.do(self.keeper.put(self.now_s, *items))
+        self.tell(lambda machine: machine.put(*items))
 
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
-        self.do(self.keeper.look(self.now_s))
+        self.tell(CycleMachine.look)
 
-    def do(self, commands) -> None:
-        for command in tuple(commands):
+    def tell(self, what: Callable[[CycleMachine], None]) -> None:
+        """Tell the machine this, and do what it wants."""
+        self.context.now_s = self.now_s
+        what(self.machine)
+        commands, self.todo[:] = list(self.todo), []
+        for command in commands:
             match command:
-                case e.CycleSettled(_, cycle, digest):
+                case e.SendMessage(_, FragmentSettled(cycle=cycle, digest=digest)):
                     self.told.append((cycle, digest))
                 case e.SendEnded():
                     self.returned.append(command)
-                case e.FetchChunk():
+                case e.Ask(_, GetChunkState()):
                     self.fetching.append(command)
-                case e.Contribute():
+                case e.Contribute() | e.Ask() | e.ForgetOthers():
                     pass
                 case _ if self.held_up is not None:
                     self.held_up.append(command)
                 case _:
                     self.carry_out(command)
 
-    def carry_out(self, order: e.InOrder) -> None:
-        keeper, now_s = self.keeper, self.now_s
+    def carry_out(self, order: e.FragmentCommand) -> None:
         match order:
-            case e.MergeIntoTrainer(_, _, changes):
-                self.merged.append(changes)
-            case e.AmendTrainer(_, changes):
-                self.amended.append(changes)
-            case e.HoldTrainer():
-                self.do(keeper.trainer_held(now_s, self.held))
+            case Merge(cycle=None):
+                self.amended.append(order)
+            case Merge():
+                self.merged.append(order)
+            case Yield():
+                self.tell(lambda machine: machine.trainer_held(self.held))
             case e.Verify():
-                done = carry_out(self.outer, order)
-                assert isinstance(done, e.Verified)
-                self.do(keeper.verified(now_s, done.spoilt))
+                spoilt = self.outer.carry_out(order)
+                self.tell(lambda machine: machine.verified(spoilt))
             case e.WriteResults() | e.WriteChunk() | e.UndoSteps():
                 self.writes += 1
-                done = carry_out(self.outer, order)
-                assert isinstance(done, e.Written)
-                self.do(keeper.written(now_s, done.stamps))
+                stamps = self.outer.carry_out(order)
+                self.tell(lambda machine: machine.written(stamps))
 
     def let_go(self) -> None:
         """Carry out what was held up, one after another, and all from now on."""
@@ -98,7 +110,17 @@ class World:
 
     def digest(self) -> bytes:
         """One digest of all chunks' states now."""
-        return digest_of_stamps(self.keeper.ledger.stamps)
+        return digest_of_stamps(self.machine.ledger.stamps)
+
+
+def merged(cycle: int = CYCLE, **changes: tuple[int, ...]) -> Merge:
+    """That a send is over, and what has changed."""
+    return Merge(FRAGMENT, cycle, changes.get("stepped", ()), changes.get("moved", ()))
+
+
+def amended(**changes: tuple[int, ...]) -> Merge:
+    """That a fragment which was yielded has changed."""
+    return Merge(FRAGMENT, None, **changes)
 
 
 def send(cycle: int = CYCLE) -> e.Sent:

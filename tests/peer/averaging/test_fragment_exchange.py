@@ -1,6 +1,5 @@
 """The shell around the core, alone: what it does when the trainer lets nobody write."""
 
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -13,10 +12,10 @@ from peer.averaging.diloco.fragment_exchange import FragmentExchange, FragmentSu
 from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.network.simulated import SimulatedInternet
 from peer.ports.simulated import SimulatedWork
-from protocol.diloco.fragment_events import Changes, GroupSeen, HoldOutcome, SendEnded, Sent
-from protocol.diloco.healing import HealingStatistics
-from protocol.diloco.keeper import MAX_RETURN_S
-from protocol.outcomes import AuditOutcome
+from protocol.diloco.commands import GroupSeen, HoldOutcome, SendEnded, Sent
+from protocol.diloco.cycle_machine import MAX_RETURN_S
+from protocol.diloco.peers import FragmentCounts
+from protocol.trainer_messages import Merge, Yield
 
 
 class Trainer:
@@ -25,7 +24,7 @@ class Trainer:
     def __init__(self) -> None:
         self.free = trio.Event()
         self.free.set()
-        self.merged: list[tuple[float, Changes]] = []
+        self.merged: list[tuple[float, Merge]] = []
 
     @property
     def can_write(self) -> bool:
@@ -34,14 +33,12 @@ class Trainer:
     async def may_write(self) -> None:
         await self.free.wait()
 
-    async def merge(self, fragment: int, cycle: int, changes: Changes) -> None:
-        self.merged.append((trio.current_time(), changes))
+    async def merge(self, message: Merge) -> None:
+        assert message.cycle is not None, "nothing was yielded"
+        self.merged.append((trio.current_time(), message))
 
-    async def hold(self, fragment: int) -> HoldOutcome:
+    async def hold(self, message: Yield) -> HoldOutcome:
         return HoldOutcome.FREE
-
-    async def amend(self, fragment: int, changes: Changes) -> None:
-        raise AssertionError("nothing was yielded")
 
 
 class World:
@@ -57,12 +54,6 @@ class World:
 
     def is_linked(self, peer_id: str) -> bool:
         return True
-
-    def returned(self, returned: SendEnded, healing: HealingStatistics) -> None:
-        self.returned_sends.append(returned)
-
-    def audited(self, outcome: AuditOutcome) -> None:
-        raise AssertionError("there is nobody to audit")
 
     def convicted(self, owner: str) -> None:
         raise AssertionError("there is nobody to convict")
@@ -84,11 +75,11 @@ class World:
                 sign=IDENTITIES[0].sign,
                 company=self,
                 trainer=self.trainer,
-                record=self,
-                conduct=self,
+                ended=self.returned_sends.append,
+                convict=self.convicted,
                 proofs=self,
                 lock=trio.Lock(),
-                refused=Counter(),
+                counts=FragmentCounts(),
                 inner_steps=1,
                 trims=False,
                 last_sent=[-1],
@@ -115,7 +106,9 @@ async def test_alone_a_fragment_is_stepped_and_merged_at_once(world, autojump_cl
     async with world.exchange() as exchange:
         exchange.sent(send(world.outer))
         await trio.sleep(0.1)
-        assert [changes for _, changes in world.trainer.merged] == [Changes(stepped={0, 1})]
+        assert [changes for _, changes in world.trainer.merged] == [
+            Merge(FRAGMENT, CYCLE, (0, 1), ())
+        ]
         assert [(each.contributors, each.missing) for each in world.returned_sends] == [(1, 0)]
 
 
@@ -136,7 +129,7 @@ async def test_who_may_not_write_in_time_merges_without_what_came(world, autojum
         assert world.trainer.merged == []
         await trio.sleep(2)
         ((at_s, changes),) = world.trainer.merged
-        assert changes == Changes()
+        assert changes == Merge(FRAGMENT, CYCLE, (), ())
         assert at_s - began_s == pytest.approx(MAX_RETURN_S)
         assert [each.missing for each in world.returned_sends] == [2]
         assert world.outer.read(FRAGMENT, 0) == before

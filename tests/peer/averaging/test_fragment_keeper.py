@@ -1,18 +1,17 @@
-"""A keeper between a trainer and other peers that do not keep to the rules."""
+"""A cycle machine between a trainer and other peers that do not keep to the rules."""
 
 import pytest
-from keeper_worlds import NUM_CHUNKS, World, fetched, result, send
+from keeper_worlds import NUM_CHUNKS, World, amended, fetched, merged, result, send
 from owner_worlds import CYCLE, FRAGMENT, IDS
 
-from protocol.diloco.fragment_events import (
-    Changes,
+from protocol.diloco.commands import (
     ChunkFetched,
     CyclePassed,
     HoldOutcome,
     Verify,
     WriteResults,
 )
-from protocol.diloco.keeper import MAX_EARLY_FOR_A_CHUNK, MAX_RETURN_S, MAX_WAITING
+from protocol.diloco.cycle_machine import MAX_EARLY_FOR_A_CHUNK, MAX_RETURN_S, MAX_WAITING
 from protocol.fragment.chunk_ledger import Stamp
 
 
@@ -31,21 +30,21 @@ def test_values_that_are_not_those_of_their_stamp_change_nothing(world):
     no_values = memoryview(bytes(len(before)))
     world.take(ChunkFetched(FRAGMENT, 1, CYCLE, Stamp(9, 9, bytes(16)), no_values))
     assert world.outer.read(FRAGMENT, 1) == before
-    assert world.amended == [Changes()]
+    assert world.amended == [amended()]
 
 
 def test_a_chunk_taken_over_moves_the_trainer(world):
     theirs = fetched(seed=2)
     world.take(theirs)
     assert world.outer.read(FRAGMENT, 1) == bytes(theirs.values)
-    assert world.amended == [Changes(moved={1})]
+    assert world.amended == [amended(moved=(1,))]
 
 
 # --- where we are, as the others are told ---------------------------------------------------------
 def test_who_heals_before_its_first_send_stays_where_it_began(world):
-    world.keeper.begin(CYCLE)
+    world.machine.begin(CYCLE)
     world.take(fetched(seed=2))
-    assert world.told == [world.keeper.settled] == [(CYCLE, world.digest())]
+    assert world.told == [world.machine.settled] == [(CYCLE, world.digest())]
 
 
 def test_a_spoilt_chunk_that_is_healed_is_told_to_the_others_and_not_to_the_trainer(
@@ -55,9 +54,9 @@ def test_a_spoilt_chunk_that_is_healed_is_told_to_the_others_and_not_to_the_trai
     world.take(CyclePassed(IDS[1], CYCLE))
     world.outer._phi[-1] += 1.0
     world.take(send())
-    assert world.merged == [Changes()]
+    assert world.merged == [merged()]
     world.take(fetched(seed=1))
-    assert world.amended == [Changes()]
+    assert world.amended == [amended()]
     assert world.told[1:] == [(CYCLE, world.digest())]
 
 
@@ -68,14 +67,14 @@ def test_a_chunk_that_was_healed_moves_the_trainer_again(world, monkeypatch):
     world.take(send())
     world.take(fetched(seed=1))
     world.take(fetched(seed=2))
-    assert world.amended == [Changes(), Changes(moved={1})]
+    assert world.amended == [amended(), amended(moved=(1,))]
 
 
 # --- in flight ------------------------------------------------------------------------------------
 def test_a_flight_waits_for_its_owners_until_its_patience_ends(world, monkeypatch):
     all_owned_by_the_other(world, monkeypatch)
     world.take(send())
-    assert world.keeper.next_deadline_s == MAX_RETURN_S
+    assert world.machine.next_deadline_s == MAX_RETURN_S
     world.wait(MAX_RETURN_S - 1)
     assert world.returned == []
     world.wait(1)
@@ -94,9 +93,9 @@ def test_what_could_not_be_begun_in_time_is_not_written_and_ends_the_flight(worl
     assert order.until_s == MAX_RETURN_S
     world.now_s = MAX_RETURN_S
     world.held_up = None
-    world.do(world.keeper.written(world.now_s, {}))
+    world.tell(lambda machine: machine.written({}))
     assert [each.missing for each in world.returned] == [2]
-    assert world.merged == [Changes()]
+    assert world.merged == [merged()]
 
 
 def test_a_new_trainer_ends_the_old_ones_flight(world, monkeypatch):
@@ -115,9 +114,9 @@ def test_of_a_yield_that_crossed_a_send_the_send_goes_first(world, monkeypatch):
     all_owned_by_the_other(world, monkeypatch)
     world.let_go()
     assert world.amended == []
-    assert world.keeper.ledger.cycle(1) == CYCLE
+    assert world.machine.ledger.cycle(1) == CYCLE
     world.take(CyclePassed(IDS[1], CYCLE + 1))
-    assert world.merged == [Changes(moved={1})]
+    assert world.merged == [merged(CYCLE + 1, moved=(1,))]
 
 
 # --- what is kept is bounded ----------------------------------------------------------------------
@@ -127,20 +126,21 @@ def test_what_a_peer_was_through_with_is_forgotten_with_it(world, present, waits
     all_owned_by_the_other(world, monkeypatch)
     world.take(CyclePassed(IDS[1], 1 << 60))
     world.see(present)
-    world.keeper.forget_absent()
+    world.machine.forget_absent()
+    world.see(IDS[:2])
     world.take(send())
     assert (world.merged == []) is waits
     world.wait(MAX_RETURN_S + 1)
-    assert world.merged == [Changes()]
+    assert world.merged == [merged()]
 
 
 def test_results_for_the_next_send_are_kept_a_few_of_a_chunk(world, monkeypatch):
     all_owned_by_the_other(world, monkeypatch)
     most = NUM_CHUNKS * MAX_EARLY_FOR_A_CHUNK
     world.take(*[result(0)] * 3 * most)
-    assert world.keeper.lost_items == 2 * most
+    assert world.context.counts.lost_items == 2 * most
     world.take(CyclePassed(IDS[1], CYCLE), send())
-    assert world.merged == [Changes(moved={0})]
+    assert world.merged == [merged(moved=(0,))]
 
 
 def test_what_waits_for_a_send_that_does_not_come_is_bounded(world):
@@ -148,7 +148,7 @@ def test_what_waits_for_a_send_that_does_not_come_is_bounded(world):
     item = fetched(seed=2)
     for _ in range(MAX_WAITING):
         world.take(item)
-    assert world.keeper.lost_items == 0
+    assert world.context.counts.lost_items == 0
     for _ in range(3):
         world.take(item)
-    assert world.keeper.lost_items == 3
+    assert world.context.counts.lost_items == 3

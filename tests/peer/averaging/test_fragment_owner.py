@@ -1,7 +1,5 @@
 """An owner's average is exact for what arrived, signed, and never waits for ever."""
 
-from collections.abc import Iterable
-
 import numpy as np
 import pytest
 from owner_worlds import CYCLE, FRAGMENT, GROUP, IDENTITIES, IDS, contribution, outer_copy
@@ -12,16 +10,10 @@ from peer.averaging.diloco.fragment_messages import FragmentInbound
 from peer.codec.base import LARGEST_MAGNITUDE
 from peer.network.conversation import Conversation
 from peer.ports.simulated import SimulatedWork
-from protocol.diloco.fragment_events import (
-    Average,
-    Averages,
-    ContributionRefused,
-    GroupSeen,
-    PartOver,
-)
-from protocol.diloco.owner import MAX_COLLECT_S, MAX_COLLECTIONS, Owner, OwnerOutput
-from protocol.diloco.peers import Peers, SendPlan
-from protocol.fragment import collection as collection_file
+from protocol.diloco import collection as collection_file
+from protocol.diloco.commands import Average, Averages, FragmentCommand, GroupSeen
+from protocol.diloco.owner import MAX_COLLECT_S, MAX_COLLECTIONS, Owner
+from protocol.diloco.peers import Context, Peers, SendPlan
 from protocol.outcomes import RefusalReason
 
 
@@ -34,10 +26,10 @@ class World:
         self.averages_at_once = True
         self.averaging: list[Average] = []
         self.published: list[Averages] = []
-        self.over: list[tuple[int, int]] = []
         self.peers = Peers(IDS[0], 1)
         self.see(IDS)
-        self.owner = Owner(SendPlan(GROUP, 1), self.peers)
+        self.context = Context(SendPlan(GROUP, 1), self.peers, self._average)
+        self.owner = Owner(self.context)
         self.arithmetic = ChunkAverages(
             GROUP, IDS[0], 1, self.outer, IDENTITIES[0].sign, trims=False
         )
@@ -45,40 +37,39 @@ class World:
     def see(self, present: list[str], round_: int = CYCLE) -> None:
         """These are there, and we are all in this round."""
         rounds = dict.fromkeys((peer_id for peer_id in present if peer_id != IDS[0]), round_)
-        self.peers.note_seen(GroupSeen(round_, frozenset([IDS[0], *present]), rounds))
+        self.peers.seen = GroupSeen(round_, frozenset([IDS[0], *present]), rounds)
 
     def comes(
         self, peer: int, values: dict[int, float], weight: int = 1, cycle: int = CYCLE
     ) -> RefusalReason | None:
         message, codes = contribution(self.outer, values, weight, cycle, peer)
         parts = self.outer.split_codes(FRAGMENT, list(values), memoryview(codes))
-        return self._done(self.owner.contributed(self.now_s, IDS[peer], message, parts))
+        self.context.now_s = self.now_s
+        refused = self.owner.contributed(IDS[peer], message, parts)
+        self._average_what_is_due()
+        return refused
 
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
-        self._done(self.owner.look(self.now_s))
+        self.context.now_s = self.now_s
+        self.owner.look()
+        self._average_what_is_due()
 
-    def _done(self, outcomes: Iterable[OwnerOutput]) -> RefusalReason | None:
-        refused: RefusalReason | None = None
-        for outcome in tuple(outcomes):
-            match outcome:
-                case Average():
-                    self.averaging.append(outcome)
-                    if self.averages_at_once:
-                        self.average_all()
-                case PartOver(fragment, cycle):
-                    self.over.append((fragment, cycle))
-                case ContributionRefused():
-                    refused = outcome.reason
-        return refused
+    def _average(self, order: FragmentCommand) -> None:
+        assert isinstance(order, Average)
+        self.averaging.append(order)
+
+    def _average_what_is_due(self) -> None:
+        if self.averages_at_once:
+            self.average_all()
 
     def average_all(self) -> None:
         while self.averaging:
             order = self.averaging.pop(0)
-            averages = self.arithmetic.averaged(order).averages
+            averages = self.arithmetic.averaged(order)
             if averages is not None:
                 self.published.append(averages)
-            self._done(self.owner.averaged(order.fragment, order.cycle))
+            self.owner.averaged(order.fragment, order.cycle)
 
     def averages(self) -> list[float]:
         """The values of the one result's chunks."""
@@ -118,7 +109,7 @@ def test_after_the_deadline_the_average_is_exact_for_what_arrived(world):
     assert world.comes(2, {0: 100.0}) is RefusalReason.AHEAD
     world.wait(MAX_COLLECT_S + 1)
     assert world.averages() == [2.5]
-    assert world.owner.statistics().cut_short == 1
+    assert world.context.counts.cut_short == 1
 
 
 def test_who_is_lost_is_not_waited_for(world):
@@ -223,14 +214,14 @@ def test_values_at_the_bound_of_the_codes_end_no_peer(world):
         world.comes(peer, {0: LARGEST_MAGNITUDE}, weight=1 + peer)
         world.comes(peer, {1: 1.0}, cycle=CYCLE + 1)
     assert world.published[-1].result.cycle == CYCLE + 1
-    assert world.over == [(FRAGMENT, CYCLE), (FRAGMENT, CYCLE + 1)]
+    assert list(world.owner.over) == [(FRAGMENT, CYCLE), (FRAGMENT, CYCLE + 1)]
 
 
 def test_a_cycle_for_which_nothing_came_is_over_all_the_same(world):
     world.comes(0, {}, weight=0)
     world.wait(MAX_COLLECT_S + 1)
     assert world.published == []
-    assert world.over == [(FRAGMENT, CYCLE)]
+    assert list(world.owner.over) == [(FRAGMENT, CYCLE)]
     assert world.comes(1, {0: 1.0}) is RefusalReason.AHEAD
 
 
@@ -243,7 +234,7 @@ def test_who_let_a_deadline_pass_and_went_is_a_newcomer_when_it_comes_again(
         world.comes(1, {0: 1.0}, cycle=cycle)
         world.wait(MAX_COLLECT_S + 1 if cycle == CYCLE else 0)
         world.see(present)
-        world.owner.forget_absent()
+        world.peers.forget_absent()
         world.see(IDS)
     assert len(world.published) == published
 
@@ -259,7 +250,7 @@ def test_collections_are_bounded_and_the_oldest_is_closed_as_it_is(world):
         assert len(world.averaging) == (cycle == MAX_COLLECTIONS) * 2
     oldest, newest = world.averaging  # for the newest the late one is not waited for
     assert (oldest.cycle, newest.cycle) == (0, MAX_COLLECTIONS)
-    assert world.owner.statistics().cut_short == 1
+    assert world.context.counts.cut_short == 1
 
 
 def test_what_averaging_cannot_keep_up_with_is_over_and_counted(world):
@@ -269,11 +260,11 @@ def test_what_averaging_cannot_keep_up_with_is_over_and_counted(world):
         for peer in range(3):
             world.comes(peer, {0: 1.0}, cycle=cycle)
     last = MAX_COLLECTIONS + 1
-    assert world.over == [(FRAGMENT, last - 1), (FRAGMENT, last)]
-    assert world.owner.statistics().cut_short == 2
+    assert list(world.owner.over) == [(FRAGMENT, last - 1), (FRAGMENT, last)]
+    assert world.context.counts.cut_short == 2
     world.average_all()
     assert len(world.published) == MAX_COLLECTIONS
-    assert len(world.over) == MAX_COLLECTIONS + 2
+    assert len(world.owner.over) == MAX_COLLECTIONS + 2
 
 
 def test_one_more_than_a_result_can_name_is_refused_with_a_reason(world, monkeypatch):

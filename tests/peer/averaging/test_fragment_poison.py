@@ -6,13 +6,12 @@ import torch
 from owner_worlds import CYCLE, FRAGMENT, GROUP, IDENTITIES, IDS, codes_of, contribution, outer_copy
 
 from peer.averaging.diloco.chunk_averages import ChunkAverages
-from peer.averaging.diloco.fragment_exchange import carry_out
 from peer.averaging.diloco.outer_fragments import FIRST_OF_CHUNK, FIRST_RESULTS
 from peer.codec.base import LARGEST_MAGNITUDE
-from protocol.diloco.fragment_events import Average, ResultToWrite, WriteResults, Written
-from protocol.diloco.keeper import short_digest
+from protocol.diloco.collection import Admitted
+from protocol.diloco.commands import Average, ResultToWrite, WriteResults
+from protocol.diloco.cycle_machine import short_digest
 from protocol.fragment.chunk_ledger import ResultRank
-from protocol.fragment.collection import Admitted
 from protocol.plausible import FIRST
 
 
@@ -31,11 +30,8 @@ def average_of(values: list[float], codec: str = "fp32") -> float:
         {0: codes},
         {peer_id: message for peer_id, (message, _) in sent.items()},
     )
-    made = (
-        ChunkAverages(GROUP, IDS[0], 1, outer, IDENTITIES[0].sign, trims=False)
-        .averaged(order)
-        .averages
-    )
+    averages = ChunkAverages(GROUP, IDS[0], 1, outer, IDENTITIES[0].sign, trims=False)
+    made = averages.averaged(order)
     assert made is not None
     decoded = torch.empty(outer.chunk_values(FRAGMENT, 0))
     outer.codec.decode(torch.frombuffer(made.codes, dtype=torch.uint8), decoded)
@@ -64,12 +60,8 @@ def write(outer, value: float, cycle: int) -> bool:
     codes = memoryview(codes_of(outer, 0, value))
     base = outer.first_stamps()[FRAGMENT][0]
     outcome = ResultRank(3, short_digest(codes))
-    done = carry_out(
-        outer,
-        WriteResults(FRAGMENT, (ResultToWrite(0, cycle, base, outcome, codes, again=False),), 1e9),
-    )
-    assert isinstance(done, Written)
-    return 0 in done.stamps
+    result = ResultToWrite(0, cycle, base, outcome, codes, again=False)
+    return 0 in outer.carry_out(WriteResults(FRAGMENT, (result,), 1e9))
 
 
 def test_first_results_are_held_against_what_we_sent_ourselves():

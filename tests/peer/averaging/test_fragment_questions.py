@@ -1,6 +1,7 @@
 """Questions about what others hold, and what is made of the answers."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,13 +11,6 @@ from peer.averaging.diloco.fragment_messages import FragmentQuestions
 from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedInternet
 from peer.ports.simulated import SimulatedWork
-from protocol.diloco.fragment_events import (
-    AskResult,
-    ChunkFetched,
-    FetchChunk,
-    FetchFailed,
-    StampsAnswered,
-)
 from protocol.errors import LocoError
 from protocol.outcomes import RefusalReason
 from protocol.wire.fields import Message
@@ -56,16 +50,14 @@ async def asked(
         return await ask(FragmentQuestions(GROUP, ours, OUTER, SimulatedWork()))
 
 
-async def stamps_of(questions: FragmentQuestions) -> StampsAnswered:
+async def stamps_of(questions: FragmentQuestions) -> Stamps:
     async with questions.stream_to(IDS[1]) as talk:
         return await questions.stamps(talk, FRAGMENT)
 
 
 async def test_stamps_are_taken_with_their_cycles(autojump_clock):
     answer = Stamps(FRAGMENT, (AHEAD[0], AHEAD[1]), (1, 2))
-    assert await asked(GetStamps, answer, b"", stamps_of) == StampsAnswered(
-        FRAGMENT, IDS[1], ((AHEAD[0], 1), (AHEAD[1], 2))
-    )
+    assert await asked(GetStamps, answer, b"", stamps_of) == answer
 
 
 @pytest.mark.parametrize(
@@ -91,10 +83,10 @@ async def test_stamps_that_make_no_sense_are_none(answer, autojump_clock):
 async def test_a_result_that_is_refused_is_none(autojump_clock):
     async def ask(questions: FragmentQuestions) -> Any:
         async with questions.stream_to(IDS[1]) as talk:
-            return await questions.result(talk, AskResult(FRAGMENT, IDS[1], 3, AHEAD[1]))
+            return await questions.result(talk, GetResult(GROUP, FRAGMENT, 3, 1))
 
     answer = await asked(GetResult, Refusal(RefusalReason.UNAVAILABLE, "no"), b"", ask)
-    assert (answer.cycle, answer.theirs, answer.result) == (3, AHEAD[1], None)
+    assert answer == (None, {})
 
 
 @pytest.mark.parametrize(
@@ -111,15 +103,18 @@ async def test_a_result_that_is_refused_is_none(autojump_clock):
 async def test_a_chunk_is_fetched_if_it_is_the_one_that_was_asked_for(
     answer, payload, autojump_clock, request
 ):
-    question = FetchChunk(FRAGMENT, 1, IDS[1])
-    made = await asked(GetChunkState, answer, payload, lambda q: q.fetch(question))
-    if request.node.callspec.id == "right":
-        assert made == ChunkFetched(FRAGMENT, 1, 4, AHEAD[1].stamp, memoryview(VALUES))
-    else:
-        assert made == FetchFailed(FRAGMENT, 1)
+    async def ask(questions: FragmentQuestions) -> Any:
+        with suppress(LocoError):
+            return await questions.fetch(IDS[1], GetChunkState(GROUP, FRAGMENT, 1))
+        return None
+
+    made = await asked(GetChunkState, answer, payload, ask)
+    is_right = request.node.callspec.id == "right"
+    assert made == ((answer, {1: memoryview(VALUES)}) if is_right else None)
 
 
 async def test_a_peer_that_cannot_be_reached_has_no_chunk(autojump_clock):
     async with SimulatedInternet(1).open_network(IDS[0]) as ours:
         questions = FragmentQuestions(GROUP, ours, OUTER, SimulatedWork())
-        assert await questions.fetch(FetchChunk(FRAGMENT, 1, IDS[1])) == FetchFailed(FRAGMENT, 1)
+        with pytest.raises(LocoError):
+            await questions.fetch(IDS[1], GetChunkState(GROUP, FRAGMENT, 1))

@@ -21,11 +21,11 @@ from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import codes_as_tensor
 from peer.codec.leaves import code_digest, leaf_digests, leaf_of, leaves_of_chunk, values_of_leaf
 from peer.network.identity import Identity
+from protocol.diloco.collection import Admitted
+from protocol.diloco.commands import Average
 from protocol.diloco.evidence import Evidence, Leaf
-from protocol.diloco.fragment_events import Average
 from protocol.errors import RemoteProtocolError
 from protocol.fragment.code_tree import path_of
-from protocol.fragment.collection import Admitted
 from protocol.outcomes import AuditOutcome
 from protocol.run.ways import CODECS
 from protocol.wire.fragment_messages import Contribution, Result, signed_result
@@ -68,7 +68,7 @@ class Owner:
         averages = ChunkAverages(
             GROUP, IDS[OWNER], 1, self.outer, IDENTITIES[OWNER].sign, trims=trims
         )
-        made = averages.averaged(self.order).averages
+        made = averages.averaged(self.order)
         assert made is not None
         self.codes, self.result = made.parts[CHUNK], made.result
         if lies:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from peer.averaging.diloco.spare_memory import SpareMemory, memory_check
+from peer.averaging.diloco.outer_fragments import SpareMemory, memory_check
 
 VALUES = 1024
 

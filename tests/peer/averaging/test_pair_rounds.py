@@ -13,11 +13,17 @@ from peer.facts import Facts
 from peer.observe.events import EventLog
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
-from peer.training.messages import Evaluate, Evaluated, FragmentSent, Merge, Ready, RoundClosed
+from peer.training.messages import (
+    Evaluate,
+    Evaluated,
+    Ready,
+    RoundClosed,
+)
 from protocol.gossip.final_averaging import Meeting
 from protocol.run.run_spec import SyncSection
 from protocol.run.sections import NolocoSection
 from protocol.schedule.rounds import OwnRounds
+from protocol.trainer_messages import FragmentSent, Merge
 
 H, ROUNDS, FRAGMENTS = 10, 4, 6
 EXCHANGE_S, STEP_S = 1.0, 0.25

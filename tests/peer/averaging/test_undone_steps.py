@@ -1,10 +1,10 @@
 """What an owner made that is believed no more is taken back, while the state before is there."""
 
 import pytest
-from keeper_worlds import NUM_CHUNKS, World, result, send
+from keeper_worlds import NUM_CHUNKS, World, amended, merged, result, send
 from owner_worlds import CYCLE, FRAGMENT, IDS
 
-from protocol.diloco.fragment_events import Changes, CyclePassed, HoldOutcome, Withdrawn
+from protocol.diloco.commands import CyclePassed, HoldOutcome, Withdrawn
 
 LIAR = IDS[1]
 """It owns all chunks, and makes what `result` is."""
@@ -37,14 +37,14 @@ def test_in_flight_the_trainer_is_told_nothing_of_it(world):
     world.take(result(1, contributors=WITH_US))
     world.take(CyclePassed(LIAR, CYCLE))
     assert values(world) == before
-    assert world.merged == [Changes()]
+    assert world.merged == [merged()]
     assert [each.missing for each in world.returned] == [NUM_CHUNKS]
     assert world.told == [(CYCLE, world.digest())]
 
 
 @pytest.mark.parametrize(
     ("contributors", "changes"),
-    [(WITH_US, Changes(redone={0, 1})), (WITHOUT_US, Changes(moved={0, 1}))],
+    [(WITH_US, amended(redone=(0, 1))), (WITHOUT_US, amended(moved=(0, 1)))],
     ids=["with us", "without us"],
 )
 def test_later_the_trainer_follows_it_back(world, contributors, changes):
@@ -82,7 +82,7 @@ def test_nothing_is_taken_back_once_the_fragment_was_sent_again(world):
     withdraw(world)
     assert values(world) == after
     world.take(CyclePassed(LIAR, CYCLE + 1))
-    assert world.merged[1:] == [Changes()]
+    assert world.merged[1:] == [merged(CYCLE + 1)]
 
 
 def test_a_trainer_that_has_just_sent_is_not_held_up(world):
@@ -101,6 +101,8 @@ def test_what_was_taken_back_is_not_fetched_again_before_the_next_send(world):
     world.take(send())
     world.take(*(result(chunk) for chunk in range(NUM_CHUNKS)))
     withdraw(world)
-    assert list(world.keeper.healing.wish(world.now_s, 0, IDS[2])) == []
+    world.tell(lambda machine: machine.healing.wish(0, IDS[2]))
+    assert not world.machine.healing._wishes
     world.take(send(CYCLE + 1))
-    assert list(world.keeper.healing.wish(world.now_s, 0, IDS[2])) != []
+    world.tell(lambda machine: machine.healing.wish(0, IDS[2]))
+    assert world.machine.healing._wishes

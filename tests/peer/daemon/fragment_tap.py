@@ -21,7 +21,7 @@ from peer.network.conversation import Conversation
 from peer.simulation.machine import _GatedTrainer
 from peer.simulation.swarm import SimulatedSwarm
 from peer.training.messages import TrainerEvent
-from protocol.diloco.fragment_events import Sent
+from protocol.diloco.commands import Sent
 from protocol.fragment.chunk_ledger import ChunkLedger, Stamp
 from protocol.wire.fields import Message
 from protocol.wire.fragment_messages import ChunkStateReply, Contribution, Result

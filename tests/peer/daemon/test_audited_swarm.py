@@ -35,8 +35,8 @@ class Liar:
         self.is_caught = False
         average, answer = ChunkAverages._average_chunk, FragmentAudits.answer
 
-        def lie(averages: ChunkAverages, fragment, chunk, admitted, shares, codes, out):
-            average(averages, fragment, chunk, admitted, shares, codes, out)
+        def lie(averages: ChunkAverages, order, chunk, out):
+            average(averages, order, chunk, out)
             facts = swarm[name].facts
             if averages._own_id == facts.peer_id and facts.round >= LIES_FROM:
                 values = codes_as_tensor(out).view(torch.float32)

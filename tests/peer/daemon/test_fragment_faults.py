@@ -29,7 +29,7 @@ from peer.network.conversation import Conversation
 from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.swarm import SimulatedPeer, SwarmOptions, identity_of, open_swarm
-from protocol.diloco.keeper import MAX_RETURN_S, MIN_RETURN_S
+from protocol.diloco.cycle_machine import MAX_RETURN_S, MIN_RETURN_S
 from protocol.outcomes import RefusalReason
 from protocol.schedule.deadline import ObservedDeadline
 from protocol.wire.fields import Message
@@ -320,8 +320,8 @@ async def test_of_a_peer_that_is_gone_nothing_is_kept(tmp_path, monkeypatch):
         await swarm.until(lambda: swarm["a"].facts.round == CYCLE)
         swarm.freeze("c")
         # Which of the two owns chunks of the fragments that are sent meanwhile is the run id's.
-        owners = [tap.exchanges[name]._core._owner for name in "ab"]
-        await swarm.until(lambda: any(IDS["c"] in owner.late for owner in owners))
+        peers = [tap.exchanges[name]._core._peers for name in "ab"]
+        await swarm.until(lambda: any(IDS["c"] in each.late for each in peers))
         swarm.kill("c")
         await swarm.until(lambda: has_returned(swarm["a"], VICTIM, 15))
         for name in "ab":

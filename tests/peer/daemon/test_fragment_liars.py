@@ -14,9 +14,9 @@ from peer.network.conversation import Conversation
 from peer.network.identity import Identity
 from peer.ports import Network
 from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
+from protocol.diloco.owners import may_own
 from protocol.errors import LocoError
 from protocol.fragment.chunk_ledger import Stamp
-from protocol.fragment.owners import may_own
 from protocol.outcomes import RefusalReason
 from protocol.wire.fragment_messages import ChunkResult, Result, mask_of, signed_result
 from protocol.wire.versions import FRAGMENT

@@ -16,9 +16,9 @@ from swarm_worlds import STEP_S, simulated, start
 from peer.network.simulated_stream import LinkModel
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
-from peer.training.messages import FragmentMerged, FragmentSent
 from peer.training.simulated import SimulatedSpeed, ToyProblem, optimum
 from peer.training.sync import FragmentSync
+from protocol.trainer_messages import FragmentMerged, FragmentSent
 from protocol.wire.fields import Message
 from protocol.wire.fragment_messages import Contribution, FragmentSettled, Result
 

@@ -52,7 +52,7 @@ async def test_owners_of_chunks(autojump_clock) -> None:
 
     def owners() -> list[str]:
         peers = Peers("me", 1)
-        peers.note_seen(company.seen())
+        peers.seen = company.seen()
         return peers.possible_owners(1)
 
     assert owners() == ["me", "near"]

@@ -24,9 +24,7 @@ from peer.training.messages import (
     Evaluate,
     Evaluated,
     Failed,
-    FragmentSent,
     Load,
-    Merge,
     Ready,
     RoundClosed,
     TrainerSettings,
@@ -38,6 +36,7 @@ from peer.training.process import create_model, trainer_starter
 from peer.training.shared import SharedVector
 from protocol.run.layout import Layout
 from protocol.run.run_spec import FrozenSection, RunSpec, parse_toml
+from protocol.trainer_messages import FragmentSent, Merge
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from peer.codec import get_codec
 from peer.training.errors import NonFinite, WrongCommand
 from peer.training.fragments import FragmentDeltas, regions_of, values_of
-from peer.training.messages import FragmentMerged, FragmentSent, Merge, TrainRound, Yield
+from peer.training.messages import TrainRound
 from peer.training.shared import CodeRegions
 from peer.training.simulated import ToyWeights, simulated_layout
 from peer.training.sync import PairSync
 from protocol.run.run_spec import RunSpec, SyncSection, TrainingSection
+from protocol.trainer_messages import FragmentMerged, FragmentSent, Merge, Yield
 
 H = 12
 ROUNDS = 6

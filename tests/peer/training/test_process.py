@@ -20,22 +20,15 @@ from peer.training.child.tasks import NICENESS_ON_CPU
 from peer.training.child_process import spare_child
 from peer.training.corpus import prepare_corpus
 from peer.training.messages import (
-    ONE_CHUNK,
-    Amend,
     Begin,
     Evaluate,
     Evaluated,
     Failed,
-    FragmentMerged,
-    FragmentSent,
     Load,
-    Merge,
     Ready,
     RoundClosed,
     TrainerSettings,
     TrainRound,
-    Yield,
-    Yielded,
 )
 from peer.training.model import FlatModel, initial_module, model_shapes
 from peer.training.ports import TrainerDied
@@ -51,6 +44,14 @@ from protocol.run.run_spec import (
     TrainingSection,
 )
 from protocol.run.sections import OptimizerSection
+from protocol.trainer_messages import (
+    ONE_CHUNK,
+    FragmentMerged,
+    FragmentSent,
+    Merge,
+    Yield,
+    Yielded,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
@@ -169,7 +170,7 @@ async def test_fragments_come_and_go(corpus):
         await trainer.send(Yield(1))
         await _next(trainer, Yielded)
         slow.array[:] *= 1.01
-        await trainer.send(Amend(1, (), (), (0,)))
+        await trainer.send(Merge(1, None, (), (0,), ()))
         for round_ in range(2):
             await trainer.send(TrainRound(round_, 10, MEMBERS, 0, 20 * round_, 0.0, 1.0))
         sent, merged, closed = [], [], None

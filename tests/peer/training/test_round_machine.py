@@ -18,7 +18,6 @@ from peer.training.messages import (
     Keep,
     Kept,
     Load,
-    Merge,
     RoundClosed,
     Stop,
     TrainerEvent,
@@ -30,6 +29,7 @@ from peer.training.schedule import learning_rate
 from protocol.run.run_spec import RunSpec, SyncSection, TrainingSection
 from protocol.run.sections import OptimizerSection
 from protocol.schedule.data_plan import DataPlan
+from protocol.trainer_messages import Merge
 
 H = 10
 MEMBERS = (("me", 1), ("you", 3))

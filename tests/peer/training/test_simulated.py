@@ -10,15 +10,11 @@ from existing import existing
 from trio.testing import MockClock
 
 from peer.training.messages import (
-    ONE_CHUNK,
     CloseRound,
     Evaluate,
     Evaluated,
     Failed,
-    FragmentMerged,
-    FragmentSent,
     Load,
-    Merge,
     Ready,
     RoundClosed,
     TrainerEvent,
@@ -28,6 +24,7 @@ from peer.training.messages import (
 from peer.training.ports import Trainer, TrainerDied
 from peer.training.simulated import SimulatedSpeed, simulated_starter
 from protocol.run.run_spec import RunSpec
+from protocol.trainer_messages import ONE_CHUNK, FragmentMerged, FragmentSent, Merge
 
 Event = TypeVar("Event", bound=TrainerEvent)
 

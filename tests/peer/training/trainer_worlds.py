@@ -17,9 +17,7 @@ import trio
 from peer.training.corpus import open_corpus
 from peer.training.messages import (
     Failed,
-    FragmentSent,
     Load,
-    Merge,
     Ready,
     RoundClosed,
     TrainerEvent,
@@ -41,6 +39,7 @@ from protocol.run.run_spec import (
 )
 from protocol.run.sections import OptimizerSection
 from protocol.schedule.data_plan import DataPlan
+from protocol.trainer_messages import FragmentSent, Merge
 
 Event = TypeVar("Event", bound=TrainerEvent)
 

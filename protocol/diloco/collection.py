@@ -20,9 +20,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from protocol.fragment.chunk_ledger import Stamp
 from protocol.limits import MAX_CONTRIBUTORS
-
-from .chunk_ledger import Stamp
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,327 @@
+"""What the core of the fragment exchange wants done, and what it is told besides messages.
+
+The rules are in core.py. What peers and the trainer are told is the very message that they get.
+Codes and values are views of memory that the core holds, hands on, and never reads.
+
+Commands to write, and to the trainer, are carried out one after another for each fragment, in
+order. Those that end say by which method of the core it is told.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from protocol.fragment.chunk_ledger import ResultRank, Stamp
+from protocol.trainer_messages import Merge, Yield
+from protocol.wire.fragment_messages import (
+    ChunkResult,
+    ChunkStamp,
+    ChunkStateReply,
+    Contribution,
+    Doubt,
+    FragmentSettled,
+    GetChunkState,
+    GetResult,
+    GetStamps,
+    NoResult,
+    Proof,
+    Result,
+    Stamps,
+)
+
+from .collection import Admitted
+
+Parts = Mapping[int, memoryview]
+"""Codes by chunk."""
+Told = Contribution | Result | NoResult | FragmentSettled | Doubt
+"""What peers send without being asked, about one fragment."""
+Question = GetStamps | GetResult | GetChunkState
+Answer = Stamps | Result | ChunkStateReply
+NO_CODES: Final = memoryview(b"")
+
+
+# --- what the core is told ------------------------------------------------------------------------
+class HoldOutcome(Enum):
+    """What became of the wish to write a fragment that is not in flight."""
+
+    YIELDED = "yielded"
+    """The trainer does not read it until it is told what has changed."""
+    VOID = "void"
+    """It has just sent it: the send has come, or comes soon."""
+    FREE = "free"
+    """There is no trainer that could read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSeen:
+    """How the group looks now.
+
+    Attributes:
+        round: the one that we are in.
+        present: peers that hold an outer copy, ourselves among them: those that train, and those
+            that have finished.
+        rounds: of the others that train.
+        is_over: whether the run has ended here.
+        known: peers that hold an outer copy or did so of late, those that are present or not.
+        relayed: those, perhaps we, that others reach through relays alone.
+        lives: of the others, the incarnation of each that we know.
+    """
+
+    round: int
+    present: frozenset[str]
+    rounds: Mapping[str, int]
+    is_over: bool = False
+    known: frozenset[str] = frozenset()
+    relayed: frozenset[str] = frozenset()
+    lives: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The trainer has sent a fragment: its codes, chunk after chunk."""
+
+    fragment: int
+    cycle: int
+    codes: memoryview
+    steps: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Averages:
+    """A result, signed, with the codes of all its chunks, in order and by chunk."""
+
+    result: Result
+    codes: memoryview
+    parts: Parts
+
+
+# --- what the cycles of a fragment take, one after another ----------------------------------------
+@dataclass(frozen=True, slots=True)
+class ResultArrived:
+    """A result for one chunk.
+
+    Attributes:
+        sender: the peer that it came from, not always its owner.
+        asked: it is an answer to a question of ours; else it came by itself.
+    """
+
+    result: Result
+    chunk: ChunkResult
+    codes: memoryview
+    sender: str
+    asked: bool = False
+
+    @property
+    def rank(self) -> ResultRank:
+        """What the ledger compares."""
+        return self.result.outcome(self.chunk)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFetched:
+    """A chunk as another peer has it."""
+
+    fragment: int
+    chunk: int
+    cycle: int
+    stamp: Stamp
+    values: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class CyclePassed:
+    """A peer is through with this cycle: what it owned has come, or never will."""
+
+    peer_id: str
+    cycle: int
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """What this owner has made is believed no more: what can be undone of it is."""
+
+    owner: str
+
+
+Item = Sent | ResultArrived | ChunkFetched | CyclePassed | Withdrawn
+
+
+# --- commands: to other peers ---------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class SendMessage:
+    """Send this to a peer, some time soon, behind what it was sent before."""
+
+    peer_id: str
+    message: Result | NoResult | FragmentSettled | Doubt | Proof
+    codes: memoryview = NO_CODES
+
+
+@dataclass(frozen=True, slots=True)
+class Contribute:
+    """Send an owner, perhaps ourselves, the codes of its chunks: those that the stamps name.
+
+    Attributes:
+        weight: 0 says that nothing will come.
+    """
+
+    owner: str
+    sent: Sent
+    weight: int
+    stamps: tuple[ChunkStamp, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetOthers:
+    """Only these peers are there still: let go what waits for any other."""
+
+    present: AbstractSet[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask a peer; each ends in one `answered`.
+
+    A question for a result is asked behind one for stamps, on the same stream; after the answer to
+    the last of them another `answered` tells that the question for stamps has ended.
+    """
+
+    peer_id: str
+    question: Question
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """Have the owner of a result open a leaf of a chunk, and work it out; ended by `audited`.
+
+    Attributes:
+        draw: chooses the leaf: its remainder by their number.
+        codes: the chunk's, as the result has them.
+    """
+
+    result: Result
+    chunk: int
+    draw: int
+    codes: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Convict:
+    """An owner was proved to have lied: have nothing to do with it any more, and keep the proof."""
+
+    owner: str
+    proof: bytes
+
+
+# --- arithmetic -----------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Average:
+    """Average the admitted contributions of each chunk, sign the result; ended by `averaged`.
+
+    Attributes:
+        codes: of each chunk, by contributor.
+        contributions: what came with them, by contributor.
+    """
+
+    fragment: int
+    cycle: int
+    admitted: Mapping[int, Admitted]
+    codes: Mapping[int, Mapping[str, memoryview]]
+    contributions: Mapping[str, Contribution]
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """See which chunks are no longer what was written; ended by `verified`.
+
+    Attributes:
+        cycles: of each chunk's last step.
+    """
+
+    fragment: int
+    cycles: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ResultToWrite:
+    """A result, and the state that it is applied to.
+
+    Attributes:
+        again: apply it to the state before the last step, in place of what was applied there.
+    """
+
+    chunk: int
+    cycle: int
+    base: Stamp
+    outcome: ResultRank
+    codes: memoryview
+    again: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResults:
+    """Apply results for different chunks; ended by `written`, as the next two.
+
+    Attributes:
+        until_s: what could not be begun by then is not to be done.
+    """
+
+    fragment: int
+    results: tuple[ResultToWrite, ...]
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WriteChunk:
+    """Take over a chunk from another peer, if its values fit its stamp."""
+
+    fragment: int
+    fetched: ChunkFetched
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class UndoSteps:
+    """Take these chunks back to the states before their last steps.
+
+    Attributes:
+        stamps: of those states, by chunk.
+    """
+
+    fragment: int
+    stamps: Mapping[int, Stamp]
+    until_s: float
+
+
+# --- to tell of -----------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class SendEnded:
+    """How a send ended.
+
+    Attributes:
+        contributors: peers in the results, at most; 0 when none came.
+        missing: chunks without a result.
+        moved: chunks whose result is without us, or that were healed.
+        digest: of all chunks' states, now; the same for all who are where we are.
+    """
+
+    fragment: int
+    cycle: int
+    contributors: int
+    missing: int
+    moved: int
+    digest: str
+    seconds: float
+
+
+WriteOrder = Verify | WriteResults | WriteChunk | UndoSteps
+InOrder = WriteOrder | Merge | Yield
+"""Commands that are carried out one after another for each fragment.
+
+The trainer's `Yield` is ended by `trainer_held`.
+"""
+FragmentCommand = (
+    SendMessage | Contribute | ForgetOthers | Ask | Audit | Convict | Average | InOrder | SendEnded
+)

@@ -1,0 +1,336 @@
+"""The exchange of fragments among all: events in, commands out.
+
+    trainer: Sent --> CycleMachine --Contribute--> owners of the chunks (peers, or our own Owner)
+                      CycleMachine <--Result-- owners;  --Merge--> trainer
+    Owner: Contribution... --Average--> averaged
+                      --Result--> all, and our CycleMachine
+
+The parts: one `CycleMachine` per fragment, which knows what becomes of it (cycle_machine.py); one
+`Owner` of what others have us average (owner.py); and `Peers`, what is known of the others. All
+have commands carried out themselves, but know nothing of each other: what concerns more than one of
+them is told here.
+
+Rules
+  1. A machine that is through with a cycle tells all peers where that has led it, and compares with
+     those that have said the same of themselves. A peer that ended elsewhere is asked (healing.py).
+  2. A peer that is new is told what we are through with, before we contribute: it would wait for
+     our part of it. So is a peer whose contribution came too late; it gets what was made without.
+  3. When our part of a cycle is over our own machine learns of it, and the others if nothing came
+     of it: nobody must wait for what will never be.
+  4. What a contribution stands on shows whether its sender has a better state than we. Others are
+     asked before that is believed; results are believed of their owners alone (beliefs.py).
+  5. Of a peer that is gone nothing is kept, once a fragment has settled without it.
+  6. Results are audited as they come from their owners; what turns out to be a lie, or cannot be
+     shown, is taken back (audits.py).
+
+Time comes in with each call, in order; `next_deadline_s` says when the next `tick` is due. The
+caller tells how the group looks before anything else, whenever that changes, and looks at least
+every so often whether it has. It carries out commands in their order.
+Source: docs/decisions/0011-diloco-without-a-coordinator.md.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from protocol.fragment.chunk_ledger import ChunkLedger, Stamp
+from protocol.outcomes import AuditOutcome, RefusalReason
+from protocol.wire.fragment_messages import (
+    Contribution,
+    Doubt,
+    FragmentSettled,
+    GetResult,
+    NoResult,
+    Result,
+)
+
+from .audits import Audits
+from .beliefs import Beliefs, can_stand
+from .commands import (
+    Answer,
+    Averages,
+    CyclePassed,
+    FragmentCommand,
+    GroupSeen,
+    HoldOutcome,
+    Parts,
+    Question,
+    ResultArrived,
+    Sent,
+    Told,
+    Withdrawn,
+)
+from .cycle_machine import CycleMachine
+from .owner import Owner
+from .peers import Context, FragmentCounts, Peers, SendPlan
+
+
+def parts_of(result: Result, codes: Parts, sender: str) -> list[ResultArrived]:
+    """The parts of a result, by chunk."""
+    return [
+        ResultArrived(result, of_chunk, part, sender)
+        for chunk, part in codes.items()
+        if (of_chunk := result.chunk(chunk)) is not None
+    ]
+
+
+class FragmentCore:
+    """One peer's part in the exchange. See the top of the file.
+
+    Args:
+        stamps: of all chunks of each fragment, at the start.
+        seed: 32 bytes that no other peer knows.
+        do: has a command carried out.
+
+    Attributes:
+        counts: since the start.
+        machines: of the fragments.
+    """
+
+    def __init__(
+        self,
+        plan: SendPlan,
+        own_id: str,
+        stamps: Sequence[Sequence[Stamp]],
+        seed: bytes,
+        do: Callable[[FragmentCommand], None],
+        counts: FragmentCounts | None = None,
+    ) -> None:
+        self._plan = plan
+        self._peers = Peers(own_id, plan.num_fragments)
+        self.counts = counts or FragmentCounts()
+        self._context = Context(plan, self._peers, do, self.counts)
+        self._owner = Owner(self._context)
+        self._audits = Audits(self._context, seed)
+        self._beliefs = Beliefs(plan, self._peers, [len(of_chunks) for of_chunks in stamps])
+        self.machines = [
+            CycleMachine(fragment, of_chunks, self._context)
+            for fragment, of_chunks in enumerate(stamps)
+        ]
+        self._acquainted: frozenset[str] = frozenset()
+        self._published: dict[int, int] = {}
+
+    # --- what can be asked ------------------------------------------------------------------------
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When a `tick` is due, in the time of `see`; None while nothing waits."""
+        due = (self._owner.next_deadline_s, *(each.next_deadline_s for each in self.machines))
+        return min((at_s for at_s in due if at_s is not None), default=None)
+
+    @property
+    def remembered(self) -> frozenset[str]:
+        """The peers of which anything is remembered."""
+        of_machines = (each.remembered for each in self.machines)
+        return frozenset().union(self._acquainted, self._peers.remembered, *of_machines)
+
+    def ledger(self, fragment: int) -> ChunkLedger:
+        """The states of a fragment's chunks; not to be written to."""
+        return self.machines[fragment].ledger
+
+    def result_of(self, fragment: int, cycle: int, chunk: int) -> tuple[Result, memoryview] | None:
+        """The result that we applied to a chunk in this cycle, with its codes and no others."""
+        return self.machines[fragment].writes.result_of(cycle, chunk)
+
+    def is_convicted(self, owner: str) -> bool:
+        """Whether an owner was proved to have lied."""
+        return self._audits.is_convicted(owner)
+
+    def contributors_by_chunk(self, fragment: int) -> dict[int, int]:
+        """The number of peers in the result of each chunk, of the last cycle."""
+        return self.machines[fragment].writes.contributors_by_chunk()
+
+    # --- time, and the group ----------------------------------------------------------------------
+    def at(self, now_s: float) -> None:
+        """What is told next happens now."""
+        self._context.now_s = now_s
+
+    def see(self, seen: GroupSeen) -> None:
+        """The group looks otherwise than before."""
+        self._peers.seen = seen
+        self.tick()
+
+    def tick(self) -> None:
+        """Time has passed, or something else that several parts look at has changed."""
+        self._look_at_collections()
+        for machine in self.machines:
+            machine.look()
+
+    # --- from other peers -------------------------------------------------------------------------
+    def received(self, sender: str, message: Told, codes: Parts) -> None:
+        """A message came, checked, with the codes that it carries; or a contribution of our own."""
+        self._peers.note_heard(sender)
+        machine = self.machines[message.fragment]
+        match message:
+            case Contribution():
+                self._contributed(sender, message, codes)
+            case Result():
+                self._result_came(sender, message, codes)
+            case Doubt():
+                self._audits.doubted(message)
+            case NoResult():
+                machine.put(CyclePassed(sender, message.cycle))
+            case FragmentSettled(fragment=fragment, cycle=cycle, digest=digest):
+                self._peers.note_settled(fragment, sender, cycle, digest)
+                machine.put(CyclePassed(sender, cycle))
+                self._look_at_collections()
+                machine.healing.compare(sender)
+
+    def _contributed(self, sender: str, message: Contribution, codes: Parts) -> None:
+        if not can_stand(message):
+            self.counts.refused[RefusalReason.IMPLAUSIBLE] += 1
+            return
+        machine = self.machines[message.fragment]
+        for theirs in message.stamps:  # is the sender where we are, or ahead? (rule 4)
+            behind = machine.ledger.cycle(theirs.chunk) < message.cycle
+            if behind and theirs.stamp.is_ahead_of(machine.ledger.stamp(theirs.chunk)):
+                machine.healing.wish(theirs.chunk, sender)
+        refusal = self._owner.contributed(sender, message, codes)
+        self._end_parts()
+        if refusal is not None and sender == self._peers.own_id:
+            self._part_over(message.fragment, message.cycle)
+        elif refusal is not None:
+            self.counts.refused[refusal] += 1
+            if refusal is RefusalReason.AHEAD:  # rule 2
+                for stamp in message.stamps:
+                    if kept := self.result_of(message.fragment, message.cycle, stamp.chunk):
+                        self._context.tell(sender, *kept)
+                machine.tell_settled(sender)
+
+    def _result_came(self, sender: str, result: Result, codes: Parts) -> None:
+        machine = self.machines[result.fragment]
+        self._audits.noted(result)
+        of_its_life = self._peers.is_of_its_life(result, sender)
+        of_our_time = of_its_life and self._beliefs.is_of_our_time(result.cycle)
+        parts = parts_of(result, codes, sender) if of_our_time else []
+        believed = [part for part in parts if self._is_believed(part)]
+        if sender == result.owner:  # it makes one of a cycle
+            machine.put(*believed, CyclePassed(sender, result.cycle))
+            self._audits.arrived(result, {each.chunk.chunk: each.codes for each in believed})
+        else:
+            machine.put(*believed)
+        self._withdraw()
+
+    def _is_believed(self, part: ResultArrived) -> bool:
+        """Whether a part of a result is no lie; one is counted."""
+        if doubt := self._beliefs.doubt(part.result, part.chunk):
+            self.counts.refused[doubt] += 1
+        return doubt is None
+
+    def answered(
+        self, peer_id: str, question: Question, answer: Answer | None, codes: Parts
+    ) -> None:
+        """What a peer says to an `Ask`; None if nothing, or once nothing more is asked.
+
+        Args:
+            codes: of the result, or the values of the chunk, by chunk.
+        """
+        machine = self.machines[question.fragment]
+        if not isinstance(question, GetResult):
+            machine.answered(peer_id, question, answer, codes)
+            return
+        part = None
+        if isinstance(answer, Result):
+            self._audits.noted(answer)
+            part = machine.healing.applicable(peer_id, question, answer, codes)
+        of_our_time = part is not None and self._beliefs.is_of_our_time(question.cycle)
+        if part is not None and of_our_time and self._is_believed(part):
+            machine.put(part)
+        else:
+            machine.healing.no_result_helps(peer_id, question.chunk)
+        self._withdraw()
+
+    # --- audits -----------------------------------------------------------------------------------
+    def audited(self, result: Result, outcome: AuditOutcome, proof: bytes = b"") -> None:
+        """The end of `Audit`; the proof is that of a lie."""
+        self._audits.audited(result, outcome, proof)
+        self._withdraw()
+
+    def proved(self, owner: str, proof: bytes) -> None:
+        """Another peer has sent a proof that an owner has lied; it is one."""
+        self._audits.proved(owner, proof)
+        self._withdraw()
+
+    def _withdraw(self) -> None:
+        """Undo what is believed no more (rule 6)."""
+        while self._peers.withdrawn:
+            item = Withdrawn(self._peers.withdrawn.pop(0))
+            for machine in self.machines:
+                machine.put(item)
+
+    # --- our own part -----------------------------------------------------------------------------
+    def averaged(self, fragment: int, cycle: int, made: Averages | None) -> None:
+        """The end of `Average`; nothing came of it if the values have no average that codes take.
+
+        A result of ours goes to all, and to our own machine.
+        """
+        if made is not None:
+            self._published[fragment] = cycle
+            for peer_id in sorted(self._peers.others):
+                self._context.tell(peer_id, made.result, made.codes)
+            self.machines[fragment].put(*parts_of(made.result, made.parts, self._peers.own_id))
+        self._owner.averaged(fragment, cycle)
+        self._end_parts()
+
+    def _look_at_collections(self) -> None:
+        self._owner.look()
+        self._end_parts()
+
+    def _end_parts(self) -> None:
+        while self._owner.over:
+            self._part_over(*self._owner.over.popleft())
+
+    def _part_over(self, fragment: int, cycle: int) -> None:
+        """Let nobody wait for what we own and have no result for (rule 3)."""
+        self.machines[fragment].put(CyclePassed(self._peers.own_id, cycle))
+        if self._published.get(fragment) != cycle:
+            for peer_id in sorted(self._peers.others):
+                self._context.tell(peer_id, NoResult(self._plan.group, fragment, cycle))
+
+    # --- the trainer, and what was written --------------------------------------------------------
+    def sent(self, sent: Sent) -> None:
+        """The trainer has sent a fragment."""
+        self._context.departures.append(sent.fragment)
+        self.machines[sent.fragment].put(sent)
+
+    def verified(self, fragment: int, spoilt: Mapping[int, Stamp]) -> None:
+        """The end of `Verify`: chunks whose memory was spoilt, with the stamp that they have now.
+
+        Newcomers are told what we are through with before we contribute (rule 2).
+        """
+        self._introduce()
+        self.machines[fragment].verified(spoilt)
+        departures = self._context.departures
+        if departures and self.machines[departures[0]].awaits_turn:
+            self.machines[departures[0]].look()
+
+    def trainer_held(self, fragment: int, held: HoldOutcome) -> None:
+        """The end of `Yield`."""
+        self.machines[fragment].trainer_held(held)
+
+    def written(self, fragment: int, stamps: Mapping[int, Stamp]) -> None:
+        """The end of a write.
+
+        Args:
+            stamps: of what was written; none when the time was up before, or the values do not fit.
+        """
+        self.machines[fragment].written(stamps)
+
+    # --- beginning --------------------------------------------------------------------------------
+    def adopt(self, fragment: int, stamps: Mapping[int, tuple[int, Stamp]]) -> None:
+        """A joiner's values have these stamps: each with the cycle of its chunk's last step."""
+        for chunk, (cycle, stamp) in stamps.items():
+            self.machines[fragment].adopt(chunk, cycle, stamp)
+
+    def begin(self, last_sent: Sequence[int]) -> None:
+        """We begin; of each fragment, the last cycle that went without us, -1 for none."""
+        for machine, cycle in zip(self.machines, last_sent, strict=True):
+            if cycle >= 0:
+                machine.begin(cycle)
+        self._introduce()
+
+    def _introduce(self) -> None:
+        """Tell newcomers what we are through with (rule 2)."""
+        others = self._peers.others
+        for peer_id in sorted(others - self._acquainted):
+            for machine in self.machines:
+                machine.tell_settled(peer_id)
+            self._audits.tell(peer_id)
+        self._acquainted = others

@@ -1,0 +1,478 @@
+"""One fragment's life: sent, averaged, returned, and put right afterwards.
+
+    trainer   FragmentSent(k) ............ merged tau steps later ........ FragmentSent(k+1)
+    machine   | contribute, apply results as they come, Merge | settled: redo, late, heal |
+
+What concerns the fragment comes into one inbox and is taken one after another. While the fragment
+is in flight the trainer does not read the outer copy; at any other time the machine has it
+hold still first. Nothing is written but at its command, one write after another.
+
+    at rest --Sent--> AWAITS_TURN --> VERIFYING --contributions--> AWAY --Merge--> at rest
+    at rest --a result, a chunk--> Yield --trainer_held--> LateWrite --Merge--> at rest
+
+A flight ends when every chunk has its result or an owner that will bring nothing more, for it says
+so or is gone; when its patience ends; or when the trainer sends again (it is a new trainer: the old
+one's flight is over).
+
+What the trainer is told about each chunk that has changed (its fast weights are theta, the outer
+copy was phi when it sent and is phi' now):
+
+    stepped    our codes are in the result            theta <- a theta + (1 - a) phi'
+    moved      they are not, or the chunk was healed  theta <- theta + (phi' - phi)
+    redone     another result took the place of one   theta <- theta + (1 - a) (phi' - phi)
+
+A chunk that was moved keeps all that was trained on it since the last send, and sends it again with
+the next: a peer that was left out loses nothing. A chunk without a result is left alone, which is
+the same.
+
+How long results are waited for follows how long they took before. After the run's last step all
+fragments are sent at once and share the line, so each is given as many times longer.
+
+Before each contribution the fragment's memory is checked: what was sent as the way from memory that
+was spoilt must not reach the others.
+
+What has come and cannot be used yet is kept, bounded; the rest is lost and counted. Results for
+sends to come are kept for MAX_EARLY_CYCLES cycles. A joiner does not know which its first send will
+be; then the newest are kept. What could not be written because the trainer had just sent the
+fragment waits for that send.
+
+Fragments that the trainer has sent together leave in order. An owner averages a fragment as soon as
+it has the contributions of all to it. So all peers should contribute to the same one first, but the
+checks before it end in an order of chance, another at each peer. A fragment that does not come soon
+is waited for no longer than WAIT_S: its machine may be busy.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, TypeVar
+
+import blake3
+
+from protocol.fragment.chunk_ledger import ChunkLedger, ResultVerdict, Stamp
+from protocol.limits import MAX_CONTRIBUTION_WEIGHT
+from protocol.schedule.deadline import ObservedDeadline
+from protocol.trainer_messages import Merge, Yield
+from protocol.wire.fragment_messages import (
+    DIGEST_BYTES,
+    ChunkStamp,
+    ChunkStateReply,
+    FragmentSettled,
+    GetStamps,
+    Stamps,
+)
+
+from .chunk_writes import ChunkWrites, Occasion
+from .commands import (
+    Answer,
+    ChunkFetched,
+    Contribute,
+    CyclePassed,
+    ForgetOthers,
+    HoldOutcome,
+    Item,
+    Parts,
+    Question,
+    ResultArrived,
+    SendEnded,
+    Sent,
+    Verify,
+    Withdrawn,
+)
+from .healing import Healing
+from .owners import owners_of_chunks
+from .peers import Context
+
+ItemT = TypeVar("ItemT")
+
+WAIT_S: Final = 0.5
+"""Time that a fragment waits for those that were sent before it."""
+MIN_RETURN_S: Final = 2.0
+MAX_RETURN_S: Final = 60.0
+MAX_WAITING: Final = 4096
+"""Items in the inbox, and as many that wait for a send on its way."""
+MAX_EARLY_CYCLES: Final = 2
+"""Results for sends that we have not come to yet are kept this far ahead."""
+MAX_EARLY_FOR_A_CHUNK: Final = 4
+"""Results kept for a chunk in one cycle: views that differ make several owners of it."""
+
+
+def short_digest(data: bytes | memoryview) -> bytes:
+    """The digest of codes, for messages."""
+    return blake3.blake3(data).digest(length=DIGEST_BYTES)
+
+
+def digest_of_stamps(stamps: Iterable[Stamp]) -> bytes:
+    """One digest of the states of all chunks of a fragment."""
+    return short_digest(b"".join(stamp.digest for stamp in stamps))
+
+
+# --- where a fragment is --------------------------------------------------------------------------
+class Phase(Enum):
+    """How far a flight is."""
+
+    AWAITS_TURN = "awaits turn"
+    """It waits for fragments that were sent before it."""
+    VERIFYING = "verifying"
+    """Its memory is checked before it leaves."""
+    AWAY = "away"
+    """Its codes are on their way to the owners, or their results to us."""
+
+
+@dataclass(slots=True)
+class Flight:
+    """A send, until it is merged.
+
+    Attributes:
+        owners: of the fragment's chunks, in order.
+        answered: chunks for which a result has come, whether it could be applied or not.
+        occasion: its time is our patience.
+    """
+
+    sent: Sent
+    began_s: float
+    phase: Phase = Phase.AWAITS_TURN
+    owners: tuple[str, ...] = ()
+    answered: set[int] = field(default_factory=set)
+    occasion: Occasion = field(default_factory=Occasion)
+
+
+@dataclass(slots=True)
+class LateWrite:
+    """Something came that is to be written at another time.
+
+    Attributes:
+        held: how the trainer stands; None while it is told to hold still.
+    """
+
+    item: ResultArrived | ChunkFetched | Withdrawn
+    held: HoldOutcome | None = None
+    occasion: Occasion = field(default_factory=Occasion)
+
+
+class CycleMachine:
+    """See the top of the file.
+
+    Attributes:
+        ledger: the states of its chunks.
+        healing: what it lacks, and which peers are asked for it.
+        writes: what is written into it.
+        settled: cycle and digest of the last flight that is over; None before. A joiner begins with
+            the last cycle that it has no part in.
+    """
+
+    def __init__(self, fragment: int, stamps: Iterable[Stamp], context: Context) -> None:
+        self.ledger = ChunkLedger(list(stamps))
+        self.healing = Healing(fragment, self.ledger, context)
+        self.writes = ChunkWrites(fragment, self.ledger, self.healing, context)
+        self.settled: tuple[int, bytes] | None = None
+        self._fragment = fragment
+        self._context = context
+        self._peers = context.peers
+        self._chunks = range(len(self.ledger.stamps))
+        self._state: Flight | LateWrite | None = None
+        self._cycle = -1
+        self._inbox: deque[Item] = deque()
+        self._early: dict[int, list[ResultArrived]] = defaultdict(list)
+        self._for_send: list[ResultArrived | ChunkFetched] = []
+        self._passed: dict[str, int] = {}
+        self._missed_since_s: float | None = None
+        self._patience = ObservedDeadline(floor_s=MIN_RETURN_S, ceiling_s=MAX_RETURN_S)
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When `look` is due; None while nothing waits for a time."""
+        match self._state:
+            case Flight(phase=Phase.AWAITS_TURN, began_s=began_s):
+                return began_s + WAIT_S
+            case Flight(phase=Phase.AWAY, occasion=occasion) if not self.writes.is_busy:
+                return occasion.until_s
+        return None
+
+    @property
+    def awaits_turn(self) -> bool:
+        """Whether it waits for fragments that were sent before it."""
+        return isinstance(self._state, Flight) and self._state.phase is Phase.AWAITS_TURN
+
+    @property
+    def remembered(self) -> frozenset[str]:
+        """The peers of which anything is remembered."""
+        return frozenset(self._passed)
+
+    # --- what is told -----------------------------------------------------------------------------
+    def put(self, *items: Item) -> None:
+        """Take items that came together; what does not fit is lost, and counted."""
+        for item in items:
+            self._keep(self._inbox, item, MAX_WAITING)
+        self._advance()
+
+    def look(self) -> None:
+        """See whether the fragment's turn has come, or its time is up."""
+        state = self._state
+        if isinstance(state, Flight) and state.phase is Phase.AWAITS_TURN:
+            waited = self._context.now_s >= state.began_s + WAIT_S
+            before = self._context.departures
+            if waited or self._fragment not in before or before[0] == self._fragment:
+                state.phase = Phase.VERIFYING
+                cycles = tuple(self.ledger.cycle(chunk) for chunk in self._chunks)
+                self._context.do(Verify(self._fragment, cycles))
+        self._advance()
+
+    def verified(self, spoilt: Mapping[int, Stamp]) -> None:
+        """Contribute; what stands on a spoilt chunk is behind all others, and left out."""
+        assert isinstance(self._state, Flight)
+        self.writes.verified(spoilt)
+        self._contribute(self._state)
+        self._advance()
+
+    def trainer_held(self, held: HoldOutcome) -> None:
+        """Write what is to be written, unless the fragment is on its way again."""
+        late = self._state
+        assert isinstance(late, LateWrite)
+        if held is HoldOutcome.VOID:
+            self._state = None
+            if not isinstance(late.item, Withdrawn):  # the next send lets the state before go
+                self._keep(self._for_send, late.item, MAX_WAITING)
+        else:
+            late.held = held
+            self._write(late.item, late.occasion)
+        self._advance()
+
+    def written(self, stamps: Mapping[int, Stamp]) -> None:
+        """Go on behind what was written."""
+        self.writes.written(stamps)
+        self._advance()
+
+    def answered(
+        self, peer_id: str, question: Question, answer: Answer | None, codes: Parts
+    ) -> None:
+        """A peer says which states its chunks are in, or how a chunk is; or says nothing more."""
+        if isinstance(answer, Stamps):
+            self.healing.stamps_answered(peer_id, answer)
+        elif isinstance(question, GetStamps):
+            self.healing.questions_ended(peer_id)
+        elif isinstance(answer, ChunkStateReply):
+            chunk, stamp = answer.stamp.chunk, answer.stamp.stamp
+            values = codes[chunk]
+            came = ChunkFetched(self._fragment, chunk, answer.cycle, stamp, values)
+            self.healing.fetched(came)
+        else:
+            self.healing.fetch_failed(question.chunk)
+        self.put(*self.healing.confirmed())
+
+    def adopt(self, chunk: int, cycle: int, stamp: Stamp) -> None:
+        """Take over a stamp of another peer: it is that of the values that we have."""
+        if stamp.is_ahead_of(self.ledger.stamp(chunk)):
+            self.ledger.healed(chunk, cycle, stamp)
+
+    def begin(self, cycle: int) -> None:
+        """Begin after the send of this cycle, with no part in it."""
+        self._note_settled(cycle)
+
+    # --- one after another ------------------------------------------------------------------------
+    def _advance(self) -> None:
+        """Go on until something has to be waited for."""
+        while not self.writes.is_busy:
+            match self._state:
+                case _ if self.writes.has_more:
+                    self.writes.write_on_top()
+                case LateWrite(held=HoldOutcome()) as late:
+                    self._end_late_write(late)
+                case Flight(phase=Phase.AWAY) as flight if self._is_over(flight):
+                    self._end_flight(flight)
+                case Flight(phase=Phase.AWAY) as flight if self._inbox:
+                    self._take_in_flight(flight, self._inbox.popleft())
+                case None if self._inbox:
+                    self._take_at_rest(self._inbox.popleft())
+                case _:
+                    return
+
+    def _write(self, item: ResultArrived | ChunkFetched | Withdrawn, occasion: Occasion) -> None:
+        if isinstance(item, ChunkFetched):
+            self.writes.write_chunk(item, occasion)
+        elif isinstance(item, Withdrawn):
+            self.writes.undo(item, occasion)
+        else:
+            self.writes.write_results([item], occasion)
+
+    def _keep(self, where: deque[ItemT] | list[ItemT], item: ItemT, most: int) -> None:
+        """Keep what cannot be used yet, unless there is too much of it."""
+        if len(where) < most:
+            where.append(item)
+        else:
+            self._context.counts.lost_items += 1
+
+    def _note_passed(self, passed: CyclePassed) -> None:
+        self._passed[passed.peer_id] = max(passed.cycle, self._passed.get(passed.peer_id, -1))
+
+    # --- in flight --------------------------------------------------------------------------------
+    def _contribute(self, flight: Flight) -> None:
+        """Have the codes sent to the owners; while we are healing, nothing but a word."""
+        sent, plan, departures = flight.sent, self._context.plan, self._context.departures
+        if self._fragment in departures:
+            departures.remove(self._fragment)
+        members = self._peers.possible_owners(sent.cycle)
+        key = plan.owners_key(self._fragment, sent.cycle)
+        flight.owners = owners_of_chunks(key, len(self._chunks), members)
+        for owner in members:
+            chunks = [chunk for chunk in self._chunks if flight.owners[chunk] == owner]
+            if chunks and self.healing.is_fetching:
+                self._context.do(Contribute(owner, sent, 0, ()))
+            elif chunks:
+                stamps = (ChunkStamp.of(chunk, self.ledger.stamp(chunk)) for chunk in chunks)
+                weight = MAX_CONTRIBUTION_WEIGHT
+                self._context.do(Contribute(owner, sent, weight, tuple(stamps)))
+        self.writes.sent()
+        patience_s = self._patience.current_s * plan.sends_at_once(sent.cycle)
+        flight.occasion.until_s = self._context.now_s + patience_s
+        flight.phase = Phase.AWAY
+        self._inbox.extendleft(reversed(self._due(sent.cycle)))
+
+    def _due(self, cycle: int) -> list[ResultArrived | ChunkFetched]:
+        """Let go what came for this send, or an earlier one, before we were there."""
+        for_send, self._for_send = self._for_send, []
+        cycles = sorted(early for early in self._early if early <= cycle)
+        return [*for_send, *(item for early in cycles for item in self._early.pop(early))]
+
+    def _missing(self, cycle: int) -> set[int]:
+        """Chunks that have not come to this cycle."""
+        return {chunk for chunk in self._chunks if self.ledger.cycle(chunk) < cycle}
+
+    def _awaited(self, flight: Flight) -> set[str]:
+        """Owners that may still bring something: they are there, and not through."""
+        cycle = flight.sent.cycle
+        owners = {flight.owners[chunk] for chunk in self._missing(cycle) - flight.answered}
+        there = owners & self._peers.seen.present
+        return {owner for owner in there if self._passed.get(owner, -1) < cycle}
+
+    def _is_over(self, flight: Flight) -> bool:
+        if self._context.now_s >= flight.occasion.until_s:
+            return True
+        if self._inbox:
+            return isinstance(self._inbox[0], Sent)
+        return not self._awaited(flight)
+
+    def _take_in_flight(self, flight: Flight, item: Item) -> None:
+        if isinstance(item, CyclePassed):
+            self._note_passed(item)
+        elif isinstance(item, ChunkFetched | Withdrawn):
+            self._write(item, flight.occasion)
+        elif isinstance(item, ResultArrived):
+            batch = self._batch(item)
+            # Perhaps we cannot apply one before we have healed; that may take longer.
+            of_cycle = {b.chunk.chunk for b in batch if b.result.cycle == flight.sent.cycle}
+            flight.answered |= of_cycle
+            self.writes.write_results(batch, flight.occasion)
+
+    def _batch(self, first: ResultArrived) -> list[ResultArrived]:
+        """A result and all behind it of other chunks, to be written at one go."""
+        batch = {first.chunk.chunk: first}
+        while self._inbox:
+            item = self._inbox[0]
+            if not isinstance(item, ResultArrived) or item.chunk.chunk in batch:
+                break
+            batch[item.chunk.chunk] = item
+            self._inbox.popleft()
+        return list(batch.values())
+
+    def _end_flight(self, flight: Flight) -> None:
+        now_s, cycle, occasion = self._context.now_s, flight.sent.cycle, flight.occasion
+        missing = self._missing(cycle)
+        if not missing:
+            self._patience.observe(now_s - flight.began_s)
+        in_vain = set[str]() if now_s < occasion.until_s else self._awaited(flight)
+        self._peers.note_brought_nothing(in_vain)
+        self._missed_since_s = flight.began_s if in_vain else None
+        self._state = None
+        stepped, moved = tuple(sorted(occasion.stepped)), tuple(sorted(occasion.moved))
+        self._context.do(Merge(self._fragment, cycle, stepped, moved))
+        digest = self._settle(cycle)
+        self._context.do(
+            SendEnded(
+                self._fragment,
+                cycle,
+                occasion.contributors,
+                len(missing),
+                len(moved),
+                digest.hex(),
+                now_s - flight.began_s,
+            )
+        )
+
+    # --- at any other time ------------------------------------------------------------------------
+    def _take_at_rest(self, item: Item) -> None:
+        match item:
+            case Sent():
+                self._cycle = item.cycle
+                self._peers.note_sent(self._fragment, item.cycle)
+                self._state = Flight(item, self._context.now_s)
+                self.look()
+            case CyclePassed():
+                self._note_passed(item)
+            case ResultArrived() if item.result.cycle > self._cycle:
+                self._keep_early(item)
+            case Withdrawn() if not self.writes.undoable(item):
+                pass
+            case ResultArrived() if not self._is_wanted_late(item):
+                pass
+            case _:
+                self._state = LateWrite(item)
+                self._context.do(Yield(self._fragment))
+
+    def _keep_early(self, item: ResultArrived) -> None:
+        """Keep a result for a send to come."""
+        cycle = item.result.cycle
+        if self._cycle >= 0 and cycle > self._cycle + MAX_EARLY_CYCLES:
+            return
+        self._keep(self._early[cycle], item, MAX_EARLY_FOR_A_CHUNK * len(self._chunks))
+        while len(self._early) > MAX_EARLY_CYCLES:
+            del self._early[min(self._early)]
+
+    def _is_wanted_late(self, item: ResultArrived) -> bool:
+        """Whether a result that came after its flight is to be written."""
+        late = item.result.cycle == self._cycle and not item.asked
+        if late and self._missed_since_s is not None:
+            self._patience.observe(self._context.now_s - self._missed_since_s)
+            self._missed_since_s = None
+        return self.writes.judge(item) in (ResultVerdict.STEP, ResultVerdict.REDO)
+
+    def _end_late_write(self, late: LateWrite) -> None:
+        self._state = None
+        if late.held is HoldOutcome.YIELDED:
+            occasion = late.occasion
+            of_kind = map(sorted, (occasion.stepped, occasion.moved, occasion.redone))
+            self._context.do(Merge(self._fragment, None, *map(tuple, of_kind)))
+        if late.occasion.has_written and self.settled is not None:
+            self._settle(self.settled[0])
+
+    # --- where we are -----------------------------------------------------------------------------
+    def _note_settled(self, cycle: int) -> bytes:
+        """Note where we are; returned is the digest of that."""
+        digest = digest_of_stamps(self.ledger.stamps)
+        self.settled = (cycle, digest)
+        self._peers.note_settled(self._fragment, self._peers.own_id, cycle, digest)
+        return digest
+
+    def _settle(self, cycle: int) -> bytes:
+        """Tell all where we are, and look who is elsewhere; let go what is about the absent."""
+        digest = self._note_settled(cycle)
+        self._peers.forget_absent()
+        self.forget_absent()
+        self._context.do(ForgetOthers(self._peers.seen.present))
+        for peer_id in sorted(self._peers.others):
+            self.tell_settled(peer_id)
+            self.healing.compare(peer_id)
+        return digest
+
+    def tell_settled(self, peer_id: str) -> None:
+        """Tell one peer where we are, if we are anywhere yet."""
+        if self.settled is not None:
+            group = self._context.plan.group
+            self._context.tell(peer_id, FragmentSettled(group, self._fragment, *self.settled))
+
+    def forget_absent(self) -> None:
+        """Forget every peer that is not there: it brings nothing to flights to come."""
+        present = self._peers.seen.present
+        self._passed = {peer: cycle for peer, cycle in self._passed.items() if peer in present}
+        self.healing.forget_absent()
