@@ -1,6 +1,6 @@
-"""Whether a boundary is of a size that can be right, by what several peers have sent of late.
+"""Whether what others send is of a size that can be right, by what several have sent of late.
 
-Idea. The activations that leave a stage are about as large today as they were in the last
+Boundaries. The activations that leave a stage are about as large today as they were in the last
 microbatches, whoever sent them, and so are the gradients that come back from it. One that is many
 times as large is a fault or a lie: it makes numbers infinite, or outweighs all others. It is
 refused before a trainer sees it, and its microbatch goes another way. What is smaller than usual
@@ -20,7 +20,7 @@ Rules
   4. A sender without a voice is judged where at least SEVERAL others have one; until then it is let
      through up to LARGEST. So one identity, however much it sends and whenever it comes, has
      nobody else refused: its voice is one of several, or there is no judgement. Of two, one may
-     have the other let through; the trainer's own bound (gradient_shares.py) is for that.
+     have the other let through; the trainer's own bound (below) is for that.
   5. A voice that was not heard among the last AGE sizes of its kind is forgotten, and so is the
      oldest of more than MAX_VOICES: scales move as training goes on.
   6. If ODD_TIMES are refused in a row, and more than half of those that have a voice are among
@@ -32,13 +32,37 @@ the learning rate warms up; but where paths differ, a stage's activations may be
 as large in one microbatch as in the next (a few tokens hold most of their length).
 
 Invariant: at most MAX_VOICES times OF_ONE numbers are kept for a direction and stage.
+
+Gradients of weights: how much that of one microbatch counts in a stage's step. A step is clipped by
+the length of the whole gradient. So one microbatch of many whose gradient is long enough takes what
+all others have learnt to nothing, also where no number becomes infinite: clipping looks at the sum
+alone. Hence each is measured before it is added. One that is much longer than they usually are
+counts for as long as CLIP of them, and no more.
+
+It is measured where it is added, because nothing that is seen on the way there bounds it. A
+gradient that arrives may be of the usual size, and be the same for each token: then what the tokens
+add to the weights is all in one direction, and many times as long as usual.
+
+Rules of lengths
+  1. The last WINDOW lengths are kept; the bound is CLIP times their middle (of two middle ones the
+     larger). One beyond it counts as if it were there, and is remembered so: whoever sends fewer
+     than half of the microbatches does not move the middle beyond honest ones, and a scale that
+     rises as training goes on is followed.
+  2. Before the first, the bound is what the caller gives.
+  3. One that is no number, or infinite, counts nothing.
+  4. Nothing at all (a length of 0) says nothing of what is usual.
+
+What honest microbatches differ by from each other is less than CLIP, so in a run without liars
+nothing is changed, and a spike of a few hard ones counts less than it would.
 """
 
+import math
 from collections import deque
 from enum import StrEnum
 from statistics import median_high, median_low
 from typing import Final
 
+# --- boundaries -----------------------------------------------------------------------------------
 FACTOR: Final = 256.0
 LARGEST: Final = 2.0**20
 """Values within this, and what layers make of them, are far from fp32's end, squared too."""
@@ -128,3 +152,42 @@ class BoundarySizes:
             return SizeVerdict.UNUSUAL
         kind.let_through(sender, size)
         return SizeVerdict.USUAL
+
+
+# --- gradients ------------------------------------------------------------------------------------
+WINDOW: Final = 32
+CLIP: Final = 4.0
+
+
+class GradientShares:
+    """The share of each gradient, by the lengths of those of late.
+
+    Args:
+        first: the bound before anything was seen.
+
+    Attributes:
+        num_clipped: those that counted less than others, since the start.
+    """
+
+    def __init__(self, first: float) -> None:
+        self._first = first
+        self._lengths: deque[float] = deque(maxlen=WINDOW)
+        self.num_clipped = 0
+
+    @property
+    def bound(self) -> float:
+        """The length from which on a gradient counts less."""
+        return CLIP * median_high(self._lengths) if self._lengths else self._first
+
+    def share(self, length: float) -> float:
+        """How much a gradient of this length counts: 1 as any other, less, or nothing."""
+        bound = self.bound
+        if not math.isfinite(length):
+            self.num_clipped += 1
+            return 0.0
+        if length:
+            self._lengths.append(min(length, bound))
+        if length <= bound:
+            return 1.0
+        self.num_clipped += 1
+        return bound / length

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.microbatch.gradient_shares import CLIP, WINDOW, GradientShares
+from protocol.microbatch.sizes import CLIP, WINDOW, GradientShares
 
 usual = st.floats(1.0, 2.0)
 FIRST = 64.0

@@ -20,7 +20,7 @@ Shapes: B sequences of a step, b of a microbatch, T tokens.
 The gradient of a stage's step: the sum over its microbatches, each measured before it is added.
 
 A backward adds to the model's flat gradient. Here that is emptied after each microbatch into a
-second vector, by as much as the microbatch counts (protocol/microbatch/gradient_shares.py). It has
+second vector, by as much as the microbatch counts (protocol/microbatch/sizes.py). It has
 to be measured when it is there: what it adds to the weights is not known from what has come.
 
 At a data peer a microbatch adds twice: for the head when it comes to the loss, for the first layers
@@ -38,7 +38,7 @@ import torch
 from peer.training.model import FlatModel
 from peer.training.optimizer import FlatOptimizer
 from peer.training.step import StepResult
-from protocol.microbatch.gradient_shares import GradientShares
+from protocol.microbatch.sizes import GradientShares
 from protocol.microbatch.trainer_messages import (
     Begun,
     Drop,
@@ -61,7 +61,7 @@ FIRST_CLIP: Final = 64.0
 
 
 class GradientSum:
-    """Adds up the microbatches' gradients of a step, each by its share (gradient_shares.py).
+    """Adds up the microbatches' gradients of a step, each by its share (sizes.py).
 
     Args:
         gradient_P: the model's, zero between two microbatches.

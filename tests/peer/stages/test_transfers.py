@@ -134,7 +134,7 @@ async def test_what_will_not_come_is_withdrawn(autojump_clock, attempt):
             trip = structs.replace(outgoing(index).trip, attempt=attempt)
             transfers.plan_ahead(trip)
             await transfers.offer_ahead(RELAY, trip)
-        await transfers.withdraw(outgoing(0).trip.microbatch, 0)
+        await transfers.withdraw(outgoing(0).trip.microbatch, attempt)
         await trio.sleep(1.0)
         assert receiver.ended == 1
         assert await send(transfers, SendBoundary(trip, 1, None))

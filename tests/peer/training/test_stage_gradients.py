@@ -7,7 +7,7 @@ import torch
 from test_stages import Stage, blocks, relay, run_spec
 
 from peer.training.stages.steppers import FIRST_CLIP, GradientSum, length_of
-from protocol.microbatch.gradient_shares import CLIP
+from protocol.microbatch.sizes import CLIP
 from protocol.microbatch.trainer_messages import (
     Filled,
     Finish,
