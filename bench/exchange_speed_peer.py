@@ -34,7 +34,7 @@ from protocol.diloco.commands import GroupSeen, HoldOutcome, SendEnded, Sent
 from protocol.diloco.peers import FragmentCounts
 from protocol.fragment.fragments import Fragment, cut_fragments
 from protocol.run.layout import Layout
-from protocol.trainer_messages import Amend, Merge, Yield
+from protocol.trainer_messages import Merge, Yield
 
 from .children import Answer, answer_parent
 from .exchange_speed_data import mean_of_all, model_layout, noise, relative_error
@@ -58,9 +58,6 @@ class IdleTrainer:
     async def hold(self, message: Yield) -> HoldOutcome:
         await trio.lowlevel.checkpoint()
         return HoldOutcome.FREE
-
-    async def amend(self, message: Amend) -> None:
-        await trio.lowlevel.checkpoint()
 
 
 class MembersOfGroup:

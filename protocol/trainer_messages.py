@@ -14,17 +14,23 @@ class TrainerMessage(Struct, frozen=True, tag=True, tag_field="kind", forbid_unk
 
 # --- commands -------------------------------------------------------------------------------------
 class Merge(TrainerMessage, frozen=True):
-    """The outer step of a fragment in flight is in phi: this ends the flight.
+    """The outer step of a fragment that was sent, or yielded, is in phi: follow.
+
+    What is in none of the lists is left alone.
 
     Attributes:
+        cycle: of the send, whose flight this ends; None for a fragment that was yielded.
         stepped: chunks whose result holds our codes.
-        moved: chunks that were written without them; what is in neither list is left alone.
+        moved: chunks that were written without them.
+        redone: chunks that had been merged; their step was taken back, and taken with another
+            result.
     """
 
     fragment: int
-    cycle: int
+    cycle: int | None
     stepped: tuple[int, ...]
-    moved: tuple[int, ...]
+    moved: tuple[int, ...] = ()
+    redone: tuple[int, ...] = ()
 
 
 ONE_CHUNK: Final = (0,)
@@ -32,24 +38,9 @@ ONE_CHUNK: Final = (0,)
 
 
 class Yield(TrainerMessage, frozen=True):
-    """Do not read phi of a fragment until `Amend`."""
+    """Do not read phi of a fragment until `Merge`."""
 
     fragment: int
-
-
-class Amend(TrainerMessage, frozen=True):
-    """A yielded fragment of phi has been written: follow.
-
-    Attributes:
-        merged: chunks that were stepped now, and not in `Merge`.
-        redone: chunks whose step was taken back, and taken with another result.
-        moved: chunks that were written without our codes.
-    """
-
-    fragment: int
-    merged: tuple[int, ...] = ()
-    redone: tuple[int, ...] = ()
-    moved: tuple[int, ...] = ()
 
 
 # --- events ---------------------------------------------------------------------------------------
@@ -86,6 +77,6 @@ class FragmentMerged(TrainerMessage, frozen=True):
 
 
 class Yielded(TrainerMessage, frozen=True):
-    """phi of this fragment is not read until `Amend`."""
+    """phi of this fragment is not read until `Merge`."""
 
     fragment: int

@@ -18,6 +18,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import trio
+from msgspec import structs
 
 from bench.fuzzing.hostile import Hostile
 from bench.fuzzing.shots import Gunner, Magazine
@@ -247,7 +248,8 @@ def corpus_manifest() -> CorpusManifest:
         held_out="",
         digests=b"",
     )
-    return manifest.with_digests(b"".join(map(digest_of, _pieces_of(manifest))))
+    digests = b"".join(map(digest_of, _pieces_of(manifest)))
+    return structs.replace(manifest, digests=digests)
 
 
 def _pieces_of(manifest: CorpusManifest) -> list[bytes]:

@@ -283,7 +283,7 @@ def generate(
     ] = None,
 ) -> None:
     """Generate text with the run's model, with all stages or without some."""
-    from peer.state.generation import Sampling
+    from peer.state.export import Sampling
 
     from .generate import write_text
 

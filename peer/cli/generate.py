@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from peer.options.config import ConfigError
-from peer.state.generation import ExportedModel, Sampling
+from peer.state.export import ExportedModel, Sampling
 from peer.state.home import Home, HomeError
 from protocol.run.layout import DATA_STAGE
 

@@ -63,12 +63,11 @@ from protocol.wire.versions import CONTENT
 
 from .state_file import (
     Float32Vector,
-    StateAssembler,
     StateManifest,
+    StateMemory,
     chunk_bytes,
     chunk_count,
     state_bytes,
-    state_chunks,
     units_of,
     weights_chunk,
 )
@@ -312,7 +311,7 @@ class Gathering:
         lost_lag: float = math.inf,
     ) -> None:
         self._size = phi_P.size
-        self._assembler = StateAssembler(phi_P, delta_P)
+        self._memory = StateMemory(phi_P, delta_P)
         units = units_of(phi_P.size) if mixes else None
         self._plan = StatePlan(own, units=units, lost_lag=lost_lag)
         self._changed = trio.Event()
@@ -324,7 +323,7 @@ class Gathering:
     @property
     def share(self) -> float:
         """The part of the state that is here."""
-        return 1 - self._plan.num_missing / chunk_count(self._assembler.total_bytes)
+        return 1 - self._plan.num_missing / chunk_count(self._memory.total_bytes)
 
     @property
     def num_sources(self) -> int:
@@ -345,7 +344,7 @@ class Gathering:
     def kept_bytes(self) -> int:
         """What was here before, and need not come."""
         own = self._plan.givers()[OWN]
-        return min(own * STATE_CHUNK_BYTES, self._assembler.total_bytes)
+        return min(own * STATE_CHUNK_BYTES, self._memory.total_bytes)
 
     async def lead(self, fetcher: Fetcher, described: StateManifest) -> StateScalars:
         """Gather the state that this source has described; others may `help` meanwhile.
@@ -360,7 +359,7 @@ class Gathering:
         try:
             await self._put_zeros(name, described)
             await self._work(fetcher, described)
-            self._assembler.check(described.scalars)
+            self._memory.check(described.scalars)
             return described.scalars
         except RemoteProtocolError:
             self._plan.gone(name, believed=False)
@@ -408,15 +407,15 @@ class Gathering:
     async def _put_zeros(self, name: PeerId, described: StateManifest) -> None:
         """Put zeros where this source has named the digest of zeros."""
         for index in self._plan.missing:
-            zeros = _digest_of_zeros(chunk_bytes(index, self._assembler.total_bytes))
+            zeros = _digest_of_zeros(chunk_bytes(index, self._memory.total_bytes))
             if described.digests[index] == zeros and self._plan.wants(name, index):
-                self._assembler.put_zeros(index)
+                self._memory.put_zeros(index)
                 self._plan.arrived(name, index, was_sent=False)
                 await trio.lowlevel.checkpoint()
 
     async def _work(self, fetcher: Fetcher, described: StateManifest) -> None:
         """Ask this source until all is here, from whomever."""
-        rate = slowest_rate(self._assembler.total_bytes)
+        rate = slowest_rate(self._memory.total_bytes)
         while not self._plan.complete:
             self._at_work += 1
             try:
@@ -448,7 +447,7 @@ class Gathering:
                         raise RemoteProtocolError(sentence)
                     self.fetched_bytes += len(chunk)
                     if self._plan.wants(name, index):  # nobody else has given it meanwhile
-                        self._assembler.put(index, chunk)
+                        self._memory.put(index, chunk)
                         self._gave.add(name)
                         self._plan.arrived(name, index)
                         self._tell()
@@ -492,9 +491,8 @@ def own_digests(phi_P: Float32Vector, delta_P: Float32Vector) -> dict[int, bytes
 
     Not of the first one, which is its writer's; nor of zeros, which nobody sends.
     """
-    scalars = StateScalars("", -1, 0, "", 0, 0, 0, 0.0)
     digests = dict[int, bytes]()
-    for index, chunk in enumerate(state_chunks(scalars, phi_P, delta_P)):
+    for index, chunk in enumerate(StateMemory(phi_P, delta_P).chunks()):
         digest = digest_of(chunk)
         if index and digest != _digest_of_zeros(len(chunk)):
             digests[index] = digest

@@ -41,7 +41,6 @@ ASK_EVERY_S: Final = 10.0
 ASK_SOON_S: Final = 1.0
 MAX_QUESTIONS: Final = 8
 """Peers that are asked at once."""
-MAX_DETAIL_CHARS: Final = 400
 PAUSE_S: Final = 5.0
 """For which a peer is not asked that did not give a piece; DOUBT_PAUSE_S where it gave another."""
 DOUBT_PAUSE_S: Final = 300.0
@@ -182,7 +181,7 @@ class PieceFetcher:
                     EventName.PIECE_FAILED,
                     remote=request.source,
                     piece=request.item,
-                    detail=str(error)[:MAX_DETAIL_CHARS],
+                    detail=str(error),
                 )
             return None
         finally:

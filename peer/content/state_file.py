@@ -19,10 +19,10 @@ Rules:
 """
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgpack
 import numpy as np
@@ -101,22 +101,6 @@ def units_of(num_values: int) -> list[int]:
     return units
 
 
-def write_state_file(
-    path: Path, scalars: StateScalars, phi_P: Float32Vector, delta_P: Float32Vector
-) -> StateManifest:
-    """Write a state atomically and durably, and return what names it.
-
-    phi and delta must not change meanwhile; both are fp32 [P]. Blocks for as long as the disk
-    needs.
-
-    Raises:
-        ValueError: the vectors differ in length or are not fp32.
-        OSError: the disk refused; nothing is left at `path` that was not there before.
-    """
-    copy_state(path, scalars, phi_P, delta_P)
-    return seal_state(path, scalars)
-
-
 def copy_state(
     path: Path, scalars: StateScalars, phi_P: Float32Vector, delta_P: Float32Vector
 ) -> None:
@@ -127,12 +111,13 @@ def copy_state(
     holes in the file.
 
     Raises:
-        ValueError, OSError: as `write_state_file`.
+        ValueError: the vectors differ in length or are not fp32.
+        OSError: the disk refused; nothing is left there.
     """
     partial = _partial(path)
     try:
         with partial.open("wb") as file:
-            for chunk in state_chunks(scalars, phi_P, delta_P):
+            for chunk in StateMemory(phi_P, delta_P, scalars).chunks():
                 if chunk == _ZEROS:
                     file.seek(len(chunk), os.SEEK_CUR)
                 else:
@@ -167,63 +152,47 @@ def _partial(path: Path) -> Path:
     return path.with_suffix(_PARTIAL_SUFFIX)
 
 
-def state_chunks(
-    scalars: StateScalars, phi_P: Float32Vector, delta_P: Float32Vector
-) -> Iterator[bytes]:
-    """The chunks of a state in order. Raises ValueError unless both are fp32 and of one length."""
-    if phi_P.shape != delta_P.shape or phi_P.ndim != 1:
-        raise ValueError(
-            f"phi {phi_P.shape} and delta {delta_P.shape} must be vectors of one length"
-        )
-    parts = [memoryview(_header(scalars)), _as_bytes(phi_P), _as_bytes(delta_P)]
-    total = sum(part.nbytes for part in parts)
-    for start in range(0, total, STATE_CHUNK_BYTES):
-        stop = min(start + STATE_CHUNK_BYTES, total)
-        yield b"".join(part[a:b] for part, a, b in _overlaps(parts, start, stop))
-
-
 def read_chunk(path: Path, index: int) -> bytes:
-    """Chunk `index` of a state file.
-
-    Raises:
-        FileNotFoundError: the state was replaced by a newer one.
-        IndexError: there is no such chunk.
-    """
+    """Chunk `index` of a state file. Raises FileNotFoundError: a newer one has replaced it."""
     with path.open("rb") as file:
-        file.seek(max(0, index) * STATE_CHUNK_BYTES)
-        chunk = file.read(STATE_CHUNK_BYTES)
-    if index < 0 or not chunk:
-        raise IndexError(f"no chunk {index} in {path.name}")
-    return chunk
+        file.seek(index * STATE_CHUNK_BYTES)
+        return file.read(STATE_CHUNK_BYTES)
 
 
-def remove_state_files(directory: Path, keep: Collection[Path]) -> int:
-    """Remove state files and what crashes left of them, but for those in `keep`. Counts them."""
-    old = [
-        path
-        for suffix in (SUFFIX, _PARTIAL_SUFFIX)
-        for path in sorted(directory.glob(f"*{suffix}"))
-        if path not in keep
-    ]
-    for path in old:
-        path.unlink(missing_ok=True)
-    return len(old)
+def remove_state_files(directory: Path, keep: Collection[Path]) -> None:
+    """Remove state files and what crashes left of them, but for those in `keep`."""
+    for suffix in (SUFFIX, _PARTIAL_SUFFIX):
+        for path in directory.glob(f"*{suffix}"):
+            if path not in keep:
+                path.unlink(missing_ok=True)
 
 
-class StateAssembler:
-    """Puts a state together from chunks, in any order, straight into the caller's memory.
+class StateMemory:
+    """A state as one run of bytes: a header and the caller's vectors, which are not copied.
 
     The state is 8 P bytes: a joiner that held it twice would need more memory than it ever needs
-    again. What the vectors hold counts only once there is a `result`.
+    again. Chunks are put in any order; what the vectors hold counts once the header was checked.
+
+    Args:
+        scalars: of the state that the vectors hold; None where they hold none yet.
     """
 
-    def __init__(self, phi_P: Float32Vector, delta_P: Float32Vector) -> None:
-        """Raises ValueError: the vectors differ in length or are not contiguous fp32."""
-        if phi_P.shape != delta_P.shape:
-            raise ValueError(f"phi {phi_P.shape} and delta {delta_P.shape} differ in length")
+    def __init__(
+        self, phi_P: Float32Vector, delta_P: Float32Vector, scalars: StateScalars | None = None
+    ) -> None:
+        """Raises ValueError: the vectors are not contiguous fp32 of one length."""
+        if phi_P.shape != delta_P.shape or phi_P.ndim != 1:
+            raise ValueError(
+                f"phi {phi_P.shape} and delta {delta_P.shape} must be vectors of one length"
+            )
         self.total_bytes = state_bytes(phi_P.size)
-        self._header = bytearray(HEADER_BYTES)
+        self._header = bytearray(HEADER_BYTES if scalars is None else _header(scalars))
         self._parts = [memoryview(self._header), _as_bytes(phi_P), _as_bytes(delta_P)]
+
+    def chunks(self) -> Iterator[bytes]:
+        """All chunks in order."""
+        for index in range(chunk_count(self.total_bytes)):
+            yield b"".join(self._views(index))
 
     def put(self, index: int, chunk: bytes) -> None:
         """Put a chunk, which is what its digest says, into its place.
@@ -231,7 +200,7 @@ class StateAssembler:
         Raises:
             RemoteProtocolError: it has another length than ours, or values that are not finite.
         """
-        length = chunk_bytes(index, self.total_bytes)
+        length, taken = chunk_bytes(index, self.total_bytes), 0
         if len(chunk) != length:
             raise RemoteProtocolError(
                 f"chunk {index} of the state has {len(chunk)} bytes, not {length}"
@@ -241,38 +210,31 @@ class StateAssembler:
             raise RemoteProtocolError(
                 f"chunk {index} of the state holds values that are not finite"
             )
-        taken, source = 0, memoryview(chunk)
-        for part, a, b in self._places(index):
-            part[a:b] = source[taken : taken + b - a]
-            taken += b - a
+        for view in self._views(index):
+            view[:] = chunk[taken : taken + view.nbytes]
+            taken += view.nbytes
 
     def put_zeros(self, index: int) -> None:
         """Make a chunk all zeros. Memory that holds zeros is not written: it may not be there."""
-        for part, a, b in self._places(index):
-            held = np.frombuffer(part[a:b], np.uint8)
+        for view in self._views(index):
+            held = np.frombuffer(view, np.uint8)
             if held.any():
                 held[:] = 0
 
-    def _places(self, index: int) -> Iterator[tuple[memoryview, int, int]]:
-        start = index * STATE_CHUNK_BYTES
-        return _overlaps(self._parts, start, start + chunk_bytes(index, self.total_bytes))
-
     def check(self, scalars: StateScalars) -> None:
         """With all chunks in their places: raises RemoteProtocolError, the header says others."""
-        if _read_header(bytes(self._header)) != scalars:
+        if self._header != _header(scalars):
             raise RemoteProtocolError("the state's header differs from what was announced")
 
-
-def _overlaps(
-    parts: Sequence[memoryview], start: int, stop: int
-) -> Iterator[tuple[memoryview, int, int]]:
-    """Which bytes a .. b of which part lie in start .. stop of their concatenation, in order."""
-    offset = 0
-    for part in parts:
-        a, b = max(start - offset, 0), min(stop - offset, part.nbytes)
-        if a < b:
-            yield part, a, b
-        offset += part.nbytes
+    def _views(self, index: int) -> Iterator[memoryview]:
+        """The memory of a chunk, in order."""
+        start = index * STATE_CHUNK_BYTES
+        stop, offset = start + chunk_bytes(index, self.total_bytes), 0
+        for part in self._parts:
+            a, b = max(start - offset, 0), min(stop - offset, part.nbytes)
+            if a < b:
+                yield part[a:b]
+            offset += part.nbytes
 
 
 def _as_bytes(vector: Float32Vector) -> memoryview:
@@ -287,16 +249,3 @@ def _header(scalars: StateScalars) -> bytes:
     if len(header) > HEADER_BYTES:
         raise ValueError(f"the scalars take {len(header)} bytes; {HEADER_BYTES} are there")
     return header.ljust(HEADER_BYTES, b"\0")
-
-
-def _read_header(header: bytes) -> StateScalars | None:
-    """The scalars, or None if this is no header of ours."""
-    start = len(_MAGIC) + _LENGTH_BYTES
-    length = int.from_bytes(header[len(_MAGIC) : start], "little")
-    if not header.startswith(_MAGIC) or length > HEADER_BYTES - start:
-        return None
-    try:
-        tree: Any = msgpack.unpackb(header[start : start + length])
-        return StateScalars(**tree)
-    except (ValueError, TypeError, msgpack.UnpackException):
-        return None

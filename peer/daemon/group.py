@@ -247,7 +247,7 @@ class OuterSource:
                 epoch=facts.epoch,
                 position=facts.position,
                 tokens=facts.tokens,
-                gradient_norm=min(facts.gradient_norm, LARGEST_NORM),
+                gradient_norm=float(min(facts.gradient_norm, LARGEST_NORM)),
             )
             vectors = (averaging.slow_P, averaging.momentum_P)
             await self._work.run(copy_state, path, scalars, *vectors)

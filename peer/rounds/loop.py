@@ -232,7 +232,8 @@ class RoundLoop:
         """Bring what the next step needs of the corpus; the trainer waits for it."""
         facts, started_s = self._facts, trio.current_time()
         facts.now_doing(f"waiting for {len(pieces)} pieces of the corpus")
-        await self._shares.feed.bring(pieces)
+        if self._shares.feed is not None:
+            await self._shares.feed.bring(pieces)
         waited_s = trio.current_time() - started_s
         facts.corpus.waited_s += waited_s
         self._events.emit(EventName.PIECES_AWAITED, pieces=len(pieces), seconds=waited_s)

@@ -35,28 +35,19 @@ class DataFeed(Protocol):
         """Returns when all of these pieces are here."""
 
 
-class AllHere:
-    """All of the corpus is here, or none of it is needed. Implements `DataFeed`."""
-
-    def plan(self, members: Members, epoch: int, position: int) -> None:
-        """Nothing is to be done."""
-
-    async def bring(self, pieces: Sequence[int]) -> None:
-        """They are here."""
-
-
 class DataShares:
     """The shares of one run, as this peer sees them. Writes `facts.lost_blocks`, `repeated_blocks`.
 
     Args:
         plan: of the run's corpus.
         facts: of this peer, a member itself.
-        feed: is told of the shares of each round.
+        feed: is told of the shares of each round; None where all of the corpus is here, or none
+            of it is needed.
     """
 
     def __init__(self, plan: DataPlan, facts: Facts, feed: DataFeed | None = None) -> None:
         self._plan = plan
-        self.feed = feed or AllHere()
+        self.feed = feed
         self._facts = facts
         self._members: dict[str, MemberPosition] = {}
 
@@ -81,7 +72,8 @@ class DataShares:
         self._count(members, own)
         self._members = members
         shares = tuple((m.peer_id, m.weight) for _, m in sorted(members.items()))
-        self.feed.plan(shares, facts.epoch, facts.position)
+        if self.feed is not None:
+            self.feed.plan(shares, facts.epoch, facts.position)
         return shares
 
     def _count(self, members: dict[str, MemberPosition], own: MemberPosition) -> None:
@@ -94,12 +86,12 @@ class DataShares:
             for peer_id, m in self._members.items()
             for at in [members.get(peer_id, m)]
         ]
-        cost = self._plan.lost_and_repeated(
+        lost, repeated = self._plan.lost_and_repeated(
             [m for m in stood if self._is_near(m, own)],
             [m for m in members.values() if self._is_near(m, own)],
         )
-        self._facts.lost_blocks += cost.lost
-        self._facts.repeated_blocks += cost.repeated
+        self._facts.lost_blocks += lost
+        self._facts.repeated_blocks += repeated
 
     def _is_near(self, member: MemberPosition, own: MemberPosition) -> bool:
         epochs = member.epoch - own.epoch

@@ -46,7 +46,6 @@ OUTER_FILE: Final = "outer.safetensors"
 TRAINER_FILE: Final = "trainer.safetensors"
 MANIFEST_FILE: Final = "manifest.json"
 MANIFEST_FORM: Final = 1
-MAX_MANIFEST_BYTES: Final = 1 << 16
 SLOW: Final = "slow"
 MOMENTUM: Final = "momentum"
 _PARTIAL: Final = ".partial"
@@ -304,8 +303,8 @@ class CheckpointStore:
         """Folders that have the name of a checkpoint, in the order in which they were written."""
         if not self.directory.is_dir():
             return []
-        named = (path for path in self.directory.iterdir() if _number(path))
-        return sorted(named, key=_number)
+        named = (path for path in self.directory.iterdir() if number_of(path.name))
+        return sorted(named, key=lambda path: number_of(path.name))
 
     def _set_aside(self) -> list[Path]:
         """Those that were set aside; two where a crash came between."""
@@ -357,8 +356,7 @@ def _manifests(folders: Iterable[Path]) -> dict[Path, Manifest | None]:
 
 def _manifest(path: Path) -> Manifest:
     try:
-        with (path / MANIFEST_FILE).open("rb") as file:
-            return parse_manifest(file.read(MAX_MANIFEST_BYTES))
+        return parse_manifest((path / MANIFEST_FILE).read_bytes())
     except (OSError, ValueError) as error:
         raise FileUnusable(f"{MANIFEST_FILE}: {error}") from error
 
@@ -399,10 +397,6 @@ def number_of(name: str) -> int:
     """The number of a checkpoint by its folder's name; 0 for another folder."""
     digits = name.partition("-step-")[0]
     return int(digits) if digits.isdecimal() and name != digits else 0
-
-
-def _number(path: Path) -> int:
-    return number_of(path.name)
 
 
 def _size(path: Path) -> int:

@@ -65,7 +65,7 @@ class Uploads:
     """The copies of one peer's checkpoints. Blocking.
 
     Args:
-        home: whose run, tokenizer and corpus are copied too; None copies checkpoints alone.
+        home: whose run, tokenizer and corpus are copied too.
         keys: copy the keys of that home as well.
 
     Attributes:
@@ -73,7 +73,7 @@ class Uploads:
     """
 
     def __init__(
-        self, url: str, peer_id: str, keep: int, home: Home | None = None, *, keys: bool = False
+        self, url: str, peer_id: str, keep: int, home: Home, *, keys: bool = False
     ) -> None:
         """Raises UploadFailed: no such place can be reached from here."""
         try:
@@ -125,8 +125,7 @@ class Uploads:
 
     def _copy_run(self) -> None:
         """Run spec and admission, and the keys where they were asked for."""
-        signed = None if self._home is None else self._home.run()
-        if self._home is None or signed is None:
+        if (signed := self._home.run()) is None:
             return
         target = f"{self._root}/run-{signed.run_id}"
         self._files.makedirs(target, exist_ok=True)
@@ -146,8 +145,7 @@ class Uploads:
 
     def _data(self) -> Iterator[tuple[str, Path]]:
         """Name there, and file here, of all that is named by a digest of the run's."""
-        signed = None if self._home is None else self._home.run()
-        if self._home is None or signed is None:
+        if (signed := self._home.run()) is None:
             return
         data, cache_dir = signed.spec().data, self._home.cache_dir
         tokenizer = tokenizer_path(cache_dir, data.tokenizer_digest or "")

@@ -20,17 +20,17 @@ The order of things, when peers average in pairs:
 
 A round is closed by the trainer itself when its quota is done and nothing holds it up. Its nominal
 step goes on rising meanwhile, to the end of the run. Where the model is cut, each fragment is sent
-at its own moment, and merged as sync.py says (its messages are in protocol/trainer_messages.py);
-and where all peers average, what others did to it is followed outside of its flight, too:
+at its own moment, and merged as sync.py says; and where all peers average
+(protocol/fragment/fragments.py), what others did to it is followed outside of its flight, too:
 
     daemon                              trainer
     Yield(p)                            held := phi
                                         Yielded(p)
     (p of phi is written)
-    Amend(p, ...)                       theta follows what happened to phi
+    Merge(p, None, ...)                 theta follows what happened to phi
 
-The daemon writes a fragment of phi only from `FragmentSent` to `Merge`, and from `Yielded` to
-`Amend`. (Load and Evaluate read all of phi: nothing may be written while they run.)
+The daemon writes a fragment of phi only from `FragmentSent`, or `Yielded`, to `Merge`. (Load and
+Evaluate read all of phi: nothing may be written while they run.)
 
 Where the trainer holds a stage of a pipeline, microbatches travel besides
 (protocol/microbatch/trainer_messages.py).
@@ -50,7 +50,6 @@ from protocol.microbatch.trainer_messages import StageCommand, StageEvent
 from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec, parse_bytes
 from protocol.trainer_messages import (
-    Amend,
     FragmentMerged,
     FragmentSent,
     Merge,
@@ -214,7 +213,7 @@ class Stop(TrainerMessage, frozen=True):
     """Exit."""
 
 
-SyncCommand = Merge | Yield | Amend
+SyncCommand = Merge | Yield
 TrainerCommand = (
     Load
     | TrainRound

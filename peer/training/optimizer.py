@@ -94,18 +94,11 @@ class Part:
     Attributes:
         moments: the names of what it remembers of a parameter.
         rate_ratio: its learning rate, in AdamW's.
-        counts: whether it counts its steps.
     """
 
     optimizer: AdamW | torch.optim.Optimizer
     moments: tuple[str, ...]
     rate_ratio: float = 1.0
-    counts: bool = False
-
-    @property
-    def parameters(self) -> list[torch.nn.Parameter]:
-        """Its parameters, in order."""
-        return [each for group in self.optimizer.param_groups for each in group["params"]]
 
 
 class FlatOptimizer:
@@ -151,7 +144,7 @@ class FlatOptimizer:
         """
         for part, index, parameter in self._parameters():
             state = part.optimizer.state[parameter]
-            if part.counts:
+            if isinstance(part.optimizer, AdamW):
                 state["step"] = torch.tensor(float(num_steps), device=parameter.device)
             for name in part.moments:
                 state[name] = torch.empty_like(parameter, memory_format=torch.contiguous_format)
@@ -161,7 +154,9 @@ class FlatOptimizer:
     def _parameters(self) -> Iterator[tuple[Part, int, torch.nn.Parameter]]:
         """Each parameter with its part and its number in it."""
         for part in self._parts:
-            for index, parameter in enumerate(part.parameters):
+            groups = part.optimizer.param_groups
+            parameters = (each for group in groups for each in group["params"])
+            for index, parameter in enumerate(parameters):
                 yield part, index, parameter
 
     def step(self, learning_rate: float) -> torch.Tensor:
@@ -190,7 +185,7 @@ def inner_optimizer(
     decaying = [
         (group.parameters, section.weight_decay if group.decays else 0.0) for group in groups
     ]
-    parts = [Part(AdamW(decaying, section.betas), ADAMW_MOMENTS, counts=True)]
+    parts = [Part(AdamW(decaying, section.betas), ADAMW_MOMENTS)]
     if with_muon:
         muon = section.muon or MuonSection()
         peak = section.learning_rate if muon.learning_rate is None else muon.learning_rate

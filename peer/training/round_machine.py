@@ -57,7 +57,7 @@ import numpy.typing as npt
 from protocol.run.run_spec import RunSpec
 from protocol.run.sections import OptimizerSection
 from protocol.schedule.data_plan import DataPlan, TakenBlocks
-from protocol.trainer_messages import Amend, Merge, Yield
+from protocol.trainer_messages import Merge, Yield
 
 from .errors import WrongCommand
 from .messages import (
@@ -358,7 +358,7 @@ class RoundMachine:
                 self._to_keep.append(command)
             case Stop():
                 self._stopped = True
-            case Merge() | Yield() | Amend():
+            case Merge() | Yield():
                 self._obey_sync(command)
             case _:
                 raise WrongCommand(f"{command}, but no stage is trained here")

@@ -49,7 +49,6 @@ from protocol.fragment.fragments import offset, sends_between
 from protocol.run.run_spec import RunSpec
 from protocol.trainer_messages import (
     ONE_CHUNK,
-    Amend,
     FragmentMerged,
     FragmentSent,
     Merge,
@@ -189,9 +188,8 @@ class Sync(ABC):
         if not 0 <= command.fragment < len(self._lanes):
             raise WrongCommand(f"{command}: there are {len(self._lanes)} fragments")
         lane = self._lanes[command.fragment]
-        if isinstance(command, Merge) and (
-            not lane.in_flight or lane.cycle != command.cycle or lane.merge is not None
-        ):
+        cycle = command.cycle if isinstance(command, Merge) else None
+        if cycle is not None and (not lane.in_flight or lane.cycle != cycle or lane.merge):
             raise WrongCommand(f"{command}, but its fragment is {lane}")
         return lane
 
@@ -286,10 +284,10 @@ class PairSync(Sync):
 
     def obey(self, command: SyncCommand) -> None:
         """Take `Merge`. Raises WrongCommand."""
-        if not isinstance(command, Merge):
+        if not isinstance(command, Merge) or command.cycle is None:
             raise WrongCommand(f"{command}, but this run averages in pairs")
         lane = self._lane(command)
-        if (command.stepped, command.moved) != (ONE_CHUNK, ()):
+        if command != Merge(command.fragment, lane.cycle, ONE_CHUNK):
             raise WrongCommand(f"{command}: a fragment is one chunk, and always stepped")
         started_s = self._clock_s()
         self._values.merge(command.fragment)
@@ -402,7 +400,7 @@ class FragmentSync(Sync):
         self._values.merge(merge.fragment, merge.stepped, merge.moved)
         lane.in_flight, lane.merge = False, None
         waited_s = lane.standstill.taken_s(self._clock_s())
-        self._emit(FragmentMerged(merge.fragment, merge.cycle, waited_s))
+        self._emit(FragmentMerged(merge.fragment, lane.cycle, waited_s))
         if lane.yield_asked:
             self._hold(merge.fragment, lane)
 
@@ -425,12 +423,21 @@ class FragmentSync(Sync):
             lane.standstill.note(now_s, stands=fragment in blocking)
 
     def obey(self, command: SyncCommand) -> None:
-        """Take `Merge`, `Yield` and `Amend`. Raises WrongCommand."""
+        """Take `Merge` and `Yield`. Raises WrongCommand."""
         lane = self._lane(command)
         match command:
-            case Merge():
-                self._check_chunks(command, *command.stepped, *command.moved)
-                lane.merge = command
+            case Merge(fragment, cycle, stepped, moved, redone):
+                known = range(len(self._values.fragments[fragment].chunks))
+                named = (*stepped, *moved, *redone)
+                if len(set(named)) != len(named) or not set(known).issuperset(named):
+                    raise WrongCommand(f"{command}: chunks named twice, or not of {list(known)}")
+                if cycle is not None:
+                    lane.merge = command
+                elif lane.yielded:
+                    self._values.merge(fragment, stepped, moved, redone)
+                    lane.yielded = False
+                else:
+                    raise WrongCommand(f"{command}, but nothing was yielded")
             case Yield():
                 if lane.yielded or lane.yield_asked:
                     raise WrongCommand(f"{command}, but that is yielded already")
@@ -438,17 +445,6 @@ class FragmentSync(Sync):
                     self._hold(command.fragment, lane)
                 elif lane.merge is not None:
                     lane.yield_asked = True
-            case Amend(fragment, merged, redone, moved):
-                if not lane.yielded:
-                    raise WrongCommand(f"{command}, but nothing was yielded")
-                self._check_chunks(command, *merged, *redone, *moved)
-                self._values.merge(fragment, merged, moved, redone)
-                lane.yielded = False
-
-    def _check_chunks(self, command: Merge | Amend, *named: int) -> None:
-        known = range(len(self._values.fragments[command.fragment].chunks))
-        if len(set(named)) != len(named) or not set(known).issuperset(named):
-            raise WrongCommand(f"{command}: chunks named twice, or not of {list(known)}")
 
 
 def sync_of(

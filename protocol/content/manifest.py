@@ -91,10 +91,6 @@ class CorpusManifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
         at = piece * DIGEST_BYTES
         return digest_of(data) == self.digests[at : at + DIGEST_BYTES]
 
-    def with_digests(self, digests: bytes) -> "CorpusManifest":
-        """The same, of pieces with these digests."""
-        return structs.replace(self, digests=digests)
-
     @property
     def name(self) -> str:
         """The digest by which the run spec names it."""

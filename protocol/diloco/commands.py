@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Final
 
 from protocol.fragment.chunk_ledger import ResultRank, Stamp
-from protocol.trainer_messages import Amend, Merge, Yield
+from protocol.trainer_messages import Merge, Yield
 from protocol.wire.fragment_messages import (
     ChunkResult,
     ChunkStamp,
@@ -317,7 +317,7 @@ class SendEnded:
 
 
 WriteOrder = Verify | WriteResults | WriteChunk | UndoSteps
-InOrder = WriteOrder | Merge | Yield | Amend
+InOrder = WriteOrder | Merge | Yield
 """Commands that are carried out one after another for each fragment.
 
 The trainer's `Yield` is ended by `trainer_held`.

@@ -8,7 +8,7 @@ is in flight the trainer does not read the outer copy; at any other time the mac
 hold still first. Nothing is written but at its command, one write after another.
 
     at rest --Sent--> AWAITS_TURN --> VERIFYING --contributions--> AWAY --Merge--> at rest
-    at rest --a result, a chunk--> Yield --trainer_held--> LateWrite --Amend--> at rest
+    at rest --a result, a chunk--> Yield --trainer_held--> LateWrite --Merge--> at rest
 
 A flight ends when every chunk has its result or an owner that will bring nothing more, for it says
 so or is gone; when its patience ends; or when the trainer sends again (it is a new trainer: the old
@@ -53,7 +53,7 @@ import blake3
 from protocol.fragment.chunk_ledger import ChunkLedger, ResultVerdict, Stamp
 from protocol.limits import MAX_CONTRIBUTION_WEIGHT
 from protocol.schedule.deadline import ObservedDeadline
-from protocol.trainer_messages import Amend, Merge, Yield
+from protocol.trainer_messages import Yield
 from protocol.wire.fragment_messages import (
     DIGEST_BYTES,
     ChunkStamp,
@@ -385,8 +385,7 @@ class CycleMachine:
         self._peers.note_brought_nothing(in_vain)
         self._missed_since_s = flight.began_s if in_vain else None
         self._state = None
-        stepped, moved = tuple(sorted(occasion.stepped)), tuple(sorted(occasion.moved))
-        self._context.do(Merge(self._fragment, cycle, stepped, moved))
+        self._context.do(occasion.merge(self._fragment, cycle))
         digest = self._settle(cycle)
         self._context.do(
             SendEnded(
@@ -394,7 +393,7 @@ class CycleMachine:
                 cycle,
                 occasion.contributors,
                 len(missing),
-                len(moved),
+                len(occasion.moved),
                 digest.hex(),
                 now_s - flight.began_s,
             )
@@ -441,8 +440,7 @@ class CycleMachine:
         self._state = None
         if late.held is HoldOutcome.YIELDED:
             occasion = late.occasion
-            of_kind = map(sorted, (occasion.stepped, occasion.redone, occasion.moved))
-            self._context.do(Amend(self._fragment, *map(tuple, of_kind)))
+            self._context.do(occasion.merge(self._fragment, None))
         if late.occasion.has_written and self.settled is not None:
             self._settle(self.settled[0])
 

@@ -266,14 +266,6 @@ class MemberPosition:
     position: int
 
 
-@dataclass(frozen=True, slots=True)
-class LostAndRepeated:
-    """Blocks that a change of membership leaves untrained in their epoch, or trains twice."""
-
-    lost: int
-    repeated: int
-
-
 def start_position(positions: Sequence[tuple[int, int]]) -> tuple[int, int]:
     """Where a joiner starts: the lower median (epoch, position) of the others; (0, 0) if alone."""
     return sorted(positions)[(len(positions) - 1) // 2] if positions else (0, 0)
@@ -412,15 +404,15 @@ class DataPlan:
 
     def lost_and_repeated(
         self, before: Sequence[MemberPosition], after: Sequence[MemberPosition]
-    ) -> LostAndRepeated:
-        """What a change from members `before` to members `after` costs, at these positions.
+    ) -> tuple[int, int]:
+        """Blocks left untrained in their epoch by a change of members, and blocks trained twice.
 
         A place is done if its owner before has passed it, and will be done if its owner after has
         not. Done and to be done: repeated. Neither: lost. Only places between the lowest and the
         highest position are looked at. Nothing is counted where one side is empty.
         """
         if not before or not after:
-            return LostAndRepeated(0, 0)
+            return 0, 0
         lost = repeated = 0
         for epoch, start, end in self._disputed((*before, *after)):
             is_block = self.blocks_at(epoch, np.arange(start, end, dtype=np.int64)) != HOLE
@@ -428,7 +420,7 @@ class DataPlan:
             to_do = ~self._passed(epoch, start, end, after) & is_block
             lost += int(np.count_nonzero(is_block & ~done & ~to_do))
             repeated += int(np.count_nonzero(done & to_do))
-        return LostAndRepeated(lost, repeated)
+        return lost, repeated
 
     def _own_places(
         self, epoch: int, start: int, end: int, me: str, members: Members

@@ -13,14 +13,7 @@ from peer.training.errors import NonFinite, WrongCommand
 from peer.training.fragments import FragmentSnapshots
 from peer.training.messages import CloseRound, Evaluate, Load, RoundClosed, TrainRound
 from protocol.fragment.fragments import Span
-from protocol.trainer_messages import (
-    Amend,
-    FragmentMerged,
-    FragmentSent,
-    Merge,
-    Yield,
-    Yielded,
-)
+from protocol.trainer_messages import FragmentMerged, FragmentSent, Merge, Yield, Yielded
 
 pytestmark = pytest.mark.slow
 
@@ -243,7 +236,7 @@ def test_chunks_that_were_not_stepped_are_plain_training():
 
 def test_while_a_fragment_is_yielded_its_next_send_waits():
     swarm = Swarm(streaming_world(late="skip"), rounds=1)
-    amend = Amend(2, (), (), ())
+    amend = Merge(2, None, (), (), ())
     script = swarm.run(order(0, H), Yield(2), *[PAUSE] * 20, amend)
     assert script.of(Yielded) == [Yielded(2)]
     assert swarm.sent == [(1, 4), (2, 8), (0, 12)]
@@ -264,7 +257,7 @@ def test_a_yield_that_crosses_a_send_is_void_and_one_behind_a_merge_follows_it()
             if isinstance(event, Yielded):
                 self.yielded_at = self.steps
                 assert isinstance(self.log[-1], FragmentMerged)
-                return [Amend(2, (), (), (0,))]
+                return [Merge(2, None, (), (0,), ())]
             return super().answer(event)
 
     swarm = Yields(streaming_world())
@@ -281,14 +274,14 @@ def test_amending_moves_the_fast_weights_with_the_outer_copy():
     def answer(event):
         if isinstance(event, Yielded):
             world.slow += 0.5
-            return [Amend(1, (), (0,), ()), Evaluate(0)]
+            return [Merge(1, None, (), (), (0,)), Evaluate(0)]
         return []
 
     def before(command):
         seen[type(command)] = world.theta.copy()
 
     run(world, order(0, H), PAUSE, Yield(1), answer=answer, before=before)
-    moved = seen[Evaluate] - seen[Amend]
+    moved = seen[Evaluate] - seen[Merge]
     np.testing.assert_allclose(values(world, moved, 1), 0.125, atol=1e-6)
     assert not values(world, moved, 0).any()
     assert not values(world, moved, 2).any()
@@ -325,9 +318,9 @@ IN_FLIGHT = [order(0, H), *[PAUSE] * 5]
         [Yield(3)],
         [Yield(-1)],
         [Yield(1), Yield(1)],
-        [Amend(1, (), (), ())],
-        [Yield(1), Amend(1, (0,), (0,), ())],
-        [Yield(1), Amend(1, (0,), (), (0,))],
+        [Merge(1, None, (), (), ())],
+        [Yield(1), Merge(1, None, (0,), (), (0,))],
+        [Yield(1), Merge(1, None, (0,), (0,), ())],
     ],
 )
 def test_commands_that_make_no_sense_are_refused(commands):
@@ -335,7 +328,7 @@ def test_commands_that_make_no_sense_are_refused(commands):
         run(streaming_world(), *commands)
 
 
-@pytest.mark.parametrize("command", [Yield(0), Amend(0, (), (), ())])
+@pytest.mark.parametrize("command", [Yield(0), Merge(0, None, (), (), ())])
 def test_in_pairs_nothing_is_yielded(command):
     with pytest.raises(WrongCommand, match="pairs"):
         run(build_world(tiny_spec()), command)

@@ -1,4 +1,4 @@
-"""Checkpoints whose slow weights all have one value."""
+"""Checkpoints whose slow weights all have one value; files of states."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -6,6 +6,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from peer.content.state_file import Float32Vector, StateManifest, copy_state, seal_state
 from peer.state.checkpoints import (
     TRAINER_FILE,
     Checkpoint,
@@ -14,6 +15,7 @@ from peer.state.checkpoints import (
     write_outer,
 )
 from peer.training.tensor_file import write_tensors
+from protocol.wire.content_messages import StateScalars
 
 P: Final = 64
 MANIFEST: Final = Manifest(
@@ -47,3 +49,11 @@ def write(store: CheckpointStore, value: float = 1.0, **said: Any) -> Checkpoint
     write_outer(folder, *vectors(value, size))
     write_tensors(folder / TRAINER_FILE, {"fast": torch.full((size,), value)}, {})
     return store.seal(folder, manifest) or Checkpoint(Path("too many"), MANIFEST)
+
+
+def write_state_file(
+    path: Path, scalars: StateScalars, phi_P: Float32Vector, delta_P: Float32Vector
+) -> StateManifest:
+    """A state of these vectors, fp32 [P]."""
+    copy_state(path, scalars, phi_P, delta_P)
+    return seal_state(path, scalars)

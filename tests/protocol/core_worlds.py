@@ -18,7 +18,7 @@ from protocol.diloco.cycle_machine import short_digest
 from protocol.diloco.peers import SendPlan
 from protocol.fragment.chunk_ledger import NEVER, Stamp
 from protocol.outcomes import AuditOutcome
-from protocol.trainer_messages import Amend, Merge, Yield
+from protocol.trainer_messages import Merge, Yield
 from protocol.wire.fragment_messages import (
     ChunkResult,
     ChunkStamp,
@@ -259,7 +259,9 @@ class Peer:
         order = self.orders[fragment][0]
         trainer = self.trainer
         match order:
-            case Merge(_, cycle):
+            case Merge(_, None):
+                trainer.yielded.discard(fragment)
+            case Merge(_, int(cycle)):
                 if trainer.in_flight.get(fragment) == cycle:
                     del trainer.in_flight[fragment]
                     trainer.merged.append((fragment, cycle))
@@ -271,8 +273,6 @@ class Peer:
                 )
                 self._ended(fragment, lambda: self.told().trainer_held(fragment, held))
                 return
-            case Amend():
-                trainer.yielded.discard(fragment)
             case e.Verify():
                 spoilt = self.memory.carry_out(order)
                 self._ended(fragment, lambda: self.told().verified(fragment, spoilt))

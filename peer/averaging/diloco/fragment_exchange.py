@@ -30,7 +30,7 @@ from protocol.fragment.chunk_ledger import Stamp
 from protocol.limits import MAX_CONVICTED
 from protocol.membership.records import Sign
 from protocol.outcomes import RefusalReason
-from protocol.trainer_messages import Amend, Merge, Yield
+from protocol.trainer_messages import Merge, Yield
 from protocol.wire.fragment_messages import (
     ChunkStamp,
     ChunkStateReply,
@@ -70,13 +70,10 @@ class FragmentTrainer(Protocol):
         """Wait until `can_write`."""
 
     async def merge(self, message: Merge) -> None:
-        """The send is over: tell the trainer that made it."""
+        """Tell the trainer that a fragment has been written: its send is over, or its hold."""
 
     async def hold(self, message: Yield) -> HoldOutcome:
-        """Make it read nothing of the fragment until `amend`."""
-
-    async def amend(self, message: Amend) -> None:
-        """Tell the trainer that yielded what has changed."""
+        """Make it read nothing of the fragment until `merge`."""
 
 
 class CycleCompany(Protocol):
@@ -275,8 +272,6 @@ class FragmentExchange:
                 case Yield(fragment):
                     held = await trainer.hold(order)
                     self._core_now().trainer_held(fragment, held)
-                case Amend():
-                    await trainer.amend(order)
                 case commands.Verify():
                     await self._write(order)
                 case commands.WriteResults() | commands.WriteChunk() | commands.UndoSteps():

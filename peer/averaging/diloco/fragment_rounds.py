@@ -43,7 +43,6 @@ from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import Layout
 from protocol.schedule.rounds import Quotas, RoundPlan, catch_up, is_left_behind, middle, next_round
 from protocol.trainer_messages import (
-    Amend,
     FragmentMerged,
     FragmentSent,
     Merge,
@@ -154,7 +153,7 @@ class CurrentTrainer:
         self._stop_holding(event.fragment)
 
     def yielded(self, fragment: int) -> None:
-        """The trainer does not read this fragment until `amend`."""
+        """The trainer does not read this fragment until `merge`."""
         self._yielded.add(fragment)
         self._stop_holding(fragment)
 
@@ -185,15 +184,20 @@ class CurrentTrainer:
         return self._validation.is_idle and self._loaded.is_set()
 
     async def merge(self, message: Merge) -> None:
-        """The send is over; tell the trainer that made it."""
-        if self._in_flight.get(message.fragment) == message.cycle and self._line is not None:
-            del self._in_flight[message.fragment]
+        """A fragment has been written: tell the trainer that sent it, or yielded it."""
+        fragment = message.fragment
+        if message.cycle is None:
+            knows = fragment in self._yielded
+            self._yielded.discard(fragment)
+        elif knows := self._in_flight.get(fragment) == message.cycle:
+            del self._in_flight[fragment]
+        if knows and self._line is not None:
             await self._line.send(message)
         if not self._in_flight:
             self._all_back.set()
 
     async def hold(self, message: Yield) -> HoldOutcome:
-        """Make the trainer read nothing of the fragment until `amend`."""
+        """Make the trainer read nothing of the fragment until `merge`."""
         fragment = message.fragment
         if self._line is None:
             return HoldOutcome.FREE
@@ -205,12 +209,6 @@ class CurrentTrainer:
         if fragment in self._yielded:
             return HoldOutcome.YIELDED
         return HoldOutcome.VOID if fragment in self._in_flight else HoldOutcome.FREE
-
-    async def amend(self, message: Amend) -> None:
-        """Tell the trainer that yielded what has changed."""
-        if message.fragment in self._yielded and self._line is not None:
-            self._yielded.discard(message.fragment)
-            await self._line.send(message)
 
 
 # --- fragment rounds ------------------------------------------------------------------------------

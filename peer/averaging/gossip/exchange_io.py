@@ -511,6 +511,6 @@ class VectorExchange:
     def _receipt_arrived(self, receipt: Received) -> None:
         if (receipt.exchange, receipt.digest) != (self.name, self._own.digest):
             raise RemoteProtocolError("a receipt for another vector than ours")
-        self._reading.count_sent(len(self._own.sent))
         if self.machine.state in (ExchangeState.EXCHANGING, ExchangeState.HOLDING):
+            self._reading.count_sent(len(self._own.sent))
             self._step(ExchangeEvent.RECEIPT_ARRIVED)

@@ -35,13 +35,9 @@ what a fragment weighs. The trainer merges as a difference, so an average may co
   that it has: the meetings of the final averaging (final_averaging.py), where all fragments meet
   the same partner, a few at a time. Fragments without them have one such round, with partners as in
   training, for what was trained since the last moments.
-- With `inner_steps = "auto"` a round is as long as `OwnLength` says, which also closes one that
-  was begun alone when somebody comes. Validation goes by nominal rounds, which are as long for all.
-
-The length of our own rounds, chosen by what averages take (protocol/gossip/round_length.py).
-
-What an average took is known in two parts: the exchange and the outer step here, and the pause of
-the trainer when that has merged it.
+- With `inner_steps = "auto"` a round is as long as averages take (protocol/gossip/round_length.py):
+  the exchange and the outer step here, and the pause of the trainer that merges. Validation goes by
+  nominal rounds, which are as long for all.
 
 A peer alone has nobody's line to fill, so its rounds are nominal ones. But what a joiner takes is
 our state after the last round, and a peer that trains finds us when a round ends. So a round that
@@ -51,7 +47,7 @@ or says it does, costs little.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import trio
@@ -93,12 +89,8 @@ COMPANY: Final = (PeerState.DOWNLOADING, PeerState.TRAINING)
 """States of those that want something of our next state: to begin with it, or to average with."""
 
 
-class _Visit(NamedTuple):
-    """A life of a peer, in a state in which it wants something of us."""
-
-    peer_id: PeerId
-    incarnation: int
-    state: str
+_Visit = tuple[PeerId, int, str]
+"""A life of a peer, by its incarnation, in a state in which it wants something of us."""
 
 
 class OwnLength:
@@ -127,7 +119,9 @@ class OwnLength:
         """
         self._nominal_step_s, self._alone = nominal_step_s, alone
         if alone:
-            self._welcomed = self._company() | self._still_there(self._welcomed)
+            lives = {(member.peer_id, member.incarnation) for member in self._view.members()}
+            before = {visit for visit in self._welcomed if visit[:2] in lives}
+            self._welcomed = self._company() | before
         return self._facts.inner_steps_per_round if alone else self._length.inner_steps
 
     def is_outgrown(self, steps: int) -> bool:
@@ -137,13 +131,8 @@ class OwnLength:
 
     def _company(self) -> frozenset[_Visit]:
         members = self._view.alive(trio.current_time())
-        visits = (_Visit(m.peer_id, m.incarnation, m.progress.state) for m in members)
-        return frozenset(visit for visit in visits if visit.state in COMPANY)
-
-    def _still_there(self, visits: frozenset[_Visit]) -> frozenset[_Visit]:
-        """Those of lives that may go on."""
-        lives = {(member.peer_id, member.incarnation) for member in self._view.members()}
-        return frozenset(v for v in visits if (v.peer_id, v.incarnation) in lives)
+        visits = ((m.peer_id, m.incarnation, m.progress.state) for m in members)
+        return frozenset(visit for visit in visits if visit[-1] in COMPANY)
 
     def exchanged(self, settled: Settled, apply_s: float) -> None:
         """An exchange is over, and its outer step, which took so long."""

@@ -102,7 +102,6 @@ class Reading:
         self._answering: Answering | None = None
         self._wanted: Marks | None = None
         self._sent_again_bytes = 0
-        self._is_counted = False
 
     # --- their vector -----------------------------------------------------------------------------
     def room(self, packed: int) -> memoryview:
@@ -190,8 +189,7 @@ class Reading:
         return codes
 
     def count_sent(self, num_bytes: int) -> None:
-        """Our vector has arrived; so many bytes went out at first. Counted once."""
-        if self.packs and not self._is_counted:
-            self._is_counted = True
+        """Our vector has arrived; so many bytes went out at first."""
+        if self.packs:
             self._packer.facts.code_bytes += len(self._own)
             self._packer.facts.sent_bytes += num_bytes + self._sent_again_bytes

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from msgspec import structs
 
 from peer.ports.files import replacing
 from protocol.content.manifest import (
@@ -283,7 +284,7 @@ def _manifest(
     for piece in range(manifest.num_pieces):
         check()
         digests.append(digest_of(cut_piece(corpus.train, manifest, piece)))
-    return manifest.with_digests(b"".join(digests))
+    return structs.replace(manifest, digests=b"".join(digests))
 
 
 def _check_tokens(path: Path, tokenizer: Tokenizer, check: Check) -> None:

@@ -11,7 +11,7 @@ from protocol.diloco import commands as e
 from protocol.diloco.cycle_machine import CycleMachine, digest_of_stamps
 from protocol.diloco.peers import Context, Peers, SendPlan
 from protocol.fragment.chunk_ledger import Stamp
-from protocol.trainer_messages import Amend, Merge, Yield
+from protocol.trainer_messages import Merge, Yield
 from protocol.wire.fragment_messages import (
     ChunkResult,
     FragmentSettled,
@@ -40,7 +40,7 @@ class World:
     held_up: list[e.FragmentCommand] | None = None
     writes: int = 0
     told: list[tuple[int, bytes]] = field(default_factory=list)
-    amended: list[Amend] = field(default_factory=list)
+    amended: list[Merge] = field(default_factory=list)
     merged: list[Merge] = field(default_factory=list)
     returned: list[e.SendEnded] = field(default_factory=list)
     fetching: list[e.Ask] = field(default_factory=list)
@@ -88,10 +88,8 @@ class World:
 
     def carry_out(self, order: e.FragmentCommand) -> None:
         match order:
-            case Merge():
-                self.merged.append(order)
-            case Amend():
-                self.amended.append(order)
+            case Merge(_, cycle):
+                (self.amended if cycle is None else self.merged).append(order)
             case Yield():
                 self.tell(lambda machine: machine.trainer_held(self.held))
             case e.Verify():
@@ -118,9 +116,11 @@ def merged(cycle: int = CYCLE, **changes: tuple[int, ...]) -> Merge:
     return Merge(FRAGMENT, cycle, changes.get("stepped", ()), changes.get("moved", ()))
 
 
-def amended(**changes: tuple[int, ...]) -> Amend:
+def amended(
+    *, stepped: tuple[int, ...] = (), moved: tuple[int, ...] = (), redone: tuple[int, ...] = ()
+) -> Merge:
     """That a fragment which was yielded has changed."""
-    return Amend(FRAGMENT, **changes)
+    return Merge(FRAGMENT, None, stepped, moved, redone)
 
 
 def send(cycle: int = CYCLE) -> e.Sent:

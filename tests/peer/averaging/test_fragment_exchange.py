@@ -15,7 +15,7 @@ from peer.ports.simulated import SimulatedWork
 from protocol.diloco.commands import GroupSeen, HoldOutcome, SendEnded, Sent
 from protocol.diloco.cycle_machine import MAX_RETURN_S
 from protocol.diloco.peers import FragmentCounts
-from protocol.trainer_messages import Amend, Merge, Yield
+from protocol.trainer_messages import Merge, Yield
 
 
 class Trainer:
@@ -38,9 +38,6 @@ class Trainer:
 
     async def hold(self, message: Yield) -> HoldOutcome:
         return HoldOutcome.FREE
-
-    async def amend(self, message: Amend) -> None:
-        raise AssertionError("nothing was yielded")
 
 
 class World:

@@ -9,14 +9,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import trio
-from checkpoint_worlds import write
+from checkpoint_worlds import write, write_state_file
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner, Result
 
 from peer.cli.app import app
 from peer.cli.export import ExportFailed, export_state, other_stages
-from peer.content.state_file import write_state_file
 from peer.daemon.control_requests import ControlRequests
 from peer.daemon.run import export_finished
 from peer.observe.control import serve_control

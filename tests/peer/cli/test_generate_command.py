@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from checkpoint_worlds import write_state_file
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from transformers import AutoTokenizer, LlamaForCausalLM
 from typer.testing import CliRunner, Result
@@ -14,12 +15,10 @@ from typer.testing import CliRunner, Result
 from peer.cli import client
 from peer.cli.app import app
 from peer.cli.generate import check_left_out
-from peer.content.state_file import write_state_file
 from peer.options.config import ConfigError
 from peer.options.exit_codes import ExitCode
-from peer.state.export import export_hugging_face
+from peer.state.export import ExportedModel, Sampling, export_hugging_face
 from peer.state.export_folder import MARKER
-from peer.state.generation import ExportedModel, Sampling
 from peer.state.home import Home
 from peer.training.model import FlatModel, initial_module, model_config, model_shapes
 from peer.training.stages.module import initial_stage

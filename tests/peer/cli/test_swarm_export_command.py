@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import trio
+from checkpoint_worlds import write_state_file
 from safetensors.numpy import load_file
 from test_export_command import home_of
 
 from peer.cli.export import export_swarm
-from peer.content.state_file import write_state_file
 from peer.observe.control import ControlFailed, Handler, serve_control
 from peer.state.home import Home
 from peer.training.corpus import prepare_corpus

@@ -14,7 +14,7 @@ from streaming_worlds import OPTIONS, fragment_spec
 from swarm_worlds import outcomes, simulated, start, toy_spec
 
 from peer.content.fetching import ExpectedState
-from peer.content.state_file import StateManifest, state_chunks
+from peer.content.state_file import StateManifest, StateMemory
 from peer.daemon import fetched
 from peer.daemon.beginning import NOTHING_TRAINED, Arrival, FirstState, Fresh, cannot_tell
 from peer.daemon.fetched import Fetched
@@ -65,7 +65,7 @@ class OneState:
 
     def _chunks(self) -> list[bytes]:
         ones = np.ones(P, np.float32)
-        return list(state_chunks(self._state, ones, 2 * ones))
+        return list(StateMemory(ones, 2 * ones, self._state).chunks())
 
     talk = SimpleNamespace(bytes_received=0, remote_peer_id="source")
 

@@ -20,6 +20,7 @@ from peer.simulation.swarm import (
     open_swarm,
 )
 from peer.state.checkpoints import Checkpoint, CheckpointStore, Manifest
+from peer.state.home import Home
 from peer.state.uploads import Uploads
 from peer.training.simulated import SimulatedSpeed
 from protocol.admission.statements import Verdict
@@ -148,7 +149,7 @@ def uploads_to(monkeypatch: pytest.MonkeyPatch, place: Path, seconds: float) -> 
     work = SimulatedWork.run
 
     def plan(peer: SimulatedPeer) -> CheckpointPlan:
-        return CheckpointPlan(0.0, Uploads(str(place), peer.name, 3))
+        return CheckpointPlan(0.0, Uploads(str(place), peer.name, 3, Home(place / "home")))
 
     async def run(self: SimulatedWork, *what: Any, may_be_cut_off: bool = False) -> Any:
         await trio.sleep(seconds if may_be_cut_off else 0.0)

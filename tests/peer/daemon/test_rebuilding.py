@@ -8,7 +8,7 @@ import numpy as np
 import trio
 
 from peer.content.fetching import ExpectedState
-from peer.content.state_file import StateManifest, state_chunks
+from peer.content.state_file import StateManifest, StateMemory
 from peer.daemon.beginning import Arrival, FirstState, Fresh, cannot_tell
 from peer.daemon.provision import Rebuilt
 from peer.facts import Facts, HeldPart, PartShape
@@ -46,7 +46,7 @@ class Neighbours:
         (stage,) = (s for s in range(STAGES) if digest(s) == expected.group)
         layout, of_stage = LAYOUTS[stage].digest, np.full(size, stage, np.float32)
         state = StateScalars(expected.group, 7, 150, layout, 0, 0, 0, float(stage))
-        self._chunks = list(state_chunks(state, of_stage, np.zeros(size, np.float32)))
+        self._chunks = list(StateMemory(of_stage, np.zeros(size, np.float32), state).chunks())
         digests = [digest_of(chunk) for chunk in self._chunks]
         return StateManifest(tuple(digests), state)
 

@@ -8,10 +8,11 @@ from typing import Any
 import blake3
 import numpy as np
 import numpy.typing as npt
+from checkpoint_worlds import write_state_file
 
 from peer.content.fetching import fetch_from
 from peer.content.service import ContentService
-from peer.content.state_file import StateManifest, write_state_file
+from peer.content.state_file import StateManifest
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.ports.simulated import SimulatedWork
 from peer.simulation.swarm import identity_of

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checkpoint_worlds import P, write
+from checkpoint_worlds import P, write, write_state_file
 
-from peer.content.state_file import write_state_file
 from peer.ports.files import replace_file
 from peer.state.checkpoints import CheckpointStore
 from protocol.wire.content_messages import StateScalars

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from checkpoint_worlds import write_state_file
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from peer.content.state_file import write_state_file
 from peer.network.identity import load_or_create
 from peer.observe.log_file import LineFile
 from peer.ports.real import RealEntropy

@@ -220,7 +220,7 @@ def test_a_later_step_stays_whenever_it_was_uploaded(uploaded, empty):
 
 
 def test_the_upload_of_another_run_is_not_removed(uploaded):
-    Uploads(uploaded.url, ME, keep=1).copy(write(uploaded.store, 99.0))
+    Uploads(uploaded.url, ME, 1, uploaded.home).copy(write(uploaded.store, 99.0))
     uploaded.upload(10, keep=1)
     with pytest.raises(RestoreFailed, match="of 2 runs"):
         list(restore(uploaded.url, Home(Path(uploaded.url)), 3))

@@ -28,7 +28,7 @@ from protocol.microbatch.trainer_messages import (
     Begun,
     Filled,
 )
-from protocol.trainer_messages import Amend, FragmentMerged, FragmentSent, Merge
+from protocol.trainer_messages import FragmentMerged, FragmentSent, Merge
 from protocol.wire.stage_messages import Leg
 
 MESSAGES: list[Any] = [
@@ -46,7 +46,7 @@ MESSAGES: list[Any] = [
     RoundClosed(3, 5, 40, 2.5, 0, 40, 1.5, 200.0),
     FragmentSent(2, 7, 5, 40, "ab", 0.25, 362.5),
     Merge(2, 7, (0, 1), (3,)),
-    Amend(2, (), (0,), (1,)),
+    Merge(2, None, (), (1,), (0,)),
     Stop(),
 ]
 

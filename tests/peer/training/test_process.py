@@ -44,15 +44,7 @@ from protocol.run.run_spec import (
     TrainingSection,
 )
 from protocol.run.sections import OptimizerSection
-from protocol.trainer_messages import (
-    ONE_CHUNK,
-    Amend,
-    FragmentMerged,
-    FragmentSent,
-    Merge,
-    Yield,
-    Yielded,
-)
+from protocol.trainer_messages import ONE_CHUNK, FragmentMerged, FragmentSent, Merge, Yield, Yielded
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
@@ -171,7 +163,7 @@ async def test_fragments_come_and_go(corpus):
         await trainer.send(Yield(1))
         await _next(trainer, Yielded)
         slow.array[:] *= 1.01
-        await trainer.send(Amend(1, (), (), (0,)))
+        await trainer.send(Merge(1, None, (), (0,), ()))
         for round_ in range(2):
             await trainer.send(TrainRound(round_, 10, MEMBERS, 0, 20 * round_, 0.0, 1.0))
         sent, merged, closed = [], [], None

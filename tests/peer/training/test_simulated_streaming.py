@@ -22,7 +22,6 @@ from protocol.fragment.fragments import fragments_of_run
 from protocol.run.run_spec import RunSpec, SyncSection
 from protocol.run.sections import DilocoSection
 from protocol.trainer_messages import (
-    Amend,
     FragmentMerged,
     FragmentSent,
     Merge,
@@ -145,7 +144,7 @@ async def test_yield_and_amend(autojump_clock: MockClock) -> None:
         assert await next_of(trainer, Yielded) == Yielded(2)
         with trio.move_on_after(20):
             seen = await until_closed(trainer, merge_after(0.5))
-            pytest.fail(f"it did not wait for Amend: {seen}")
+            pytest.fail(f"it did not wait for Merge: {seen}")
 
 
 async def test_the_amendment_ends_the_wait(autojump_clock: MockClock) -> None:
@@ -155,7 +154,7 @@ async def test_the_amendment_ends_the_wait(autojump_clock: MockClock) -> None:
 
         async def amend_later() -> None:
             await trio.sleep(10.0)
-            await trainer.send(Amend(2, (), (0,), ()))
+            await trainer.send(Merge(2, None, (), (), (0,)))
 
         nursery.start_soon(amend_later)
         seen = await until_closed(trainer, merge_after(0.5))

@@ -12,7 +12,7 @@ from peer.training.messages import TrainRound
 from peer.training.sync import FragmentSync
 from protocol.run.run_spec import RunSpec, SyncSection
 from protocol.run.sections import DilocoSection
-from protocol.trainer_messages import Amend, FragmentMerged, FragmentSent, Merge, Yield
+from protocol.trainer_messages import FragmentMerged, FragmentSent, Merge, Yield
 from protocol.trainer_messages import Yielded as YieldedEvent
 
 pytestmark = pytest.mark.slow
@@ -54,7 +54,7 @@ class Loop:
         self.sync = FragmentSync(spec, snapshots, self.emit, lambda: float(self.turn))
         self.delays, self.yields = list(delays), list(yields)
         self.turn = self.steps = 0
-        self.waiting: list[tuple[int, Merge | Amend]] = []
+        self.waiting: list[tuple[int, Merge]] = []
         self.sent: list[tuple[FragmentSent, int]] = []
         self.merged: list[tuple[FragmentMerged, int]] = []
 
@@ -67,7 +67,7 @@ class Loop:
             case FragmentMerged():
                 self.merged.append((event, self.steps))
             case YieldedEvent(fragment):
-                self.waiting.append((self.turn + delay, Amend(fragment, (), (0,), (1,))))
+                self.waiting.append((self.turn + delay, Merge(fragment, None, (), (1,), (0,))))
 
     def take_a_turn(self):
         """What commands have come; whether a step may be done."""

@@ -31,7 +31,6 @@ from peer.training.ports import TrainerDied
 from peer.training.schedule import learning_rate
 from protocol.run.run_spec import DataSection, RunSpec
 from protocol.trainer_messages import (
-    Amend,
     FragmentMerged,
     FragmentSent,
     Merge,
@@ -211,7 +210,7 @@ async def a_fragment_can_be_yielded_and_amended(life: Life) -> None:
     await life.load()
     await life.trainer.send(Yield(1))
     assert await life.receive() == Yielded(1)
-    await life.trainer.send(Amend(1, (), (), (0,)))
+    await life.trainer.send(Merge(1, None, (), (0,), ()))
     await life.train(0)
     assert (1, 0) in {(e.fragment, e.cycle) for e in life.of(FragmentSent)}
 
