@@ -27,6 +27,8 @@ INBOUND_STREAMS_BURST_S: Final = 4.0
 """So many seconds' worth of them may come at once: stripes, and questions after many chunks."""
 ANSWER_S: Final = 10.0
 """How long another peer, or p2pd, may take for a short answer, or to be reached."""
+DIAL_TIMEOUT_S: Final = 15
+"""How long it may take to connect to another peer; p2pd is told the same figure."""
 SEND_STALL_S: Final = 60.0
 """A peer that takes nothing of what we send for so long is given up, in every conversation."""
 

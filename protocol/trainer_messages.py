@@ -28,7 +28,7 @@ class Merge(TrainerMessage, frozen=True):
 
     fragment: int
     cycle: int | None
-    stepped: tuple[int, ...]
+    stepped: tuple[int, ...] = ()
     moved: tuple[int, ...] = ()
     redone: tuple[int, ...] = ()
 

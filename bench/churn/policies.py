@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from protocol.microbatch.core import Command
-from protocol.microbatch.data_peer import DataPeerCore
-from protocol.microbatch.mending import Away
-from protocol.microbatch.relays import Relays
+from protocol.microbatch.data_peer import Away, DataPeerCore
+from protocol.wire.stage_messages import Relays
 
 
 class Dropping(DataPeerCore):
@@ -17,7 +16,7 @@ class Dropping(DataPeerCore):
     """
 
     def _lose(self, away: Away) -> list[Command]:
-        return self._give_up(away) if away.can_be_mended else super()._lose(away)
+        return self._give_up(away) if away.turned and not away.home else super()._lose(away)
 
 
 def everybody(relays: Relays, _column: int) -> Relays:
@@ -52,7 +51,7 @@ class Policy:
 
 
 POLICIES: Final = (
-    Policy("ours: a stand-in replays", DataPeerCore, everybody),
+    Policy("ours: it sets out again", DataPeerCore, everybody),
     Policy("dropped on the way back (Agora)", Dropping, everybody),
     Policy("waiting for the replacement", DataPeerCore, one_column),
 )

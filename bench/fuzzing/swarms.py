@@ -199,7 +199,7 @@ def known_world(
         **dict.fromkeys(("step", "minimum_step"), steps),
         **dict.fromkeys(("fragment", "chunk", "carried", "index", "first"), (0, 1, 2)),
         **dict.fromkeys(("piece", "parts", "known"), tuple(range(NUM_PIECES + 1))),
-        **dict.fromkeys(("steps", "tokens", "count", "attempt", "place", "until"), (1, 2, STEPS)),
+        **dict.fromkeys(("steps", "tokens", "count", "attempt", "place"), (1, 2, STEPS)),
         "codec": ("int8", "int8-diff"),
         "packed": (0, 133, 138, 255, 260),
         "protocols": SPOKEN,

@@ -240,14 +240,10 @@ def export(
     home: opt.Home = None,
 ) -> None:
     """Export the current slow weights of this peer, or the mean of all peers."""
-    from .client import export_checkpoint, home_of
+    from .client import home_of
+    from .export import export_checkpoint, export_swarm
 
-    if swarm:
-        from .export import export_swarm
-
-        export_swarm(home_of(home), hf)
-    else:
-        export_checkpoint(home_of(home), hf)
+    (export_swarm if swarm else export_checkpoint)(home_of(home), hf)
     print(f"wrote {hf}")
 
 

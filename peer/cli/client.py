@@ -8,7 +8,6 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +30,6 @@ from .options import read_text
 # --- client ---------------------------------------------------------------------------------------
 LEAVE_TIMEOUT_S: Final = 60.0
 """Beyond the daemon's grace; it ends itself long before."""
-WRITE_STATE_TIMEOUT_S: Final = 600.0
 WIDE_COLUMNS: Final = 200
 _POLL_S: Final = 0.05
 
@@ -112,39 +110,6 @@ async def _leave(home: Home) -> None:
             await trio.sleep(_POLL_S)
     if scope.cancelled_caught:
         raise ControlFailed(f"the daemon is still running after {limit_s:.0f} s")
-
-
-def export_checkpoint(home: Home, directory: Path, without: Collection[int] = frozenset()) -> None:
-    """Have the daemon write its state, and convert that to `directory`.
-
-    Where none runs, or it has none yet, the newest checkpoint of the home is converted.
-
-    Args:
-        without: stages that are not fetched from others; what they hold becomes zeros.
-
-    Raises:
-        ExportFailed
-    """
-    try:
-        written = told(home, "write_state", WRITE_STATE_TIMEOUT_S)
-    except (NoDaemon, NotNow) as error:
-        from .export import export_kept  # here: it imports torch
-
-        export_kept(home, directory, error)
-        return
-    from .export import export_state, other_stages  # here: it imports torch
-
-    others = {}
-    for stage, size in other_stages(home, written["part"]).items():
-        if stage not in without:
-            wanted = {"stage": stage, "padded_parameters": size}
-            reply = told(home, "fetch_stage", WRITE_STATE_TIMEOUT_S, **wanted)
-            others[stage] = Path(reply["path"])
-    try:
-        export_state(home, written, others, directory, without)
-    finally:
-        for path in others.values():
-            path.unlink(missing_ok=True)
 
 
 # --- admission ------------------------------------------------------------------------------------

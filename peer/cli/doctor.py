@@ -17,10 +17,10 @@ import typer
 
 from peer.daemon.examination import Examination, Met, Visitor, examine, visitor_of
 from peer.network.directory import wall_time_s
-from peer.network.p2pd_process import CannotListen, P2pdFailed, bundled_binary
+from peer.network.p2pd import CannotListen, P2pdFailed, bundled_binary
 from peer.network.reachability import Scope, scope_of
 from peer.observe.control import ControlFailed, NoDaemon
-from peer.options.config import PeerConfig, load_config
+from peer.options.config import DEFAULT_PORT, PeerConfig, load_config
 from peer.options.exit_codes import ExitCode
 from peer.options.values import HostPort
 from peer.state.home import Home
@@ -236,10 +236,7 @@ def docker_line(port: int, bootstrap: tuple[str, ...], outer: str | None, *, gpu
     return " ".join(words)
 
 
-# --- all of it -----------------------------------------------------------------------------------
-DEFAULT_PORT: Final = 31337
-
-
+# --- all of it ------------------------------------------------------------------------------------
 def examine_here(
     home: Path | None, bootstrap: list[str] | None, listen: str | None, invite: str | None
 ) -> ExitCode:

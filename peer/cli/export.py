@@ -7,7 +7,7 @@ measured on the run's held-out text.
 """
 
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,7 +40,10 @@ from protocol.names import short_id
 from protocol.run.layout import Layout, stage_layouts, stage_of_part
 from protocol.run.run_spec import RunSpec
 
-from .client import WRITE_STATE_TIMEOUT_S, told
+from .client import told
+
+WRITE_STATE_TIMEOUT_S: Final = 600.0
+Float32Vector = npt.NDArray[np.float32]
 
 
 # --- export ---------------------------------------------------------------------------------------
@@ -48,56 +51,85 @@ class ExportFailed(LocoError):
     """The state cannot be converted; the message says why."""
 
 
-def other_stages(home: Home, part: str) -> dict[int, int]:
-    """The stages that must be fetched for a whole model, and the padded parameters of each.
+def export_checkpoint(home: Home, directory: Path, without: Collection[int] = frozenset()) -> None:
+    """Have the daemon write its state, and convert that to a Hugging Face checkpoint.
+
+    Where none runs, or it has none yet, the newest checkpoint of the home is converted.
 
     Args:
-        part: that this peer holds; none are missing beside a whole model.
+        directory: of the Hugging Face checkpoint.
+        without: stages that are not fetched from others; their parameters become zeros.
 
     Raises:
-        HomeError: the home has no run.
-    """
-    own = stage_of_part(part)
-    if own is None:
-        return {}
-    spec = spec_of(home)
-    layouts = enumerate(stage_layouts(whole_layout(home, spec), spec.pipeline.stages))
-    return {stage: layout.padded_parameters for stage, layout in layouts if stage != own}
-
-
-def export_state(
-    home: Home,
-    written: dict[str, Any],
-    others: dict[int, Path],
-    directory: Path,
-    without: Collection[int] = frozenset(),
-) -> None:
-    """Convert a state file to a Hugging Face checkpoint in `directory`.
-
-    Args:
-        written: what the daemon replied: `path` of the state file, `part` of the model that it is
-            of, and `round` and `tokens` where it stands.
-        others: fp32 vectors of the other stages, where that is one.
-        without: stages that nobody gave; their parameters are zeros.
-
-    Raises:
+        NoDaemon, NotNow: there is no checkpoint either. ControlFailed.
         ConfigError: `directory` holds something else.
         HomeError: the home has no run.
         ExportFailed: the state does not fit the run, or the tokenizer is not to be had.
     """
-    spec = spec_of(home)
     try:
-        weights_P = _whole_weights(spec, whole_layout(home, spec), written, others, without)
+        written = told(home, "write_state", WRITE_STATE_TIMEOUT_S)
+    except (NoDaemon, NotNow) as error:
+        _export_kept(home, directory, error)
+    else:
+        export_state(home, written, directory, without)
+
+
+def export_state(
+    home: Home, written: Mapping[str, Any], directory: Path, without: Collection[int] = frozenset()
+) -> None:
+    """Convert what the daemon has written to a Hugging Face checkpoint in `directory`.
+
+    Args:
+        written: the daemon's reply: `path` of the state file, `part` of the model that it is of,
+            and `round` and `tokens` where it stands.
+
+    Raises:
+        as `export_checkpoint`.
+    """
+    spec = spec_of(home)
+    others: dict[int, Path] = {}
+    try:
+        layout = whole_layout(home, spec)
+        path, own = Path(written["path"]), stage_of_part(written["part"])
+        parts = () if own is None else stage_layouts(layout, spec.pipeline.stages)
+        held = {stage: part for stage, part in enumerate(parts) if stage not in without}
+        for stage, part in held.items():
+            if stage != own:
+                wanted = {"stage": stage, "padded_parameters": part.padded_parameters}
+                reply = told(home, "fetch_stage", WRITE_STATE_TIMEOUT_S, **wanted)
+                others[stage] = Path(reply["path"])
+        if own is None:
+            weights_P = slow_weights_in(path, layout)
+        else:
+            weights_P = np.zeros(layout.padded_parameters, np.float32)
+            for stage, part in held.items():
+                values = (
+                    np.fromfile(others[stage], "<f4")
+                    if stage in others
+                    else slow_weights_in(path, part)
+                )
+                _place(weights_P, layout, values, part)
     except (ValueError, OSError) as error:
         raise ExportFailed(f"cannot export: {error}") from error
+    finally:
+        for came in others.values():
+            came.unlink(missing_ok=True)
     export_weights(
         home, weights_P, directory, round=written.get("round"), tokens=written.get("tokens")
     )
 
 
+def _place(whole_P: Float32Vector, layout: Layout, values: Float32Vector, part: Layout) -> None:
+    """Put the weights of a part of the model where they belong in those of the whole."""
+    places = {entry.name: entry.offset for entry in layout.entries}
+    for entry in part.entries:
+        start = places[entry.name]
+        whole_P[start : start + entry.size] = values[entry.offset : entry.offset + entry.size]
+
+
 def export_weights(
     home: Home,
-    weights_P: npt.NDArray[np.float32],
+    weights_P: Float32Vector,
     directory: Path,
     *,
     round: int | None,
@@ -106,7 +138,7 @@ def export_weights(
     """Write a whole model's weights, fp32 [P], as a Hugging Face checkpoint.
 
     Raises:
-        ConfigError, HomeError, ExportFailed: as `export_state`.
+        ConfigError, HomeError, ExportFailed: as `export_checkpoint`.
     """
     spec = spec_of(home)
     try:
@@ -138,30 +170,7 @@ def whole_layout(home: Home, spec: RunSpec) -> Layout:
     return Layout.from_shapes(model_shapes(spec, _vocabulary_size(home, spec)))
 
 
-def _whole_weights(
-    spec: RunSpec,
-    layout: Layout,
-    written: dict[str, Any],
-    others: dict[int, Path],
-    without: Collection[int],
-) -> npt.NDArray[np.float32]:
-    """The slow weights of the whole model, put together from its stages where it has some."""
-    path, own = Path(written["path"]), stage_of_part(written["part"])
-    if own is None:
-        return slow_weights_in(path, layout)
-    whole_P = np.zeros(layout.padded_parameters, "<f4")
-    places = {entry.name: entry.offset for entry in layout.entries}
-    for stage, part in enumerate(stage_layouts(layout, spec.pipeline.stages)):
-        if stage in without:
-            continue
-        values = slow_weights_in(path, part) if stage == own else np.fromfile(others[stage], "<f4")
-        for entry in part.entries:
-            start = places[entry.name]
-            whole_P[start : start + entry.size] = values[entry.offset : entry.offset + entry.size]
-    return whole_P
-
-
-def slow_weights_in(path: Path, layout: Layout) -> npt.NDArray[np.float32]:
+def slow_weights_in(path: Path, layout: Layout) -> Float32Vector:
     """The slow weights in a state file. Raises ValueError: it is of another size. OSError."""
     expected, found = state_bytes(layout.padded_parameters), path.stat().st_size
     if found != expected:
@@ -192,7 +201,7 @@ def _tokenizer_json(home: Home, spec: RunSpec) -> bytes | None:
 
 
 # --- kept export ----------------------------------------------------------------------------------
-def export_kept(home: Home, directory: Path, error: NoDaemon | NotNow) -> None:
+def _export_kept(home: Home, directory: Path, error: NoDaemon | NotNow) -> None:
     """Write the slow weights of the newest checkpoint that is whole, and say which step that is.
 
     Args:
@@ -234,29 +243,30 @@ def export_kept(home: Home, directory: Path, error: NoDaemon | NotNow) -> None:
 # --- swarm export ---------------------------------------------------------------------------------
 FETCH_TIMEOUT_S: Final = 3700.0
 MICRO_BATCH: Final = 4
-Float32Vector = npt.NDArray[np.float32]
 
 
-class LossJudge:
-    """Measures losses on the held-out text, on the processor: the graphics card is training."""
+def loss_judge(home: Home, spec: RunSpec) -> Callable[[Float32Vector], float]:
+    """What measures weights on the held-out text, in nats per token.
 
-    def __init__(self, home: Home, spec: RunSpec) -> None:
-        kept = kept_corpus(home.cache_dir, spec.data.manifest or "")
-        if kept is None:
-            raise ExportFailed(f"the run's held-out text is not in {home.cache_dir}")
-        prepared, device = describe_corpus(spec, kept), torch.device("cpu")
-        self._model = FlatModel(initial_module(spec, prepared.manifest.vocabulary_size), device)
-        optimizer = inner_optimizer(self._model, spec.optimizer, "fp32")
-        precision = choose_precision("auto", device)
-        self._stepper = Stepper(self._model, optimizer, precision, MICRO_BATCH)
-        blocks = spec.data.validation_blocks
-        with open_corpus(prepared.folder, spec.model.context_length, blocks) as corpus:
-            self._blocks_BT = corpus.validation_blocks(blocks)
+    It does so on the processor: the graphics card is training. Raises ExportFailed.
+    """
+    kept = kept_corpus(home.cache_dir, spec.data.manifest or "")
+    if kept is None:
+        raise ExportFailed(f"the run's held-out text is not in {home.cache_dir}")
+    prepared, device = describe_corpus(spec, kept), torch.device("cpu")
+    model = FlatModel(initial_module(spec, prepared.manifest.vocabulary_size), device)
+    optimizer = inner_optimizer(model, spec.optimizer, "fp32")
+    precision = choose_precision("auto", device)
+    stepper = Stepper(model, optimizer, precision, MICRO_BATCH)
+    blocks = spec.data.validation_blocks
+    with open_corpus(prepared.folder, spec.model.context_length, blocks) as corpus:
+        blocks_BT = corpus.validation_blocks(blocks)
 
-    def loss(self, slow_P: Float32Vector) -> float:
-        """The loss of these weights, nats per token."""
-        self._model.theta_P.copy_(torch.from_numpy(slow_P))
-        return self._stepper.loss_of(self._blocks_BT)
+    def loss(slow_P: Float32Vector) -> float:
+        model.theta_P.copy_(torch.from_numpy(slow_P))
+        return stepper.loss_of(blocks_BT)
+
+    return loss
 
 
 def export_swarm(home: Home, directory: Path) -> None:
@@ -269,15 +279,15 @@ def export_swarm(home: Home, directory: Path) -> None:
     if written["part"] != WHOLE_MODEL:
         raise ExportFailed("peers of this run hold stages; leave --swarm out")
     spec = spec_of(home)
-    judge, count = LossJudge(home, spec), 0
+    loss, count = loss_judge(home, spec), 0
     mean_P: Float32Vector = np.zeros(whole_layout(home, spec).padded_parameters, np.float32)
     print(f"{'peer':<9}{'step':>9}  validation")
     for name, step, slow_P in _given(home, spec, written):
         count += 1
         mean_P += (slow_P - mean_P) / np.float32(count)
         shown = "-" if step is None else f"{step:,}"
-        print(f"{name:<9}{shown:>9}  {judge.loss(slow_P):.4f}", flush=True)
-    print(f"{'mean':<9}{f'of {count}':>9}  {judge.loss(mean_P):.4f}")
+        print(f"{name:<9}{shown:>9}  {loss(slow_P):.4f}", flush=True)
+    print(f"{'mean':<9}{f'of {count}':>9}  {loss(mean_P):.4f}")
     export_weights(home, mean_P, directory, round=written["round"], tokens=written["tokens"])
 
 

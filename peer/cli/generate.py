@@ -15,8 +15,8 @@ from peer.state.export import ExportedModel, Sampling
 from peer.state.home import Home, HomeError
 from protocol.run.layout import DATA_STAGE
 
-from .client import export_checkpoint, home_of
-from .export import spec_of
+from .client import home_of
+from .export import export_checkpoint, spec_of
 
 
 def write_text(

@@ -136,10 +136,9 @@ class _Trial:
 
     def optimizer_s(self) -> float:
         """Seconds of the optimizer's part of a step."""
-        return min(self._timed(self._only_optimize) for _ in range(3))
-
-    def _only_optimize(self) -> float:
-        return float(self._optimizer.step(LEARNING_RATE))
+        return min(
+            self._timed(lambda: float(self._optimizer.step(LEARNING_RATE))) for _ in range(3)
+        )
 
     def _step_s(self, size: int) -> float:
         blocks = self._draws.integers(0, self._vocabulary, (size, self._length), dtype=np.int64)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from peer.options.config import OPTIONS, ConfigError, Option, OptionArity, OptionGroup
+from peer.options.config import OPTIONS, ConfigError, Option, OptionGroup
 
 if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter
@@ -81,11 +81,6 @@ Threads = Annotated[int | None, _spelled(OPTIONS["threads"])]
 AsJson = Annotated[bool, option("--json", "", "Print JSON.")]
 Verbose = Annotated[bool | None, _spelled(OPTIONS["verbose"])]
 
-_TYPES: Final = {
-    OptionArity.ONCE: str | None,
-    OptionArity.MANY: list[str] | None,
-    OptionArity.FLAG: bool | None,
-}
 Handler = Callable[..., None]
 
 
@@ -98,8 +93,7 @@ def takes_peer_options(command: Handler) -> Handler:
     founds = command.__name__ == "start"
     told = [o for o in OPTIONS.values() if o.founder or not founds or o.name == "bootstrap"]
     kinds = {
-        o.key: (Annotated[_TYPES[o.taken], _spelled(o, hidden=founds and not o.founder)], None)
-        for o in told
+        o.key: (Annotated[o.kind, _spelled(o, hidden=founds and not o.founder)], None) for o in told
     }
     return _with_options(command, kinds)
 

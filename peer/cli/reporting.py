@@ -21,7 +21,7 @@ from protocol.errors import InvalidRunSpec, LocoError, Refused, leaves
 def exit_code_of(error: LocoError) -> ExitCode:
     """The exit code that goes with `error`."""
     from peer.network.identity import IdentityUnusable
-    from peer.network.p2pd_process import CannotListen
+    from peer.network.p2pd import CannotListen
     from peer.observe.control import NoDaemon
     from peer.observe.endpoint import EndpointUnavailable
     from peer.options.config import (

@@ -50,8 +50,8 @@ def _check_ports(config: PeerConfig) -> None:
             except OSError as error:
                 if error.errno == EADDRINUSE:
                     raise ConfigError(
-                        f"{option} = {where} ({config.origins[option]}): port {where.port} is"
-                        f" taken; choose another with --{option}, or stop the program that uses it"
+                        f"{config.told(option)}: port {where.port} is taken; choose another with"
+                        f" --{option}, or stop the program that uses it"
                     ) from error
                 # other faults of the address are reported when it is listened on
 
@@ -76,8 +76,7 @@ def _check_device(config: PeerConfig) -> None:
     try:
         choose_device(config.device)
     except ValueError as error:
-        where = config.origins["device"]
-        raise ConfigError(f"device = {config.device} ({where}): {error}") from error
+        raise ConfigError(f"{config.told('device')}: {error}") from error
 
 
 def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
@@ -91,15 +90,11 @@ def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
         LocoError: configuration, run spec or home cannot be used, or the swarm refused this peer.
     """
     home = Home(config.home)
-    signed = home.run()
-    spec = None if start is None or start.run_toml is None else read_spec(start.run_toml)
-    if start is None:
-        if signed is None and not config.bootstrap:
-            raise ConfigError(
-                "join needs the address of a peer: --bootstrap ADDR, or LOCO_BOOTSTRAP"
-            )
-    else:
-        spec = _checked_start(config, start, spec, signed)
+    signed, spec = home.run(), None
+    if start is not None:
+        spec = _checked_start(config, start, signed)
+    elif signed is None and not config.bootstrap:
+        raise ConfigError("join needs the address of a peer: --bootstrap ADDR, or LOCO_BOOTSTRAP")
     _check_export(config)
     if config.verbose:
         print(*config.describe(), sep="\n", file=sys.stderr)
@@ -137,14 +132,13 @@ def _join_again(config: PeerConfig, home: Home, again: JoinAgain) -> None:
     os.execv(command[0], command)  # noqa: S606 - our own command line, and no shell
 
 
-def _checked_start(
-    config: PeerConfig, start: Start, spec: RunSpec | None, signed: SignedSpec | None
-) -> RunSpec | None:
+def _checked_start(config: PeerConfig, start: Start, signed: SignedSpec | None) -> RunSpec | None:
     """The run spec that is founded, if one is. Refuse what `start` cannot do in this home.
 
     Raises:
         ConfigError, OtherRun, InvalidRunSpec
     """
+    spec = None if start.run_toml is None else read_spec(start.run_toml)
     if config.bootstrap:
         raise ConfigError(
             "start founds a run or continues the home's run, and takes no bootstrap address"
@@ -165,8 +159,8 @@ def _checked_start(
         return None
     if config.stage:
         raise ConfigError(
-            f"stage = {config.stage} ({config.origins['stage']}): the first peer of a run holds"
-            " stage 0; remove the option, or use it with join"
+            f"{config.told('stage')}: the first peer of a run holds stage 0; remove the option, or"
+            " use it with join"
         )
     check_options(config, spec)
     if signed is None or start.new_run:

@@ -291,7 +291,7 @@ class Gathering:
     """One state, put together of the chunks that its sources give.
 
     Args:
-        phi_P, delta_P: where the state goes; they hold no state before there is a `result`.
+        phi_P, delta_P: where the state goes; they hold no state before `lead` has returned.
         own: digests of the chunks that the vectors hold already (`own_digests`).
         mixes: chunks of several replicas make one state.
         lost_lag: steps by which parts of such a state may be apart.
@@ -299,6 +299,7 @@ class Gathering:
     Attributes:
         fetched_bytes: of all sources.
         on_progress: is called when a chunk has come.
+        plan: which chunks are here, of whom; a source that is doubted is `gone` from it.
     """
 
     def __init__(
@@ -313,7 +314,7 @@ class Gathering:
         self._size = phi_P.size
         self._memory = StateMemory(phi_P, delta_P)
         units = units_of(phi_P.size) if mixes else None
-        self._plan = StatePlan(own, units=units, lost_lag=lost_lag)
+        self.plan = StatePlan(own, units=units, lost_lag=lost_lag)
         self._changed = trio.Event()
         self.fetched_bytes = 0
         self.on_progress: Callable[[], None] = lambda: None
@@ -323,7 +324,7 @@ class Gathering:
     @property
     def share(self) -> float:
         """The part of the state that is here."""
-        return 1 - self._plan.num_missing / chunk_count(self._memory.total_bytes)
+        return 1 - self.plan.num_missing / chunk_count(self._memory.total_bytes)
 
     @property
     def num_sources(self) -> int:
@@ -333,17 +334,17 @@ class Gathering:
     @property
     def missing_bytes(self) -> int:
         """What is still to come, about."""
-        return self._plan.num_missing * STATE_CHUNK_BYTES
+        return self.plan.num_missing * STATE_CHUNK_BYTES
 
     @property
     def remotes(self) -> list[PeerId]:
         """Those that gave what is here, by how much that is."""
-        return [name for name, _ in self._plan.givers().most_common() if name]
+        return [name for name, _ in self.plan.givers().most_common() if name]
 
     @property
     def kept_bytes(self) -> int:
         """What was here before, and need not come."""
-        own = self._plan.givers()[OWN]
+        own = self.plan.givers()[OWN]
         return min(own * STATE_CHUNK_BYTES, self._memory.total_bytes)
 
     async def lead(self, fetcher: Fetcher, described: StateManifest) -> StateScalars:
@@ -355,17 +356,17 @@ class Gathering:
         """
         name = fetcher.remote_peer_id
         described.check(self._size)
-        self._plan.lead(name, described.digests, described.scalars.step)
+        self.plan.lead(name, described.digests, described.scalars.step)
         try:
             await self._put_zeros(name, described)
             await self._work(fetcher, described)
             self._memory.check(described.scalars)
             return described.scalars
         except RemoteProtocolError:
-            self._plan.gone(name, believed=False)
+            self.plan.gone(name, believed=False)
             raise
         except LocoError:
-            self._plan.gone(name)
+            self.plan.gone(name)
             raise
 
     async def help(self, fetcher: Fetcher, described: StateManifest) -> None:
@@ -376,7 +377,7 @@ class Gathering:
         """
         name, believed = fetcher.remote_peer_id, True
         described.check(self._size)
-        self._plan.join(name, described.digests, described.scalars.step)
+        self.plan.join(name, described.digests, described.scalars.step)
         self._tell()
         try:
             await self._work(fetcher, described)
@@ -384,46 +385,34 @@ class Gathering:
             believed = False
             raise
         finally:
-            self._plan.gone(name, believed=believed)
+            self.plan.gone(name, believed=believed)
             self._tell()
-
-    def is_of_one_time(self, described: StateManifest) -> bool:
-        """Whether parts of this state go together with those of the leader's."""
-        return self._plan.is_of_one_time(described.scalars.step)
 
     def gave(self, name: PeerId, values: range) -> bool:
         """Whether these weights, fewer than fit in a chunk, are here and from this source."""
         ends = weights_chunk(values.start), weights_chunk(values.stop - 1)
-        return all(self._plan.giver(index) == name for index in ends)
-
-    def distrust(self, name: PeerId) -> None:
-        """Drop what this source has given: it is not believed, and has to come from others."""
-        self._plan.gone(name, believed=False)
-
-    def forget(self) -> None:
-        """The state that was put together is not believed: nothing of it is kept."""
-        self._plan.forget()
+        return all(self.plan.giver(index) == name for index in ends)
 
     async def _put_zeros(self, name: PeerId, described: StateManifest) -> None:
         """Put zeros where this source has named the digest of zeros."""
-        for index in self._plan.missing:
+        for index in self.plan.missing:
             zeros = _digest_of_zeros(chunk_bytes(index, self._memory.total_bytes))
-            if described.digests[index] == zeros and self._plan.wants(name, index):
+            if described.digests[index] == zeros and self.plan.wants(name, index):
                 self._memory.put_zeros(index)
-                self._plan.arrived(name, index, was_sent=False)
+                self.plan.arrived(name, index, was_sent=False)
                 await trio.lowlevel.checkpoint()
 
     async def _work(self, fetcher: Fetcher, described: StateManifest) -> None:
         """Ask this source until all is here, from whomever."""
         rate = slowest_rate(self._memory.total_bytes)
-        while not self._plan.complete:
+        while not self.plan.complete:
             self._at_work += 1
             try:
                 with steady(fetcher.talk, rate, lambda: self._at_work) as moved:
                     await self._ask(fetcher, described, moved)
             finally:
                 self._at_work -= 1
-            if not self._plan.complete:
+            if not self.plan.complete:
                 await self._changed.wait()
 
     async def _ask(
@@ -434,7 +423,7 @@ class Gathering:
         due = deque[tuple[Request, Sequence[int]]]()
         try:
             while True:
-                for request, chunks in self._plan.next_of(name):
+                for request, chunks in self.plan.next_of(name):
                     due.append((request, chunks))
                     await fetcher.request(root, chunks)
                 if not due:
@@ -446,17 +435,17 @@ class Gathering:
                         sentence = f"chunk {index} of the state does not match its digest"
                         raise RemoteProtocolError(sentence)
                     self.fetched_bytes += len(chunk)
-                    if self._plan.wants(name, index):  # nobody else has given it meanwhile
+                    if self.plan.wants(name, index):  # nobody else has given it meanwhile
                         self._memory.put(index, chunk)
                         self._gave.add(name)
-                        self._plan.arrived(name, index)
+                        self.plan.arrived(name, index)
                         self._tell()
                     self.on_progress()
                 due.popleft()
-                self._plan.answered(request)
+                self.plan.answered(request)
         finally:
             for request, _ in due:
-                self._plan.failed(request)
+                self.plan.failed(request)
 
     def _tell(self) -> None:
         self._changed.set()

@@ -184,7 +184,7 @@ class SharedFetch:
             state = await self._gather(fetcher, described)
             odd = await self._odd_ones() if self._mixes else []
             for source in odd:
-                gathering.distrust(source)
+                gathering.plan.gone(source, believed=False)
             self._doubted.update(odd)
             if leader in odd:
                 raise RemoteProtocolError(f"what {leader} gave is unlike what others have")
@@ -193,7 +193,7 @@ class SharedFetch:
         try:
             await self._check_whole(leader)
         except RemoteProtocolError:
-            gathering.forget()
+            gathering.plan.forget()
             self._alone = self._mixes
             raise
         return state
@@ -238,7 +238,7 @@ class SharedFetch:
     async def _help(self, fetcher: Fetcher) -> bool:
         """Take a part from this source, if it could be found out; whether it could."""
         described = await self._described_by(fetcher)
-        if not self._gathering.is_of_one_time(described):
+        if not self._gathering.plan.is_of_one_time(described.scalars.step):
             return False
         name = fetcher.remote_peer_id
         try:

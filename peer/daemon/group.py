@@ -5,8 +5,10 @@ alive is judged on links alone. So a record may be half a minute old, and a dire
 for a while costs nothing but new acquaintances.
 """
 
+import itertools
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -56,12 +58,8 @@ class Membership:
     """
 
     def __init__(self, ports: Ports, name: str) -> None:
+        self._ports = ports
         self._name = name
-        self._incarnation = ports.incarnation
-        self._network = ports.network
-        self._directory = ports.directory
-        self._roster = ports.roster
-        self._sign = ports.sign
 
     async def run(self) -> None:
         """Publish and look around, each at its own pace."""
@@ -74,44 +72,32 @@ class Membership:
         await self._repeat(self._refresh, REFRESH_EVERY_S)
 
     async def _repeat(self, job: Callable[[], Awaitable[None]], every_s: float) -> None:
-        turn = 0
-        while True:
+        for turn in itertools.count(1):
             try:
                 await job()
             except DirectoryUnrecoverable as error:
-                self._give_up(error)
-            turn += 1
+                # Join again those who are alive; alone there is nobody to find, and much to lose.
+                addresses = addresses_of(self._ports.roster.alive(trio.current_time()))
+                if addresses:
+                    raise JoinAgain(addresses, str(error)) from error
             await trio.sleep(FIRST_REFRESHES_S if turn <= NUM_FIRST_REFRESHES else every_s)
 
-    def _give_up(self, error: DirectoryUnrecoverable) -> None:
-        """Join again those who are alive; alone, there is nobody to find and a state to lose."""
-        addresses = addresses_of(self._roster.alive(trio.current_time()))
-        if addresses:
-            raise JoinAgain(addresses, str(error)) from error
-
     async def _publish(self) -> None:
-        expires_s = self._directory.swarm_time_s() + RECORD_LIFETIME_S
-        own = PeerRecord(
-            self._network.peer_id, self._incarnation, tuple(self._network.addresses), expires_s
-        )
+        ports, directory, network = self._ports, self._ports.directory, self._ports.network
+        expires_s = directory.swarm_time_s() + RECORD_LIFETIME_S
+        addresses = tuple(network.addresses)
+        own = PeerRecord(network.peer_id, ports.incarnation, addresses, expires_s)
         key = record_key(self._name, own.peer_id)
-        await self._directory.store(
-            key, own.peer_id, encode_record(own, key, self._sign), expires_s
-        )
+        await directory.store(key, own.peer_id, encode_record(own, key, ports.sign), expires_s)
 
     async def _refresh(self) -> None:
+        directory, own_id = self._ports.directory, self._ports.network.peer_id
         for key in record_keys(self._name):
-            for peer_id, value in (await self._directory.get(key)).items():
-                if peer_id != self._network.peer_id:
-                    self._take(key, peer_id, value)
-
-    def _take(self, key: bytes, peer_id: str, value: bytes) -> None:
-        try:
-            record = decode_record(key, peer_id, value)
-        except RemoteProtocolError:
-            return
-        if record.expires_s > self._directory.swarm_time_s():
-            self._roster.record(trio.current_time(), record)
+            for peer_id, value in (await directory.get(key)).items():
+                with suppress(RemoteProtocolError):
+                    record = decode_record(key, peer_id, value)
+                    if peer_id != own_id and record.expires_s > directory.swarm_time_s():
+                        self._ports.roster.record(trio.current_time(), record)
 
 
 # --- partners -------------------------------------------------------------------------------------

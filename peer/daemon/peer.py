@@ -205,7 +205,7 @@ class Training:
             most = settings.max_corpus_bytes
             check_room(parts.checkpoints, size, supplies.store, most, parts.events)
         await self.service.start()
-        with supplies.engine.memory(size) as (slow_P, start):
+        with supplies.engine(size) as (slow_P, start):
             exchange = self._exchange()
             averaging = self._averaging(slow_P, exchange)
             parts.pacing.senders = lambda: averaging.senders

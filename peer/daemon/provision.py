@@ -72,30 +72,21 @@ from .sources import weights_of
 # --- memory and trainers --------------------------------------------------------------------------
 
 
-class Engine(Protocol):
-    """Training, as the daemon sees it."""
-
-    def memory(
-        self, padded_parameters: int
-    ) -> AbstractContextManager[tuple[Float32Vector, StartTrainer]]:
-        """Memory for the slow weights, and what starts trainers on them."""
+Engine = Callable[[int], AbstractContextManager[tuple[Float32Vector, StartTrainer]]]
+"""Memory for slow weights of so many padded parameters, and what starts trainers on them."""
 
 
-class TorchEngine:
-    """Child processes with torch.
+@contextmanager
+def torch_engine(
+    settings: TrainerSettings, spare: SpareChild, padded_parameters: int
+) -> Iterator[tuple[Float32Vector, StartTrainer]]:
+    """Shared memory, and child processes with torch.
 
     Args:
         spare: a child for the first trainer.
     """
-
-    def __init__(self, settings: TrainerSettings, spare: SpareChild) -> None:
-        self._settings = settings
-        self._spare = spare
-
-    @contextmanager
-    def memory(self, padded_parameters: int) -> Iterator[tuple[Float32Vector, StartTrainer]]:
-        with SharedVector(padded_parameters) as slow:
-            yield slow.array, trainer_starter(self._settings, slow, self._spare)
+    with SharedVector(padded_parameters) as slow:
+        yield slow.array, trainer_starter(settings, slow, spare)
 
 
 # --- rebuilding -----------------------------------------------------------------------------------
@@ -441,7 +432,7 @@ class RealProvision:
         stage: int | None,
     ) -> Supplies:
         settings = self._trainer_settings(spec, corpus, stage)
-        engine = TorchEngine(settings, self._spare)
+        engine = partial(torch_engine, settings, self._spare)
         blobs = corpus.blobs
         tokenizer = tokenizer_path(self._cache_dir, corpus.manifest.tokenizer_digest)
         if tokenizer.is_file():
@@ -462,13 +453,12 @@ class RealProvision:
     ) -> TrainerSettings:
         config = self._config
         return TrainerSettings(
-            spec=spec.to_bytes(),
+            spec=spec.with_overlap(config.overlap_steps).to_bytes(),
             peer_id=self._peer_id,
             corpus_path=str(corpus.folder),
             vocabulary_size=corpus.manifest.vocabulary_size,
             device=config.device or "auto",
             threads=config.threads or 0,
-            overlap_steps=config.overlap_steps,
             stage=stage,
             checkpoint_activations=config.checkpoint_activations,
         )

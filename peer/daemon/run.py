@@ -26,7 +26,7 @@ from peer.observe.endpoint import serve_metrics
 from peer.observe.event_names import EventName
 from peer.observe.events import MAX_ERROR_CHARS, EventLog
 from peer.observe.log_file import LineFile
-from peer.options.config import ConfigError, Origin, PeerConfig
+from peer.options.config import DEFAULT_PORT, ConfigError, Origin, PeerConfig
 from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import say_needs
 from peer.options.run_options import check_options
@@ -55,7 +55,6 @@ from .provision import RealProvision
 from .report import Console, Report, join_address
 from .returning import come_back
 
-DEFAULT_PORT: Final = 31337
 DIRECTORY_CHECK_S: Final = 5.0
 
 
@@ -316,11 +315,11 @@ class _Daemon:
 async def _watch_network(
     network: Libp2pNetwork, directory: HivemindDirectory, ports: Ports
 ) -> None:
-    """Attach the directory to each new p2pd, and count restarts."""
+    """Attach the directory to each new p2pd, and report restarts."""
     generation = network.generation
     while True:
         generation = await network.wait_restarted(generation)
-        ports.facts.p2pd_restarts = count = network.statistics().restarts
+        count = network.statistics().restarts
         ports.events.emit(EventName.NETWORK_RESTARTED, reason="p2pd ended", restarts=count)
         await directory.reattach(network.daemon_control_address)
 

@@ -332,7 +332,7 @@ class Facts:
         corpus: where its pieces come one by one.
         packing: of vectors that travel as differences.
         restarts: trainer restarts by reason.
-        p2pd_restarts, directory_restarts: of what else the daemon supervises.
+        directory_restarts: as its watcher has seen them.
         phases: how long each phase of a round took.
         microbatches, pipeline: where we hold a stage.
         codec: of the run; None while unknown.
@@ -391,7 +391,6 @@ class Facts:
     packing: PackingFacts = field(default_factory=PackingFacts)
     skipped: Counter[SkipReason] = field(default_factory=Counter)
     restarts: Counter[str] = field(default_factory=Counter)
-    p2pd_restarts: int = 0
     directory_restarts: int = 0
     phases: dict[RoundPhase, Durations] = field(
         default_factory=lambda: {phase: Durations() for phase in RoundPhase}

@@ -79,8 +79,6 @@ class Readers:
 INBOUND_STREAMS: Final = Shares(
     MAX_INBOUND_STREAMS, MAX_INBOUND_STREAMS_PER_PEER, MAX_INBOUND_STREAMS_PER_PREFIX
 )
-DIAL_TIMEOUT_S: Final = 15
-"""Time to reach a peer; p2pd is told the same figure."""
 MAX_TOLD: Final = 256
 """Bugs told of, for all peers and kinds together."""
 

@@ -8,6 +8,8 @@ directory's affair alone. A test compares both encodings.
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
+import trio
+
 from protocol.address.varint import decode_uvarint, encode_uvarint
 from protocol.errors import RemoteProtocolError
 
@@ -82,3 +84,14 @@ def _decode_value(data: bytes, offset: int, wire_type: int) -> tuple[int | bytes
     if offset + size > len(data):
         raise ValueError("a field is cut off")
     return data[offset : offset + size], offset + size
+
+
+async def receive_exactly(connection: trio.SocketStream, num_bytes: int) -> bytes:
+    """So many bytes; raises ValueError: the other side has closed the connection."""
+    data = bytearray()
+    while len(data) < num_bytes:
+        piece = await connection.receive_some(num_bytes - len(data))
+        if not piece:
+            raise ValueError("it hung up")
+        data += piece
+    return bytes(data)

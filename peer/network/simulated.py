@@ -29,8 +29,9 @@ from peer.ports import Address, PeerId
 from protocol.address import multiaddr
 from protocol.address.peer_id import peer_id_to_bytes
 from protocol.errors import StreamLost
+from protocol.limits import DIAL_TIMEOUT_S
 
-from .handlers import DIAL_TIMEOUT_S, BaseNetwork
+from .handlers import BaseNetwork
 from .simulated_stream import LinkModel, SimulatedLink, SimulatedStream, open_pair
 
 _PORT: Final = 4001

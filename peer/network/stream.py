@@ -1,6 +1,6 @@
 """A stream to one peer, alike over p2pd and in simulation: counted, paced, and lost for one reason.
 
-A network's own class moves the bytes (libp2p_stream.py, simulated_stream.py). Here stands what is
+A network's own class moves the bytes (libp2p.py, simulated_stream.py). Here stands what is
 the same for both:
 
 - Every byte is counted for its protocol, as it is handed on.

@@ -36,6 +36,8 @@ from protocol.errors import StreamLost, leaves
 from protocol.limits import ANSWER_S
 from protocol.membership.records import verify_with_peer_id
 
+from .protobuf import receive_exactly
+
 _MULTISTREAM: Final = "/multistream/1.0.0"
 _TLS: Final = "/tls/1.0.0"
 _EXTENSION: Final = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")
@@ -94,17 +96,6 @@ async def _receive_select_message(connection: trio.SocketStream) -> str:
     if not data.endswith(b"\n"):
         raise ValueError("a message did not end in a newline")
     return data[:-1].decode("ascii", errors="replace")
-
-
-async def receive_exactly(connection: trio.SocketStream, num_bytes: int) -> bytes:
-    """So many bytes; raises ValueError: the other side has closed the connection."""
-    data = bytearray()
-    while len(data) < num_bytes:
-        piece = await connection.receive_some(num_bytes - len(data))
-        if not piece:
-            raise ValueError("it hung up")
-        data += piece
-    return bytes(data)
 
 
 def _context() -> ssl.SSLContext:

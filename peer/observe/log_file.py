@@ -33,7 +33,7 @@ class LineFile:
         self._max_file_bytes = max_file_bytes
         self._keep_files = keep_files
         self._torn = False
-        self._open()
+        self._take(_opened(path))
 
     def write_line(self, line: bytes) -> None:
         """Append `line` and a newline.
@@ -52,11 +52,7 @@ class LineFile:
             raise OSError(f"{self._path}: wrote {written} of {len(data)} bytes")
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._descriptor)
-
-    def _open(self) -> None:
-        self._take(_opened(self._path))
 
     def _take(self, descriptor: int) -> None:
         self._descriptor = descriptor

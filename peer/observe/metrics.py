@@ -273,7 +273,7 @@ METRICS: Final[dict[str, Row]] = {
         "Restarts of the trainer process, by reason.", _restarts, ("reason",)
     ),
     "loco_p2pd_restarts": _counter(
-        "Restarts of the libp2p daemon.", lambda now: now.facts.p2pd_restarts
+        "Restarts of the libp2p daemon.", lambda now: now.carried.restarts
     ),
     "loco_directory_restarts": _counter(
         "Restarts of the directory.", lambda now: now.facts.directory_restarts

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from protocol.admission.statements import Token
 
 MAX_CONFIG_FILE_BYTES: Final = 64 * 1024
+DEFAULT_PORT: Final = 31337
 ENVIRONMENT_PREFIX: Final = "LOCO_"
 
 
@@ -68,57 +69,51 @@ class OptionGroup(StrEnum):
     WATCHING = "Watching and ending"
 
 
-class OptionArity(StrEnum):
-    """How an option stands on a command line."""
-
-    ONCE = "once"
-    MANY = "many times"
-    FLAG = "without a value"
-
-
 @dataclass(frozen=True, slots=True)
 class Option:
     """One option of a peer.
 
     Attributes:
-        name: as on the command line, without the dashes.
         parse: turns text, or a TOML value, into the value; ValueError says what would be right.
-        attribute: field of `PeerConfig`.
         metavar: what stands for its value in `--help`.
-        group: None hides it.
         help: one or two sentences; the default, where it is a value, is said after them.
         see: what docs/running.md adds.
         letter: its short name, such as `-v`.
         founder: whether `start` takes it, too.
+        attribute: field of `PeerConfig`; a unit may end it, which its names do not have.
     """
 
-    name: str
-    parse: Callable[[Any], Any]
-    default: Any
-    attribute: str
-    metavar: str
     group: OptionGroup
+    parse: Callable[[Any], Any]
+    metavar: str
     help: str
-    see: str
-    letter: str
-    founder: bool
-
-    @property
-    def environment_name(self) -> str:
-        """`LOCO_LOG_FORMAT` for `log-format`."""
-        return ENVIRONMENT_PREFIX + self.name.upper().replace("-", "_")
+    default: Any = None
+    see: str = ""
+    letter: str = ""
+    founder: bool = True
+    attribute: str = ""
 
     @property
     def key(self) -> str:
         """Name in `peer.toml`, and in code."""
-        return self.name.replace("-", "_")
+        return self.attribute.removesuffix("_s")
 
     @property
-    def taken(self) -> OptionArity:
-        """How it stands on a command line."""
+    def name(self) -> str:
+        """Name on the command line, without the dashes: `log-format`."""
+        return self.key.replace("_", "-")
+
+    @property
+    def environment_name(self) -> str:
+        """`LOCO_LOG_FORMAT` for `log-format`."""
+        return ENVIRONMENT_PREFIX + self.key.upper()
+
+    @property
+    def kind(self) -> Any:
+        """What typer takes on a command line; None is not given there."""
         if self.parse is flag:
-            return OptionArity.FLAG
-        return OptionArity.MANY if self.default == () else OptionArity.ONCE
+            return bool | None
+        return list[str] | None if self.default == () else str | None
 
     @property
     def told(self) -> str:
@@ -130,25 +125,10 @@ class Option:
 
 
 def _option(
-    group: OptionGroup,
-    parse: Callable[[Any], Any],
-    metavar: str,
-    help: str,
-    *,
-    default: Any = None,
-    unit: str = "",
-    see: str = "",
-    letter: str = "",
-    founder: bool = True,
+    group: OptionGroup, parse: Callable[[Any], Any], metavar: str, help: str, **more: Any
 ) -> Any:
-    """A field of `PeerConfig`.
-
-    Args:
-        unit: suffix of its name in code that its spelling does not have.
-    """
-    said = {"parse": parse, "default": default, "metavar": metavar, "group": group, "help": help}
-    said |= {"unit": unit, "see": see, "letter": letter, "founder": founder}
-    return dataclasses.field(metadata=said)
+    """A field of `PeerConfig`, which is an `Option`."""
+    return dataclasses.field(metadata={"option": Option(group, parse, metavar, help, **more)})
 
 
 def _flag(group: OptionGroup, help: str, **more: Any) -> Any:
@@ -270,7 +250,6 @@ class PeerConfig:
         "SECONDS",
         "Time between checkpoints; 0 writes one only when the peer ends.",
         default=600.0,
-        unit="_s",
         see="See [weeks](weeks.md).",
     )
     checkpoint_keep: int = _disk(whole(1, 1000), "N", "Number of checkpoints to keep.", default=3)
@@ -321,47 +300,41 @@ class PeerConfig:
         "SECONDS",
         "Time allowed for a graceful end after the first signal.",
         default=8.0,
-        unit="_s",
         see="See [ending](#ending).",
     )
 
     origins: Mapping[str, Origin]
 
     def describe(self) -> list[str]:
-        """One line per option: name, value and which place won."""
-        shown = {name: _shown(getattr(self, option.attribute)) for name, option in OPTIONS.items()}
-        shown |= {name: "(given)" for name in SECRETS if shown[name] != NOT_GIVEN}
-        return [f"{name} = {value} ({self.origins[name]})" for name, value in shown.items()]
+        """A line for each option."""
+        return [self.told(name) for name in OPTIONS]
+
+    def told(self, name: str) -> str:
+        """An option, its value and which place won: `threads = 2 (environment)`."""
+        match getattr(self, OPTIONS[name].attribute):
+            case None | ():
+                shown = NOT_GIVEN
+            case _ if name in SECRETS:
+                shown = "(given)"
+            case tuple() as parts:
+                shown = " ".join(str(part) for part in parts)
+            case bool() as yes:
+                shown = "true" if yes else "false"
+            case value:
+                shown = str(value)
+        return f"{name} = {shown} ({self.origins[name]})"
 
 
-def _options() -> dict[str, Option]:
-    found = {}
-    for field in dataclasses.fields(PeerConfig):
-        if field.metadata:
-            said = dict(field.metadata)
-            name = field.name.removesuffix(said.pop("unit")).replace("_", "-")
-            found[name] = Option(name=name, attribute=field.name, **said)
-    return found
-
-
-OPTIONS: Final[Mapping[str, Option]] = _options()
+_declared: Final = [
+    dataclasses.replace(field.metadata["option"], attribute=field.name)
+    for field in dataclasses.fields(PeerConfig)
+    if field.metadata
+]
+OPTIONS: Final[Mapping[str, Option]] = {option.name: option for option in _declared}
 """Every option of `start` and `join`, by its name."""
 SECRETS: Final = frozenset({"invite"})
 """Options whose values are shown to nobody."""
 NOT_GIVEN: Final = "-"
-
-
-def _shown(value: Any) -> str:
-    match value:
-        case None | ():
-            return NOT_GIVEN
-        case tuple():
-            return " ".join(str(part) for part in value)
-        case bool():
-            return "true" if value else "false"
-        case _:
-            return str(value)
-
 
 # --- which place wins -----------------------------------------------------------------------------
 
@@ -391,39 +364,31 @@ def load_config(command_line: Mapping[str, Any], environment: Mapping[str, str])
     """
     home = resolve_home(command_line.get("home"), environment)
     in_file = _read_file(home / "peer.toml")
-    values: dict[str, Any] = {}
-    origins: dict[str, Origin] = {}
-    for option in OPTIONS.values():
-        origin, raw, where = _winner(option, command_line, environment, in_file)
-        values[option.attribute] = (
-            option.default if origin is Origin.DEFAULT else _parsed(option, raw, where)
-        )
-        origins[option.name] = origin
-    values["home"] = home
-    return PeerConfig(**values, origins=origins)
+    found = {o.name: _found(o, command_line, environment, in_file) for o in OPTIONS.values()}
+    values = {OPTIONS[name].attribute: value for name, (value, _) in found.items()}
+    origins = {name: origin for name, (_, origin) in found.items()}
+    return PeerConfig(**values | {"home": home}, origins=origins)
 
 
-def _winner(
+def _found(
     option: Option,
     command_line: Mapping[str, Any],
     environment: Mapping[str, str],
     in_file: Mapping[str, Any],
-) -> tuple[Origin, Any, str]:
-    given = command_line.get(option.name)
-    if given not in (None, [], ()):
-        return Origin.COMMAND_LINE, given, f"--{option.name}"
-    if environment.get(option.environment_name):
-        return Origin.ENVIRONMENT, environment[option.environment_name], option.environment_name
-    if option.key in in_file:
-        return Origin.FILE, in_file[option.key], f"{option.key} in peer.toml"
-    return Origin.DEFAULT, None, ""
-
-
-def _parsed(option: Option, raw: Any, where: str) -> Any:
+) -> tuple[Any, Origin]:
+    name, variable = option.name, option.environment_name
+    if command_line.get(name) not in (None, [], ()):
+        origin, raw, where = Origin.COMMAND_LINE, command_line[name], f"--{name}"
+    elif environment.get(variable):
+        origin, raw, where = Origin.ENVIRONMENT, environment[variable], variable
+    elif option.key in in_file:
+        origin, raw, where = Origin.FILE, in_file[option.key], f"{option.key} in peer.toml"
+    else:
+        return option.default, Origin.DEFAULT
     try:
-        return option.parse(raw)
+        return option.parse(raw), origin
     except (ValueError, TypeError) as error:
-        got = "" if option.name in SECRETS else f" (got {raw!r})"
+        got = "" if name in SECRETS else f" (got {raw!r})"
         raise ConfigError(f"{where}: {error}{got}") from error
 
 

@@ -6,7 +6,7 @@ The founder knows its run before anything starts, a joiner when it has received 
 from protocol.errors import InvalidRunSpec
 from protocol.run.run_spec import RunSpec
 
-from .config import ConfigError, Origin, PeerConfig
+from .config import ConfigError, PeerConfig
 
 
 def check_options(config: PeerConfig, spec: RunSpec) -> None:
@@ -16,8 +16,13 @@ def check_options(config: PeerConfig, spec: RunSpec) -> None:
         InvalidRunSpec, ConfigError
     """
     check_stages(spec)
-    check_overlap_steps(config.overlap_steps, config.origins["overlap-steps"], spec)
-    check_stage(config.stage, config.origins["stage"], spec)
+    check_overlap_steps(config.overlap_steps, config.told("overlap-steps"), spec)
+    stages = spec.pipeline.stages
+    if config.stage is not None and not (stages > 1 and config.stage < stages):
+        why = "this run has no stages; leave it out"
+        if stages > 1:
+            why = f"must be from 0 to {stages - 1}, the run's stages; or leave it out"
+        raise ConfigError(f"{config.told('stage')}: {why}")
 
 
 def check_stages(spec: RunSpec) -> None:
@@ -51,37 +56,24 @@ def check_stages(spec: RunSpec) -> None:
             )
 
 
-def check_overlap_steps(overlap_steps: int | None, origin: Origin, spec: RunSpec) -> None:
+def check_overlap_steps(overlap_steps: int | None, told: str, spec: RunSpec) -> None:
     """Refuse a tau where no fragment has one, and one that outlasts the way to the next send.
+
+    Args:
+        told: how it was given.
 
     Raises:
         ConfigError: says where it was given, and what to do.
     """
     if overlap_steps is None:
         return
-    given = f"overlap-steps = {overlap_steps} ({origin})"
     if spec.sync.diloco is None:
         raise ConfigError(
-            f"{given}: this run waits for no fragments (sync.method = '{spec.sync.method}');"
+            f"{told}: this run waits for no fragments (sync.method = '{spec.sync.method}');"
             " leave it out"
         )
     if overlap_steps >= spec.sync.round_steps:
         raise ConfigError(
-            f"{given}: must be below the run's inner_steps ({spec.sync.round_steps});"
+            f"{told}: must be below the run's inner_steps ({spec.sync.round_steps});"
             " lower it, or leave it out"
         )
-
-
-def check_stage(stage: int | None, origin: Origin, spec: RunSpec) -> None:
-    """Refuse a stage that the run does not have.
-
-    Raises:
-        ConfigError: says where it was given, and what to do.
-    """
-    stages = spec.pipeline.stages
-    if stage is None or (stages > 1 and stage < stages):
-        return
-    given = f"stage = {stage} ({origin})"
-    if stages == 1:
-        raise ConfigError(f"{given}: this run has no stages; leave it out")
-    raise ConfigError(f"{given}: must be from 0 to {stages - 1}, the run's stages; or leave it out")

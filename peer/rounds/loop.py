@@ -45,7 +45,7 @@ from protocol.microbatch.trainer_messages import (
     Begun,
     Filled,
     Freed,
-    Returned,
+    GradientAdded,
     Stepped,
 )
 from protocol.schedule.rounds import RoundPlan, is_lost, middle
@@ -206,7 +206,7 @@ class RoundLoop:
                 line.nursery.start_soon(self._bring, line, pieces)
             case Ready():
                 pass
-            case Begun() | Filled() | Returned() | Freed() | Stepped():
+            case Begun() | Filled() | GradientAdded() | Freed() | Stepped():
                 if self._microbatches is not None:
                     await self._microbatches.took(event)
             case _:

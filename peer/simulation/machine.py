@@ -98,7 +98,7 @@ class Gate:
 
 
 class SimulatedEngine:
-    """Implements `peer.daemon.provision.Engine` with toy models in virtual time.
+    """An engine (peer/daemon/provision.py) with toy models in virtual time.
 
     Attributes:
         slow_P: the slow weights, fp32 [P]; None before there are any.
@@ -111,7 +111,11 @@ class SimulatedEngine:
         self._unusable = machine.unusable
         self.slow_P: Float32Vector | None = None
         self._start = simulated_starter(
-            spec, peer_id, machine.speed, problem, machine.overlap_steps, lambda: gate.slept_s
+            spec.with_overlap(machine.overlap_steps),
+            peer_id,
+            machine.speed,
+            problem,
+            lambda: gate.slept_s,
         )
 
     @contextlib.contextmanager
@@ -226,7 +230,7 @@ class SimulatedProvision:
         blobs = {_digest(corpus): self._corpus}
         layout = simulated_layout(self._padded_parameters)
         return Supplies(
-            self.engine,
+            self.engine.memory,
             blobs,
             self._problem.num_blocks,
             shape=PartShape(layout.digest, layout.padded_parameters),

@@ -14,17 +14,6 @@ from each other.
 
 Promise: the same seed, spec and calls make the same event log, byte for byte (`event_log`), on the
 same machine with the same versions.
-
-A roster that does not show everybody.
-
-In a small swarm links are symmetric, and peers tell each other of everybody they know; views are
-equal after seconds. In a large one they are not: each peer holds links to a part of the others. To
-show what that does to matchmaking in a swarm of a few dozen, a `HoledRoster` leaves out a fixed
-random part of the others, drawn anew for each reader, where it is asked who trains.
-
-One peer of a simulated swarm: the daemon's own parts on simulated ports.
-
-As peer/daemon/run.py, with nothing of the outside in it.
 """
 
 import json
@@ -55,7 +44,6 @@ from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.status import Status
-from peer.options.config import Origin
 from peer.options.run_options import check_overlap_steps
 from peer.ports import PeerId
 from peer.ports.simulated import SimulatedEntropy, SimulatedWork
@@ -201,7 +189,8 @@ class SimulatedPeer:
         return CheckpointPlan(self.machine.checkpoint_every_s)
 
     def _check_spec(self, spec: RunSpec) -> None:
-        check_overlap_steps(self.machine.overlap_steps, Origin.COMMAND_LINE, spec)
+        steps = self.machine.overlap_steps
+        check_overlap_steps(steps, f"overlap-steps = {steps}", spec)
 
     def _parts(self, place: Place, provision: SimulatedProvision) -> PeerParts:
         events = EventLog(
@@ -230,14 +219,13 @@ class SimulatedPeer:
 
 
 # --- swarm ----------------------------------------------------------------------------------------
-
-# --- hole punching --------------------------------------------------------------------------------
-
-_STEPS: Final = 2**64
-
-
 class HoledRoster(Roster):
     """A roster that hides some of the others from its reader.
+
+    In a small swarm links are symmetric, and peers tell each other of everybody they know; views
+    are equal after seconds. In a large one they are not: each peer holds links to a part of the
+    others. To show what that does to matchmaking in a swarm of a few dozen, this one leaves out a
+    fixed random part of the others, drawn anew for each reader, where it is asked who trains.
 
     Args:
         reader: whose roster it is.
@@ -259,10 +247,8 @@ class HoledRoster(Roster):
         """Whether this reader never sees that peer train."""
         text = f"{self._seed}/hole/{self._reader}/{peer_id}"
         drawn = int.from_bytes(blake3.blake3(text.encode()).digest(length=8), "big")
-        return drawn < self._hidden_fraction * _STEPS
+        return drawn < self._hidden_fraction * 2**64
 
-
-# --- swarm ----------------------------------------------------------------------------------------
 
 POLL_S: Final = 0.1
 """How often `until` looks, in virtual time."""

@@ -21,9 +21,9 @@ from peer.process.rejoin import JoinAgain, addresses_of
 from protocol.membership.group import Group
 from protocol.membership.records import Sign
 from protocol.membership.view import Member, Roster, View, relayed_last
-from protocol.microbatch.relays import Relays
 from protocol.run.assignment import Balance
 from protocol.run.layout import DATA_STAGE, part_of_stage
+from protocol.wire.stage_messages import Relays
 
 # --- surroundings ---------------------------------------------------------------------------------
 

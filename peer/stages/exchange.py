@@ -39,13 +39,10 @@ from protocol.wire.stage_messages import (
     BoundaryKept,
     GetLinks,
     GetSnapshot,
-    Halt,
     Leg,
     Lost,
     Microbatch,
     Notice,
-    Passed,
-    Resume,
     Trip,
 )
 from protocol.wire.versions import STAGE
@@ -115,7 +112,7 @@ class OtherPlans:
 TICK_S: Final = 0.5
 """Between two looks around, and before what had no answer is said again."""
 TELL_TRIES: Final = 3
-"""Times that a data peer, which waits, is told that something is lost."""
+"""Times that a peer is told that something is lost."""
 PATIENCE_S: Final = 600.0
 """Longest time for an iteration. A peer that is gone, or says that it has lost something, is not
 waited for; this is for what nobody notices, so it is longer than the iterations of slow swarms."""
@@ -157,7 +154,7 @@ class StageExchange:
         self._arrivals = Arrivals(around.work, PATIENCE_S)
         self._left_out = LeftOut(self._facts, around.events)
         self._other_plans = OtherPlans(self._facts)
-        self._ended: deque[Microbatch] = deque(maxlen=MAX_REMEMBERED)
+        self._ended: deque[tuple[Microbatch, int]] = deque(maxlen=MAX_REMEMBERED)
         self._saying: set[tuple[PeerId, Notice]] = set()
         self._line: Line | None = None
         self._answers: dict[int, trio.MemorySendChannel[RefusalReason | None]] = {}
@@ -246,9 +243,8 @@ class StageExchange:
             sender, patience_s = talk.remote_peer_id, ANSWER_S
             while True:
                 message, _ = await talk.receive(
-                    Trip, Announcement, Lost, Passed, Halt, Resume, GetLinks, GetSnapshot,
-                    timeout_s=patience_s,
-                )  # fmt: skip
+                    Trip, Announcement, Lost, GetLinks, GetSnapshot, timeout_s=patience_s
+                )
                 patience_s = SERVED_IDLE_S
                 if isinstance(message, GetLinks | GetSnapshot):
                     await self._survey.answer(talk, message)
@@ -260,8 +256,8 @@ class StageExchange:
                 elif isinstance(message, Trip):
                     await self._take(talk, message, sender)
                 else:
-                    if isinstance(message, Lost | Halt) and message.microbatch.origin == sender:
-                        self._withdraw(message.microbatch)
+                    if isinstance(message, Lost) and message.microbatch.origin == sender:
+                        self._withdraw(message)
                     answer, commands = self._core.told(sender, message, trio.current_time())
                     self._do(commands)
                     await talk.send(answer, stall_s=ANSWER_S)
@@ -275,20 +271,19 @@ class StageExchange:
         Raises:
             RemoteProtocolError: its path is none, does not lead to us, or not from the sender.
         """
-        trip = message.trip if isinstance(message, Resume) else message
-        stage = trip.stage if isinstance(trip, Trip) else None
+        stage = message.stage if isinstance(message, Trip) else None
         if stage not in (None, self._stage):
             # Paths are made before they are travelled: we may have gone over to another since.
             sentence = f"I hold stage {self._stage}, not stage {stage}"
             return Refusal(RefusalReason.OTHER_GROUP, sentence)
         if self._line is None:
             return Refusal(RefusalReason.NOT_TRAINING, "my trainer has not started yet")
-        origin = sender if isinstance(trip, Announcement) else trip.microbatch.origin
+        origin = sender if isinstance(message, Announcement) else message.microbatch.origin
         if isinstance(self._core, RelayCore) and self._company.stage_of(origin) != DATA_STAGE:
             sentence = f"I know of no data peer {origin}; ask again when we are linked"
             return Refusal(RefusalReason.UNAVAILABLE, sentence)
-        if isinstance(trip, Trip):
-            trip.check(sender if trip is message else trip.sender, self._peer_id)
+        if isinstance(message, Trip):
+            message.check(sender, self._peer_id)
         return None
 
     async def _take(self, talk: Conversation, trip: Trip, sender: PeerId) -> None:
@@ -349,8 +344,8 @@ class StageExchange:
                 case Trip():
                     self._offer_ahead(command)
                 case Tell(to, message):
-                    if isinstance(message, Lost | Halt):
-                        self._withdraw(message.microbatch)
+                    if isinstance(message, Lost):
+                        self._withdraw(message)
                     for peer_id in to:
                         self._start(self._tell, peer_id, message)
                 case _:
@@ -368,9 +363,7 @@ class StageExchange:
             with line.reading(command.slot) as codes:
                 if self._company.stage_of(receiver) is not None:
                     taken = await self._transfers.send(receiver, command, codes)
-            if line is not self._line:
-                return
-            if not command.keeps:
+            if line is self._line:  # else what it had made is gone with it
                 line.send(Freed(command.slot))
         self._do(self._core.sent(command.trip, trio.current_time(), taken=taken))
 
@@ -386,9 +379,7 @@ class StageExchange:
         if said in self._saying:
             return  # it went, and is back; we have tried all the while
         self._saying.add(said)
-        tries, answer = 1, None
-        if isinstance(message, Lost) and message.microbatch.origin == peer_id:
-            tries = TELL_TRIES
+        tries, answer = TELL_TRIES, None
         while True:
             if self._company.stage_of(peer_id) is not None:
                 answer = await self._transfers.ask(peer_id, message)
@@ -404,7 +395,7 @@ class StageExchange:
 
     def _offer_ahead(self, trip: Trip | None) -> None:
         """Offer a move whose boundary will be there soon, unless there will be none."""
-        if trip is None or trip.microbatch in self._ended:
+        if trip is None or (trip.microbatch, trip.attempt) in self._ended:
             return
         receiver = trip.receiver
         if self._company.stage_of(receiver) is not None:
@@ -416,7 +407,7 @@ class StageExchange:
         if onward is not None:
             self._start(self._transfers.take_back, onward)
 
-    def _withdraw(self, microbatch: Microbatch) -> None:
-        """Take back what was offered ahead of a microbatch that is lost or halted."""
-        self._ended.append(microbatch)
-        self._start(self._transfers.withdraw, microbatch)
+    def _withdraw(self, lost: Lost) -> None:
+        """Take back what was offered ahead of a microbatch that is lost."""
+        self._ended.append((lost.microbatch, lost.attempt))
+        self._start(self._transfers.withdraw, lost.microbatch, lost.attempt)

@@ -6,7 +6,14 @@ trainer was done with the piece before, whichever was later. Nothing is asked of
 
 from peer.facts import PipelineFacts, Spent
 from protocol.microbatch.core import Command
-from protocol.microbatch.trainer_messages import Begun, Drop, Filled, Returned, StageEvent, Stepped
+from protocol.microbatch.trainer_messages import (
+    Begun,
+    Drop,
+    Filled,
+    GradientAdded,
+    StageEvent,
+    Stepped,
+)
 from protocol.routing.measures import Measures, Samples
 from protocol.wire.stage_messages import Leg
 
@@ -52,7 +59,7 @@ class Stopwatch:
         match event:
             case Filled(leg, number):
                 self._produced(leg, number, now_s)
-            case Returned(number):
+            case GradientAdded(number):
                 worked_s = self._worked_s(Leg.BACKWARD, number, now_s)
                 self.measures.backward.add(worked_s + self._gradients.pop(number, 0.0))
                 self._returned_s = now_s

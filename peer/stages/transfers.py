@@ -9,7 +9,7 @@ Rules
      in and the trainer works on it, the credit for the next hop is on its way. So a hop takes the
      line's latency once, not three times, and a slot is taken little sooner than it is needed. Such
      an offer holds a stream, and a slot at its receiver, so it is taken back when there will be
-     nothing to send: the microbatch is lost or halted, or the move before broke off or was in vain.
+     nothing to send: the microbatch is lost, or the move before broke off or was in vain.
   2. To one peer boundaries go one after another, in the order in which they are ready: two that
      share a line would both be there as late as the second. p2pd takes more than the line carries,
      so the next one waits for most of the time that the line was measured to need, or until the
@@ -40,7 +40,6 @@ from protocol.wire.stage_messages import (
     Boundary,
     BoundaryKept,
     Credit,
-    Halted,
     Microbatch,
     Noted,
     Notice,
@@ -124,9 +123,10 @@ class Transfers:
         if ahead.is_withdrawn and ahead.talk is not None:
             await ahead.talk.aclose()
 
-    async def withdraw(self, microbatch: Microbatch) -> None:
-        """Take back what was offered ahead: there will be no such boundary."""
-        for trip in [trip for trip in self._ahead if trip.microbatch == microbatch]:
+    async def withdraw(self, microbatch: Microbatch, attempt: int) -> None:
+        """Take back what was offered ahead of an attempt: there will be no such boundary."""
+        lost = microbatch, attempt
+        for trip in [trip for trip in self._ahead if (trip.microbatch, trip.attempt) == lost]:
             await self.take_back(trip)
 
     async def take_back(self, trip: Trip) -> None:
@@ -185,12 +185,12 @@ class Transfers:
             await talk.send(trip, stall_s=ANSWER_S)
         return talk
 
-    async def ask(self, peer_id: PeerId, question: Notice) -> Noted | Halted | None:
+    async def ask(self, peer_id: PeerId, question: Notice) -> Noted | None:
         """Say a small thing. Returns the answer; None when there is none."""
         try:
             async with _closed_after_failure(await self._take(peer_id)) as talk:
                 await talk.send(question, stall_s=ANSWER_S)
-                answer, _ = await talk.receive(Noted, Halted, timeout_s=ANSWER_S)
+                answer, _ = await talk.receive(Noted, timeout_s=ANSWER_S)
         except LocoError as error:
             await self._failed(peer_id, error)
             return None

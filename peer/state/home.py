@@ -52,7 +52,6 @@ MAX_UNIX_PATH_BYTES: Final = 107
 """Room in `sockaddr_un`, without the closing zero."""
 LONGEST_SOCKET_NAME_BYTES: Final = 24
 """File names in the runtime directory are at most this long."""
-MAX_SMALL_FILE_BYTES: Final = 1 << 20
 PRIVATE_DIRECTORY: Final = 0o700
 _HANDED_ON: Final = "_LOCO_LOCK"
 """Environment variable: the descriptor of a lock that is held, for `exec` alone."""
@@ -384,8 +383,7 @@ class Home:
 def read_small(path: Path) -> bytes | None:
     """What a small file of a home holds; None where there is none. Raises HomeError."""
     try:
-        with path.open("rb") as file:
-            return file.read(MAX_SMALL_FILE_BYTES)
+        return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -74,11 +74,7 @@ class Channel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrainerParts:
-    """What the loop works with.
-
-    Attributes:
-        overlap_steps: tau of this peer, with fragments; None is the run's.
-    """
+    """What the loop works with."""
 
     spec: RunSpec
     peer_id: str
@@ -88,7 +84,6 @@ class TrainerParts:
     stepper: InnerStepper
     values: FragmentSnapshots | FragmentDeltas
     slow_P: torch.Tensor
-    overlap_steps: int | None = None
 
 
 def trainer_parts(
@@ -120,7 +115,6 @@ def trainer_parts(
         stepper,
         values_of(spec, model, slow_P, regions),
         slow_P,
-        settings.overlap_steps,
     )
 
 
@@ -138,14 +132,6 @@ def ready_of(parts: TrainerParts, precision: str, micro_batch: int, steps_per_s:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Launched:
-    """A step whose numbers have not been looked at."""
-
-    step: TrainStep
-    result: StepResult
-
-
 class InnerLoop:
     """Runs the trainer's side of the conversation in messages.py."""
 
@@ -160,7 +146,7 @@ class InnerLoop:
         self._clock_s = clock_s
         self._validation_BT = parts.corpus.validation_blocks(parts.spec.data.validation_blocks)
         self._events: deque[TrainerEvent] = deque()
-        sync = sync_of(parts.spec, parts.values, self._events.append, clock_s, parts.overlap_steps)
+        sync = sync_of(parts.spec, parts.values, self._events.append, clock_s)
         self._round_machine = RoundMachine(
             parts.spec,
             parts.peer_id,
@@ -169,7 +155,7 @@ class InnerLoop:
             num_blocks=parts.corpus.num_blocks,
             piece_blocks=parts.corpus.piece_blocks,
         )
-        self._launched: _Launched | None = None
+        self._launched: tuple[TrainStep, StepResult] | None = None
         self._told_missing: tuple[int, ...] = ()
 
     def run(self) -> None:
@@ -265,7 +251,7 @@ class InnerLoop:
     def _train(self, step: TrainStep, blocks: npt.NDArray[np.int64]) -> None:
         started_s = self._clock_s()
         blocks_BT = self._parts.corpus.blocks(blocks)
-        launched = _Launched(step, self._parts.stepper.step(blocks_BT, step.learning_rate))
+        launched = step, self._parts.stepper.step(blocks_BT, step.learning_rate)
         launched_s = self._clock_s()
         self._settle()
         self._launched = launched
@@ -276,9 +262,9 @@ class InnerLoop:
         launched, self._launched = self._launched, None
         if launched is None:
             return
-        started_s, step = self._clock_s(), launched.step
+        started_s, (step, result) = self._clock_s(), launched
         try:
-            loss, norm = launched.result.settled()
+            loss, norm = result.settled()
         except NonFinite as error:
             raise NonFinite(f"round {step.round}, step {step.steps + 1}: {error}") from error
         self._round_machine.settled(loss, norm, self._clock_s() - started_s)

@@ -35,12 +35,6 @@ Evaluate read all of phi: nothing may be written while they run.)
 Where the trainer holds a stage of a pipeline, microbatches travel besides
 (protocol/microbatch/trainer_messages.py).
 
-Of pieces of the corpus that are not here yet:
-
-    daemon                              trainer
-                                        PiecesMissing(pieces)     training stands still
-    PiecesHere                          it goes on
-
 The first frame down the socket is `Begin`: what the process is for.
 """
 
@@ -84,14 +78,13 @@ class TrainerSettings(TrainerMessage, frozen=True):
     """Everything the child needs besides the descriptors it inherits.
 
     Attributes:
-        spec: the run spec's canonical bytes.
+        spec: the run spec's canonical bytes, with this peer's own tau where it has one.
         peer_id: ourselves in the members of a round.
         corpus_path: folder of the corpus (`peer.training.corpus`), or a file of its tokens; empty
         for the children that need no data.
         vocabulary_size: rows of the embedding.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         threads: torch threads; 0 leaves it to torch.
-        overlap_steps: tau of this peer; None is the run's.
         micro_batch_cap: most sequences per forward pass; 0 is no cap.
         stage: the part of the model that it holds; None is the whole.
         checkpoint_activations: whether a stage keeps less of a forward, and computes it again.
@@ -103,7 +96,6 @@ class TrainerSettings(TrainerMessage, frozen=True):
     vocabulary_size: int
     device: str = "auto"
     threads: int = 0
-    overlap_steps: int | None = None
     micro_batch_cap: int = 0
     stage: int | None = None
     checkpoint_activations: bool = False

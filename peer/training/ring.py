@@ -25,11 +25,8 @@ SLOTS: Final = 4
 MIN_SLOTS: Final = 2
 MAX_SLOTS: Final = 8
 """More would hide longer ways than the internet has, and cost memory for boundaries."""
-RING_PER_SLOT: Final = 4
-"""Slots of a ring, each way, for each: a boundary may wait while others of its microbatch are under
-way, and twice as many gradients are kept after they have been sent
-(protocol/microbatch/mending.py).
-"""
+RING_PER_SLOT: Final = 2
+"""Slots of a ring, each way, for each: a boundary may wait while another is under way."""
 
 
 def boundary_shape(spec: RunSpec) -> tuple[int, int, int]:

@@ -138,16 +138,6 @@ class RoundData:
 
 
 @dataclass(slots=True)
-class _Told:
-    """Steps since the last `Progress`: those whose numbers are known, and what training took."""
-
-    since_s: float
-    steps: int = 0
-    loss_sum: float = 0.0
-    busy_s: float = 0.0
-
-
-@dataclass(slots=True)
 class RoundInProgress:
     """A round, and how far it is.
 
@@ -156,6 +146,8 @@ class RoundInProgress:
         is_progress_wanted: it is time to tell.
         close_at_steps: own steps after which it closes because it was asked to; None if it was not.
         learning_rate, gradient_norm: of the last step, and of the last whose numbers are known.
+        untold_steps, untold_loss, untold_s: steps since `told_s` whose numbers are known, their
+            losses added up, and what training took.
     """
 
     order: TrainRound
@@ -169,11 +161,14 @@ class RoundInProgress:
     loss_sum: float = 0.0
     learning_rate: float = 0.0
     gradient_norm: float = 0.0
-    _told: _Told = field(init=False)
+    told_s: float = field(init=False)
+    untold_steps: int = 0
+    untold_loss: float = 0.0
+    untold_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Nothing has been told."""
-        self._told = _Told(self.started_s)
+        self.told_s = self.started_s
 
     @property
     def nominal_step(self) -> float:
@@ -204,9 +199,9 @@ class RoundInProgress:
         self.unsettled = True
         self.steps += 1
         self.learning_rate = learning_rate
-        self._told.busy_s += seconds
+        self.untold_s += seconds
         is_half = self.steps == math.ceil(self.order.quota / 2)
-        is_long_ago = now_s - self._told.since_s >= PROGRESS_INTERVAL_S
+        is_long_ago = now_s - self.told_s >= PROGRESS_INTERVAL_S
         self.is_progress_wanted |= is_half or is_long_ago
 
     def settled(self, loss: float, gradient_norm: float, seconds: float) -> None:
@@ -215,30 +210,31 @@ class RoundInProgress:
         self.unsettled = False
         self.gradient_norm = gradient_norm
         self.loss_sum += loss
-        self._told.steps += 1
-        self._told.loss_sum += loss
-        self._told.busy_s += seconds
+        self.untold_steps += 1
+        self.untold_loss += loss
+        self.untold_s += seconds
 
     def steps_to_progress(self, end_s: float, step_s: float) -> int:
         """Steps to the next `Progress`, if the next ends at `end_s` and each takes `step_s`."""
-        wait_s = self._told.since_s + PROGRESS_INTERVAL_S - end_s
+        wait_s = self.told_s + PROGRESS_INTERVAL_S - end_s
         usual = max(1, 1 + math.ceil(wait_s / step_s - 1e-6))
         to_half = math.ceil(self.order.quota / 2) - self.steps
         return min(usual, to_half) if to_half > 0 else usual
 
     def progress(self, now_s: float) -> TrainerProgress:
         """What is told of it now."""
-        told, self._told = self._told, _Told(now_s)
-        self.is_progress_wanted = False
-        return TrainerProgress(
+        told = TrainerProgress(
             round=self.order.round,
             steps=self.steps,
-            loss=told.loss_sum / told.steps,
+            loss=self.untold_loss / self.untold_steps,
             learning_rate=self.learning_rate,
             gradient_norm=self.gradient_norm,
-            step_s=told.busy_s / told.steps,
+            step_s=self.untold_s / self.untold_steps,
             step=self.nominal_step,
         )
+        self.told_s, self.is_progress_wanted = now_s, False
+        self.untold_steps, self.untold_loss, self.untold_s = 0, 0.0, 0.0
+        return told
 
     def closed(self, now_s: float) -> RoundClosed:
         """What is told of its end."""

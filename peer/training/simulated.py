@@ -171,7 +171,6 @@ class SimulatedMachine:
     peer_id: str
     speed: SimulatedSpeed
     problem: ToyProblem
-    overlap_steps: int | None
     slept_s: Callable[[], float]
     noise: np.random.Generator
     steps: int = 0
@@ -200,7 +199,7 @@ class SimulatedTrainer:
         self._round_machine = RoundMachine(
             spec,
             machine.peer_id,
-            sync_of(spec, values, self._events.append, lambda: self._now_s, machine.overlap_steps),
+            sync_of(spec, values, self._events.append, lambda: self._now_s),
             self._events,
             num_blocks=self._problem.num_blocks,
             piece_blocks=self._problem.piece_blocks,
@@ -370,7 +369,6 @@ def simulated_starter(
     peer_id: str,
     speed: SimulatedSpeed | None = None,
     problem: ToyProblem | None = None,
-    overlap_steps: int | None = None,
     slept_s: Callable[[], float] = lambda: 0.0,
 ) -> StartTrainer:
     """A StartTrainer in virtual time, for the machine of this peer."""
@@ -380,7 +378,6 @@ def simulated_starter(
         peer_id,
         speed or SimulatedSpeed(),
         problem or ToyProblem(),
-        overlap_steps,
         slept_s,
         np.random.default_rng([spec.seed, noise_seed]),
     )

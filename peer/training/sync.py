@@ -305,11 +305,7 @@ def _whole(step: float) -> int:
 
 
 class FragmentSync(Sync):
-    """Sends fragments at the swarm's moments, and merges the outer steps tau steps later.
-
-    Args:
-        overlap_steps: tau of this peer; None is the run's.
-    """
+    """Sends fragments at the swarm's moments, and merges the outer steps tau steps later."""
 
     _values: FragmentSnapshots
 
@@ -319,12 +315,10 @@ class FragmentSync(Sync):
         values: FragmentSnapshots,
         emit: Callable[[SyncEvent], None],
         clock_s: Callable[[], float],
-        overlap_steps: int | None = None,
     ) -> None:
         super().__init__(spec, values, emit, clock_s)
         assert spec.sync.diloco is not None
-        of_run = spec.sync.diloco.overlap_steps
-        self._overlap_steps = of_run if overlap_steps is None else overlap_steps
+        self._overlap_steps = spec.sync.diloco.overlap_steps
         self._waits = spec.sync.diloco.late == "wait"
 
     def _reset(self) -> None:
@@ -452,9 +446,8 @@ def sync_of(
     values: FragmentDeltas | FragmentSnapshots,
     emit: Callable[[SyncEvent], None],
     clock_s: Callable[[], float],
-    overlap_steps: int | None,
 ) -> Sync:
-    """What sends each fragment of a run when it is due; `overlap_steps` as `FragmentSync` has."""
+    """What sends each fragment of a run when it is due."""
     if isinstance(values, FragmentSnapshots):
-        return FragmentSync(spec, values, emit, clock_s, overlap_steps)
+        return FragmentSync(spec, values, emit, clock_s)
     return PairSync(spec, values, emit, clock_s)

@@ -17,7 +17,7 @@ Invariants: the same tokens, tokenizer and sizes give the same manifest, whoever
 manifest is read as a stranger's bytes.
 """
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import blake3
 import msgspec
@@ -29,9 +29,10 @@ from protocol.limits import MAX_BLOB_BYTES, MAX_PIECE_BYTES
 DIGEST_BYTES: Final = 32
 NAME_HEX: Final = 32
 """Hex digits of a digest by which a blob is asked for."""
-DTYPES: Final = ("|u1", "<u2", "<u4")
 MAX_PIECES: Final = (MAX_BLOB_BYTES - 4096) // DIGEST_BYTES
 _VERSION: Final = 1
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Size = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class CorpusManifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -45,13 +46,13 @@ class CorpusManifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
         digests: of the pieces, one after another.
     """
 
-    context_length: int
-    piece_blocks: int
-    num_tokens: int
-    dtype: str
-    vocabulary_size: int
+    context_length: _Size
+    piece_blocks: _Size
+    num_tokens: _Count
+    dtype: Annotated[str, msgspec.Meta(pattern=r"\A(\|u1|<u2|<u4)\Z")]
+    vocabulary_size: _Size
     tokenizer_digest: str
-    held_out_blocks: int
+    held_out_blocks: _Count
     held_out: str
     digests: bytes
 
@@ -100,20 +101,6 @@ class CorpusManifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
         """The manifest as it travels."""
         return msgspec.msgpack.encode((_VERSION, *structs.astuple(self)))
 
-    def check(self) -> None:
-        """Raises ValueError: it describes no corpus that can be trained on."""
-        numbers = (self.context_length, self.piece_blocks, self.vocabulary_size)
-        if min(numbers) < 1 or min(self.num_tokens, self.held_out_blocks) < 0:
-            raise ValueError("it has sizes that cannot be")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"it has tokens of type {self.dtype[:16]!r}")
-        if not 1 <= self.num_pieces <= MAX_PIECES:
-            raise ValueError(f"it has {self.num_pieces} pieces; 1 to {MAX_PIECES} can be")
-        if len(self.digests) != self.num_pieces * DIGEST_BYTES:
-            raise ValueError("it has not a digest for each piece")
-        if self.piece_bytes(0) > MAX_PIECE_BYTES or self.held_out_bytes > MAX_BLOB_BYTES:
-            raise ValueError("it has pieces that are too large")
-
 
 def parse_manifest(data: bytes) -> CorpusManifest:
     """Read a manifest. Raises ValueError: it is none, or of another version of loco-peer."""
@@ -124,7 +111,13 @@ def parse_manifest(data: bytes) -> CorpusManifest:
         manifest = msgspec.convert(fields, CorpusManifest)
     except msgspec.MsgspecError as error:
         raise ValueError(f"it has not the fields of a manifest: {error}") from error
-    manifest.check()
+    pieces = manifest.num_pieces
+    if not 1 <= pieces <= MAX_PIECES:
+        raise ValueError(f"it has {pieces} pieces; 1 to {MAX_PIECES} can be")
+    if len(manifest.digests) != pieces * DIGEST_BYTES:
+        raise ValueError("it has not a digest for each piece")
+    if manifest.piece_bytes(0) > MAX_PIECE_BYTES or manifest.held_out_bytes > MAX_BLOB_BYTES:
+        raise ValueError("it has pieces that are too large")
     return manifest
 
 

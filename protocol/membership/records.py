@@ -136,16 +136,20 @@ def encode_record(record: PeerRecord, key: bytes, sign: Sign) -> bytes:
     return body + sign(_signed_bytes(place_of(key), record.peer_id, body))
 
 
-def decode_record(key: bytes, subkey: str, value: bytes) -> PeerRecord:
+def decode_record(
+    key: bytes, subkey: str, value: bytes, verify: Verify = verify_with_peer_id
+) -> PeerRecord:
     """The record in a value found under (key, subkey).
 
     Raises:
         RemoteProtocolError: anything about it is wrong.
     """
-    return decode_record_at(place_of(key), subkey, value)
+    return decode_record_at(place_of(key), subkey, value, verify)
 
 
-def decode_record_at(place: bytes, subkey: str, value: bytes) -> PeerRecord:
+def decode_record_at(
+    place: bytes, subkey: str, value: bytes, verify: Verify = verify_with_peer_id
+) -> PeerRecord:
     """The same, by the key's place (20 bytes) alone."""
     if not SIGNATURE_BYTES < len(value) <= MAX_RECORD_BYTES:
         raise RemoteProtocolError(
@@ -161,7 +165,7 @@ def decode_record_at(place: bytes, subkey: str, value: bytes) -> PeerRecord:
         raise RemoteProtocolError(f"a record that cannot be read: {error}") from error
     if _encode(read) != body:
         raise RemoteProtocolError("a record that is not in canonical form")
-    if not verify_with_peer_id(subkey, _signed_bytes(place, subkey, body), signature):
+    if not verify(subkey, _signed_bytes(place, subkey, body), signature):
         raise RemoteProtocolError(f"the record's signature is not that of {subkey}")
     return PeerRecord(subkey, read.incarnation, texts, read.expires_s)
 

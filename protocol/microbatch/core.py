@@ -19,7 +19,7 @@ from typing import Final
 from protocol.outcomes import RefusalReason
 from protocol.wire.stage_messages import Leg, Notice, Trip
 
-from .trainer_messages import Begun, Filled, Freed, Returned, StageCommand, StageEvent, Stepped
+from .trainer_messages import Begun, Filled, Freed, GradientAdded, StageCommand, StageEvent, Stepped
 
 MAX_REMEMBERED: Final = 1024
 """Microbatches that were halted or lost, or peers that do not train, of which something is known
@@ -40,9 +40,9 @@ class Counted(StrEnum):
     AGAIN = "again"
     """It was lost on its way to the loss, and set out again (at its data peer)."""
     MENDED = "mended"
-    """It was lost on its way back, and others did again what was gone (at its data peer)."""
+    """It was lost on its way back, and set out again (at its data peer)."""
     REPLAYED = "replayed"
-    """Its gradient has been added here in the place of a relay that was gone (at a relay)."""
+    """Its gradient has been added here, after it had been lost elsewhere (at a relay)."""
     GONE = "gone"
     """A stage's gradient of it was gone before it moved any weight: its relay died (at its data
     peer, once for each such stage), or its trainer did (at the relay)."""
@@ -75,16 +75,11 @@ class AnswerOffer:
 
 @dataclass(frozen=True, slots=True)
 class SendBoundary:
-    """Send what lies in this outbound slot.
-
-    Attributes:
-        keeps: whether the slot stays ours afterwards, until it is freed.
-    """
+    """Send what lies in this outbound slot, and free it."""
 
     trip: Trip
     slot: int
     loss: float | None
-    keeps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +110,7 @@ class StageCore(ABC):
         match event:
             case Filled(leg, number, slot, loss):
                 return self.produced(leg, number, slot, loss, now_s)
-            case Returned(number):
+            case GradientAdded(number):
                 return self.returned(number, now_s)
             case Begun(microbatches):
                 return self.begun(microbatches, now_s)

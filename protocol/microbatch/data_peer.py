@@ -6,62 +6,158 @@ Rules
      up, by a bounded leap (iterations.py), and one relay that lies among others moves nobody. A
      data peer announces an iteration when nothing of the one before is under way any more
      (relay.py).
-  2. A router (relays.py) chooses paths when an iteration sets out, over the relays that are there
-     then. A stage that nobody holds any more is left out by all of them, if paths may be so; where
-     they may not, and before anything has been trained, the iteration waits for somebody to come,
-     and its microbatches stay where they are. What is left out gets no gradient (`without`).
+  2. A router chooses paths when an iteration sets out, over the relays that are there then. A stage
+     that nobody holds any more is left out by all of them, if paths may be so; where they may not,
+     and before anything has been trained, the iteration waits for somebody to come, and its
+     microbatches stay where they are. What is left out gets no gradient (`without`).
   3. A microbatch is lost when a trip of it fails, when a relay says so, and when a relay of its
-     path is no longer there. On its way to the loss it has left no gradient anywhere: it sets out
-     again, under a new name, past the relays that have failed in this iteration, ATTEMPTS times at
-     most. The relays of its old path are told to forget it. At once it sets out again but once;
-     then, and where no path is left, it waits for the next tick: by then it is known who is gone.
-  4. On its way back some stages have added its gradient. It keeps its name and goes on over
-     stand-ins, MENDS times at most (mending.py). A relay that does not answer, and is not gone
-     either, may have added: it is asked again.
-  5. A microbatch for which there is no other way is given up, and so is one that is not back after
-     `patience_s`, or waits in vain for a stand-in while others can leave out its stage.
-  6. What a relay had added goes with it if it dies before the step; it is counted (`gone`).
-  7. The next microbatches, as many as the trainer keeps under way, are named and offered to their
+     path is no longer there. Wherever it was, it sets out once more: under its name, in the next
+     *attempt*, ATTEMPTS times at most. The relays of its path are told to forget the one before. On
+     its way to the loss it has left no gradient anywhere: it sets out at once, past the relays that
+     have failed in this iteration. Later it waits until each has noted that, or is gone, and only
+     those that are gone have stand-ins: a relay that has added its gradient adds nothing again, nor
+     does the head. So a stage counts a gradient twice only if its relay is gone for the data peer,
+     and lives on for its stage. From the second time on, and where no path is left, it waits for
+     the next tick: by then it is known who is gone.
+  4. A microbatch for which there is no other way is given up, and so is one that is not back after
+     `patience_s`.
+  5. What a relay had added goes with it if it dies before the step; it is counted (`gone`). A relay
+     steps with an iteration's gradients before it takes a microbatch of the next; so what has come
+     through it in a later iteration says that it has stepped with those before.
+  6. The next microbatches, as many as the trainer keeps under way, are named and offered to their
      first relays before the trainer has produced them: when an iteration sets out, and when one is
      about to come home.
-  8. Of what comes to us each move is let come once in each attempt, again only if it breaks off.
-  9. What comes and cannot be right (sizes.py), here or at a relay, makes its sender one that has
-     failed (rules 3 and 4). Of a gradient nothing that this sender keeps is asked for any more.
+  7. Of what comes to us each move is let come once in each attempt, again only if it breaks off.
+  8. What comes and cannot be right (sizes.py), here or at a relay, makes its sender one that has
+     failed. So does a relay's word against another, whose gradient it has refused; that is believed
+     once for each microbatch: who refuses those of two is the odd one itself.
 
 Invariant: the trainer is told exactly one end of every microbatch: its gradient, or that it is
 dropped.
+
+Source: SWARM (Ryabinin et al., 2023) sends what a dead peer held through another, from the trainer.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from protocol.outcomes import RefusalReason
+from protocol.routing.routers import RandomRouter
 from protocol.wire.messages import Refusal
 from protocol.wire.stage_messages import (
     Announcement,
-    Halt,
-    Halted,
     Leg,
     Lost,
     Microbatch,
     Noted,
     Notice,
-    Passed,
     Path,
-    Resume,
-    Standing,
+    Relays,
     Trip,
 )
 
 from .core import AnswerOffer, Command, Counted, SendBoundary, StageCore, Tell
 from .iterations import Announced, next_iteration
-from .mending import KEPT, KEPT_PER_SLOT, MENDS, Away, Mender
-from .relays import Relays, RelaysThere, Router
 from .trainer_messages import Drop, Filled, Freed, Resend
 
+# --- relays ---------------------------------------------------------------------------------------
+
+
+class RelaysThere:
+    """Those that a data peer can send microbatches to.
+
+    Attributes:
+        stages: the peers of each stage from the second on that train, sorted.
+        all: all of them.
+        failed: those that have lost a microbatch in this iteration; others are preferred.
+        trained: whether the run has been: before that a stage has not come yet, rather than gone.
+    """
+
+    def __init__(self) -> None:
+        self.stages: Relays = ()
+        self.all: frozenset[str] = frozenset()
+        self.failed: set[str] = set()
+        self.trained = False
+        self._unstepped: dict[str, tuple[int, int]] = {}
+
+    def update(self, stages: Relays) -> tuple[frozenset[str], int]:
+        """Take over who is there now. Returns who has come, and the gradients that have gone."""
+        before, self.stages = self.all, stages
+        self.all = frozenset(relay for stage in stages for relay in stage)
+        come, gone = self.all - before, before - self.all
+        self.failed.difference_update(come)
+        self.failed.update(gone)
+        return come, sum(self._unstepped.pop(relay, (0, 0))[1] for relay in gone)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The stages that nobody holds; counted from 1, for the data peers hold stage 0."""
+        return tuple(stage for stage, peers in enumerate(self.stages, 1) if not peers)
+
+    def but(self, failed: set[str]) -> Relays:
+        """All but these; a stage where all have failed is as it is."""
+        return tuple(
+            tuple(relay for relay in stage if relay not in failed) or stage for stage in self.stages
+        )
+
+    def added(self, relays: Iterable[str], iteration: int) -> None:
+        """These have added a microbatch of that iteration, and stepped with those before."""
+        for relay in relays:
+            newest, gradients = self._unstepped.get(relay, (iteration, 0))
+            self._unstepped[relay] = iteration, gradients + 1 if newest == iteration else 1
+
+
+# --- microbatches ---------------------------------------------------------------------------------
 ATTEMPTS: Final = 8
 """Times that a microbatch sets out, at most."""
+
+
+@dataclass(slots=True)
+class Away:
+    """A microbatch on its way.
+
+    Attributes:
+        since_s: when it set out first.
+        without: whether a stage had nobody when it set out.
+        attempt: how often it has been lost.
+        waits: whether it was lost, and has not set out again.
+        slot: where it lies, produced once more, while it waits for another path; None else.
+        nearly_home: whether its gradient has come as far as its last hop.
+        losses: the attempts of which the trainer is at the loss.
+        turned: whether it has come to the loss: stages may have added its gradient.
+        home: whether its gradient is here.
+        unheard: relays that have not noted yet that it was lost.
+        accused: relays whose gradient was refused.
+        accusers: relays that have refused one.
+    """
+
+    number: int
+    microbatch: Microbatch
+    path: Path
+    since_s: float
+    leg: Leg
+    without: bool = False
+    attempt: int = 0
+    waits: bool = False
+    slot: int | None = None
+    nearly_home: bool = False
+    losses: list[int] = field(default_factory=list)
+    turned: bool = False
+    home: bool = False
+    unheard: set[str] = field(default_factory=set)
+    accused: set[str] = field(default_factory=set)
+    accusers: set[str] = field(default_factory=set)
+
+    def is_due(self, trip: Trip) -> bool:
+        """Whether a trip is of the present attempt."""
+        is_for_this = (trip.leg is Leg.SCORE) == (self.leg is Leg.SCORE)
+        return is_for_this and trip.attempt == self.attempt and not (self.waits or self.home)
+
+    def lost(self) -> Tell:
+        """What the relays of its path are told when it does not go on over them."""
+        return Tell(self.path.relays, Lost(self.microbatch, self.attempt))
 
 
 @dataclass(slots=True)
@@ -71,11 +167,9 @@ class OwnIteration:
     Attributes:
         left: microbatches that have not come to an end.
         paths: of those that have no name yet; None until there are relays.
-        named: those that have one, and have not set out (rule 7).
+        named: those that have one, and have not set out (rule 6).
         seen: numbers of those that the trainer has produced.
         ready: (number, slot) of those that could set out, and wait for a path.
-        again: those that set out again: when the trainer has produced them once more, or, where
-            that was in vain, at a tick.
         welcomed: the moves to us that were let come: (microbatch, leg, attempt).
     """
 
@@ -84,21 +178,17 @@ class OwnIteration:
     named: dict[Microbatch, Path] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
     ready: list[tuple[int, int]] = field(default_factory=list)
-    again: dict[int, Away] = field(default_factory=dict)
     welcomed: set[tuple[Microbatch, Leg, int]] = field(default_factory=set)
 
 
 class DataPeerCore(StageCore):
-    """Sends the microbatches of a data peer on their ways, and mends what is lost.
-
-    Every event returns what is to be done.
+    """Sends the microbatches of a data peer on their ways, and again what is lost.
 
     Args:
         peer_id: ours.
         router: chooses paths.
         patience_s: longest time from a microbatch's beginning to its end.
-        kept: gradients of the loss kept at once, after they have been sent.
-        in_flight: microbatches that the trainer keeps under way, at most; rule 7 is about so many.
+        in_flight: microbatches that the trainer keeps under way, at most; rule 6 is about so many.
 
     Attributes:
         iteration: the present one; 0 before the first.
@@ -107,13 +197,7 @@ class DataPeerCore(StageCore):
     """
 
     def __init__(
-        self,
-        peer_id: str,
-        router: Router,
-        patience_s: float,
-        *,
-        kept: int = KEPT,
-        in_flight: int = 0,
+        self, peer_id: str, router: RandomRouter, patience_s: float, *, in_flight: int = 0
     ) -> None:
         super().__init__()
         self._peer_id = peer_id
@@ -123,56 +207,47 @@ class DataPeerCore(StageCore):
         self._away: dict[int, Away] = {}
         self._present = OwnIteration()
         self._heard = Announced()
-        self.announced = 0
         self._next_index = 0
         self._relays = RelaysThere()
-        self.iteration = 0
+        self.iteration = self.announced = 0
         self.left_out: tuple[int, ...] = ()
-        self._mender = Mender(self._relays, kept, self.counts)
 
     # --- what peers say ---------------------------------------------------------------------------
     def present(self, relays: Relays, now_s: float, *, trained: bool) -> list[Command]:
         """The peers of each stage from the second on, sorted; whether the run has been trained."""
-        come, gone = self._relays.update(relays, now_s)
+        come, gone = self._relays.update(relays)
         self._relays.trained = trained
         self._heard.look(self._relays.all)
+        self.counts[Counted.GONE] += gone
         commands: list[Command] = []
         if come and self.announced:
             commands.append(Tell(tuple(sorted(come)), Announcement(self.announced)))
-        self.counts[Counted.GONE] += sum(map(self._relays.gone_with, gone))
         for away in list(self._away.values()):
-            if away.mending is not None:
-                commands += self._mender.look_around(away)
-            elif not self._relays.all.union(away.gone).issuperset(away.path.relays):
+            if not self._relays.all.issuperset(away.path.relays):
                 commands += self._lose(away)
         return [*commands, *self._set_out(now_s)]
 
     def told(
         self, sender: str, message: Notice, now_s: float
-    ) -> tuple[Noted | Halted | Refusal, list[Command]]:
+    ) -> tuple[Noted | Refusal, list[Command]]:
         """A relay says something. Returns the answer, too."""
-        match message:
-            case Lost():
-                commands = self.lost(message, sender)
-            case Passed(microbatch, attempt):
-                commands = self.passed(microbatch, sender, attempt)
-            case _:  # said to the relay that we were before we went over to this stage
-                sentence = f"a {type(message).__name__} is not for this stage"
-                return Refusal(RefusalReason.OTHER_GROUP, sentence), []
-        return Noted(self.iteration), commands
+        if isinstance(message, Lost):
+            commands = self.lost(message, sender)
+            return Noted(self.iteration), commands
+        # Said to the relay that we were before we went over to this stage.
+        sentence = f"a {type(message).__name__} is not for this stage"
+        return Refusal(RefusalReason.OTHER_GROUP, sentence), []
 
-    def answered(
-        self, peer_id: str, message: Notice, answer: Noted | Halted | None
-    ) -> list[Command]:
+    def answered(self, peer_id: str, message: Notice, answer: Noted | None) -> list[Command]:
         """A relay was told something, and has answered; None when it has not."""
         match message, answer:
             case Announcement(), Noted(iteration):
                 self._heard.add(peer_id, iteration)
-            case Halt(microbatch, attempt), _:
-                standing = answer.standing if isinstance(answer, Halted) else None
-                return self.found(microbatch, attempt, peer_id, standing)
-            case Resume(trip), None:
-                return self.lost(Lost(trip.microbatch, trip.attempt), peer_id)
+            case Lost(microbatch, attempt), Noted():
+                away = self._find(microbatch)
+                if away is not None and away.attempt == attempt + 1:
+                    away.unheard.discard(peer_id)
+                    return self._set_out_again(away) if attempt == 0 else []
         return []
 
     def lost(self, told: Lost, relay: str) -> list[Command]:
@@ -182,25 +257,25 @@ class DataPeerCore(StageCore):
             other = self._name()  # which nobody has forgotten
             self._present.named = {other if m == lost else m: path for m, path in named.items()}
             return [Tell(named[lost].relays, Lost(lost))]
-        away = self._find(told.microbatch)
-        if away is None or relay not in away.path.relays or told.attempt != away.attempt:
+        away = self._find(lost)
+        if away is None or relay not in away.path.relays or told.attempt > away.attempt:
             return []
-        self._mender.blamed(away, relay, told)
-        return self._lose(away)
+        is_present = told.attempt == away.attempt
+        if is_present or told.refused:  # the one it names may have told us first that it is lost
+            self._blamed(away, relay, told)
+        return self._lose(away) if is_present else []
 
-    def found(
-        self, microbatch: Microbatch, attempt: int, relay: str, standing: Standing | None
-    ) -> list[Command]:
-        """A relay that was halted has said where it stands; None when it has not answered."""
-        away = self._find(microbatch)
-        return [] if away is None else self._mender.found(away, attempt, relay, standing)
-
-    def passed(self, microbatch: Microbatch, sender: str, attempt: int) -> list[Command]:
-        """The last relay has passed the gradient on; nobody needs that of the loss again."""
-        away = self._find(microbatch)
-        if away is not None and attempt < away.attempt:
-            return []
-        return self._mender.kept.passed(microbatch, sender)
+    def _blamed(self, away: Away, by: str, told: Lost) -> None:
+        """A relay names another of the path, that has failed (rule 8)."""
+        relay, path = told.failed, away.path.relays
+        if relay is None or relay not in path:
+            return
+        if told.refused and away.turned and path.index(relay) > path.index(by):
+            if by in away.accusers:
+                relay = by
+            away.accusers.add(by)
+            away.accused.add(relay)
+        self._relays.failed.add(relay)
 
     def offered(self, ticket: int, trip: Trip) -> list[Command]:
         """A boundary is offered."""
@@ -227,42 +302,37 @@ class DataPeerCore(StageCore):
         away = self._find(trip.microbatch)
         if away is None or not away.is_due(trip):
             return [Freed(slot)]
+        away.turned = True
         if trip.leg is Leg.SCORE:
             del self._away[away.number]
-        away.turned = True
-        if trip.leg is Leg.BACKWARD:
+        elif trip.leg is Leg.BACKWARD:
             away.home = True
-            living = [relay for relay in away.path.relays if relay not in away.gone]
-            self._relays.added(living, away.microbatch.iteration)
+            self._relays.added(away.path.relays, away.microbatch.iteration)
         else:
-            away.finishing = away.returns = True
+            away.losses.append(away.attempt)
         return [Filled(trip.leg, away.number, slot, loss)]
 
     def broke_off(self, trip: Trip, now_s: float, *, refused: bool = False) -> list[Command]:
-        """What was welcome has not come whole, or was refused (rule 9)."""
+        """What was welcome has not come whole, or was refused (rule 8)."""
         self._present.welcomed.discard((trip.microbatch, trip.leg, trip.attempt))
         away = self._find(trip.microbatch)
         if refused:
             self.counts[Counted.REFUSED] += 1
             self._relays.failed.add(trip.sender)
-            if away is not None and trip.leg is Leg.BACKWARD:
-                away.distrusted.add(trip.sender)
+            if away is not None:
+                away.accused.add(trip.sender)
         return [] if away is None or not away.is_due(trip) else self._lose(away)
 
     def sent(self, trip: Trip, now_s: float, *, taken: bool) -> list[Command]:
         """What was to be sent has been taken by the other, or has not."""
         away = self._find(trip.microbatch)
-        if taken or away is None or trip.attempt != away.attempt:
-            return []
-        self._relays.failed.add(trip.receiver)
-        return self._lose(away)
+        return [] if taken else self._failed(away, trip.attempt, trip.receiver)
 
     # --- what the trainer says --------------------------------------------------------------------
     def begun(self, microbatches: int, now_s: float) -> list[Command]:
         """The trainer begins an iteration."""
         self._present = OwnIteration(microbatches)
         self._relays.failed.clear()
-        self._relays.forget_before(self.iteration)
         return self._set_out(now_s)
 
     def produced(
@@ -272,23 +342,18 @@ class DataPeerCore(StageCore):
         present, away = self._present, self._away.get(number)
         if leg is Leg.SCORE:
             return self._score(number, slot, now_s)
-        if leg is Leg.FORWARD and number in present.again:  # rule 3
-            before = present.again[number]
-            before.slot = slot
-            return [] if before.setouts > 1 else self._other_way(before, slot)
-        if leg is Leg.FORWARD and number not in present.seen:
+        if leg is Leg.FORWARD and away is None and number not in present.seen:
             present.seen.add(number)
             present.ready.append((number, slot))
             return self._leave(now_s)
-        if away is None or (leg is Leg.FORWARD and (away.mending or not away.until)):
+        if leg is Leg.FORWARD and away is not None and away.waits:
+            away.slot = slot
+            return self._set_out_again(away) if away.attempt == 1 else []
+        if away is None or leg is Leg.FORWARD or away.losses.pop(0) < away.attempt or away.waits:
             return [Freed(slot)]
-        if leg is Leg.FORWARD:  # it goes on (mending.py)
-            until, away.until = away.until, 0
-            return [SendBoundary(away.trip(1, until=until), slot, None)]
-        away.finishing = False
-        trip = away.trip(len(away.path.relays), Leg.BACKWARD)
-        send = SendBoundary(trip, slot, loss, keeps=True)
-        return [*self._mender.kept.keep(send), *([send] if away.returns else [])]
+        place = len(away.path.relays)
+        trip = Trip(away.microbatch, Leg.BACKWARD, away.path, place, away.attempt)
+        return [SendBoundary(trip, slot, loss)]
 
     def returned(self, number: int, now_s: float) -> list[Command]:
         """The trainer has added the gradient."""
@@ -297,15 +362,13 @@ class DataPeerCore(StageCore):
             return []
         self.counts[Counted.DONE] += 1
         self.counts[Counted.WITHOUT] += away.without
-        passed = Tell(away.path.relays[:1], Passed(away.microbatch, away.attempt))
-        return [passed, *self._mender.kept.drop(away.microbatch), *self._end_one()]
+        return self._end_one()
 
     def restarted(self, slots: int) -> list[Command]:
         """The trainer is a new one, knows of no microbatch, and has room for so many."""
         lost = list(self._away.values())
         self.counts[Counted.LOST] += sum(away.leg is not Leg.SCORE for away in lost)
         self._away.clear()
-        self._mender.kept.clear(KEPT_PER_SLOT * slots)
         self._in_flight = slots if self._in_flight else 0
         offered = [Tell(path.relays, Lost(name)) for name, path in self._present.named.items()]
         self._present = OwnIteration()
@@ -315,25 +378,14 @@ class DataPeerCore(StageCore):
     def ticked(self, now_s: float) -> list[Command]:
         """Time has passed."""
         commands: list[Command] = []
-        for before in list(self._present.again.values()):
-            slot, is_late = before.slot, now_s - before.since_s >= self._patience_s
-            if slot is not None and is_late:
-                del self._present.again[before.number]
-                self.counts[Counted.LOST] += 1
-                commands += [Freed(slot), Drop(before.number), *self._end_one()]
-            elif slot is not None:
-                commands += self._other_way(before, slot)
         for away in list(self._away.values()):
-            mending, is_late = away.mending, now_s - away.since_s >= self._patience_s
-            strands = mending is not None and not mending.asked and self._another(away, 0)
-            if strands and self._relays.are_long_gone(away.path.stages, now_s):
-                is_late = True  # no stand-in has come, and others can leave its stage out
-            if is_late and not away.home:
+            if now_s - away.since_s >= self._patience_s and not away.home:
                 commands += self._give_up(away)
-            elif mending is not None and mending.silent:  # some have not answered
-                silent = tuple(sorted(mending.silent & mending.asked))
-                mending.silent.clear()
-                commands.append(Tell(silent, Halt(away.microbatch, away.attempt)))
+                continue
+            if again := tuple(sorted(away.unheard & self._relays.all)):
+                commands.append(Tell(again, Lost(away.microbatch, away.attempt - 1)))
+            if away.waits:
+                commands += self._set_out_again(away)
         return commands
 
     # --- setting out ------------------------------------------------------------------------------
@@ -362,10 +414,9 @@ class DataPeerCore(StageCore):
         return [Tell(tuple(sorted(self._relays.all)), Announcement(iteration))]
 
     def _offer_ahead(self) -> list[Command]:
-        """Name and offer what the trainer will produce next (rule 7)."""
+        """Name and offer what the trainer will produce next (rule 6)."""
         present, commands = self._present, list[Command]()
         under_way = sum(not away.nearly_home for away in self._away.values())
-        under_way += len(present.again)
         while present.paths and under_way + len(present.named) < self._in_flight:
             microbatch, path = self._name(), present.paths.popleft()
             present.named[microbatch] = path
@@ -386,22 +437,22 @@ class DataPeerCore(StageCore):
                 assert present.paths, "the loop goes on while there are some"
                 present.named[self._name()] = present.paths.popleft()
             microbatch = next(iter(present.named))
-            path = present.named.pop(microbatch)
-            commands.append(self._send(Leg.FORWARD, number, slot, path, now_s, microbatch))
+            away = Away(number, microbatch, present.named.pop(microbatch), now_s, Leg.FORWARD)
+            commands.append(self._send(away, slot))
         return commands
 
-    def _other_way(self, before: Away, slot: int) -> list[Command]:
-        """Set out over another path, under another name; wait where there is none."""
-        path = self._another(before, self._next_index + before.setouts)
+    def _set_out_again(self, away: Away) -> list[Command]:
+        """Set out once more, if there is a way, and the trainer has produced it."""
+        relays, slot, turn = self._relays, away.slot, away.microbatch.index + away.attempt
+        is_awaited = away.turned and not away.unheard.isdisjoint(relays.all)
+        if not away.waits or slot is None or is_awaited:
+            return []
+        sound = relays.but(away.accused if away.turned else relays.failed)
+        path = self._router.another(away.path, turn, sound)
         if path is None:
             return []
-        number = self._present.again.pop(before.number).number
-        send = self._send(Leg.FORWARD, number, slot, path, before.since_s, self._name())
-        self._away[number].setouts = before.setouts + 1
-        return [send]
-
-    def _another(self, before: Away, turn: int) -> Path | None:
-        return self._router.another(before.path, turn, self._relays.sound)
+        away.path, away.waits, away.slot = path, False, None
+        return [self._send(away, slot)]
 
     def _score(self, number: int, slot: int, now_s: float) -> list[Command]:
         """Send what is to be scored, through all stages."""
@@ -409,14 +460,11 @@ class DataPeerCore(StageCore):
         path = self._router.whole(self._next_index, stages) if stages else None
         if path is None:
             return [Freed(slot), Drop(number)]
-        return [self._send(Leg.SCORE, number, slot, path, now_s, self._name())]
+        return [self._send(Away(number, self._name(), path, now_s, Leg.SCORE), slot)]
 
-    def _send(
-        self, leg: Leg, number: int, slot: int, path: Path, since_s: float, name: Microbatch
-    ) -> Command:
-        away = Away(number, name, path, since_s, leg, without=bool(self._relays.missing))
-        self._away[number] = away
-        return SendBoundary(Trip(name, leg, path, 1), slot, None)
+    def _send(self, away: Away, slot: int) -> Command:
+        self._away[away.number], away.without = away, bool(self._relays.missing)
+        return SendBoundary(Trip(away.microbatch, away.leg, away.path, 1, away.attempt), slot, None)
 
     # --- losing -----------------------------------------------------------------------------------
     def _find(self, microbatch: Microbatch) -> Away | None:
@@ -425,21 +473,29 @@ class DataPeerCore(StageCore):
                 return away
         return None
 
-    def _lose(self, away: Away) -> list[Command]:
-        """It will not come back as it is (rules 3 and 4)."""
-        if away.home:
+    def _failed(self, away: Away | None, attempt: int, relay: str) -> list[Command]:
+        """This attempt cannot go on over a relay."""
+        if away is None or attempt != away.attempt or relay not in away.path.relays:
             return []
-        if away.can_be_mended and away.leg is Leg.FORWARD and away.attempt < MENDS:
-            return self._mender.mend(away)
-        if away.can_be_mended or away.leg is Leg.SCORE or away.setouts >= ATTEMPTS:
+        self._relays.failed.add(relay)
+        return self._lose(away)
+
+    def _lose(self, away: Away) -> list[Command]:
+        """It will not come back as it is (rule 3)."""
+        if away.home or away.waits:
+            return []
+        if away.leg is Leg.SCORE or away.attempt + 1 >= ATTEMPTS:
             return self._give_up(away)
-        self._present.again[away.number] = self._away.pop(away.number)
-        self.counts[Counted.AGAIN] += 1
-        return [away.lost(), Resend(away.number)]
+        told, away.unheard = away.lost(), set(away.path.relays)
+        away.attempt, away.waits, away.nearly_home = away.attempt + 1, True, False
+        self.counts[Counted.MENDED if away.turned else Counted.AGAIN] += 1
+        return [told, Resend(away.number)]
 
     def _give_up(self, away: Away) -> list[Command]:
         del self._away[away.number]
-        gone = [Drop(away.number), away.lost(), *self._mender.kept.drop(away.microbatch)]
+        gone: list[Command] = [Drop(away.number), away.lost()]
+        if away.slot is not None:
+            gone.append(Freed(away.slot))
         if away.leg is Leg.SCORE:
             return gone
         self.counts[Counted.LOST] += 1

@@ -14,8 +14,8 @@ At the data peer, for each of an iteration's microbatches:
     Filled(forward, m, s')              head and loss             (it has come through its path)
                                         Filled(backward, m, s)
     Filled(backward, m, s')             the first layers' gradient
-                                        Returned(m)
-    or Resend(m)                        it was lost on its way to head and loss
+                                        GradientAdded(m)
+    or Resend(m)                        it was lost on its way
                                         Filled(forward, m, s)
     or Drop(m)                          it will not come back: it is left out of the step
                                         Stepped(n')               with so many of them
@@ -25,9 +25,7 @@ At a relay:
     Filled(forward, m, s')              through the layers
                                         Filled(forward, m, s)
     Filled(backward, m, s')             the layers' gradient
-                                        Filled(backward, m, s), Returned(m)
-    Resend(m)                           another takes the place of the next relay
-                                        Filled(forward, m, s)
+                                        Filled(backward, m, s), GradientAdded(m)
     Finish                              the iteration is over
                                         Stepped(n')
 
@@ -70,7 +68,7 @@ class Drop(TrainerMessage, frozen=True):
 
 
 class Resend(TrainerMessage, frozen=True):
-    """Produce the activations of this microbatch once more: they were lost, or a relay was."""
+    """Produce the activations of this microbatch once more: it was lost."""
 
     number: int
 
@@ -86,7 +84,7 @@ class Begun(TrainerMessage, frozen=True):
     microbatches: int
 
 
-class Returned(TrainerMessage, frozen=True):
+class GradientAdded(TrainerMessage, frozen=True):
     """The gradient of this microbatch is in; nothing of it is held any more."""
 
     number: int
@@ -104,4 +102,4 @@ class Stepped(TrainerMessage, frozen=True):
 
 
 StageCommand = Filled | Drop | Resend | Finish | Freed
-StageEvent = Begun | Filled | Returned | Freed | Stepped
+StageEvent = Begun | Filled | GradientAdded | Freed | Stepped

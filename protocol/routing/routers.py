@@ -33,7 +33,6 @@ from math import prod
 from typing import Final
 
 from protocol.errors import LocalProtocolError
-from protocol.microbatch.relays import Relays
 from protocol.pipeline.drafts import NoPlan
 from protocol.pipeline.planner import Planned, SearchBudget, mended, plan_paths
 from protocol.pipeline.problem import US_PER_S, Draws, PathRules, Problem, Stages, within
@@ -41,7 +40,7 @@ from protocol.pipeline.question import rules_of
 from protocol.pipeline.simulator import Order, Plan
 from protocol.run.run_spec import RunSpec
 from protocol.run.ways import CODECS
-from protocol.wire.stage_messages import Path
+from protocol.wire.stage_messages import Path, Relays
 
 from .snapshots import LinkSnapshot, Terms, within_slots
 
@@ -55,7 +54,7 @@ Used = Counter[int | str]
 
 
 class RandomRouter:
-    """Draws paths at random, among the peers that hold each stage. Is a `Router`.
+    """Draws paths at random, among the peers that hold each stage. A path has no relay twice.
 
     Args:
         visited: stages of a path, the data peer's among them.
@@ -90,9 +89,9 @@ class RandomRouter:
         return found
 
     def another(self, before: Path, turn: int, relays: Relays) -> Path | None:
-        """Over the same stages, if each has a relay; else over as many as are usual."""
+        """Over the same stages and relays, if all have some; else over as many as are usual."""
         draws, used = Draws(f"{self._name}/again/{turn}"), Used()
-        return _through(before.stages, relays, draws, used) or self._drawn(
+        return _through(before.stages, relays, draws, used, before.relays) or self._drawn(
             self._visited - 1, relays, draws, used
         )
 
@@ -124,15 +123,18 @@ class RandomRouter:
         return stages
 
 
-def _through(stages: Stages, relays: Relays, draws: Draws, used: Used) -> Path | None:
-    """A path through these stages, by the relays that are used least; None if one has none."""
+def _through(
+    stages: Stages, relays: Relays, draws: Draws, used: Used, kept: Sequence[str] = ()
+) -> Path | None:
+    """A path through these stages, by relays that are kept, or used least; None if one has none."""
     chosen = []
     for stage in stages:
         peers = relays[stage - 1]
         if not peers:
             return None
         least = min(used[peer] for peer in peers)
-        chosen.append(draws.of([peer for peer in peers if used[peer] == least]))
+        likely = [peer for peer in peers if peer in kept]
+        chosen.append(draws.of(likely or [peer for peer in peers if used[peer] == least]))
     return Path(tuple(chosen), stages)
 
 
@@ -222,29 +224,21 @@ class PlannedRouter(RandomRouter):
         own = self.own(iteration, relays)
         if not own:
             return super().paths(iteration, microbatches, relays)
-        used: Counter[str] = Counter()
+        draws, used = Draws(f"{self._name}/{iteration}"), Used()
         found: list[Path] = []
         for number in range(microbatches):
             before = own[number % len(own)]
             turn = iteration * microbatches + number
-            path = _mended(before, relays, used) or self.another(before, turn, relays)
+            path = _through(before.stages, relays, draws, used, before.relays)
+            if path is None:
+                path = self.another(before, turn, relays)
+            else:
+                path = Path(path.relays, path.stages, before.plan)
             if path is None:
                 return []
             used.update(path.relays)
             found.append(path)
         return found
-
-
-def _mended(path: Path, relays: Relays, used: Counter[str]) -> Path | None:
-    """The path over relays that are there; None if a stage has none."""
-    chosen = []
-    for relay, stage in zip(path.relays, path.stages, strict=True):
-        there = relays[stage - 1]
-        if not there:
-            return None
-        taken = relay if relay in there else min(there, key=lambda other: (used[other], other))
-        chosen.append(taken)
-    return Path(tuple(chosen), path.stages, path.plan)
 
 
 # --- the router of a run --------------------------------------------------------------------------

@@ -252,11 +252,10 @@ class AmendedSpec:
     """The spec of a run, as it has been amended so far.
 
     Args:
-        founding: what the run was founded by.
-        founder: the key that signed it.
+        founder: the key that signed what the run was founded by.
 
     Attributes:
-        founding: see above.
+        founding: what the run was founded by.
         amendments: in the order of their versions.
         last: the spec with all of them.
         longest_steps: no nominal step of the run is beyond, whoever has heard of which amendment.
@@ -271,14 +270,12 @@ class AmendedSpec:
 
     # --- what is in force -------------------------------------------------------------------------
     def at_round(self, round_: int) -> RunSpec:
-        """The spec in force at a round."""
         for from_round, spec in reversed(self._in_force):
             if from_round <= round_:
                 return spec
         return self.founding
 
     def at_step(self, step: float) -> RunSpec:
-        """The spec in force at a nominal step."""
         return self.at_round(int((step + EPSILON) // self.founding.sync.round_steps))
 
     def total_steps_at(self, step: float) -> int:

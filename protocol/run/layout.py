@@ -47,7 +47,6 @@ class LayoutEntry:
 
     @property
     def padded_size(self) -> int:
-        """Values with padding."""
         return -(-self.size // ALIGNMENT) * ALIGNMENT
 
 

@@ -138,27 +138,14 @@ class DiskNeeds:
     """Room for one peer, in bytes.
 
     Attributes:
-        checkpoint_bytes: of one checkpoint.
-        checkpoints_bytes: of all that lie there at once.
-        states_bytes: of states that joiners read.
+        least_bytes: without so much no checkpoint can be written at all.
+        total_bytes: all of it.
         corpus_bytes: of the corpus, as far as it is not here yet.
     """
 
-    checkpoint_bytes: int
-    checkpoints_bytes: int
-    states_bytes: int
+    least_bytes: int
+    total_bytes: int
     corpus_bytes: int
-
-    @property
-    def least_bytes(self) -> int:
-        """Without so much no checkpoint can be written at all."""
-        return self.checkpoint_bytes + self.corpus_bytes + SPARE_BYTES
-
-    @property
-    def total_bytes(self) -> int:
-        """All of it."""
-        parts = (self.checkpoints_bytes, self.states_bytes, self.corpus_bytes)
-        return max(self.least_bytes, sum(parts) + SPARE_BYTES)
 
 
 def checkpoint_bytes(parameters: int) -> int:
@@ -185,7 +172,8 @@ def disk_needs(
     if checkpoint_max_bytes is not None:
         kept = max(each, min(kept, int(checkpoint_max_bytes)))
     states = KEPT_STATES * STATE_BYTES_PER_PARAMETER * parameters
-    return DiskNeeds(each, kept + each, states, corpus_bytes)
+    beside = corpus_bytes + SPARE_BYTES
+    return DiskNeeds(each + beside, kept + each + states + beside, corpus_bytes)
 
 
 # --- all needs ------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ change.
 import difflib
 import json
 import tomllib
+from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
 import blake3
@@ -98,17 +99,15 @@ class ModelSection(Section):
     init_from: str | None = None
     """Begin from this checkpoint (folder or hub id): sizes, tokenizer, weights."""
 
-    @model_validator(mode="after")
-    def _heads_divide(self) -> Self:
+    def _faults(self) -> Iterator[PydanticCustomError]:
         if self.init_from is None and self.hidden_size % (2 * self.num_heads):
-            raise self._misfit(
+            yield self._misfit(
                 "hidden_size", f"must be a multiple of 2 * num_heads ({2 * self.num_heads})"
             )
         if self.init_from is None and self.num_heads % (self.num_kv_heads or self.num_heads):
-            raise self._misfit(
+            yield self._misfit(
                 "num_heads", f"must be a multiple of num_kv_heads ({self.num_kv_heads})"
             )
-        return self
 
 
 class DataSection(Section):
@@ -127,13 +126,11 @@ class DataSection(Section):
     tokenizer_digest: str | None = None
     """Digest of the tokenizer's file; set by the founder's `start`."""
 
-    @model_validator(mode="after")
-    def _known_source(self) -> Self:
+    def _faults(self) -> Iterator[PydanticCustomError]:
         kind = self.source.partition(":")[0]
         if kind not in SOURCES:
             known = ", ".join(SOURCES)
-            raise self._misfit("source", f"unknown data source; use one of {known}")
-        return self
+            yield self._misfit("source", f"unknown data source; use one of {known}")
 
 
 class TrainingSection(Section):
@@ -206,35 +203,51 @@ class SyncSection(Section):
             return with_section(tree, row.section)
         return tree
 
-    @model_validator(mode="after")
-    def _keys_of_the_method(self) -> Self:
+    def _faults(self) -> Iterator[PydanticCustomError]:
         if self.method not in WAYS:
-            raise self._misfit("method", f"unknown: use one of {', '.join(WAYS)}")
-        own_section = WAYS[self.method].section
+            yield self._misfit("method", f"unknown: use one of {', '.join(WAYS)}")
+        way = WAYS[self.method]
         for name, row in WAYS.items():
-            if row.section != own_section and getattr(self, row.section):
-                raise self._misfit("method", f'[sync.{row.section}] needs method = "{name}"')
+            if row.section != way.section and getattr(self, row.section):
+                yield self._misfit("method", f'[sync.{row.section}] needs method = "{name}"')
         if self.codec not in (fitting := codecs_for(self.method)):
             coarse = CODECS[self.codec].differences_only
             why = "too coarse for whole weights" if coarse else "only for ways in pairs"
-            raise self._misfit("codec", f"{why}: use one of {', '.join(fitting)}")
-        for key in others_keys(self.method):
-            if getattr(self, key) != type(self).model_fields[key].default:
-                what = f"says nothing to {self.method}; its keys are in [sync.{own_section}]"
-                raise self._misfit(key, what)
-        return self
+            yield self._misfit("codec", f"{why}: use one of {', '.join(fitting)}")
+        says_nothing = f"says nothing to {self.method}; its keys are in [sync.{way.section}]"
+        idle = dict.fromkeys(sorted(others_keys(self.method)), says_nothing)
+        if self.noloco is not None and not self.noloco.is_whole:
+            says_nothing = "says nothing to fragments in pairs; leave it out"
+            idle |= dict.fromkeys(KEYS_OF_WHOLE_MODELS, says_nothing)
+        for key, what in idle.items():
+            if not self._has_default(key):
+                yield self._misfit(key, what)
+        yield from self._round_faults()
+        bound = (2 + self.alpha**2) ** 0.5
+        if "alpha" in way.keys and self.effective_gamma >= bound:
+            key = "beta" if self.gamma is None else "gamma"
+            yield self._misfit(key, f"diverges: must be below sqrt(2 + alpha^2) = {bound:.3f}")
 
-    @model_validator(mode="after")
-    def _keys_of_whole_models(self) -> Self:
-        if self.noloco is None or self.noloco.is_whole:
-            return self
-        for key in KEYS_OF_WHOLE_MODELS:
-            if getattr(self, key) != type(self).model_fields[key].default:
-                raise self._misfit(key, "says nothing to fragments in pairs; leave it out")
+    def _round_faults(self) -> Iterator[PydanticCustomError]:
         if self.inner_steps == "auto":
-            what = "pairs have a schedule of fragments by H: give a number, or average whole models"
-            raise self._misfit("inner_steps", what)
-        return self
+            if self.noloco is not None and not self.noloco.is_whole:
+                what = "give a number, or average whole models"
+                yield self._misfit(
+                    "inner_steps", f"pairs have a schedule of fragments by H: {what}"
+                )
+            if not WAYS[self.method].has_own_rounds:
+                names = " or ".join(f'"{name}"' for name, row in WAYS.items() if row.has_own_rounds)
+                what = f"has a schedule of fragments by H: give a number, or use {names}"
+                yield self._misfit("inner_steps", f"{self.method} {what}")
+            if not self.overlap:
+                what = "without overlap no rounds fill the line: give a number"
+                yield self._misfit("inner_steps", what)
+        if self.diloco is not None and self.diloco.overlap_steps >= self.round_steps:
+            yield self._misfit(
+                "inner_steps",
+                f"must be above diloco.overlap_steps ({self.diloco.overlap_steps}): a fragment"
+                " comes back before it is sent again; raise it, or lower overlap_steps",
+            )
 
     @property
     def pairs(self) -> NolocoSection:
@@ -242,48 +255,15 @@ class SyncSection(Section):
         assert self.noloco is not None
         return self.noloco
 
-    @model_validator(mode="after")
-    def _open_only_in_pairs(self) -> Self:
-        if self.inner_steps != "auto":
-            return self
-        if not WAYS[self.method].has_own_rounds:
-            names = " or ".join(f'"{name}"' for name, row in WAYS.items() if row.has_own_rounds)
-            what = f"{self.method} has a schedule of fragments by H: give a number, or use {names}"
-            raise self._misfit("inner_steps", what)
-        if not self.overlap:
-            what = "without overlap no rounds fill the line: give a number"
-            raise self._misfit("inner_steps", what)
-        return self
-
     @property
     def round_steps(self) -> int:
         """Inner steps of a nominal round, which all peers count in: H, where that is a number."""
         return AUTO_ROUND_STEPS if self.inner_steps == "auto" else self.inner_steps
 
-    @model_validator(mode="after")
-    def _back_before_the_next_send(self) -> Self:
-        if self.diloco is not None and self.diloco.overlap_steps >= self.round_steps:
-            raise self._misfit(
-                "inner_steps",
-                f"must be above diloco.overlap_steps ({self.diloco.overlap_steps}): a fragment"
-                " comes back before it is sent again; raise it, or lower overlap_steps",
-            )
-        return self
-
     @property
     def effective_gamma(self) -> float:
         """gamma, beta when not given."""
         return self.beta if self.gamma is None else self.gamma
-
-    @model_validator(mode="after")
-    def _stable(self) -> Self:
-        if "alpha" not in WAYS[self.method].keys:
-            return self
-        bound = (2 + self.alpha**2) ** 0.5
-        if self.effective_gamma >= bound:
-            key = "beta" if self.gamma is None else "gamma"
-            raise self._misfit(key, f"diverges: must be below sqrt(2 + alpha^2) = {bound:.3f}")
-        return self
 
 
 class FrozenSection(Section):
@@ -295,12 +275,9 @@ class FrozenSection(Section):
     parameters: Annotated[int, Field(ge=1, le=MAX_PARAMETERS)]
     padded_parameters: Annotated[int, Field(ge=128, multiple_of=128, le=2 * MAX_PARAMETERS)]
 
-    @model_validator(mode="after")
-    def _harmless(self) -> Self:
-        fault = config_fault(self.config)
-        if fault is not None:
-            raise self._misfit("config", fault)
-        return self
+    def _faults(self) -> Iterator[PydanticCustomError]:
+        if (fault := config_fault(self.config)) is not None:
+            yield self._misfit("config", fault)
 
 
 class RunSpec(Section):
@@ -320,26 +297,23 @@ class RunSpec(Section):
     frozen: FrozenSection | None = None
     """Set by the founder's `start`."""
 
-    @model_validator(mode="after")
-    def _stages_fit(self) -> Self:
+    def _faults(self) -> Iterator[PydanticCustomError]:
         stages, layers = self.pipeline.stages, self.model.num_layers
         if stages > layers and self.model.init_from is None:
             what = f"a stage needs a layer; at most model.num_layers ({layers})"
-            raise misfit("pipeline.stages", what, stages)
+            yield misfit("pipeline.stages", what, stages)
         if stages > 1 and self.model.context_length * self.model.hidden_size % ALIGNMENT:
             what = (
                 "a boundary has model.context_length * model.hidden_size values,"
                 f" which must be a multiple of {ALIGNMENT}"
             )
-            raise misfit("pipeline.stages", what, stages)
+            yield misfit("pipeline.stages", what, stages)
         if stages > 1 and self.sync.inner_steps == "auto":
             what = "stages choose no rounds of their own: give a number where there are stages"
-            raise misfit("sync.inner_steps", what, "auto")
-        return self
+            yield misfit("sync.inner_steps", what, "auto")
 
     @property
     def total_rounds(self) -> int:
-        """Rounds of the whole run."""
         return -(-self.training.total_steps // self.sync.round_steps)
 
     @property
@@ -352,6 +326,14 @@ class RunSpec(Section):
         """Sequences of a microbatch in a pipeline: `micro_batch`; one, where it is 'auto'."""
         size = self.training.micro_batch
         return size if isinstance(size, int) else 1
+
+    def with_overlap(self, steps: int | None) -> Self:
+        """The run as a peer trains it whose own tau this is; None is the run's."""
+        if steps is None or self.sync.diloco is None:
+            return self
+        diloco = self.sync.diloco.model_copy(update={"overlap_steps": steps})
+        sync = self.sync.model_copy(update={"diloco": diloco})
+        return self.model_copy(update={"sync": sync})
 
     def to_bytes(self) -> bytes:
         """The canonical bytes: JSON, keys sorted, no spaces, every field present but LATER_KEYS.

@@ -25,7 +25,7 @@ together by MAX_PARAMETERS.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -55,6 +55,19 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _values_fit(self) -> Self:
+        for fault in self._faults():
+            raise fault
+        return self
+
+    def _faults(self) -> Iterator[PydanticCustomError]:
+        """What is wrong with values beside each other; the first of it is told."""
+        yield from ()
+
+    def _has_default(self, key: str) -> bool:
+        return bool(getattr(self, key) == type(self).model_fields[key].default)
 
     def _misfit(self, key: str, what: str) -> PydanticCustomError:
         """A value that is wrong beside the others of its section; the error names it alone."""
@@ -120,13 +133,10 @@ class AdmissionSection(Section):
     secret_digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """Digest of the run's secret; set by the founder's `start` where not everybody may join."""
 
-    @model_validator(mode="after")
-    def _open_names_nobody(self) -> Self:
+    def _faults(self) -> Iterator[PydanticCustomError]:
         if self.mode == "open" and self.peers:
-            raise self._misfit(
-                "peers", "an open run takes everybody; set mode to 'list' or leave it out"
-            )
-        return self
+            what = "an open run takes everybody; set mode to 'list' or leave it out"
+            yield self._misfit("peers", what)
 
 
 # --- optimizer ------------------------------------------------------------------------------------
@@ -175,11 +185,9 @@ class OptimizerSection(Section):
             return with_section(tree, "muon")
         return tree
 
-    @model_validator(mode="after")
-    def _keys_of_the_optimizer(self) -> Self:
+    def _faults(self) -> Iterator[PydanticCustomError]:
         if self.muon is not None and self.name != "muon":
-            raise self._misfit("name", '[optimizer.muon] needs name = "muon"')
-        return self
+            yield self._misfit("name", '[optimizer.muon] needs name = "muon"')
 
 
 # --- pipeline -------------------------------------------------------------------------------------
@@ -222,15 +230,11 @@ class PipelineSection(Section):
     routing: Literal["planned", "random"] = "planned"
     """'planned': paths follow from measured links; 'random': they are drawn."""
 
-    @model_validator(mode="after")
-    def _visited_are_stages(self) -> Self:
-        if self.visited is None:
-            return self
-        if self.stages == 1:
-            raise self._misfit("visited", "needs stages above 1; leave it out, or raise stages")
-        if self.visited > self.stages:
-            raise self._misfit("visited", f"must be 2 to {self.stages}, the stages")
-        return self
+    def _faults(self) -> Iterator[PydanticCustomError]:
+        if self.visited is not None and self.stages == 1:
+            yield self._misfit("visited", "needs stages above 1; leave it out, or raise stages")
+        if self.visited is not None and self.visited > self.stages:
+            yield self._misfit("visited", f"must be 2 to {self.stages}, the stages")
 
     @property
     def num_visited(self) -> int:
@@ -298,14 +302,10 @@ class NolocoSection(FragmentsSection):
     fragments: Literal["strided", "sequential", "whole"] = "whole"
     """'whole' models, or fragments of 'strided' or 'sequential' blocks."""
 
-    @model_validator(mode="after")
-    def _whole_has_no_blocks(self) -> Self:
-        if self.is_whole and self.blocks_per_fragment != (
-            type(self).model_fields["blocks_per_fragment"].default
-        ):
+    def _faults(self) -> Iterator[PydanticCustomError]:
+        if self.is_whole and not self._has_default("blocks_per_fragment"):
             what = "says nothing to whole models: leave it out, or set fragments"
-            raise self._misfit("blocks_per_fragment", what)
-        return self
+            yield self._misfit("blocks_per_fragment", what)
 
     @property
     def is_whole(self) -> bool:

@@ -60,7 +60,6 @@ class SignedSpec:
 
     @property
     def run_id(self) -> str:
-        """32 hex digits."""
         return run_id_of(self.spec_bytes, self.founder_public_key)
 
     def verify(self, run_id: str | None = None) -> None:
@@ -88,7 +87,6 @@ class SignedSpec:
         return parse_bytes(self.spec_bytes)
 
     def to_bytes(self) -> bytes:
-        """The bytes that travel."""
         fields = [_VERSION, self.spec_bytes, self.founder_public_key, self.signature]
         encoded: bytes = msgpack.packb(fields)
         return encoded

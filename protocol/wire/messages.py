@@ -22,8 +22,8 @@ stream, < from the other:
                       > GetStamps < Stamps           > GetResult < Result + codes
                       > GetChunkState < ChunkStateReply + values     or a Refusal
                       > GetOpening < Opening + leaves   > Doubt, Proof + evidence
-    /loco/stage/2     > Trip    < Credit or Refusal  > Boundary + codes  < BoundaryKept
-                      > Announcement, Lost, Passed, Resume  < Noted    > Halt  < Halted
+    /loco/stage/3     > Trip    < Credit or Refusal  > Boundary + codes  < BoundaryKept
+                      > Announcement, Lost    < Noted
                       > GetLinks < LinksReply + vector  > GetSnapshot < SnapshotReply + snapshot
     /loco/reach/1     > Whereabouts < Seen or Refusal
 

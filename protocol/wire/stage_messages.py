@@ -1,10 +1,9 @@
-"""What peers of a pipeline say to each other on `/loco/stage/2`, and speak of to themselves.
+"""What peers of a pipeline say to each other on `/loco/stage/3`, and speak of to themselves.
 
     > Trip          < Credit or Refusal       may it come? The answer is the credit, and may take a
                                               while
     > Boundary + codes    < BoundaryKept
-    > Announcement, Lost, Passed, Resume      < Noted or Refusal
-    > Halt          < Halted or Refusal       of a data peer, where a relay of a path is gone
+    > Announcement, Lost      < Noted or Refusal
     > GetLinks      < LinksReply + the peer's link vector, empty before the first
     > GetSnapshot   < SnapshotReply + snapshot, empty where the asker has it
 
@@ -26,9 +25,7 @@ A *path* is the relays in the order of the forward, with the stage of each. Stag
 and visited in another order than they are numbered in, within the limits of the run spec (CC3,
 protocol/pipeline/problem.py). A hop to a lower stage is a *descent*.
 
-A microbatch that has lost a relay on its way back goes on under its name, with a higher *attempt*
-(protocol/microbatch/mending.py). Its forward is then done again only for the places that need it,
-up to `until`.
+A microbatch that is lost sets out again under its name, in the next *attempt*.
 """
 
 from enum import StrEnum
@@ -96,13 +93,16 @@ class Path(Struct, frozen=True):
     plan: Digest | None = None
 
 
+Relays = tuple[tuple[str, ...], ...]
+"""The peers of each stage from the second on, sorted."""
+
+
 class Trip(Message, frozen=True, tag="trip"):
     """A move of a microbatch; said to another peer, it is an offer of its boundary.
 
     Attributes:
         place: where it goes to; see the top of the file.
-        attempt: how often the microbatch has been mended.
-        until: the last place of this forward; 0 is place n + 1.
+        attempt: how often the microbatch has been lost.
     """
 
     microbatch: Microbatch
@@ -110,12 +110,6 @@ class Trip(Message, frozen=True, tag="trip"):
     path: Path
     place: Place
     attempt: Count = 0
-    until: Place = 0
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether the receiver sends on what it makes of it."""
-        return self.place != self.until
 
     @property
     def receiver(self) -> str:
@@ -154,14 +148,9 @@ class Trip(Message, frozen=True, tag="trip"):
             raise RemoteProtocolError("a boundary goes from one peer of its path to the next")
 
     def next_move(self) -> "Trip | None":
-        """The move that follows once this one has been worked on; None at the end of the path.
-
-        None also where the microbatch has been mended: what follows is said to each peer then.
-        """
-        if self.attempt:
-            return None
+        """The move that follows once this one has been worked on; None at the end of the path."""
         if self.receiver != self.microbatch.origin:
-            return self.onward() if self.leg is Leg.BACKWARD or self.goes_on else None
+            return self.onward()
         return self.back() if self.leg is Leg.FORWARD else None
 
     def onward(self) -> "Trip":
@@ -170,7 +159,7 @@ class Trip(Message, frozen=True, tag="trip"):
 
     def back(self) -> "Trip":
         """The gradient's move from the receiver of this forward to the place before."""
-        return replace(self, leg=Leg.BACKWARD, place=self.place - 1, until=0)
+        return replace(self, leg=Leg.BACKWARD, place=self.place - 1)
 
 
 # --- what is said ---------------------------------------------------------------------------------
@@ -227,53 +216,7 @@ class Lost(Message, frozen=True, tag="lost"):
     refused: bool = False
 
 
-class Passed(Message, frozen=True, tag="passed"):
-    """The gradient that we made of yours has been taken: you need not keep yours."""
-
-    microbatch: Microbatch
-    attempt: Count
-
-
-class Halt(Message, frozen=True, tag="halt"):
-    """Do nothing more for this microbatch of ours; where do you stand with it (mending.py)?"""
-
-    microbatch: Microbatch
-    attempt: Count
-
-
-class Standing(StrEnum):
-    """Where a relay stands with a microbatch."""
-
-    NOTHING = "nothing"
-    """It holds nothing of it, and has added nothing."""
-    WAITS = "waits"
-    """It has done the forward and waits for the gradient."""
-    KEEPS = "keeps"
-    """It keeps the gradient for the place before, or is computing it."""
-    ADDED = "added"
-    """It has added the gradient, and keeps none."""
-
-
-class Halted(Message, frozen=True, tag="halted"):
-    """Where the relay stands."""
-
-    standing: Standing
-
-
-class Resume(Message, frozen=True, tag="resume"):
-    """A microbatch goes on like this (mending.py).
-
-    Attributes:
-        trip: a forward to the receiver, with the new path and attempt. Its `until` is the last
-            place to which the receiver's activations go once more; 0 where they do not.
-        returns: whether it sends the gradient that it has kept.
-    """
-
-    trip: Trip
-    returns: bool
-
-
-Notice = Announcement | Lost | Passed | Halt | Resume
+Notice = Announcement | Lost
 """Small things that are said, each with an answer."""
 
 

@@ -14,7 +14,7 @@ HELLO: Final = "/loco/hello/1"
 GOSSIP: Final = "/loco/gossip/1"
 CONTENT: Final = "/loco/content/2"
 FRAGMENT: Final = "/loco/fragment/1"
-STAGE: Final = "/loco/stage/2"
+STAGE: Final = "/loco/stage/3"
 REACH: Final = "/loco/reach/1"
 
 ROOT: Final = "/loco/"

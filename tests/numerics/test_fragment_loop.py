@@ -23,7 +23,7 @@ H = 12
 def streaming_world(inner_steps=H, codec="fp32", own_overlap=None, **diloco) -> World:
     section = {"overlap_steps": 2, "blocks_per_fragment": 1, **diloco}
     spec = tiny_spec(method="diloco", inner_steps=inner_steps, codec=codec, diloco=section)
-    return build_world(spec, overlap_steps=own_overlap)
+    return build_world(spec.with_overlap(own_overlap))
 
 
 @dataclass

@@ -71,7 +71,7 @@ class World:
         return out
 
 
-def build_world(spec: RunSpec, micro_batch: int = 4, overlap_steps: int | None = None) -> World:
+def build_world(spec: RunSpec, micro_batch: int = 4) -> World:
     torch.set_num_threads(1)
     model = FlatModel(initial_module(spec, VOCABULARY), torch.device("cpu"))
     slow = model.theta_P.numpy().copy()
@@ -81,9 +81,7 @@ def build_world(spec: RunSpec, micro_batch: int = 4, overlap_steps: int | None =
     stepper = Stepper(model, optimizer, "fp32", micro_batch)
     values = values_of(spec, model, slow_P, regions)
     corpus = tiny_corpus(spec)
-    parts = TrainerParts(
-        spec, "me", corpus, model, optimizer, stepper, values, slow_P, overlap_steps
-    )
+    parts = TrainerParts(spec, "me", corpus, model, optimizer, stepper, values, slow_P)
     return World(spec, parts, slow, regions)
 
 

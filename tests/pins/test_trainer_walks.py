@@ -30,7 +30,7 @@ MOST: Final = {
     "a fragment": (
         FRAGMENTS,
         ("FragmentSnapshots.send", "FragmentSnapshots.merge"),
-        Walk(20, 134, 10, 7),
+        Walk(20, 134, 10, 8),
     ),
 }
 """A shorter walk lowers its numbers; none is raised."""

@@ -18,11 +18,10 @@ from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS
 from protocol.routing.routers import RandomRouter
 from protocol.wire.messages import Refusal
-from protocol.wire.stage_messages import Announcement, Halt, Leg, Lost, Passed, Resume, Trip
+from protocol.wire.stage_messages import Announcement, Leg, Lost, Trip
 
 PATIENCE_S = 30.0
 SLOTS = 3
-KEPT = 4
 IN_FLIGHT = 2
 LOOKS = 0.05
 
@@ -101,10 +100,10 @@ class MicrobatchWorld:
         self.nodes = {}
         for name in self.origins:
             router = RandomRouter(name, seed, visited, rules)
-            core = DataPeerCore(name, router, PATIENCE_S, kept=KEPT, in_flight=IN_FLIGHT)
+            core = DataPeerCore(name, router, PATIENCE_S, in_flight=IN_FLIGHT)
             self.nodes[name] = Node(name, core)
         for name in (n for stage in self.stages for n in stage):
-            self.nodes[name] = Node(name, RelayCore(slots, PATIENCE_S, KEPT))
+            self.nodes[name] = Node(name, RelayCore(slots, PATIENCE_S))
         self.slots = slots
         self.todo = []
         self.named = {}
@@ -174,7 +173,7 @@ class MicrobatchWorld:
 
     def revive(self, name):
         """A relay comes back, and knows nothing; what was said to the old one reaches nobody."""
-        self.nodes[name] = Node(name, RelayCore(self.slots, PATIENCE_S, KEPT))
+        self.nodes[name] = Node(name, RelayCore(self.slots, PATIENCE_S))
 
     def restart(self, name):
         """A trainer dies, and a new one starts; what the old one was told is not told to it."""
@@ -264,8 +263,8 @@ class MicrobatchWorld:
                     self.named[trip.microbatch] = (node.name, slot)
                 self.send(node, trip, loss)
             case Tell(to, message):
-                if isinstance(message, Lost | Halt):
-                    self.withdraw(node, message.microbatch)
+                if isinstance(message, Lost):
+                    self.withdraw(node, message)
                 self.todo += [partial(self.tell, node, other, message) for other in to]
 
     def train(self, node, command):
@@ -290,14 +289,14 @@ class MicrobatchWorld:
                 self.do(node.name, node.core.stepped(self.now_s))
 
     def tell(self, node, name, message):
-        """Say something; what leads on from a microbatch may fail to come."""
+        """Say something; what a data peer says of a microbatch may fail to come."""
         other, answer = self.nodes[name], None
-        may_fail = isinstance(message, Passed | Halt | Resume)
+        may_fail = isinstance(message, Lost) and node.name in self.origins
         if not self.is_here(node) and isinstance(message, Announcement):
             return
         if other.alive and not (may_fail and self.random.random() < self.failing):
-            if isinstance(message, Lost | Halt) and name not in self.origins:
-                self.withdraw(other, message.microbatch)
+            if isinstance(message, Lost) and name not in self.origins:
+                self.withdraw(other, message)
             answer, commands = other.core.told(node.name, message, self.now_s)
             self.do(name, commands)
         if node.name in self.origins:
@@ -345,16 +344,21 @@ class MicrobatchWorld:
 
         def answered(refusal):
             is_asked_for = self.is_here(node) and life == node.life
-            if refusal is None and not is_asked_for and self.is_here(other):
-                self.do(other.name, other.core.broke_off(trip, self.now_s))
-            elif not is_asked_for:
-                return
+            if not is_asked_for:
+                if refusal is None and self.is_here(other):
+                    self.do(other.name, other.core.broke_off(trip, self.now_s))
+                self.fail(node, trip)
             elif refusal is None:
                 self.todo.append(lambda: self.bring(node, life, ahead, trip, loss))
             else:
                 self.do(node.name, node.core.sent(trip, self.now_s, taken=False))
 
         ahead.when_answered(answered)
+
+    def fail(self, node, trip):
+        """What a trainer had made is gone with it."""
+        if self.is_here(node):
+            self.do(node.name, node.core.sent(trip, self.now_s, taken=False))
 
     def offer(self, node, trip):
         """Ask the receiver."""
@@ -369,16 +373,17 @@ class MicrobatchWorld:
 
     def offer_ahead(self, node, trip):
         """Ask the receiver before there is anything to send, unless it is lost already."""
-        is_known = (node.name, trip.microbatch) not in self.forgotten
+        is_known = (node.name, trip.microbatch, trip.attempt) not in self.forgotten
         there = self.is_here(node) and self.nodes[trip.receiver].alive
         if is_known and there and (node, trip) not in self.ahead:
             self.ahead[node, trip] = self.offer(node, trip)
 
-    def withdraw(self, node, microbatch):
+    def withdraw(self, node, lost):
         """What was offered ahead will not come: its stream is closed."""
-        self.forgotten.add((node.name, microbatch))
+        attempt = lost.microbatch, lost.attempt
+        self.forgotten.add((node.name, *attempt))
         for asker, trip in list(self.ahead):
-            if asker is node and trip.microbatch == microbatch:
+            if asker is node and (trip.microbatch, trip.attempt) == attempt:
                 self.take_back(node, trip)
 
     def take_back(self, node, trip):
@@ -394,6 +399,7 @@ class MicrobatchWorld:
         if not self.is_here(node) or life != node.life:
             if self.is_here(other):
                 self.do(other.name, other.core.broke_off(trip, self.now_s))
+            self.fail(node, trip)
             return
         taken = self.is_here(other) and other.life == ahead.life
         if taken and self.is_refused(trip):

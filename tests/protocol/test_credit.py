@@ -6,6 +6,7 @@ from microbatch_worlds import PATIENCE_S
 from protocol.microbatch.core import AnswerOffer, SendBoundary, Tell
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
+from protocol.microbatch.trainer_messages import Drop, Filled, Freed
 from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS
 from protocol.routing.routers import RandomRouter
@@ -38,16 +39,28 @@ def test_a_relay_welcomes_a_gradient_once_and_again_after_it_broke_off(relay: Re
     assert relay.offered(1, backward()) == [WELCOME]
 
 
-def test_a_relay_welcomes_that_of_a_later_attempt_while_the_first_is_still_open(
+def test_a_later_attempt_waits_until_the_one_before_is_forgotten(relay: RelayCore) -> None:
+    assert relay.offered(1, backward()) == [WELCOME]
+    again = Trip(FIRST.microbatch, Leg.FORWARD, PATH, 1, attempt=1)
+    assert relay.offered(1, again) == []
+    assert relay.lost(FIRST.microbatch, "another") == []
+    assert relay.lost(FIRST.microbatch, "data") == [Drop(0), WELCOME]
+    assert relay.broke_off(backward(), 0.0) == []
+    assert relay.offered(2, again) == [AnswerOffer(2, RefusalReason.TWICE)]
+    assert relay.offered(2, FIRST) == [AnswerOffer(2, RefusalReason.UNAVAILABLE)]
+
+
+def test_what_is_being_added_is_waited_for_and_comes_again_without_being_added(
     relay: RelayCore,
 ) -> None:
     assert relay.offered(1, backward()) == [WELCOME]
-    assert relay.offered(1, backward(attempt=1)) == []
-    relay.halted(FIRST.microbatch, 1, 0.0)
-    resumed = Trip(FIRST.microbatch, Leg.FORWARD, PATH, 1, attempt=1)
-    assert relay.resumed(resumed, returns=False) == [WELCOME]
-    assert relay.broke_off(backward(), 0.0) == []
-    assert relay.offered(1, backward(attempt=1)) == [TWICE]
+    assert relay.arrived(backward(), 3, 2.0) == [Filled(Leg.BACKWARD, 0, 3, 2.0)]
+    assert relay.lost(FIRST.microbatch, "data") == []
+    again = Trip(FIRST.microbatch, Leg.FORWARD, PATH, 1, attempt=1)
+    assert relay.offered(1, again) == []
+    assert relay.produced(Leg.BACKWARD, 0, 7, 2.0, 0.0) == [Freed(7)]
+    assert relay.returned(0, 0.0) == [WELCOME]
+    assert relay.arrived(again, 4, None) == [Filled(Leg.FORWARD, 1, 4, None, adds=False)]
 
 
 @pytest.fixture

@@ -3,10 +3,9 @@
 from chaos_worlds import ChaosWorld
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from microbatch_worlds import MicrobatchWorld
+from microbatch_worlds import PATIENCE_S, MicrobatchWorld
 
 from protocol.microbatch.core import Counted
-from protocol.microbatch.relays import STAND_IN_S
 from protocol.pipeline.problem import NO_SWAPS, PathRules
 from protocol.routing.routers import RandomRouter
 from protocol.wire.stage_messages import Leg
@@ -113,26 +112,24 @@ def turned_and_stranded(visited):
     while (Leg.FORWARD, visited) not in world.taken:
         world.todo.pop(0)()
     world.kill(world.path[-1])
-    for node in world.nodes.values():
-        node.core._patience_s = 100 * STAND_IN_S
     return world
 
 
-def test_what_is_on_its_way_back_is_given_up_when_nobody_has_come():
+def test_what_is_on_its_way_back_goes_past_a_stage_that_nobody_holds():
     world = turned_and_stranded(visited=3)
-    core = world.nodes["data-0"].core
-    settled(world, int(STAND_IN_S) - 10)
-    assert core.counts[Counted.LOST] == 0
-    settled(world, 20)
-    assert (core.counts[Counted.LOST], core.counts[Counted.DONE]) == (1, 0)
-    begun(world)
-    assert core.counts[Counted.WITHOUT] == 1
+    settled(world)
+    counts = world.nodes["data-0"].core.counts
+    assert (counts[Counted.LOST], counts[Counted.DONE], counts[Counted.WITHOUT]) == (0, 1, 1)
+    assert set(world.applied.values()) <= {1}
 
 
-def test_it_waits_on_where_the_next_would_wait_as_well():
+def test_it_waits_for_somebody_where_no_path_may_leave_that_stage_out():
     world = turned_and_stranded(visited=4)
-    settled(world, 2 * int(STAND_IN_S))
-    assert world.nodes["data-0"].core.counts[Counted.LOST] == 0
+    settled(world, int(PATIENCE_S) - 5)
+    counts = world.nodes["data-0"].core.counts
+    assert counts[Counted.LOST] == counts[Counted.DONE] == 0
+    settled(world, 10)
+    assert counts[Counted.LOST] == 1
 
 
 @given(SEEDS, st.integers(1, 12), st.integers(1, 2))

@@ -1,10 +1,8 @@
 """Slots of a relay: who takes them, and that everybody gives them back."""
 
-import pytest
 from microbatch_worlds import PATIENCE_S
 from msgspec.structs import replace
 
-from protocol.errors import RemoteProtocolError
 from protocol.microbatch.core import AnswerOffer, Command, Counted, SendBoundary, Tell
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import GONE_S, RelayCore
@@ -12,16 +10,7 @@ from protocol.microbatch.trainer_messages import Drop, Filled, Freed
 from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS
 from protocol.routing.routers import RandomRouter
-from protocol.wire.stage_messages import (
-    Halt,
-    Leg,
-    Lost,
-    Microbatch,
-    Noted,
-    Path,
-    Resume,
-    Trip,
-)
+from protocol.wire.stage_messages import Leg, Lost, Microbatch, Noted, Path, Trip
 
 PATH = Path(("relay", "next"), (1, 2))
 
@@ -35,11 +24,9 @@ def relay_of(*origins: str, slots: int = 2) -> RelayCore:
     return relay
 
 
-def trip(
-    index: int, leg: Leg = Leg.FORWARD, attempt: int = 0, origin: str = "data", until: int = 0
-) -> Trip:
+def trip(index: int, leg: Leg = Leg.FORWARD, attempt: int = 0, origin: str = "data") -> Trip:
     """A trip to the first relay of a path of two."""
-    return Trip(Microbatch(origin, 1, index), leg, PATH, 1, attempt, until)
+    return Trip(Microbatch(origin, 1, index), leg, PATH, 1, attempt)
 
 
 def bring(relay: RelayCore, brought: Trip) -> list[Command]:
@@ -52,11 +39,6 @@ def bring(relay: RelayCore, brought: Trip) -> list[Command]:
 
 def test_what_a_data_peer_that_is_gone_has_left_makes_room() -> None:
     relay = relay_of("gone", "data", slots=3)
-    bring(relay, trip(0, origin="gone"))
-    relay.produced(Leg.FORWARD, 0, 7, None, 0.0)
-    bring(relay, trip(0, Leg.BACKWARD, origin="gone"))
-    relay.produced(Leg.BACKWARD, 0, 8, None, 0.0)  # sent, and kept in slot 8
-    relay.returned(0, 0.0)
     for index in (1, 2, 3):
         bring(relay, trip(index, origin="gone"))
     assert relay.offered(4, trip(4, origin="gone")) == []
@@ -66,17 +48,14 @@ def test_what_a_data_peer_that_is_gone_has_left_makes_room() -> None:
     commands = relay.present(["data"], 2 * GONE_S + 1.0, ended=False)
     answers = {each.ticket: each.refusal for each in commands if isinstance(each, AnswerOffer)}
     assert answers == {4: RefusalReason.UNAVAILABLE, 5: None}
-    assert [each.number for each in commands if isinstance(each, Drop)] == [1, 2, 3]
-    assert Freed(8) in commands
+    assert [each.number for each in commands if isinstance(each, Drop)] == [0, 1, 2]
     assert relay.counts[Counted.LOST] == 3
 
 
-def test_a_score_is_neither_halted_nor_resumed_nor_given_a_gradient() -> None:
+def test_a_score_is_given_no_gradient() -> None:
     relay = relay_of("data", slots=1)
     score = trip(0, Leg.SCORE)
     bring(relay, score)
-    assert relay.halted(score.microbatch, 1, 0.0) == (None, [])
-    assert relay.resumed(trip(0, attempt=1), returns=False) == []
     for attempt in (0, 1):
         backward = trip(0, Leg.BACKWARD, attempt)
         assert AnswerOffer(1) not in relay.offered(1, backward)
@@ -87,15 +66,14 @@ def test_a_score_is_neither_halted_nor_resumed_nor_given_a_gradient() -> None:
     assert relay.sent(sent.trip, 0.0, taken=True) == [AnswerOffer(2)]
 
 
-@pytest.mark.parametrize(("attempt", "until"), [(1, 0), (0, 1)])
-def test_a_score_that_is_mended_or_ends_on_its_way_is_refused(attempt: int, until: int) -> None:
-    score = trip(1, Leg.SCORE, attempt, until=until)
+def test_a_score_that_sets_out_again_is_refused() -> None:
+    score = trip(1, Leg.SCORE, attempt=1)
     assert relay_of("data").offered(1, score) == [AnswerOffer(1, RefusalReason.UNAVAILABLE)]
 
 
-def test_a_score_under_a_name_that_was_halted_is_refused() -> None:
+def test_a_score_under_a_name_that_was_lost_is_refused() -> None:
     relay = relay_of("data")
-    relay.halted(trip(1).microbatch, 1, 0.0)
+    relay.lost(trip(1).microbatch, "data")
     assert relay.offered(1, trip(1, Leg.SCORE)) == [AnswerOffer(1, RefusalReason.UNAVAILABLE)]
 
 
@@ -157,9 +135,8 @@ def test_a_late_break_of_the_attempt_before_leaves_the_new_one_alone() -> None:
         trip(0, attempt=1),
         replace(trip(0, attempt=2), path=Path(("relay", "other"), (1, 2))),
     )
-    relay.halted(old.microbatch, 1, 0.0)
     assert relay.offered(1, old) == [AnswerOffer(1)]
-    relay.halted(old.microbatch, 2, 0.0)
+    relay.lost(old.microbatch, "data", 1)
     assert relay.offered(2, new) == [AnswerOffer(2)]
     assert relay.broke_off(old, 1.0) == []
     assert relay.arrived(new, 5, None) == [Filled(Leg.FORWARD, 1, 5, None)]
@@ -176,29 +153,16 @@ def test_a_gradient_counts_once_though_the_receipt_of_its_forward_is_lost() -> N
     relay.produced(Leg.BACKWARD, 0, 8, 2.0, 0.2)
     relay.returned(0, 0.2)
     assert relay.counts[Counted.DONE] == 1
-    relay.halted(forward.microbatch, 1, 0.3)
-    bring(relay, trip(0, attempt=1, until=1))
+    relay.lost(forward.microbatch, "data")
+    bring(relay, trip(0, attempt=1))
     (compute,) = bring(relay, trip(0, Leg.BACKWARD, attempt=1))
     assert isinstance(compute, Filled)
     assert not compute.adds
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        Halt(trip(0, origin="other").microbatch, 1),
-        Resume(trip(0, attempt=1, origin="other"), returns=False),
-        Resume(trip(0, Leg.SCORE, attempt=1), returns=False),
-        Resume(trip(0, Leg.BACKWARD, attempt=1), returns=False),
-    ],
-    ids=["another's", "another's resumed", "a score", "a gradient"],
-)
-def test_a_data_peer_leads_the_forwards_of_its_own_microbatches_alone(
-    message: Halt | Resume,
-) -> None:
+def test_a_data_peer_gives_up_its_own_microbatches_alone() -> None:
     relay = relay_of("data", "other")
     for origin in ("data", "other"):
         bring(relay, trip(0, origin=origin))
-    with pytest.raises(RemoteProtocolError, match="its own"):
-        relay.told("data", message, 0.0)
     assert relay.told("data", Lost(trip(0, origin="other").microbatch), 0.0) == (Noted(1), [])
+    assert relay.told("data", Lost(trip(0).microbatch), 0.0) == (Noted(1), [Drop(0)])

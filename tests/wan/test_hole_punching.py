@@ -15,8 +15,7 @@ import trio
 
 from bench.translated_network import Host, Kind, Router, missing, translated_network
 from peer.network.identity import load_or_create
-from peer.network.p2pd_client import P2pdClient, attach
-from peer.network.p2pd_process import P2pdConfig, P2pdFailed
+from peer.network.p2pd import P2pdClient, P2pdConfig, P2pdFailed, attach
 from peer.network.protobuf import delimited
 from peer.network.reachability import num_relayed, understood
 from peer.network.relay import HOP, HOP_ANSWER, CircuitStatus, HopKind, parse_status

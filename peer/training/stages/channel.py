@@ -5,8 +5,7 @@ between two steps, and those of stages, which are taken within a step. Either ki
 other is asked for. `Stop` ends a step at once.
 
 Gradients go before activations: a backward that has come is done before any forward, so that
-others' forwards never starve it (it frees memory everywhere along its path). A stand-in may get a
-gradient before it has done the forward; then that forward is next.
+others' forwards never starve it (it frees memory everywhere along its path).
 
 A boundary lies as bytes in a slot: activations or their gradient, coded. Shapes: b sequences of a
 microbatch, T tokens, D width of the model.
@@ -112,14 +111,11 @@ class StageChannel:
         self._gather()
         while not self._works:
             self._wait()
-        given = [work for work in self._works if isinstance(work, Filled)]
-        gradient = next((each for each in given if each.leg == Leg.BACKWARD), None)
-        if gradient is None:
-            return self._works.popleft()
-        # Before it what it belongs to, if that waits too.
-        urgent = next(each for each in given if each.number == gradient.number)
-        self._works.remove(urgent)
-        return urgent
+        for work in self._works:
+            if isinstance(work, Filled) and work.leg == Leg.BACKWARD:
+                self._works.remove(work)
+                return work
+        return self._works.popleft()
 
     def scores(self) -> list[Filled]:
         """What has come to be scored, without waiting. Raises Interrupted."""

@@ -29,7 +29,7 @@ SEEDS_PER_RUN: Final = 1 << 16
 """Stages of a run have seeds of their own, apart from those of the run with the next seed."""
 
 
-class _Trunk(nn.Module):
+class _StageTrunk(nn.Module):
     """What the whole model calls `model`."""
 
     def __init__(self, config: LlamaConfig, layers: range, *, ends: bool) -> None:
@@ -59,7 +59,7 @@ class StageModule(nn.Module):
         self.holds_data = stage == DATA_STAGE
         self.checkpoints = False
         layers = stage_layers(config.num_hidden_layers, stages, stage)
-        self.model = _Trunk(config, layers, ends=self.holds_data)
+        self.model = _StageTrunk(config, layers, ends=self.holds_data)
         if self.holds_data:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
             if config.tie_word_embeddings:

@@ -45,8 +45,8 @@ from protocol.microbatch.trainer_messages import (
     Filled,
     Finish,
     Freed,
+    GradientAdded,
     Resend,
-    Returned,
     Stepped,
 )
 from protocol.wire.stage_messages import Leg
@@ -245,7 +245,7 @@ class DataPeerStepper(_StageStepper):
         self._compute.backward(microbatch, boundary_bTD)
         self._compute.add_weights()
         self._gradients.add(Leg.BACKWARD)
-        self._channel.emit(Returned(microbatch))
+        self._channel.emit(GradientAdded(microbatch))
         return True
 
 
@@ -270,9 +270,6 @@ class RelayStepper(_StageStepper):
         while not isinstance(command := self._channel.next_work(), Finish):
             if isinstance(command, Drop):
                 self._compute.forget(command.number)
-            elif isinstance(command, Resend) and self._compute.holds(command.number):
-                produced_bTD = self._compute.produced(command.number)
-                self._channel.send(Leg.FORWARD, command.number, produced_bTD)
             elif isinstance(command, Filled):
                 done += self._deliver(command)
         # What came together with the end is there already, and nobody looks between steps.
@@ -301,7 +298,7 @@ class RelayStepper(_StageStepper):
         self._compute.add_weights()
         if command.adds:
             self._gradients.add(Leg.BACKWARD)
-        self._channel.emit(Returned(microbatch))
+        self._channel.emit(GradientAdded(microbatch))
         return int(command.adds)
 
     def score_what_has_come(self) -> None:

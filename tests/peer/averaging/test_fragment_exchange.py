@@ -39,6 +39,7 @@ class Trainer:
         await self.free.wait()
 
     async def merge(self, message: Merge) -> None:
+        assert message.cycle is not None, "nothing was yielded"
         self.merged.append((trio.current_time(), message))
 
     async def hold(self, message: Yield) -> HoldOutcome:

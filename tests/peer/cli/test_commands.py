@@ -23,7 +23,7 @@ from peer.cli.app import app
 from peer.cli.client import _leave
 from peer.cli.reporting import exit_code_of
 from peer.facts import PeerState
-from peer.network.p2pd_process import CannotListen, held_ports
+from peer.network.p2pd import CannotListen, held_ports
 from peer.observe.control import serve_control
 from peer.observe.status import Status
 from peer.options.config import PeerConfig

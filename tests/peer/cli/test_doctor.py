@@ -24,6 +24,7 @@ from peer.cli.doctor import (
     network_findings,
 )
 from peer.daemon.examination import Examination, LineRate, Met
+from peer.options.config import DEFAULT_PORT
 from peer.options.exit_codes import ExitCode
 from peer.state.home import Home
 from protocol.membership.dial_back import NatKind, Reach
@@ -154,10 +155,10 @@ def test_port_0_is_any_port_or_that_of_last_time(
     with socket.socket() as usual:  # 31337 is not asked about, free or not
         usual.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with suppress(OSError):
-            usual.bind(("127.0.0.1", doctor.DEFAULT_PORT))
+            usual.bind(("127.0.0.1", DEFAULT_PORT))
         code, told = look(monkeypatch, tmp_path, "--listen", "127.0.0.1:0")
         assert code == ExitCode.OK
-        assert f"{doctor.DEFAULT_PORT}/tcp" not in told
+        assert f"{DEFAULT_PORT}/tcp" not in told
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             kept = free.getsockname()[1]

@@ -14,8 +14,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner, Result
 
+from peer.cli import export
 from peer.cli.app import app
-from peer.cli.export import ExportFailed, export_state, other_stages
+from peer.cli.export import ExportFailed, export_state
 from peer.daemon.control_requests import ControlRequests
 from peer.daemon.run import export_finished
 from peer.observe.control import serve_control
@@ -66,7 +67,6 @@ def test_the_slow_weights_are_exported(home: Home, state: Path, tmp_path: Path) 
     export_state(
         home,
         {"path": str(state), "part": WHOLE_MODEL, "round": 3, "tokens": 99},
-        {},
         tmp_path / "hf",
     )
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
@@ -83,7 +83,7 @@ def test_a_state_of_another_size_is_refused(home: Home, state: Path, tmp_path: P
     with state.open("ab") as file:
         file.write(b"more")
     with pytest.raises(ExportFailed, match="the run's model needs"):
-        export_state(home, {"path": str(state), "part": WHOLE_MODEL}, {}, tmp_path / "hf")
+        export_state(home, {"path": str(state), "part": WHOLE_MODEL}, tmp_path / "hf")
     assert not (tmp_path / "hf").exists()
 
 
@@ -93,15 +93,17 @@ def test_a_folder_that_holds_something_else_is_refused(
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "mine").touch()
     with pytest.raises(ConfigError, match="not empty"):
-        export_state(home, {"path": str(state), "part": WHOLE_MODEL}, {}, tmp_path / "hf")
+        export_state(home, {"path": str(state), "part": WHOLE_MODEL}, tmp_path / "hf")
 
 
 def test_a_home_without_a_run_has_nothing_to_export(tmp_path: Path) -> None:
     with pytest.raises(HomeError, match="belongs to no run"):
-        export_state(Home(tmp_path), {"path": "x", "part": WHOLE_MODEL}, {}, tmp_path / "hf")
+        export_state(Home(tmp_path), {"path": "x", "part": WHOLE_MODEL}, tmp_path / "hf")
 
 
-def test_a_model_is_put_together_from_its_stages(tmp_path: Path) -> None:
+def test_a_model_is_put_together_from_its_stages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = {"hidden_size": 16, "intermediate_size": 16, "num_layers": 3, "num_heads": 2}
     spec = RunSpec.model_validate({"model": model, "pipeline": {"stages": 2}})
     home = home_of(spec, tmp_path / "home")
@@ -110,13 +112,19 @@ def test_a_model_is_put_together_from_its_stages(tmp_path: Path) -> None:
         np.arange(layout.padded_parameters, dtype=np.float32) / 1e5 + stage
         for stage, layout in enumerate(layouts)
     ]
-    assert other_stages(home, WHOLE_MODEL) == {}
-    assert other_stages(home, "stage/1") == {0: layouts[0].padded_parameters}
     state, other = home.state_dir / "now.state", home.state_dir / "stage-0.f32"
     scalars = StateScalars("ab" * 16, 3, 180, layouts[1].digest, 0, 0, 99, 0.5)
     write_state_file(state, scalars, vectors[1], np.zeros_like(vectors[1]))
     vectors[0].tofile(other)
-    export_state(home, {"path": str(state), "part": "stage/1"}, {0: other}, tmp_path / "hf")
+
+    def fetched(_home: Home, *request: object, **asked: object) -> dict[str, str]:
+        assert request[0] == "fetch_stage"
+        assert asked == {"stage": 0, "padded_parameters": layouts[0].padded_parameters}
+        return {"path": str(other)}
+
+    monkeypatch.setattr(export, "told", fetched)
+    export_state(home, {"path": str(state), "part": "stage/1"}, tmp_path / "hf")
+    assert not other.exists()
     found = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").state_dict()
     for layout, values in zip(layouts, vectors, strict=True):
         for entry in layout.entries:

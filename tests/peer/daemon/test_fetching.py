@@ -11,6 +11,8 @@ from peer.simulation.swarm import SimulatedSwarm, open_swarm
 from protocol.errors import Refused
 from protocol.outcomes import RefusalReason
 from protocol.schedule.rounds import LOST_LAG_ROUNDS
+from protocol.wire.content_messages import GetBlob, GetSpec, GetState
+from protocol.wire.fields import Message
 
 pytestmark = pytest.mark.slow
 
@@ -21,25 +23,25 @@ PASSING = RefusalReason.UNAVAILABLE, RefusalReason.TOO_MANY, RefusalReason.BUSY
 class Refusing:
     """Makes peers refuse one kind of request to the state service, until told otherwise."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, what: type[Message]) -> None:
         self._reasons: dict[str, RefusalReason] = {}
         self.asked = 0
-        plain, world = getattr(ContentService, what), self
+        plain, world = ContentService._answer, self
 
-        async def answer(service, talk, *rest):
+        async def answer(service, reader, request):
             reason = world._reasons.get(service._network.peer_id)
-            if reason is None:
-                return await plain(service, talk, *rest)
+            if reason is None or not isinstance(request, what):
+                return await plain(service, reader, request)
             world.asked += 1
-            return await talk.refuse(reason, f"no: {reason}")
+            raise Refused(reason, f"no: {reason}")
 
-        monkeypatch.setattr(ContentService, what, answer)
+        monkeypatch.setattr(ContentService, "_answer", answer)
 
     def refuse(self, swarm: SimulatedSwarm, **reasons: RefusalReason | None) -> None:
         self._reasons = {swarm[name].peer_id: why for name, why in reasons.items() if why}
 
 
-@pytest.mark.parametrize("what", ["_send_spec", "_send_blob", "_send_manifest"])
+@pytest.mark.parametrize("what", [GetSpec, GetBlob, GetState])
 @pytest.mark.parametrize("reason", sorted(FINAL_REFUSALS))
 def test_when_everybody_refuses_for_good_the_join_ends(tmp_path, monkeypatch, what, reason):
     @simulated()
@@ -63,7 +65,7 @@ def test_what_may_pass_is_asked_for_again(tmp_path, monkeypatch, reason):
     @simulated()
     async def join() -> None:
         async with open_swarm(1, toy_spec(20), tmp_path) as swarm:
-            refusing = Refusing(monkeypatch, "_send_spec")
+            refusing = Refusing(monkeypatch, GetSpec)
             await start(swarm, "a")
             refusing.refuse(swarm, a=reason)
             c = swarm.join("c")
@@ -82,7 +84,7 @@ def test_one_who_refuses_for_good_does_not_speak_for_the_others(tmp_path, monkey
     @simulated()
     async def join() -> None:
         async with open_swarm(1, toy_spec(20), tmp_path) as swarm:
-            refusing = Refusing(monkeypatch, "_send_manifest")
+            refusing = Refusing(monkeypatch, GetState)
             await start(swarm, "a", "b")
             refusing.refuse(swarm, a=RefusalReason.NOT_ADMITTED, b=other)
             c = swarm.join("c")
@@ -102,7 +104,7 @@ def test_a_state_that_would_be_lost_at_once_is_not_taken(tmp_path, monkeypatch):
     @simulated()
     async def join() -> None:
         async with open_swarm(1, toy_spec(60), tmp_path) as swarm:
-            refusing = Refusing(monkeypatch, "_send_manifest")
+            refusing = Refusing(monkeypatch, GetState)
             await start(swarm, "a", "b", "d")
             await swarm.until(lambda: swarm["b"].facts.round == 2)
             swarm["b"].gate.close()  # its trainer stands still; it goes on to beat and to serve

@@ -34,7 +34,7 @@ def broken(*_: object) -> None:
 
 @pytest.mark.parametrize(
     ("where", "name"),
-    [(Exchanges, "answer"), (ContentService, "_send_pieces")],
+    [(Exchanges, "answer"), (ContentService, "_send_piece")],
     ids=["an exchange", "a piece of the corpus"],
 )
 def test_a_planted_bug_is_found(tmp_path, monkeypatch, where, name):

@@ -8,10 +8,9 @@ from typing import Any
 
 import trio
 
-from peer.network import p2pd_client
 from peer.network.directory import open_hivemind_directory
 from peer.network.identity import Identity
-from peer.network.p2pd_process import P2pdConfig, P2pdProcess, run_p2pd
+from peer.network.p2pd import P2pdConfig, P2pdProcess, attach, run_p2pd
 from peer.network.simulated_directory import SimulatedDhtWorld
 from protocol.membership.records import PeerRecord, encode_record
 
@@ -80,7 +79,7 @@ class RealWorld:
         life = AsyncExitStack()
         await self._stack.enter_async_context(life)
         process = await life.enter_async_context(run_p2pd(config))
-        client = await life.enter_async_context(p2pd_client.attach(control))
+        client = await life.enter_async_context(attach(control))
         here = await client.identify()
         daemon = Daemon(process, f"/unix{control}", here.peer, here.addresses, client, life)
         if self.daemons and number != min(self.daemons):

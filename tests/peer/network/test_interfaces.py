@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from peer.network import p2pd_process
-from peer.network.p2pd_process import (
+from peer.network import reachability
+from peer.network.p2pd import P2pdConfig
+from peer.network.reachability import (
     InterfaceAddress,
-    P2pdConfig,
     is_bridge,
     own_addresses,
     reachable_hosts,
@@ -60,11 +60,11 @@ def test_what_is_listened_on_everywhere_is_told_by_interface(
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: hosts)
     up = {name: SimpleNamespace(isup=True) for name in hosts}
     monkeypatch.setattr(psutil, "net_if_stats", lambda: up)
-    monkeypatch.setattr(p2pd_process, "_way_out", lambda _: "192.168.1.5")
+    monkeypatch.setattr(reachability, "_way_out", lambda _: "192.168.1.5")
     assert own_addresses(["/ip4/0.0.0.0/tcp/5"]) == ["/ip4/192.168.1.5/tcp/5"]
     named = "/ip4/172.17.0.1/tcp/5"
     assert own_addresses([named]) == [named], "who names a bridge wants it"
     del hosts["eth0"]
-    monkeypatch.setattr(p2pd_process, "_way_out", lambda _: None)
+    monkeypatch.setattr(reachability, "_way_out", lambda _: None)
     config = P2pdConfig(Path("key"), Path("control"), ("/ip4/0.0.0.0/tcp/5",))
     assert config.announced() == ["/ip4/127.0.0.1/tcp/5"]

@@ -7,11 +7,11 @@ import trio
 from network_worlds import peer_id_of
 from trio.testing import MockClock
 
-from peer.network.handlers import DIAL_TIMEOUT_S
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.network.simulated_stream import SILENCE_LIMIT_S, WINDOW_BYTES, LinkModel
 from peer.ports import Stream
 from protocol.errors import StreamLost
+from protocol.limits import DIAL_TIMEOUT_S
 
 ECHO = "/loco/echo/1"
 SINK = "/loco/sink/1"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.network.p2pd_client import (
+from peer.network.p2pd import (
     P2pdRefused,
     PeerAddresses,
     RequestType,

@@ -6,8 +6,7 @@ import pytest
 import trio
 from network_worlds import real_network
 
-from peer.network.libp2p import Libp2pNetwork
-from peer.network.libp2p_stream import is_quic
+from peer.network.libp2p import Libp2pNetwork, is_quic
 from peer.ports import Stream
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]

@@ -100,7 +100,9 @@ NAMES = {
 }
 
 NOTHING: Any = None
-CARRIED = NetworkStatistics({"/loco/gossip/1": 11}, {"/loco/gossip/1": 12}, 0, failed_streams=4)
+CARRIED = NetworkStatistics(
+    {"/loco/gossip/1": 11}, {"/loco/gossip/1": 12}, 0, failed_streams=4, restarts=1
+)
 
 
 def full() -> Now:
@@ -139,7 +141,6 @@ def full() -> Now:
             links=(LinkTimes("12D3a", 40_000, 2_500, 0), LinkTimes("12D3b", 40_000)),
             replicas_apart=0.025,
         ),
-        p2pd_restarts=1,
         directory_restarts=2,
         loops={"trainer": "compiled", "daemon": "plain: ImportError: no numba"},
         reach=ReachFacts(

@@ -109,7 +109,7 @@ class PretendedTrainer:
             self.held.remove(number)
         await self._produce(leg, number, boundary, loss)
         if leg == Leg.BACKWARD:
-            await self.exchange.took(told.Returned(number))
+            await self.exchange.took(told.GradientAdded(number))
         return leg == Leg.BACKWARD
 
     def changed(self, boundary, _leg):
@@ -147,7 +147,7 @@ class PretendedTrainer:
             return
         away.discard(command.number)
         self.came_back.append(self.read(boundary))
-        await self.exchange.took(told.Returned(command.number))
+        await self.exchange.took(told.GradientAdded(command.number))
 
     async def _produce(self, leg, number, boundary, loss):
         while not self._free:

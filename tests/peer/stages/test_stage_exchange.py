@@ -17,7 +17,6 @@ from protocol.membership.group import Group
 from protocol.membership.view import Progress
 from protocol.microbatch.core import Counted
 from protocol.microbatch.relay import GONE_S
-from protocol.microbatch.relays import STAND_IN_S
 from protocol.outcomes import RefusalReason
 from protocol.run.layout import part_of_stage
 from protocol.run.run_spec import RunSpec
@@ -32,7 +31,6 @@ from protocol.wire.stage_messages import (
     Microbatch,
     Noted,
     Path,
-    Resume,
     Trip,
 )
 from protocol.wire.versions import STAGE
@@ -187,7 +185,7 @@ async def test_they_train_without_it_where_paths_may_leave_it_out(autojump_clock
         while not relay.trainer.held:
             await trio.sleep(0.01)
         world.kill(relay)
-        await trio.sleep(STAND_IN_S + 20)
+        await trio.sleep(20)
         assert data_peer.facts.doing == "training without stage 2, which nobody holds"
         assert data_peer.told == [(EventName.STAGE_LEFT_OUT, {"stage": 2, "step": 7})]
         await world.wait_done()
@@ -241,8 +239,7 @@ async def test_strangers_learn_nothing_and_break_nothing(autojump_clock):
         assert relay.exchange._core.newest_for(data_peer.peer_id) < 10
         # What was meant for the stage that a peer held before is refused, and held against nobody.
         elsewhere = replace(theirs, path=Path((relay.peer_id,), (2,)))
-        resume = Resume(elsewhere, returns=True)
-        for peer, said in ((relay, elsewhere), (relay, resume), (data_peer, Announcement(1))):
+        for peer, said in ((relay, elsewhere), (data_peer, Announcement(1))):
             talk = await ask(world, me, peer, said)
             with pytest.raises(Refused) as refused:
                 await talk.receive(Noted, Credit, timeout_s=5.0)

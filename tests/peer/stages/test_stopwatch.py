@@ -4,7 +4,7 @@ import pytest
 
 from peer.facts import PipelineFacts, Spent
 from peer.stages.stopwatch import Stopwatch
-from protocol.microbatch.trainer_messages import Begun, Drop, Filled, Returned, Stepped
+from protocol.microbatch.trainer_messages import Begun, Drop, Filled, GradientAdded, Stepped
 from protocol.routing.measures import ENOUGH, Measures
 from protocol.wire.stage_messages import Leg
 
@@ -30,7 +30,7 @@ def test_work_of_a_relay_begins_when_the_trainer_is_done_with_the_one_before(wat
         stopwatch.took(filled("forward", start + 1), start + 3.0)
         stopwatch.told(filled("backward", start), start + 4.0)
         stopwatch.took(filled("backward", start), start + 5.0)
-        stopwatch.took(Returned(start), start + 6.0)  # the gradient of the weights, after it
+        stopwatch.took(GradientAdded(start), start + 6.0)  # the gradient of the weights, after it
     assert (measures.work().forward_us, measures.work().backward_us) == (1_000_000, 2_000_000)
     assert facts.spent_s[Spent.COMPUTING] == 4.0 * ENOUGH
 
@@ -45,7 +45,7 @@ def test_a_data_peer_has_a_loss_and_iterations(watched):
         stopwatch.told(filled("forward", start), start + 2.0)
         stopwatch.took(filled("backward", start), start + 2.5)
         stopwatch.told(filled("backward", start), start + 4.0)
-        stopwatch.took(Returned(start), start + 7.0)
+        stopwatch.took(GradientAdded(start), start + 7.0)
         stopwatch.took(Stepped(1), start + 8.0)
     work = measures.work()
     assert (work.forward_us, work.loss_us, work.backward_us) == (1_000_000, 500_000, 3_000_000)

@@ -134,7 +134,7 @@ async def test_what_will_not_come_is_withdrawn(autojump_clock, attempt):
             trip = structs.replace(outgoing(index).trip, attempt=attempt)
             transfers.plan_ahead(trip)
             await transfers.offer_ahead(RELAY, trip)
-        await transfers.withdraw(outgoing(0).trip.microbatch)
+        await transfers.withdraw(outgoing(0).trip.microbatch, 0)
         await trio.sleep(1.0)
         assert receiver.ended == 1
         assert await send(transfers, SendBoundary(trip, 1, None))
@@ -169,7 +169,7 @@ async def test_an_offer_that_is_withdrawn_while_it_is_made_is_taken_back(autojum
         transfers.plan_ahead(outgoing(0).trip)
         nursery.start_soon(transfers.offer_ahead, RELAY, outgoing(0).trip)
         await wait_all_tasks_blocked()
-        await transfers.withdraw(outgoing(0).trip.microbatch)
+        await transfers.withdraw(outgoing(0).trip.microbatch, 0)
         await trio.sleep(1.0)
         assert receiver.streams == receiver.ended
 

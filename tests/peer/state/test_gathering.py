@@ -144,8 +144,8 @@ class Outvoted(Fetcher):
 
     async def request(self, content: str, parts: Sequence[int]) -> None:
         if parts[0] == 0:
-            self.gathering._plan.join("b", self.others)
-            self.gathering._plan.join("c", self.others)
+            self.gathering.plan.join("b", self.others)
+            self.gathering.plan.join("c", self.others)
         await super().request(content, parts)
 
 
@@ -163,7 +163,7 @@ async def test_a_leader_is_not_blamed_for_bytes_that_are_wanted_no_more(
             nursery.start_soon(gathering.lead, leader, described)
             await trio.sleep(5.0)
             assert gathering.missing_bytes == STATE_CHUNK_BYTES
-            gathering._plan.gone("b")
+            gathering.plan.gone("b")
             gathering._tell()
         assert (phi_P == made.source.phi_P).all()
 
@@ -210,4 +210,4 @@ async def test_a_state_of_another_time_does_not_help(
         described = await fetcher.description(ExpectedState(GROUP), P)
         await gathering.lead(fetcher, described)
         scalars = structs.replace(described.scalars, step=described.scalars.step + apart)
-        assert gathering.is_of_one_time(replace(described, scalars=scalars)) is helps
+        assert gathering.plan.is_of_one_time(scalars.step) is helps

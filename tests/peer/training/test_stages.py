@@ -25,7 +25,7 @@ from protocol.microbatch.trainer_messages import (
     Filled,
     Finish,
     Freed,
-    Returned,
+    GradientAdded,
     StageCommand,
     Stepped,
 )
@@ -247,7 +247,7 @@ def test_a_microbatch_that_is_lost_is_left_out_of_the_mean():
     path = Path(stages[0], stages[1:], lost={1})
     stepper = data_peer(stages[0], path)
     stepper.step(blocks(), 1e-3)
-    assert [e.number for e in path.events if isinstance(e, Returned)] == [0, 2]
+    assert [e.number for e in path.events if isinstance(e, GradientAdded)] == [0, 2]
     assert Begun(3) in path.events
     assert Stepped(2) in path.events
     assert not stages[0].compute._held

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from microbatch_worlds import PATIENCE_S, MicrobatchWorld
 
 from protocol.microbatch.core import Counted
-from protocol.microbatch.mending import ResumeOrder, first_kept, orders_of
-from protocol.wire.stage_messages import Leg, Standing
+from protocol.wire.stage_messages import Leg
 
 SEEDS = st.integers(0, 100_000)
 PHASES = (Phase.explicit, Phase.generate)  # a failure names its seed; smaller ones say no more
@@ -96,12 +95,11 @@ def test_a_relay_that_dies_with_a_gradient_in_hand_has_a_stand_in(place):
     assert world.nodes[stand_in].core.counts[Counted.REPLAYED] == 1
     assert world.forwards[stand_in] == 1
     for other in set(path) - {path[place - 1]}:
-        assert world.forwards[other] == 1  # nobody else computed anything again
+        assert world.forwards[other] == 2  # nobody else takes its place
         assert world.nodes[other].books.added.total() == 1
 
 
-def test_two_neighbours_that_die_have_the_rest_of_the_path_run_again():
-    """The dead at 2 had the gradient of the dead at 3: it is made anew, through the head."""
+def test_two_neighbours_that_die_are_both_replaced():
     world = one_microbatch()
     walked_to(world, Leg.BACKWARD, 1)
     path = world.path
@@ -116,44 +114,17 @@ def test_two_neighbours_that_die_have_the_rest_of_the_path_run_again():
     assert len(world.applied) == 3
 
 
-def test_a_gradient_that_has_passed_needs_no_stand_in():
+def test_that_it_is_lost_is_said_again_until_every_relay_has_noted_it():
     world = one_microbatch()
-    walked_to(world, Leg.BACKWARD, 1)
-    while list(world.nodes[world.path[2]].core._kept):
-        world.todo.pop(0)()
-    world.kill(world.path[2])
+    walked_to(world, Leg.BACKWARD, 2)
+    path, world.failing = world.path, 1.0
+    world.kill(path[1])
     world.look_around()
+    while world.todo:
+        world.todo.pop(0)()
+    assert world.forwards[path[0]] == 1
+    world.failing = 0.0
     counts = done_by(world)
-    assert (counts[Counted.DONE], counts[Counted.MENDED], counts[Counted.GONE]) == (1, 0, 1)
-
-
-W, K, A = Standing.WAITS, Standing.KEEPS, Standing.ADDED
-PATH = ("a", "b", "c", "d")
-
-
-@pytest.mark.parametrize(
-    ("standings", "head_keeps", "moves"),
-    [
-        # b is gone between its neighbours: a sends forward, c its gradient.
-        ({"a": W, "c": K, "d": A}, True, {1: (2, False), 3: (0, True)}),
-        # a is gone: the data peer itself sends forward.
-        ({"b": K, "c": A, "d": A}, True, {0: (1, False), 2: (0, True)}),
-        # b and c are gone, and d has forgotten: forward to the head, whose gradient is kept.
-        ({"a": W, "d": A}, True, {1: (4, False), 5: (0, True)}),
-        # The same, and the head has forgotten too.
-        ({"a": W, "d": A}, False, {1: (5, False)}),
-        # b is gone, the gradient has not come to c: two runs would be one too many.
-        ({"a": W, "c": W, "d": K}, True, {1: (2, False), 4: (0, True)}),
-        # All is there: the gradient is sent once more.
-        ({"a": W, "b": W, "c": K, "d": A}, True, {3: (0, True)}),
-    ],
-)
-def test_only_what_is_gone_is_done_again(standings, head_keeps, moves):
-    orders = orders_of(PATH, standings, head_keeps=head_keeps)
-    assert {o.place: (o.until, o.returns) for o in orders if o.until or o.returns} == moves
-    assert orders[0] == ResumeOrder(0, orders[0].until, returns=False)
-
-
-def test_the_gradient_nearest_to_home_counts():
-    assert first_kept(PATH, {"b": K, "c": K}) == 2
-    assert first_kept(PATH, {"a": W}) == 5
+    assert (counts[Counted.DONE], counts[Counted.LOST]) == (1, 0)
+    world.settle()
+    assert set(world.applied.values()) == {1}
