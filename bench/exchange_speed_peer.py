@@ -195,7 +195,9 @@ class SpeedPeer:
         in_results = [
             contributors
             for fragment in range(len(self._codes))
-            for contributors in self._exchange.contributors_by_chunk(fragment).values()
+            for contributors in self._exchange._core.machines[fragment]
+            .writes.contributors_by_chunk()
+            .values()
         ]
         missing = sum(returned.missing for returned in self._record.sends)
         return not missing and min(in_results) == len(self._company.members)

@@ -27,8 +27,7 @@ from peer.network.identity import Identity
 from peer.training.fragments import FragmentSnapshots
 from peer.training.model import FlatModel
 from peer.training.shared import CodeRegions
-from protocol.diloco.collection import Admitted
-from protocol.diloco.commands import Average, ResultToWrite, WriteResults
+from protocol.diloco.commands import Admitted, Average, ResultToWrite, WriteResults
 from protocol.diloco.cycle_machine import short_digest
 from protocol.diloco.owners import owners_of_chunks
 from protocol.fragment.chunk_ledger import ResultRank

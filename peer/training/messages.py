@@ -20,8 +20,8 @@ The order of things, when peers average in pairs:
 
 A round is closed by the trainer itself when its quota is done and nothing holds it up. Its nominal
 step goes on rising meanwhile, to the end of the run. Where the model is cut, each fragment is sent
-at its own moment, and merged as sync.py says (its messages are in protocol/trainer_messages.py);
-and where all peers average, what others did to it is followed outside of its flight, too:
+at its own moment, and merged as sync.py says; and where all peers average
+(protocol/fragment/fragments.py), what others did to it is followed outside of its flight, too:
 
     daemon                              trainer
     Yield(p)                            held := phi

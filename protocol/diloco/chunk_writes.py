@@ -22,6 +22,7 @@ from typing import Final
 from msgspec import structs
 
 from protocol.fragment.chunk_ledger import ChunkLedger, ResultVerdict, Stamp
+from protocol.trainer_messages import Merge
 from protocol.wire.fragment_messages import Result
 
 from .commands import (
@@ -57,6 +58,11 @@ class Occasion:
     redone: set[int] = field(default_factory=set)
     contributors: int = 0
     has_written: bool = False
+
+    def merge(self, fragment: int, cycle: int | None) -> Merge:
+        """What the trainer is told of it; no cycle for a fragment that it has yielded."""
+        of_kind = map(sorted, (self.stepped, self.moved, self.redone))
+        return Merge(fragment, cycle, *map(tuple, of_kind))
 
 
 @dataclass(frozen=True, slots=True)

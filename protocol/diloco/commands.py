@@ -3,8 +3,8 @@
 The rules are in core.py. What peers and the trainer are told is the very message that they get.
 Codes and values are views of memory that the core holds, hands on, and never reads.
 
-Commands to write, and to the trainer, are carried out one after another for each fragment, in
-order. Those that end say by which method of the core it is told.
+Commands to write are carried out one after another, of all fragments, in order; so are those to the
+trainer. Those that end say by which method of the core it is told.
 """
 
 from collections.abc import Mapping
@@ -30,8 +30,6 @@ from protocol.wire.fragment_messages import (
     Result,
     Stamps,
 )
-
-from .collection import Admitted
 
 Parts = Mapping[int, memoryview]
 """Codes by chunk."""
@@ -217,6 +215,24 @@ class Convict:
 
 # --- arithmetic -----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
+class Admitted:
+    """The peers that go into the average of one chunk.
+
+    Attributes:
+        base: the stamp that all of them stand on.
+        weights: peer id to weight, in the order of the sum.
+    """
+
+    base: Stamp
+    weights: Mapping[str, int]
+
+    @property
+    def weight(self) -> int:
+        """The weight of all of them together."""
+        return sum(self.weights.values())
+
+
+@dataclass(frozen=True, slots=True)
 class Average:
     """Average the admitted contributions of each chunk, sign the result; ended by `averaged`.
 
@@ -317,11 +333,17 @@ class SendEnded:
 
 
 WriteOrder = Verify | WriteResults | WriteChunk | UndoSteps
-InOrder = WriteOrder | Merge | Yield
-"""Commands that are carried out one after another for each fragment.
-
-The trainer's `Yield` is ended by `trainer_held`.
-"""
+ForTrainer = Merge | Yield
+"""`Yield` is ended by `trainer_held`."""
 FragmentCommand = (
-    SendMessage | Contribute | ForgetOthers | Ask | Audit | Convict | Average | InOrder | SendEnded
+    SendMessage
+    | Contribute
+    | ForgetOthers
+    | Ask
+    | Audit
+    | Convict
+    | Average
+    | WriteOrder
+    | ForTrainer
+    | SendEnded
 )

@@ -133,10 +133,6 @@ class FragmentCore:
         """Whether an owner was proved to have lied."""
         return self._audits.is_convicted(owner)
 
-    def contributors_by_chunk(self, fragment: int) -> dict[int, int]:
-        """The number of peers in the result of each chunk, of the last cycle."""
-        return self.machines[fragment].writes.contributors_by_chunk()
-
     # --- time, and the group ----------------------------------------------------------------------
     def at(self, now_s: float) -> None:
         """What is told next happens now."""
@@ -287,7 +283,6 @@ class FragmentCore:
     # --- the trainer, and what was written --------------------------------------------------------
     def sent(self, sent: Sent) -> None:
         """The trainer has sent a fragment."""
-        self._context.departures.append(sent.fragment)
         self.machines[sent.fragment].put(sent)
 
     def verified(self, fragment: int, spoilt: Mapping[int, Stamp]) -> None:
@@ -297,9 +292,6 @@ class FragmentCore:
         """
         self._introduce()
         self.machines[fragment].verified(spoilt)
-        departures = self._context.departures
-        if departures and self.machines[departures[0]].awaits_turn:
-            self.machines[departures[0]].look()
 
     def trainer_held(self, fragment: int, held: HoldOutcome) -> None:
         """The end of `Yield`."""

@@ -7,7 +7,7 @@ What concerns the fragment comes into one inbox and is taken one after another. 
 is in flight the trainer does not read the outer copy; at any other time the machine has it
 hold still first. Nothing is written but at its command, one write after another.
 
-    at rest --Sent--> AWAITS_TURN --> VERIFYING --contributions--> AWAY --Merge--> at rest
+    at rest --Sent--> Verify, verified --contributions--> away --Merge--> at rest
     at rest --a result, a chunk--> Yield --trainer_held--> LateWrite --Merge--> at rest
 
 A flight ends when every chunk has its result or an owner that will bring nothing more, for it says
@@ -36,16 +36,14 @@ sends to come are kept for MAX_EARLY_CYCLES cycles. A joiner does not know which
 be; then the newest are kept. What could not be written because the trainer had just sent the
 fragment waits for that send.
 
-Fragments that the trainer has sent together leave in order. An owner averages a fragment as soon as
-it has the contributions of all to it. So all peers should contribute to the same one first, but the
-checks before it end in an order of chance, another at each peer. A fragment that does not come soon
-is waited for no longer than WAIT_S: its machine may be busy.
+Fragments that the trainer has sent together leave in that order, for their checks are made one
+after another. An owner averages a fragment as soon as it has the contributions of all to it; so all
+peers should contribute to the same one first.
 """
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Final, TypeVar
 
 import blake3
@@ -53,7 +51,7 @@ import blake3
 from protocol.fragment.chunk_ledger import ChunkLedger, ResultVerdict, Stamp
 from protocol.limits import MAX_CONTRIBUTION_WEIGHT
 from protocol.schedule.deadline import ObservedDeadline
-from protocol.trainer_messages import Merge, Yield
+from protocol.trainer_messages import Yield
 from protocol.wire.fragment_messages import (
     DIGEST_BYTES,
     ChunkStamp,
@@ -86,8 +84,6 @@ from .peers import Context
 
 ItemT = TypeVar("ItemT")
 
-WAIT_S: Final = 0.5
-"""Time that a fragment waits for those that were sent before it."""
 MIN_RETURN_S: Final = 2.0
 MAX_RETURN_S: Final = 60.0
 MAX_WAITING: Final = 4096
@@ -109,33 +105,26 @@ def digest_of_stamps(stamps: Iterable[Stamp]) -> bytes:
 
 
 # --- where a fragment is --------------------------------------------------------------------------
-class Phase(Enum):
-    """How far a flight is."""
-
-    AWAITS_TURN = "awaits turn"
-    """It waits for fragments that were sent before it."""
-    VERIFYING = "verifying"
-    """Its memory is checked before it leaves."""
-    AWAY = "away"
-    """Its codes are on their way to the owners, or their results to us."""
-
-
 @dataclass(slots=True)
 class Flight:
     """A send, until it is merged.
 
     Attributes:
-        owners: of the fragment's chunks, in order.
+        owners: of the fragment's chunks, in order; none before it leaves: its memory is checked.
         answered: chunks for which a result has come, whether it could be applied or not.
         occasion: its time is our patience.
     """
 
     sent: Sent
     began_s: float
-    phase: Phase = Phase.AWAITS_TURN
     owners: tuple[str, ...] = ()
     answered: set[int] = field(default_factory=set)
     occasion: Occasion = field(default_factory=Occasion)
+
+    @property
+    def is_away(self) -> bool:
+        """Whether its codes are on their way to the owners, or their results to us."""
+        return bool(self.owners)
 
 
 @dataclass(slots=True)
@@ -184,16 +173,9 @@ class CycleMachine:
     def next_deadline_s(self) -> float | None:
         """When `look` is due; None while nothing waits for a time."""
         match self._state:
-            case Flight(phase=Phase.AWAITS_TURN, began_s=began_s):
-                return began_s + WAIT_S
-            case Flight(phase=Phase.AWAY, occasion=occasion) if not self.writes.is_busy:
+            case Flight(is_away=True, occasion=occasion) if not self.writes.is_busy:
                 return occasion.until_s
         return None
-
-    @property
-    def awaits_turn(self) -> bool:
-        """Whether it waits for fragments that were sent before it."""
-        return isinstance(self._state, Flight) and self._state.phase is Phase.AWAITS_TURN
 
     @property
     def remembered(self) -> frozenset[str]:
@@ -205,26 +187,14 @@ class CycleMachine:
         """Take items that came together; what does not fit is lost, and counted."""
         for item in items:
             self._keep(self._inbox, item, MAX_WAITING)
-        self._advance()
-
-    def look(self) -> None:
-        """See whether the fragment's turn has come, or its time is up."""
-        state = self._state
-        if isinstance(state, Flight) and state.phase is Phase.AWAITS_TURN:
-            waited = self._context.now_s >= state.began_s + WAIT_S
-            before = self._context.departures
-            if waited or self._fragment not in before or before[0] == self._fragment:
-                state.phase = Phase.VERIFYING
-                cycles = tuple(self.ledger.cycle(chunk) for chunk in self._chunks)
-                self._context.do(Verify(self._fragment, cycles))
-        self._advance()
+        self.look()
 
     def verified(self, spoilt: Mapping[int, Stamp]) -> None:
         """Contribute; what stands on a spoilt chunk is behind all others, and left out."""
         assert isinstance(self._state, Flight)
         self.writes.verified(spoilt)
         self._contribute(self._state)
-        self._advance()
+        self.look()
 
     def trainer_held(self, held: HoldOutcome) -> None:
         """Write what is to be written, unless the fragment is on its way again."""
@@ -237,12 +207,12 @@ class CycleMachine:
         else:
             late.held = held
             self._write(late.item, late.occasion)
-        self._advance()
+        self.look()
 
     def written(self, stamps: Mapping[int, Stamp]) -> None:
         """Go on behind what was written."""
         self.writes.written(stamps)
-        self._advance()
+        self.look()
 
     def answered(
         self, peer_id: str, question: Question, answer: Answer | None, codes: Parts
@@ -271,17 +241,17 @@ class CycleMachine:
         self._note_settled(cycle)
 
     # --- one after another ------------------------------------------------------------------------
-    def _advance(self) -> None:
-        """Go on until something has to be waited for."""
+    def look(self) -> None:
+        """Go on until something has to be waited for: the flight's time, or the group, may have."""
         while not self.writes.is_busy:
             match self._state:
                 case _ if self.writes.has_more:
                     self.writes.write_on_top()
                 case LateWrite(held=HoldOutcome()) as late:
                     self._end_late_write(late)
-                case Flight(phase=Phase.AWAY) as flight if self._is_over(flight):
+                case Flight(is_away=True) as flight if self._is_over(flight):
                     self._end_flight(flight)
-                case Flight(phase=Phase.AWAY) as flight if self._inbox:
+                case Flight(is_away=True) as flight if self._inbox:
                     self._take_in_flight(flight, self._inbox.popleft())
                 case None if self._inbox:
                     self._take_at_rest(self._inbox.popleft())
@@ -309,9 +279,7 @@ class CycleMachine:
     # --- in flight --------------------------------------------------------------------------------
     def _contribute(self, flight: Flight) -> None:
         """Have the codes sent to the owners; while we are healing, nothing but a word."""
-        sent, plan, departures = flight.sent, self._context.plan, self._context.departures
-        if self._fragment in departures:
-            departures.remove(self._fragment)
+        sent, plan = flight.sent, self._context.plan
         members = self._peers.possible_owners(sent.cycle)
         key = plan.owners_key(self._fragment, sent.cycle)
         flight.owners = owners_of_chunks(key, len(self._chunks), members)
@@ -326,7 +294,6 @@ class CycleMachine:
         self.writes.sent()
         patience_s = self._patience.current_s * plan.sends_at_once(sent.cycle)
         flight.occasion.until_s = self._context.now_s + patience_s
-        flight.phase = Phase.AWAY
         self._inbox.extendleft(reversed(self._due(sent.cycle)))
 
     def _due(self, cycle: int) -> list[ResultArrived | ChunkFetched]:
@@ -385,8 +352,7 @@ class CycleMachine:
         self._peers.note_brought_nothing(in_vain)
         self._missed_since_s = flight.began_s if in_vain else None
         self._state = None
-        stepped, moved = tuple(sorted(occasion.stepped)), tuple(sorted(occasion.moved))
-        self._context.do(Merge(self._fragment, cycle, stepped, moved))
+        self._context.do(occasion.merge(self._fragment, cycle))
         digest = self._settle(cycle)
         self._context.do(
             SendEnded(
@@ -394,7 +360,7 @@ class CycleMachine:
                 cycle,
                 occasion.contributors,
                 len(missing),
-                len(moved),
+                len(occasion.moved),
                 digest.hex(),
                 now_s - flight.began_s,
             )
@@ -407,7 +373,8 @@ class CycleMachine:
                 self._cycle = item.cycle
                 self._peers.note_sent(self._fragment, item.cycle)
                 self._state = Flight(item, self._context.now_s)
-                self.look()
+                cycles = tuple(self.ledger.cycle(chunk) for chunk in self._chunks)
+                self._context.do(Verify(self._fragment, cycles))
             case CyclePassed():
                 self._note_passed(item)
             case ResultArrived() if item.result.cycle > self._cycle:
@@ -441,8 +408,7 @@ class CycleMachine:
         self._state = None
         if late.held is HoldOutcome.YIELDED:
             occasion = late.occasion
-            of_kind = map(sorted, (occasion.stepped, occasion.moved, occasion.redone))
-            self._context.do(Merge(self._fragment, None, *map(tuple, of_kind)))
+            self._context.do(occasion.merge(self._fragment, None))
         if late.occasion.has_written and self.settled is not None:
             self._settle(self.settled[0])
 

@@ -2,7 +2,7 @@
 
 One `Collection` per fragment and cycle that somebody has sent us something for. It is averaged when
 it is complete, or when its deadline has passed; the deadline follows what such collections took
-before. Which contributions go into an average is decided in collection.py.
+before.
 
 Rules
   1. A peer that let a deadline pass is not waited for again before it has contributed: a peer that
@@ -17,19 +17,36 @@ Rules
      oldest is closed as it is; what averaging cannot keep up with is lost, and counted.
   4. Every collection is told to be over once: at once when nothing came for it or it is lost, else
      when its average is there.
+
+Rules of one collection
+  5. It expects every peer that trains in the owner's view when it begins. It is complete when each
+     of them has contributed, excused itself (weight 0: it is healing, or has nothing), or was lost.
+     The average is of what is there.
+  6. The chunks are those that contributors send us: where views differ, two owners may both have
+     one, and the results are ordered (chunk_ledger.py, rule 2).
+  7. A peer contributes once; what comes twice is not added.
+  8. Contributions to a chunk may stand on different stamps: the way since *another* outer copy
+     cannot be averaged with ours. The stamp on which most weight stands wins, whatever the owner's
+     own is: a stamp that one peer claims to be ahead excludes nobody. Of as many the owner's own
+     wins, then the one that is ahead (chunk_ledger.py, rule 1), then the lower digest. But one
+     without any step, once there must be some, gives way to every other: it is that of joiners that
+     have values and do not know of when. The others are left out, and see that from the result.
+  9. Contributors are listed in the order of their peer ids: the sum has one order.
 """
 
 import math
-from collections import deque
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
+from protocol.fragment.chunk_ledger import Stamp
+from protocol.limits import MAX_CONTRIBUTORS
 from protocol.outcomes import RefusalReason
 from protocol.schedule.deadline import ObservedDeadline
 from protocol.wire.fragment_messages import Contribution
 
-from .collection import Admitted, Collection
-from .commands import Average, Parts
+from .commands import Admitted, Average, Parts
 from .peers import BEGUN_FROM, Context
 
 MIN_COLLECT_S: Final = 1.0
@@ -41,23 +58,117 @@ Key = tuple[int, int]
 """Fragment and cycle."""
 
 
-@dataclass(slots=True)
-class _Open:
-    """One collection under way."""
-
-    collection: Collection
-    deadline_s: float
-    began_s: float
-    last_came_s: float
-    codes: dict[int, dict[str, memoryview]] = field(default_factory=dict)
-    contributions: dict[str, Contribution] = field(default_factory=dict)
-
-    def admitted(self) -> dict[int, Admitted]:
-        """The peers that go into the average of each chunk."""
-        by_chunk = ((chunk, self.collection.admitted(chunk)) for chunk in self.collection.chunks)
-        return {chunk: admitted for chunk, admitted in by_chunk if admitted is not None}
+# --- what is collected ----------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Collected:
+    weight: int
+    stamps: Mapping[int, Stamp]
 
 
+class Collection:
+    """The contributions to an owner's chunks of one fragment and cycle, from `began_s` on.
+
+    Args:
+        expected: peer ids, our own among them.
+        own_id: our own.
+        begun: whether all states must have some steps by now.
+
+    Attributes:
+        deadline_s: when its time is up.
+        codes: by chunk and contributor.
+        messages: what came with them, by contributor.
+    """
+
+    def __init__(
+        self, expected: Iterable[str], own_id: str = "", *, begun: bool = False, began_s: float = 0
+    ) -> None:
+        self._own_id, self._begun = own_id, begun
+        self._awaited = set(expected)
+        self._expected = len(self._awaited)
+        self._contributions: dict[str, _Collected] = {}
+        self.began_s = self.last_came_s = began_s
+        self.deadline_s = math.inf
+        self.codes = defaultdict[int, dict[str, memoryview]](dict)
+        self.messages: dict[str, Contribution] = {}
+
+    def add(self, peer_id: str, weight: int, stamps: Mapping[int, Stamp]) -> bool:
+        """A contribution came. Returns whether it counts.
+
+        Args:
+            weight: 0 excuses.
+            stamps: of each chunk that it is for: those that we own, as the contributor sees it.
+        """
+        if peer_id in self._contributions:
+            return False
+        self._awaited.discard(peer_id)
+        if weight == 0:
+            return False
+        self._contributions[peer_id] = _Collected(weight, dict(stamps))
+        return True
+
+    def excuse(self, peer_id: str) -> None:
+        """Await a peer no longer: it is lost, or has left."""
+        self._awaited.discard(peer_id)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further peer can be named in a result."""
+        return len(self._contributions) >= MAX_CONTRIBUTORS
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the owner itself has come to it, or more than half of the expected."""
+        return self._own_id in self._contributions or 2 * len(self._contributions) > self._expected
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Chunks that some peer has contributed to."""
+        chunks = {chunk for each in self._contributions.values() for chunk in each.stamps}
+        return tuple(sorted(chunks))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nobody is awaited any more."""
+        return not self._awaited
+
+    @property
+    def awaited(self) -> frozenset[str]:
+        """The peers that have not come yet."""
+        return frozenset(self._awaited)
+
+    def admitted(self, chunk: int) -> Admitted | None:
+        """The peers that go into the average of a chunk; None if there are none (rules 8 and 9)."""
+        stamps = {
+            peer_id: contribution.stamps[chunk]
+            for peer_id, contribution in self._contributions.items()
+            if chunk in contribution.stamps
+        }
+        if not stamps:
+            return None
+        stand_on: Counter[Stamp] = Counter()
+        for peer_id, stamp in stamps.items():
+            stand_on[stamp] += self._contributions[peer_id].weight
+        own = stamps.get(self._own_id)
+
+        def place(stamp: Stamp) -> tuple[bool, int, bool, int, int]:
+            is_own = stamp == own
+            tells = stamp.steps > 0 or not self._begun
+            return tells, stand_on[stamp], is_own, stamp.steps, stamp.weight
+
+        most = max(map(place, stand_on))
+        tied = (stamp for stamp in stand_on if place(stamp) == most)
+        base = min(tied, key=lambda stamp: stamp.digest)
+        return Admitted(
+            base,
+            {
+                peer_id: self._contributions[peer_id].weight
+                for peer_id in sorted(stamps)
+                if stamps[peer_id] == base
+            },
+        )
+
+
+# --- all collections ------------------------------------------------------------------------------
 class Owner:
     """All collections of one peer. See the top of the file.
 
@@ -69,7 +180,7 @@ class Owner:
         self.over: deque[Key] = deque()
         self._context = context
         self._peers = context.peers
-        self._open: dict[Key, _Open] = {}
+        self._open: dict[Key, Collection] = {}
         self._newest = [-1] * context.plan.num_fragments
         self._cut_short_of: dict[int, tuple[int, float]] = {}
         self._patience = ObservedDeadline(floor_s=MIN_COLLECT_S, ceiling_s=MAX_COLLECT_S)
@@ -85,10 +196,10 @@ class Owner:
         """See who is not expected any more, and whose time is up."""
         for key, collecting in list(self._open.items()):
             self._start_clock(key)
-            for peer_id in collecting.collection.awaited - self._peers.expected(*key):
-                collecting.collection.excuse(peer_id)
+            for peer_id in collecting.awaited - self._peers.expected(*key):
+                collecting.excuse(peer_id)
             is_late = self._context.now_s >= collecting.deadline_s
-            if collecting.collection.is_complete or is_late:
+            if collecting.is_complete or is_late:
                 self._close(key)
 
     def contributed(
@@ -104,18 +215,18 @@ class Owner:
                 return reason
             self._begin(key)
         collecting = self._open[key]
-        if contribution.weight and collecting.collection.is_full:
+        if contribution.weight and collecting.is_full:
             return RefusalReason.TOO_MANY
         stamps = {stamp.chunk: stamp.stamp for stamp in contribution.stamps}
-        if collecting.collection.add(peer_id, contribution.weight, stamps):
-            collecting.contributions[peer_id] = contribution
+        if collecting.add(peer_id, contribution.weight, stamps):
+            collecting.messages[peer_id] = contribution
             for chunk, part in codes.items():
-                collecting.codes.setdefault(chunk, {})[peer_id] = part
+                collecting.codes[chunk][peer_id] = part
         elif contribution.weight:
             return RefusalReason.TWICE
         collecting.last_came_s = self._context.now_s
         self._start_clock(key)
-        if collecting.collection.is_complete:
+        if collecting.is_complete:
             self._close(key)
         return None
 
@@ -147,14 +258,14 @@ class Owner:
             self._close(min(self._open, key=lambda each: self._open[each].began_s))
         expected = self._peers.expected(*key) - self._peers.late
         begun, now_s = key[1] >= BEGUN_FROM, self._context.now_s
-        collection = Collection(expected, self._peers.own_id, begun=begun)
-        self._open[key] = _Open(collection, math.inf, now_s, now_s)
+        own_id = self._peers.own_id
+        self._open[key] = Collection(expected, own_id, begun=begun, began_s=now_s)
         self._start_clock(key)
 
     def _start_clock(self, key: Key) -> None:
         """From now on a collection's time runs, if it may (rule 1)."""
         collecting = self._open[key]
-        may_run = collecting.collection.has_begun or key[1] <= self._peers.seen.round
+        may_run = collecting.has_begun or key[1] <= self._peers.seen.round
         if may_run and collecting.deadline_s == math.inf:
             patience_s = self._patience.current_s * self._context.plan.sends_at_once(key[1])
             collecting.deadline_s = self._context.now_s + patience_s
@@ -163,21 +274,19 @@ class Owner:
         collecting, counts = self._open.pop(key), self._context.counts
         fragment, cycle = key
         self._newest[fragment] = max(self._newest[fragment], cycle)
-        if collecting.collection.is_complete:
+        if collecting.is_complete:
             self._patience.observe(collecting.last_came_s - collecting.began_s)
             counts.complete += 1
         else:
-            self._peers.late |= collecting.collection.awaited
+            self._peers.late |= collecting.awaited
             self._cut_short_of[fragment] = (cycle, collecting.began_s)
             counts.cut_short += 1
-        collecting.collection.closed = True
-        chunks, is_busy = collecting.collection.chunks, self._num_averaging >= MAX_COLLECTIONS
+        chunks, is_busy = collecting.chunks, self._num_averaging >= MAX_COLLECTIONS
         if not chunks or is_busy:
             counts.cut_short += bool(chunks)
             self.over.append(key)
             return
         self._num_averaging += 1
-        admitted = collecting.admitted()
-        self._context.do(
-            Average(fragment, cycle, admitted, collecting.codes, collecting.contributions)
-        )
+        by_chunk = ((chunk, collecting.admitted(chunk)) for chunk in chunks)
+        admitted = {chunk: found for chunk, found in by_chunk if found is not None}
+        self._context.do(Average(fragment, cycle, admitted, collecting.codes, collecting.messages))

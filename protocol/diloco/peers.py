@@ -219,7 +219,6 @@ class Context:
 
     Attributes:
         do: has a command carried out.
-        departures: fragments that were sent and have not left, in order.
         now_s: the time of what is being told.
     """
 
@@ -227,7 +226,6 @@ class Context:
     peers: Peers
     do: Callable[[FragmentCommand], None]
     counts: FragmentCounts = field(default_factory=FragmentCounts)
-    departures: list[int] = field(default_factory=list)
     now_s: float = 0.0
 
     def tell(

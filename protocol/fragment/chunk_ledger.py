@@ -9,7 +9,7 @@ Rules
   1. A stamp is (outer steps taken, weight admitted in all of them, digest of values and momentum).
      One with more steps is ahead, then one with more weight: a chunk that went on with more peers
      has learnt more. Of equal ones nobody can tell by themselves which is right; the next result
-     decides, whose owner has seen how many stand on which (collection.py): who is not on its base
+     decides, whose owner has seen how many stand on which (owner.py): who is not on its base
      heals, if more than one peer stands there, or if there its digest is lower than ours. (So the
      majority's bytes never move for one peer whose memory was spoilt; two peers that differ have
      no majority, and the digest breaks the tie.)

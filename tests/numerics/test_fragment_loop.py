@@ -13,13 +13,7 @@ from peer.training.errors import NonFinite, WrongCommand
 from peer.training.fragments import FragmentSnapshots
 from peer.training.messages import CloseRound, Evaluate, Load, RoundClosed, TrainRound
 from protocol.fragment.fragments import Span
-from protocol.trainer_messages import (
-    FragmentMerged,
-    FragmentSent,
-    Merge,
-    Yield,
-    Yielded,
-)
+from protocol.trainer_messages import FragmentMerged, FragmentSent, Merge, Yield, Yielded
 
 pytestmark = pytest.mark.slow
 

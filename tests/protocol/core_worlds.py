@@ -8,7 +8,7 @@ results to the same values in the same order.
 import heapq
 import itertools
 import random
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -145,14 +145,16 @@ class Peer:
         self.sent: list[tuple[int, int]] = []
         self.returned: list[e.SendEnded] = []
         self.further: dict[tuple[int, str], deque[GetResult]] = {}
-        self.orders: dict[int, deque[e.InOrder]] = defaultdict(deque)
+        self.writes: deque[e.WriteOrder] = deque()
+        self.told_trainer: deque[e.ForTrainer] = deque()
         self.commands: list[e.FragmentCommand] = []
 
     @property
     def is_idle(self) -> bool:
         """Whether the trainer, or anybody, waits for nothing."""
         trainer = self.trainer
-        waits = any(self.orders.values()) or trainer.in_flight or trainer.yielded or trainer.due
+        under_way = self.writes or self.told_trainer or trainer.in_flight
+        waits = under_way or trainer.yielded or trainer.due
         return not waits and not self.further
 
     # --- what the core is told --------------------------------------------------------------------
@@ -203,10 +205,12 @@ class Peer:
                 self.banned.append(owner)
             case e.ForgetOthers():
                 pass
+            case Merge() | Yield():
+                self.told_trainer.append(command)
+                self.world.later(self._tell_trainer)
             case _:
-                self.orders[command.fragment].append(command)
-                if len(self.orders[command.fragment]) == 1:
-                    self.world.later(lambda: self._carry_out_first(command.fragment))
+                self.writes.append(command)
+                self.world.later(self._write_next)
 
     def _average(self, order: e.Average) -> None:
         self.told().averaged(order.fragment, order.cycle, self._averages(order))
@@ -254,45 +258,35 @@ class Peer:
         )
         return e.Averages(result, memoryview(b"".join(parts.values())), parts)
 
-    def _carry_out_first(self, fragment: int) -> None:
-        """Orders of one fragment are carried out one after another, each in its time."""
-        order = self.orders[fragment][0]
-        trainer = self.trainer
-        match order:
+    def _tell_trainer(self) -> None:
+        """The trainer is told one after another, each in its time."""
+        message, trainer = self.told_trainer.popleft(), self.trainer
+        fragment = message.fragment
+        match message:
             case Merge(_, None):
                 trainer.yielded.discard(fragment)
             case Merge(_, int(cycle)):
                 if trainer.in_flight.get(fragment) == cycle:
                     del trainer.in_flight[fragment]
                     trainer.merged.append((fragment, cycle))
+            case Yield() if fragment in trainer.in_flight:
+                self.told().trainer_held(fragment, e.HoldOutcome.VOID)
+                return
             case Yield():
-                if fragment not in trainer.in_flight:
-                    trainer.yielded.add(fragment)
-                held = (
-                    e.HoldOutcome.VOID if fragment in trainer.in_flight else e.HoldOutcome.YIELDED
-                )
-                self._ended(fragment, lambda: self.told().trainer_held(fragment, held))
+                trainer.yielded.add(fragment)
+                self.told().trainer_held(fragment, e.HoldOutcome.YIELDED)
                 return
-            case e.Verify():
-                spoilt = self.memory.carry_out(order)
-                self._ended(fragment, lambda: self.told().verified(fragment, spoilt))
-                return
-            case e.WriteResults() | e.WriteChunk() | e.UndoSteps():
-                assert trainer.may_be_written(fragment)
-                late = self.world.now_s > order.until_s
-                stamps = {} if late else self.memory.carry_out(order)
-                self._ended(fragment, lambda: self.told().written(fragment, stamps))
-                return
-        self._ended(fragment, None)
         self._send_due(fragment)
 
-    def _ended(self, fragment: int, tell: Callable[[], None] | None) -> None:
-        self.orders[fragment].popleft()
-        waiting = bool(self.orders[fragment])
-        if tell is not None:
-            tell()
-        if waiting:
-            self.world.later(lambda: self._carry_out_first(fragment))
+    def _write_next(self) -> None:
+        """Writes are made one after another, each in its time."""
+        order = self.writes.popleft()
+        if isinstance(order, e.Verify):
+            self.told().verified(order.fragment, self.memory.carry_out(order))
+            return
+        assert self.trainer.may_be_written(order.fragment)
+        late = self.world.now_s > order.until_s
+        self.told().written(order.fragment, {} if late else self.memory.carry_out(order))
 
     # --- questions --------------------------------------------------------------------------------
     def _ask(self, peer_id: str, question: e.Question) -> None:

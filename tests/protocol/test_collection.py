@@ -2,7 +2,7 @@
 
 from existing import existing
 
-from protocol.diloco.collection import Collection
+from protocol.diloco.owner import Collection
 from protocol.fragment.chunk_ledger import Stamp
 
 BASE = Stamp(3, 9, b"base")
@@ -32,13 +32,6 @@ def test_nobody_counts_twice():
     assert collection.add("a", 1, {0: BASE})
     assert not collection.add("a", 5, {0: BETTER})
     assert existing(collection.admitted(0)).weight == 1
-
-
-def test_what_comes_after_the_close_is_not_added():
-    collection = Collection(["a"])
-    collection.closed = True
-    assert not collection.add("a", 1, {0: BASE})
-    assert collection.admitted(0) is None
 
 
 def test_the_best_base_wins_whatever_the_owners_is():

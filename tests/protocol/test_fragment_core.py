@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from protocol.diloco import commands as e
-from protocol.diloco.cycle_machine import MAX_RETURN_S, WAIT_S
+from protocol.diloco.cycle_machine import MAX_RETURN_S
 from protocol.diloco.owner import MAX_COLLECT_S
 from protocol.diloco.peers import LATE_ROUNDS
 from protocol.outcomes import RefusalReason
@@ -316,19 +316,6 @@ def test_fragments_sent_together_leave_in_that_order_however_long_their_checks_t
     world.run(5.0)
     left = [each.sent.fragment for each in of_kind(world.peers["a"].commands, e.Contribute)]
     assert [fragment for i, fragment in enumerate(left) if fragment not in left[:i]] == [2, 0, 1]
-
-
-def test_a_fragment_that_does_not_leave_holds_up_the_others_for_a_moment_only():
-    alone = Alone("", num_chunks=[1, 1])
-    peer, world = alone.peer, alone.world
-    peer.send(0, 0)
-    peer.send(1, 0)
-    assert [each.fragment for each in of_kind(peer.commands, e.Verify)] == [0]
-    world._queue.clear()  # the check of 0 never ends
-    world.run(WAIT_S / 2)
-    assert [each.fragment for each in of_kind(peer.commands, e.Verify)] == [0]
-    world.run(WAIT_S)
-    assert [each.fragment for each in of_kind(peer.commands, e.Verify)] == [0, 1]
 
 
 # --- what is told to the others -------------------------------------------------------------------

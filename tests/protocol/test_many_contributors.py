@@ -5,7 +5,7 @@ import pytest
 from existing import existing
 from msgspec.structs import replace
 
-from protocol.diloco.collection import Collection
+from protocol.diloco.owner import Collection
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.fragment.chunk_ledger import Stamp
 from protocol.limits import (

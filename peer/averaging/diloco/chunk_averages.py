@@ -108,7 +108,7 @@ class ChunkAverages:
                     admitted.base.steps,
                     admitted.base.weight,
                     admitted.base.digest,
-                    mask_of(place[peer_id] for peer_id in admitted.weights),
+                    mask_of([place[peer_id] for peer_id in admitted.weights]),
                     code_digest(codec, parts[chunk]),
                 )
                 for chunk, admitted in order.admitted.items()

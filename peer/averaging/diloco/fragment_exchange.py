@@ -2,14 +2,14 @@
 
 The thin shell around `protocol/diloco/core.py`. The core is told of checked messages, what the
 trainer has sent, answers, the ends of blocking work, and time; its commands become messages,
-questions, blocking work and what the trainer gets. One task per fragment carries out, in order,
-what is ordered for it; one task averages; each question has a task of its own. Nothing is decided
-here.
+questions, blocking work and what the trainer gets. One task writes the outer copy, one tells the
+trainer, one signs what we contribute, one averages, each in the order of the commands; questions
+have tasks of their own. Nothing is decided here.
 """
 
 import math
 from collections import deque
-from collections.abc import AsyncIterable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -70,7 +70,7 @@ class FragmentTrainer(Protocol):
         """Wait until `can_write`."""
 
     async def merge(self, message: Merge) -> None:
-        """A send is over, or what was yielded is written: tell the trainer."""
+        """Tell the trainer that a fragment has been written: its send is over, or its hold."""
 
     async def hold(self, message: Yield) -> HoldOutcome:
         """Make it read nothing of the fragment until `merge`."""
@@ -137,8 +137,6 @@ AUDIT_DRAWS: Final = b"loco/v1/audit-draws\0"
 """What our key signs of this nobody else can know: what audits are drawn by."""
 TICK_S: Final = 0.25
 """How often it is seen who is there, at least."""
-MAX_ORDERS: Final = 16
-"""Orders that wait for one fragment's task; the core gives the next write when one has ended."""
 MAX_ASKED_FOR_STAMPS: Final = 5
 """Peers that a joiner asks which states its values are in."""
 MAX_CONTRIBUTIONS: Final = 1024
@@ -168,8 +166,9 @@ class FragmentExchange:
         self._seen: GroupSeen | None = None
         self._changed = trio.Event()
         self._further: dict[tuple[int, PeerId], deque[GetResult]] = {}
-        # No bound: of each chunk, and of each peer's chunks, the core has one question at a time.
-        self._ask, self._to_ask = trio.open_memory_channel[commands.Ask | commands.Audit](math.inf)
+        # No bound: of each fragment the core has one write and one hold at a time.
+        self._write, self._to_write = trio.open_memory_channel[WriteOrder](math.inf)
+        self._tell, self._to_tell = trio.open_memory_channel[commands.ForTrainer](math.inf)
         self._keep, self._to_keep = trio.open_memory_channel[commands.Convict](MAX_CONVICTED)
         self._average, self._to_average = trio.open_memory_channel[commands.Average](
             MAX_COLLECTIONS
@@ -177,25 +176,23 @@ class FragmentExchange:
         self._contribute, self._to_contribute = trio.open_memory_channel[commands.Contribute](
             MAX_CONTRIBUTIONS
         )
-        self._orders = [
-            trio.open_memory_channel[commands.InOrder](MAX_ORDERS) for _ in outer.fragments
-        ]
+        self._nursery: trio.Nursery | None = None
 
     async def run(self) -> None:
         """Serve, collect, average and keep, until cancelled."""
-        async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as self._nursery:
+            nursery = self._nursery
             if self._outer.is_long:  # before the first contributions wait for it
                 nursery.start_soon(self._work.run, load_loops, self._outer.codec)
             await nursery.start(self._posts.run)
             nursery.start_soon(self._average_all)
             nursery.start_soon(self._contribute_all)
-            nursery.start_soon(self._ask_all)
             nursery.start_soon(self._tick)
             await self._around.network.serve(FRAGMENT, self._serve)
             await self._adopt_stamps()
             self._core_now().begin(self._around.last_sent)
-            for _, orders in self._orders:
-                nursery.start_soon(self._carry_out_all, orders)
+            nursery.start_soon(self._write_all)
+            nursery.start_soon(self._tell_trainer)
             await self._convict_again()
             async for convict in self._to_keep:
                 with suppress(OSError):  # a full disk: it holds for as long as this process
@@ -213,10 +210,6 @@ class FragmentExchange:
         part = min(1.0, sent.steps / self._around.inner_steps)
         self._outer.sends(sent.fragment, sent.codes, part)
         self._core_now().sent(sent)
-
-    def contributors_by_chunk(self, fragment: int) -> dict[int, int]:
-        """The number of peers in the result of each chunk, of the fragment's last cycle."""
-        return self._core.contributors_by_chunk(fragment)
 
     # --- the core's side --------------------------------------------------------------------------
     def _core_now(self) -> FragmentCore:
@@ -238,10 +231,10 @@ class FragmentExchange:
                     self._contribute.send_nowait(command)
             case commands.ForgetOthers(present):
                 self._posts.keep_only(present - {self._own_id})
-            case commands.Ask(peer_id, GetResult() as question):
-                self._further[question.fragment, peer_id].append(question)
-            case commands.Ask() | commands.Audit():
-                self._ask.send_nowait(command)
+            case commands.Ask(peer_id, question):
+                self._ask(peer_id, question)
+            case commands.Audit():
+                self._start(self._audit, command)
             case commands.Average():
                 self._average.send_nowait(command)
             case commands.SendEnded():
@@ -250,8 +243,14 @@ class FragmentExchange:
                 self._around.convict(owner)
                 with suppress(trio.WouldBlock):
                     self._keep.send_nowait(command)
+            case Merge() | Yield():
+                self._tell.send_nowait(command)
             case _:
-                self._orders[command.fragment][0].send_nowait(command)
+                self._write.send_nowait(command)
+
+    def _start(self, function: Callable[..., Awaitable[None]], *arguments: object) -> None:
+        assert self._nursery is not None
+        self._nursery.start_soon(function, *arguments)
 
     async def _tick(self) -> None:
         while True:
@@ -262,35 +261,39 @@ class FragmentExchange:
                 continue
             self._core_now().tick()
 
-    # --- what is ordered for a fragment -----------------------------------------------------------
-    async def _carry_out_all(self, orders: AsyncIterable[commands.InOrder]) -> None:
+    # --- the trainer, and the outer copy ----------------------------------------------------------
+    async def _tell_trainer(self) -> None:
         trainer = self._around.trainer
-        async for order in orders:
-            match order:
+        async for message in self._to_tell:
+            match message:
                 case Merge():
-                    await trainer.merge(order)
-                case Yield(fragment):
-                    held = await trainer.hold(order)
-                    self._core_now().trainer_held(fragment, held)
-                case commands.Verify():
-                    await self._write(order)
-                case commands.WriteResults() | commands.WriteChunk() | commands.UndoSteps():
-                    with trio.move_on_at(order.until_s):
-                        await self._write(order)
-                        continue
-                    self._core_now().written(order.fragment, {})
+                    await trainer.merge(message)
+                case Yield():  # which it may answer late
+                    self._start(self._hold, message)
 
-    async def _write(self, order: WriteOrder) -> None:
-        """Write the outer copy when nobody reads all of it; the core knows before anybody does."""
+    async def _hold(self, message: Yield) -> None:
+        held = await self._around.trainer.hold(message)
+        self._core_now().trainer_held(message.fragment, held)
+
+    async def _write_all(self) -> None:
+        """Fragments that were sent together are checked, and leave, in that order."""
+        async for order in self._to_write:
+            if isinstance(order, commands.Verify):
+                spoilt = await self._written(order)
+                self._core_now().verified(order.fragment, spoilt)
+                continue
+            stamps: Mapping[int, Stamp] = {}
+            with trio.move_on_at(order.until_s):
+                stamps = await self._written(order)
+            self._core_now().written(order.fragment, stamps)
+
+    async def _written(self, order: WriteOrder) -> Mapping[int, Stamp]:
+        """Write the outer copy when nobody reads all of it."""
         while True:
             await self._around.trainer.may_write()
             async with self._around.lock:
                 if self._around.trainer.can_write:
-                    stamps = await self._work.run(self._outer.carry_out, order)
-                    core = self._core_now()
-                    is_check = isinstance(order, commands.Verify)
-                    (core.verified if is_check else core.written)(order.fragment, stamps)
-                    return
+                    return await self._work.run(self._outer.carry_out, order)
 
     async def _average_all(self) -> None:
         async for order in self._to_average:
@@ -314,16 +317,14 @@ class FragmentExchange:
                 self._posts.post(order.owner, contribution, codes)
 
     # --- what others are asked --------------------------------------------------------------------
-    async def _ask_all(self) -> None:
-        async with trio.open_nursery() as nursery:
-            async for command in self._to_ask:
-                match command:
-                    case commands.Audit():
-                        nursery.start_soon(self._audit, command)
-                    case commands.Ask(peer_id, GetChunkState() as question):
-                        nursery.start_soon(self._fetch, peer_id, question)
-                    case commands.Ask(peer_id, GetStamps() as question):
-                        nursery.start_soon(self._ask_stamps, peer_id, question)
+    def _ask(self, peer_id: PeerId, question: commands.Question) -> None:
+        match question:
+            case GetResult(fragment=fragment):
+                self._further[fragment, peer_id].append(question)
+            case GetStamps():
+                self._start(self._ask_stamps, peer_id, question)
+            case GetChunkState():
+                self._start(self._fetch, peer_id, question)
 
     async def _audit(self, order: commands.Audit) -> None:
         outcome, proof = await self._audits.audit(order)

@@ -153,7 +153,7 @@ class CurrentTrainer:
         self._stop_holding(event.fragment)
 
     def yielded(self, fragment: int) -> None:
-        """The trainer does not read this fragment until `amend`."""
+        """The trainer does not read this fragment until `merge`."""
         self._yielded.add(fragment)
         self._stop_holding(fragment)
 
@@ -184,14 +184,14 @@ class CurrentTrainer:
         return self._validation.is_idle and self._loaded.is_set()
 
     async def merge(self, message: Merge) -> None:
-        """A send is over, or what was yielded is written: tell the trainer that waits for it."""
+        """A fragment has been written: tell the trainer that sent it, or yielded it."""
+        fragment = message.fragment
         if message.cycle is None:
-            if message.fragment in self._yielded and self._line is not None:
-                self._yielded.discard(message.fragment)
-                await self._line.send(message)
-            return
-        if self._in_flight.get(message.fragment) == message.cycle and self._line is not None:
-            del self._in_flight[message.fragment]
+            knows = fragment in self._yielded
+            self._yielded.discard(fragment)
+        elif knows := self._in_flight.get(fragment) == message.cycle:
+            del self._in_flight[fragment]
+        if knows and self._line is not None:
             await self._line.send(message)
         if not self._in_flight:
             self._all_back.set()

@@ -88,10 +88,8 @@ class World:
 
     def carry_out(self, order: e.FragmentCommand) -> None:
         match order:
-            case Merge(cycle=None):
-                self.amended.append(order)
-            case Merge():
-                self.merged.append(order)
+            case Merge(_, cycle):
+                (self.amended if cycle is None else self.merged).append(order)
             case Yield():
                 self.tell(lambda machine: machine.trainer_held(self.held))
             case e.Verify():
@@ -118,9 +116,11 @@ def merged(cycle: int = CYCLE, **changes: tuple[int, ...]) -> Merge:
     return Merge(FRAGMENT, cycle, changes.get("stepped", ()), changes.get("moved", ()))
 
 
-def amended(**changes: tuple[int, ...]) -> Merge:
+def amended(
+    *, stepped: tuple[int, ...] = (), moved: tuple[int, ...] = (), redone: tuple[int, ...] = ()
+) -> Merge:
     """That a fragment which was yielded has changed."""
-    return Merge(FRAGMENT, None, **changes)
+    return Merge(FRAGMENT, None, stepped, moved, redone)
 
 
 def send(cycle: int = CYCLE) -> e.Sent:

@@ -3,18 +3,23 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+import numpy as np
 import pytest
 import trio
 import trio.testing
 from owner_worlds import CYCLE, FRAGMENT, GROUP, IDENTITIES, IDS, codes_of, outer_copy
 
 from peer.averaging.diloco.fragment_exchange import FragmentExchange, FragmentSurroundings
+from peer.averaging.diloco.nesterov import NesterovFactors
 from peer.averaging.diloco.outer_fragments import OuterFragments
+from peer.codec import get_codec
 from peer.network.simulated import SimulatedInternet
 from peer.ports.simulated import SimulatedWork
 from protocol.diloco.commands import GroupSeen, HoldOutcome, SendEnded, Sent
 from protocol.diloco.cycle_machine import MAX_RETURN_S
 from protocol.diloco.peers import FragmentCounts
+from protocol.fragment.fragments import cut_fragments
+from protocol.run.layout import Layout
 from protocol.trainer_messages import Merge, Yield
 
 
@@ -82,7 +87,7 @@ class World:
                 counts=FragmentCounts(),
                 inner_steps=1,
                 trims=False,
-                last_sent=[-1],
+                last_sent=[-1] * len(self.outer.fragments),
             )
             exchange = FragmentExchange(around, self.outer)
             async with trio.open_nursery() as nursery:
@@ -133,3 +138,17 @@ async def test_who_may_not_write_in_time_merges_without_what_came(world, autojum
         assert at_s - began_s == pytest.approx(MAX_RETURN_S)
         assert [each.missing for each in world.returned_sends] == [2]
         assert world.outer.read(FRAGMENT, 0) == before
+
+
+async def test_fragments_sent_together_are_checked_and_leave_in_that_order(autojump_clock):
+    layout = Layout.from_shapes({f"layers.{i}.weight": (8192,) for i in range(3)})
+    phi = np.zeros(layout.padded_parameters, np.float32)
+    fragments = cut_fragments(layout, "sequential", 1)
+    factors = NesterovFactors(1.0, 0.0)
+    world = World(OuterFragments(fragments, phi, phi.copy(), get_codec("fp32"), factors))
+    async with world.exchange() as exchange:
+        for fragment in (2, 0, 1):
+            codes = memoryview(bytes(world.outer.chunk_code_bytes(fragment, 0)))
+            exchange.sent(Sent(fragment, CYCLE, codes, 1, 1))
+        await trio.sleep(MAX_RETURN_S)
+    assert [each.fragment for each in world.returned_sends] == [2, 0, 1]

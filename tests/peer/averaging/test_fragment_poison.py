@@ -8,8 +8,7 @@ from owner_worlds import CYCLE, FRAGMENT, GROUP, IDENTITIES, IDS, codes_of, cont
 from peer.averaging.diloco.chunk_averages import ChunkAverages
 from peer.averaging.diloco.outer_fragments import FIRST_OF_CHUNK, FIRST_RESULTS
 from peer.codec.base import LARGEST_MAGNITUDE
-from protocol.diloco.collection import Admitted
-from protocol.diloco.commands import Average, ResultToWrite, WriteResults
+from protocol.diloco.commands import Admitted, Average, ResultToWrite, WriteResults
 from protocol.diloco.cycle_machine import short_digest
 from protocol.fragment.chunk_ledger import ResultRank
 from protocol.plausible import FIRST

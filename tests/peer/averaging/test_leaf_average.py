@@ -21,8 +21,7 @@ from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import codes_as_tensor
 from peer.codec.leaves import code_digest, leaf_digests, leaf_of, leaves_of_chunk, values_of_leaf
 from peer.network.identity import Identity
-from protocol.diloco.collection import Admitted
-from protocol.diloco.commands import Average
+from protocol.diloco.commands import Admitted, Average
 from protocol.diloco.evidence import Evidence, Leaf
 from protocol.errors import RemoteProtocolError
 from protocol.fragment.code_tree import path_of

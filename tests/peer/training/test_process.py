@@ -44,14 +44,7 @@ from protocol.run.run_spec import (
     TrainingSection,
 )
 from protocol.run.sections import OptimizerSection
-from protocol.trainer_messages import (
-    ONE_CHUNK,
-    FragmentMerged,
-    FragmentSent,
-    Merge,
-    Yield,
-    Yielded,
-)
+from protocol.trainer_messages import ONE_CHUNK, FragmentMerged, FragmentSent, Merge, Yield, Yielded
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
