@@ -39,7 +39,8 @@ def test_a_poisonous_partner_is_skipped_as_implausible(tmp_path, monkeypatch, fa
     async def lie(gossip, own, **bounds):
         if gossip._matchmaker._own_id == LIAR and own.round >= FIRST_LIE:
             lies.append(own.round)
-            own = poisoned(own, factor)
+            settled = await average(gossip, poisoned(own, factor), **bounds)
+            return replace(settled, own=own)  # it steps by what it has
         return await average(gossip, own, **bounds)
 
     monkeypatch.setattr(Gossip, "average", lie)
