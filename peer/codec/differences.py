@@ -61,7 +61,7 @@ class MalformedPack(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Vector:
+class _CodedBlocks:
     """The codes [blocks, 128] and scales [blocks] of one vector, as views."""
 
     codes: npt.NDArray[np.int8]
@@ -81,7 +81,7 @@ def _scale_from(halves: npt.NDArray[np.uint16]) -> Floats:
     return (halves.astype(np.uint32) << 16).view(np.float32)[:, None]
 
 
-def _vectors(payload: Any, vectors: int) -> list[_Vector]:
+def _vectors(payload: Any, vectors: int) -> list[_CodedBlocks]:
     flat: Bytes = np.frombuffer(payload, np.uint8)
     size = flat.size // vectors
     blocks, rest = divmod(size, BLOCK + 2)
@@ -89,7 +89,7 @@ def _vectors(payload: Any, vectors: int) -> list[_Vector]:
         raise ValueError(f"{flat.size} bytes are no {vectors} vectors of int8 codes")
     parts = (flat[start : start + size] for start in range(0, flat.size, size or 1))
     return [
-        _Vector(
+        _CodedBlocks(
             part[: blocks * BLOCK].view(np.int8).reshape(-1, BLOCK),
             part[blocks * BLOCK :].view(np.uint16),
         )
@@ -156,7 +156,7 @@ def pack(own: Any, widths: Bytes, vectors: int = 1) -> bytearray:
     return bytearray(out.data)
 
 
-def _pack_one(vector: _Vector, widths: Bytes, out: Bytes) -> None:
+def _pack_one(vector: _CodedBlocks, widths: Bytes, out: Bytes) -> None:
     blocks = widths.size
     out[:blocks] = widths
     out[blocks : 3 * blocks] = vector.scales.view(np.uint8)
@@ -218,7 +218,7 @@ def unpack(packed: Any, own: Any, into: Any, vectors: int = 1) -> npt.NDArray[np
 
 
 def _unpack_one(
-    flat: Bytes, widths: Bytes, mine: _Vector, theirs: _Vector
+    flat: Bytes, widths: Bytes, mine: _CodedBlocks, theirs: _CodedBlocks
 ) -> npt.NDArray[np.bool_]:
     blocks = widths.size
     theirs.scales.view(np.uint8)[:] = flat[blocks : 3 * blocks]
@@ -245,7 +245,9 @@ def _unpack_one(
     return bad
 
 
-def _guess(mine: _Vector, theirs: _Vector, tile: slice, widths: Bytes) -> npt.NDArray[np.int16]:
+def _guess(
+    mine: _CodedBlocks, theirs: _CodedBlocks, tile: slice, widths: Bytes
+) -> npt.NDArray[np.int16]:
     """n: what our own value is in the sender's scale."""
     with np.errstate(all="ignore"):
         ratio = mine.scale_of(tile) / theirs.scale_of(tile)

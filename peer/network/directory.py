@@ -59,7 +59,7 @@ class _Hung(Exception):
     """The thread gave no sign."""
 
 
-class _Lost(Exception):
+class _ThreadEnded(Exception):
     """The thread has ended: p2pd is gone, or was never there."""
 
 
@@ -82,20 +82,20 @@ class _NodeThread:
         return self.node is not None and not self._ended.is_set()
 
     async def start(self) -> None:
-        """Raises _Lost when p2pd is not there, _Hung when the thread does not come up."""
+        """Raises _ThreadEnded when p2pd is not there, _Hung when the thread does not come up."""
         threading.Thread(target=self._main, name="directory", daemon=True).start()
         with trio.move_on_after(START_TIMEOUT_S):
             await self._started.wait()
         if not self._started.is_set():
             raise _Hung
         if self.node is None:
-            raise _Lost(str(self._error or "p2pd closed the connection"))
+            raise _ThreadEnded(str(self._error or "p2pd closed the connection"))
 
     async def call(self, *call: Any) -> Any:
-        """Call a method of the node, by name. Raises _Hung, _Lost, or what the call raised."""
+        """Call a method of the node by name. Raises _Hung, _ThreadEnded, or what it raised."""
         node, done, answer = self.node, trio.Event(), []
         if node is None or self._ended.is_set():
-            raise _Lost(str(self._error or "p2pd closed the connection"))
+            raise _ThreadEnded(str(self._error or "p2pd closed the connection"))
 
         def report(result: Any, error: BaseException | None) -> None:
             answer.append((result, error))
@@ -104,7 +104,7 @@ class _NodeThread:
         try:
             give_up = node.submit(call, CALL_TIMEOUT_S, report)
         except RuntimeError as error:
-            raise _Lost(str(error)) from error
+            raise _ThreadEnded(str(error)) from error
         self._waiting.add(done)
         try:
             with trio.move_on_after(CALL_TIMEOUT_S + HUNG_AFTER_S):
@@ -115,11 +115,13 @@ class _NodeThread:
                 give_up()
         if not answer and not self._ended.is_set():
             raise _Hung
-        result, failure = answer[0] if answer else (None, _Lost("p2pd closed the connection"))
+        result, failure = (
+            answer[0] if answer else (None, _ThreadEnded("p2pd closed the connection"))
+        )
         if isinstance(failure, Exception):
             raise failure
         if failure is not None:  # asyncio's cancellation is none of trio's
-            raise _Lost("the call was cut off")
+            raise _ThreadEnded("the call was cut off")
         return result
 
     def abandon(self) -> None:
@@ -257,7 +259,7 @@ class HivemindDirectory:
                     self._abandon(thread, "calls get no answer")
                     await self._attach()
             return None
-        except _Lost:
+        except _ThreadEnded:
             self.failures["detached"] += 1
             return None
         except Exception as error:  # noqa: BLE001 - hivemind raises what it likes; it is counted
@@ -297,7 +299,7 @@ class HivemindDirectory:
         self._thread = None
         try:
             await thread.start()
-        except _Lost as error:
+        except _ThreadEnded as error:
             self._why_detached = str(error)
             _log.warning("directory detached", why=self._why_detached)
             return
@@ -307,7 +309,7 @@ class HivemindDirectory:
         self._thread = thread
         if self._entry_peers:
             peers = tuple(self._entry_peers)
-            with contextlib.suppress(_Hung, _Lost, Exception):
+            with contextlib.suppress(_Hung, _ThreadEnded, Exception):
                 await thread.call("add_peers", peers)
 
 

@@ -104,7 +104,7 @@ class Bucket:
 
 
 @dataclass(slots=True)
-class _Path:
+class _PeerPace:
     """The pace of the path to one peer.
 
     Attributes:
@@ -136,7 +136,7 @@ class Pacing:
         self.senders: Callable[[], int] = lambda: 1
         self._up = Bucket(_bytes_per_s(limits.max_upload_mbps))
         self._down = Bucket(_bytes_per_s(limits.max_download_mbps))
-        self._paths: OrderedDict[PeerId, _Path] = OrderedDict()
+        self._paths: OrderedDict[PeerId, _PeerPace] = OrderedDict()
 
     # --- what streams ask -------------------------------------------------------------------------
     @contextmanager
@@ -221,15 +221,15 @@ class Pacing:
         path.measured = MORE * bytes_per_s if bytes_per_s < UNPACED_BYTES_PER_S else math.inf
         path.keep()
 
-    def _note_busy(self, path: _Path) -> None:
+    def _note_busy(self, path: _PeerPace) -> None:
         now_s = trio.current_time()
         path.rate.busy(now_s - path.busy_since_s)
         path.busy_since_s = now_s
 
-    def _path(self, peer_id: PeerId) -> _Path:
+    def _path(self, peer_id: PeerId) -> _PeerPace:
         path = self._paths.get(peer_id)
         if path is None:
-            path = self._paths[peer_id] = _Path()
+            path = self._paths[peer_id] = _PeerPace()
             if len(self._paths) > MAX_MEMBERS:
                 self._paths.popitem(last=False)
         else:

@@ -88,7 +88,7 @@ _CLIP_EPSILON = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class OptimizerPart:
     """An optimizer over some of the weights.
 
     Attributes:
@@ -104,7 +104,9 @@ class Part:
 class FlatOptimizer:
     """An inner optimizer over a FlatModel, of parts that share one clipping norm."""
 
-    def __init__(self, model: FlatModel, section: OptimizerSection, parts: list[Part]) -> None:
+    def __init__(
+        self, model: FlatModel, section: OptimizerSection, parts: list[OptimizerPart]
+    ) -> None:
         self._model = model
         self._clip_norm = section.clip_norm
         self._parts = parts
@@ -151,7 +153,7 @@ class FlatOptimizer:
                 fill(f"{name}.{index}", state[name].view(-1))
         self._num_steps = num_steps
 
-    def _parameters(self) -> Iterator[tuple[Part, int, torch.nn.Parameter]]:
+    def _parameters(self) -> Iterator[tuple[OptimizerPart, int, torch.nn.Parameter]]:
         """Each parameter with its part and its number in it."""
         for part in self._parts:
             groups = part.optimizer.param_groups
@@ -185,7 +187,7 @@ def inner_optimizer(
     decaying = [
         (group.parameters, section.weight_decay if group.decays else 0.0) for group in groups
     ]
-    parts = [Part(AdamW(decaying, section.betas), ADAMW_MOMENTS)]
+    parts = [OptimizerPart(AdamW(decaying, section.betas), ADAMW_MOMENTS)]
     if with_muon:
         muon = section.muon or MuonSection()
         peak = section.learning_rate if muon.learning_rate is None else muon.learning_rate
@@ -197,7 +199,7 @@ def inner_optimizer(
             momentum=muon.momentum,
             adjust_lr_fn=muon.adjust_lr,
         )
-        parts.append(Part(made, MUON_MOMENTS, rate_ratio=peak / section.learning_rate))
+        parts.append(OptimizerPart(made, MUON_MOMENTS, rate_ratio=peak / section.learning_rate))
     return FlatOptimizer(model, section, parts)
 
 
