@@ -50,7 +50,7 @@ waits costs no traffic meanwhile."""
 
 
 class PieceFetcher:
-    """Implements `peer.rounds.shares.DataFeed`; see the top of the file.
+    """Fetches the pieces of the corpus that are needed next. Implements `DataFeed` (peer/rounds/).
 
     Args:
         roster: of those that may have pieces.

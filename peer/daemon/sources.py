@@ -67,7 +67,7 @@ def pause_after(error: LocoError) -> float:
 
 
 class Sources:
-    """The peers that may have what we need; see the top of the file."""
+    """The peers that may have what we need, the best first."""
 
     def __init__(self, network: Network, facts: Facts) -> None:
         self._network = network

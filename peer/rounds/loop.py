@@ -66,7 +66,7 @@ class TrainingImpossible(LocoError):
 
 
 class RoundLoop:
-    """Runs the rounds of one peer; see the top of the file.
+    """Runs the rounds of one peer.
 
     Args:
         start_trainer: starts one on the slow weights.

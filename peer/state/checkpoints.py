@@ -140,7 +140,7 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one home. Blocking; see the top of the file.
+    """The checkpoints of one home. Its methods block.
 
     Args:
         max_bytes: of all of them together; None for no bound.

@@ -77,7 +77,7 @@ Key = tuple[int, int, str]
 
 
 class Audits:
-    """What one peer audits, and whom it believes no more. See the top of the file.
+    """What one peer audits, and whom it believes no more.
 
     Args:
         seed: 32 bytes that nobody else knows.

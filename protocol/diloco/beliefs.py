@@ -45,7 +45,7 @@ def can_stand(message: Contribution) -> bool:
 
 
 class Beliefs:
-    """What one peer believes of results. See the top of the file.
+    """What one peer believes of results.
 
     Args:
         num_chunks: of each fragment.

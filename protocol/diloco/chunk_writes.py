@@ -75,7 +75,7 @@ class _Write:
 
 
 class ChunkWrites:
-    """See the top of the file."""
+    """Decides what a result or a chunk that has come changes in the outer copy and the trainer."""
 
     def __init__(
         self, fragment: int, ledger: ChunkLedger, healing: Healing, context: Context

@@ -73,7 +73,7 @@ def parts_of(result: Result, codes: Parts, sender: str) -> list[ResultArrived]:
 
 
 class FragmentCore:
-    """One peer's part in the exchange. See the top of the file.
+    """One peer's part in the exchange.
 
     Args:
         stamps: of all chunks of each fragment, at the start.

@@ -141,7 +141,7 @@ class LateWrite:
 
 
 class CycleMachine:
-    """See the top of the file.
+    """The state machine of one fragment.
 
     Attributes:
         ledger: the states of its chunks.

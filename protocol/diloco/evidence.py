@@ -196,7 +196,7 @@ def contradict(one: Result, other: Result) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Contradiction:
-    """See the top of the file."""
+    """Two results of one owner that cannot both be honest."""
 
     one: Result
     other: Result

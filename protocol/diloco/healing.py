@@ -130,7 +130,7 @@ class _Wish:
 
 
 class Healing:
-    """The questions about one fragment. See the top of the file."""
+    """The questions about one fragment."""
 
     def __init__(self, fragment: int, ledger: ChunkLedger, context: Context) -> None:
         self._fragment = fragment

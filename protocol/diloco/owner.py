@@ -170,7 +170,7 @@ class Collection:
 
 # --- all collections ------------------------------------------------------------------------------
 class Owner:
-    """All collections of one peer. See the top of the file.
+    """All collections of one peer.
 
     Attributes:
         over: what is over, until the core has told it (rule 4).

@@ -60,7 +60,7 @@ MAX_UNOPENED: Final = 1024
 
 
 class Peers:
-    """See the top of the file.
+    """Which peers are there, how far each is, and which owners are believed no more.
 
     Attributes:
         own_id: our own peer id.

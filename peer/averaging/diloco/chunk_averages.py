@@ -26,7 +26,7 @@ from .outer_fragments import OuterFragments
 
 
 class ChunkAverages:
-    """See the top of the file.
+    """Averages the contributions to the chunks that we own.
 
     Args:
         trims: take the trimmed mean (nesterov.py).

@@ -136,7 +136,7 @@ class _Made:
 
 
 class FragmentAudits:
-    """See the top of the file.
+    """Works averages of other owners out again, and opens ours to those that do.
 
     Args:
         trims: whether owners take the trimmed mean.

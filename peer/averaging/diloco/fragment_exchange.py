@@ -144,7 +144,10 @@ MAX_CONTRIBUTIONS: Final = 1024
 
 
 class FragmentExchange:
-    """See the top of the file. `run` must be running."""
+    """One peer's part in the exchange: streams, threads and clock around its core.
+
+    `run` must be running.
+    """
 
     def __init__(self, around: FragmentSurroundings, outer: OuterFragments) -> None:
         group, network, work = around.group, around.network, around.work

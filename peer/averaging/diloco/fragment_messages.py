@@ -353,7 +353,7 @@ QUESTION_S: Final = 60.0
 
 
 class FragmentQuestions:
-    """See the top of the file."""
+    """Asks other peers for results and chunks, and checks what they answer."""
 
     def __init__(self, group: str, network: Network, outer: OuterFragments, work: Work) -> None:
         self._group = group

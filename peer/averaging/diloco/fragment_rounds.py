@@ -113,7 +113,10 @@ class FragmentCompany:
 
 
 class CurrentTrainer:
-    """See the top of the file. Implements `FragmentTrainer` (fragment_exchange.py)."""
+    """The trainer that runs now, with what it has sent and yielded.
+
+    Implements `FragmentTrainer` (fragment_exchange.py).
+    """
 
     def __init__(self, validation: Validation) -> None:
         self._validation = validation
@@ -215,7 +218,9 @@ class CurrentTrainer:
 
 
 class FragmentRounds:
-    """See the top of the file. `serve` must be running. Implements `peer.rounds.way.Way`.
+    """The rounds of one peer, with fragments that all average. Implements `peer.rounds.way.Way`.
+
+    `serve` must be running.
 
     Args:
         momentum_P: v, in the order of the flat vector.

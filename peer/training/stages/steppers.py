@@ -316,5 +316,5 @@ class RelayStepper(_StageStepper):
 
 
 def stage_clip_norm(clip_norm: float, stages: int) -> float:
-    """At what norm one of so many stages clips; see the top of the file."""
+    """At what norm one of so many stages clips."""
     return clip_norm / math.sqrt(stages)
