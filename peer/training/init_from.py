@@ -93,6 +93,11 @@ def _embedding_rows(source: str) -> int:
             f' supported (config.json with "model_type": "{FAMILY}"): give such a checkpoint, or'
             " leave init_from out"
         )
+    if config.get("quantization_config") is not None:
+        raise InvalidRunSpec(
+            f"model.init_from: {source} is quantised, and training takes whole weights: give the"
+            " checkpoint that it was made of, in fp32, fp16 or bf16"
+        )
     return rows
 
 

@@ -12,13 +12,14 @@ are the daemon's business (peer/state/checkpoints.py).
     moment_steps                steps that the moments have seen
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import torch
 
 from .optimizer import FlatOptimizer
-from .tensor_file import TensorFile, write_tensors
+from .tensor_file import TensorFile, nothing, write_tensors
 
 FAST: Final = "fast"
 OWN_STEPS: Final = "own_steps"
@@ -26,18 +27,23 @@ MOMENT_STEPS: Final = "moment_steps"
 
 
 def keep_weights(
-    path: Path, theta_P: torch.Tensor, optimizer: FlatOptimizer | None, own_steps: int
+    path: Path,
+    theta_P: torch.Tensor,
+    optimizer: FlatOptimizer | None,
+    own_steps: int,
+    on_tile: Callable[[], None] = nothing,
 ) -> None:
     """Write fast weights and moments. Raises OSError; what is at `path` is then worth nothing.
 
     Args:
         optimizer: None where there are no moments.
         own_steps: for the schedule's warm-up (round_machine.py).
+        on_tile: called whenever some more is written.
     """
     moments = {} if optimizer is None else optimizer.moments()
     num_steps = 0 if optimizer is None else optimizer.num_steps
     metadata = {OWN_STEPS: str(own_steps), MOMENT_STEPS: str(num_steps)}
-    write_tensors(path, {FAST: theta_P, **moments}, metadata)
+    write_tensors(path, {FAST: theta_P, **moments}, metadata, on_tile)
 
 
 def keep_nothing(path: Path) -> None:
@@ -45,9 +51,14 @@ def keep_nothing(path: Path) -> None:
     write_tensors(path, {}, {OWN_STEPS: "0", MOMENT_STEPS: "0"})
 
 
-def take_over_weights(path: Path, theta_P: torch.Tensor, optimizer: FlatOptimizer | None) -> int:
+def take_over_weights(
+    path: Path,
+    theta_P: torch.Tensor,
+    optimizer: FlatOptimizer | None,
+    on_tile: Callable[[], None] = nothing,
+) -> int:
     """Go on from what was kept; returns the own steps. Raises FileUnusable."""
-    kept = TensorFile(path)
+    kept = TensorFile(path, on_tile)
     if FAST in kept.names:
         kept.read_into(FAST, theta_P)
     num_steps = kept.number(MOMENT_STEPS)

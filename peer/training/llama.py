@@ -30,14 +30,25 @@ _SUPPORTED: Final = {
     "rope_scaling": (None,),
 }
 """What may be asked for besides sizes; each may be left out."""
+_SIZES: Final = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "vocab_size",
+)
+"""What transformers has defaults for, and we have none."""
 
 
 def is_supported(config: Config) -> bool:
     """Whether what a config.json describes is here."""
     rope = config.get("rope_parameters") or {}
     return (
-        all(config.get(key, values[0]) in values for key, values in _SUPPORTED.items())
+        all(key in config for key in _SIZES)
+        and all(config.get(key, values[0]) in values for key, values in _SUPPORTED.items())
+        and config.get("initializer_range") != 0  # transformers takes its default then
         and rope.keys() <= {"rope_theta", "rope_type"}
+        and (not rope or "rope_theta" in rope)
         and rope.get("rope_type", "default") == "default"
     )
 

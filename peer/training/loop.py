@@ -36,10 +36,12 @@ from .messages import (
     PiecesHere,
     PiecesMissing,
     Ready,
+    Said,
     Stop,
     TrainerCommand,
     TrainerEvent,
     TrainerSettings,
+    Waiting,
 )
 from .model import FlatModel
 from .optimizer import FlatOptimizer
@@ -69,7 +71,7 @@ class Channel(Protocol):
     def next_command(self, *, wait: bool) -> TrainerCommand | None:
         """The next command; None when there is none and `wait` is false."""
 
-    def emit(self, event: TrainerEvent) -> None: ...
+    def emit(self, event: Said) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +223,10 @@ class InnerLoop:
             self._launched = None
             if command.kept is not None:
                 own_steps = take_over_weights(
-                    Path(command.kept), self._parts.model.theta_P, self._parts.optimizer
+                    Path(command.kept),
+                    self._parts.model.theta_P,
+                    self._parts.optimizer,
+                    self._say_alive,
                 )
                 self._round_machine.took_over(own_steps)
 
@@ -229,10 +234,15 @@ class InnerLoop:
         error = None
         try:
             theta_P, optimizer = self._parts.model.theta_P, self._parts.optimizer
-            keep_weights(Path(order.path), theta_P, optimizer, self._round_machine.own_steps)
+            own_steps = self._round_machine.own_steps
+            keep_weights(Path(order.path), theta_P, optimizer, own_steps, self._say_alive)
         except OSError as failed:
             error = str(failed)
         self._round_machine.kept(error)
+
+    def _say_alive(self) -> None:
+        """A large file on a slow disk takes longer than a silence that means a hang."""
+        self._channel.emit(Waiting())
 
     def _evaluate(self, order: Evaluate) -> None:
         """Measure with the slow weights in place."""

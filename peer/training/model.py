@@ -94,6 +94,7 @@ def _of_checkpoint(source: str, vocabulary_size: int) -> Config:
             f"{source} has {config.vocab_size} embeddings, the tokenizer {vocabulary_size} tokens"
         )
     config.use_cache = False
+    config.dtype = torch.float32
     found: dict[str, Any] = json.loads(known_keys(config.to_json_string(use_diff=True)))
     return found
 

@@ -11,7 +11,7 @@ Source: https://github.com/huggingface/safetensors (the format).
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -23,19 +23,31 @@ TILE: Final = 1 << 22
 _LENGTH_BYTES: Final = 8
 
 
+def nothing() -> None:
+    """What a caller has done who wants to hear of no tile."""
+
+
 class FileUnusable(ValueError):
     """A file cannot be taken over; the message says why."""
 
 
 def write_tensors(
-    path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]
+    path: Path,
+    tensors: Mapping[str, torch.Tensor],
+    metadata: Mapping[str, str],
+    on_tile: Callable[[], None] = nothing,
 ) -> None:
-    """Write fp32 vectors, wherever they are, to a safetensors file. Raises OSError."""
+    """Write fp32 vectors, wherever they are, to a safetensors file. Raises OSError.
+
+    Args:
+        on_tile: called whenever some more is done.
+    """
     with path.open("wb") as file:
         file.write(_header(tensors, metadata))
         for tensor in tensors.values():
             for tile in tensor.detach().reshape(-1).split(TILE):
                 file.write(tile.cpu().numpy().data)
+                on_tile()
 
 
 def _header(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
@@ -54,11 +66,16 @@ def _header(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) ->
 
 
 class TensorFile:
-    """A file that `write_tensors` wrote, for reading."""
+    """A file that `write_tensors` wrote, for reading.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        on_tile: called whenever some more is read.
+    """
+
+    def __init__(self, path: Path, on_tile: Callable[[], None] = nothing) -> None:
         """Raises FileUnusable when it is none."""
         self._path = path
+        self._on_tile = on_tile
         try:
             with safe_open(path, "pt") as file:
                 self.metadata: dict[str, str] = file.metadata() or {}
@@ -86,6 +103,7 @@ class TensorFile:
                 )
             for start, tile in _tiles(tensor):
                 tile.copy_(kept[start : start + tile.numel()])
+                self._on_tile()
 
     def check_finite(self) -> None:
         """Look at all values of all vectors. Raises FileUnusable: one is no finite number."""

@@ -53,9 +53,18 @@ def test_first_weights_logits_and_gradients_are_those_of_transformers(sizes, pre
         {"rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 2.0}},
         {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
         {"attention_dropout": 0.1},
+        {"rope_parameters": {"rope_type": "default"}, "rope_theta": 5e5},
+        {"initializer_range": 0},
     ],
 )
 def test_what_is_not_here_is_left_to_transformers(asked):
     config = config_of(spec_of(), VOCABULARY)
     assert is_supported(config)
     assert not is_supported({**config, **asked})
+
+
+@pytest.mark.parametrize("size", ["hidden_size", "num_attention_heads", "vocab_size"])
+def test_a_size_that_is_left_out_is_transformers_to_fill_in(size):
+    config = dict(config_of(spec_of(), VOCABULARY))
+    del config[size]
+    assert not is_supported(config)

@@ -23,9 +23,12 @@ from peer.training.messages import (
     CloseRound,
     Evaluate,
     Evaluated,
+    Keep,
+    Kept,
     Load,
     RoundClosed,
     TrainerProgress,
+    Waiting,
 )
 from peer.training.model import initial_module
 from peer.training.schedule import learning_rate
@@ -342,3 +345,20 @@ def test_a_round_of_no_steps_is_closed_at_once_with_the_weights_as_they_are():
     (closed,) = script.of(RoundClosed)
     assert (closed.steps, closed.tokens) == (0, 0)
     np.testing.assert_array_equal(world.decoded(), before)
+
+
+def test_a_trainer_that_writes_or_reads_a_large_file_says_that_it_lives(tmp_path, monkeypatch):
+    monkeypatch.setattr("peer.training.tensor_file.TILE", 1 << 10)
+    path = tmp_path / "kept"
+
+    def answer(event):
+        return [Keep(str(path))] if isinstance(event, RoundClosed) else []
+
+    script = run(build_world(tiny_spec()), order(0), answer=answer)
+    (kept,), waiting = script.of(Kept), script.of(Waiting)
+    tiles = path.stat().st_size // (4 << 10)
+    assert kept.error is None
+    assert len(waiting) >= tiles > 1
+    assert script.events.index(waiting[0]) < script.events.index(kept)
+    again = run(build_world(tiny_spec()), Load(str(path)))
+    assert len(again.of(Waiting)) >= tiles

@@ -13,7 +13,7 @@ from peer.codec import get_codec
 from peer.training.corpus import Corpus
 from peer.training.fragments import regions_of, values_of
 from peer.training.loop import InnerLoop, TrainerParts
-from peer.training.messages import Load, RoundClosed, Stop, TrainerCommand, TrainerEvent, TrainRound
+from peer.training.messages import Load, RoundClosed, Said, Stop, TrainerCommand, TrainRound
 from peer.training.model import FlatModel, initial_module
 from peer.training.optimizer import inner_optimizer
 from peer.training.shared import CodeRegions
@@ -88,7 +88,7 @@ def build_world(spec: RunSpec, micro_batch: int = 4) -> World:
 PAUSE = None
 """In a script: no command now, so the trainer goes on with a step."""
 
-Answer = Callable[[TrainerEvent], list[TrainerCommand | None]]
+Answer = Callable[[Said], list[TrainerCommand | None]]
 
 
 @dataclass
@@ -98,7 +98,7 @@ class Script:
     commands: deque[TrainerCommand | None]
     answer: Answer = lambda event: []
     before: Callable[[TrainerCommand], None] = lambda command: None
-    events: list[TrainerEvent] = field(default_factory=list)
+    events: list[Said] = field(default_factory=list)
     now_s: float = 0.0
 
     def clock_s(self) -> float:
@@ -122,7 +122,7 @@ class Script:
                 return command
         return Stop()
 
-    def emit(self, event: TrainerEvent) -> None:
+    def emit(self, event: Said) -> None:
         self.events.append(event)
         self.commands.extend(self.answer(event))
 

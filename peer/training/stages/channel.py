@@ -18,7 +18,7 @@ import torch
 
 from peer.codec import Codec, codes_as_tensor, codes_on
 from peer.training.errors import Interrupted
-from peer.training.messages import Stop, TrainerCommand, TrainerEvent
+from peer.training.messages import Said, Stop, TrainerCommand
 from peer.training.pipe import SocketChannel
 from peer.training.ring import BoundaryRing
 from protocol.microbatch.trainer_messages import (
@@ -90,7 +90,7 @@ class StageChannel:
         self._works: deque[Work] = deque()
         self.between_steps: Callable[[], None] = lambda: None
 
-    def emit(self, event: TrainerEvent) -> None:
+    def emit(self, event: Said) -> None:
         """Send an event."""
         self._channel.emit(event)
 

@@ -84,6 +84,12 @@ def test_another_family_is_refused_by_its_config(tmp_path, family):
         founded(source)
 
 
+def test_quantised_weights_are_refused(tmp_path):
+    source = checkpoint(tmp_path / "hf", quantization_config={"quant_method": "fp8"})
+    with pytest.raises(InvalidRunSpec, match="is quantised"):
+        founded(source)
+
+
 def test_a_tokenizer_must_fit_the_embeddings(tmp_path):
     with pytest.raises(InvalidRunSpec, match="2 embeddings.*3 tokens"):
         founded(checkpoint(tmp_path / "hf", vocab_size=2))
