@@ -423,8 +423,9 @@ class Gathering:
         due = deque[tuple[Request, Sequence[int]]]()
         try:
             while True:
-                for request, chunks in self.plan.next_of(name):
-                    due.append((request, chunks))
+                batch = self.plan.next_of(name)
+                due.extend(batch)
+                for _, chunks in batch:
                     await fetcher.request(root, chunks)
                 if not due:
                     return
@@ -443,6 +444,7 @@ class Gathering:
                     self.on_progress()
                 due.popleft()
                 self.plan.answered(request)
+                self._tell()  # one more may be asked for, whether these were wanted or not
         finally:
             for request, _ in due:
                 self.plan.failed(request)

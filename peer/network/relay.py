@@ -34,7 +34,7 @@ from peer.ports import Network, PeerId, Stream
 from protocol.address.multiaddr import is_relayed
 from protocol.address.peer_id import peer_id_from_bytes, peer_id_to_bytes
 from protocol.address.varint import read_delimited
-from protocol.errors import LocoError, RemoteProtocolError
+from protocol.errors import LocoError, RemoteProtocolError, StreamLost
 from protocol.limits import (
     ANSWER_S,
     CIRCUIT_BYTES,
@@ -192,8 +192,11 @@ class Relay:
         await self._network.serve(HOP, self._serve)
 
     async def _serve(self, stream: Stream) -> None:
-        with trio.fail_after(ANSWER_S):
-            target = parse_hop_request(await receive_delimited(stream))
+        try:
+            with trio.fail_after(ANSWER_S):
+                target = parse_hop_request(await receive_delimited(stream))
+        except trio.TooSlowError:
+            raise StreamLost("a relay was asked nothing") from None
         if target is None:
             await self._reserve(stream)
         else:

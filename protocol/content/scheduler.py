@@ -146,14 +146,18 @@ class Scheduler:
 
     def _ask(self, items: Int64Vector) -> Iterator[Request]:
         """Ask for each of these that is neither here nor on its way."""
-        load = self._load()
-        for item in map(int, items[~self._here[items]]):
-            is_full = all(load[source] >= MAX_ASKED_PER_SOURCE for source in self._askable)
-            if is_full or not self._has_room:
-                return
-            if not self.times_asked(item):
-                yield from self._ask_of_one(item, MAX_ASKED_PER_SOURCE)
-                load = self._load()
+        while self._has_room and len(left := items[self._can_come()[items]]):
+            yield from self._ask_of_one(int(left[0]), MAX_ASKED_PER_SOURCE)
+
+    def _can_come(self) -> BoolVector:
+        """Which items a source that may be asked for more can give; bool [items]."""
+        load, can = self._load(), np.zeros_like(self._here)
+        for source in self._askable:
+            if load[source] < MAX_ASKED_PER_SOURCE:
+                can |= self._holders[source]
+        can &= ~self._here
+        can[[request.item for request in self._asked]] = False
+        return can
 
     def _ask_again(self, per_source: int, is_due: Callable[[int], bool]) -> Iterator[Request]:
         """Ask another one too for what is waited for."""

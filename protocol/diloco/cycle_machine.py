@@ -306,12 +306,15 @@ class CycleMachine:
         """Chunks that have not come to this cycle."""
         return {chunk for chunk in self._chunks if self.ledger.cycle(chunk) < cycle}
 
-    def _awaited(self, flight: Flight) -> set[str]:
-        """Owners that may still bring something: they are there, and not through."""
+    def _owing(self, flight: Flight) -> set[str]:
+        """Owners that have brought nothing yet, and have not said that they will not."""
         cycle = flight.sent.cycle
         owners = {flight.owners[chunk] for chunk in self._missing(cycle) - flight.answered}
-        there = owners & self._peers.seen.present
-        return {owner for owner in there if self._passed.get(owner, -1) < cycle}
+        return {owner for owner in owners if self._passed.get(owner, -1) < cycle}
+
+    def _awaited(self, flight: Flight) -> set[str]:
+        """Owners that may still bring something: they are there, and not through."""
+        return self._owing(flight) & self._peers.seen.present
 
     def _is_over(self, flight: Flight) -> bool:
         if self._context.now_s >= flight.occasion.until_s:
@@ -348,7 +351,9 @@ class CycleMachine:
         missing = self._missing(cycle)
         if not missing:
             self._patience.observe(now_s - flight.began_s)
-        in_vain = set[str]() if now_s < occasion.until_s else self._awaited(flight)
+        in_vain = self._owing(flight)
+        if now_s < occasion.until_s:
+            in_vain -= self._peers.seen.present  # they may still bring it; who is stuck, hardly
         self._peers.note_brought_nothing(in_vain)
         self._missed_since_s = flight.began_s if in_vain else None
         self._state = None

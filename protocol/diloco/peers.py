@@ -4,8 +4,8 @@ Rules
   1. Peers contribute to a cycle that is within LATE_ROUNDS of their round and of ours. To any other
      nobody is expected, and a peer that says it is through with a cycle is not expected to it.
   2. Peers choose owners among those that they expect, but for owners that brought nothing until our
-     patience ended. One of these is chosen again when anything but a question comes from it.
-     Peers that depend on relays are chosen only where there are no others.
+     patience ended, or until they were stuck. One of these is chosen again when anything but a
+     question comes from it. Peers that depend on relays are chosen only where there are no others.
   3. Whatever is remembered of a peer goes with it, but that it has lied.
 """
 
@@ -182,7 +182,7 @@ class Peers:
     def forget_absent(self) -> None:
         """Forget every peer that is not there (rule 3)."""
         present = self.seen.present | {self.own_id}
-        self._brought_nothing &= present
+        self._brought_nothing &= present | self.seen.rounds.keys()  # also of those that are stuck
         self.late &= self.seen.present
         self._settled = {key: at for key, at in self._settled.items() if key[1] in present}
 

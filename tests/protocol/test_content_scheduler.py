@@ -1,5 +1,7 @@
 """Which piece is asked of whom next."""
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -140,6 +142,32 @@ def test_what_is_kept_for_others_goes_last_and_alone() -> None:
     assert len(pieces[1:]) == 1
     came(requests, Request("a", pieces[1]))
     assert {pieces[1], *asked(requests)} == {8, 9}
+
+
+def calls_for_nothing(num_missing: int) -> int:
+    """How many calls it takes to find that a source has nothing that is missing."""
+    requests = Scheduler("me", np.zeros(num_missing, bool))
+    requests.holds("other", np.ones(num_missing, bool))
+    requests.holds("idle", np.zeros(num_missing, bool))
+    requests.wait_for(range(num_missing))
+    count = 0
+
+    def counted(_frame: object, event: str, _of: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(counted)
+    try:
+        found = requests.next_requests(of="idle")
+    finally:
+        sys.setprofile(before)
+    assert found == []
+    return count
+
+
+def test_a_source_that_has_nothing_costs_next_to_nothing_however_much_is_missing() -> None:
+    assert calls_for_nothing(2000) < 200
 
 
 def test_a_peer_that_is_gone_counts_for_no_copy() -> None:

@@ -273,6 +273,18 @@ def test_owners_that_brought_nothing_are_chosen_again_when_they_are_heard():
     assert {each.owner for each in of_kind(alone.send(2), e.Contribute)} == {"a", "b"}
 
 
+def test_an_owner_that_is_stuck_is_not_chosen_again_before_it_is_heard():
+    alone = Alone("b")
+    alone.send(0)
+    alone.world.seen = replace(alone.world.seen, present=frozenset("a"))
+    (returned,) = of_kind(alone.wait(MAX_COLLECT_S + 1), e.SendEnded)
+    assert returned.seconds < MAX_RETURN_S
+    assert {each.owner for each in of_kind(alone.send(1), e.Contribute)} == {"a"}
+    alone("received", "b", NoResult(GROUP, 0, 1), {})
+    alone.wait(MAX_RETURN_S + 1)
+    assert {each.owner for each in of_kind(alone.send(2), e.Contribute)} == {"a", "b"}
+
+
 def test_nobody_far_from_a_cycle_is_waited_for():
     alone = Alone("b")
     alone.world.seen = replace(alone.world.seen, rounds={"b": LATE_ROUNDS + 1})

@@ -27,7 +27,7 @@ from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.ports import Stream
 from protocol.address.peer_id import peer_id_to_bytes
 from protocol.errors import LocoError
-from protocol.limits import MAX_CIRCUITS_PER_PEER
+from protocol.limits import ANSWER_S, MAX_CIRCUITS_PER_PEER
 
 AGREED = b"\x04\x08\x01\x20\x64"
 
@@ -144,6 +144,16 @@ async def test_a_circuit_is_refused(
     async with world() as made:
         assert await attempt(made) == status
         assert made.relay.refused == 1
+
+
+async def test_who_asks_nothing_is_cut_off_and_it_is_no_bug(autojump_clock: object) -> None:
+    async with world() as made:
+        told: list[BaseException] = []
+        made.hub.tellers.append(lambda _peer_id, _protocol, bug: told.append(bug))
+        stream = await made.dialler.open_stream(made.hub.peer_id, HOP)
+        with trio.fail_after(2 * ANSWER_S):
+            assert await stream.receive_some() == b""
+        assert told == []
 
 
 async def test_who_is_out_of_reach_relays_for_nobody(autojump_clock: object) -> None:

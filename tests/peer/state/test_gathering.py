@@ -1,6 +1,6 @@
 """A state that comes from two sources at once: what the second one may do, and may not."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -135,6 +135,26 @@ class Silent(Fetcher):
         raise StreamLost("gone")
 
 
+async def test_what_a_helper_owed_that_cannot_be_asked_is_asked_of_others(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with world(tmp_path) as made, made.fetcher() as fetcher:
+        gathering, silent = Gathering(*empty_vectors()), Silent(fetcher.talk)
+        described = await fetcher.description(ExpectedState(GROUP), P)
+        plan = gathering.plan
+        plan.lead("leader", described.digests)
+        with pytest.raises(StreamLost):
+            await gathering.help(silent, described)
+        asked = []
+        while batch := plan.next_of("leader"):
+            asked += [request.item for request, _ in batch]
+            for request, chunks in batch:
+                for index in chunks:
+                    plan.arrived("leader", index)
+                plan.answered(request)
+        assert asked == list(range(len(described.digests)))
+
+
 class Outvoted(Fetcher):
     """An honest leader: while its first chunks are on their way, two others name another one."""
 
@@ -166,6 +186,48 @@ async def test_a_leader_is_not_blamed_for_bytes_that_are_wanted_no_more(
             gathering.plan.gone("b")
             gathering._tell()
         assert (phi_P == made.source.phi_P).all()
+
+
+class OutvotedLast(Fetcher):
+    """An honest leader: when its last chunk is asked for, others come that name another one."""
+
+    remote_peer_id = "leader"
+    gathering: Gathering
+    others: Sequence[bytes]
+    come: Callable[[], None]
+
+    async def request(self, content: str, parts: Sequence[int]) -> None:
+        if parts[0] == len(self.others) - 1:
+            self.gathering.plan.join("c", self.others)
+            self.gathering.plan.join("d", self.others)
+            self.come()
+            await wait_all_tasks_blocked()
+        await super().request(content, parts)
+
+
+class Other(Infinite):
+    """A source whose chunks are ones."""
+
+    remote_peer_id = "b"
+    chunks = tuple(np.ones(len(chunk) // 4, np.float32).tobytes() for chunk in Infinite.chunks)
+
+
+async def test_who_waits_hears_of_a_free_place_when_what_comes_is_not_wanted(
+    autojump_clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protocol.content.scheduler.MAX_ASKED", 1)
+    async with world(tmp_path) as made, made.fetcher() as fetcher, made.fetcher() as second:
+        phi_P, delta_P = empty_vectors()
+        leader, other = OutvotedLast(fetcher.talk), Other(second.talk)
+        leader.gathering = gathering = Gathering(phi_P, delta_P)
+        described = await leader.description(ExpectedState(GROUP), P)
+        leader.others = (*described.digests[:-1], other.of(described).digests[-1])
+        theirs = replace(described, digests=leader.others)
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                leader.come = lambda: nursery.start_soon(gathering.help, other, theirs)
+                await gathering.lead(leader, described)
+        assert delta_P[-1] == 1.0
 
 
 LAG = 100
