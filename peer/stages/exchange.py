@@ -395,7 +395,10 @@ class StageExchange:
 
     def _offer_ahead(self, trip: Trip | None) -> None:
         """Offer a move whose boundary will be there soon, unless there will be none."""
-        if trip is None or (trip.microbatch, trip.attempt) in self._ended:
+        if trip is None:
+            return
+        ended = [attempt for lost, attempt in self._ended if lost == trip.microbatch]
+        if trip.attempt <= max(ended, default=-1):
             return
         receiver = trip.receiver
         if self._company.stage_of(receiver) is not None:

@@ -124,10 +124,10 @@ class Transfers:
             await ahead.talk.aclose()
 
     async def withdraw(self, microbatch: Microbatch, attempt: int) -> None:
-        """Take back what was offered ahead of an attempt: there will be no such boundary."""
-        lost = microbatch, attempt
-        for trip in [trip for trip in self._ahead if (trip.microbatch, trip.attempt) == lost]:
-            await self.take_back(trip)
+        """Take back what was offered ahead up to an attempt: there will be no such boundary."""
+        for trip in list(self._ahead):
+            if trip.microbatch == microbatch and trip.attempt <= attempt:
+                await self.take_back(trip)
 
     async def take_back(self, trip: Trip) -> None:
         """Take back one move, if it was offered ahead: what goes before it has not come."""

@@ -15,15 +15,17 @@ Rules
      *attempt*, ATTEMPTS times at most. The relays of its path are told to forget the one before. On
      its way to the loss it has left no gradient anywhere: it sets out at once, past the relays that
      have failed in this iteration. Later it waits until each has noted that, or is gone, and only
-     those that are gone have stand-ins: a relay that has added its gradient adds nothing again, nor
-     does the head. So a stage counts a gradient twice only if its relay is gone for the data peer,
-     and lives on for its stage. From the second time on, and where no path is left, it waits for
-     the next tick: by then it is known who is gone.
+     those that are gone have stand-ins, and all others are on the new path, whatever it leaves out:
+     a relay that has added its gradient adds nothing again, nor does the head. So a stage counts a
+     gradient twice only if its relay is gone for the data peer, and lives on for its stage. From
+     the second time on, and where no path is left, it waits for the next tick: by then it is known
+     who is gone.
   4. A microbatch for which there is no other way is given up, and so is one that is not back after
      `patience_s`.
   5. What a relay had added goes with it if it dies before the step; it is counted (`gone`). A relay
      steps with an iteration's gradients before it takes a microbatch of the next; so what has come
-     through it in a later iteration says that it has stepped with those before.
+     through it in a later iteration says that it has stepped with those before, and so does the end
+     of a later one: no relay begins that until all data peers have, and then this one steps, too.
   6. The next microbatches, as many as the trainer keeps under way, are named and offered to their
      first relays before the trainer has produced them: when an iteration sets out, and when one is
      about to come home.
@@ -73,6 +75,7 @@ class RelaysThere:
         all: all of them.
         failed: those that have lost a microbatch in this iteration; others are preferred.
         trained: whether the run has been: before that a stage has not come yet, rather than gone.
+        unstepped: the newest iteration of which each has added gradients, and how many (rule 5).
     """
 
     def __init__(self) -> None:
@@ -80,7 +83,7 @@ class RelaysThere:
         self.all: frozenset[str] = frozenset()
         self.failed: set[str] = set()
         self.trained = False
-        self._unstepped: dict[str, tuple[int, int]] = {}
+        self.unstepped: dict[str, tuple[int, int]] = {}
 
     def update(self, stages: Relays) -> tuple[frozenset[str], int]:
         """Take over who is there now. Returns who has come, and the gradients that have gone."""
@@ -89,7 +92,7 @@ class RelaysThere:
         come, gone = self.all - before, before - self.all
         self.failed.difference_update(come)
         self.failed.update(gone)
-        return come, sum(self._unstepped.pop(relay, (0, 0))[1] for relay in gone)
+        return come, sum(self.unstepped.pop(relay, (0, 0))[1] for relay in gone)
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -105,8 +108,8 @@ class RelaysThere:
     def added(self, relays: Iterable[str], iteration: int) -> None:
         """These have added a microbatch of that iteration, and stepped with those before."""
         for relay in relays:
-            newest, gradients = self._unstepped.get(relay, (iteration, 0))
-            self._unstepped[relay] = iteration, gradients + 1 if newest == iteration else 1
+            newest, gradients = self.unstepped.get(relay, (iteration, 0))
+            self.unstepped[relay] = iteration, gradients + 1 if newest == iteration else 1
 
 
 # --- microbatches ---------------------------------------------------------------------------------
@@ -266,9 +269,9 @@ class DataPeerCore(StageCore):
         return self._lose(away) if is_present else []
 
     def _blamed(self, away: Away, by: str, told: Lost) -> None:
-        """A relay names another of the path, that has failed (rule 8)."""
-        relay, path = told.failed, away.path.relays
-        if relay is None or relay not in path:
+        """A relay names another of the path, that has failed (rule 8); itself, if nobody."""
+        relay, path = told.failed or by, away.path.relays
+        if relay not in path:
             return
         if told.refused and away.turned and path.index(relay) > path.index(by):
             if by in away.accusers:
@@ -333,6 +336,8 @@ class DataPeerCore(StageCore):
         """The trainer begins an iteration."""
         self._present = OwnIteration(microbatches)
         self._relays.failed.clear()
+        unstepped, ended = self._relays.unstepped.items(), self.iteration
+        self._relays.unstepped = {relay: each for relay, each in unstepped if each[0] >= ended}
         return self._set_out(now_s)
 
     def produced(
@@ -448,7 +453,7 @@ class DataPeerCore(StageCore):
         if not away.waits or slot is None or is_awaited:
             return []
         sound = relays.but(away.accused if away.turned else relays.failed)
-        path = self._router.another(away.path, turn, sound)
+        path = self._router.another(away.path, turn, sound, turned=away.turned)
         if path is None:
             return []
         away.path, away.waits, away.slot = path, False, None

@@ -88,19 +88,30 @@ class RandomRouter:
             found.append(path)
         return found
 
-    def another(self, before: Path, turn: int, relays: Relays) -> Path | None:
-        """Over the same stages and relays, if all have some; else over as many as are usual."""
+    def another(
+        self, before: Path, turn: int, relays: Relays, *, turned: bool = False
+    ) -> Path | None:
+        """Over the same stages and relays, if all have some; else over as many as are usual.
+
+        Args:
+            turned: whether they may have added its gradient: those that are left are all kept.
+        """
         draws, used = Draws(f"{self._name}/again/{turn}"), Used()
-        return _through(before.stages, relays, draws, used, before.relays) or self._drawn(
-            self._visited - 1, relays, draws, used
+        kept = {stage for stage in before.stages if turned and relays[stage - 1]}
+        used.update(dict.fromkeys(kept, -TRIES))
+        path = _through(before.stages, relays, draws, used, before.relays) or self._drawn(
+            max(self._visited - 1, len(kept)), relays, draws, used, before.relays
         )
+        return path if path is not None and kept.issubset(path.stages) else None
 
     def whole(self, turn: int, relays: Relays) -> Path | None:
         """Through all stages in order."""
         draws = Draws(f"{self._name}/whole/{turn}")
         return _through(tuple(range(1, len(relays) + 1)), relays, draws, Used())
 
-    def _drawn(self, hops: int, relays: Relays, draws: Draws, used: Used) -> Path | None:
+    def _drawn(
+        self, hops: int, relays: Relays, draws: Draws, used: Used, kept: Sequence[str] = ()
+    ) -> Path | None:
         """A path over so many of the stages that have a relay; None where none is legal."""
         there = [stage for stage, peers in enumerate(relays, 1) if peers]
         for attempt in range(TRIES):
@@ -108,10 +119,10 @@ class RandomRouter:
                     for s in there}  # fmt: skip
             stages = tuple(sorted(sorted(there, key=rank.__getitem__)[:hops]))
             if len(stages) == hops and within(stages, self._rules):
-                return _through(self._swapped(stages, draws), relays, draws, used)
+                return _through(self._swapped(stages, draws), relays, draws, used, kept)
         stages = tuple(there[:hops])
         fits = len(stages) == hops and within(stages, self._rules)
-        return _through(stages, relays, draws, used) if fits else None
+        return _through(stages, relays, draws, used, kept) if fits else None
 
     def _swapped(self, stages: Stages, draws: Draws) -> Stages:
         """The same stages with some neighbours exchanged, as far as that is legal."""

@@ -110,7 +110,7 @@ class MicrobatchWorld:
         self.applied: Counter[tuple[int, object]] = Counter()
         self.offers = {}
         self.ahead: dict[tuple[Node, Trip], Ahead] = {}
-        self.forgotten: set[object] = set()
+        self.forgotten: dict[tuple[str, object], int] = {}
         self.asked = {}
         self.taken = set()
         self.path: tuple[str, ...] = ()
@@ -373,17 +373,18 @@ class MicrobatchWorld:
 
     def offer_ahead(self, node, trip):
         """Ask the receiver before there is anything to send, unless it is lost already."""
-        is_known = (node.name, trip.microbatch, trip.attempt) not in self.forgotten
+        is_known = trip.attempt > self.forgotten.get((node.name, trip.microbatch), -1)
         there = self.is_here(node) and self.nodes[trip.receiver].alive
         if is_known and there and (node, trip) not in self.ahead:
             self.ahead[node, trip] = self.offer(node, trip)
 
     def withdraw(self, node, lost):
         """What was offered ahead will not come: its stream is closed."""
-        attempt = lost.microbatch, lost.attempt
-        self.forgotten.add((node.name, *attempt))
+        key = node.name, lost.microbatch
+        self.forgotten[key] = max(lost.attempt, self.forgotten.get(key, 0))
         for asker, trip in list(self.ahead):
-            if asker is node and (trip.microbatch, trip.attempt) == attempt:
+            is_lost = trip.microbatch == lost.microbatch and trip.attempt <= lost.attempt
+            if asker is node and is_lost:
                 self.take_back(node, trip)
 
     def take_back(self, node, trip):

@@ -1,5 +1,6 @@
 """A stage that has lost all its peers is left out where paths allow it, else it is waited for."""
 
+import pytest
 from chaos_worlds import ChaosWorld
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -121,6 +122,23 @@ def test_what_is_on_its_way_back_goes_past_a_stage_that_nobody_holds():
     counts = world.nodes["data-0"].core.counts
     assert (counts[Counted.LOST], counts[Counted.DONE], counts[Counted.WITHOUT]) == (0, 1, 1)
     assert set(world.applied.values()) <= {1}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_those_that_have_added_its_gradient_are_on_the_way_past_that_stage(seed):
+    world = MicrobatchWorld(seed, 1, relays=(2, 2, 2, 2), visited=3, microbatches=1)
+    world.look_around()
+    world.begin("data-0")
+    while (Leg.BACKWARD, 1) not in world.taken:
+        world.todo.pop(0)()
+    first, last = world.path
+    for name in world.stages[world.stage_of(first) - 1]:
+        world.kill(name)
+    settled(world)
+    assert last in world.path
+    assert world.nodes["data-0"].core.counts[Counted.DONE] == 1
+    world.settle()
+    assert set(world.applied.values()) == {1}
 
 
 def test_it_waits_for_somebody_where_no_path_may_leave_that_stage_out():

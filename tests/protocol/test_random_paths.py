@@ -7,7 +7,7 @@ import pytest
 from protocol.pipeline.problem import NO_SWAPS, PathRules, stage_orders, within
 from protocol.routing.routers import RandomRouter
 from protocol.routing.snapshots import within_slots
-from protocol.wire.stage_messages import Leg, Microbatch, Trip
+from protocol.wire.stage_messages import Leg, Microbatch, Path, Trip
 
 RELAYS = (("a1", "a2"), ("b1",), ("c1", "c2", "c3"), ("d1", "d2"), ("e1",))
 RULES = PathRules()
@@ -82,6 +82,29 @@ def test_what_sets_out_again_leaves_out_a_stage_without_relays():
     assert before.stages[0] not in after.stages
     assert router().another(before, 5, ((), (), ("c1",), (), ())) is None
     assert router().whole(5, left) is None
+
+
+@pytest.mark.parametrize("full_every", [0, 1])
+def test_what_has_turned_keeps_what_is_left_of_its_path(full_every):
+    """They may have added its gradient, and another of their stages would add it once more."""
+    before = router(full_every=full_every).paths(1, 1, RELAYS)[0]
+    for turn in range(20):
+        for gone in before.stages:
+            left = tuple(() if s == gone else peers for s, peers in enumerate(RELAYS, 1))
+            after = router().another(before, turn, left, turned=True)
+            living = {r for r, s in zip(before.relays, before.stages, strict=True) if s != gone}
+            assert after is not None
+            assert set(after.relays) >= living
+
+
+def test_what_has_turned_waits_where_a_path_would_leave_out_what_is_left_of_its_own():
+    tight = router(PathRules(max_swaps=0, max_jump=1))
+    before, left = Path(("b1", "c1", "d1"), (2, 3, 4)), (("a1",), ("b1",), ("c1",), (), ())
+    assert tight.another(before, 1, left) == Path(("a1", "b1", "c1"), (1, 2, 3))
+    without = (("a1",), ("b1",), ("c1",), (), ("e1",))
+    assert tight.another(before, 1, without, turned=True) == tight.another(before, 1, left)
+    apart = (("a1",), ("b1", "b2"), (), ("d1", "d2"), ("e1",))
+    assert tight.another(before, 1, apart, turned=True) is None
 
 
 def test_jumps_that_are_too_far_are_not_taken():

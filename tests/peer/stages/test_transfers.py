@@ -140,6 +140,18 @@ async def test_what_will_not_come_is_withdrawn(autojump_clock, attempt):
         assert await send(transfers, SendBoundary(trip, 1, None))
 
 
+async def test_with_an_attempt_goes_what_was_offered_of_those_before(autojump_clock):
+    async with line() as (transfers, receiver):
+        trips = [structs.replace(outgoing(0).trip, attempt=attempt) for attempt in range(3)]
+        for trip in trips:
+            transfers.plan_ahead(trip)
+            await transfers.offer_ahead(RELAY, trip)
+        await transfers.withdraw(trips[1].microbatch, 1)
+        await trio.sleep(1.0)
+        assert receiver.ended == 2
+        assert list(transfers._ahead) == [trips[2]]
+
+
 async def test_one_move_is_taken_back_and_no_other(autojump_clock):
     async with line() as (transfers, receiver):
         for index in range(2):

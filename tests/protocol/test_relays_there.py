@@ -1,0 +1,67 @@
+"""What a data peer knows of its relays: who has failed, and what would be gone with each."""
+
+from msgspec.structs import replace
+
+from protocol.microbatch.core import Counted, SendBoundary
+from protocol.microbatch.data_peer import DataPeerCore
+from protocol.microbatch.trainer_messages import Resend
+from protocol.pipeline.problem import NO_SWAPS
+from protocol.routing.routers import RandomRouter
+from protocol.wire.stage_messages import Leg, Lost, Trip
+
+BOTH = (("a", "b"),)
+
+
+def data_peer() -> DataPeerCore:
+    core = DataPeerCore("data", RandomRouter("data", 0, 2, NO_SWAPS), 30.0)
+    core.present(BOTH, 0.0, trained=True)
+    return core
+
+
+def set_out(core: DataPeerCore, number: int) -> Trip:
+    """A microbatch is produced, and sent."""
+    commands = core.produced(Leg.FORWARD, number, 0, None, 0.0)
+    (trip,) = (each.trip for each in commands if isinstance(each, SendBoundary))
+    return trip
+
+
+def iteration_of(core: DataPeerCore, number: int) -> str:
+    """An iteration of one microbatch, from its beginning to its end. Returns its relay."""
+    core.begun(1, 0.0)
+    trip = set_out(core, number)
+    core.arrived(replace(trip, leg=Leg.BACKWARD, place=0), 1, 1.0)
+    core.returned(number, 0.0)
+    return trip.path.relays[0]
+
+
+def gone_with(core: DataPeerCore, relay: str) -> int:
+    """What is counted as gone once this relay is."""
+    core.present((tuple(sorted({"a", "b"} - {relay})),), 0.0, trained=True)
+    return core.counts[Counted.GONE]
+
+
+def test_a_relay_that_loses_a_microbatch_and_names_nobody_has_failed() -> None:
+    for number in range(8):
+        core = data_peer()
+        core.begun(1, 0.0)
+        trip = set_out(core, number)
+        (relay,) = trip.path.relays
+        assert Resend(number) in core.lost(Lost(trip.microbatch), relay)
+        assert set_out(core, number).path.relays == tuple({"a", "b"} - {relay})
+
+
+def test_what_a_relay_has_added_is_gone_with_it_until_a_later_iteration_is_over() -> None:
+    core = data_peer()
+    relay = iteration_of(core, 1)
+    core.begun(1, 0.0)
+    assert gone_with(core, relay) == 1
+
+
+def test_one_that_no_later_microbatch_has_passed_has_stepped_by_the_end_of_the_next() -> None:
+    core = data_peer()
+    relays = [iteration_of(core, number) for number in range(20)]
+    turn = next(n for n in range(19) if relays[n] != relays[n + 1])
+    core = data_peer()
+    assert [iteration_of(core, number) for number in range(turn + 2)] == relays[: turn + 2]
+    core.begun(1, 0.0)
+    assert gone_with(core, relays[turn]) == 0
