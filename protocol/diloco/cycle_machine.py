@@ -312,16 +312,13 @@ class CycleMachine:
         owners = {flight.owners[chunk] for chunk in self._missing(cycle) - flight.answered}
         return {owner for owner in owners if self._passed.get(owner, -1) < cycle}
 
-    def _awaited(self, flight: Flight) -> set[str]:
-        """Owners that may still bring something: they are there, and not through."""
-        return self._owing(flight) & self._peers.seen.present
-
     def _is_over(self, flight: Flight) -> bool:
         if self._context.now_s >= flight.occasion.until_s:
             return True
         if self._inbox:
             return isinstance(self._inbox[0], Sent)
-        return not self._awaited(flight)
+        # Who is there, and is not through, may still bring something.
+        return self._owing(flight).isdisjoint(self._peers.seen.present)
 
     def _take_in_flight(self, flight: Flight, item: Item) -> None:
         if isinstance(item, CyclePassed):

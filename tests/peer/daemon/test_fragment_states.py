@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 SEED = 1
 HEALS_AT_ONCE = 3
 """A seed for which a spoilt chunk is asked for, and comes, between two steps of the others."""
-LEAVER_OWNS_NOTHING = 1
+LEAVER_OWNS_NOTHING = 6
 """A seed for which a peer that leaves owns no chunk at that moment: what it owns is lost once."""
 FRAGMENTS = range(4)
 GARBAGE = 1e6
