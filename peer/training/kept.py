@@ -19,7 +19,7 @@ from typing import Final
 import torch
 
 from .optimizer import FlatOptimizer
-from .tensor_file import TensorFile, nothing, write_tensors
+from .tensor_file import TensorFile, write_tensors
 
 FAST: Final = "fast"
 OWN_STEPS: Final = "own_steps"
@@ -31,7 +31,7 @@ def keep_weights(
     theta_P: torch.Tensor,
     optimizer: FlatOptimizer | None,
     own_steps: int,
-    on_tile: Callable[[], None] = nothing,
+    on_tile: Callable[[], None] = lambda: None,
 ) -> None:
     """Write fast weights and moments. Raises OSError; what is at `path` is then worth nothing.
 
@@ -55,7 +55,7 @@ def take_over_weights(
     path: Path,
     theta_P: torch.Tensor,
     optimizer: FlatOptimizer | None,
-    on_tile: Callable[[], None] = nothing,
+    on_tile: Callable[[], None] = lambda: None,
 ) -> int:
     """Go on from what was kept; returns the own steps. Raises FileUnusable."""
     kept = TensorFile(path, on_tile)

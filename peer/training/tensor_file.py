@@ -23,10 +23,6 @@ TILE: Final = 1 << 22
 _LENGTH_BYTES: Final = 8
 
 
-def nothing() -> None:
-    """What a caller has done who wants to hear of no tile."""
-
-
 class FileUnusable(ValueError):
     """A file cannot be taken over; the message says why."""
 
@@ -35,7 +31,7 @@ def write_tensors(
     path: Path,
     tensors: Mapping[str, torch.Tensor],
     metadata: Mapping[str, str],
-    on_tile: Callable[[], None] = nothing,
+    on_tile: Callable[[], None] = lambda: None,
 ) -> None:
     """Write fp32 vectors, wherever they are, to a safetensors file. Raises OSError.
 
@@ -72,7 +68,7 @@ class TensorFile:
         on_tile: called whenever some more is read.
     """
 
-    def __init__(self, path: Path, on_tile: Callable[[], None] = nothing) -> None:
+    def __init__(self, path: Path, on_tile: Callable[[], None] = lambda: None) -> None:
         """Raises FileUnusable when it is none."""
         self._path = path
         self._on_tile = on_tile

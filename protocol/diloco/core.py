@@ -1,4 +1,4 @@
-"""The exchange of fragments among all: events in, commands out.
+"""The exchange of fragments among all: told by calls, it answers with commands.
 
     trainer: Sent --> CycleMachine --Contribute--> owners of the chunks (peers, or our own Owner)
                       CycleMachine <--Result-- owners;  --Merge--> trainer

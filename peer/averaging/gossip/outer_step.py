@@ -24,7 +24,7 @@ Rules:
 - A group of all peers is DiLoCo with heavy-ball momentum: phi stays equal everywhere.
 - Stability for n = 2: gamma < sqrt(2 + alpha^2).
 - With alpha = 0 nothing is remembered: delta is neither read nor written. It stays zero, so it is
-  neither sent nor kept (peer/content/gathering.py, peer/state/checkpoints.py). In the final
+  neither sent nor kept (peer/content/fetching.py, peer/state/checkpoints.py). In the final
   averaging it becomes zero with any alpha.
 
 The step runs in place, tile by tile: one pass over memory, no vector of scratch. Separately rounded

@@ -1,7 +1,7 @@
 """What an owner made that is believed no more is taken back, while the state before is there."""
 
 import pytest
-from keeper_worlds import NUM_CHUNKS, World, amended, merged, result, send
+from cycle_worlds import NUM_CHUNKS, World, amended, merged, result, send
 from owner_worlds import CYCLE, FRAGMENT, IDS
 
 from protocol.diloco.commands import CyclePassed, HoldOutcome, Withdrawn

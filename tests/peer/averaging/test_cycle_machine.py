@@ -1,7 +1,7 @@
 """A cycle machine between a trainer and other peers that do not keep to the rules."""
 
 import pytest
-from keeper_worlds import NUM_CHUNKS, World, amended, fetched, merged, result, send
+from cycle_worlds import NUM_CHUNKS, World, amended, fetched, merged, result, send
 from owner_worlds import CYCLE, FRAGMENT, IDS
 
 from protocol.diloco.commands import (

@@ -1,7 +1,7 @@
 """In flight all results that are there are written at one go, and nothing behind them is lost."""
 
 import pytest
-from keeper_worlds import NUM_CHUNKS, World, result, send
+from cycle_worlds import NUM_CHUNKS, World, result, send
 from owner_worlds import IDS
 
 from protocol.diloco.commands import CyclePassed, ResultArrived
