@@ -1,8 +1,8 @@
 """What came of averaging in pairs: figures of each peer, out of its event log.
 
 The same for real daemons and for a simulated swarm: what goes in is the parsed lines of each log
-(names and fields as peer/observe/event_names.py lists them), a window of time, and H; what comes
-out is plain numbers.
+(names and fields as docs/events.md lists them), a window of time, and H; what comes out is plain
+numbers.
 
 The figure that counts is `exchanged`: completed exchanges * H / nominal steps. It is 1 for a peer
 that averages once for each H nominal steps of the run, as NoLoCo's theory has it, however rounds

@@ -3,14 +3,6 @@
 An event is stamped (time, clock, peer) and shown on stderr; its line of JSON goes to the sink (a
 rotated file in real life, a simulated disk in simulation). Nothing here can end a run: a line that
 cannot be written is forgotten.
-
-The event log has every event. People want to know which peers come and go, what failed and what to
-do; one line every few seconds shows the progress of the run (peer/daemon/report.py). So events
-that happen several times a minute in a healthy run have no sentence for the console. Nor have those
-that this line tells, or that `doing` tells while a peer starts (BootstrapFailing,
-NeighboursAwaited). Without a sentence an event is shown with `--verbose` only.
-
-A sentence is a format string over the event's fields; ids in it are short, numbers are rounded.
 """
 
 import json
@@ -32,55 +24,10 @@ from .log_file import MAX_LINE_BYTES
 MAX_ERROR_CHARS: Final = 400
 """Kept of an error's message: a stranger may have written part of it."""
 
-# --- console --------------------------------------------------------------------------------------
-
-SENTENCES: Final[Mapping[EventName, str]] = {
-    EventName.PEER_LINKED: "linked with {remote}",
-    EventName.PEER_LOST: "lost {remote}: {reason}",
-    EventName.PEER_LEFT: "{remote} left",
-    EventName.REACHABILITY_CHANGED: "others can dial this peer: {reachable} (router: {nat})",
-    EventName.PEER_RULED_ON: "ruling on {remote}: {verdict}",
-    EventName.PEER_IGNORED: "ignoring {remote} for some minutes: {fault}",
-    EventName.PEER_CONVICTED: "ignoring {remote}, which was proved to have lied",
-    EventName.RUN_RECEIVED: "run '{name}' ({run_id}) received from {remote}",
-    EventName.RUN_AMENDED: "the run is amended from round {round} on: {keys}",
-    EventName.RUN_RESUMED: "continuing from the checkpoint of step {step}{over}",
-    EventName.RUN_BEGUN_ANEW: "starting the run again from its seed: {detail}",
-    EventName.REFUSED_BY_PEER: "{remote} refuses this peer: {detail}",
-    EventName.CHECKPOINT_WRITTEN: "checkpoint of step {step}{over} written",
-    EventName.CHECKPOINT_FAILED: "a checkpoint was not written: {detail}",
-    EventName.CHECKPOINT_REFUSED: "the checkpoint {path} cannot be used: {detail}",
-    EventName.CHECKPOINT_SET_ASIDE: (
-        "the others continue from step {followed_step}; the newer checkpoint of step {step} is"
-        " kept as {path}"
-    ),
-    EventName.ROOM_FOUND_SMALL: "the disk is small for this run: {detail}",
-    EventName.STATE_PROGRESSED: "fetching the state: {share:.0%}, {left_s:.0f} s left",
-    EventName.STATE_RECEIVED: "received the state in {seconds:.1f} s",
-    EventName.DISK_REFUSED: "the disk refused piece {piece} of the corpus: {detail}",
-    EventName.STAGE_REBUILT: "rebuilt stage {stage} from its neighbours",
-    EventName.STAGE_LEFT_OUT: "no peer holds stage {stage}; training continues without it",
-    EventName.STAGE_TAKEN_IN: "a peer holds stage {stage} again",
-    EventName.FINAL_AVERAGING: "training has ended; {peers} peers average a last time",
-    EventName.TRAINING_PAUSED: "paused; 'loco-peer resume' continues",
-    EventName.TRAINING_RESUMED: "training resumed after {seconds:.0f} s",
-    EventName.TRAINER_STARTED: "training {parameters:,} parameters on {device} ({precision})",
-    EventName.TRAINER_DIED: "the trainer died and is being restarted: {detail}",
-    EventName.DIRECTORY_RESTARTED: "the directory was restarted: {reason}",
-    EventName.NETWORK_RESTARTED: "the network was restarted: {reason}",
-    EventName.STREAM_FAILED: "a bug in loco-peer ended a stream of {remote}: {error}: {detail}",
-    EventName.REQUEST_FAILED: "a bug in loco-peer ended the request {request}: {error}: {detail}",
-    EventName.IDENTITY_PINNED: "from now on, {address} must be {multiaddr}",
-    EventName.RUN_FINISHED: "the run has ended: held-out loss {validation_loss}",
-    EventName.RUN_EXPORTED: "exported the model to {path}",
-    EventName.EXPORT_FAILED: "the model was not exported: {detail}",
-    EventName.LEAVING: "leaving",
-}
-
 
 def said_of(event: Mapping[str, Any]) -> str | None:
     """The sentence for an event; None if the console does not show it."""
-    said = SENTENCES.get(EventName(event["event"]))
+    said = EventName(event["event"]).sentence
     if said is None:
         return None
     try:
@@ -159,7 +106,7 @@ class EventLog:
 
         Args:
             name: one of `EventName`.
-            fields: as `FIELDS` lists them; values that JSON does not know are written as text.
+            fields: see docs/events.md; values that JSON does not know are written as text.
 
         Raises:
             ValueError: no such event.

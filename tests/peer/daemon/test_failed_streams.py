@@ -3,9 +3,10 @@
 import json
 
 import trio
+from event_fields import FIELDS
 from swarm_worlds import simulated, start, toy_spec
 
-from peer.observe.event_names import FIELDS, EventName
+from peer.observe.event_names import EventName
 from peer.observe.events import MAX_ERROR_CHARS, EventLog
 from peer.simulation.swarm import open_swarm
 

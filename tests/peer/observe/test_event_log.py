@@ -11,10 +11,11 @@ from string import Formatter
 
 import pytest
 import trio
+from event_fields import FIELDS
 
 import peer
-from peer.observe.event_names import FIELDS, EventName
-from peer.observe.events import SENTENCES, EventLog, said_of
+from peer.observe.event_names import EventName
+from peer.observe.events import EventLog, said_of
 from peer.observe.log_file import MAX_LINE_BYTES, LineFile, read_events, rotated
 from peer.options.values import LogFormat
 
@@ -119,8 +120,8 @@ async def test_people_see_short_lines_of_what_matters() -> None:
 
 
 def test_sentences_name_fields_of_their_events() -> None:
-    for name, said in SENTENCES.items():
-        named = {field for _, field, _, _ in Formatter().parse(said) if field}
+    for name in EventName:
+        named = {field for _, field, _, _ in Formatter().parse(name.sentence or "") if field}
         assert named <= set(FIELDS[name]), name
 
 
