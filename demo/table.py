@@ -54,7 +54,7 @@ class Scene:
     @property
     def step(self) -> int:
         """The step of the slowest of our peers that has begun."""
-        told = [r.status.progress.step for r in self.readings if r.status]
+        told = [r.status.step for r in self.readings if r.status]
         steps = [step for step in told if step is not None]
         return min(min(steps, default=0), self.total_steps)
 
@@ -148,7 +148,7 @@ def row(reading: Reading, names: dict[str, str]) -> list[str]:
         reading.name,
         str(status.state),
         _number(status.round),
-        _number(status.progress.step),
+        _number(status.step),
         _number(reading.tokens_per_s),
         _loss(status.train_loss),
         _loss(status.validation_loss),

@@ -23,7 +23,7 @@ def exit_code_of(error: LocoError) -> ExitCode:
     from peer.network.identity import IdentityUnusable
     from peer.network.p2pd import CannotListen
     from peer.observe.control import NoDaemon
-    from peer.observe.endpoint import EndpointUnavailable
+    from peer.observe.metrics import EndpointUnavailable
     from peer.options.config import (
         ConfigError,  # here, because a command that goes well needs none of these
     )

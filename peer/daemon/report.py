@@ -6,7 +6,7 @@ join by is one choice for all who show it.
 
 from dataclasses import dataclass
 from statistics import median_low
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -14,8 +14,7 @@ from peer.facts import Facts, PeerState
 from peer.network.reachability import Scope, address_to_join, scope_of
 from peer.observe.events import EventLog
 from peer.observe.metrics import Metrics, Now
-from peer.observe.progress import RunProgress, progress_line
-from peer.observe.status import Outcomes, PeerStatus, Status, amendments_json
+from peer.observe.status import Outcomes, PeerStatus, Status, amendments_json, progress_line
 from peer.ports import Address, Network
 from peer.training.schedule import learning_rate
 from protocol.membership.dial_back import Reach
@@ -86,64 +85,27 @@ class Report:
         self.metrics_url: str | None = None
         self.metrics = Metrics(self.now, version=ports.version)
 
-    def progress(self) -> RunProgress:
-        """How far the run is now."""
-        facts, now_s = self._facts, trio.current_time()
-        if facts.spec is None or facts.run_id is None:
-            return RunProgress(step=facts.step if facts.run_id else None)
-        trains, step = facts.state is PeerState.TRAINING, facts.nominal_step
-        if trains:
-            self._pace.note(now_s, step)
-        else:
-            self._pace.rest()
-        total = facts.spec.total_steps_at(step)
-        others = [m for m in self._roster.alive(now_s) if m.progress.state == TRAINING]
-        own = swarm = None
-        if facts.held is not None and facts.held.group.part == WHOLE_MODEL:
-            own = facts.steps_per_s * facts.tokens_per_step if trains else 0.0
-            swarm = own + facts.tokens_per_step * sum(m.progress.steps_per_s for m in others)
-        return RunProgress(
-            step=facts.step,
-            total_steps=total,
-            learning_rate=learning_rate(facts.spec.at_step(step).optimizer, step, total),
-            tokens_per_s=own,
-            swarm_tokens_per_s=swarm,
-            left_s=self._pace.left_s(total) if trains else None,
-            peers=len(others) + trains,
-        )
-
     def now(self) -> Now:
-        now_s = trio.current_time()
-        return Now(
-            self._facts,
-            now_s,
-            self.progress(),
-            self._validation_loss(),
-            tuple(self._roster.alive(now_s)),
-            self._ports.network.statistics(),
-        )
+        carried = self._ports.network.statistics()
+        return Now(self._facts, self.status(), carried, trio.current_time())
 
     def status(self) -> Status:
         """This peer, for `loco-peer status`."""
-        now, facts = self.now(), self._facts
-        progress, joins_at = now.progress, join_address(self._ports.network, facts)
+        facts, now_s = self._facts, trio.current_time()
+        alive = list(self._roster.alive(now_s))
+        joins_at = join_address(self._ports.network, facts)
         return Status(
             peer_id=facts.peer_id,
             run_id=facts.run_id,
             state=facts.state,
             round=facts.round if facts.run_id is not None else None,
-            step=progress.step,
-            total_steps=progress.total_steps,
-            learning_rate=progress.learning_rate,
-            tokens_per_s=progress.tokens_per_s,
-            swarm_tokens_per_s=progress.swarm_tokens_per_s,
-            left_s=progress.left_s,
+            step=facts.step if facts.run_id is not None else None,
             chosen_inner_steps=facts.chosen_inner_steps,
             tokens=facts.earlier_tokens + facts.tokens,
             train_loss=facts.train_loss,
-            validation_loss=now.validation_loss,
+            validation_loss=self._validation_loss(),
             outcomes=Outcomes(facts.averaged, dict(facts.skipped), facts.averaged_share),
-            peers=tuple(_peer_status(member) for member in now.alive),
+            peers=tuple(map(_peer_status, alive)),
             metrics=self.metrics_url,
             part=facts.held.group.part if facts.held else None,
             microbatches={str(what): count for what, count in facts.microbatches.items()},
@@ -154,8 +116,33 @@ class Report:
             address=joins_at.address,
             reachable_from=str(joins_at.scope),
             doing=facts.doing,
-            since_s=now.now_s - facts.doing_since_s,
+            since_s=now_s - facts.doing_since_s,
+            **self._progress(alive, now_s),
         )
+
+    def _progress(self, alive: list[Member], now_s: float) -> dict[str, Any]:
+        """How far the run is: fields of the status."""
+        facts = self._facts
+        if facts.spec is None or facts.run_id is None:
+            return {}
+        trains, step = facts.state is PeerState.TRAINING, facts.nominal_step
+        if trains:
+            self._pace.note(now_s, step)
+        else:
+            self._pace.rest()
+        total = facts.spec.total_steps_at(step)
+        own = swarm = None
+        if facts.held is not None and facts.held.group.part == WHOLE_MODEL:
+            own = facts.steps_per_s * facts.tokens_per_step if trains else 0.0
+            others = (m.progress.steps_per_s for m in alive if m.progress.state == TRAINING)
+            swarm = own + facts.tokens_per_step * sum(others)
+        return {
+            "total_steps": total,
+            "learning_rate": learning_rate(facts.spec.at_step(step).optimizer, step, total),
+            "tokens_per_s": own,
+            "swarm_tokens_per_s": swarm,
+            "left_s": self._pace.left_s(total) if trains else None,
+        }
 
     def _validation_loss(self) -> float | None:
         """Our own, or that of the data peers: a relay has no data to measure one with."""
@@ -209,7 +196,7 @@ class Console:
         self._facts = facts
         self._events = events
         self._export = export
-        self._step = -1
+        self._step: int | None = None
         self._doing = ""
         self._is_alone = self._is_over = False
         self._next_s = self._again_s = 0.0
@@ -225,7 +212,7 @@ class Console:
                 self._say_over()
 
     def _look(self) -> None:
-        facts, now, now_s = self._facts, self._report.progress(), trio.current_time()
+        facts, now, now_s = self._facts, self._report.status(), trio.current_time()
         match facts.state:
             case PeerState.TRAINING if facts.doing == "training":
                 self._say_progress(now, now_s)
@@ -242,11 +229,11 @@ class Console:
             self._events.say(f"{and_now}the model: {self._export}")
         self._is_over = True
 
-    def _say_progress(self, now: RunProgress, now_s: float) -> None:
-        facts = self._facts
-        if facts.train_loss is None or facts.step == self._step or now_s < self._next_s:
+    def _say_progress(self, now: Status, now_s: float) -> None:
+        if now.train_loss is None or now.step == self._step or now_s < self._next_s:
             return
-        if now.peers == 1 and not self._is_alone:
+        is_alone = now.trainers == 1
+        if is_alone and not self._is_alone:
             self._events.say("training alone: nobody else is here")
-        self._is_alone, self._step, self._next_s = now.peers == 1, facts.step, now_s + SAY_EVERY_S
-        self._events.say(progress_line(now, facts.train_loss, facts.validation_loss))
+        self._is_alone, self._step, self._next_s = is_alone, now.step, now_s + SAY_EVERY_S
+        self._events.say(progress_line(now, losses=True))

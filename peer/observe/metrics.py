@@ -1,23 +1,27 @@
-"""Prometheus metrics of one peer.
+"""Prometheus metrics of one peer, and the page that they are on.
 
-Numbers have one source: at each scrape the daemon makes one `Now` of what its parts know, and each
-metric is a row of METRICS that reads it. The registry is our own, so that many peers live in one
-process, and nothing but ours is exposed.
+At each scrape every number is read from the peer's record (`Facts`), its status, or what its
+network has carried. The registry is our own, so that many peers live in one process, and nothing
+but ours is exposed.
 
 A peer is in one group, so its metrics need no label for it: `loco_group_info` names it, and joins
-with the others by `instance`.
+with the others by `instance`. What is unknown is absent, never zero; every reason for a skipped
+round is there from the start, at zero.
 
-What is unknown is absent, never zero; every reason for a skipped round is there from the start, at
-zero.
+The server is a very small one, for `GET /metrics` and for HEAD of monitors. Anybody who can reach
+the port can ask, so everything is bounded: connections, the request's length and how long it may
+take. One request per connection; the answer is rendered in the daemon's own task, so no thread
+ever reads half-changed numbers.
 """
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Final, NamedTuple, TypeVar
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple
 
+import trio
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -29,15 +33,17 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from peer.facts import CheckpointOutcome, Facts, PeerState, Spent
+from peer.facts import CheckpointOutcome, Facts, PeerState
+from peer.options.values import HostPort
 from peer.ports import NetworkStatistics
+from protocol.errors import LocoError
 from protocol.membership.book import Fault
 from protocol.membership.dial_back import Reach
-from protocol.membership.view import Member
 from protocol.microbatch.core import Counted
 from protocol.outcomes import AuditOutcome, RefusalReason, SkipReason
 
-from .progress import RunProgress
+from .control import ASK_TIMEOUT_S, MAX_REQUEST_BYTES, Clients
+from .status import Status
 
 TRAINER_RESTART_REASONS: Final = (
     "died", "hung", "error", "unusable", "non_finite", "out_of_memory",
@@ -47,325 +53,260 @@ REFUSED_CONTRIBUTIONS: Final = (RefusalReason.AHEAD, RefusalReason.BEHIND, Refus
 """Reasons for which an owner does not take a contribution."""
 
 
-@dataclass(frozen=True, slots=True)
-class Now:
-    """What this peer knows at one moment, by trio's clock.
+class Now(NamedTuple):
+    """One peer at one moment, by trio's clock.
 
     Attributes:
-        progress: how far the run is.
-        validation_loss: our own, or what stands for it.
-        alive: the other peers that live.
         carried: by the network, since it started.
     """
 
     facts: Facts
-    now_s: float = 0.0
-    progress: RunProgress = field(default_factory=RunProgress)
-    validation_loss: float | None = None
-    alive: tuple[Member, ...] = ()
-    carried: NetworkStatistics = field(default_factory=lambda: NetworkStatistics({}, {}, 0))
-
-
-Labelled = Iterable[tuple[tuple[str, ...], float]]
-"""Values, each behind those of the labels."""
+    status: Status
+    carried: NetworkStatistics
+    now_s: float
 
 
 class Row(NamedTuple):
-    """One metric: a value, absent where that is None; or one for each set of labels."""
+    """One metric: a value, or values by their label or labels. None is absent."""
 
     kind: type[CounterMetricFamily] | type[GaugeMetricFamily]
     said: str
-    read: Callable[[Now], float | Labelled | None]
-    labels: tuple[str, ...] = ()
+    found: float | Mapping[Any, float | None] | None
 
-    def family(self, name: str, now: Now) -> Metric:
-        """The metric with its current values."""
-        family, found = self.kind(name, self.said, labels=self.labels), self.read(now)
-        values = [((), found)] if isinstance(found, int | float) else found or ()
-        for labels, value in values:
-            family.add_metric(labels, value)
+    def family(self, declared: str) -> Metric:
+        """The metric, as Prometheus knows it; it is declared as `name` or `name{label,label}`."""
+        name, *labels = re.findall(r"\w+", declared)
+        family = self.kind(name, self.said, labels=labels)
+        values = self.found.items() if isinstance(self.found, Mapping) else [((), self.found)]
+        for at, value in values:
+            if value is not None:
+                family.add_metric((at,) if isinstance(at, str) else at, value)
         return family
-
-
-def _of(**values: float | None) -> Labelled:
-    """One label, by its values."""
-    return [((name,), value) for name, value in values.items() if value is not None]
-
-
-Kind = TypeVar("Kind", bound=StrEnum)
-
-
-def _each(kinds: Iterable[Kind], counts: Mapping[Kind, int]) -> Labelled:
-    """One label, of a closed list."""
-    return [((str(kind),), counts.get(kind, 0)) for kind in kinds]
-
-
-def _wire(now: Now) -> Labelled:
-    carried = {"sent": now.carried.sent_bytes, "received": now.carried.received_bytes}
-    for direction, by_protocol in carried.items():
-        for protocol, count in sorted(by_protocol.items()):
-            yield (direction, protocol), count
-
-
-def _rounds(now: Now) -> Labelled:
-    yield ("averaged", ""), now.facts.averaged
-    for reason in SkipReason:
-        yield ("skipped", str(reason)), now.facts.skipped.get(reason, 0)
-
-
-def _group(now: Now) -> Labelled:
-    if now.facts.held is not None and now.facts.group is not None:
-        yield (now.facts.group, now.facts.held.group.part), 1
-
-
-def _reachable(now: Now) -> Labelled:
-    reach = now.facts.reach
-    known = {"ip4": reach.v4, "ip6": reach.v6}
-    return _of(**{n: float(r is Reach.YES) for n, r in known.items() if r is not Reach.UNKNOWN})
-
-
-def _pieces(now: Now) -> Labelled:
-    corpus = now.facts.corpus
-    elsewhere = corpus.pieces - corpus.here
-    counts = _of(here=corpus.here, elsewhere=elsewhere, only_here=corpus.only_here)
-    return counts if corpus.pieces else ()
-
-
-def _restarts(now: Now) -> Labelled:
-    return _of(**(dict.fromkeys(TRAINER_RESTART_REASONS, 0) | now.facts.restarts))
-
-
-def _peers(now: Now) -> Labelled:
-    states = Counter(member.progress.state for member in now.alive)
-    return [((str(state),), states.get(state, 0)) for state in PeerState]
-
-
-def _rtt(now: Now) -> Labelled:
-    return [((m.peer_id,), m.rtt_s) for m in now.alive if m.rtt_s is not None]
-
-
-def _checkpoint_age(now: Now) -> float | None:
-    at_s = now.facts.checkpoint_at_s
-    return None if at_s is None else now.now_s - at_s
-
-
-def _in_run(now: Now, value: float) -> float | None:
-    return value if now.facts.run_id else None
-
-
-def _lines(now: Now) -> Labelled:
-    links = now.facts.pipeline.links
-    return [((link.peer_id,), link.out_s) for link in links if link.out_us]
 
 
 _counter: Final = partial(Row, CounterMetricFamily)
 _gauge: Final = partial(Row, GaugeMetricFamily)
 
-METRICS: Final[dict[str, Row]] = {
-    "loco_inner_steps": _counter(
-        "Inner optimizer steps done by this peer.", lambda now: now.facts.inner_steps
-    ),
-    "loco_tokens": _counter("Tokens trained by this peer.", lambda now: now.facts.tokens),
-    "loco_train_loss": _gauge(
-        "Mean training loss of the last round, in nats per token.", lambda now: now.facts.train_loss
-    ),
-    "loco_validation_loss": _gauge(
-        "Loss of the slow weights on the run's validation blocks, in nats per token.",
-        lambda now: now.validation_loss,
-    ),
-    "loco_round": _gauge(
-        "Round of the run that this peer is in.", lambda now: _in_run(now, now.facts.round)
-    ),
-    "loco_step": _gauge(
-        "Nominal inner step of the run that this peer is at.",
-        lambda now: _in_run(now, now.facts.step),
-    ),
-    "loco_total_steps": _gauge(
-        "Nominal inner steps of the whole run.", lambda now: now.progress.total_steps
-    ),
-    "loco_learning_rate": _gauge(
-        "Learning rate of the present step.", lambda now: now.progress.learning_rate
-    ),
-    "loco_tokens_per_second": _gauge(
-        "Tokens that this peer trains.", lambda now: now.progress.tokens_per_s
-    ),
-    "loco_swarm_tokens_per_second": _gauge(
-        "Tokens that all peers train, by what they tell of their speed.",
-        lambda now: now.progress.swarm_tokens_per_s,
-    ),
-    "loco_run_left_seconds": _gauge(
-        "Time to the end of the run, at the pace of the last minutes, in seconds.",
-        lambda now: now.progress.left_s,
-    ),
-    "loco_inner_steps_per_average": _gauge(
-        "Inner steps between two averages of this peer (H), as the run says or as it has chosen.",
-        lambda now: now.facts.inner_steps_per_average,
-    ),
-    "loco_compute_utilisation": _gauge(
-        "Tokens trained over those that the trainer alone would have trained, as a ratio.",
-        lambda now: now.facts.compute_utilisation(now.now_s),
-    ),
-    "loco_replica_distance": _gauge(
-        "Root mean square per parameter of our fast weights less the last partner's.",
-        lambda now: now.facts.replica_distance,
-    ),
-    "loco_data_blocks": _counter(
-        "Blocks of the corpus that changes of the swarm's members have left out or repeated.",
-        lambda now: _of(lost=now.facts.lost_blocks, repeated=now.facts.repeated_blocks),
-        ("fate",),
-    ),
-    "loco_corpus_pieces": _gauge("Pieces of the corpus, by where they are.", _pieces, ("where",)),
-    "loco_corpus_fetched_bytes": _counter(
-        "Bytes of pieces that have come from other peers.",
-        lambda now: now.facts.corpus.fetched_bytes if now.facts.corpus.pieces else None,
-    ),
-    "loco_corpus_wait_seconds": _counter(
-        "Time for which training stood still for pieces of the corpus, in seconds.",
-        lambda now: now.facts.corpus.waited_s if now.facts.corpus.pieces else None,
-    ),
-    "loco_averaged_share": _gauge(
-        "Share of the last 50 rounds that were averaged, 0 to 1.",
-        lambda now: now.facts.averaged_share,
-    ),
-    "loco_outer_rounds": _counter(
-        "Rounds ended, by outcome; a skipped one has a reason.", _rounds, ("outcome", "reason")
-    ),
-    "loco_stalled_seconds": _counter(
-        "Time for which training stood still for fragments that were late, in seconds.",
-        lambda now: now.facts.stalled_s,
-    ),
-    "loco_state_divergence": _counter(
-        "Chunks of the outer copy found to differ from a better one of another peer.",
-        lambda now: now.facts.diverged,
-    ),
-    "loco_contributions_refused": _counter(
-        "Contributions of other peers to fragments that were not taken, by reason.",
-        lambda now: _each(REFUSED_CONTRIBUTIONS, now.facts.refused),
-        ("reason",),
-    ),
-    "loco_audits": _counter(
-        "Averages of other peers that were worked out again in part, by outcome.",
-        lambda now: _each(AuditOutcome, now.facts.audits),
-        ("outcome",),
-    ),
-    "loco_microbatches": _counter(
-        "Microbatches of a pipeline at this peer, by what has happened to them.",
-        lambda now: _each(Counted, now.facts.microbatches),
-        ("what",),
-    ),
-    "loco_wire_bytes": _counter(
-        "Bytes handed to and taken from streams to peers, framing included.",
-        _wire,
-        ("direction", "protocol"),
-    ),
-    "loco_peers": _gauge("Other peers known, by state.", _peers, ("state",)),
-    "loco_peer_rtt_seconds": _gauge("Smoothed round-trip time to a linked peer.", _rtt, ("peer",)),
-    "loco_group_info": _gauge(
-        "Part of the model that this peer holds, and the group of those that do; always 1.",
-        _group,
-        ("group", "part"),
-    ),
-    "loco_other_group_refused": _counter(
-        "Proposals, contributions and requests that were meant for another group.",
-        lambda now: now.facts.refused.get(RefusalReason.OTHER_GROUP, 0),
-    ),
-    "loco_trainer_restarts": _counter(
-        "Restarts of the trainer process, by reason.", _restarts, ("reason",)
-    ),
-    "loco_p2pd_restarts": _counter(
-        "Restarts of the libp2p daemon.", lambda now: now.carried.restarts
-    ),
-    "loco_directory_restarts": _counter(
-        "Restarts of the directory.", lambda now: now.facts.directory_restarts
-    ),
-    "loco_failed_streams": _counter(
-        "Streams from other peers that a bug of ours has ended.",
-        lambda now: now.carried.failed_streams,
-    ),
-    "loco_peer_faults": _counter(
-        "What other peers sent that no honest peer sends, by kind.",
-        lambda now: _each(Fault, now.facts.faults),
-        ("fault",),
-    ),
-    "loco_peers_convicted": _counter(
-        "Peers of which it was proved that they have signed averages of their own making.",
-        lambda now: now.facts.convicted,
-    ),
-    "loco_checkpoints": _counter(
-        "Checkpoints of this peer, by how they ended.",
-        lambda now: _each(CheckpointOutcome, now.facts.checkpoints),
-        ("outcome",),
-    ),
-    "loco_checkpoint_age_seconds": _gauge(
-        "Since the last checkpoint was on the disk.", _checkpoint_age
-    ),
-    "loco_reachable": _gauge(
-        "Whether others can dial this peer: 1 yes, 0 no; absent while unknown.",
-        _reachable,
-        ("family",),
-    ),
-    "loco_relays": _gauge(
-        "Peers that relay for this one.", lambda now: len(now.facts.reach.relays)
-    ),
-    "loco_relayed_peers": _gauge(
-        "Peers that this one is connected to through relays alone.",
-        lambda now: now.facts.reach.relayed_peers,
-    ),
-    "loco_relay_circuits": _gauge(
-        "Connections of others that this peer relays.", lambda now: now.facts.reach.circuits
-    ),
-    "loco_relay_carried_bytes": _counter(
-        "Bytes of others that this peer has relayed.", lambda now: now.facts.reach.carried_bytes
-    ),
-    "loco_packed_vectors": _counter(
-        "Partners' vectors, by how they came: as differences, again as a whole, or as codes.",
-        lambda now: _of(
-            packed=now.facts.packing.packed,
-            whole=now.facts.packing.whole,
-            plain=now.facts.packing.plain,
-        ),
-        ("came",),
-    ),
-    "loco_packed_blocks": _counter(
-        "Blocks of vectors that came packed.", lambda now: now.facts.packing.blocks
-    ),
-    "loco_misread_blocks": _counter(
-        "Those that were read wrongly and sent again.", lambda now: now.facts.packing.misread
-    ),
-    "loco_packing_bytes": _counter(
-        "What the codes of our own vectors take, and what was sent of them.",
-        lambda now: _of(codes=now.facts.packing.code_bytes, sent=now.facts.packing.sent_bytes),
-        ("of",),
-    ),
-}
-"""Those of every peer."""
+# --- families -------------------------------------------------------------------------------------
 
-OF_STAGES: Final[dict[str, Row]] = {
-    "loco_pipeline_seconds": _counter(
-        "Time that went into the microbatches of a pipeline here, summed over all of them.",
-        lambda now: [((str(what),), now.facts.pipeline.spent_s[what]) for what in Spent],
-        ("into",),
-    ),
-    "loco_pipeline_iteration_seconds": _gauge(
-        "An iteration of a data peer, as planned and as measured.",
-        lambda now: _of(
-            planned=now.facts.pipeline.planned_s, measured=now.facts.pipeline.iteration_s
+
+def _of_training(now: Now) -> dict[str, Row]:
+    facts, status, corpus = now.facts, now.status, now.facts.corpus
+    elsewhere = corpus.pieces - corpus.here
+    pieces = {"here": corpus.here, "elsewhere": elsewhere, "only_here": corpus.only_here}
+    return {
+        "loco_inner_steps": _counter("Inner optimizer steps done by this peer.", facts.inner_steps),
+        "loco_tokens": _counter("Tokens trained by this peer.", facts.tokens),
+        "loco_train_loss": _gauge(
+            "Mean training loss of the last round, in nats per token.", status.train_loss
         ),
-        ("how",),
-    ),
-    "loco_pipeline_other_plans": _counter(
-        "Microbatches that came by another plan than those of other data peers.",
-        lambda now: now.facts.pipeline.other_plans,
-    ),
-    "loco_pipeline_line_seconds": _gauge(
-        "How long a boundary that leaves for a peer occupies the line.", _lines, ("peer",)
-    ),
-    "loco_pipeline_replicas_apart_ratio": _gauge(
-        "Distance to the weights of the last partner, a replica of this stage, over their size.",
-        lambda now: now.facts.pipeline.replicas_apart,
-    ),
-}
-"""Those of a peer that holds a stage: where the time goes, and what was planned."""
+        "loco_validation_loss": _gauge(
+            "Loss of the slow weights on the run's validation blocks, in nats per token.",
+            status.validation_loss,
+        ),
+        "loco_compute_utilisation": _gauge(
+            "Tokens trained over those that the trainer alone would have trained, as a ratio.",
+            facts.compute_utilisation(now.now_s),
+        ),
+        "loco_trainer_restarts{reason}": _counter(
+            "Restarts of the trainer process, by reason.",
+            dict.fromkeys(TRAINER_RESTART_REASONS, 0) | facts.restarts,
+        ),
+        "loco_data_blocks{fate}": _counter(
+            "Blocks of the corpus that changes of the swarm's members have left out or repeated.",
+            {"lost": facts.lost_blocks, "repeated": facts.repeated_blocks},
+        ),
+        "loco_corpus_pieces{where}": _gauge(
+            "Pieces of the corpus, by where they are.", pieces if corpus.pieces else None
+        ),
+        "loco_corpus_fetched_bytes": _counter(
+            "Bytes of pieces that have come from other peers.",
+            corpus.fetched_bytes if corpus.pieces else None,
+        ),
+        "loco_corpus_wait_seconds": _counter(
+            "Time for which training stood still for pieces of the corpus, in seconds.",
+            corpus.waited_s if corpus.pieces else None,
+        ),
+    }
+
+
+def _of_the_run(now: Now) -> dict[str, Row]:
+    """How far it is, and the part that this peer holds."""
+    facts, status = now.facts, now.status
+    held = facts.held
+    return {
+        "loco_round": _gauge("Round of the run that this peer is in.", status.round),
+        "loco_step": _gauge("Nominal inner step of the run that this peer is at.", status.step),
+        "loco_total_steps": _gauge("Nominal inner steps of the whole run.", status.total_steps),
+        "loco_learning_rate": _gauge("Learning rate of the present step.", status.learning_rate),
+        "loco_tokens_per_second": _gauge("Tokens that this peer trains.", status.tokens_per_s),
+        "loco_swarm_tokens_per_second": _gauge(
+            "Tokens that all peers train, by what they tell of their speed.",
+            status.swarm_tokens_per_s,
+        ),
+        "loco_run_left_seconds": _gauge(
+            "Time to the end of the run, at the pace of the last minutes, in seconds.",
+            status.left_s,
+        ),
+        "loco_group_info{group,part}": _gauge(
+            "Part of the model that this peer holds, and the group of those that do; always 1.",
+            None if held is None else {(held.group.digest, held.group.part): 1},
+        ),
+        "loco_other_group_refused": _counter(
+            "Proposals, contributions and requests that were meant for another group.",
+            facts.refused[RefusalReason.OTHER_GROUP],
+        ),
+    }
+
+
+def _of_averaging(now: Now) -> dict[str, Row]:
+    facts = now.facts
+    return {
+        "loco_inner_steps_per_average": _gauge(
+            "Inner steps between two averages of this peer (H), as the run or the peer has chosen.",
+            facts.inner_steps_per_average,
+        ),
+        "loco_outer_rounds{outcome,reason}": _counter(
+            "Rounds ended, by outcome; a skipped one has a reason.",
+            {("averaged", ""): facts.averaged}
+            | {("skipped", str(reason)): facts.skipped[reason] for reason in SkipReason},
+        ),
+        "loco_averaged_share": _gauge(
+            "Share of the last 50 rounds that were averaged, 0 to 1.", facts.averaged_share
+        ),
+        "loco_replica_distance": _gauge(
+            "Root mean square per parameter of our fast weights less the last partner's.",
+            facts.replica_distance,
+        ),
+        "loco_stalled_seconds": _counter(
+            "Time for which training stood still for fragments that were late, in seconds.",
+            facts.stalled_s,
+        ),
+        "loco_state_divergence": _counter(
+            "Chunks of the outer copy found to differ from a better one of another peer.",
+            facts.diverged,
+        ),
+        "loco_contributions_refused{reason}": _counter(
+            "Contributions of other peers to fragments that were not taken, by reason.",
+            {reason: facts.refused[reason] for reason in REFUSED_CONTRIBUTIONS},
+        ),
+        "loco_microbatches{what}": _counter(
+            "Microbatches of a pipeline at this peer, by what has happened to them.",
+            {what: facts.microbatches[what] for what in Counted},
+        ),
+        "loco_audits{outcome}": _counter(
+            "Averages of other peers that were worked out again in part, by outcome.",
+            {outcome: facts.audits[outcome] for outcome in AuditOutcome},
+        ),
+    }
+
+
+def _of_packing(now: Now) -> dict[str, Row]:
+    packing = now.facts.packing
+    return {
+        "loco_packed_vectors{came}": _counter(
+            "Partners' vectors, by how they came: as differences, again as a whole, or as codes.",
+            {"packed": packing.packed, "whole": packing.whole, "plain": packing.plain},
+        ),
+        "loco_packed_blocks": _counter("Blocks of vectors that came packed.", packing.blocks),
+        "loco_misread_blocks": _counter(
+            "Those that were read wrongly and sent again.", packing.misread
+        ),
+        "loco_packing_bytes{of}": _counter(
+            "What the codes of our own vectors take, and what was sent of them.",
+            {"codes": packing.code_bytes, "sent": packing.sent_bytes},
+        ),
+    }
+
+
+def _of_stages(now: Now) -> dict[str, Row]:
+    """Those of a peer that holds one: where the time goes, and what was planned."""
+    pipeline = now.facts.pipeline
+    return {
+        "loco_pipeline_seconds{into}": _counter(
+            "Time that went into the microbatches of a pipeline here, summed over all of them.",
+            pipeline.spent_s,
+        ),
+        "loco_pipeline_iteration_seconds{how}": _gauge(
+            "An iteration of a data peer, as planned and as measured.",
+            {"planned": pipeline.planned_s, "measured": pipeline.iteration_s},
+        ),
+        "loco_pipeline_other_plans": _counter(
+            "Microbatches that came by another plan than those of other data peers.",
+            pipeline.other_plans,
+        ),
+        "loco_pipeline_line_seconds{peer}": _gauge(
+            "How long a boundary that leaves for a peer occupies the line.",
+            {link.peer_id: link.out_s for link in pipeline.links if link.out_us},
+        ),
+        "loco_pipeline_replicas_apart_ratio": _gauge(
+            "Distance to the weights of the last partner, a replica of the stage, over their size.",
+            pipeline.replicas_apart,
+        ),
+    }
+
+
+def _of_the_network(now: Now) -> dict[str, Row]:
+    peers, reach, carried = now.status.peers, now.facts.reach, now.carried
+    states = Counter(peer.state for peer in peers)
+    return {
+        "loco_peers{state}": _gauge(
+            "Other peers known, by state.", {state: states[state] for state in PeerState}
+        ),
+        "loco_peer_rtt_seconds{peer}": _gauge(
+            "Smoothed round-trip time to a linked peer.",
+            {peer.peer_id: peer.rtt_s for peer in peers},
+        ),
+        "loco_wire_bytes{direction,protocol}": _counter(
+            "Bytes handed to and taken from streams to peers, framing included.",
+            {("sent", protocol): count for protocol, count in sorted(carried.sent_bytes.items())}
+            | {("received", name): count for name, count in sorted(carried.received_bytes.items())},
+        ),
+        "loco_reachable{family}": _gauge(
+            "Whether others can dial this peer: 1 yes, 0 no; absent while unknown.",
+            {
+                family: None if known is Reach.UNKNOWN else float(known is Reach.YES)
+                for family, known in (("ip4", reach.v4), ("ip6", reach.v6))
+            },
+        ),
+        "loco_relays": _gauge("Peers that relay for this one.", len(reach.relays)),
+        "loco_relayed_peers": _gauge(
+            "Peers that this one is connected to through relays alone.", reach.relayed_peers
+        ),
+        "loco_relay_circuits": _gauge(
+            "Connections of others that this peer relays.", reach.circuits
+        ),
+        "loco_relay_carried_bytes": _counter(
+            "Bytes of others that this peer has relayed.", reach.carried_bytes
+        ),
+    }
+
+
+def _of_faults(now: Now) -> dict[str, Row]:
+    """What broke here, what others did wrong, and what is saved for later."""
+    facts, carried, at_s = now.facts, now.carried, now.facts.checkpoint_at_s
+    return {
+        "loco_p2pd_restarts": _counter("Restarts of the libp2p daemon.", carried.restarts),
+        "loco_directory_restarts": _counter("Restarts of the directory.", facts.directory_restarts),
+        "loco_failed_streams": _counter(
+            "Streams from other peers that a bug of ours has ended.", carried.failed_streams
+        ),
+        "loco_peer_faults{fault}": _counter(
+            "What other peers sent that no honest peer sends, by kind.",
+            {fault: facts.faults[fault] for fault in Fault},
+        ),
+        "loco_peers_convicted": _counter(
+            "Peers of which it was proved that they have signed averages of their own making.",
+            facts.convicted,
+        ),
+        "loco_checkpoints{outcome}": _counter(
+            "Checkpoints of this peer, by how they ended.",
+            {outcome: facts.checkpoints[outcome] for outcome in CheckpointOutcome},
+        ),
+        "loco_checkpoint_age_seconds": _gauge(
+            "Since the last checkpoint was on the disk.", None if at_s is None else now.now_s - at_s
+        ),
+    }
 
 
 class Metrics(Collector):
@@ -391,24 +332,111 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """All families, as of now."""
         now = self._read()
-        for name, row in (METRICS | (OF_STAGES if now.facts.holds_stage else {})).items():
-            yield row.family(name, now)
+        facts = now.facts
+        rows = _of_training(now) | _of_the_run(now) | _of_averaging(now) | _of_packing(now)
+        rows |= _of_stages(now) if facts.holds_stage else {}
+        rows |= _of_the_network(now) | _of_faults(now)
+        loops = [facts.loops.get(of, "").partition(":")[0] for of in ("trainer", "daemon")]
+        rows["loco_build_info{version,trainer_codec,daemon_codec}"] = _gauge(
+            "Version of loco-peer, and the loops that code vectors; always 1.",
+            {(self._version, *loops): 1},
+        )
+        for name, row in rows.items():
+            yield row.family(name)
         rounds = HistogramMetricFamily(
             "loco_round_seconds", "Duration of each phase of a round, in seconds.", labels=["phase"]
         )
-        for phase, seen in now.facts.phases.items():
-            rounds.add_metric([str(phase)], seen.cumulative(), seen.sum_s)
+        for phase, seen in facts.phases.items():
+            rounds.add_metric([phase], seen.cumulative(), seen.sum_s)
         yield rounds
         yield SummaryMetricFamily(
             "loco_state_heal_seconds",
             "Time that it took to fetch such a chunk, in seconds.",
-            count_value=now.facts.healed,
-            sum_value=now.facts.healed_s,
+            count_value=facts.healed,
+            sum_value=facts.healed_s,
         )
-        loops = [now.facts.loops.get(of, "").partition(":")[0] for of in ("trainer", "daemon")]
-        build = _gauge(
-            "Version of loco-peer, and the loops that code vectors; always 1.",
-            lambda _: [((self._version, *loops), 1)],
-            ("version", "trainer_codec", "daemon_codec"),
-        )
-        yield build.family("loco_build_info", now)
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+class EndpointUnavailable(LocoError):
+    """The daemon cannot listen on the address for metrics."""
+
+
+async def serve_metrics(
+    where: HostPort,
+    render: Callable[[], bytes],
+    content_type: str,
+    *,
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve metrics until cancelled. `nursery.start` returns the URL; port 0 picks a free one.
+
+    Raises:
+        EndpointUnavailable
+    """
+    try:
+        listeners = await trio.open_tcp_listeners(where.port, host=where.host)
+    except OSError as error:
+        raise EndpointUnavailable(
+            f"cannot serve metrics on {where}: {error.strerror or error};"
+            " choose another --metrics HOST:PORT"
+        ) from error
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(where.host, where.host)  # noqa: S104
+    port = listeners[0].socket.getsockname()[1]
+    task_status.started(f"http://{HostPort(host, port)}/metrics")
+    await trio.serve_listeners(clients_of(render, content_type).answer, listeners)
+
+
+def clients_of(render: Callable[[], bytes], content_type: str) -> Clients:
+    """Those that ask for the page, each once."""
+
+    async def converse(stream: trio.SocketStream) -> None:
+        with trio.move_on_after(ASK_TIMEOUT_S):
+            head = await _read_head(stream)
+            if head is None:
+                return
+            status, body = _page(head, render)
+            lines = [
+                f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+                f"Content-Type: {content_type if status == 200 else 'text/plain; charset=utf-8'}",
+                f"Content-Length: {len(body)}",
+                *(["Allow: GET, HEAD"] if status == 405 else []),
+                "Connection: close",
+            ]
+            body = b"" if head.startswith(b"HEAD ") else body
+            await stream.send_all("\r\n".join([*lines, "", ""]).encode() + body)
+            with trio.move_on_after(1):  # let the answer arrive before the connection is reset
+                await stream.send_eof()
+                await stream.receive_some(1)
+
+    return Clients(converse)
+
+
+def _page(head: bytes, render: Callable[[], bytes]) -> tuple[int, bytes]:
+    """Status and body of the answer."""
+    words = head.split(b"\r\n", 1)[0].split(b" ")
+    if len(head) > MAX_REQUEST_BYTES:
+        return 431, b""
+    if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
+        return 400, b""
+    if words[0] not in (b"GET", b"HEAD"):
+        return 405, b""
+    if words[1].split(b"?")[0] != b"/metrics":
+        return 404, b"metrics are at /metrics\n"
+    try:
+        return 200, render()
+    except Exception as error:  # noqa: BLE001 - a page that cannot be made must not end the run
+        return 500, f"{error!r}\n".encode()
+
+
+async def _read_head(stream: trio.SocketStream) -> bytes | None:
+    """Read up to the empty line, or just past `MAX_REQUEST_BYTES`; None when the client left."""
+    head = bytearray()
+    while b"\r\n\r\n" not in head and len(head) <= MAX_REQUEST_BYTES:
+        chunk = await stream.receive_some(MAX_REQUEST_BYTES)
+        if not chunk:
+            return None
+        head += chunk
+    return bytes(head)

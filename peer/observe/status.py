@@ -1,4 +1,7 @@
-"""The status of a peer: one snapshot for `loco-peer status`, the demo and the tests."""
+"""The status of a peer: one snapshot for `loco-peer status`, the console, metrics and the demo.
+
+Here it becomes lines for people, too.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,8 +15,6 @@ from protocol.membership.group import WHOLE_MODEL
 from protocol.names import short_id
 from protocol.outcomes import SkipReason
 from protocol.run.amendments import AmendedSpec
-
-from .progress import RunProgress, progress_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -155,8 +156,11 @@ class Status:
     """The status of this peer. None is unknown.
 
     Attributes:
-        step, total_steps, learning_rate, tokens_per_s, swarm_tokens_per_s, left_s: as in
-            `RunProgress`.
+        step, total_steps: nominal.
+        learning_rate: in force at this step, without the warm-up of a trainer that began late.
+        tokens_per_s: that this peer trains; None where it holds a stage of a pipeline.
+        swarm_tokens_per_s: the same of all that train, by what they tell of their speed.
+        left_s: seconds to the end of the run, at the pace of the last minutes.
         chosen_inner_steps: of our rounds, where each peer chooses its own; None where the run says.
         tokens: trained by this peer, in its life before the last checkpoint too.
         train_loss: mean of the last round, nats per token.
@@ -216,18 +220,39 @@ class Status:
         return msgspec.convert(tree, cls)
 
     @property
-    def progress(self) -> RunProgress:
+    def trainers(self) -> int:
+        """Peers that train, this one among them; where it does not train, all that are known."""
         trains = self.state is PeerState.TRAINING
-        others = [p for p in self.peers if not trains or p.state == PeerState.TRAINING]
-        return RunProgress(
-            self.step,
-            self.total_steps,
-            self.learning_rate,
-            self.tokens_per_s,
-            self.swarm_tokens_per_s,
-            self.left_s,
-            peers=len(others) + 1,
-        )
+        return 1 + sum(not trains or peer.state == PeerState.TRAINING for peer in self.peers)
+
+
+# --- lines for people -----------------------------------------------------------------------------
+
+
+def progress_line(now: Status, *, losses: bool) -> str:
+    """Such as `step 110 of 1,200 (9%), loss 2.31, 2,900 tokens/s (swarm 8,400), 4 peers`."""
+    parts = ["step -"]
+    if now.step is not None and now.total_steps:
+        share = min(1.0, now.step / now.total_steps)
+        parts = [f"step {now.step:,} of {now.total_steps:,} ({share:.0%})"]
+    if losses and now.train_loss is not None:
+        held_out = "" if now.validation_loss is None else f" (held out {now.validation_loss:.2f})"
+        parts.append(f"loss {now.train_loss:.2f}{held_out}")
+    if now.tokens_per_s is not None:
+        swarm = "" if (all_s := now.swarm_tokens_per_s) is None else f" (swarm {all_s:,.0f})"
+        parts.append(f"{now.tokens_per_s:,.0f} tokens/s{swarm}")
+    if now.left_s is not None:
+        parts.append(f"{duration(now.left_s)} left")
+    parts.append("1 peer" if now.trainers == 1 else f"{now.trainers} peers")
+    return ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Such as `40 s`, `6 min`, `3.5 h`, `2.1 days`: two of a unit at the least."""
+    for unit, length, digits in (("days", 86_400, 1), ("h", 3600, 1), ("min", 60, 0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.{digits}f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def render(status: Status, *, full_ids: bool = False) -> "RenderableType":
@@ -281,9 +306,9 @@ def _round(status: Status) -> str:
 
 
 def _progress(status: Status) -> str:
-    rate = status.progress.learning_rate
+    rate = status.learning_rate
     said = "" if rate is None else f", learning rate {rate:.3g}"
-    return progress_line(status.progress, None, None) + said
+    return progress_line(status, losses=False) + said
 
 
 def _part(status: Status) -> list[tuple[str, str]]:

@@ -15,11 +15,10 @@ from peer.facts import (
     RoundTiming,
 )
 from peer.observe.metrics import Metrics, Now
-from peer.observe.progress import RunProgress
+from peer.observe.status import PeerStatus, Status
 from peer.ports import NetworkStatistics
 from protocol.membership.dial_back import Reach
 from protocol.membership.group import Group
-from protocol.membership.view import Member, Progress
 from protocol.outcomes import SkipReason
 from protocol.routing.vectors import LinkTimes
 
@@ -30,14 +29,10 @@ def full_record() -> Now:
     facts = Facts(
         "12D3KooWMe",
         1,
-        run_id="ab" * 16,
-        round=10,
-        nominal_step=500,
         chosen_inner_steps=50,
         inner_steps=100,
         tokens=102400,
         tokens_per_step=1024,
-        train_loss=2.5,
         averaged=9,
         skipped=Counter({SkipReason.NO_PARTNER: 1}),
         alone_steps_per_s=1.0,
@@ -64,11 +59,20 @@ def full_record() -> Now:
     carried = {"/loco/gossip/1": 1000, "/loco/hello/1": 10}
     return Now(
         facts,
-        100.0,
-        RunProgress(500, 1600, 0.01, 2900.0, 8400.0, 372.0, 4),
-        2.6,
-        (Member("12D3KooWAbc", 1, progress=Progress(state=PeerState.TRAINING), rtt_s=0.02),),
+        Status(
+            round=10,
+            step=500,
+            total_steps=1600,
+            learning_rate=0.01,
+            tokens_per_s=2900.0,
+            swarm_tokens_per_s=8400.0,
+            left_s=372.0,
+            train_loss=2.5,
+            validation_loss=2.6,
+            peers=(PeerStatus("12D3KooWAbc", PeerState.TRAINING, rtt_s=0.02),),
+        ),
         NetworkStatistics(carried, carried, 0),
+        100.0,
     )
 
 

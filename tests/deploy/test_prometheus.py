@@ -10,8 +10,7 @@ from prometheus import empty_panels, needs_prometheus, running_prometheus
 from snapshots import full_metrics, full_record
 
 from peer.facts import RoundTiming
-from peer.observe.endpoint import serve_metrics
-from peer.observe.metrics import Metrics
+from peer.observe.metrics import Metrics, serve_metrics
 from peer.options.values import HostPort
 
 

@@ -38,7 +38,7 @@ async def test_a_line_every_few_seconds_says_how_far_the_run_is(tmp_path):
         await trio.sleep(20)
         swarm.join("b", Machine(SimulatedSpeed(step_s=0.2)))
         await swarm.until(lambda: swarm["a"].facts.step > 600)
-        progress = swarm["a"].status().progress
+        progress = swarm["a"].status()
         await swarm.finished()
         await trio.sleep(2 * REPEAT_S)
         nursery.cancel_scope.cancel()

@@ -20,21 +20,20 @@ from peer.facts import (
     RoundPhase,
     Spent,
 )
-from peer.observe.control import MAX_CONNECTIONS
-from peer.observe.endpoint import (
-    MAX_REQUEST_BYTES,
-    REQUEST_TIMEOUT_S,
+from peer.observe.control import ASK_TIMEOUT_S, MAX_CONNECTIONS, MAX_REQUEST_BYTES
+from peer.observe.metrics import (
+    REFUSED_CONTRIBUTIONS,
     EndpointUnavailable,
+    Metrics,
+    Now,
     clients_of,
     serve_metrics,
 )
-from peer.observe.metrics import REFUSED_CONTRIBUTIONS, Metrics, Now
-from peer.observe.progress import RunProgress
+from peer.observe.status import PeerStatus, Status
 from peer.options.values import HostPort
 from peer.ports import NetworkStatistics
 from protocol.membership.dial_back import Reach
 from protocol.membership.group import Group
-from protocol.membership.view import Member, Progress
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.routing.vectors import LinkTimes
 
@@ -109,16 +108,12 @@ def full() -> Now:
     facts = Facts(
         "12D3me",
         1,
-        run_id="ab" * 16,
-        round=4,
-        nominal_step=123.5,
         chosen_inner_steps=12,
         inner_steps=10,
         tokens=1000,
         tokens_per_step=100,
         alone_steps_per_s=1.0,
         training_since_s=90.0,
-        train_loss=2.5,
         averaged=7,
         skipped=Counter({SkipReason.DEADLINE: 2}),
         restarts=Counter({"killed": 1}),
@@ -149,17 +144,26 @@ def full() -> Now:
         packing=PackingFacts(21, 22, 23, 24, 25, 26, 27),
     )
     facts.recent.extend([True, True, True, False])
-    training = Progress(state=PeerState.TRAINING)
-    others = (
-        Member("12D3a", 1, progress=training, rtt_s=0.25),
-        Member("12D3b", 1, progress=training),
+    status = Status(
+        round=4,
+        step=123,
+        total_steps=1600,
+        learning_rate=0.01,
+        tokens_per_s=2900.0,
+        swarm_tokens_per_s=8400.0,
+        left_s=372.0,
+        train_loss=2.5,
+        validation_loss=2.25,
+        peers=(
+            PeerStatus("12D3a", PeerState.TRAINING, rtt_s=0.25),
+            PeerStatus("12D3b", PeerState.TRAINING),
+        ),
     )
-    progress = RunProgress(123, 1600, 0.01, 2900.0, 8400.0, 372.0, 4)
-    return Now(facts, 100.5, progress, 2.25, others, CARRIED)
+    return Now(facts, status, CARRIED, 100.5)
 
 
 def nothing() -> Now:
-    return Now(Facts("12D3me", 1))
+    return Now(Facts("12D3me", 1), Status(), NetworkStatistics({}, {}), 0.0)
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
@@ -386,7 +390,7 @@ async def test_who_says_nothing_is_cut_off(autojump_clock) -> None:
     clients = clients_of(bytes, "text/plain")
     before = trio.current_time()
     await clients.answer(client)
-    assert trio.current_time() - before == pytest.approx(REQUEST_TIMEOUT_S)
+    assert trio.current_time() - before == pytest.approx(ASK_TIMEOUT_S)
     assert client.closed
 
 
@@ -396,7 +400,7 @@ async def test_connections_are_bounded(autojump_clock) -> None:
     async with trio.open_nursery() as nursery:
         for client in clients:
             nursery.start_soon(server.answer, client)
-        await trio.sleep(REQUEST_TIMEOUT_S / 2)
+        await trio.sleep(ASK_TIMEOUT_S / 2)
         assert [client.closed for client in clients].count(True) == 1
 
 

@@ -2,12 +2,14 @@
 
 import io
 import json
+from dataclasses import replace
 
+import pytest
 from existing import existing
 from rich.console import Console
 
 from peer.facts import RECENT_ROUNDS, PeerState, PipelineFacts, ReachFacts, Spent
-from peer.observe.status import Outcomes, PeerStatus, Status, render
+from peer.observe.status import Outcomes, PeerStatus, Status, duration, progress_line, render
 from protocol.membership.dial_back import NatKind, Reach
 from protocol.outcomes import SkipReason
 from protocol.routing.vectors import LinkTimes
@@ -197,3 +199,43 @@ def test_a_table_of_nothing_known() -> None:
     assert "starting" in stream.getvalue()
     assert "%" not in stream.getvalue()
     assert "inner steps" not in stream.getvalue()  # which a run says that does not leave it open
+
+
+# --- the line that says how far the run is --------------------------------------------------------
+
+TRAINS = Status(
+    state=PeerState.TRAINING,
+    step=110,
+    total_steps=1200,
+    tokens_per_s=2900.0,
+    swarm_tokens_per_s=8400.0,
+    left_s=372.0,
+    train_loss=2.314,
+    peers=tuple(PeerStatus(name, PeerState.TRAINING) for name in "abc"),
+)
+
+
+def test_the_line_says_how_far_the_run_is() -> None:
+    assert progress_line(TRAINS, losses=True) == (
+        "step 110 of 1,200 (9%), loss 2.31, 2,900 tokens/s (swarm 8,400), 6 min left, 4 peers"
+    )
+
+
+def test_what_is_unknown_is_left_out() -> None:
+    stage = Status(step=110, total_steps=1200)
+    assert progress_line(stage, losses=True) == "step 110 of 1,200 (9%), 1 peer"
+    assert progress_line(Status(), losses=True) == "step -, 1 peer"
+
+
+def test_the_held_out_loss_stands_beside() -> None:
+    assert "loss 2.31 (held out 2.40)," in progress_line(
+        replace(TRAINS, validation_loss=2.4), losses=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2.0 h"), (172_800, "2.0 days")],
+)
+def test_durations_are_short(seconds: float, said: str) -> None:
+    assert duration(seconds) == said
