@@ -15,7 +15,7 @@ from typing import Any, Final
 import trio
 
 from peer.observe.control import REPLY_TIMEOUT_S, ControlFailed, NoDaemon, NotNow, ask
-from peer.options.config import ConfigError, resolve_home
+from peer.options.config import ConfigError, read_text, resolve_home
 from peer.state.home import Home
 from protocol.address.peer_id import public_key_from_peer_id
 from protocol.admission.statements import MAX_USES, Verdict
@@ -24,8 +24,6 @@ from protocol.limits import MAX_SPEC_BYTES
 from protocol.run.amendments import MODE, values_of
 from protocol.run.run_spec import parse_toml
 from protocol.run.signed_spec import SignedSpec
-
-from .options import read_text
 
 # --- client ---------------------------------------------------------------------------------------
 LEAVE_TIMEOUT_S: Final = 60.0

@@ -17,9 +17,8 @@ from typing import Any, Final, get_args
 
 from pydantic import BaseModel
 
-from peer.options.config import ConfigError
+from peer.options.config import ConfigError, check_stages
 from peer.options.needs_told import corpus_tokens_of, told_needs
-from peer.options.run_options import check_stages
 from protocol.run.run_spec import KEYS_OF_WHOLE_MODELS, RunSpec, SyncSection
 from protocol.run.sections import OptimizerSection, PipelineSection, Section
 from protocol.run.ways import CODECS, WAYS, others_keys

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from peer.options.config import OPTIONS, ConfigError, Option, OptionGroup
+from peer.options.config import OPTIONS, Option, OptionGroup, read_text
 
 if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter
@@ -165,21 +165,6 @@ class PlanOptions:
 
 
 # --- files ----------------------------------------------------------------------------------------
-def read_text(path: Path, most_bytes: int) -> str:
-    """A file of text. Raises ConfigError: it cannot be read, is too long, or is not UTF-8."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(most_bytes + 1)
-        if len(data) > most_bytes:
-            raise ConfigError(f"{path}: longer than {most_bytes} bytes")
-        return data.decode()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path} line {line}: not UTF-8 text; save it as UTF-8") from error
-
-
 def read_spec(path: Path) -> "RunSpec":
     """Read and check a run spec.
 

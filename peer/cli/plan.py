@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from peer.options.config import ConfigError
+from peer.options.config import ConfigError, read_text
 from protocol.names import size_text
 from protocol.pipeline.pipelines import TRAINING_PER_FORWARD, Estimate, replicas_of
 from protocol.pipeline.question import (
@@ -37,7 +37,7 @@ from protocol.run.needs import flops_per_token
 from protocol.run.run_spec import RunSpec
 from protocol.run.sections import visited_of
 
-from .options import PlanOptions, read_spec, read_text
+from .options import PlanOptions, read_spec
 
 MAX_TABLE_BYTES: Final = 8 << 20
 USUAL_STAGES: Final = 4

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import trio
 
-from peer.options.config import ConfigError, PeerConfig
+from peer.options.config import ConfigError, PeerConfig, check_options
 from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import say_before_founding
-from peer.options.run_options import check_options
 from peer.ports.imports import large_imports
 from peer.process.rejoin import JoinAgain, rejoin_command
 from peer.process.sigterm import hold_back_sigterm

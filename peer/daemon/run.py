@@ -26,10 +26,9 @@ from peer.observe.event_names import EventName
 from peer.observe.events import MAX_ERROR_CHARS, EventLog
 from peer.observe.log_file import LineFile
 from peer.observe.metrics import serve_metrics
-from peer.options.config import DEFAULT_PORT, ConfigError, Origin, PeerConfig
+from peer.options.config import DEFAULT_PORT, ConfigError, Origin, PeerConfig, check_options
 from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import say_needs
-from peer.options.run_options import check_options
 from peer.options.values import HostPort
 from peer.ports import PeerId
 from peer.ports.real import RealEntropy, RealWork

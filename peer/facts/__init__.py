@@ -294,50 +294,36 @@ class PackingFacts:
 
 @dataclass(slots=True)
 class Facts:
-    """The current state of this peer.
+    """The current state of this peer. Counts are since the start; None is not known yet.
 
     Attributes:
         fraction: share of our quota done in the round in training.
-        nominal_step: as last told by the trainer.
         free: the snapshots that we look for partners with, by fragment; 0 where the whole model is
             one vector.
-        ended: our last round of training is averaged.
-        over: so is the final averaging, in this life or before.
+        ended, over: our last round of training is averaged; the final averaging is done, too, in
+            this life or before.
         recent: whether each of the last RECENT_ROUNDS rounds was averaged, oldest first.
-        replica_loss: validation loss of our own replica at the end of the training, before the
-            final averaging.
+        replica_loss: validation loss of our own replica before the final averaging.
         inner_steps_per_round: of a nominal round.
         chosen_inner_steps: H, where each peer chooses its own; None where the run names one.
-        tokens, inner_steps: trained by this daemon since its start.
-        earlier_tokens: trained before that, by the newest checkpoint that the home had.
+        earlier_tokens: trained before the start, by the newest checkpoint that the home had.
         debt: nominal steps that rounds have trained more than their lengths.
-        checkpoints: by how they ended.
-        checkpoint_at_s: trio's time of the last; None before the first.
+        checkpoint_at_s, training_since_s: trio's time of the last, and of the first training.
         steps_per_s: inner steps per second, smoothed.
         alone_steps_per_s: those of the trainer alone, by its calibration.
         gradient_norm: of an inner step, before clipping; 0 before the first.
-        training_since_s: trio's time of the first training; None before.
+        spec: of the run, as amended so far.
+        held, chosen: the part of the model that we hold; the group that we shall be in before that.
         stalled_s: time for which training stood still for averages that were late.
         diverged, healed, healed_s: chunks of the outer copy found to differ from a better one,
             those that were fetched, and how long that took.
-        spec: of the run, as amended so far; None before it is here.
-        held: the part of the model that we hold; None before the run spec is here.
-        chosen: the group that we shall be in, as soon as we know.
         refused: contributions of others to fragments that were not taken, and whatever was meant
-            for another group, by reason.
-        audits: of averages that other peers have signed, by outcome.
+            for another group.
+        audits: of averages that other peers have signed.
         convicted: peers that were proved to have lied.
         stays_until_s: until then we stay with our weights, whoever says to be far ahead.
         lost_blocks, repeated_blocks: of the whole swarm, by changes of its members.
-        corpus: where its pieces come one by one.
-        packing: of vectors that travel as differences.
-        restarts: trainer restarts by reason.
-        directory_restarts: as its watcher has seen them.
-        phases: how long each phase of a round took.
-        microbatches, pipeline: where we hold a stage.
-        codec: of the run; None while unknown.
-        reach: how others reach us.
-        loops: what codes in it, for `trainer` and `daemon` (`peer.codec.Codec.loops_for`).
+        loops: what codes vectors, for `trainer` and `daemon` (`peer.codec.Codec.loops_for`).
     """
 
     peer_id: str

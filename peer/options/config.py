@@ -21,8 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from protocol.errors import LocoError
-from protocol.limits import MAX_STAGES
+from protocol.errors import InvalidRunSpec, LocoError
+from protocol.limits import MAX_SPEC_BYTES, MAX_STAGES
 
 from . import values
 from .values import (
@@ -40,8 +40,8 @@ from .values import (
 
 if TYPE_CHECKING:
     from protocol.admission.statements import Token
+    from protocol.run.run_spec import RunSpec
 
-MAX_CONFIG_FILE_BYTES: Final = 64 * 1024
 DEFAULT_PORT: Final = 31337
 ENVIRONMENT_PREFIX: Final = "LOCO_"
 
@@ -403,17 +403,8 @@ def check_environment(environment: Mapping[str, str]) -> None:
 
 def _read_file(path: Path) -> Mapping[str, Any]:
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_CONFIG_FILE_BYTES + 1)
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    if len(text) > MAX_CONFIG_FILE_BYTES:
-        raise ConfigError(f"{path} is longer than {MAX_CONFIG_FILE_BYTES} bytes")
-    try:
-        tree = tomllib.loads(text.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        tree = tomllib.loads(read_text(path, MAX_SPEC_BYTES)) if path.exists() else {}
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     known = [option.key for option in OPTIONS.values() if option.name != "home"]
     for key in tree:
@@ -422,6 +413,94 @@ def _read_file(path: Path) -> Mapping[str, Any]:
     return tree
 
 
+def read_text(path: Path, most_bytes: int) -> str:
+    """A file of text. Raises ConfigError: it cannot be read, is too long, or is not UTF-8."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(most_bytes + 1)
+        if len(data) > most_bytes:
+            raise ConfigError(f"{path}: longer than {most_bytes} bytes")
+        return data.decode()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path} line {line}: not UTF-8 text; save it as UTF-8") from error
+
+
 def _hint(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+# --- options against the run ----------------------------------------------------------------------
+
+
+def check_options(config: PeerConfig, spec: "RunSpec") -> None:
+    """Refuse a run that this version cannot train, and options that mean nothing in it.
+
+    Raises:
+        InvalidRunSpec, ConfigError
+    """
+    check_stages(spec)
+    check_overlap_steps(config.overlap_steps, config.told("overlap-steps"), spec)
+    stages = spec.pipeline.stages
+    if config.stage is not None and not (stages > 1 and config.stage < stages):
+        why = "this run has no stages; leave it out"
+        if stages > 1:
+            why = f"must be from 0 to {stages - 1}, the run's stages; or leave it out"
+        raise ConfigError(f"{config.told('stage')}: {why}")
+
+
+def check_stages(spec: "RunSpec") -> None:
+    """Refuse a pipeline that begins or averages as stages cannot. Raises InvalidRunSpec."""
+    if spec.pipeline.stages == 1:
+        return
+    given = f"the run has pipeline.stages = {spec.pipeline.stages}"
+    if spec.sync.noloco is None:
+        raise InvalidRunSpec(
+            f"{given} and sync.method = '{spec.sync.method}': stages average by noloco so far"
+        )
+    if not spec.sync.noloco.is_whole:
+        raise InvalidRunSpec(
+            f"{given} and sync.noloco.fragments = '{spec.sync.noloco.fragments}':"
+            " stages average by noloco so far, and whole parts"
+        )
+    if spec.model.init_from is not None:
+        raise InvalidRunSpec(
+            f"{given} and model.init_from = '{spec.model.init_from}':"
+            " stages begin with weights of their own so far; leave init_from out"
+        )
+    sequences = spec.microbatch_sequences
+    for key, count in (
+        ("training.batch_size", spec.training.batch_size),
+        ("data.validation_blocks", spec.data.validation_blocks),
+    ):
+        if count % sequences:
+            raise InvalidRunSpec(
+                f"{given} and {key} = {count}: all microbatches of stages are equally long, so it"
+                f" must be a multiple of training.micro_batch ({sequences})"
+            )
+
+
+def check_overlap_steps(overlap_steps: int | None, told: str, spec: "RunSpec") -> None:
+    """Refuse a tau where no fragment has one, and one that outlasts the way to the next send.
+
+    Args:
+        told: how it was given.
+
+    Raises:
+        ConfigError: says where it was given, and what to do.
+    """
+    if overlap_steps is None:
+        return
+    if spec.sync.diloco is None:
+        raise ConfigError(
+            f"{told}: this run waits for no fragments (sync.method = '{spec.sync.method}');"
+            " leave it out"
+        )
+    if overlap_steps >= spec.sync.round_steps:
+        raise ConfigError(
+            f"{told}: must be below the run's inner_steps ({spec.sync.round_steps});"
+            " lower it, or leave it out"
+        )

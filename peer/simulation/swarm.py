@@ -44,7 +44,7 @@ from peer.network.simulated_stream import LinkModel
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.status import Status
-from peer.options.run_options import check_overlap_steps
+from peer.options.config import check_overlap_steps
 from peer.ports import PeerId
 from peer.ports.simulated import SimulatedEntropy, SimulatedWork
 from peer.rounds.loop import TrainingImpossible

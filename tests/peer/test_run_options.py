@@ -2,8 +2,7 @@
 
 import pytest
 
-from peer.options.config import ConfigError, load_config
-from peer.options.run_options import check_options
+from peer.options.config import ConfigError, check_options, load_config
 from protocol.errors import InvalidRunSpec
 from protocol.run.run_spec import ModelSection, RunSpec, SyncSection, TrainingSection
 from protocol.run.sections import PipelineSection

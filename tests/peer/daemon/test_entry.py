@@ -13,9 +13,8 @@ from peer.daemon.entry import LATECOMERS, LOOK_AROUND_S, choose_stage, join
 from peer.daemon.provision import ChosenStage
 from peer.facts import Facts
 from peer.observe.events import EventLog
-from peer.options.config import load_config
+from peer.options.config import check_options, load_config
 from peer.options.exit_codes import ExitCode
-from peer.options.run_options import check_options
 from protocol.errors import InvalidRunSpec
 from protocol.membership.group import Group
 from protocol.membership.view import Progress, Roster
