@@ -1,22 +1,28 @@
-"""`loco-peer`: the commands and their options. The files beside this one say what they do.
+"""`loco-peer`: the commands, their options, and how they end. Other files say what they do.
 
-`--help` must be quick, so nothing heavy is imported before a command needs it.
+`--help` must be quick, so nothing heavy is imported before a command needs it. An error ends a
+command with one sentence on stderr, and an exit code from the closed list.
 """
 
 import inspect
 import os
+import sys
+import traceback
 from collections.abc import Mapping
 from functools import wraps
+from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from peer.options.config import load_config
+from peer.options.config import ConfigError, load_config
+from peer.options.exit_codes import ExitCode
+from peer.options.values import LogFormat
+from protocol.errors import InvalidRunSpec, LocoError, Refused, leaves
 
 from . import options as opt
 from .options import Command, Commands, Start
-from .reporting import reported, say_starting
 
 app = typer.Typer(
     cls=Commands,
@@ -28,12 +34,56 @@ app = typer.Typer(
 )
 
 
+# --- how errors end a command ---------------------------------------------------------------------
+
+
+def exit_code_of(error: LocoError) -> ExitCode:
+    """The exit code that goes with `error`."""
+    # A command that goes well needs none of these.
+    from peer.network.identity import IdentityUnusable
+    from peer.network.p2pd import CannotListen
+    from peer.observe.control import NoDaemon
+    from peer.observe.metrics import EndpointUnavailable
+    from peer.state.home import HomeError
+    from peer.training.errors import CannotTrain
+    from protocol.pipeline.question import CannotPlan
+    from protocol.pipeline.tables import BadTable
+
+    usage = (ConfigError, HomeError, InvalidRunSpec, IdentityUnusable, EndpointUnavailable)
+    if isinstance(error, (*usage, CannotListen, CannotTrain, BadTable, CannotPlan)):
+        return ExitCode.USAGE
+    if isinstance(error, Refused):
+        return ExitCode.REFUSED
+    return ExitCode.NO_DAEMON if isinstance(error, NoDaemon) else ExitCode.FAILURE
+
+
+def _report(error: BaseException, *, verbose: bool) -> ExitCode:
+    """Say what went wrong. Only a bug, or `verbose`, shows a traceback."""
+    found = leaves(error)
+    if all(isinstance(leaf, KeyboardInterrupt) for leaf in found):
+        return ExitCode.INTERRUPTED
+    ours = [leaf for leaf in found if isinstance(leaf, LocoError)]
+    if verbose or len(ours) < len(found):
+        traceback.print_exception(error)
+    if len(ours) < len(found):
+        print(
+            "loco-peer: this is a bug in loco-peer; please report it with the lines above",
+            file=sys.stderr,
+        )
+        return ExitCode.FAILURE
+    for sentence in dict.fromkeys(str(leaf) for leaf in ours):
+        print(f"loco-peer: {sentence}", file=sys.stderr)
+    return exit_code_of(ours[0])
+
+
+# --- commands -------------------------------------------------------------------------------------
+
 QUIET: Final = ("new", "version")
 """Commands without `--verbose`."""
 
 
 def command(handler: opt.Handler) -> opt.Handler:
-    """Make a command, whose errors end it with a sentence and an exit code (reporting.py).
+    """Make a command, whose errors end it with a sentence and an exit code.
 
     All take `--verbose` but those of QUIET; it is passed on where it is asked for by name.
     """
@@ -43,8 +93,12 @@ def command(handler: opt.Handler) -> opt.Handler:
     @wraps(handler)
     def run(**given: Any) -> None:
         verbose = given["verbose"] if asked else given.pop("verbose", None)
-        with reported(verbose=bool(verbose)):
+        try:
             handler(**given)
+        except typer.Exit:
+            raise
+        except (Exception, KeyboardInterrupt) as error:
+            raise typer.Exit(_report(error, verbose=bool(verbose))) from error
 
     if asked or handler.__name__ in QUIET:
         run.__signature__ = signature  # type: ignore[attr-defined]
@@ -111,7 +165,9 @@ def _run(given: Mapping[str, object], start: Start | None) -> None:
     named = {name.replace("_", "-"): value for name, value in given.items()}
     config = load_config(named, os.environ)
     outlive_terminal(config.home.absolute() / CONSOLE_LOG)
-    say_starting(config)
+    if config.log_format is LogFormat.CONSOLE:  # JSON lines are those of the event log alone
+        told = f"loco-peer {version_of('loco-peer')}: starting in {config.home}"
+        print(told, file=sys.stderr, flush=True)
     from .run import run_peer  # after the first line, because it imports for a while
 
     raise typer.Exit(run_peer(config, start))
@@ -281,7 +337,7 @@ def generate(
     """Generate text with the run's model, with all stages or without some."""
     from peer.state.export import Sampling
 
-    from .generate import write_text
+    from .export import write_text
 
     sampling = Sampling(tokens, temperature, top_p, seed)
     write_text(hf, home, without_stages, prompt, sampling)

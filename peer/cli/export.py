@@ -1,13 +1,19 @@
-"""`loco-peer export`: the daemon writes its state to a file; this process converts it.
+"""`loco-peer export` and `generate`: a run's model as a Hugging Face checkpoint, and its text.
 
-Where no daemon gives its state, it is that of the home's newest checkpoint. With `--swarm` it is
-the mean of the slow weights of all peers that can be reached: peers that average in pairs are some
-way apart, and their mean is better than each of them. It is made here, vector by vector, and
-measured on the run's held-out text.
+The daemon writes its state to a file, and this process converts it; where no daemon gives its
+state, it is that of the home's newest checkpoint. With `--swarm` it is the mean of the slow weights
+of all peers that can be reached: peers that average in pairs are some way apart, and their mean is
+better than each of them. It is made here, vector by vector, and measured on the run's held-out
+text.
+
+`generate` takes an export, or makes one in the home for as long as it writes. Stages that are left
+out are not fetched, so they need no peer that holds them.
 """
 
 import sys
+import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +25,7 @@ from peer.content.state_file import HEADER_BYTES, state_bytes
 from peer.observe.control import ControlFailed, NoDaemon, NotNow
 from peer.options.config import ConfigError
 from peer.state.checkpoints import OUTER_FILE, SLOW, CheckpointStore
-from peer.state.export import export_hugging_face
+from peer.state.export import ExportedModel, Sampling, export_hugging_face
 from peer.state.home import Home, HomeError
 from peer.training.corpus import describe_corpus, kept_corpus, open_corpus
 from peer.training.corpus.tokenizer import (
@@ -37,10 +43,10 @@ from peer.training.tensor_file import FileUnusable, TensorFile
 from protocol.errors import LocoError
 from protocol.membership.group import WHOLE_MODEL
 from protocol.names import short_id
-from protocol.run.layout import Layout, stage_layouts, stage_of_part
+from protocol.run.layout import DATA_STAGE, Layout, stage_layouts, stage_of_part
 from protocol.run.run_spec import RunSpec
 
-from .client import told
+from .client import home_of, told
 
 WRITE_STATE_TIMEOUT_S: Final = 600.0
 Float32Vector = npt.NDArray[np.float32]
@@ -309,3 +315,79 @@ def _given(
         slow_P: Float32Vector = np.fromfile(path, "<f4", count=layout.padded_parameters)
         path.unlink()
         yield short_id(peer_id), reply["step"], slow_P
+
+
+# --- generate -------------------------------------------------------------------------------------
+
+
+def write_text(
+    export: Path | None,
+    given_home: Path | None,
+    without_stages: str | None,
+    prompt: str,
+    sampling: Sampling,
+) -> None:
+    """Print what follows the prompt.
+
+    Args:
+        export: the model; None takes that of the home.
+        without_stages: stages that are left out, as they were given.
+
+    Raises:
+        ConfigError, HomeError, NoDaemon, ControlFailed, ExportFailed
+    """
+    without = _numbers(without_stages)
+    if export is None:
+        home = home_of(given_home)
+        check_left_out(without, spec_of(home).pipeline.stages)
+        with _folder_in(home) as folder:
+            export_checkpoint(home, folder / "hf", without)
+            _write(folder / "hf", without, prompt, sampling)
+    elif given_home is not None:
+        raise ConfigError("--hf and --home name two models: give one of them")
+    else:
+        _write(export, without, prompt, sampling)
+
+
+@contextmanager
+def _folder_in(home: Home) -> Iterator[Path]:
+    """A folder in the home for as long as it is needed. Raises HomeError."""
+    try:
+        home.state_dir.mkdir(exist_ok=True)
+        folder = tempfile.TemporaryDirectory(dir=home.state_dir, prefix="generate-")
+    except OSError as error:
+        raise HomeError(f"{home.state_dir} cannot be written: {error.strerror}") from error
+    with folder as path:
+        yield Path(path)
+
+
+def check_left_out(without: Collection[int], stages: int) -> None:
+    """Refuse stages that cannot be left out. Raises ConfigError."""
+    if without and stages == 1:
+        raise ConfigError("this run's model is not cut into stages: leave --without-stages out")
+    if DATA_STAGE in without:
+        raise ConfigError(
+            f"stage {DATA_STAGE} cannot be left out: it holds the embedding and the head"
+        )
+    if unknown := sorted(stage for stage in without if stage >= stages):
+        raise ConfigError(
+            f"this run has no stage {unknown[0]}: --without-stages takes 1 to {stages - 1}"
+        )
+
+
+def _write(folder: Path, without: frozenset[int], prompt: str, sampling: Sampling) -> None:
+    try:
+        model = ExportedModel(folder)
+        check_left_out(without, model.stages)
+        model.leave_out(without)
+        model.continue_text(prompt, sampling, lambda text: print(text, end="", flush=True))
+    except (ValueError, OSError) as error:
+        raise ConfigError(str(error)) from error
+    print()
+
+
+def _numbers(text: str | None) -> frozenset[int]:
+    parts = [] if text is None else text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise ConfigError(f"--without-stages takes numbers such as 2,3; got {text!r}")
+    return frozenset(map(int, parts))

@@ -69,7 +69,7 @@ async def run_daemon(
         spare: the process of the first trainer.
 
     Raises:
-        LocoError: see peer/cli/reporting.py for how each ends.
+        LocoError: see peer/cli/app.py for how each ends.
     """
     stop = trio.Event()
 

@@ -35,7 +35,7 @@ def test_a_collector_that_was_off_stays_off():
 @pytest.mark.slow
 def test_checks_of_usage_wait_for_no_torch():
     """What was asked for wrongly is told at once: on a busy machine torch takes a minute."""
-    modules = "peer.cli.run, peer.cli.reporting, peer.training.init_from, peer.training.corpus"
+    modules = "peer.cli.run, peer.cli.app, peer.training.init_from, peer.training.corpus"
     heavy = ("torch", "transformers", "hivemind", "datasets", "pyarrow")
     said = f"import sys, {modules}; print([name for name in {heavy} if name in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)

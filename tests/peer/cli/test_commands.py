@@ -19,9 +19,8 @@ import torch
 import trio
 from typer.testing import CliRunner, Result
 
-from peer.cli.app import app
+from peer.cli.app import app, exit_code_of
 from peer.cli.client import _leave
-from peer.cli.reporting import exit_code_of
 from peer.facts import PeerState
 from peer.network.p2pd import CannotListen, held_ports
 from peer.observe.control import serve_control

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import trio
 
-from peer.cli.reporting import exit_code_of
+from peer.cli.app import exit_code_of
 from peer.daemon import entry as entry_file
 from peer.daemon.entry import LATECOMERS, LOOK_AROUND_S, choose_stage, join
 from peer.daemon.provision import ChosenStage
