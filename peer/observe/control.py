@@ -32,7 +32,6 @@ ASK_TIMEOUT_S: Final = 5.0
 """Time that a client has, from connecting to the end of its request."""
 REPLY_TIMEOUT_S: Final = 10.0
 """Time that a client waits for a reply where its caller names none."""
-_CHUNK_BYTES: Final = 64 * 1024
 
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 TellBug = Callable[[str, Exception], None]
@@ -73,8 +72,8 @@ async def serve_control(
     async def converse(stream: trio.SocketStream) -> None:
         line = b""
         with trio.move_on_after(ASK_TIMEOUT_S):
-            line = await _read_line(stream, MAX_REQUEST_BYTES)
-        if not line:
+            line = await read_until(stream, b"\n", MAX_REQUEST_BYTES)
+        if not line or len(line) > MAX_REQUEST_BYTES:
             return
         answer = await _answer_to(line, handlers, tell_bug)
         # Shielded, so that the answer to "leave" gets out although the daemon goes down with it.
@@ -141,15 +140,15 @@ def _line_of(answer: dict[str, Any]) -> bytes:
     return json.dumps(answer).encode() + b"\n"
 
 
-async def _read_line(stream: trio.SocketStream, max_bytes: int) -> bytes:
-    """Read up to the newline; empty when the line ended early or was too long."""
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        chunk = await stream.receive_some(_CHUNK_BYTES)
-        line += chunk
-        if not chunk or len(line) > max_bytes:
+async def read_until(stream: trio.SocketStream, end: bytes, max_bytes: int) -> bytes:
+    """Read up to and with `end`, or just past `max_bytes`; empty when the stream ended before."""
+    data = bytearray()
+    while end not in data and len(data) <= max_bytes:
+        chunk = await stream.receive_some()
+        if not chunk:
             return b""
-    return bytes(line)
+        data += chunk
+    return bytes(data)
 
 
 async def ask(
@@ -166,10 +165,8 @@ async def ask(
         line = b""
         with trio.move_on_after(timeout_s) as scope:
             try:
-                await stream.send_all(
-                    json.dumps({"request": request, **arguments}).encode() + b"\n"
-                )
-                line = await _read_line(stream, MAX_REPLY_BYTES)
+                await stream.send_all(_line_of({"request": request, **arguments}))
+                line = await read_until(stream, b"\n", MAX_REPLY_BYTES)
             except trio.BrokenResourceError:
                 pass
     if scope.cancelled_caught:

@@ -25,20 +25,21 @@ MAX_ERROR_CHARS: Final = 400
 """Kept of an error's message: a stranger may have written part of it."""
 
 
-def said_of(event: Mapping[str, Any]) -> str | None:
-    """The sentence for an event; None if the console does not show it."""
-    said = EventName(event["event"]).sentence
-    if said is None:
-        return None
-    try:
-        return said.format_map({key: _readable(key, value) for key, value in event.items()})
-    except (KeyError, ValueError, TypeError):  # a field is missing, or is no number this time
-        fields = (f"{key}={value}" for key, value in event.items() if key not in _STAMPED)
-        return " ".join([str(event["event"]), *fields])
-
-
 _STAMPED: Final = ("time", "monotonic_s", "peer", "event")
 """What every event has."""
+
+
+def said_of(event: Mapping[str, Any], *, verbose: bool = False) -> str | None:
+    """What the console shows of an event: its sentence, or all its fields; None is nothing."""
+    sentence = EventName(event["event"]).sentence
+    if sentence is None and not verbose:
+        return None
+    if sentence is not None and not verbose:
+        # A field may be missing, or be no number this time.
+        with suppress(KeyError, ValueError, TypeError):
+            return sentence.format_map({key: _readable(key, of) for key, of in event.items()})
+    fields = (f"{key}={_short(key, of)}" for key, of in event.items() if key not in _STAMPED)
+    return " ".join([event["event"], *fields])
 
 
 def _readable(key: str, value: Any) -> Any:
@@ -49,8 +50,22 @@ def _readable(key: str, value: Any) -> Any:
     if key == "over":
         return " (the end of the run)" if value else ""
     if isinstance(value, list | tuple):
-        return ", ".join(str(part) for part in value)
+        return ", ".join(map(str, value))
     return f"{value:,}" if key in ("step", "followed_step") else value
+
+
+def _short(key: str, value: Any) -> str:
+    match value:
+        case str() if key in ("remote", "partner"):
+            return short_id(value)
+        case float():
+            return f"{value:.4g}"
+        case list() | tuple():
+            return ",".join(map(str, value))
+        case str() if " " in value or not value:
+            return json.dumps(value, ensure_ascii=False)
+        case _:
+            return str(value)
 
 
 class Events(Protocol):
@@ -118,11 +133,9 @@ class EventLog:
             "event": str(EventName(name)),
         }
         event |= {key: _finite(value) for key, value in fields.items()}
-        if self._log_format is LogFormat.CONSOLE:
-            if self._verbose:
-                self._print(sentence(event))
-            elif said := said_of(event):
-                self._print(f"{_clock(event['time'])} {said}")
+        said = said_of(event, verbose=self._verbose)
+        if said is not None and self._log_format is LogFormat.CONSOLE:
+            self._print(f"{_clock(event['time'])} {said}")
         line = _json(event)
         if len(line) > MAX_LINE_BYTES:
             line = _json({key: event[key] for key in _STAMPED} | {"cut_bytes": len(line)})
@@ -175,26 +188,6 @@ def _plain(value: Any) -> Any:
     return sorted(value, key=str) if isinstance(value, set | frozenset) else str(value)
 
 
-def sentence(event: Mapping[str, Any]) -> str:
-    """One line for people who want all: time of day (UTC), event, fields."""
-    fields = [f"{key}={_short(key, value)}" for key, value in event.items() if key not in _STAMPED]
-    return " ".join([_clock(event["time"]), event["event"], *fields])
-
-
 def _clock(time_s: float) -> str:
     seconds = int(time_s) % 86400
     return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-
-
-def _short(key: str, value: Any) -> str:
-    if key in ("remote", "partner"):
-        return short_id(value)
-    match value:
-        case float():
-            return f"{value:.4g}"
-        case list() | tuple():
-            return ",".join(str(part) for part in value)
-        case str() if " " in value or not value:
-            return json.dumps(value, ensure_ascii=False)
-        case _:
-            return str(value)

@@ -42,7 +42,7 @@ from protocol.membership.dial_back import Reach
 from protocol.microbatch.core import Counted
 from protocol.outcomes import AuditOutcome, RefusalReason, SkipReason
 
-from .control import ASK_TIMEOUT_S, MAX_REQUEST_BYTES, Clients
+from .control import ASK_TIMEOUT_S, MAX_REQUEST_BYTES, Clients, read_until
 from .status import Status
 
 TRAINER_RESTART_REASONS: Final = (
@@ -394,8 +394,8 @@ def clients_of(render: Callable[[], bytes], content_type: str) -> Clients:
 
     async def converse(stream: trio.SocketStream) -> None:
         with trio.move_on_after(ASK_TIMEOUT_S):
-            head = await _read_head(stream)
-            if head is None:
+            head = await read_until(stream, b"\r\n\r\n", MAX_REQUEST_BYTES)
+            if not head:
                 return
             status, body = _page(head, render)
             lines = [
@@ -429,14 +429,3 @@ def _page(head: bytes, render: Callable[[], bytes]) -> tuple[int, bytes]:
         return 200, render()
     except Exception as error:  # noqa: BLE001 - a page that cannot be made must not end the run
         return 500, f"{error!r}\n".encode()
-
-
-async def _read_head(stream: trio.SocketStream) -> bytes | None:
-    """Read up to the empty line, or just past `MAX_REQUEST_BYTES`; None when the client left."""
-    head = bytearray()
-    while b"\r\n\r\n" not in head and len(head) <= MAX_REQUEST_BYTES:
-        chunk = await stream.receive_some(MAX_REQUEST_BYTES)
-        if not chunk:
-            return None
-        head += chunk
-    return bytes(head)

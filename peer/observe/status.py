@@ -14,6 +14,7 @@ from peer.facts import RECENT_ROUNDS, PeerState
 from protocol.membership.group import WHOLE_MODEL
 from protocol.names import short_id
 from protocol.outcomes import SkipReason
+from protocol.routing.vectors import LinkTimes
 from protocol.run.amendments import AmendedSpec
 
 if TYPE_CHECKING:
@@ -49,7 +50,6 @@ def amendment_lines(amendments: Sequence[Mapping[str, Any]]) -> list[str]:
 
 # --- lines of pipelines ---------------------------------------------------------------------------
 
-US_PER_MS: Final = 1000
 SHOWN: Final = 8
 """Paths, and links, that are shown."""
 
@@ -58,20 +58,17 @@ def pipeline_lines(pipeline: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Names and values; none where nothing is known yet.
 
     Args:
-        pipeline: as `PipelineFacts.to_json` writes it.
+        pipeline: as `PipelineFacts.to_json` writes it; may be empty.
     """
-    lines = (
-        ("iteration", _iteration(pipeline)),
-        ("time in", _spent(pipeline.get("spent_s", {}))),
-        ("paths", _paths(pipeline.get("paths", ()))),
-        ("links", _links(pipeline.get("links", ()))),
-        ("replicas", _apart(pipeline.get("replicas_apart"))),
-    )
-    return [(name, value) for name, value in lines if value]
-
-
-def _apart(share: float | None) -> str:
-    return "" if share is None else f"{share:.2%} apart at the last average in this stage"
+    apart = pipeline.get("replicas_apart")
+    lines = {
+        "iteration": _iteration(pipeline),
+        "time in": _spent(pipeline.get("spent_s", {})),
+        "paths": _paths(pipeline.get("paths", ())),
+        "links": _links(pipeline.get("links", ())),
+        "replicas": "" if apart is None else f"{apart:.2%} apart at the last average in this stage",
+    }
+    return [(name, value) for name, value in lines.items() if value]
 
 
 def _iteration(pipeline: Mapping[str, Any]) -> str:
@@ -92,13 +89,12 @@ def _paths(paths: tuple[str, ...]) -> str:
     return "; ".join(said)
 
 
-def _links(links: tuple[Mapping[str, Any], ...]) -> str:
+def _links(told: tuple[Mapping[str, Any], ...]) -> str:
     """Those that boundaries have taken, the slowest first."""
-    used = [link for link in links if link["out_us"]]
-    slowest = sorted(used, key=lambda link: -link["rtt_us"] - link["out_us"])[:SHOWN]
+    links = [link for link in (LinkTimes(**each) for each in told) if link.out_us]
+    slowest = sorted(links, key=lambda link: -link.rtt_us - link.out_us)[:SHOWN]
     return "; ".join(
-        f"{short_id(link['peer_id'])} {link['rtt_us'] / US_PER_MS:.1f} + "
-        f"{link['out_us'] / US_PER_MS:.1f} ms"
+        f"{short_id(link.peer_id)} {1e-3 * link.rtt_us:.1f} + {1e3 * link.out_s:.1f} ms"
         for link in slowest
     )
 
@@ -258,19 +254,22 @@ def duration(seconds: float) -> str:
 def render(status: Status, *, full_ids: bool = False) -> "RenderableType":
     """The status as a table for people."""
     from rich.console import Group  # rich is slow to import, and only this needs it
-
-    about = _about(status)
-    return Group(about, _peers(status, full_ids=full_ids)) if status.peers else about
-
-
-def _about(status: Status) -> "RenderableType":
     from rich.table import Table
     from rich.text import Text
 
-    table = Table.grid(padding=(0, 2))
+    about = Table.grid(padding=(0, 2))
     for name, value in _lines(status):
-        table.add_row(Text(name, style="bold"), Text(value, overflow="fold"))
-    return table
+        about.add_row(Text(name, style="bold"), Text(value, overflow="fold"))
+    if not status.peers:
+        return about
+    columns = ("peer", "state", "step", "validation", "rtt")
+    peers = Table(*columns, box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for peer in status.peers:
+        rtt = "-" if peer.rtt_s is None else f"{peer.rtt_s * 1000:.1f} ms"
+        name = peer.peer_id if full_ids else short_id(peer.peer_id)
+        loss = _loss(peer.validation_loss)
+        peers.add_row(name, str(peer.state), _number(peer.step), loss, rtt)
+    return Group(about, peers)
 
 
 def _lines(status: Status) -> list[tuple[str, str]]:
@@ -328,27 +327,6 @@ def _rounds(outcomes: Outcomes) -> str:
     share = outcomes.recent_share
     recently = "" if share is None else f"; {share:.0%} of the last {RECENT_ROUNDS} averaged"
     return counted + recently
-
-
-def _peers(status: Status, *, full_ids: bool) -> "RenderableType":
-    from rich.table import Table
-
-    shown = str if full_ids else short_id
-    table = Table(
-        "peer",
-        "state",
-        "step",
-        "validation",
-        "rtt",
-        box=None,
-        header_style="bold",
-        padding=(0, 2, 0, 0),
-    )
-    for peer in status.peers:
-        rtt = "-" if peer.rtt_s is None else f"{peer.rtt_s * 1000:.1f} ms"
-        loss = _loss(peer.validation_loss)
-        table.add_row(shown(peer.peer_id), str(peer.state), _number(peer.step), loss, rtt)
-    return table
 
 
 def _number(value: int | None) -> str:

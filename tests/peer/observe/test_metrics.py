@@ -377,7 +377,7 @@ class SilentClient:
 
     closed = False
 
-    async def receive_some(self, _max_bytes: int) -> bytes:
+    async def receive_some(self) -> bytes:
         await trio.sleep_forever()
         return b""
 
