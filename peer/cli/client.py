@@ -161,23 +161,18 @@ def amend_run(home: Home, run_toml: Path | None, at_round: int | None, *, dry_ru
     values = _written(run_toml, home.run())
     reply = told(home, "amend", values=values, at_round=at_round, dry_run=dry_run)
     would = "would change" if dry_run else "changes"
-    lines = {
-        at_once: [
-            f"  {key}: {before} -> {after}"
-            for key, before, after in reply["changes"]
-            if (key == MODE) is at_once
-        ]
-        for at_once in (False, True)
-    }
-    lines[True] += [f"  admitted: {peer}" for peer in reply["admitted"]]
-    if lines[False]:
+    at_once, later = list[str](), list[str]()
+    for key, before, after in reply["changes"]:
+        (at_once if key == MODE else later).append(f"  {key}: {before} -> {after}")
+    at_once += [f"  admitted: {peer}" for peer in reply["admitted"]]
+    if later:
         print(
             f"{would} from round {reply['round']:,} on (step {reply['step']:,}; the run is in round"
             f" {reply['present']:,}, and ends with round {reply['end']:,}):"
         )
-        print(*lines[False], sep="\n")
-    if lines[True]:
-        print(f"{would} at once:", *lines[True], sep="\n")
+        print(*later, sep="\n")
+    if at_once:
+        print(f"{would} at once:", *at_once, sep="\n")
 
 
 def show_amendments(home: Home) -> None:

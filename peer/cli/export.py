@@ -89,40 +89,36 @@ def export_state(
         written: the daemon's reply: `path` of the state file, `part` of the model that it is of,
             and `round` and `tokens` where it stands.
 
-    Raises:
-        as `export_checkpoint`.
+    Raises: as `export_checkpoint`.
     """
     spec = spec_of(home)
-    others: dict[int, Path] = {}
     try:
         layout = whole_layout(home, spec)
         path, own = Path(written["path"]), stage_of_part(written["part"])
-        parts = () if own is None else stage_layouts(layout, spec.pipeline.stages)
-        held = {stage: part for stage, part in enumerate(parts) if stage not in without}
-        for stage, part in held.items():
-            if stage != own:
-                wanted = {"stage": stage, "padded_parameters": part.padded_parameters}
-                reply = told(home, "fetch_stage", WRITE_STATE_TIMEOUT_S, **wanted)
-                others[stage] = Path(reply["path"])
         if own is None:
             weights_P = slow_weights_in(path, layout)
         else:
             weights_P = np.zeros(layout.padded_parameters, np.float32)
-            for stage, part in held.items():
-                values = (
-                    np.fromfile(others[stage], "<f4")
-                    if stage in others
-                    else slow_weights_in(path, part)
-                )
+            for stage, part in enumerate(stage_layouts(layout, spec.pipeline.stages)):
+                if stage in without:
+                    continue
+                if stage == own:
+                    values = slow_weights_in(path, part)
+                else:
+                    wanted = {"stage": stage, "padded_parameters": part.padded_parameters}
+                    reply = told(home, "fetch_stage", WRITE_STATE_TIMEOUT_S, **wanted)
+                    values = _taken(Path(reply["path"]))
                 _place(weights_P, layout, values, part)
     except (ValueError, OSError) as error:
         raise ExportFailed(f"cannot export: {error}") from error
-    finally:
-        for came in others.values():
-            came.unlink(missing_ok=True)
-    export_weights(
-        home, weights_P, directory, round=written.get("round"), tokens=written.get("tokens")
-    )
+    export_weights(home, weights_P, directory, written.get("round"), written.get("tokens"))
+
+
+def _taken(path: Path) -> Float32Vector:
+    """Weights that the daemon has fetched for us, whose file goes. Raises OSError."""
+    values = np.fromfile(path, "<f4")
+    path.unlink()
+    return values
 
 
 def _place(whole_P: Float32Vector, layout: Layout, values: Float32Vector, part: Layout) -> None:
@@ -134,18 +130,9 @@ def _place(whole_P: Float32Vector, layout: Layout, values: Float32Vector, part: 
 
 
 def export_weights(
-    home: Home,
-    weights_P: Float32Vector,
-    directory: Path,
-    *,
-    round: int | None,
-    tokens: int | None,
+    home: Home, weights_P: Float32Vector, directory: Path, round: int | None, tokens: int | None
 ) -> None:
-    """Write a whole model's weights, fp32 [P], as a Hugging Face checkpoint.
-
-    Raises:
-        ConfigError, HomeError, ExportFailed: as `export_checkpoint`.
-    """
+    """Write a whole model's weights, fp32 [P], as a Hugging Face checkpoint; raises as above."""
     spec = spec_of(home)
     try:
         export_hugging_face(
@@ -233,17 +220,13 @@ def _export_kept(home: Home, directory: Path, error: NoDaemon | NotNow) -> None:
     if stage is not None:
         cure = "try again when it trains" if is_running else "start it, to fetch the other stages"
         raise ExportFailed(f"{why}, and its checkpoint holds only stage {stage}: {cure}") from error
-    print(
-        f"{why}: taking its newest checkpoint, of {manifest}",
-        file=sys.stderr,
-        flush=True,
-    )
+    print(f"{why}: taking its newest checkpoint, of {manifest}", file=sys.stderr, flush=True)
     weights_P = np.zeros(manifest.padded_parameters, np.float32)
     try:
         TensorFile(found.path / OUTER_FILE).read_into(SLOW, torch.from_numpy(weights_P))
     except FileUnusable as torn:
         raise ExportFailed(f"{found.path}: {torn}") from torn
-    export_weights(home, weights_P, directory, round=manifest.round, tokens=manifest.tokens)
+    export_weights(home, weights_P, directory, manifest.round, manifest.tokens)
 
 
 # --- swarm export ---------------------------------------------------------------------------------
@@ -294,7 +277,7 @@ def export_swarm(home: Home, directory: Path) -> None:
         shown = "-" if step is None else f"{step:,}"
         print(f"{name:<9}{shown:>9}  {loss(slow_P):.4f}", flush=True)
     print(f"{'mean':<9}{f'of {count}':>9}  {loss(mean_P):.4f}")
-    export_weights(home, mean_P, directory, round=written["round"], tokens=written["tokens"])
+    export_weights(home, mean_P, directory, written["round"], written["tokens"])
 
 
 def _given(
@@ -311,9 +294,7 @@ def _given(
         except ControlFailed as error:
             print(f"{short_id(peer_id):<9}{'-':>9}  left out: {error}")
             continue
-        path = Path(reply["path"])
-        slow_P: Float32Vector = np.fromfile(path, "<f4", count=layout.padded_parameters)
-        path.unlink()
+        slow_P = _taken(Path(reply["path"]))[: layout.padded_parameters]
         yield short_id(peer_id), reply["step"], slow_P
 
 

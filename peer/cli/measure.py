@@ -32,7 +32,6 @@ from protocol.run.run_spec import RunSpec
 
 PARTS_OF_TIME: Final = 8
 """A step may take so small a part of the time that is given, to be doubled once more."""
-LEARNING_RATE: Final = 1e-6
 COLUMNS: Final = ("peer", "location", "compute_s", "slots", "price_per_hour", "memory_gb")
 
 
@@ -94,32 +93,23 @@ def measure_machine(
     )
 
 
+@dataclass(frozen=True, slots=True)
 class _Trial:
-    """Steps of one model, timed."""
+    """Steps of one model on random tokens, timed."""
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        stepper: Stepper,
-        optimizer: FlatOptimizer,
-        device: torch.device,
-        clock_s: Callable[[], float],
-    ) -> None:
-        self._stepper = stepper
-        self._optimizer = optimizer
-        self._device = device
-        self._clock_s = clock_s
-        self._most = largest_power_of_two(spec.training.batch_size)
-        self._length = spec.model.context_length + 1
-        self._vocabulary = vocabulary_of(spec)
-        self._draws = np.random.default_rng(spec.seed)
+    spec: RunSpec
+    stepper: Stepper
+    optimizer: FlatOptimizer
+    device: torch.device
+    clock_s: Callable[[], float]
 
     def widest(self, seconds: float) -> tuple[int, float]:
         """Sequences at once, and the median of the seconds of such a step."""
-        end_s, size = self._clock_s() + seconds, 1
+        end_s, size = self.clock_s() + seconds, 1
+        most = largest_power_of_two(self.spec.training.batch_size)
         self._step_s(size)  # the first one compiles, and takes memory
         step_s = self._step_s(size)
-        while size < self._most and step_s < seconds / PARTS_OF_TIME:
+        while size < most and step_s < seconds / PARTS_OF_TIME:
             try:
                 self._step_s(2 * size)
                 step_s = self._step_s(2 * size)
@@ -130,27 +120,31 @@ class _Trial:
                 break
             size *= 2
         found = [step_s]
-        while self._clock_s() < end_s:
+        while self.clock_s() < end_s:
             found.append(self._step_s(size))
         return size, float(np.median(found))
 
     def optimizer_s(self) -> float:
         """Seconds of the optimizer's part of a step."""
-        return min(
-            self._timed(lambda: float(self._optimizer.step(LEARNING_RATE))) for _ in range(3)
-        )
+        return min(self._timed(lambda: float(self.optimizer.step(self._rate))) for _ in range(3))
+
+    @property
+    def _rate(self) -> float:
+        return self.spec.optimizer.learning_rate
 
     def _step_s(self, size: int) -> float:
-        blocks = self._draws.integers(0, self._vocabulary, (size, self._length), dtype=np.int64)
-        self._stepper.micro_batch = size
-        return self._timed(lambda: float(self._stepper.step(blocks, LEARNING_RATE).loss))
+        shape = size, self.spec.model.context_length + 1
+        draws = np.random.default_rng(self.spec.seed)
+        blocks = draws.integers(0, vocabulary_of(self.spec), shape, dtype=np.int64)
+        self.stepper.micro_batch = size
+        return self._timed(lambda: float(self.stepper.step(blocks, self._rate).loss))
 
     def _timed(self, task: Callable[[], float]) -> float:
-        began_s = self._clock_s()
+        began_s = self.clock_s()
         task()  # its number is read, so a GPU is done
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return self._clock_s() - began_s
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return self.clock_s() - began_s
 
 
 def _memory_bytes(device: torch.device) -> int:
@@ -178,36 +172,25 @@ def add_row(path: Path, row: dict[str, str]) -> None:
         ConfigError: the table has other columns, or cannot be written.
     """
     try:
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-        columns = [each.strip() for each in lines[0].split(",")] if lines else list(COLUMNS)
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        rows = [n for n, line in enumerate(lines) if line.strip() and not line.startswith("#")]
+        columns = [each.strip() for each in lines[rows[0]].split(",")] if rows else list(COLUMNS)
         known = {*PEER_COLUMNS, *OPTIONAL_PEER_COLUMNS}
         if not {"peer", "price_per_hour"} <= set(columns) <= known:
             raise ConfigError(
                 f"{path}: its first line must name peer, location and price_per_hour, and may name"
                 f" {', '.join(sorted(known - {'peer', 'location', 'price_per_hour'}))}; it is"
-                f" {lines[0]}"
+                f" {lines[rows[0]]}"
             )
-        if not lines:
-            text += ",".join(columns) + "\n"
+        if not rows:
+            lines.append(",".join(columns))
         elif "compute_s" not in columns:  # a table of cards by name
             columns.append("compute_s")
-            text = _widened(text, "compute_s")
-        text += "" if text.endswith("\n") else "\n"
-        path.write_text(text + line_of(row, columns) + "\n", encoding="utf-8")
+            for number in rows:
+                lines[number] += ",compute_s" if number == rows[0] else ","
+        path.write_text("\n".join([*lines, line_of(row, columns)]) + "\n", encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot write {path}: {error}") from error
-
-
-def _widened(text: str, column: str) -> str:
-    """A table with one more column, of which nothing is known yet."""
-    first, lines = True, list[str]()
-    for line in text.splitlines():
-        if line.strip() and not line.startswith("#"):
-            line += f",{column}" if first else ","  # noqa: PLW2901 - the line as it becomes
-            first = False
-        lines.append(line)
-    return "\n".join(lines) + "\n"
 
 
 def line_of(row: dict[str, str], columns: list[str]) -> str:

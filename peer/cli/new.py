@@ -7,7 +7,6 @@ TOML lets no section be begun twice, and what people change stands together at t
 """
 
 import ast
-import difflib
 import inspect
 import json
 from collections.abc import Iterator, Mapping
@@ -193,13 +192,10 @@ def write_new(
         there already, or cannot be written.
         InvalidRunSpec: stages do not average by this method.
     """
-    for kind, name, known in (("method", method, METHODS), ("optimizer", optimizer, OPTIMIZERS)):
+    asked = {"method": method, "optimizer": optimizer, "preset": preset}
+    for (kind, name), known in zip(asked.items(), (METHODS, OPTIMIZERS, PRESETS), strict=True):
         if name not in known:
             raise ConfigError(f"unknown {kind} '{name}': use {' or '.join(known)}")
-    if preset not in PRESETS:
-        near = difflib.get_close_matches(preset, PRESETS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"unknown preset '{preset}': use {', '.join(PRESETS)}{hint}")
     if stages > (layers := RunSpec.model_validate(PRESETS[preset]).model.num_layers):
         raise ConfigError(f"--stages {stages}: '{preset}' has {layers} layers, one for a stage")
     spec = preset_spec(preset, method, optimizer, stages)

@@ -11,7 +11,7 @@ import trio
 
 from peer.options.config import ConfigError, PeerConfig, check_options
 from peer.options.exit_codes import ExitCode
-from peer.options.needs_told import say_before_founding
+from peer.options.needs_told import corpus_tokens_of, say_needs
 from peer.ports.imports import large_imports
 from peer.process.rejoin import JoinAgain, rejoin_command
 from peer.process.sigterm import hold_back_sigterm
@@ -165,7 +165,7 @@ def _checked_start(config: PeerConfig, start: Start, signed: SignedSpec | None) 
     if signed is None or start.new_run:
         _check_source(config.data or spec.data.source)
         spec = _from_checkpoint(spec)
-        say_before_founding(config, spec)
+        say_needs(config, spec, corpus_tokens_of(spec, config.data))
         return spec
     spec = _as_founded(spec, signed.spec())
     if keys := differing_keys(signed.spec(), spec):

@@ -230,7 +230,7 @@ class _Daemon:
             ),
             on_finished=self._export(parts.events),
             max_corpus_bytes=_bytes_of(config.max_corpus_gb),
-            on_run=partial(say_needs, config, founds) if home.run() is None else None,
+            on_run=partial(say_needs, config, again=founds) if home.run() is None else None,
             stop=self._stop,
         )
 

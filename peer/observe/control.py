@@ -26,7 +26,6 @@ import trio
 from protocol.errors import LocoError
 
 MAX_REQUEST_BYTES: Final = 64 * 1024
-MAX_REPLY_BYTES: Final = 4 * 1024 * 1024
 MAX_CONNECTIONS: Final = 16
 ASK_TIMEOUT_S: Final = 5.0
 """Time that a client has, from connecting to the end of its request."""
@@ -166,12 +165,13 @@ async def ask(
         with trio.move_on_after(timeout_s) as scope:
             try:
                 await stream.send_all(_line_of({"request": request, **arguments}))
-                line = await read_until(stream, b"\n", MAX_REPLY_BYTES)
+                async for chunk in stream:
+                    line += chunk
             except trio.BrokenResourceError:
                 pass
     if scope.cancelled_caught:
         raise ControlFailed(f"the daemon did not answer '{request}' within {timeout_s:g} s")
-    if not line:
+    if not line.endswith(b"\n"):
         raise NotNow(f"the daemon ended before it answered '{request}'")
     answer = json.loads(line)
     if "error" in answer:

@@ -31,26 +31,18 @@ NOT_MEASURED: Final = (
 )
 
 
-def say_needs(config: PeerConfig, founds: bool, spec: RunSpec, corpus_tokens: int | None) -> None:
+def say_needs(
+    config: PeerConfig, spec: RunSpec, corpus_tokens: int | None, *, again: bool = False
+) -> None:
     """Tell people what a run takes that is new to this home; not among lines of JSON.
 
     Args:
-        founds: whether `say_before_founding` has said all but what the corpus came to.
+        again: all was said before the run was founded, but what its corpus came to.
     """
-    if founds:
-        tokens = _steps(spec) * spec.tokens_per_step
-        _print(config, list(told_corpus(tokens, corpus_tokens)))
+    if again:
+        lines = list(told_corpus(_steps(spec) * spec.tokens_per_step, corpus_tokens))
     else:
-        _print(config, [f"run {spec.name}", *told_needs(spec, corpus_tokens, config)])
-
-
-def say_before_founding(config: PeerConfig, spec: RunSpec) -> None:
-    """Tell people what a run will take that is about to be founded here."""
-    tokens = corpus_tokens_of(spec, config.data)
-    _print(config, [f"run {spec.name}", *told_needs(spec, tokens, config)])
-
-
-def _print(config: PeerConfig, lines: list[str]) -> None:
+        lines = [f"run {spec.name}", *told_needs(spec, corpus_tokens, config)]
     if config.log_format is LogFormat.CONSOLE and lines:
         sys.stderr.write("".join(f"  {line}\n" for line in lines))
         sys.stderr.flush()
@@ -161,7 +153,6 @@ def _steps(spec: RunSpec) -> int:
 STDLIB_TOKENS: Final = 8_000_000
 """At most: what `stdlib` is cut to."""
 BYTES_PER_TOKEN: Final = 4
-MAX_FILES: Final = 100_000
 
 
 def corpus_tokens_of(spec: RunSpec, source: str | None = None) -> int | None:
@@ -178,7 +169,7 @@ def corpus_tokens_of(spec: RunSpec, source: str | None = None) -> int | None:
         return None
     try:
         # Path.glob takes no absolute pattern.
-        names = glob.glob(str(Path(where).expanduser()), recursive=True)[:MAX_FILES]  # noqa: PTH207
+        names = glob.glob(str(Path(where).expanduser()), recursive=True)  # noqa: PTH207
         size = sum(path.stat().st_size for path in map(Path, names) if path.is_file())
     except OSError:
         return None

@@ -8,7 +8,6 @@ from peer.cli.new import preset_spec
 from peer.options.config import load_config
 from peer.options.needs_told import (
     corpus_tokens_of,
-    say_before_founding,
     say_needs,
     told_corpus,
     told_needs,
@@ -63,13 +62,13 @@ def test_a_checkpoints_sizes_are_not_guessed():
 
 def test_who_founds_is_told_before_and_who_joins_when_the_run_is_known(tmp_path: Path, capsys):
     spec, config = preset_spec("demo"), load_config({"home": tmp_path}, {})
-    say_before_founding(config, spec)
+    say_needs(config, spec, corpus_tokens_of(spec, config.data))
     assert "885.9k parameters" in capsys.readouterr().err
-    say_needs(config, True, spec, 10_000)
+    say_needs(config, spec, 10_000, again=True)
     said = capsys.readouterr().err
     assert "parameters" not in said, "not a second time"
     assert MANY in said
-    say_needs(config, False, spec, 10_000_000)
+    say_needs(config, spec, 10_000_000)
     assert "885.9k parameters" in capsys.readouterr().err
-    say_needs(load_config({"home": tmp_path, "log-format": "json"}, {}), False, spec, 1)
+    say_needs(load_config({"home": tmp_path, "log-format": "json"}, {}), spec, 1)
     assert capsys.readouterr().err == ""

@@ -218,6 +218,6 @@ def test_a_file_is_not_lost_by_accident(tmp_path: Path) -> None:
 
 
 def test_unknown_presets_are_told_the_known(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown preset '125M': use demo, 125m, 1b"):
+    with pytest.raises(ConfigError, match="unknown preset '125M': use demo or 125m or 1b"):
         write_new(tmp_path / "run.toml", "125M", force=False)
     assert not (tmp_path / "run.toml").exists()
