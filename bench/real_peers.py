@@ -26,7 +26,6 @@ import trio
 from demo import keeper
 from peer.observe.control import ask
 from peer.observe.event_names import EventName
-from peer.observe.log_file import read_events
 from peer.state.home import Home
 
 from .gossip_report import Event
@@ -44,6 +43,24 @@ PEER_GRACE_S: Final = 4.0
 LAST_WORDS_BYTES: Final = 2000
 LEAST_SIGNAL_CODE: Final = 128
 """The keeper ends with the daemon's code; one below zero comes out modulo 256."""
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """Every event of the current file, in order.
+
+    Lines that are not whole JSON objects are passed over.
+
+    Raises:
+        FileNotFoundError
+    """
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict):
+                yield event
 
 
 class PeerFailed(Exception):

@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 
 EXTRA: Final = "pip install 'loco-peer[plot]'"
 ENDINGS: Final = (".png", ".svg")
-COLOURS: Final = (
-    "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd",
-    "#8c564b", "#e377c2", "#bcbd22", "#17becf", "#3f51b5",
-)  # fmt: skip
-"""Data peers take them in turn."""
 OPACITY: Final = {FORWARD: 0.45, BACKWARD: 1.0, LATER: 0.25, LOSS: 1.0}
 KINDS: Final = {
     FORWARD: "forward", LOSS: "loss", BACKWARD: "backward", LATER: "gradient of weights"
@@ -98,7 +93,7 @@ def _draw_iteration(axes: "Axes", title: str, iteration: PricedIteration, end_s:
     rows = {machine: row for row, machine in enumerate(order)}
     origins = [job.origin for job in iteration.jobs]
     data_peers = sorted(set(origins), key=lambda m: rows[m])
-    colours = {m: COLOURS[i % len(COLOURS)] for i, m in enumerate(data_peers)}
+    colours = {m: f"C{i % 10}" for i, m in enumerate(data_peers)}  # matplotlib's own cycle
     _draw_work(axes, iteration.record, rows, [colours[origin] for origin in origins])
     _draw_ways(axes, iteration.record, rows, [colours[origin] for origin in origins])
     _draw_stages(axes, [plan.stages[machine] for machine in order])
@@ -132,10 +127,11 @@ def _draw_work(
 
 def _shade(kind: int, colour: str) -> tuple[float, float, float]:
     """The colour of a piece of work: mixed with white, for lines must not shine through."""
-    whole = LOSS_COLOUR if kind == LOSS else colour
-    channels = (int(whole[place : place + 2], 16) / 255 for place in (1, 3, 5))
-    red, green, blue = (1 - OPACITY[kind] * (1 - channel) for channel in channels)
-    return red, green, blue
+    from matplotlib.colors import to_rgb
+
+    red, green, blue = to_rgb(LOSS_COLOUR if kind == LOSS else colour)
+    strong, white = OPACITY[kind], 1 - OPACITY[kind]
+    return white + strong * red, white + strong * green, white + strong * blue
 
 
 def _draw_ways(

@@ -117,10 +117,6 @@ class Durations:
         self._in_bucket = [0] * (len(ROUND_SECONDS_BUCKETS) + 1)
         self.sum_s = 0.0
 
-    @property
-    def count(self) -> int:
-        return sum(self._in_bucket)
-
     def observe(self, seconds: float) -> None:
         self._in_bucket[bisect.bisect_left(ROUND_SECONDS_BUCKETS, seconds)] += 1
         self.sum_s += seconds

@@ -2,15 +2,13 @@
 
 Each line is one `write` to a file opened with O_APPEND, so a crash of the process tears nothing,
 and a crash of the machine at most the end of the file. The writer closes a torn last line before it
-goes on; the reader passes over what it cannot read. Files are rotated by size: `events.jsonl`, then
+goes on; readers pass over what is no JSON. Files are rotated by size: `events.jsonl`, then
 `events.jsonl.1`, the older the higher, `keep_files` in all.
 """
 
-import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 MAX_LOG_FILE_BYTES: Final = 16 * 1024 * 1024
 KEEP_LOG_FILES: Final = 5
@@ -81,21 +79,3 @@ def _opened(path: Path) -> int:
 def rotated(path: Path, number: int) -> Path:
     """The path of an older file: `events.jsonl.3` for number 3."""
     return path.with_name(f"{path.name}.{number}")
-
-
-def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """Every event of the current file, in order.
-
-    Lines that are not whole JSON objects are passed over.
-
-    Raises:
-        FileNotFoundError
-    """
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(event, dict):
-                yield event

@@ -39,13 +39,12 @@ class LogFormat(StrEnum):
 
 def flag(value: Any) -> bool:
     """Yes or no, in the words of shells and TOML; nothing means no."""
-    if isinstance(value, bool):
-        return value
-    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False}
-    words |= {"no": False, "off": False, "": False}
-    if str(value).strip().lower() not in words:
-        raise ValueError("use 'true' or 'false'")
-    return words[str(value).strip().lower()]
+    text = str(value).strip().lower()
+    if text in ("1", "true", "yes", "on"):
+        return True
+    if text in ("0", "false", "no", "off", ""):
+        return False
+    raise ValueError("use 'true' or 'false'")
 
 
 def many(parse: Callable[[str], str]) -> Callable[[Any], tuple[str, ...]]:
