@@ -28,8 +28,7 @@ from peer.averaging.gossip.outer_step import NolocoFactors
 from peer.codec import get_codec
 from peer.network.identity import load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
-from peer.observe.events import EventLog
-from peer.observe.log_file import LineFile
+from peer.observe.events import EventLog, LineFile
 from peer.ports import Network, PeerId, Stream, StreamHandler
 from peer.ports.real import RealEntropy, RealWork
 from protocol.errors import StreamLost

@@ -23,8 +23,7 @@ from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
 from peer.network.pacing import BandwidthLimits, Pacing
 from peer.observe.control import serve_control
 from peer.observe.event_names import EventName
-from peer.observe.events import MAX_ERROR_CHARS, EventLog
-from peer.observe.log_file import LineFile
+from peer.observe.events import MAX_ERROR_CHARS, EventLog, LineFile
 from peer.observe.metrics import serve_metrics
 from peer.options.config import DEFAULT_PORT, ConfigError, Origin, PeerConfig, check_options
 from peer.options.exit_codes import ExitCode

@@ -16,8 +16,7 @@ from event_fields import FIELDS
 import peer
 from bench.real_peers import read_events
 from peer.observe.event_names import EventName
-from peer.observe.events import EventLog, said_of
-from peer.observe.log_file import MAX_LINE_BYTES, LineFile, rotated
+from peer.observe.events import MAX_LINE_BYTES, EventLog, LineFile, rotated, said_of
 from peer.options.values import LogFormat
 
 PEER = "12D3KooWQYV9dGMFoRzNStwpXztXaBUjtPqi6aU76ZgUriHhKust"

@@ -10,7 +10,7 @@ from checkpoint_worlds import write_state_file
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peer.network.identity import load_or_create
-from peer.observe.log_file import LineFile
+from peer.observe.events import LineFile
 from peer.ports.real import RealEntropy
 from peer.state.checkpoints import TRAINER_FILE, CheckpointStore, Manifest, write_outer
 from peer.state.export import export_hugging_face
