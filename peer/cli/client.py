@@ -14,13 +14,13 @@ from typing import Any, Final
 
 import trio
 
-from peer.observe.control import REPLY_TIMEOUT_S, ControlFailed, NoDaemon, NotNow, ask
+from peer.observe.control import ControlFailed, NoDaemon, NotNow, ask
 from peer.options.config import ConfigError, read_text, resolve_home
 from peer.state.home import Home
 from protocol.address.peer_id import public_key_from_peer_id
 from protocol.admission.statements import MAX_USES, Verdict
 from protocol.errors import InvalidRunSpec, RemoteProtocolError
-from protocol.limits import MAX_SPEC_BYTES
+from protocol.limits import ANSWER_S, MAX_SPEC_BYTES
 from protocol.run.amendments import MODE, values_of
 from protocol.run.run_spec import parse_toml
 from protocol.run.signed_spec import SignedSpec
@@ -37,9 +37,7 @@ def home_of(given: Path | None) -> Home:
     return Home(resolve_home(given, os.environ))
 
 
-def told(
-    home: Home, request: str, timeout_s: float = REPLY_TIMEOUT_S, **arguments: Any
-) -> dict[str, Any]:
+def told(home: Home, request: str, timeout_s: float = ANSWER_S, **arguments: Any) -> dict[str, Any]:
     """The daemon's reply to a request."""
     return trio.run(lambda: ask_daemon(home, request, timeout_s, **arguments))
 
@@ -101,7 +99,7 @@ async def _leave(home: Home) -> None:
         while home.in_use():
             if not asked:
                 with suppress(NotNow, NoDaemon):
-                    reply = await ask_daemon(home, "leave", REPLY_TIMEOUT_S)
+                    reply = await ask_daemon(home, "leave", ANSWER_S)
                     asked, grace_s = True, reply.get("grace_s", 0.0)
                     limit_s += grace_s
                     scope.deadline += grace_s

@@ -48,7 +48,8 @@ from protocol.run.run_spec import RunSpec
 
 from .client import home_of, told
 
-WRITE_STATE_TIMEOUT_S: Final = 600.0
+STATE_TIMEOUT_S: Final = 3700.0
+"""How long the daemon may take to write a state, or to fetch one on a slow line."""
 Float32Vector = npt.NDArray[np.float32]
 
 
@@ -73,7 +74,7 @@ def export_checkpoint(home: Home, directory: Path, without: Collection[int] = fr
         ExportFailed: the state does not fit the run, or the tokenizer is not to be had.
     """
     try:
-        written = told(home, "write_state", WRITE_STATE_TIMEOUT_S)
+        written = told(home, "write_state", STATE_TIMEOUT_S)
     except (NoDaemon, NotNow) as error:
         _export_kept(home, directory, error)
     else:
@@ -106,7 +107,7 @@ def export_state(
                     values = slow_weights_in(path, part)
                 else:
                     wanted = {"stage": stage, "padded_parameters": part.padded_parameters}
-                    reply = told(home, "fetch_stage", WRITE_STATE_TIMEOUT_S, **wanted)
+                    reply = told(home, "fetch_stage", STATE_TIMEOUT_S, **wanted)
                     values = _taken(Path(reply["path"]))
                 _place(weights_P, layout, values, part)
     except (ValueError, OSError) as error:
@@ -230,7 +231,6 @@ def _export_kept(home: Home, directory: Path, error: NoDaemon | NotNow) -> None:
 
 
 # --- swarm export ---------------------------------------------------------------------------------
-FETCH_TIMEOUT_S: Final = 3700.0
 MICRO_BATCH: Final = 4
 
 
@@ -264,7 +264,7 @@ def export_swarm(home: Home, directory: Path) -> None:
     Raises:
         NoDaemon, ControlFailed, ExportFailed, ConfigError
     """
-    written = told(home, "write_state", WRITE_STATE_TIMEOUT_S)
+    written = told(home, "write_state", STATE_TIMEOUT_S)
     if written["part"] != WHOLE_MODEL:
         raise ExportFailed("peers of this run hold stages; leave --swarm out")
     spec = spec_of(home)
@@ -290,7 +290,7 @@ def _given(
     yield short_id(own["peer_id"]), own["step"], own_P
     for peer_id in told(home, "holders")["peers"]:
         try:
-            reply = told(home, "fetch_weights", FETCH_TIMEOUT_S, peer=peer_id)
+            reply = told(home, "fetch_weights", STATE_TIMEOUT_S, peer=peer_id)
         except ControlFailed as error:
             print(f"{short_id(peer_id):<9}{'-':>9}  left out: {error}")
             continue

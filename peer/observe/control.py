@@ -24,13 +24,12 @@ from typing import Any, Final
 import trio
 
 from protocol.errors import LocoError
+from protocol.limits import ANSWER_S
 
 MAX_REQUEST_BYTES: Final = 64 * 1024
 MAX_CONNECTIONS: Final = 16
 ASK_TIMEOUT_S: Final = 5.0
 """Time that a client has, from connecting to the end of its request."""
-REPLY_TIMEOUT_S: Final = 10.0
-"""Time that a client waits for a reply where its caller names none."""
 
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 TellBug = Callable[[str, Exception], None]
@@ -151,7 +150,7 @@ async def read_until(stream: trio.SocketStream, end: bytes, max_bytes: int) -> b
 
 
 async def ask(
-    path: Path, request: str, *, timeout_s: float = REPLY_TIMEOUT_S, **arguments: Any
+    path: Path, request: str, *, timeout_s: float = ANSWER_S, **arguments: Any
 ) -> dict[str, Any]:
     """Ask the daemon whose control socket is at `path`.
 
