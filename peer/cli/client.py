@@ -45,11 +45,7 @@ def told(home: Home, request: str, timeout_s: float = ANSWER_S, **arguments: Any
 async def ask_daemon(
     home: Home, request: str, timeout_s: float, **arguments: Any
 ) -> dict[str, Any]:
-    """The daemon's reply to a request.
-
-    Raises:
-        NoDaemon, ControlFailed; NotNow: one is there, and takes no requests now.
-    """
+    """The reply of the daemon. Raises as `ask`, and NotNow of one that starts or ends."""
     try:
         return await ask(home.control_socket, request, timeout_s=timeout_s, **arguments)
     except NoDaemon as error:

@@ -68,10 +68,10 @@ def export_checkpoint(home: Home, directory: Path, without: Collection[int] = fr
         without: stages that are not fetched from others; their parameters become zeros.
 
     Raises:
-        NoDaemon, NotNow: there is no checkpoint either. ControlFailed.
+        NoDaemon, NotNow: there is no checkpoint either.
         ConfigError: `directory` holds something else.
-        HomeError: the home has no run.
         ExportFailed: the state does not fit the run, or the tokenizer is not to be had.
+        ControlFailed, HomeError
     """
     try:
         written = told(home, "write_state", STATE_TIMEOUT_S)
@@ -198,12 +198,7 @@ def _tokenizer_json(home: Home, spec: RunSpec) -> bytes | None:
 def _export_kept(home: Home, directory: Path, error: NoDaemon | NotNow) -> None:
     """Write the slow weights of the newest checkpoint that is whole, and say which step that is.
 
-    Args:
-        error: what asking the daemon came to.
-
-    Raises:
-        NoDaemon, NotNow: as given, where there is no checkpoint either.
-        ConfigError, HomeError, ExportFailed
+    Raises: the given error, of asking the daemon, where there is no checkpoint either.
     """
 
     def refused(path: Path, why: str) -> None:
@@ -259,11 +254,7 @@ def loss_judge(home: Home, spec: RunSpec) -> Callable[[Float32Vector], float]:
 
 
 def export_swarm(home: Home, directory: Path) -> None:
-    """Print the loss of each peer that can be reached and of the mean, and write the mean.
-
-    Raises:
-        NoDaemon, ControlFailed, ExportFailed, ConfigError
-    """
+    """Print the loss of each peer that can be reached and of the mean, and write the mean."""
     written = told(home, "write_state", STATE_TIMEOUT_S)
     if written["part"] != WHOLE_MODEL:
         raise ExportFailed("peers of this run hold stages; leave --swarm out")
@@ -313,9 +304,6 @@ def write_text(
     Args:
         export: the model; None takes that of the home.
         without_stages: stages that are left out, as they were given.
-
-    Raises:
-        ConfigError, HomeError, NoDaemon, ControlFailed, ExportFailed
     """
     without = _numbers(without_stages)
     if export is None:

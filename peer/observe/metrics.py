@@ -371,11 +371,7 @@ async def serve_metrics(
     *,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve metrics until cancelled. `nursery.start` returns the URL; port 0 picks a free one.
-
-    Raises:
-        EndpointUnavailable
-    """
+    """Serve metrics until cancelled. `nursery.start` returns the URL, or raises as above."""
     try:
         listeners = await trio.open_tcp_listeners(where.port, host=where.host)
     except OSError as error:

@@ -437,11 +437,7 @@ def _hint(name: str, known: Iterable[str]) -> str:
 
 
 def check_options(config: PeerConfig, spec: "RunSpec") -> None:
-    """Refuse a run that this version cannot train, and options that mean nothing in it.
-
-    Raises:
-        InvalidRunSpec, ConfigError
-    """
+    """Refuse a run that this version cannot train, and options that mean nothing in it."""
     check_stages(spec)
     check_overlap_steps(config.overlap_steps, config.told("overlap-steps"), spec)
     stages = spec.pipeline.stages
@@ -486,11 +482,7 @@ def check_stages(spec: "RunSpec") -> None:
 def check_overlap_steps(overlap_steps: int | None, told: str, spec: "RunSpec") -> None:
     """Refuse a tau where no fragment has one, and one that outlasts the way to the next send.
 
-    Args:
-        told: how it was given.
-
-    Raises:
-        ConfigError: says where it was given, and what to do.
+    Raises ConfigError, which begins with `told`: how it was given.
     """
     if overlap_steps is None:
         return

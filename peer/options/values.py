@@ -150,13 +150,7 @@ def _host_protocol(host: str) -> str:
 
 
 def parse_host_port(value: Any) -> HostPort:
-    """Read `HOST:PORT`, `[V6]:PORT`, `PORT`, or `/ip4/HOST/tcp/PORT`.
-
-    A port alone means every IPv4 interface.
-
-    Raises:
-        ValueError: says what would be right.
-    """
+    """Read `HOST:PORT`, `[V6]:PORT`, `/ip4/HOST/tcp/PORT`, or `PORT` of every IPv4 interface."""
     text = str(value).strip()
     if text.startswith("/"):
         return _from_multiaddr(text)
@@ -205,12 +199,9 @@ def _from_multiaddr(text: str) -> HostPort:
 
 
 def parse_bootstrap(text: str) -> str:
-    """Check an address to join by: `HOST:PORT`, or a multiaddr with or without `/p2p/PEER_ID`.
+    """An address to join by, as it is: `HOST:PORT`, or a multiaddr with or without a peer id.
 
-    Returns it unchanged. A relayed address (`/p2p-circuit`) names the relay and the peer.
-
-    Raises:
-        ValueError
+    A relayed address (`/p2p-circuit`) names the relay and the peer.
     """
     text = text.strip()
     if text.startswith("/") and ("p2p-circuit", "") in (parts := _parts(text)):
@@ -225,13 +216,7 @@ def parse_bootstrap(text: str) -> str:
 
 
 def parse_announce(text: str) -> str:
-    """Check an address to tell others: `HOST:PORT` or a multiaddr.
-
-    Returns a multiaddr without a peer id.
-
-    Raises:
-        ValueError: port 0 and an unspecified host are refused: nobody could dial them.
-    """
+    """The multiaddr, without a peer id, of an address for others; what none can dial is refused."""
     where = parse_host_port(text)
     if where.port == 0:
         raise ValueError("port 0 cannot be announced: nobody can dial it")
