@@ -29,9 +29,19 @@ def happened_in(world: str, seed: int) -> Happened:
 
 
 def log_of(events: Collection[LoggedEvent]) -> bytes:
-    """Canonical JSON, a line for each event."""
-    lines = (json.dumps(event, sort_keys=True, separators=(",", ":")) for event in events)
+    """Canonical JSON, a line for each event.
+
+    Of distances four digits count: each processor sums squares in an order of its own.
+    """
+    lines = (
+        json.dumps(_rounded(event), sort_keys=True, separators=(",", ":")) for event in events
+    )
     return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _rounded(event: LoggedEvent) -> LoggedEvent:
+    distance = event.get("distance")
+    return event if distance is None else {**event, "distance": float(f"{distance:.4g}")}
 
 
 def pins_of(world: str, seeds: Collection[int]) -> dict[str, dict[str, str]]:
