@@ -19,7 +19,7 @@ MAX_INBOUND_STREAMS: Final = 512
 """Streams from outside served at once."""
 MAX_INBOUND_STREAMS_PER_PEER: Final = 32
 MAX_INBOUND_STREAMS_PER_PREFIX: Final = 192
-"""Those of one network: a /24 or /48 of the open internet (protocol/address/prefix.py)."""
+"""Those of one network: a /24 or /48 of the open internet (protocol/membership/book.py)."""
 INBOUND_STREAMS_PER_S: Final = 50.0
 """Streams of one peer that are begun to be served in a second, in the long run; others wait."""
 INBOUND_STREAMS_PER_S_OF_PREFIX: Final = 150.0

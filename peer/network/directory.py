@@ -30,7 +30,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-import structlog
 import trio
 
 from peer.ports import Address, DirectoryUnrecoverable
@@ -51,8 +50,6 @@ MAX_ENTRY_PEERS: Final = 64
 
 _loading = threading.Lock()
 """Held while hivemind is imported: the set of warning filters belongs to the whole process."""
-
-_log = structlog.get_logger("loco.directory")
 
 
 class _Hung(Exception):
@@ -288,7 +285,6 @@ class HivemindDirectory:
         self._hung_in_a_row += 1
         if self._hung_in_a_row <= MAX_RESTARTS_IN_A_ROW:
             self.restarts += 1
-            _log.warning("directory restarted", why=why, restarts=self.restarts)
 
     async def _attach(self) -> None:
         """A fresh thread, which knows the peers that the last one was told of."""
@@ -301,7 +297,6 @@ class HivemindDirectory:
             await thread.start()
         except _ThreadEnded as error:
             self._why_detached = str(error)
-            _log.warning("directory detached", why=self._why_detached)
             return
         except _Hung:
             self._abandon(thread, "the thread does not start")

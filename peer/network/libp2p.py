@@ -41,7 +41,7 @@ from protocol.membership.book import BackOff
 
 from .conversation import WRITE_BYTES
 from .dial_errors import dial_sentence, unresolved_sentence
-from .handlers import BaseNetwork, print_bug
+from .handlers import BaseNetwork, PeerStream, print_bug
 from .p2pd import (
     P2pdClient,
     P2pdConfig,
@@ -57,7 +57,6 @@ from .p2pd import (
     wait_until_unused,
 )
 from .reachability import best_first, is_usable, local_form, num_relayed, text_of
-from .stream import PeerStream
 from .tls_probe import read_peer_id
 
 # --- streams --------------------------------------------------------------------------------------

@@ -27,12 +27,20 @@ Rules:
   not alive and was heard longest ago; when all are alive, it is not taken in. (To look for that
   peer takes long, so 1 in ROOM_SHARE of all places is made free at once.)
 
+Whose word on where the swarm is counts. Anybody can say hello, in as many names as he likes, and
+claim any step in it. What many say together moves a peer: how much it owes to a round, where it
+jumps, whether it lets its weights go. So where the middle of such numbers is taken, a peer is
+*heeded* only when it has beaten BEATS times at least, over HEEDED_AFTER_S at least. Where none of
+those asked about is heeded, all are: at the start of a run nobody has been heard for long. A liar
+that beats for as long is heeded too; then its identity is there to be seen, one place in the middle
+is all it has, and it holds a link for it.
+
 Invariant: `alive` is a subset of the members, sorted by peer id, so that equal views give equal
 answers.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -47,6 +55,9 @@ ROOM_SHARE: Final = 64
 STUCK_S: Final = 10.0
 STUCK_STEPS: Final = 8
 """Steps of its own that a peer may be silent about, where they are long."""
+BEATS: Final = 4
+HEEDED_AFTER_S: Final = 5.0
+"""Less than a peer that is back listens before it leads (returning.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +179,7 @@ class Roster:
         progress: Progress,
         rtt_s: float | None = None,
     ) -> bool:
-        """A beat, which is a sign of life that counts for more than a greeting (heeded.py).
+        """A beat, which is a sign of life that counts for more than a greeting (`heeded`).
 
         Returns:
             Whether it was taken in.
@@ -296,6 +307,17 @@ class Roster:
 def relayed_last(members: tuple[Member, ...]) -> tuple[Member, ...]:
     """Those that are to be given work for others: who depends on relays only if all do."""
     return tuple(member for member in members if not member.relayed) or members
+
+
+def is_heeded(member: Member, now_s: float) -> bool:
+    """Whether this peer has beaten for long enough."""
+    return member.beats >= BEATS and now_s - member.first_beat_s >= HEEDED_AFTER_S
+
+
+def heeded(members: Iterable[Member], now_s: float) -> tuple[Member, ...]:
+    """Those whose numbers count; all, where none has beaten for long enough."""
+    everybody = tuple(members)
+    return tuple(member for member in everybody if is_heeded(member, now_s)) or everybody
 
 
 class View:

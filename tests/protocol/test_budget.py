@@ -2,8 +2,7 @@
 
 import pytest
 
-from protocol.address.prefix import prefix_of
-from protocol.membership.book import Budget, Shares
+from protocol.membership.book import Budget, Shares, prefix_of
 
 RELAY = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
 

@@ -7,8 +7,13 @@ import trio
 from network_worlds import peer_id_of
 from trio.testing import MockClock
 
-from peer.network.simulated import SimulatedInternet, SimulatedNetwork
-from peer.network.simulated_stream import SILENCE_LIMIT_S, WINDOW_BYTES, LinkModel
+from peer.network.simulated import (
+    SILENCE_LIMIT_S,
+    WINDOW_BYTES,
+    LinkModel,
+    SimulatedInternet,
+    SimulatedNetwork,
+)
 from peer.ports import Stream
 from protocol.errors import StreamLost
 from protocol.limits import DIAL_TIMEOUT_S
