@@ -61,14 +61,11 @@ from protocol.limits import MAX_RECORD_BYTES, MAX_RECORDS_PER_SHARD
 from protocol.membership.records import valid_record_at
 
 WAIT_TIMEOUT_S: Final = 2.0
-NUM_REPLICAS: Final = 5
 PARALLEL_RPC: Final = 32
 MAX_RECORD_LIFETIME_S: Final = 3600.0
 MAX_STORED_KEYS: Final = 4096
 MAX_KEYS_PER_REQUEST: Final = 16
 """Keys that one request may name: 16 full dictionaries stay far below p2pd's 4 MiB."""
-_MAX_WRAPPED_BYTES: Final = MAX_RECORD_BYTES + 8
-"""A record as msgpack binary."""
 
 Call = tuple[Any, ...]
 """The name of a method of `DhtNode`, and its arguments: plain values, and so is what it returns."""
@@ -111,8 +108,8 @@ DaemonConnector.open_persistent_connection = _open_and_note
 
 
 def _unwrap(wrapped: Any) -> bytes | None:
-    if type(wrapped) is not bytes or len(wrapped) > _MAX_WRAPPED_BYTES:
-        return None
+    if type(wrapped) is not bytes or len(wrapped) > 2 * MAX_RECORD_BYTES:
+        return None  # nothing long is unpacked: a record with what msgpack puts around it is short
     try:
         value = msgpack.unpackb(wrapped, raw=False)
     except Exception:  # noqa: BLE001 - whatever msgpack finds wrong, it is not a value
@@ -258,7 +255,6 @@ class DhtNode:
         p2p = await P2P.replicate(Multiaddr(control_address))
         node = await DHTNode.create(
             p2p=p2p,
-            num_replicas=NUM_REPLICAS,
             wait_timeout=WAIT_TIMEOUT_S,
             parallel_rpc=PARALLEL_RPC,
             cache_locally=False,

@@ -211,7 +211,6 @@ RESTART_MAX_S: Final = 30.0
 HEALTH_CHECK_S: Final = 20.0
 """How often p2pd is asked who it is: finds a hung one, and addresses that it learned since."""
 MAX_CONTROL_REQUESTS: Final = 64
-MAX_OPEN_STREAMS: Final = 1024
 
 
 class Libp2pNetwork(BaseNetwork):
@@ -272,8 +271,6 @@ class Libp2pNetwork(BaseNetwork):
             StreamLost: the peer is unreachable or does not speak `protocol`.
         """
         peer = peer_id_to_bytes(peer_id)
-        if len(self.streams) >= MAX_OPEN_STREAMS:
-            raise StreamLost(f"{len(self.streams)} streams are open, no more are allowed")
         async with self._requests:
             client = await self._wait_up(peer_id)
             may_dial = peer_id in self._book

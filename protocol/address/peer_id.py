@@ -22,7 +22,6 @@ PUBLIC_KEY_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
 KEY_PROTOBUF_PREFIX: Final = bytes.fromhex("08011220")
 """Start of an Ed25519 public key's protobuf form; the key follows."""
-PEER_ID_BYTES: Final = 38
 MAX_PEER_ID_TEXT: Final = 64
 """Longest text looked at: Ed25519 peer ids have 52 characters, other kinds at most 53."""
 
@@ -66,7 +65,7 @@ def peer_id_from_bytes(data: bytes) -> str:
     Raises:
         RemoteProtocolError: not a peer id, or one of another key type.
     """
-    _check(data, data[:PEER_ID_BYTES].hex() or "nothing")
+    _check(data, data.hex() or "nothing")
     return _base58_encode(data)
 
 
@@ -80,7 +79,7 @@ def _check(data: bytes, shown: str) -> None:
         raise RemoteProtocolError(
             f"peer id {shown} is of a secp256k1 key; peers need an Ed25519 identity"
         )
-    if len(data) != PEER_ID_BYTES or not data.startswith(_PREFIX):
+    if len(data) != len(_PREFIX) + PUBLIC_KEY_BYTES or not data.startswith(_PREFIX):
         raise RemoteProtocolError(f"{shown} is not an Ed25519 peer id (they begin with 12D3KooW)")
 
 

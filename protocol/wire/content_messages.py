@@ -13,12 +13,13 @@ from protocol.content.samples import SAMPLE_BYTES, SEED_BYTES
 from protocol.limits import (
     MAX_BLOB_BYTES,
     MAX_CONTROL_PAYLOAD_BYTES,
+    MAX_COUNT,
     MAX_PARTS_PER_REQUEST,
     MAX_PIECE_BYTES,
     MAX_SPEC_BYTES,
 )
 
-from .fields import MAX_COUNT, Count, Digest, Key, Message, NonNegative, Signature
+from .fields import Count, Digest, Key, Message, NonNegative, Signature
 
 PartIndex = Annotated[int, Meta(ge=0, lt=1 << 31)]
 

@@ -15,9 +15,8 @@ from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta, Struct
 
-from protocol.limits import MAX_ADDRESSES_PER_PEER, MAX_RECORD_ADDRESSES
+from protocol.limits import MAX_ADDRESSES_PER_PEER, MAX_COUNT, MAX_RECORD_ADDRESSES
 
-MAX_COUNT: Final = (1 << 63) - 1
 MAX_SECONDS: Final = 1e12
 MAX_SENTENCE_CHARS: Final = 1000
 

@@ -40,18 +40,18 @@ from protocol.limits import (
     MAX_ITERATION,
     MAX_LINK_VECTOR_BYTES,
     MAX_PAYLOAD_BYTES,
-    MAX_RELAYS_OF_PATH,
     MAX_SNAPSHOT_BYTES,
+    MAX_STAGES,
 )
 
 from .fields import Count, Digest, Message, NonNegative, PeerIdText
 
 Iteration = Annotated[int, Meta(ge=0, le=MAX_ITERATION)]
-Place = Annotated[int, Meta(ge=0, le=MAX_RELAYS_OF_PATH + 1)]
-RelayPath = Annotated[tuple[PeerIdText, ...], Meta(max_length=MAX_RELAYS_OF_PATH)]
+Place = Annotated[int, Meta(ge=0, le=MAX_STAGES)]
+RelayPath = Annotated[tuple[PeerIdText, ...], Meta(max_length=MAX_STAGES - 1)]
 RelayStages = Annotated[
-    tuple[Annotated[int, Meta(ge=1, le=MAX_RELAYS_OF_PATH)], ...],
-    Meta(max_length=MAX_RELAYS_OF_PATH),
+    tuple[Annotated[int, Meta(ge=1, lt=MAX_STAGES)], ...],
+    Meta(max_length=MAX_STAGES - 1),
 ]
 
 
