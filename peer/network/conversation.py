@@ -92,7 +92,6 @@ class Conversation:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the stream."""
         await self._stream.aclose()
 
     async def send(

@@ -75,15 +75,10 @@ def _p2pds_causes(words: str) -> str:
     return "; ".join(dict.fromkeys(plain)) or words
 
 
-def failed_step(words: str) -> str:
-    """`resolve`, `dial`, `handshake` or `protocol`."""
-    return next((step for step, pattern in _STEPS if pattern.search(words)), "dial")
-
-
 def dial_sentence(peer_id: PeerId, error: BaseException, protocol: str | None = None) -> str:
     """What happened, for people: the step first, then what p2pd says of each address, in a line."""
     words = re.sub(r"\s+", " ", str(error))
-    step = failed_step(words)
+    step = next((step for step, pattern in _STEPS if pattern.search(words)), "dial")
     if step == "protocol" and protocol is not None:
         return f"protocol: {peer_id} does not speak {protocol}"
     if other := _MISMATCH.search(words):

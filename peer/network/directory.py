@@ -36,7 +36,7 @@ from peer.ports import Address, DirectoryUnrecoverable
 from protocol.errors import StreamLost
 
 if TYPE_CHECKING:
-    from .dht_node import RunningNode
+    from .dht_node import DhtNode
 
 CALL_TIMEOUT_S: Final = 8.0
 HUNG_AFTER_S: Final = 2.0
@@ -72,7 +72,7 @@ class _NodeThread:
         self._ended = trio.Event()
         self._waiting: set[trio.Event] = set()
         self._error: BaseException | None = None
-        self.node: RunningNode | None = None
+        self.node: DhtNode | None = None
 
     @property
     def attached(self) -> bool:
@@ -161,7 +161,7 @@ class _NodeThread:
         for event in (self._ended, self._started, *self._waiting):
             event.set()
 
-    def _ready(self, node: "RunningNode") -> None:
+    def _ready(self, node: "DhtNode") -> None:
         self.node = node
         self._tell_trio(self._started.set)
 
@@ -188,7 +188,6 @@ class HivemindDirectory:
         self.failures: Counter[str] = Counter()
 
     def swarm_time_s(self) -> float:
-        """Unix time as the swarm sees it."""
         return self._wall_clock() + self._offset_s
 
     def correct_clock(self, offset_s: float) -> None:
@@ -226,7 +225,6 @@ class HivemindDirectory:
 
     @property
     def attached(self) -> bool:
-        """Whether the node runs on a p2pd now."""
         return self._thread is not None and self._thread.attached
 
     async def aclose(self) -> None:
@@ -316,7 +314,6 @@ def wall_time_s() -> float:
 @asynccontextmanager
 async def open_hivemind_directory(
     control_address: str,
-    initial_peers: Sequence[Address] = (),
     *,
     wall_clock: Callable[[], float] = wall_time_s,
 ) -> AsyncIterator[HivemindDirectory]:
@@ -324,7 +321,6 @@ async def open_hivemind_directory(
 
     Args:
         control_address: multiaddr text, `/unix/...`.
-        initial_peers: full multiaddrs of nodes to enter by, already connected through the network.
         wall_clock: Unix time of this machine, right or wrong.
 
     Raises:
@@ -333,7 +329,6 @@ async def open_hivemind_directory(
     directory = HivemindDirectory(control_address, wall_clock)
     try:
         await directory.open()
-        await directory.add_peers(initial_peers)
         yield directory
     finally:
         await directory.aclose()

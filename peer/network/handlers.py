@@ -94,7 +94,6 @@ class PeerStream(ABC):
 
     # --- for those who speak ----------------------------------------------------------------------
     async def turn(self, num_bytes: int) -> int:
-        """Wait until bulk may go to this peer; how much of it may go now."""
         if self._pacing is None:
             return num_bytes
         with self._pacing.sending(self.remote_peer_id):
@@ -103,7 +102,6 @@ class PeerStream(ABC):
         return granted_bytes
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send all of `data`; waits while the peer does not keep up. Raises StreamLost."""
         with memoryview(data) as whole, whole.cast("B") as view:
             pacing, granted_bytes = self._pacing, min(self._granted_bytes, len(view))
             self._granted_bytes -= granted_bytes
@@ -115,7 +113,6 @@ class PeerStream(ABC):
                 await self._send_all(view)
 
     async def receive_some(self, max_bytes: int = 65536) -> bytes:
-        """At least one byte, or `b""` at the end. Raises StreamLost."""
         if not self._held:
             self._check()
             self._held = await self._receive(max_bytes)
@@ -127,7 +124,6 @@ class PeerStream(ABC):
         return data
 
     async def receive_into(self, buffer: memoryview, arrived: OnBytes | None = None) -> None:
-        """Fill `buffer`; `arrived` is told how much of it is there. Raises StreamLost."""
         with buffer.cast("B") as view:
             filled = held_bytes = min(len(self._held), len(view))
             view[:filled] = self._held[:filled]
@@ -204,7 +200,6 @@ class Readers:
 
     @property
     def taken(self) -> int:
-        """Places that are held."""
         return self._places.taken
 
     async def serve(
@@ -270,12 +265,10 @@ class BaseNetwork:
         self.streams: dict[PeerStream, None] = {}
 
     def statistics(self) -> NetworkStatistics:
-        """What was carried until now."""
         sent, received = dict(self.carried.sent_bytes), dict(self.carried.received_bytes)
         return replace(self.carried, sent_bytes=sent, received_bytes=received)
 
     def announce(self, addresses: Sequence[Address]) -> None:
-        """Tell others these addresses too, in place of those announced before."""
         self._announced = tuple(addresses)
 
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
@@ -286,7 +279,6 @@ class BaseNetwork:
         await trio.lowlevel.checkpoint()
 
     def admit_by(self, judge: Judge) -> None:
-        """Serve only whom this one lets pass, from now on."""
         self._judge = judge
 
     def has_room(self, protocol: str, peer_id: PeerId, address: Address) -> bool:

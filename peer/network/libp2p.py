@@ -130,7 +130,6 @@ class Libp2pStream(PeerStream):
         self._connection.socket.close()
 
     async def aclose(self) -> None:
-        """Close the stream; what was sent still arrives. Does nothing the second time."""
         try:
             if self._note_closed() and self._lingers and self._sent_last and not self._lost:
                 await self._linger()
@@ -243,7 +242,6 @@ class Libp2pNetwork(BaseNetwork):
         return self.generation
 
     def announce(self, addresses: Sequence[Address]) -> None:
-        """Tell others these addresses too, in place of those announced before."""
         super().announce(addresses)
         self._note_addresses()
 
@@ -253,11 +251,6 @@ class Libp2pNetwork(BaseNetwork):
         return await read_peer_id(host, int(port))
 
     async def connect(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
-        """Remember `addresses` for `peer_id`, and connect.
-
-        Raises:
-            StreamLost: names the step that failed: resolve, dial, handshake or protocol.
-        """
         peer = peer_id_to_bytes(peer_id)
         self._book.remember(peer_id, addresses)
         async with self._requests:
@@ -265,11 +258,6 @@ class Libp2pNetwork(BaseNetwork):
             await self._dial(client, peer_id, peer)
 
     async def open_stream(self, peer_id: PeerId, protocol: str) -> Libp2pStream:
-        """Open a stream, dialling the peer again if need be.
-
-        Raises:
-            StreamLost: the peer is unreachable or does not speak `protocol`.
-        """
         peer = peer_id_to_bytes(peer_id)
         async with self._requests:
             client = await self._wait_up(peer_id)

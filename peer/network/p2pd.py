@@ -129,7 +129,6 @@ class P2pdConfig:
         return list(self.announce) or own_addresses(self.listening) or here
 
     def arguments(self) -> list[str]:
-        """The command line."""
         arguments = [
             str(self.binary or bundled_binary()),
             f"-listen=/unix{self.control_path}",
@@ -221,7 +220,6 @@ class P2pdProcess:
 
     @property
     def pid(self) -> int:
-        """The process id of p2pd."""
         return self._process.pid
 
     @property

@@ -70,7 +70,6 @@ class CircuitStatus(IntEnum):
     PERMISSION_DENIED = 202
     CONNECTION_FAILED = 203
     NO_RESERVATION = 204
-    MALFORMED_MESSAGE = 400
 
 
 def hop_answer(status: CircuitStatus, expires_s: int | None = None) -> bytes:
@@ -182,11 +181,9 @@ class Relay:
 
     @property
     def circuits(self) -> int:
-        """Circuits that there are now."""
         return self._circuits.taken
 
     async def start(self) -> None:
-        """Serve from now on."""
         await self._network.serve(HOP, self._serve)
 
     async def _serve(self, stream: Stream) -> None:

@@ -59,12 +59,6 @@ class LinkModel:
     bandwidth_bytes_per_s: float = 12.5e6
     loss: float = 0.0
 
-    def __post_init__(self) -> None:
-        if min(self.latency_s, self.jitter_s) < 0 or self.bandwidth_bytes_per_s <= 0:
-            raise ValueError(f"not a link: {self}")
-        if not 0 <= self.loss < 1:
-            raise ValueError(f"loss must be in [0, 1): {self}")
-
 
 class SimulatedLink:
     """The state of one direction between two peers."""
@@ -212,6 +206,7 @@ class _Pipe:
 
     def leave(self) -> None:
         """The reader is gone; the writer hears of it one latency later."""
+        self._link.watchers.pop(self, None)
         self._reader_gone_s = min(self._reader_gone_s, trio.current_time() + self._credit_delay_s)
         self.announce()
 
@@ -240,10 +235,6 @@ class _Pipe:
         if self._ends_s > cut_since_s:
             self._ends_s = max(self._ends_s, earliest_s)
         self.announce()
-
-    def forget_link(self) -> None:
-        """Stop watching the link: nothing waits here any more."""
-        self._link.watchers.pop(self, None)
 
     def announce(self) -> None:
         """Let writer and reader look again."""
@@ -309,19 +300,16 @@ class SimulatedStream(PeerStream):
         self._part(abruptly=True)
 
     def close(self) -> None:
-        """Close the stream, at once."""
         if self._note_closed():
             self._part(abruptly=self._lost is not None)
 
     async def aclose(self) -> None:
-        """Close the stream; what was sent still arrives. Does nothing the second time."""
         self.close()
         await trio.lowlevel.checkpoint()
 
     def _part(self, *, abruptly: bool) -> None:
         self._outgoing.end(abruptly=abruptly)
         self._incoming.leave()
-        self._incoming.forget_link()
 
 
 def open_pair(
@@ -421,7 +409,6 @@ class SimulatedInternet:
         return self._links[key]
 
     def find(self, peer_id: PeerId) -> "SimulatedNetwork | None":
-        """The network of a peer that is online."""
         return self._networks.get(peer_id)
 
     def answering_at(self, address: Address) -> PeerId | None:
@@ -462,16 +449,10 @@ class SimulatedNetwork(BaseNetwork):
 
     @property
     def addresses(self) -> Sequence[Address]:
-        """Full multiaddrs with /p2p/."""
         everywhere = (self._address, *self._announced)
         return tuple(multiaddr.with_peer_id(address, self.peer_id) for address in everywhere)
 
     async def probe(self, address: Address) -> PeerId:
-        """The peer that answers at an address.
-
-        Raises:
-            StreamLost: nobody does.
-        """
         answering = self._internet.answering_at(multiaddr.split_peer_id(address)[0])
         if answering is None:
             raise StreamLost(f"dial: cannot connect to {address}: connection refused")
@@ -489,12 +470,6 @@ class SimulatedNetwork(BaseNetwork):
             await trio.sleep_forever()
 
     async def connect(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
-        """Remember `addresses` for `peer_id`, and connect.
-
-        Raises:
-            StreamLost: names the step that failed.
-            InvalidAddress: one of the addresses is none.
-        """
         peer_id_to_bytes(peer_id)
         bare = tuple(multiaddr.split_peer_id(address)[0] for address in addresses)
         for address in bare:
@@ -504,11 +479,6 @@ class SimulatedNetwork(BaseNetwork):
         await self._reach(peer_id)
 
     async def open_stream(self, peer_id: PeerId, protocol: str) -> SimulatedStream:
-        """Open a stream.
-
-        Raises:
-            StreamLost: the peer is unreachable or does not speak `protocol`.
-        """
         peer_id_to_bytes(peer_id)
         remote = await self._reach(peer_id)
         if protocol not in remote._handlers:
@@ -523,7 +493,6 @@ class SimulatedNetwork(BaseNetwork):
         return ours
 
     def is_at(self, address: Address) -> bool:
-        """Whether this machine has that address."""
         return self._address == address
 
     def die(self) -> None:

@@ -136,11 +136,9 @@ class SimulatedDirectory:
         self.online = True
 
     def swarm_time_s(self) -> float:
-        """Unix time as the swarm sees it, if the offset is right."""
         return self._world.true_time_s() + self.clock_skew_s + self._offset_s
 
     def correct_clock(self, offset_s: float) -> None:
-        """Set what `swarm_time_s` adds to the wall clock."""
         self._offset_s = offset_s
 
     async def store(self, key: bytes, subkey: str, value: bytes, expires_s: float) -> None:
@@ -152,7 +150,6 @@ class SimulatedDirectory:
             self.refused += 1
 
     async def get(self, key: bytes) -> Mapping[str, bytes]:
-        """Live records that this peer can see, by peer id."""
         if not await self._reach_table():
             return {}
         return self._world.find(key, self._peer_id, self.swarm_time_s())

@@ -4,7 +4,7 @@ An address is a chain of parts, each a protocol name with or without a value:
 `/ip4/203.0.113.5/tcp/4001/p2p/12D3KooW...`. In bytes each part is the protocol's code (uvarint),
 then its value: of fixed length for numbers, with a uvarint length before it for names and peer ids
 (multiformats/multiaddr, protocols.csv). Only what loco-peer uses is understood; other parts are
-refused by name, never skipped.
+refused by name, never skipped. What is no address raises `InvalidAddress`, in every function here.
 
 A directory record holds the binary form, in as few bytes as it needs: only what a peer can be
 dialled at, in canonical form, and short. A longer one, or one that could be written otherwise, is
@@ -110,11 +110,7 @@ HOST_PROTOCOLS: Final = ("ip4", "ip6", "dns", "dns4", "dns6")
 
 
 def parse(address: Address) -> list[tuple[str, str]]:
-    """The parts of an address: (protocol name, value), the value empty where there is none.
-
-    Raises:
-        InvalidAddress
-    """
+    """The parts of an address: (protocol name, value), the value empty where there is none."""
     if not address.startswith("/"):
         raise InvalidAddress(
             f"{address!r} is not a multiaddr: it must begin with '/', as in "
@@ -138,11 +134,7 @@ def parse(address: Address) -> list[tuple[str, str]]:
 
 
 def to_bytes(address: Address) -> bytes:
-    """The binary form of an address.
-
-    Raises:
-        InvalidAddress
-    """
+    """The binary form of an address."""
     encoded = b"".join(_part_to_bytes(address, name, value) for name, value in parse(address))
     if len(encoded) > MAX_MULTIADDR_BYTES:
         raise InvalidAddress(f"{address[:80]!r}... is longer than {MAX_MULTIADDR_BYTES} bytes")
@@ -160,11 +152,7 @@ def _part_to_bytes(address: Address, name: str, value: str) -> bytes:
 
 
 def from_bytes(data: bytes) -> Address:
-    """The text of a binary address.
-
-    Raises:
-        InvalidAddress
-    """
+    """The text of a binary address."""
     if not data or len(data) > MAX_MULTIADDR_BYTES:
         raise InvalidAddress(
             f"an address of {len(data)} bytes; 1 to {MAX_MULTIADDR_BYTES} are allowed"
@@ -197,11 +185,7 @@ def _part_from_bytes(data: bytes, offset: int) -> tuple[str, int]:
 
 
 def normalise(address: Address) -> Address:
-    """The one canonical text of an address.
-
-    Raises:
-        InvalidAddress
-    """
+    """The one canonical text of an address."""
     return from_bytes(to_bytes(address))
 
 
@@ -219,11 +203,7 @@ def _is_readable(address: str) -> bool:
 
 
 def split_peer_id(address: Address) -> tuple[Address, PeerId | None]:
-    """An address without its last `/p2p/` part, and the peer id in that part.
-
-    Raises:
-        InvalidAddress
-    """
+    """An address without its last `/p2p/` part, and the peer id in that part."""
     parts = parse(address)
     if parts[-1][0] != "p2p":
         return address, None

@@ -11,7 +11,8 @@ A peer id is a multihash of the key's protobuf form. Ed25519 keys are short enou
     ..        the public key
 
 The text form is the base58 of those 38 bytes (`12D3KooW...`). Ids of other key types carry only a
-hash of their key; they are refused, since records signed by them could not be verified.
+hash of their key; they are refused, since records signed by them could not be verified: what is not
+a peer id of an Ed25519 key raises `RemoteProtocolError`.
 """
 
 from typing import Final
@@ -40,31 +41,19 @@ def peer_id_from_public_key(public_key: bytes) -> str:
 
 
 def public_key_from_peer_id(peer_id: str) -> bytes:
-    """The Ed25519 public key (32 bytes) inside a peer id.
-
-    Raises:
-        RemoteProtocolError: not a peer id, or one of another key type.
-    """
+    """The Ed25519 public key (32 bytes) inside a peer id."""
     return peer_id_to_bytes(peer_id)[len(_PREFIX) :]
 
 
 def peer_id_to_bytes(peer_id: str) -> bytes:
-    """The binary form (38 bytes) of a peer id's text.
-
-    Raises:
-        RemoteProtocolError: not a peer id, or one of another key type.
-    """
+    """The binary form (38 bytes) of a peer id's text."""
     data = _base58_decode(peer_id)
     _check(data, repr(peer_id))
     return data
 
 
 def peer_id_from_bytes(data: bytes) -> str:
-    """The text of a binary peer id.
-
-    Raises:
-        RemoteProtocolError: not a peer id, or one of another key type.
-    """
+    """The text of a binary peer id."""
     _check(data, data.hex() or "nothing")
     return _base58_encode(data)
 

@@ -135,12 +135,7 @@ class Budget:
 
     @property
     def taken(self) -> int:
-        """Places that are held."""
         return self._by_peer.total()
-
-    def held_by(self, peer_id: str) -> int:
-        """Places that one peer holds."""
-        return self._by_peer[peer_id]
 
     def has_room(self, peer_id: str, address: str = "") -> bool:
         """Whether this peer, which comes from this address, may have one more."""

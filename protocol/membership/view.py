@@ -226,7 +226,6 @@ class Roster:
         return True
 
     def forget(self, peer_id: str) -> None:
-        """Drop everything known about a peer."""
         self._members.pop(peer_id, None)
 
     def expire(self, now_s: float) -> tuple[str, ...]:
@@ -270,7 +269,6 @@ class Roster:
         return len(self._members) < self._max_members
 
     def get(self, peer_id: str) -> Member | None:
-        """What is known about one peer."""
         return self._members.get(peer_id)
 
     def _lives(self, member: Member, now_s: float) -> bool:
@@ -309,15 +307,17 @@ def relayed_last(members: tuple[Member, ...]) -> tuple[Member, ...]:
     return tuple(member for member in members if not member.relayed) or members
 
 
-def is_heeded(member: Member, now_s: float) -> bool:
-    """Whether this peer has beaten for long enough."""
-    return member.beats >= BEATS and now_s - member.first_beat_s >= HEEDED_AFTER_S
-
-
 def heeded(members: Iterable[Member], now_s: float) -> tuple[Member, ...]:
     """Those whose numbers count; all, where none has beaten for long enough."""
     everybody = tuple(members)
-    return tuple(member for member in everybody if is_heeded(member, now_s)) or everybody
+    return (
+        tuple(
+            member
+            for member in everybody
+            if member.beats >= BEATS and now_s - member.first_beat_s >= HEEDED_AFTER_S
+        )
+        or everybody
+    )
 
 
 class View:
@@ -333,15 +333,12 @@ class View:
         self.group = group
 
     def alive(self, now_s: float) -> tuple[Member, ...]:
-        """Everybody of the group who is alive now, by peer id."""
         return self._ours(self._roster.alive(now_s))
 
     def members(self) -> tuple[Member, ...]:
-        """Everybody of the group, alive or not, by peer id."""
         return self._ours(self._roster.members())
 
     def members_training(self, now_s: float) -> tuple[Member, ...]:
-        """Those of them that train, by peer id."""
         return self._ours(self._roster.members_training(now_s))
 
     def is_linked(self, peer_id: str, now_s: float) -> bool:

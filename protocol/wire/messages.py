@@ -126,7 +126,6 @@ class Hello(Message, frozen=True, tag="hello"):
     pass_shown: Annotated[bytes, Meta(max_length=MAX_STATEMENT_BYTES)] = b""
 
     def __post_init__(self) -> None:
-        """Raises ValueError."""
         check_printable("software", self.software)
 
 
@@ -138,7 +137,6 @@ class Refusal(Message, frozen=True, tag="refusal"):
     round: Count | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError."""
         check_printable("sentence", self.sentence)
 
 
@@ -408,7 +406,6 @@ class Seen(Message, frozen=True, tag="seen"):
     reached: TriedAddresses = ()
 
     def __post_init__(self) -> None:
-        """Raises ValueError."""
         check_printable("observed", self.observed)
 
 

@@ -285,9 +285,3 @@ def test_the_same_seed_makes_the_same_trace(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(first) == 12
     assert seeded(3) == first
     assert seeded(4) != first
-
-
-@pytest.mark.parametrize("model", [(-1.0,), (0.0, -1.0), (0.0, 0.0, 0.0), (0.0, 0.0, 1.0, 1.0)])
-def test_impossible_links_are_refused(model: tuple[float, ...]) -> None:
-    with pytest.raises(ValueError, match="link|loss"):
-        LinkModel(*model)
