@@ -23,7 +23,7 @@ from typing import Any, Final, Self, TypedDict, TypeVar, Unpack, cast, overload
 
 import trio
 
-from peer.ports import Stream
+from peer.ports import OnBytes, Stream
 from protocol.errors import LocalProtocolError, Refused, RemoteProtocolError, StreamLost
 from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES, SEND_STALL_S
 from protocol.outcomes import RefusalReason
@@ -40,8 +40,6 @@ C = TypeVar("C", bound=Message)
 Payload = bytes | bytearray | memoryview
 Place = Callable[[Any, int], memoryview]
 """Where the payload of this message, so many bytes, goes. May raise RemoteProtocolError."""
-OnProgress = Callable[[int], None]
-"""Called with the number of payload bytes so far, as they arrive."""
 
 
 class StreamStalled(StreamLost):
@@ -56,6 +54,7 @@ class ReceiveOptions(TypedDict, total=False):
         returned. place: names that place once the message is known. max_payload_bytes: longest
         payload accepted without `into`, if not that of control messages. timeout_s: longest wait
         for the message itself. stall_s: longest wait for the next READ_BYTES of its payload.
+        on_progress: told how much of the payload is here, as it comes.
     """
 
     into: memoryview | None
@@ -63,7 +62,7 @@ class ReceiveOptions(TypedDict, total=False):
     max_payload_bytes: int
     timeout_s: float
     stall_s: float
-    on_progress: OnProgress
+    on_progress: OnBytes
 
 
 class Conversation:
@@ -282,7 +281,7 @@ class Conversation:
         return StreamStalled(f"{self.remote_peer_id} {what} for {seconds:g} s")
 
 
-def _tell_further(on_progress: OnProgress, done_bytes: int, came_bytes: int) -> None:
+def _tell_further(on_progress: OnBytes, done_bytes: int, came_bytes: int) -> None:
     on_progress(done_bytes + came_bytes)
 
 

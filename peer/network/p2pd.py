@@ -102,7 +102,6 @@ class P2pdConfig:
         route_by_dht: let p2pd find the addresses of peers it was never told of through its own
             routing table.
         quic: listen on the same ports of UDP too.
-        binary: None takes the one in the hivemind wheel.
     """
 
     identity_path: Path
@@ -111,7 +110,6 @@ class P2pdConfig:
     announce: tuple[Address, ...] = ()
     route_by_dht: bool = True
     quic: bool = False
-    binary: Path | None = None
 
     @property
     def listening(self) -> list[Address]:
@@ -130,7 +128,7 @@ class P2pdConfig:
 
     def arguments(self) -> list[str]:
         arguments = [
-            str(self.binary or bundled_binary()),
+            str(bundled_binary()),
             f"-listen=/unix{self.control_path}",
             f"-id={self.identity_path}",
             f"-hostAddrs={','.join(self.listening)}",

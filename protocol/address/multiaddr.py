@@ -6,9 +6,8 @@ then its value: of fixed length for numbers, with a uvarint length before it for
 (multiformats/multiaddr, protocols.csv). Only what loco-peer uses is understood; other parts are
 refused by name, never skipped. What is no address raises `InvalidAddress`, in every function here.
 
-A directory record holds the binary form, in as few bytes as it needs: only what a peer can be
-dialled at, in canonical form, and short. A longer one, or one that could be written otherwise, is
-refused.
+A directory record holds the binary form: only what a peer can be dialled at, in canonical form. One
+that could be written otherwise is refused; the record bounds its length.
 """
 
 import ipaddress
@@ -26,7 +25,6 @@ Address = str
 PeerId = str
 
 MAX_MULTIADDR_BYTES: Final = 512
-MAX_NAME_BYTES: Final = 253
 MAX_UNIX_PATH_BYTES: Final = 107
 MAX_PORT: Final = 65535
 _LABEL: Final = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
@@ -59,7 +57,7 @@ def _port_to_bytes(text: str) -> bytes:
 
 
 def _name_to_bytes(text: str) -> bytes:
-    if len(text) > MAX_NAME_BYTES or not _HOST_NAME.fullmatch(text):
+    if not _HOST_NAME.fullmatch(text):
         raise InvalidAddress(f"{text!r} is not a host name")
     return text.encode("ascii")
 
@@ -232,8 +230,7 @@ def join_parts(parts: Iterable[tuple[str, str]]) -> Address:
     )
 
 
-# --- in as few bytes as a directory record needs --------------------------------------------------
-MAX_COMPACT_ADDRESS_BYTES: Final = 120
+# --- for directory records ------------------------------------------------------------------------
 
 
 def address_to_bytes(address: str) -> bytes:
@@ -246,8 +243,6 @@ def address_to_bytes(address: str) -> bytes:
     text = from_bytes(data)
     if text != address:
         raise InvalidAddress(f"{address!r} is not in canonical form: {text}")
-    if len(data) > MAX_COMPACT_ADDRESS_BYTES:
-        raise InvalidAddress(f"{address!r} needs more than {MAX_COMPACT_ADDRESS_BYTES} bytes")
     if any(name == "unix" for name, _ in parse(text)):
         raise InvalidAddress(f"{address!r} is an address of one machine alone")
     return data
