@@ -103,7 +103,7 @@ STRIPE_FROM_BYTES: Final = 8 * 1024 * 1024
 MAX_STRIPES: Final = 24
 """Further streams over which one exchange moves a long contribution."""
 PIECE_BYTES: Final = 1 << 20
-"""What a stripe carries at a time; the last piece may be shorter."""
+"""Bytes that a stripe carries at a time; the last piece may be shorter."""
 
 # --- fragments ------------------------------------------------------------------------------------
 MAX_CHUNKS_PER_FRAGMENT: Final = 64
@@ -114,7 +114,7 @@ MAX_FRAGMENTS_FREE: Final = 64
 MAX_CONTRIBUTORS: Final = 256
 """Peers in one average of a fragment: more than the links that a peer holds."""
 MAX_CONTRIBUTION_WEIGHT: Final = 1
-"""What one peer counts in an average of a fragment, at most: as much as any other."""
+"""Weight of one peer in an average of a fragment, at most: as much as any other."""
 MIN_CHUNK_VALUES: Final = 8192
 """Below this size a chunk's messages would weigh more than 1% of its codes."""
 MAX_EVIDENCE_BYTES: Final = MAX_CONTROL_PAYLOAD_BYTES
@@ -134,7 +134,7 @@ MAX_ITERATION: Final = 1 << 53
 MAX_STAGES: Final = 64
 """Parts of a model, each on machines of its own; a path visits each at most once."""
 MAX_LINK_VECTOR_BYTES: Final = 16 * 1024
-"""What one peer says of its links, signature included."""
+"""Longest link vector of a peer, signature included."""
 MAX_SNAPSHOT_BYTES: Final = MAX_CONTROL_PAYLOAD_BYTES
 """The vectors of all peers of a pipeline, from which paths are planned."""
 
@@ -155,7 +155,7 @@ MAX_PARAMETERS: Final = MAX_CONTROL_PAYLOAD_BYTES // 32 * STATE_CHUNK_BYTES // 8
 MIN_FETCH_BYTES_PER_S: Final = 16 * 1024
 """A source that sends less is left for another one."""
 MAX_TRANSFER_S: Final = 24 * 3600.0
-"""What is so large that it would take longer at that rate has to come faster."""
+"""Content that would take longer at that rate has to come faster."""
 MAX_SPEC_BYTES: Final = 256 * 1024
 MAX_BLOB_BYTES: Final = 64 * 1024 * 1024
 """Largest blob (tokenizer, manifest of a corpus, what is held out of it) served by a peer."""

@@ -1,4 +1,4 @@
-"""What every network is: its streams, the gate for those from outside, and what runs behind it.
+"""The base of every network: its streams, the gate for those from outside, and what runs behind it.
 
 A stream's bytes are moved by a network's own class (libp2p.py, simulated.py). Alike in both:
 
@@ -241,7 +241,7 @@ TellBug = Callable[[PeerId, str, BaseException], None]
 
 
 class BaseNetwork:
-    """What is the same in every network: the protocols that it serves, its gate, and its counts.
+    """The base of every network: the protocols that it serves, its gate, and its counts.
 
     Attributes:
         tellers: are told of bugs; without one they end everything.

@@ -413,7 +413,7 @@ class Libp2pNetwork(BaseNetwork):
         self._note_addresses()
 
     def _note_addresses(self) -> None:
-        """Where we can be reached now; the last address is the one that works on this machine."""
+        """Note our addresses of now; the last one is that which works on this machine."""
         local = [local_form(address) for address in self._config.listen]
         told = [*self._announced, *self._config.announced(), *local]
         best = best_first(filter(is_usable, told), self._config.announce)

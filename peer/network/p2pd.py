@@ -113,11 +113,11 @@ class P2pdConfig:
 
     @property
     def listening(self) -> list[Address]:
-        """Where p2pd listens, on TCP and on UDP."""
+        """The addresses that p2pd listens on, of TCP and of UDP."""
         return [*self.listen, *(map(over_quic, self.listen) if self.quic else ())]
 
     def announced(self) -> list[Address]:
-        """Where others can reach us as far as this machine knows, at this moment.
+        """The addresses at which others can reach us, as far as this machine knows at this moment.
 
         Nothing where p2pd chooses the port itself; it tells others what it knows, then.
         """
@@ -405,7 +405,7 @@ def request(kind: RequestType, *body: Field) -> bytes:
 
 
 def parse_response(data: bytes) -> Fields:
-    """What p2pd answers.
+    """The fields of p2pd's answer.
 
     Raises:
         P2pdRefused: it could not do it; says why.

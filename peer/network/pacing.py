@@ -56,7 +56,7 @@ PIECE_S: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class BandwidthLimits:
-    """What the network interface shall carry, in megabits per second; None for no limit."""
+    """Limits of the network interface, in megabits per second; None for no limit."""
 
     max_upload_mbps: float | None = None
     max_download_mbps: float | None = None
@@ -275,7 +275,7 @@ class Pacing:
 
     # --- what links say to each other -------------------------------------------------------------
     def received_bytes(self, peer_id: PeerId) -> int:
-        """What came from a peer so far."""
+        """Bytes that came from a peer so far."""
         return self._path(peer_id).received_bytes
 
     def last_byte_s(self, peer_id: PeerId) -> float:
@@ -284,7 +284,7 @@ class Pacing:
 
     @property
     def may_send_bytes_per_s(self) -> float | None:
-        """What each of the others may send us; None for no limit."""
+        """The rate at which each of the others may send to us; None for no limit."""
         if not self._down.is_bound:
             return None
         return self._down.bytes_per_s / WIRE_FACTOR / max(1, self.senders())

@@ -54,7 +54,7 @@ CIRCUIT_IDLE_S: Final = 120.0
 
 # --- messages -------------------------------------------------------------------------------------
 class HopKind(IntEnum):
-    """What is said to a relay, and by one."""
+    """Kinds of messages to a relay, and from one."""
 
     RESERVE = 0
     CONNECT = 1

@@ -577,7 +577,7 @@ class SimulatedDhtWorld:
         return True
 
     def find(self, key: bytes, reader: str, now_s: float) -> dict[str, bytes]:
-        """What this reader sees under a key at its own idea of the time."""
+        """The records that this reader sees under a key at its own idea of the time."""
         root = self._root(reader)
         return {
             subkey: entry.value

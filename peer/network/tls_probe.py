@@ -48,7 +48,7 @@ _TLS: Final = "/tls/1.0.0"
 _EXTENSION: Final = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")
 _SIGNED_PREFIX: Final = b"libp2p-tls-handshake:"
 _SIGNED_KEY: Final = bytes.fromhex("30680424") + KEY_PROTOBUF_PREFIX, bytes.fromhex("0440")
-"""What stands in the extension before an Ed25519 key (32 bytes), and before its signature (64): DER
+"""The bytes of the extension before an Ed25519 key (32 bytes), and before its signature (64): DER
 writes SEQUENCE { OCTET STRING, OCTET STRING } of these lengths in this way alone."""
 
 
@@ -83,7 +83,7 @@ async def read_peer_id(host: str, port: int) -> PeerId:
 
 @contextmanager
 def _step(sentence: str) -> Iterator[None]:
-    """What goes wrong in the block, or takes too long, is told after this sentence."""
+    """Raise StreamLost, with this sentence and the cause, for what fails or takes too long."""
     try:
         with trio.fail_after(ANSWER_S):
             yield

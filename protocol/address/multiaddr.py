@@ -29,7 +29,7 @@ MAX_UNIX_PATH_BYTES: Final = 107
 MAX_PORT: Final = 65535
 _LABEL: Final = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST_NAME: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?")
-"""What resolvers can be asked for: labels of 1 to 63 characters (RFC 1035)."""
+"""Names that resolvers can be asked for: labels of 1 to 63 characters (RFC 1035)."""
 
 
 class InvalidAddress(LocoError):

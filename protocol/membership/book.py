@@ -71,7 +71,7 @@ REDIAL_MAX_S: Final = 30.0
 
 
 class Fault(StrEnum):
-    """What is held against a peer."""
+    """A kind of fault of a peer."""
 
     BROKEN_RULE = "broken_rule"
     """It sent what the protocol does not allow."""
@@ -261,7 +261,7 @@ class BackOff:
 # --- the book -------------------------------------------------------------------------------------
 @dataclass(slots=True)
 class _Record:
-    """What stands of one peer.
+    """The record of one peer.
 
     Attributes:
         score: of faults, as it was at `of_s`.
@@ -297,7 +297,7 @@ class PeerBook:
 
     # --- conduct ----------------------------------------------------------------------------------
     def score(self, now_s: float, peer_id: str) -> float:
-        """What is held against a peer now."""
+        """The score of a peer's faults now."""
         record = self._records.get(peer_id)
         return 0.0 if record is None else record.score_at(now_s)
 

@@ -58,7 +58,7 @@ class ClockOffsetEstimator:
             self._samples.popitem(last=False)
 
     def estimate(self) -> float | None:
-        """What to add to our wall clock to have the swarm's time; None before the first sample."""
+        """The offset from our wall clock to the swarm's time; None before the first sample."""
         best = [
             min(kept, key=lambda sample: sample.round_trip_s) for kept in self._samples.values()
         ]

@@ -57,7 +57,7 @@ Verify = Callable[[str, bytes, bytes], bool]
 
 @dataclass(frozen=True, slots=True)
 class PeerRecord:
-    """What a peer says of itself in the directory.
+    """A peer's record of itself in the directory.
 
     Attributes:
         incarnation: grows with each start of the same identity.
@@ -72,7 +72,7 @@ class PeerRecord:
 
 
 class _Body(Struct, array_like=True, frozen=True):
-    """What is signed, but for who and where; not one that cannot be written so again."""
+    """The signed part of a record, without its peer and place."""
 
     version: Literal[1]
     incarnation: Annotated[int, Meta(ge=0, le=MAX_COUNT)]
@@ -99,7 +99,7 @@ def record_key(name: str, peer_id: str) -> bytes:
 
 
 def place_of(key: bytes) -> bytes:
-    """Where the hash table keeps a key (20 bytes)."""
+    """The place (20 bytes) at which the hash table keeps a key."""
     return hashlib.sha1(key, usedforsecurity=False).digest()
 
 

@@ -62,7 +62,7 @@ HEEDED_AFTER_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a peer last said of its work.
+    """A peer's work, as it last told of it.
 
     Attributes:
         state: `starting`, `training`, ... as in `status`.
@@ -321,7 +321,7 @@ def heeded(members: Iterable[Member], now_s: float) -> tuple[Member, ...]:
 
 
 class View:
-    """What a roster shows of one group. It holds nothing of its own.
+    """The members of one group in a roster. It holds nothing of its own.
 
     Args:
         roster: of the run.

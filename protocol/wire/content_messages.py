@@ -1,4 +1,4 @@
-"""What a peer asks of another's content, on `/loco/content/2`; the codec stands in messages.py.
+"""Messages that ask for content, on `/loco/content/2`; the codec stands in messages.py.
 
 Content is named by digests. The run spec and blobs are whole. A state and a corpus are cut into
 parts, under one name each: of a state, that of the list of its parts' digests; of a corpus, that of
@@ -63,7 +63,7 @@ class GetState(Message, frozen=True, tag="get_state"):
 
 
 class StateScalars(Message, frozen=True, tag="state"):
-    """Where a state stands in the run; as an answer, the 32-byte digests of its parts follow.
+    """The place of a state in the run; as an answer, the 32-byte digests of its parts follow.
 
     Attributes:
         group: digest of the one whose state it is; it covers the run

@@ -1,4 +1,4 @@
-"""What a message is, and what its fields may hold.
+"""The base of all messages, and the types of their fields.
 
 A message is an immutable struct of msgspec, and the types of its fields are the rules that are
 enforced: bounds stand in the annotation (`Count = Annotated[int, Meta(ge=0, ...)]`). msgspec takes
@@ -22,7 +22,7 @@ MAX_SENTENCE_CHARS: Final = 1000
 
 
 class Message(Struct, frozen=True, tag_field="t"):
-    """What one peer says to another; its tag is its name on the wire.
+    """A message from one peer to another; its tag is its name on the wire.
 
     Attributes:
         max_payload_bytes: the longest payload that may follow it.

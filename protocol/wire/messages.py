@@ -190,7 +190,7 @@ class Beat(Message, frozen=True, tag="beat"):
 
 
 class PeerEntry(Struct, frozen=True):
-    """Where a third peer is; few addresses, so that a full PeerList always fits one header."""
+    """A third peer's place; few addresses, so that a full PeerList always fits one header."""
 
     peer_id: PeerIdText
     incarnation: Count
@@ -209,7 +209,7 @@ class PeerList(Message, frozen=True, tag="peers"):
 
 
 class Statements(Message, frozen=True, tag="statements"):
-    """What the sender knows of who belongs to the run (protocol/admission/register.py).
+    """The sender's knowledge of who belongs to the run (protocol/admission/register.py).
 
     Attributes:
         secret: of the run, where it has one (admission.py); None where the sender has none.
@@ -248,7 +248,7 @@ class Leaving(Message, frozen=True, tag="leaving"):
 
 
 class SettledOutcome(StrEnum):
-    """What became of an exchange, as one partner tells the other."""
+    """The end of an exchange, as one partner tells it to the other."""
 
     AVERAGED = "averaged"
     SKIPPED = "skipped"
@@ -380,7 +380,7 @@ class SettledReply(Message, frozen=True, tag="settled"):
 
 
 class Whereabouts(Message, frozen=True, tag="whereabouts"):
-    """Where the sender can be reached.
+    """The sender's addresses, and those that it asks to be tried.
 
     Attributes:
         addresses: as in its hello.
@@ -415,7 +415,7 @@ TYPES: Final = {str(kind.__struct_config__.tag): kind for kind in Message.__subc
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Union[*TYPES.values()]).decode
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeError, RecursionError)
-"""What bytes may raise that are no message: wrong values, broken msgpack, too deep."""
+"""Errors of bytes that are no message: wrong values, broken msgpack, too deep."""
 
 
 class _Tag(Struct):

@@ -1,4 +1,4 @@
-"""What peers of a pipeline say to each other on `/loco/stage/3`, and speak of to themselves.
+"""Messages between peers of a pipeline, on `/loco/stage/3`, and the things that they name.
 
 What is meant by them stands in protocol/microbatch, and in protocol/routing for links and
 snapshots; the dialogues and the codec stand in messages.py.
