@@ -35,7 +35,7 @@ from typing import Any, Final
 from bench.gossip.measures import Pair, pair_figures, quantile
 from bench.gossip_report import Event, PeerFigures, Window, peer_figures
 from bench.report import Goal, Report, options
-from peer.network.simulated_stream import LinkModel
+from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedPeer, SwarmOptions, identity_of, open_swarm

@@ -21,8 +21,7 @@ from peer.averaging.gossip.exchange_io import Averaged, OwnVector
 from peer.averaging.gossip.exchanges import Agreement
 from peer.averaging.gossip.gossip import Gossip, GossipServer
 from peer.codec import get_codec
-from peer.network.simulated import SimulatedInternet, SimulatedNetwork
-from peer.network.simulated_stream import LinkModel
+from peer.network.simulated import LinkModel, SimulatedInternet, SimulatedNetwork
 from peer.observe.events import EventLog
 from peer.ports.simulated import SimulatedWork
 from peer.simulation.swarm import identity_of

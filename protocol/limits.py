@@ -7,6 +7,8 @@ What a peer's bytes can reach shall not grow without a bound. One that is passed
 from typing import Final
 
 # --- frames ---------------------------------------------------------------------------------------
+MAX_COUNT: Final = (1 << 63) - 1
+"""Largest whole number in a message or record."""
 MAX_HEADER_BYTES: Final = 64 * 1024
 """Longest msgpack header of a frame."""
 MAX_PAYLOAD_BYTES: Final = 1 << 36
@@ -19,7 +21,7 @@ MAX_INBOUND_STREAMS: Final = 512
 """Streams from outside served at once."""
 MAX_INBOUND_STREAMS_PER_PEER: Final = 32
 MAX_INBOUND_STREAMS_PER_PREFIX: Final = 192
-"""Those of one network: a /24 or /48 of the open internet (protocol/address/prefix.py)."""
+"""Those of one network: a /24 or /48 of the open internet (protocol/membership/book.py)."""
 INBOUND_STREAMS_PER_S: Final = 50.0
 """Streams of one peer that are begun to be served in a second, in the long run; others wait."""
 INBOUND_STREAMS_PER_S_OF_PREFIX: Final = 150.0
@@ -46,9 +48,8 @@ MAX_LINKS_PER_PEER: Final = 2
 MAX_LINKS_PER_PREFIX: Final = 32
 """Links that peers of one network may have opened to us."""
 LINK_MESSAGES_PER_S: Final = 50.0
-"""Messages of one link that are read, in the long run; the rest waits on its line."""
-PEER_LIST_COST: Final = 50.0
-"""What a list of peers takes of that: to read it takes as long as to read so many beats."""
+"""Messages of one link that are read, in the long run; the rest waits on its line. A list of peers
+counts as a second's worth."""
 MAX_DIALS: Final = 32
 """Peers that are being dialled at once."""
 MAX_HEARSAY: Final = 1024
@@ -74,10 +75,6 @@ MAX_CIRCUITS: Final = 128
 """Connections that we relay at once."""
 MAX_CIRCUITS_PER_PEER: Final = 16
 """Those that one peer has opened."""
-CIRCUIT_BYTES: Final = 64 << 30
-"""What one relayed connection may carry before it is cut."""
-CIRCUIT_S: Final = 24 * 3600.0
-"""How long one may last."""
 MAX_DIAL_BACKS: Final = 8
 """Peers whose addresses we try at once."""
 MAX_DIAL_BACK_ADDRESSES: Final = 4
@@ -92,6 +89,8 @@ MAX_STATEMENT_BYTES: Final = 512
 MAX_STATEMENTS_PER_MESSAGE: Final = 64
 MAX_RULINGS: Final = 4096
 MAX_PASSES: Final = 4096
+MAX_EXPIRES_S: Final = 1e11
+"""Latest Unix time of expiry of what is signed."""
 MAX_AMENDMENTS: Final = 64
 RUN_SECRET_BYTES: Final = 16
 
@@ -104,7 +103,7 @@ STRIPE_FROM_BYTES: Final = 8 * 1024 * 1024
 MAX_STRIPES: Final = 24
 """Further streams over which one exchange moves a long contribution."""
 PIECE_BYTES: Final = 1 << 20
-"""What a stripe carries at a time; the last piece may be shorter."""
+"""Bytes that a stripe carries at a time; the last piece may be shorter."""
 
 # --- fragments ------------------------------------------------------------------------------------
 MAX_CHUNKS_PER_FRAGMENT: Final = 64
@@ -115,7 +114,7 @@ MAX_FRAGMENTS_FREE: Final = 64
 MAX_CONTRIBUTORS: Final = 256
 """Peers in one average of a fragment: more than the links that a peer holds."""
 MAX_CONTRIBUTION_WEIGHT: Final = 1
-"""What one peer counts in an average of a fragment, at most: as much as any other."""
+"""Weight of one peer in an average of a fragment, at most: as much as any other."""
 MIN_CHUNK_VALUES: Final = 8192
 """Below this size a chunk's messages would weigh more than 1% of its codes."""
 MAX_EVIDENCE_BYTES: Final = MAX_CONTROL_PAYLOAD_BYTES
@@ -132,10 +131,10 @@ MAX_OPENABLE: Final = 8
 # --- pipelines ------------------------------------------------------------------------------------
 MAX_ITERATION: Final = 1 << 53
 """Largest number of an iteration: far beyond any run, and far from what does not fit a message."""
-MAX_RELAYS_OF_PATH: Final = 63
-"""Peers that a microbatch visits beside its data peer."""
+MAX_STAGES: Final = 64
+"""Parts of a model, each on machines of its own; a path visits each at most once."""
 MAX_LINK_VECTOR_BYTES: Final = 16 * 1024
-"""What one peer says of its links, signature included."""
+"""Longest link vector of a peer, signature included."""
 MAX_SNAPSHOT_BYTES: Final = MAX_CONTROL_PAYLOAD_BYTES
 """The vectors of all peers of a pipeline, from which paths are planned."""
 
@@ -156,7 +155,7 @@ MAX_PARAMETERS: Final = MAX_CONTROL_PAYLOAD_BYTES // 32 * STATE_CHUNK_BYTES // 8
 MIN_FETCH_BYTES_PER_S: Final = 16 * 1024
 """A source that sends less is left for another one."""
 MAX_TRANSFER_S: Final = 24 * 3600.0
-"""What is so large that it would take longer at that rate has to come faster."""
+"""Content that would take longer at that rate has to come faster."""
 MAX_SPEC_BYTES: Final = 256 * 1024
 MAX_BLOB_BYTES: Final = 64 * 1024 * 1024
 """Largest blob (tokenizer, manifest of a corpus, what is held out of it) served by a peer."""
@@ -164,10 +163,6 @@ MAX_BLOB_BYTES: Final = 64 * 1024 * 1024
 # --- pieces of a corpus ---------------------------------------------------------------------------
 MAX_PIECE_BYTES: Final = 16 * 1024 * 1024 + 1024
 """Longest piece; some more than the largest `data.piece_kib`, for the token that a piece shares."""
-
-# --- pipelines ------------------------------------------------------------------------------------
-MAX_STAGES: Final = 64
-"""Parts of a model, each on machines of its own."""
 
 # --- steps ----------------------------------------------------------------------------------------
 EPSILON: Final = 1e-6

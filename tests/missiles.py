@@ -6,12 +6,13 @@ import struct
 from protocol.limits import (
     MAX_CHUNKS_PER_FRAGMENT,
     MAX_CONTRIBUTION_WEIGHT,
+    MAX_COUNT,
     MAX_FRAGMENTS,
     MAX_HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
 )
 from protocol.wire.content_messages import GetParts, GetState, SpecReply
-from protocol.wire.fields import MAX_COUNT, Message
+from protocol.wire.fields import Message
 from protocol.wire.fragment_messages import (
     ChunkResult,
     ChunkStamp,

@@ -52,8 +52,7 @@ from protocol.content.samples import (
 )
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import MAX_ASKED_PER_SOURCE
-from protocol.membership.heeded import heeded
-from protocol.membership.view import View
+from protocol.membership.view import View, heeded
 from protocol.run.amendments import AmendedSpec
 from protocol.schedule.data_plan import start_position
 from protocol.schedule.rounds import lost_lag, middle, oldest_useful

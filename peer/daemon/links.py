@@ -35,7 +35,7 @@ from peer.network.conversation import Conversation, StreamStalled
 from peer.observe.event_names import EventName
 from peer.ports import Address, PeerId, Stream
 from protocol.errors import Declined, LocoError, RemoteProtocolError, StreamLost
-from protocol.limits import ANSWER_S, MAX_PEERS_PER_EXCHANGE, PEER_LIST_COST
+from protocol.limits import ANSWER_S, LINK_MESSAGES_PER_S, MAX_PEERS_PER_EXCHANGE
 from protocol.membership.book import Budget, Fault
 from protocol.membership.view import Progress
 from protocol.wire.messages import (
@@ -310,7 +310,7 @@ class Links:
                     self._roster.beaten(now_s, link.peer_id, link.incarnation, told, link.rtt_s)
                     self.heard.unpark_all()
                 case PeerList():
-                    link.messages += PEER_LIST_COST
+                    link.messages += LINK_MESSAGES_PER_S
                     self.dialler.told(now_s, link.peer_id, message)
                 case Statements():
                     link.messages += len(message.statements)

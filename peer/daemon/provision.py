@@ -56,8 +56,7 @@ from peer.training.process import create_model, trainer_starter
 from peer.training.shared import SharedVector
 from protocol.errors import InvalidRunSpec
 from protocol.membership.group import WHOLE_MODEL, Group
-from protocol.membership.heeded import heeded
-from protocol.membership.view import Roster, View
+from protocol.membership.view import Roster, View, heeded
 from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import DATA_STAGE, Layout, part_of_stage, stage_layouts
 from protocol.run.run_spec import FrozenSection, RunSpec

@@ -23,7 +23,7 @@ from typing import Any, Final, Self, TypedDict, TypeVar, Unpack, cast, overload
 
 import trio
 
-from peer.ports import Stream
+from peer.ports import OnBytes, Stream
 from protocol.errors import LocalProtocolError, Refused, RemoteProtocolError, StreamLost
 from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES, SEND_STALL_S
 from protocol.outcomes import RefusalReason
@@ -40,8 +40,6 @@ C = TypeVar("C", bound=Message)
 Payload = bytes | bytearray | memoryview
 Place = Callable[[Any, int], memoryview]
 """Where the payload of this message, so many bytes, goes. May raise RemoteProtocolError."""
-OnProgress = Callable[[int], None]
-"""Called with the number of payload bytes done so far: after each write, and as bytes arrive."""
 
 
 class StreamStalled(StreamLost):
@@ -54,8 +52,9 @@ class ReceiveOptions(TypedDict, total=False):
     Attributes:
         into: where the payload goes; its size must be the payload's. Without it the payload is
         returned. place: names that place once the message is known. max_payload_bytes: longest
-        payload accepted without `into`; the conversation's if not given. timeout_s: longest wait
+        payload accepted without `into`, if not that of control messages. timeout_s: longest wait
         for the message itself. stall_s: longest wait for the next READ_BYTES of its payload.
+        on_progress: told how much of the payload is here, as it comes.
     """
 
     into: memoryview | None
@@ -63,7 +62,7 @@ class ReceiveOptions(TypedDict, total=False):
     max_payload_bytes: int
     timeout_s: float
     stall_s: float
-    on_progress: OnProgress
+    on_progress: OnBytes
 
 
 class Conversation:
@@ -71,19 +70,15 @@ class Conversation:
 
     Args:
         stream: an open stream to one peer.
-        max_payload_bytes: longest payload accepted where neither a buffer nor a bound is given.
 
     Attributes:
         remote_peer_id: the peer at the other end, as the network has authenticated it.
         bytes_sent, bytes_received: handed to and taken from the stream, framing included.
     """
 
-    def __init__(
-        self, stream: Stream, *, max_payload_bytes: int = MAX_CONTROL_PAYLOAD_BYTES
-    ) -> None:
+    def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self.remote_peer_id: Final = stream.remote_peer_id
-        self._max_payload_bytes = max_payload_bytes
         self._held = memoryview(b"")  # what came with an earlier read, and nobody took yet
         self._send_lock, self._receive_lock = trio.Lock(), trio.Lock()
         self._cut_off_sending = self._cut_off_receiving = False
@@ -96,7 +91,6 @@ class Conversation:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the stream."""
         await self._stream.aclose()
 
     async def send(
@@ -105,7 +99,6 @@ class Conversation:
         payload: Payload | None = None,
         *,
         stall_s: float = SEND_STALL_S,
-        on_progress: OnProgress | None = None,
     ) -> None:
         """Send one message, and its payload behind it.
 
@@ -122,14 +115,12 @@ class Conversation:
                 raise LocalProtocolError("an earlier send on this stream was cut off in mid-frame")
             self._cut_off_sending = True
             await self._write(frame, stall_s)
-            await self._write_payload(view, stall_s, on_progress or _ignore)
+            await self._write_payload(view, stall_s)
             self._cut_off_sending = False
 
-    async def refuse(
-        self, reason: RefusalReason, sentence: str, *, round: int | None = None
-    ) -> None:
+    async def refuse(self, reason: RefusalReason, sentence: str) -> None:
         """Decline, with a sentence for people (made printable and cut to its bound)."""
-        await self.send(Refusal(reason, printable_sentence(sentence), round))
+        await self.send(Refusal(reason, printable_sentence(sentence)))
 
     @overload
     async def receive(
@@ -188,7 +179,7 @@ class Conversation:
         into = options.get("into")
         if into is not None:
             return into.nbytes
-        return options.get("max_payload_bytes", self._max_payload_bytes)
+        return options.get("max_payload_bytes", MAX_CONTROL_PAYLOAD_BYTES)
 
     def _check_expected(
         self,
@@ -271,16 +262,13 @@ class Conversation:
             return bytes(grown)
         raise self._stalled("sent nothing", stall_s)
 
-    async def _write_payload(
-        self, view: memoryview, stall_s: float, on_progress: OnProgress
-    ) -> None:
+    async def _write_payload(self, view: memoryview, stall_s: float) -> None:
         done_bytes = 0
         while done_bytes < len(view):
             # Waiting for our own turn is no stall of theirs.
             granted_bytes = await self._stream.turn(min(WRITE_BYTES, len(view) - done_bytes))
             await self._write(view[done_bytes : done_bytes + granted_bytes], stall_s)
             done_bytes += granted_bytes
-            on_progress(done_bytes)
 
     async def _write(self, data: bytes | memoryview, stall_s: float) -> None:
         with trio.move_on_at(trio.current_time() + stall_s):
@@ -293,7 +281,7 @@ class Conversation:
         return StreamStalled(f"{self.remote_peer_id} {what} for {seconds:g} s")
 
 
-def _tell_further(on_progress: OnProgress, done_bytes: int, came_bytes: int) -> None:
+def _tell_further(on_progress: OnBytes, done_bytes: int, came_bytes: int) -> None:
     on_progress(done_bytes + came_bytes)
 
 

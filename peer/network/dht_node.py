@@ -61,14 +61,11 @@ from protocol.limits import MAX_RECORD_BYTES, MAX_RECORDS_PER_SHARD
 from protocol.membership.records import valid_record_at
 
 WAIT_TIMEOUT_S: Final = 2.0
-NUM_REPLICAS: Final = 5
 PARALLEL_RPC: Final = 32
 MAX_RECORD_LIFETIME_S: Final = 3600.0
 MAX_STORED_KEYS: Final = 4096
 MAX_KEYS_PER_REQUEST: Final = 16
 """Keys that one request may name: 16 full dictionaries stay far below p2pd's 4 MiB."""
-_MAX_WRAPPED_BYTES: Final = MAX_RECORD_BYTES + 8
-"""A record as msgpack binary."""
 
 Call = tuple[Any, ...]
 """The name of a method of `DhtNode`, and its arguments: plain values, and so is what it returns."""
@@ -111,8 +108,8 @@ DaemonConnector.open_persistent_connection = _open_and_note
 
 
 def _unwrap(wrapped: Any) -> bytes | None:
-    if type(wrapped) is not bytes or len(wrapped) > _MAX_WRAPPED_BYTES:
-        return None
+    if type(wrapped) is not bytes or len(wrapped) > 2 * MAX_RECORD_BYTES:
+        return None  # nothing long is unpacked: a record with what msgpack puts around it is short
     try:
         value = msgpack.unpackb(wrapped, raw=False)
     except Exception:  # noqa: BLE001 - whatever msgpack finds wrong, it is not a value
@@ -246,11 +243,16 @@ def _peer_in(address: str) -> Any:
 
 
 class DhtNode:
-    """A node of the table, on a p2pd that the network runs; it belongs to the loop's thread."""
+    """A node of the table, on a p2pd that the network runs.
+
+    It belongs to the thread of its loop; other threads may `submit` calls and `stop` it.
+    """
 
     def __init__(self, p2p: Any, node: Any) -> None:
         self._p2p = p2p
         self._node = node
+        self.loop = asyncio.get_running_loop()
+        self._life = asyncio.ensure_future(self._until_lost())
 
     @classmethod
     async def open(cls, control_address: str) -> Self:
@@ -258,7 +260,6 @@ class DhtNode:
         p2p = await P2P.replicate(Multiaddr(control_address))
         node = await DHTNode.create(
             p2p=p2p,
-            num_replicas=NUM_REPLICAS,
             wait_timeout=WAIT_TIMEOUT_S,
             parallel_rpc=PARALLEL_RPC,
             cache_locally=False,
@@ -292,28 +293,17 @@ class DhtNode:
         await asyncio.gather(*(self._node.protocol.call_ping(peer) for peer in peers))
         await self._node.find_nearest_nodes([self._node.node_id])
 
-    async def until_lost(self) -> None:
-        """Wait until p2pd closes its connection."""
+    async def _until_lost(self) -> None:
         await asyncio.wait([self._p2p._client.control._read_task])
 
-    async def aclose(self) -> None:
-        """Let go of p2pd, which runs on."""
+    async def live(self) -> None:
+        """Wait until p2pd closes its connection, or `stop`; then let go of p2pd."""
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._life
         self._node.is_alive = False
         await self._p2p.shutdown()
 
-
-class RunningNode:
-    """A node in the thread that runs it, as other threads see it.
-
-    Attributes:
-        loop: which runs it.
-    """
-
-    def __init__(self, node: DhtNode, life: asyncio.Future[None]) -> None:
-        self._node = node
-        self._life = life
-        self.loop = asyncio.get_running_loop()
-
+    # --- for other threads ------------------------------------------------------------------------
     def submit(self, call: Call, timeout_s: float, report: Report) -> Callable[[], None]:
         """Make a call in the node's thread, and `report(result, error)` from there.
 
@@ -343,7 +333,7 @@ class RunningNode:
     async def _make(self, call: Call, timeout_s: float) -> Any:
         name, *arguments = call
         async with asyncio.timeout(timeout_s):
-            return await getattr(self._node, name)(*arguments)
+            return await getattr(self, name)(*arguments)
 
     def stop(self) -> None:
         """End the node in good order, as soon as its loop comes to it."""
@@ -355,7 +345,7 @@ def run_node(
     control_address: str,
     clock: Callable[[], float],
     connections: list[socket.socket],
-    on_ready: Callable[[RunningNode], None],
+    on_ready: Callable[[DhtNode], None],
 ) -> None:
     """Be a node until p2pd goes away or we are stopped. The body of the directory's thread.
 
@@ -372,11 +362,8 @@ def run_node(
 
     async def live() -> None:
         node = await DhtNode.open(control_address)
-        life = asyncio.ensure_future(node.until_lost())
-        on_ready(RunningNode(node, life))
-        with contextlib.suppress(asyncio.CancelledError):
-            await life
-        await node.aclose()
+        on_ready(node)
+        await node.live()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.get_loop().set_exception_handler(lambda _loop, _context: None)

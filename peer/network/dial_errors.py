@@ -32,7 +32,7 @@ _STEPS: Final = (
 
 
 BACKOFF: Final = "dial backoff"
-"""What p2pd says of an address that it does not try now, since it has failed a moment ago."""
+"""p2pd's words for an address that it does not try now, since it has failed a moment ago."""
 _MISMATCH: Final = re.compile(r"peer id mismatch: expected (\w+), but remote key matches (\w+)")
 _CAUSE: Final = re.compile(r"\* \[/\w+/([^/\]]+)/\w+/(\d+)[^\]]*\] (.+?)(?= \* \[|$)")
 _VERBS: Final = re.compile(r"^dial \w+ \S+: (connect: )?")
@@ -47,11 +47,11 @@ _CURES: Final = {
     "does not speak libp2p|not over tls": "another program listens there, perhaps the peer's"
     " metrics: give the port of its join line",
 }
-"""What would help, by what the sentence says."""
+"""Remedies, by what the sentence says."""
 
 
 def cure_of(words: str) -> str:
-    """What would help against a failed dial, by its sentence; empty where nothing is known to."""
+    """The remedy for a failed dial, by its sentence; empty where none is known."""
     cures = (cure for pattern, cure in _CURES.items() if re.search(pattern, words.lower()))
     return next(cures, "")
 
@@ -75,15 +75,10 @@ def _p2pds_causes(words: str) -> str:
     return "; ".join(dict.fromkeys(plain)) or words
 
 
-def failed_step(words: str) -> str:
-    """`resolve`, `dial`, `handshake` or `protocol`."""
-    return next((step for step, pattern in _STEPS if pattern.search(words)), "dial")
-
-
 def dial_sentence(peer_id: PeerId, error: BaseException, protocol: str | None = None) -> str:
-    """What happened, for people: the step first, then what p2pd says of each address, in a line."""
+    """One line for people: the step that failed, then what p2pd says of each address."""
     words = re.sub(r"\s+", " ", str(error))
-    step = failed_step(words)
+    step = next((step for step, pattern in _STEPS if pattern.search(words)), "dial")
     if step == "protocol" and protocol is not None:
         return f"protocol: {peer_id} does not speak {protocol}"
     if other := _MISMATCH.search(words):

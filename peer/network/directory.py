@@ -30,14 +30,13 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-import structlog
 import trio
 
 from peer.ports import Address, DirectoryUnrecoverable
 from protocol.errors import StreamLost
 
 if TYPE_CHECKING:
-    from .dht_node import RunningNode
+    from .dht_node import DhtNode
 
 CALL_TIMEOUT_S: Final = 8.0
 HUNG_AFTER_S: Final = 2.0
@@ -51,8 +50,6 @@ MAX_ENTRY_PEERS: Final = 64
 
 _loading = threading.Lock()
 """Held while hivemind is imported: the set of warning filters belongs to the whole process."""
-
-_log = structlog.get_logger("loco.directory")
 
 
 class _Hung(Exception):
@@ -75,7 +72,7 @@ class _NodeThread:
         self._ended = trio.Event()
         self._waiting: set[trio.Event] = set()
         self._error: BaseException | None = None
-        self.node: RunningNode | None = None
+        self.node: DhtNode | None = None
 
     @property
     def attached(self) -> bool:
@@ -164,7 +161,7 @@ class _NodeThread:
         for event in (self._ended, self._started, *self._waiting):
             event.set()
 
-    def _ready(self, node: "RunningNode") -> None:
+    def _ready(self, node: "DhtNode") -> None:
         self.node = node
         self._tell_trio(self._started.set)
 
@@ -191,7 +188,6 @@ class HivemindDirectory:
         self.failures: Counter[str] = Counter()
 
     def swarm_time_s(self) -> float:
-        """Unix time as the swarm sees it."""
         return self._wall_clock() + self._offset_s
 
     def correct_clock(self, offset_s: float) -> None:
@@ -229,7 +225,6 @@ class HivemindDirectory:
 
     @property
     def attached(self) -> bool:
-        """Whether the node runs on a p2pd now."""
         return self._thread is not None and self._thread.attached
 
     async def aclose(self) -> None:
@@ -288,7 +283,6 @@ class HivemindDirectory:
         self._hung_in_a_row += 1
         if self._hung_in_a_row <= MAX_RESTARTS_IN_A_ROW:
             self.restarts += 1
-            _log.warning("directory restarted", why=why, restarts=self.restarts)
 
     async def _attach(self) -> None:
         """A fresh thread, which knows the peers that the last one was told of."""
@@ -301,7 +295,6 @@ class HivemindDirectory:
             await thread.start()
         except _ThreadEnded as error:
             self._why_detached = str(error)
-            _log.warning("directory detached", why=self._why_detached)
             return
         except _Hung:
             self._abandon(thread, "the thread does not start")
@@ -321,7 +314,6 @@ def wall_time_s() -> float:
 @asynccontextmanager
 async def open_hivemind_directory(
     control_address: str,
-    initial_peers: Sequence[Address] = (),
     *,
     wall_clock: Callable[[], float] = wall_time_s,
 ) -> AsyncIterator[HivemindDirectory]:
@@ -329,7 +321,6 @@ async def open_hivemind_directory(
 
     Args:
         control_address: multiaddr text, `/unix/...`.
-        initial_peers: full multiaddrs of nodes to enter by, already connected through the network.
         wall_clock: Unix time of this machine, right or wrong.
 
     Raises:
@@ -338,7 +329,6 @@ async def open_hivemind_directory(
     directory = HivemindDirectory(control_address, wall_clock)
     try:
         await directory.open()
-        await directory.add_peers(initial_peers)
         yield directory
     finally:
         await directory.aclose()

@@ -42,11 +42,9 @@ class Identity:
         self.peer_id: Final[PeerId] = peer_id_from_public_key(self.public_key)
 
     def sign(self, data: bytes) -> bytes:
-        """The signature (64 bytes) over `data`."""
         return self._key.sign(data)
 
     def to_file_bytes(self) -> bytes:
-        """The key in libp2p's marshalled form."""
         return _FILE_PREFIX + self._key.private_bytes_raw() + self.public_key
 
 

@@ -41,7 +41,7 @@ from protocol.membership.book import BackOff
 
 from .conversation import WRITE_BYTES
 from .dial_errors import dial_sentence, unresolved_sentence
-from .handlers import BaseNetwork, print_bug
+from .handlers import BaseNetwork, PeerStream, print_bug
 from .p2pd import (
     P2pdClient,
     P2pdConfig,
@@ -57,7 +57,6 @@ from .p2pd import (
     wait_until_unused,
 )
 from .reachability import best_first, is_usable, local_form, num_relayed, text_of
-from .stream import PeerStream
 from .tls_probe import read_peer_id
 
 # --- streams --------------------------------------------------------------------------------------
@@ -131,7 +130,6 @@ class Libp2pStream(PeerStream):
         self._connection.socket.close()
 
     async def aclose(self) -> None:
-        """Close the stream; what was sent still arrives. Does nothing the second time."""
         try:
             if self._note_closed() and self._lingers and self._sent_last and not self._lost:
                 await self._linger()
@@ -212,7 +210,6 @@ RESTART_MAX_S: Final = 30.0
 HEALTH_CHECK_S: Final = 20.0
 """How often p2pd is asked who it is: finds a hung one, and addresses that it learned since."""
 MAX_CONTROL_REQUESTS: Final = 64
-MAX_OPEN_STREAMS: Final = 1024
 
 
 class Libp2pNetwork(BaseNetwork):
@@ -245,7 +242,6 @@ class Libp2pNetwork(BaseNetwork):
         return self.generation
 
     def announce(self, addresses: Sequence[Address]) -> None:
-        """Tell others these addresses too, in place of those announced before."""
         super().announce(addresses)
         self._note_addresses()
 
@@ -255,11 +251,6 @@ class Libp2pNetwork(BaseNetwork):
         return await read_peer_id(host, int(port))
 
     async def connect(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
-        """Remember `addresses` for `peer_id`, and connect.
-
-        Raises:
-            StreamLost: names the step that failed: resolve, dial, handshake or protocol.
-        """
         peer = peer_id_to_bytes(peer_id)
         self._book.remember(peer_id, addresses)
         async with self._requests:
@@ -267,14 +258,7 @@ class Libp2pNetwork(BaseNetwork):
             await self._dial(client, peer_id, peer)
 
     async def open_stream(self, peer_id: PeerId, protocol: str) -> Libp2pStream:
-        """Open a stream, dialling the peer again if need be.
-
-        Raises:
-            StreamLost: the peer is unreachable or does not speak `protocol`.
-        """
         peer = peer_id_to_bytes(peer_id)
-        if len(self.streams) >= MAX_OPEN_STREAMS:
-            raise StreamLost(f"{len(self.streams)} streams are open, no more are allowed")
         async with self._requests:
             client = await self._wait_up(peer_id)
             may_dial = peer_id in self._book
@@ -429,7 +413,7 @@ class Libp2pNetwork(BaseNetwork):
         self._note_addresses()
 
     def _note_addresses(self) -> None:
-        """Where we can be reached now; the last address is the one that works on this machine."""
+        """Note our addresses of now; the last one is that which works on this machine."""
         local = [local_form(address) for address in self._config.listen]
         told = [*self._announced, *self._config.announced(), *local]
         best = best_first(filter(is_usable, told), self._config.announce)

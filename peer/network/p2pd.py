@@ -71,9 +71,8 @@ from .reachability import FAMILIES, local_form, own_addresses
 
 # --- the process ---------------------------------------------------------------------------------
 
-START_TIMEOUT_S: Final = 20.0
-IDLE_TIMEOUT_S: Final = 15
-"""p2pd gives up when nobody attached for so long."""
+START_TIMEOUT_S: Final = 20
+"""How long p2pd may take to come up, and then waits for somebody to attach before it gives up."""
 STOP_GRACE_S: Final = 2.0
 MAX_KEPT_BYTES: Final = 16 * 1024
 """The newest of its output that is kept."""
@@ -103,7 +102,6 @@ class P2pdConfig:
         route_by_dht: let p2pd find the addresses of peers it was never told of through its own
             routing table.
         quic: listen on the same ports of UDP too.
-        binary: None takes the one in the hivemind wheel.
     """
 
     identity_path: Path
@@ -112,15 +110,14 @@ class P2pdConfig:
     announce: tuple[Address, ...] = ()
     route_by_dht: bool = True
     quic: bool = False
-    binary: Path | None = None
 
     @property
     def listening(self) -> list[Address]:
-        """Where p2pd listens, on TCP and on UDP."""
+        """The addresses that p2pd listens on, of TCP and of UDP."""
         return [*self.listen, *(map(over_quic, self.listen) if self.quic else ())]
 
     def announced(self) -> list[Address]:
-        """Where others can reach us as far as this machine knows, at this moment.
+        """The addresses at which others can reach us, as far as this machine knows at this moment.
 
         Nothing where p2pd chooses the port itself; it tells others what it knows, then.
         """
@@ -130,13 +127,12 @@ class P2pdConfig:
         return list(self.announce) or own_addresses(self.listening) or here
 
     def arguments(self) -> list[str]:
-        """The command line."""
         arguments = [
-            str(self.binary or bundled_binary()),
+            str(bundled_binary()),
             f"-listen=/unix{self.control_path}",
             f"-id={self.identity_path}",
             f"-hostAddrs={','.join(self.listening)}",
-            f"-idleTimeout={IDLE_TIMEOUT_S}s",
+            f"-idleTimeout={START_TIMEOUT_S}s",
             *(f"-announceAddrs={','.join(told)}" for told in [self.announced()] if told),
             *("-tls=1", "-noise=0", "-relayService=0", "-autonat=1"),
             *("-connManager=1", f"-connLo={CONNECTIONS_LOW}", f"-connHi={CONNECTIONS_HIGH}"),
@@ -222,7 +218,6 @@ class P2pdProcess:
 
     @property
     def pid(self) -> int:
-        """The process id of p2pd."""
         return self._process.pid
 
     @property
@@ -257,7 +252,7 @@ class P2pdProcess:
                 if not await self._read_some():
                     raise P2pdFailed(f"p2pd did not start: {self._last_words}")
             return
-        raise P2pdFailed(f"p2pd did not start in {START_TIMEOUT_S:.0f} s: {self._last_words}")
+        raise P2pdFailed(f"p2pd did not start in {START_TIMEOUT_S} s: {self._last_words}")
 
     async def _read_some(self) -> bool:
         assert self._process.stdout is not None
@@ -316,7 +311,8 @@ async def _stop(process: trio.Process) -> None:
 
 OLD_P2PD_EXIT_S: Final = 5.0
 """How long a p2pd whose daemon was killed gets to notice."""
-LOOK_AGAIN_S: Final = 0.1
+LOOK_AGAIN_S: Final = 0.25
+"""How often p2pd is asked again what it could not do a moment ago."""
 
 
 def socket_paths(identity_path: Path, runtime_dir: Path) -> tuple[Path, Path]:
@@ -364,7 +360,6 @@ MAX_CONTROL_MESSAGE_BYTES: Final = 4 << 20
 """Longest message accepted from p2pd; LIST_PEERS with thousands of peers stays below."""
 BACKOFF_WAIT_S: Final = 6.0
 """A little more than p2pd's shortest pause after a failed dial."""
-BACKOFF_LOOK_S: Final = 0.25
 STREAM_BUFFER_BYTES: Final = 256 * 1024
 """Kernel buffer asked for on stream sockets. What waits here has been given to one stream and
 cannot go by another: with 4 MiB the last pieces of a striped vector come late, and on loopback
@@ -410,7 +405,7 @@ def request(kind: RequestType, *body: Field) -> bytes:
 
 
 def parse_response(data: bytes) -> Fields:
-    """What p2pd answers.
+    """The fields of p2pd's answer.
 
     Raises:
         P2pdRefused: it could not do it; says why.
@@ -487,7 +482,7 @@ class P2pdClient:
             except P2pdRefused as error:
                 if BACKOFF not in str(error) or trio.current_time() > give_up_s:
                     raise
-            await trio.sleep(BACKOFF_LOOK_S)
+            await trio.sleep(LOOK_AGAIN_S)
 
     async def set_handler(self, listener: bytes, protocol: str) -> None:
         """Have streams of `protocol` brought to the unix listener (binary multiaddr)."""

@@ -17,8 +17,8 @@ We set no limit in the messages: p2pd would take the connection for one that is 
 messages alone. Limits are kept by cutting:
 - It serves whom the run serves, and only while we are not known to be out of reach ourselves.
 - A reservation lasts RESERVATION_S. It is kept by peer id, so one who comes again renews its own.
-- A circuit needs a reservation of the one it leads to. It ends when either side ends, after
-  CIRCUIT_IDLE_S without a byte, and after CIRCUIT_BYTES or CIRCUIT_S in any case.
+- A circuit needs a reservation of the one it leads to. It ends when either side ends, and after
+  CIRCUIT_IDLE_S without a byte. (One that is cut can be opened again, so nothing else cuts it.)
 - There are MAX_CIRCUITS, MAX_CIRCUITS_PER_PEER of them opened by one peer.
 - All circuits together keep to one rate, and count against the limits of our line.
 - Who came through a relay is not relayed any further.
@@ -37,8 +37,6 @@ from protocol.address.varint import read_delimited
 from protocol.errors import LocoError, RemoteProtocolError, StreamLost
 from protocol.limits import (
     ANSWER_S,
-    CIRCUIT_BYTES,
-    CIRCUIT_S,
     MAX_CIRCUITS,
     MAX_CIRCUITS_PER_PEER,
     MAX_RESERVATIONS,
@@ -56,7 +54,7 @@ CIRCUIT_IDLE_S: Final = 120.0
 
 # --- messages -------------------------------------------------------------------------------------
 class HopKind(IntEnum):
-    """What is said to a relay, and by one."""
+    """Kinds of messages to a relay, and from one."""
 
     RESERVE = 0
     CONNECT = 1
@@ -72,7 +70,6 @@ class CircuitStatus(IntEnum):
     PERMISSION_DENIED = 202
     CONNECTION_FAILED = 203
     NO_RESERVATION = 204
-    MALFORMED_MESSAGE = 400
 
 
 def hop_answer(status: CircuitStatus, expires_s: int | None = None) -> bytes:
@@ -184,11 +181,9 @@ class Relay:
 
     @property
     def circuits(self) -> int:
-        """Circuits that there are now."""
         return self._circuits.taken
 
     async def start(self) -> None:
-        """Serve from now on."""
         await self._network.serve(HOP, self._serve)
 
     async def _serve(self, stream: Stream) -> None:
@@ -277,18 +272,13 @@ class Relay:
         return None
 
     async def _carry_both(self, one: Stream, other: Stream) -> None:
-        """Carry bytes both ways until either side ends, or a limit is reached."""
-        left_bytes = CIRCUIT_BYTES
-        with trio.move_on_after(CIRCUIT_S), trio.move_on_after(CIRCUIT_IDLE_S) as idle:
+        """Carry bytes both ways until either side ends, or nothing comes for long."""
+        with trio.move_on_after(CIRCUIT_IDLE_S) as idle:
             async with trio.open_nursery() as nursery:
 
                 async def one_way(source: Stream, sink: Stream) -> None:
-                    nonlocal left_bytes
                     while data := await source.receive_some():
                         idle.deadline = trio.current_time() + CIRCUIT_IDLE_S
-                        left_bytes -= len(data)
-                        if left_bytes < 0:
-                            break
                         await self._bucket.turn(len(data))
                         await self._carry_over_line(len(data))
                         await sink.send_all(data)

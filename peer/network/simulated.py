@@ -1,4 +1,4 @@
-"""A network in memory, under trio's clock and a seed.
+"""A network in memory, and a directory, under trio's clock and a seed.
 
 Time is what makes it a network. Each direction between two peers is a *link* with a model: latency,
 jitter, bandwidth, loss.
@@ -16,24 +16,313 @@ jitter, bandwidth, loss.
 All randomness comes from one generator per link, seeded by (seed, source, destination): the same
 seed and the same calls make the same times. Errors and bounds are the real network's (checked by
 one shared test suite).
+
+The directory is one shared table. What it keeps of the real one: only valid signed records are
+taken in; an entry gives way to one that expires strictly later; an expired one is not found; a
+handle finds only what was stored by those that it is connected with through `add_peers`; store
+never says whether it worked. What it adds: latency, handles whose clock is wrong, handles cut off
+from the table, and partial views, in which each reader never sees a fixed random part of the
+writers.
 """
 
 import hashlib
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+import math
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Final
 
+import blake3
 import trio
 
 from peer.ports import Address, PeerId
 from protocol.address import multiaddr
 from protocol.address.peer_id import peer_id_to_bytes
 from protocol.errors import StreamLost
-from protocol.limits import DIAL_TIMEOUT_S
+from protocol.limits import DIAL_TIMEOUT_S, MAX_RECORDS_PER_SHARD
+from protocol.membership.records import place_of, valid_record_at
 
-from .handlers import BaseNetwork
-from .simulated_stream import LinkModel, SimulatedLink, SimulatedStream, open_pair
+from .directory import CALL_TIMEOUT_S
+from .handlers import BaseNetwork, PeerStream
 
+# --- one direction between two simulated peers: when a segment leaves and arrives -----------------
+
+RETRANSMIT_MIN_S: Final = 0.2
+"""A lost segment costs this much, or a round trip if that is more."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkModel:
+    """One direction between two peers.
+
+    Attributes:
+        latency_s: one way.
+        jitter_s: up to so much more, evenly spread.
+        bandwidth_bytes_per_s: shared by all streams of the link.
+        loss: probability that a segment must be sent again.
+    """
+
+    latency_s: float = 0.02
+    jitter_s: float = 0.0
+    bandwidth_bytes_per_s: float = 12.5e6
+    loss: float = 0.0
+
+
+class SimulatedLink:
+    """The state of one direction between two peers."""
+
+    def __init__(self, model: LinkModel, seed: bytes) -> None:
+        self.model = model
+        self.watchers: dict[_Pipe, None] = {}
+        self.cut_since_s: float | None = None
+        """When the link was cut; None while it carries."""
+        self._random = random.Random(seed)
+        self._busy_until_s = 0.0
+
+    def schedule(self, num_bytes: int) -> tuple[float, float]:
+        """Take the link for a segment: when it has left, and when it arrives."""
+        model = self.model
+        start_s = max(trio.current_time(), self._busy_until_s)
+        self._busy_until_s = start_s + num_bytes / model.bandwidth_bytes_per_s
+        delay_s = model.latency_s + model.jitter_s * self._random.random()
+        while model.loss and self._random.random() < model.loss:
+            delay_s += max(RETRANSMIT_MIN_S, 2 * model.latency_s)
+        return self._busy_until_s, self._busy_until_s + delay_s
+
+    def cut(self) -> None:
+        """Let nothing pass."""
+        if self.cut_since_s is None:
+            self.cut_since_s = trio.current_time()
+            for watcher in list(self.watchers):
+                watcher.announce()  # all that wait count the silence from now on
+
+    def mend(self) -> None:
+        """Let everything pass again."""
+        cut_since_s, self.cut_since_s = self.cut_since_s, None
+        if cut_since_s is not None:
+            for watcher in list(self.watchers):
+                watcher.link_mended(cut_since_s)
+
+
+# --- simulated stream -----------------------------------------------------------------------------
+
+SEGMENT_BYTES: Final = 64 * 1024
+WINDOW_BYTES: Final = 6 * 1024 * 1024
+"""Most bytes of one direction of a stream that its reader has not taken; what p2pd was measured to
+allow."""
+SILENCE_LIMIT_S: Final = 45.0
+"""A stream on a link that has been cut for so long breaks."""
+
+
+@dataclass(slots=True)
+class _Segment:
+    """Bytes on their way."""
+
+    left_s: float
+    arrives_s: float
+    data: memoryview
+
+
+class _Pipe:
+    """One direction of a stream, which no task moves.
+
+    Writer and reader compute from the clock what has left, arrived and been taken, and sleep until
+    the next moment at which that changes. `announce` wakes them when something else changes it.
+
+    Args:
+        credit_delay_s: how long news of a read takes back to the writer.
+    """
+
+    def __init__(self, link: SimulatedLink, credit_delay_s: float) -> None:
+        self._link = link
+        self._credit_delay_s = credit_delay_s
+        self._segments: deque[_Segment] = deque()
+        self._held_bytes = 0
+        self._credits: deque[tuple[float, int]] = deque()
+        self._last_arrival_s = 0.0
+        self._ends_s = math.inf
+        self._reader_gone_s = math.inf
+        self._changed = trio.Event()
+        link.watchers[self] = None
+
+    # --- the writer's side ------------------------------------------------------------------------
+
+    async def send(self, data: memoryview, check: Callable[[], None]) -> None:
+        """Send one segment; returns when it has left.
+
+        `check` raises when the stream was broken meanwhile.
+
+        Raises:
+            StreamLost: the reader is gone, or the link was cut for too long.
+        """
+        await self._wait_room(len(data), check)
+        left_s, arrives_s = self._link.schedule(len(data))
+        self._last_arrival_s = max(self._last_arrival_s, arrives_s)
+        self._segments.append(_Segment(left_s, self._last_arrival_s, memoryview(bytes(data))))
+        self._held_bytes += len(data)
+        self.announce()
+        await trio.sleep_until(left_s)
+        check()
+
+    async def _wait_room(self, num_bytes: int, check: Callable[[], None]) -> None:
+        while True:
+            check()
+            now_s = trio.current_time()
+            if now_s >= self._reader_gone_s:
+                raise StreamLost("the peer closed the stream")
+            while self._credits and self._credits[0][0] <= now_s:
+                self._held_bytes -= self._credits.popleft()[1]
+            if self._held_bytes + num_bytes <= WINDOW_BYTES:
+                return
+            room_s = self._credits[0][0] if self._credits else math.inf
+            await self._wait_until(min(room_s, self._reader_gone_s))
+
+    def end(self, *, abruptly: bool = False) -> None:
+        """End the direction. Abruptly: what has not left yet never will."""
+        now_s = trio.current_time()
+        while abruptly and self._segments and self._segments[-1].left_s > now_s:
+            self._segments.pop()
+        if self._ends_s == math.inf:
+            arrived_s = self._segments[-1].arrives_s if self._segments else 0.0
+            self._ends_s = max(arrived_s, now_s + self._link.model.latency_s)
+        self.announce()
+
+    # --- the reader's side ------------------------------------------------------------------------
+
+    async def receive(self, max_bytes: int, check: Callable[[], None]) -> memoryview:
+        """Some bytes that have arrived, waiting for them; empty at the end.
+
+        Raises:
+            StreamLost: the link was cut for too long.
+        """
+        while True:
+            check()
+            next_s = self._segments[0].arrives_s if self._segments else self._ends_s
+            cut_s = self._link.cut_since_s
+            if next_s <= (trio.current_time() if cut_s is None else cut_s):
+                return self._take(max_bytes) if self._segments else memoryview(b"")
+            await self._wait_until(next_s if cut_s is None else math.inf)
+
+    def _take(self, max_bytes: int) -> memoryview:
+        segment = self._segments[0]
+        piece, segment.data = segment.data[:max_bytes], segment.data[max_bytes:]
+        if not segment.data:
+            self._segments.popleft()
+        self._credits.append((trio.current_time() + self._credit_delay_s, len(piece)))
+        self.announce()
+        return piece
+
+    def leave(self) -> None:
+        """The reader is gone; the writer hears of it one latency later."""
+        self._link.watchers.pop(self, None)
+        self._reader_gone_s = min(self._reader_gone_s, trio.current_time() + self._credit_delay_s)
+        self.announce()
+
+    # --- both -------------------------------------------------------------------------------------
+
+    async def _wait_until(self, time_s: float) -> None:
+        """Wait until this time, or until something changes.
+
+        Raises:
+            StreamLost: the link was cut for too long.
+        """
+        cut_s = self._link.cut_since_s
+        silent_s = math.inf if cut_s is None else cut_s + SILENCE_LIMIT_S
+        if trio.current_time() >= silent_s:
+            raise StreamLost(f"nothing was heard for {SILENCE_LIMIT_S:.0f} s")
+        with trio.move_on_at(min(time_s, silent_s)):
+            await self._changed.wait()
+
+    def link_mended(self, cut_since_s: float) -> None:
+        """Send again what was held up: it arrives one latency from now, at the earliest."""
+        earliest_s = trio.current_time() + self._link.model.latency_s
+        for segment in self._segments:
+            if segment.arrives_s > cut_since_s:
+                segment.arrives_s = max(segment.arrives_s, earliest_s)
+        self._last_arrival_s = max(self._last_arrival_s, earliest_s)
+        if self._ends_s > cut_since_s:
+            self._ends_s = max(self._ends_s, earliest_s)
+        self.announce()
+
+    def announce(self) -> None:
+        """Let writer and reader look again."""
+        self._changed.set()
+        self._changed = trio.Event()
+
+
+class SimulatedStream(PeerStream):
+    """One end of a stream; `SimulatedNetwork.open_stream` makes both."""
+
+    def __init__(
+        self,
+        network: BaseNetwork,
+        protocol: str,
+        peer_id: PeerId,
+        address: Address,
+        incoming: _Pipe,
+        outgoing: _Pipe,
+    ) -> None:
+        super().__init__(network, protocol, peer_id, address)
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._sending = False
+
+    async def _send_all(self, view: memoryview) -> None:
+        if self._sending:
+            raise trio.BusyResourceError("another task is sending on this stream")
+        self._sending = True
+        try:
+            await trio.lowlevel.checkpoint()
+            for start in range(0, len(view), SEGMENT_BYTES):
+                await self._send_segment(view[start : start + SEGMENT_BYTES])
+        finally:
+            self._sending = False
+
+    async def _send_segment(self, segment: memoryview) -> None:
+        with segment:
+            try:
+                await self._outgoing.send(segment, self._check)
+            except trio.Cancelled:
+                self._lost = self._lost or "a write was cancelled half-way"
+                raise
+            except StreamLost as error:
+                raise self._loss(str(error)) from error
+            self._count_sent(len(segment))
+
+    async def _receive(self, max_bytes: int) -> bytes:
+        await trio.lowlevel.checkpoint()
+        try:
+            return bytes(await self._incoming.receive(max_bytes, self._check))
+        except StreamLost as error:
+            raise self._loss(str(error)) from error
+
+    async def _receive_into(self, view: memoryview, filled: int) -> int:
+        piece = await self._receive(len(view) - filled)
+        if not piece:
+            where = f"after {filled} of {len(view)} bytes"
+            raise self._loss(f"the peer closed the stream {where}")
+        view[filled : filled + len(piece)] = piece
+        return len(piece)
+
+    def _break(self) -> None:
+        self._part(abruptly=True)
+
+    def close(self) -> None:
+        if self._note_closed():
+            self._part(abruptly=self._lost is not None)
+
+    async def aclose(self) -> None:
+        self.close()
+        await trio.lowlevel.checkpoint()
+
+    def _part(self, *, abruptly: bool) -> None:
+        self._outgoing.end(abruptly=abruptly)
+        self._incoming.leave()
+
+
+# --- the network ----------------------------------------------------------------------------------
 _PORT: Final = 4001
 
 
@@ -114,7 +403,6 @@ class SimulatedInternet:
         return self._links[key]
 
     def find(self, peer_id: PeerId) -> "SimulatedNetwork | None":
-        """The network of a peer that is online."""
         return self._networks.get(peer_id)
 
     def answering_at(self, address: Address) -> PeerId | None:
@@ -155,16 +443,10 @@ class SimulatedNetwork(BaseNetwork):
 
     @property
     def addresses(self) -> Sequence[Address]:
-        """Full multiaddrs with /p2p/."""
         everywhere = (self._address, *self._announced)
         return tuple(multiaddr.with_peer_id(address, self.peer_id) for address in everywhere)
 
     async def probe(self, address: Address) -> PeerId:
-        """The peer that answers at an address.
-
-        Raises:
-            StreamLost: nobody does.
-        """
         answering = self._internet.answering_at(multiaddr.split_peer_id(address)[0])
         if answering is None:
             raise StreamLost(f"dial: cannot connect to {address}: connection refused")
@@ -182,12 +464,6 @@ class SimulatedNetwork(BaseNetwork):
             await trio.sleep_forever()
 
     async def connect(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
-        """Remember `addresses` for `peer_id`, and connect.
-
-        Raises:
-            StreamLost: names the step that failed.
-            InvalidAddress: one of the addresses is none.
-        """
         peer_id_to_bytes(peer_id)
         bare = tuple(multiaddr.split_peer_id(address)[0] for address in addresses)
         for address in bare:
@@ -197,18 +473,15 @@ class SimulatedNetwork(BaseNetwork):
         await self._reach(peer_id)
 
     async def open_stream(self, peer_id: PeerId, protocol: str) -> SimulatedStream:
-        """Open a stream.
-
-        Raises:
-            StreamLost: the peer is unreachable or does not speak `protocol`.
-        """
         peer_id_to_bytes(peer_id)
         remote = await self._reach(peer_id)
         if protocol not in remote._handlers:
             raise StreamLost(f"protocol: {peer_id} does not speak {protocol}")
-        peers = (self.peer_id, peer_id)
-        links = (self._internet.link(*peers), self._internet.link(*reversed(peers)))
-        ours, theirs = open_pair(protocol, (self, remote), peers, links, self._address)
+        there = self._internet.link(self.peer_id, peer_id)
+        back = self._internet.link(peer_id, self.peer_id)
+        out, home = _Pipe(there, back.model.latency_s), _Pipe(back, there.model.latency_s)
+        ours = SimulatedStream(self, protocol, peer_id, "", home, out)
+        theirs = SimulatedStream(remote, protocol, self.peer_id, self._address, out, home)
         if remote.has_room(protocol, self.peer_id, self._address):
             remote._nursery.start_soon(remote.run, protocol, theirs)
         else:
@@ -216,7 +489,6 @@ class SimulatedNetwork(BaseNetwork):
         return ours
 
     def is_at(self, address: Address) -> bool:
-        """Whether this machine has that address."""
         return self._address == address
 
     def die(self) -> None:
@@ -246,3 +518,151 @@ class SimulatedNetwork(BaseNetwork):
     def _check_alive(self, peer_id: PeerId) -> None:
         if not self._alive:
             raise StreamLost(f"dial: cannot reach {peer_id}: our own network is gone")
+
+
+# --- the directory --------------------------------------------------------------------------------
+EPOCH_S: Final = 1_700_000_000.0
+"""Unix time of the simulated world at trio's time zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    value: bytes
+    expires_s: float
+    writer: str
+
+
+class SimulatedDhtWorld:
+    """The table that all handles share.
+
+    Args:
+        seed: decides latencies and who sees whom.
+        latency_s: shortest and longest duration of an operation.
+        hidden_fraction: part of the writers that each reader does not see.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        latency_s: tuple[float, float] = (0.01, 0.2),
+        hidden_fraction: float = 0.0,
+    ) -> None:
+        self._seed = seed
+        self._random = random.Random(seed)
+        self._latency_s = latency_s
+        self._hidden_fraction = hidden_fraction
+        self._table: dict[bytes, dict[str, _Entry]] = {}
+        self._parents: dict[str, str] = {}
+
+    def directory(self, peer_id: str, clock_skew_s: float = 0.0) -> "SimulatedDirectory":
+        """A peer's handle; `clock_skew_s` is how far its wall clock is ahead."""
+        return SimulatedDirectory(self, peer_id, clock_skew_s)
+
+    def connect(self, peer_id: str, other: str) -> None:
+        """Let two peers, and all that they are connected with, find each other's records."""
+        self._parents[self._root(other)] = self._root(peer_id)
+
+    def keep(self, key: bytes, subkey: str, entry: _Entry) -> bool:
+        """Take an entry in. Returns whether it was acceptable."""
+        record = valid_record_at(place_of(key), subkey, entry.value)
+        if record is None or record.expires_s != entry.expires_s:
+            return False
+        entries = self._table.setdefault(key, {})
+        there = entries.get(subkey)
+        if there is None and len(entries) >= MAX_RECORDS_PER_SHARD:
+            return False
+        if there is not None and there.expires_s >= entry.expires_s:
+            return False
+        entries[subkey] = entry
+        return True
+
+    def find(self, key: bytes, reader: str, now_s: float) -> dict[str, bytes]:
+        """The records that this reader sees under a key at its own idea of the time."""
+        root = self._root(reader)
+        return {
+            subkey: entry.value
+            for subkey, entry in sorted(self._table.get(key, {}).items())
+            if entry.expires_s > now_s
+            and self._root(entry.writer) == root
+            and not self._is_hidden(reader, subkey)
+        }
+
+    def expire(self, now_s: float) -> None:
+        """Drop what has expired by the world's true time."""
+        for key in list(self._table):
+            live = {
+                name: entry for name, entry in self._table[key].items() if entry.expires_s > now_s
+            }
+            if live:
+                self._table[key] = live
+            else:
+                del self._table[key]
+
+    def true_time_s(self) -> float:
+        """The Unix time that a right clock shows."""
+        return EPOCH_S + trio.current_time()
+
+    def draw_latency_s(self) -> float:
+        """How long the next operation takes."""
+        return self._random.uniform(*self._latency_s)
+
+    def _root(self, peer_id: str) -> str:
+        while (parent := self._parents.get(peer_id, peer_id)) != peer_id:
+            peer_id = parent
+        return peer_id
+
+    def _is_hidden(self, reader: str, writer: str) -> bool:
+        if reader == writer or not self._hidden_fraction:
+            return False
+        digest = blake3.blake3(f"{self._seed}/{reader}/{writer}".encode()).digest(length=8)
+        return int.from_bytes(digest, "big") < self._hidden_fraction * 2**64
+
+
+class SimulatedDirectory:
+    """One peer's handle on a `SimulatedDhtWorld`; implements `peer.ports.Directory`.
+
+    Attributes:
+        online: False while the peer is cut off from the table.
+        clock_skew_s: how far its wall clock is ahead of the truth.
+        refused: values that were not taken in.
+    """
+
+    def __init__(self, world: SimulatedDhtWorld, peer_id: str, clock_skew_s: float) -> None:
+        self._world = world
+        self._peer_id = peer_id
+        self._offset_s = 0.0
+        self.refused = 0
+        self.clock_skew_s = clock_skew_s
+        self.online = True
+
+    def swarm_time_s(self) -> float:
+        return self._world.true_time_s() + self.clock_skew_s + self._offset_s
+
+    def correct_clock(self, offset_s: float) -> None:
+        self._offset_s = offset_s
+
+    async def store(self, key: bytes, subkey: str, value: bytes, expires_s: float) -> None:
+        """Best effort; what is not a valid record is not kept."""
+        if not await self._reach_table():
+            return
+        self._world.expire(self._world.true_time_s())
+        if not self._world.keep(key, subkey, _Entry(value, expires_s, self._peer_id)):
+            self.refused += 1
+
+    async def get(self, key: bytes) -> Mapping[str, bytes]:
+        if not await self._reach_table():
+            return {}
+        return self._world.find(key, self._peer_id, self.swarm_time_s())
+
+    async def add_peers(self, addresses: Sequence[Address]) -> None:
+        """Connect with the peers named at the end of these addresses."""
+        if not await self._reach_table():
+            return
+        for address in addresses:
+            _, found, peer_id = address.rpartition("/p2p/")
+            if found:
+                self._world.connect(self._peer_id, peer_id)
+
+    async def _reach_table(self) -> bool:
+        await trio.sleep(self._world.draw_latency_s() if self.online else CALL_TIMEOUT_S)
+        return self.online

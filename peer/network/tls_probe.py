@@ -30,7 +30,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from peer.ports import PeerId
-from protocol.address.peer_id import KEY_PROTOBUF_PREFIX, PUBLIC_KEY_BYTES, peer_id_from_public_key
+from protocol.address.peer_id import (
+    KEY_PROTOBUF_PREFIX,
+    PUBLIC_KEY_BYTES,
+    SIGNATURE_BYTES,
+    peer_id_from_public_key,
+)
 from protocol.address.varint import encode_uvarint, read_delimited
 from protocol.errors import StreamLost, leaves
 from protocol.limits import ANSWER_S
@@ -42,8 +47,9 @@ _MULTISTREAM: Final = "/multistream/1.0.0"
 _TLS: Final = "/tls/1.0.0"
 _EXTENSION: Final = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")
 _SIGNED_PREFIX: Final = b"libp2p-tls-handshake:"
-_SEQUENCE: Final = 0x30
-_OCTET_STRING: Final = 0x04
+_SIGNED_KEY: Final = bytes.fromhex("30680424") + KEY_PROTOBUF_PREFIX, bytes.fromhex("0440")
+"""The bytes of the extension before an Ed25519 key (32 bytes), and before its signature (64): DER
+writes SEQUENCE { OCTET STRING, OCTET STRING } of these lengths in this way alone."""
 
 
 async def read_peer_id(host: str, port: int) -> PeerId:
@@ -77,7 +83,7 @@ async def read_peer_id(host: str, port: int) -> PeerId:
 
 @contextmanager
 def _step(sentence: str) -> Iterator[None]:
-    """What goes wrong in the block, or takes too long, is told after this sentence."""
+    """Raise StreamLost, with this sentence and the cause, for what fails or takes too long."""
     try:
         with trio.fail_after(ANSWER_S):
             yield
@@ -121,40 +127,16 @@ def peer_id_of_certificate(der: bytes) -> PeerId:
     except x509.ExtensionNotFound as error:
         raise ValueError("its certificate is not a libp2p certificate") from error
     assert isinstance(extension, x509.UnrecognizedExtension)
-    key, signature = _signed_key(extension.value)
+    before, between = _SIGNED_KEY
+    proof = extension.value.removeprefix(before)
+    key, signature = proof[:PUBLIC_KEY_BYTES], proof[PUBLIC_KEY_BYTES:].removeprefix(between)
+    if extension.value != before + key + between + signature or len(signature) != SIGNATURE_BYTES:
+        raise ValueError("its certificate holds no Ed25519 key, which every peer of a run needs")
+    peer_id = peer_id_from_public_key(key)
     own_key = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    if (
-        not key.startswith(KEY_PROTOBUF_PREFIX)
-        or len(key) != len(KEY_PROTOBUF_PREFIX) + PUBLIC_KEY_BYTES
-    ):
-        raise ValueError("its identity is not an Ed25519 key, which every peer of a run needs")
-    peer_id = peer_id_from_public_key(key[len(KEY_PROTOBUF_PREFIX) :])
     if not verify_with_peer_id(peer_id, _SIGNED_PREFIX + own_key, signature):
         raise ValueError(f"its certificate is not signed by {peer_id}, as it claims")
     return peer_id
-
-
-def _signed_key(der: bytes) -> tuple[bytes, bytes]:
-    """Key and signature out of SEQUENCE { publicKey OCTET STRING, signature OCTET STRING }."""
-    body, rest = _der_value(der, _SEQUENCE)
-    key, body = _der_value(body, _OCTET_STRING)
-    signature, body = _der_value(body, _OCTET_STRING)
-    if rest or body:
-        raise ValueError("its certificate's libp2p extension has bytes too many")
-    return key, signature
-
-
-def _der_value(data: bytes, tag: int) -> tuple[bytes, bytes]:
-    """The value at the start of `data`, and what follows it."""
-    if len(data) < 2 or data[0] != tag:
-        raise ValueError("its certificate's libp2p extension cannot be read")
-    length, start = data[1], 2
-    if length & 0x80:
-        start += length & 0x7F
-        length = int.from_bytes(data[2:start], "big")
-    if len(data) < start + length:
-        raise ValueError("its certificate's libp2p extension is cut off")
-    return data[start : start + length], data[start + length :]
 
 
 def _words(error: BaseException) -> str:

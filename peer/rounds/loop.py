@@ -39,8 +39,7 @@ from peer.training.messages import (
 )
 from peer.training.ports import StartTrainer, Trainer, TrainerDied
 from protocol.errors import LocoError, leaves
-from protocol.membership.heeded import heeded
-from protocol.membership.view import Member
+from protocol.membership.view import Member, heeded
 from protocol.microbatch.trainer_messages import (
     Begun,
     Filled,

@@ -38,9 +38,13 @@ from peer.daemon.returning import come_back
 from peer.facts import Facts, PeerState, RoundTiming
 from peer.network.identity import SEED_BYTES, Identity
 from peer.network.pacing import Pacing
-from peer.network.simulated import SimulatedInternet, SimulatedNetwork
-from peer.network.simulated_directory import SimulatedDhtWorld, SimulatedDirectory
-from peer.network.simulated_stream import LinkModel
+from peer.network.simulated import (
+    LinkModel,
+    SimulatedDhtWorld,
+    SimulatedDirectory,
+    SimulatedInternet,
+    SimulatedNetwork,
+)
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.status import Status

@@ -4,16 +4,15 @@ An address is a chain of parts, each a protocol name with or without a value:
 `/ip4/203.0.113.5/tcp/4001/p2p/12D3KooW...`. In bytes each part is the protocol's code (uvarint),
 then its value: of fixed length for numbers, with a uvarint length before it for names and peer ids
 (multiformats/multiaddr, protocols.csv). Only what loco-peer uses is understood; other parts are
-refused by name, never skipped.
+refused by name, never skipped. What is no address raises `InvalidAddress`, in every function here.
 
-A directory record holds the binary form, in as few bytes as it needs: only what a peer can be
-dialled at, in canonical form, and short. A longer one, or one that could be written otherwise, is
-refused.
+A directory record holds the binary form: only what a peer can be dialled at, in canonical form. One
+that could be written otherwise is refused; the record bounds its length.
 """
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,13 +25,11 @@ Address = str
 PeerId = str
 
 MAX_MULTIADDR_BYTES: Final = 512
-MAX_PARTS: Final = 16
-MAX_NAME_BYTES: Final = 253
 MAX_UNIX_PATH_BYTES: Final = 107
 MAX_PORT: Final = 65535
 _LABEL: Final = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST_NAME: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?")
-"""What resolvers can be asked for: labels of 1 to 63 characters (RFC 1035)."""
+"""Names that resolvers can be asked for: labels of 1 to 63 characters (RFC 1035)."""
 
 
 class InvalidAddress(LocoError):
@@ -60,7 +57,7 @@ def _port_to_bytes(text: str) -> bytes:
 
 
 def _name_to_bytes(text: str) -> bytes:
-    if len(text) > MAX_NAME_BYTES or not _HOST_NAME.fullmatch(text):
+    if not _HOST_NAME.fullmatch(text):
         raise InvalidAddress(f"{text!r} is not a host name")
     return text.encode("ascii")
 
@@ -111,23 +108,13 @@ HOST_PROTOCOLS: Final = ("ip4", "ip6", "dns", "dns4", "dns6")
 
 
 def parse(address: Address) -> list[tuple[str, str]]:
-    """The parts of an address: (protocol name, value), the value empty where there is none.
-
-    Raises:
-        InvalidAddress
-    """
-    parts = list(_split(address))
-    if not parts or len(parts) > MAX_PARTS:
-        raise InvalidAddress(f"{address!r} has {len(parts)} parts; 1 to {MAX_PARTS} are allowed")
-    return parts
-
-
-def _split(address: Address) -> Iterator[tuple[str, str]]:
+    """The parts of an address: (protocol name, value), the value empty where there is none."""
     if not address.startswith("/"):
         raise InvalidAddress(
             f"{address!r} is not a multiaddr: it must begin with '/', as in "
             "/ip4/203.0.113.5/tcp/4001"
         )
+    parts = []
     words = iter(address[1:].removesuffix("/").split("/"))
     for name in words:
         protocol = _BY_NAME.get(name)
@@ -135,23 +122,17 @@ def _split(address: Address) -> Iterator[tuple[str, str]]:
             known = ", ".join(_BY_NAME)
             raise InvalidAddress(f"{address!r}: unknown part {name!r}; known are {known}")
         if name == "unix":
-            yield name, "/" + "/".join(words)
+            value = "/" + "/".join(words)
         else:
-            yield name, "" if protocol.size == 0 else _value(address, name, next(words, None))
-
-
-def _value(address: Address, name: str, value: str | None) -> str:
-    if not value:
-        raise InvalidAddress(f"{address!r}: '/{name}' needs a value after it")
-    return value
+            value = "" if protocol.size == 0 else next(words, "")
+        if not value and protocol.size != 0:
+            raise InvalidAddress(f"{address!r}: '/{name}' needs a value after it")
+        parts.append((name, value))
+    return parts
 
 
 def to_bytes(address: Address) -> bytes:
-    """The binary form of an address.
-
-    Raises:
-        InvalidAddress
-    """
+    """The binary form of an address."""
     encoded = b"".join(_part_to_bytes(address, name, value) for name, value in parse(address))
     if len(encoded) > MAX_MULTIADDR_BYTES:
         raise InvalidAddress(f"{address[:80]!r}... is longer than {MAX_MULTIADDR_BYTES} bytes")
@@ -169,11 +150,7 @@ def _part_to_bytes(address: Address, name: str, value: str) -> bytes:
 
 
 def from_bytes(data: bytes) -> Address:
-    """The text of a binary address.
-
-    Raises:
-        InvalidAddress
-    """
+    """The text of a binary address."""
     if not data or len(data) > MAX_MULTIADDR_BYTES:
         raise InvalidAddress(
             f"an address of {len(data)} bytes; 1 to {MAX_MULTIADDR_BYTES} are allowed"
@@ -206,11 +183,7 @@ def _part_from_bytes(data: bytes, offset: int) -> tuple[str, int]:
 
 
 def normalise(address: Address) -> Address:
-    """The one canonical text of an address.
-
-    Raises:
-        InvalidAddress
-    """
+    """The one canonical text of an address."""
     return from_bytes(to_bytes(address))
 
 
@@ -228,11 +201,7 @@ def _is_readable(address: str) -> bool:
 
 
 def split_peer_id(address: Address) -> tuple[Address, PeerId | None]:
-    """An address without its last `/p2p/` part, and the peer id in that part.
-
-    Raises:
-        InvalidAddress
-    """
+    """An address without its last `/p2p/` part, and the peer id in that part."""
     parts = parse(address)
     if parts[-1][0] != "p2p":
         return address, None
@@ -261,32 +230,21 @@ def join_parts(parts: Iterable[tuple[str, str]]) -> Address:
     )
 
 
-# --- in as few bytes as a directory record needs --------------------------------------------------
-MAX_COMPACT_ADDRESS_BYTES: Final = 120
-MAX_HOST_NAME_CHARS: Final = 112
+# --- for directory records ------------------------------------------------------------------------
 
 
 def address_to_bytes(address: str) -> bytes:
     """The binary form of a multiaddr's text.
 
     Raises:
-        ValueError: not an address that a record can carry; the message says why.
+        InvalidAddress: not an address that a record can carry; the message says why.
     """
-    try:
-        data = to_bytes(address)
-        text = from_bytes(data)
-        parts = parse(text)
-    except InvalidAddress as error:
-        raise ValueError(str(error)) from error
+    data = to_bytes(address)
+    text = from_bytes(data)
     if text != address:
-        raise ValueError(f"{address!r} is not in canonical form: {text}")
-    if len(data) > MAX_COMPACT_ADDRESS_BYTES:
-        raise ValueError(f"{address!r} needs more than {MAX_COMPACT_ADDRESS_BYTES} bytes")
-    for name, value in parts:
-        if name == "unix":
-            raise ValueError(f"{address!r} is an address of one machine alone")
-        if name.startswith("dns") and len(value) > MAX_HOST_NAME_CHARS:
-            raise ValueError(f"{value!r} is longer than {MAX_HOST_NAME_CHARS} characters")
+        raise InvalidAddress(f"{address!r} is not in canonical form: {text}")
+    if any(name == "unix" for name, _ in parse(text)):
+        raise InvalidAddress(f"{address!r} is an address of one machine alone")
     return data
 
 
@@ -294,12 +252,9 @@ def address_from_bytes(data: bytes) -> str:
     """The text of a binary address.
 
     Raises:
-        ValueError: not the canonical bytes of an address; the message says why.
+        InvalidAddress: not the canonical bytes of an address; the message says why.
     """
-    try:
-        text = from_bytes(data)
-    except InvalidAddress as error:
-        raise ValueError(str(error)) from error
+    text = from_bytes(data)
     if address_to_bytes(text) != data:
-        raise ValueError(f"{data.hex()} is not in canonical form")
+        raise InvalidAddress(f"{data.hex()} is not in canonical form")
     return text

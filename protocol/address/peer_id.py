@@ -11,7 +11,8 @@ A peer id is a multihash of the key's protobuf form. Ed25519 keys are short enou
     ..        the public key
 
 The text form is the base58 of those 38 bytes (`12D3KooW...`). Ids of other key types carry only a
-hash of their key; they are refused, since records signed by them could not be verified.
+hash of their key; they are refused, since records signed by them could not be verified: what is not
+a peer id of an Ed25519 key raises `RemoteProtocolError`.
 """
 
 from typing import Final
@@ -22,7 +23,6 @@ PUBLIC_KEY_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
 KEY_PROTOBUF_PREFIX: Final = bytes.fromhex("08011220")
 """Start of an Ed25519 public key's protobuf form; the key follows."""
-PEER_ID_BYTES: Final = 38
 MAX_PEER_ID_TEXT: Final = 64
 """Longest text looked at: Ed25519 peer ids have 52 characters, other kinds at most 53."""
 
@@ -41,32 +41,20 @@ def peer_id_from_public_key(public_key: bytes) -> str:
 
 
 def public_key_from_peer_id(peer_id: str) -> bytes:
-    """The Ed25519 public key (32 bytes) inside a peer id.
-
-    Raises:
-        RemoteProtocolError: not a peer id, or one of another key type.
-    """
+    """The Ed25519 public key (32 bytes) inside a peer id."""
     return peer_id_to_bytes(peer_id)[len(_PREFIX) :]
 
 
 def peer_id_to_bytes(peer_id: str) -> bytes:
-    """The binary form (38 bytes) of a peer id's text.
-
-    Raises:
-        RemoteProtocolError: not a peer id, or one of another key type.
-    """
+    """The binary form (38 bytes) of a peer id's text."""
     data = _base58_decode(peer_id)
     _check(data, repr(peer_id))
     return data
 
 
 def peer_id_from_bytes(data: bytes) -> str:
-    """The text of a binary peer id.
-
-    Raises:
-        RemoteProtocolError: not a peer id, or one of another key type.
-    """
-    _check(data, data[:PEER_ID_BYTES].hex() or "nothing")
+    """The text of a binary peer id."""
+    _check(data, data.hex() or "nothing")
     return _base58_encode(data)
 
 
@@ -80,7 +68,7 @@ def _check(data: bytes, shown: str) -> None:
         raise RemoteProtocolError(
             f"peer id {shown} is of a secp256k1 key; peers need an Ed25519 identity"
         )
-    if len(data) != PEER_ID_BYTES or not data.startswith(_PREFIX):
+    if len(data) != len(_PREFIX) + PUBLIC_KEY_BYTES or not data.startswith(_PREFIX):
         raise RemoteProtocolError(f"{shown} is not an Ed25519 peer id (they begin with 12D3KooW)")
 
 

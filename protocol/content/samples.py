@@ -25,7 +25,7 @@ its own for those (plausible.py).
 A loss. A norm ten times as large, or a row of the embedding, ruins a model as well, and a sample
 may miss it. What a model is worth its loss says. All peers of a run measure theirs on the same
 held-out blocks, and tell it in their beats. So a joiner measures the state that it was given.
-  5. Beats of others that train count, of peers that are heeded (membership/heeded.py); not that of
+  5. Beats of others that train count, of peers that are heeded (membership/view.py); not that of
      the source. They are read when the source has named its root: a slow line makes no state look
      old.
   6. A state is *worse* when its loss is above LOSS_FACTOR times the middle of theirs and LOSS_FLOOR

@@ -24,9 +24,11 @@ Hearsay. Naming a peer costs nothing, so what it costs us is within budgets of w
      MAX_HEARSAY_TRIES of them a name is forgotten.
 
 Budgets and paces.
-  8. A budget has so many places in all, so many for one identity, and so many for one network
-     (protocol/address/prefix.py), since one customer of a provider has many identities. Addresses
-     without a network (private ones, unknown ones) have the whole budget.
+  8. A budget has so many places in all, so many for one identity, and so many for one network: an
+     identity costs nothing, an address something, a network more. A network is the /24 of an IPv4
+     address or the /48 of an IPv6 address; a relayed address counts as its relay. Who is at an
+     address that is not of the open internet already stands beside us, and people run many peers on
+     one machine: those have no network, and share the whole budget.
   9. One peer, and all of one network, may begin so many things a second, and a burst of them. What
      goes beyond that waits until its turn has come, and is not refused: where a peer's messages are
      read at such a pace, its flood piles up on its own line.
@@ -35,13 +37,14 @@ Invariant: what is kept grows with places taken, faults that have not faded, and
 long over, each within a bound; never with all peers that were seen.
 """
 
+import ipaddress
 import math
 from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from protocol.address.prefix import prefix_of
+from protocol.address.multiaddr import InvalidAddress, parse
 from protocol.limits import (
     MAX_CONVICTED,
     MAX_HEARSAY,
@@ -68,7 +71,7 @@ REDIAL_MAX_S: Final = 30.0
 
 
 class Fault(StrEnum):
-    """What is held against a peer."""
+    """A kind of fault of a peer."""
 
     BROKEN_RULE = "broken_rule"
     """It sent what the protocol does not allow."""
@@ -82,6 +85,37 @@ WEIGHTS: Final = {Fault.BROKEN_RULE: 1.0, Fault.BAD_VECTOR: 2.0, Fault.IMPLAUSIB
 
 
 # --- budgets --------------------------------------------------------------------------------------
+IPV4_PREFIX_BITS: Final = 24
+IPV6_PREFIX_BITS: Final = 48
+"""Of the addresses of one customer of a provider."""
+
+
+def prefix_of(address: str) -> str | None:
+    """The network of a multiaddr; None where it is a private one, or cannot be told."""
+    try:
+        parts = parse(address)
+    except InvalidAddress:
+        return None
+    if ("p2p-circuit", "") in parts:
+        relay = [value for name, value in parts[: parts.index(("p2p-circuit", ""))] if value]
+        return f"relay {relay[-1]}" if relay else None
+    kind, value = parts[0]
+    return _network(value) if kind in ("ip4", "ip6") else None
+
+
+def _network(text: str) -> str | None:
+    try:
+        ip = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
+        ip = ip.ipv4_mapped
+    if not ip.is_global:
+        return None
+    bits = IPV4_PREFIX_BITS if ip.version == 4 else IPV6_PREFIX_BITS
+    return str(ipaddress.ip_network((ip, bits), strict=False))
+
+
 @dataclass(frozen=True, slots=True)
 class Shares:
     """How a budget is divided: places in all, at most for one peer, at most for one network."""
@@ -101,12 +135,7 @@ class Budget:
 
     @property
     def taken(self) -> int:
-        """Places that are held."""
         return self._by_peer.total()
-
-    def held_by(self, peer_id: str) -> int:
-        """Places that one peer holds."""
-        return self._by_peer[peer_id]
 
     def has_room(self, peer_id: str, address: str = "") -> bool:
         """Whether this peer, which comes from this address, may have one more."""
@@ -232,7 +261,7 @@ class BackOff:
 # --- the book -------------------------------------------------------------------------------------
 @dataclass(slots=True)
 class _Record:
-    """What stands of one peer.
+    """The record of one peer.
 
     Attributes:
         score: of faults, as it was at `of_s`.
@@ -268,7 +297,7 @@ class PeerBook:
 
     # --- conduct ----------------------------------------------------------------------------------
     def score(self, now_s: float, peer_id: str) -> float:
-        """What is held against a peer now."""
+        """The score of a peer's faults now."""
         record = self._records.get(peer_id)
         return 0.0 if record is None else record.score_at(now_s)
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-MAX_CLOCK_PEERS: Final = 64
-"""Peers whose samples are kept; the one heard longest ago gives way."""
+from protocol.limits import MAX_LINKS
+
 MAX_SAMPLES_PER_PEER: Final = 8
 MAX_ROUND_TRIP_S: Final = 10.0
 """A sample with a longer round trip says too little to be kept."""
@@ -31,7 +31,10 @@ class _Sample:
 
 
 class ClockOffsetEstimator:
-    """Estimates our offset from what peers say the time is, in bounded memory."""
+    """Estimates our offset from what peers say the time is.
+
+    It keeps samples of as many peers as there are links; the one heard longest ago gives way.
+    """
 
     def __init__(self) -> None:
         self._samples: OrderedDict[str, deque[_Sample]] = OrderedDict()
@@ -51,11 +54,11 @@ class ClockOffsetEstimator:
         kept = self._samples.setdefault(peer, deque(maxlen=MAX_SAMPLES_PER_PEER))
         kept.append(_Sample(round_trip_s, offset_s))
         self._samples.move_to_end(peer)
-        while len(self._samples) > MAX_CLOCK_PEERS:
+        while len(self._samples) > MAX_LINKS:
             self._samples.popitem(last=False)
 
     def estimate(self) -> float | None:
-        """What to add to our wall clock to have the swarm's time; None before the first sample."""
+        """The offset from our wall clock to the swarm's time; None before the first sample."""
         best = [
             min(kept, key=lambda sample: sample.round_trip_s) for kept in self._samples.values()
         ]

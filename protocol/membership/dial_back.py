@@ -38,7 +38,7 @@ class Reach(StrEnum):
 
 
 class NatKind(StrEnum):
-    """What stands between us and the others."""
+    """The router between us and the others."""
 
     NONE = "none"
     """They see the address that our interface has."""
@@ -51,7 +51,7 @@ class NatKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DialBack:
-    """What one peer saw.
+    """One peer's answer.
 
     Attributes:
         observed: the address that our connection comes from; None where it tells nothing, since
@@ -102,7 +102,7 @@ def candidates(
 
 
 def relay_address(relay: str, addresses: Iterable[str]) -> str | None:
-    """Where a peer can be dialled through a relay at these addresses; None where it cannot."""
+    """The address of a peer behind a relay at these addresses; None where it cannot be dialled."""
     direct = [each for each in map(host_and_port, addresses) if each is not None]
     direct.sort(key=lambda each: not _is_global(each[0]))
     return f"{_address(*direct[0])}/p2p/{relay}{CIRCUIT}" if direct else None
@@ -135,7 +135,7 @@ class DialBacks:
             self._answers.popitem(last=False)
 
     def forget(self) -> None:
-        """What was said holds no more: our addresses have changed."""
+        """Drop all answers: our addresses have changed."""
         self._answers.clear()
 
     def num_answers(self, now_s: float) -> int:
@@ -163,7 +163,7 @@ class DialBacks:
         return sorted(hosts, key=lambda host: (-hosts[host], host))
 
     def nat_kind(self, now_s: float, own_hosts: Iterable[str]) -> NatKind:
-        """What stands between us and the others."""
+        """The router between us and the others."""
         seen, own = set(self._observed(now_s)), set(own_hosts)
         if not seen:
             return NatKind.UNKNOWN

@@ -65,7 +65,7 @@ class Group:
 
     @property
     def digest(self) -> str:
-        """What names the group to others: 32 hex digits."""
+        """The name of the group to others: 32 hex digits."""
         return _digest(self.run_id, self.part)
 
 

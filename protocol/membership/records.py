@@ -35,14 +35,17 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from msgspec import Meta, Struct
 
-from protocol.address.multiaddr import address_from_bytes, address_to_bytes
+from protocol.address.multiaddr import InvalidAddress, address_from_bytes, address_to_bytes
 from protocol.address.peer_id import MAX_PEER_ID_TEXT, SIGNATURE_BYTES, public_key_from_peer_id
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.limits import MAX_RECORD_ADDRESSES, MAX_RECORD_BYTES, RECORD_SHARDS
+from protocol.limits import (
+    MAX_COUNT,
+    MAX_EXPIRES_S,
+    MAX_RECORD_ADDRESSES,
+    MAX_RECORD_BYTES,
+    RECORD_SHARDS,
+)
 
-MAX_INCARNATION: Final = (1 << 63) - 1
-MAX_EXPIRES_S: Final = 1e11
-"""Latest Unix time of expiry; the directory sets the bound that follows the clock."""
 _MAX_BODY_BYTES: Final = MAX_RECORD_BYTES - SIGNATURE_BYTES
 _CONTEXT: Final = b"loco record 1\0"
 
@@ -54,7 +57,7 @@ Verify = Callable[[str, bytes, bytes], bool]
 
 @dataclass(frozen=True, slots=True)
 class PeerRecord:
-    """What a peer says of itself in the directory.
+    """A peer's record of itself in the directory.
 
     Attributes:
         incarnation: grows with each start of the same identity.
@@ -69,10 +72,10 @@ class PeerRecord:
 
 
 class _Body(Struct, array_like=True, frozen=True):
-    """What is signed, but for who and where; not one that cannot be written so again."""
+    """The signed part of a record, without its peer and place."""
 
     version: Literal[1]
-    incarnation: Annotated[int, Meta(ge=0, le=MAX_INCARNATION)]
+    incarnation: Annotated[int, Meta(ge=0, le=MAX_COUNT)]
     addresses: Annotated[tuple[bytes, ...], Meta(min_length=1, max_length=MAX_RECORD_ADDRESSES)]
     expires_s: Annotated[float, Meta(gt=0, lt=MAX_EXPIRES_S)]
 
@@ -96,7 +99,7 @@ def record_key(name: str, peer_id: str) -> bytes:
 
 
 def place_of(key: bytes) -> bytes:
-    """Where the hash table keeps a key (20 bytes)."""
+    """The place (20 bytes) at which the hash table keeps a key."""
     return hashlib.sha1(key, usedforsecurity=False).digest()
 
 
@@ -122,7 +125,7 @@ def encode_record(record: PeerRecord, key: bytes, sign: Sign) -> bytes:
     for address in record.addresses:
         try:
             binary = address_to_bytes(address.removesuffix(f"/p2p/{record.peer_id}"))
-        except ValueError:
+        except InvalidAddress:
             continue  # one that others could not read; there may be better ones
         if binary in kept or len(kept) == MAX_RECORD_ADDRESSES:
             continue
@@ -161,7 +164,7 @@ def decode_record_at(
     try:
         read = _decode(body)
         texts = tuple(address_from_bytes(address) for address in read.addresses)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, InvalidAddress) as error:
         raise RemoteProtocolError(f"a record that cannot be read: {error}") from error
     if _encode(read) != body:
         raise RemoteProtocolError("a record that is not in canonical form")

@@ -7,7 +7,7 @@ far their checkpoint is, and wait a little for each other.
 Rules
   1. Somebody of our group trains, is paused, or has finished: take their state, be it behind our
      checkpoint, which stays on our disk: what one peer says of a newer one moves no swarm. Where
-     others have been heard for longer than it (heeded.py), we do so when it has been heard for as
+     others have been heard for longer than it (view.py), we do so when it has been heard for as
      long.
   2. But one that trains alone, so far behind our checkpoint that it would be lost beside us
      (rounds.py, rule 5), came back first with an older one. When we have listened for ALONE_S it
@@ -29,8 +29,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final
 
-from .heeded import heeded
-from .view import TRAINING, Member
+from .view import TRAINING, Member, heeded
 
 LISTEN_S: Final = 8.0
 ALONE_S: Final = 30.0

@@ -27,12 +27,20 @@ Rules:
   not alive and was heard longest ago; when all are alive, it is not taken in. (To look for that
   peer takes long, so 1 in ROOM_SHARE of all places is made free at once.)
 
+Whose word on where the swarm is counts. Anybody can say hello, in as many names as he likes, and
+claim any step in it. What many say together moves a peer: how much it owes to a round, where it
+jumps, whether it lets its weights go. So where the middle of such numbers is taken, a peer is
+*heeded* only when it has beaten BEATS times at least, over HEEDED_AFTER_S at least. Where none of
+those asked about is heeded, all are: at the start of a run nobody has been heard for long. A liar
+that beats for as long is heeded too; then its identity is there to be seen, one place in the middle
+is all it has, and it holds a link for it.
+
 Invariant: `alive` is a subset of the members, sorted by peer id, so that equal views give equal
 answers.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -47,11 +55,14 @@ ROOM_SHARE: Final = 64
 STUCK_S: Final = 10.0
 STUCK_STEPS: Final = 8
 """Steps of its own that a peer may be silent about, where they are long."""
+BEATS: Final = 4
+HEEDED_AFTER_S: Final = 5.0
+"""Less than a peer that is back listens before it leads (returning.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a peer last said of its work.
+    """A peer's work, as it last told of it.
 
     Attributes:
         state: `starting`, `training`, ... as in `status`.
@@ -168,7 +179,7 @@ class Roster:
         progress: Progress,
         rtt_s: float | None = None,
     ) -> bool:
-        """A beat, which is a sign of life that counts for more than a greeting (heeded.py).
+        """A beat, which is a sign of life that counts for more than a greeting (`heeded`).
 
         Returns:
             Whether it was taken in.
@@ -215,7 +226,6 @@ class Roster:
         return True
 
     def forget(self, peer_id: str) -> None:
-        """Drop everything known about a peer."""
         self._members.pop(peer_id, None)
 
     def expire(self, now_s: float) -> tuple[str, ...]:
@@ -259,7 +269,6 @@ class Roster:
         return len(self._members) < self._max_members
 
     def get(self, peer_id: str) -> Member | None:
-        """What is known about one peer."""
         return self._members.get(peer_id)
 
     def _lives(self, member: Member, now_s: float) -> bool:
@@ -298,8 +307,21 @@ def relayed_last(members: tuple[Member, ...]) -> tuple[Member, ...]:
     return tuple(member for member in members if not member.relayed) or members
 
 
+def heeded(members: Iterable[Member], now_s: float) -> tuple[Member, ...]:
+    """Those whose numbers count; all, where none has beaten for long enough."""
+    everybody = tuple(members)
+    return (
+        tuple(
+            member
+            for member in everybody
+            if member.beats >= BEATS and now_s - member.first_beat_s >= HEEDED_AFTER_S
+        )
+        or everybody
+    )
+
+
 class View:
-    """What a roster shows of one group. It holds nothing of its own.
+    """The members of one group in a roster. It holds nothing of its own.
 
     Args:
         roster: of the run.
@@ -311,15 +333,12 @@ class View:
         self.group = group
 
     def alive(self, now_s: float) -> tuple[Member, ...]:
-        """Everybody of the group who is alive now, by peer id."""
         return self._ours(self._roster.alive(now_s))
 
     def members(self) -> tuple[Member, ...]:
-        """Everybody of the group, alive or not, by peer id."""
         return self._ours(self._roster.members())
 
     def members_training(self, now_s: float) -> tuple[Member, ...]:
-        """Those of them that train, by peer id."""
         return self._ours(self._roster.members_training(now_s))
 
     def is_linked(self, peer_id: str, now_s: float) -> bool:

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 from protocol.address.peer_id import SIGNATURE_BYTES
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.limits import MAX_LINK_VECTOR_BYTES, MAX_LINKS, MAX_RELAYS_OF_PATH
+from protocol.limits import MAX_LINK_VECTOR_BYTES, MAX_LINKS, MAX_STAGES
 from protocol.membership.records import Sign, Verify, verify_with_peer_id
 from protocol.pipeline.problem import US_PER_S
 from protocol.wire.fields import Count, PeerIdText
@@ -70,7 +70,7 @@ class LinkVector(Struct, frozen=True, array_like=True):
     peer_id: PeerIdText
     incarnation: Count
     number: Count
-    stage: Annotated[int, Meta(ge=0, le=MAX_RELAYS_OF_PATH)]
+    stage: Annotated[int, Meta(ge=0, lt=MAX_STAGES)]
     slots: Annotated[int, Meta(ge=1, le=MAX_SLOTS)]
     work: WorkTimes
     links: Annotated[tuple[LinkTimes, ...], Meta(max_length=MAX_LINKS)]

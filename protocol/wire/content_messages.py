@@ -1,4 +1,4 @@
-"""What a peer asks of another's content, on `/loco/content/2`; the codec stands in messages.py.
+"""Messages that ask for content, on `/loco/content/2`; the codec stands in messages.py.
 
 Content is named by digests. The run spec and blobs are whole. A state and a corpus are cut into
 parts, under one name each: of a state, that of the list of its parts' digests; of a corpus, that of
@@ -13,12 +13,13 @@ from protocol.content.samples import SAMPLE_BYTES, SEED_BYTES
 from protocol.limits import (
     MAX_BLOB_BYTES,
     MAX_CONTROL_PAYLOAD_BYTES,
+    MAX_COUNT,
     MAX_PARTS_PER_REQUEST,
     MAX_PIECE_BYTES,
     MAX_SPEC_BYTES,
 )
 
-from .fields import MAX_COUNT, Count, Digest, Key, Message, NonNegative, Signature
+from .fields import Count, Digest, Key, Message, NonNegative, Signature
 
 PartIndex = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
@@ -62,7 +63,7 @@ class GetState(Message, frozen=True, tag="get_state"):
 
 
 class StateScalars(Message, frozen=True, tag="state"):
-    """Where a state stands in the run; as an answer, the 32-byte digests of its parts follow.
+    """The place of a state in the run; as an answer, the 32-byte digests of its parts follow.
 
     Attributes:
         group: digest of the one whose state it is; it covers the run

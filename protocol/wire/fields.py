@@ -1,4 +1,4 @@
-"""What a message is, and what its fields may hold.
+"""The base of all messages, and the types of their fields.
 
 A message is an immutable struct of msgspec, and the types of its fields are the rules that are
 enforced: bounds stand in the annotation (`Count = Annotated[int, Meta(ge=0, ...)]`). msgspec takes
@@ -15,15 +15,14 @@ from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta, Struct
 
-from protocol.limits import MAX_ADDRESSES_PER_PEER, MAX_RECORD_ADDRESSES
+from protocol.limits import MAX_ADDRESSES_PER_PEER, MAX_COUNT, MAX_RECORD_ADDRESSES
 
-MAX_COUNT: Final = (1 << 63) - 1
 MAX_SECONDS: Final = 1e12
 MAX_SENTENCE_CHARS: Final = 1000
 
 
 class Message(Struct, frozen=True, tag_field="t"):
-    """What one peer says to another; its tag is its name on the wire.
+    """A message from one peer to another; its tag is its name on the wire.
 
     Attributes:
         max_payload_bytes: the longest payload that may follow it.

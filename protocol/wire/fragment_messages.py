@@ -30,6 +30,7 @@ from protocol.limits import (
     MAX_CHUNKS_PER_FRAGMENT,
     MAX_CONTRIBUTION_WEIGHT,
     MAX_CONTRIBUTORS,
+    MAX_COUNT,
     MAX_EVIDENCE_BYTES,
     MAX_FRAGMENTS,
     MAX_PAYLOAD_BYTES,
@@ -37,7 +38,7 @@ from protocol.limits import (
 from protocol.membership.records import Verify, verify_with_peer_id
 from protocol.plausible import NO_LENGTH
 
-from .fields import MAX_COUNT, Count, Digest, Message, PeerIdText, Signature
+from .fields import Count, Digest, Message, PeerIdText, Signature
 
 DOMAIN: Final = b"loco/v1/fragment-result\0"
 CONTRIBUTION_DOMAIN: Final = b"loco/v1/fragment-contribution\0"

@@ -126,7 +126,6 @@ class Hello(Message, frozen=True, tag="hello"):
     pass_shown: Annotated[bytes, Meta(max_length=MAX_STATEMENT_BYTES)] = b""
 
     def __post_init__(self) -> None:
-        """Raises ValueError."""
         check_printable("software", self.software)
 
 
@@ -138,7 +137,6 @@ class Refusal(Message, frozen=True, tag="refusal"):
     round: Count | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError."""
         check_printable("sentence", self.sentence)
 
 
@@ -192,7 +190,7 @@ class Beat(Message, frozen=True, tag="beat"):
 
 
 class PeerEntry(Struct, frozen=True):
-    """Where a third peer is; few addresses, so that a full PeerList always fits one header."""
+    """A third peer's place; few addresses, so that a full PeerList always fits one header."""
 
     peer_id: PeerIdText
     incarnation: Count
@@ -211,7 +209,7 @@ class PeerList(Message, frozen=True, tag="peers"):
 
 
 class Statements(Message, frozen=True, tag="statements"):
-    """What the sender knows of who belongs to the run (protocol/admission/register.py).
+    """The sender's knowledge of who belongs to the run (protocol/admission/register.py).
 
     Attributes:
         secret: of the run, where it has one (admission.py); None where the sender has none.
@@ -250,7 +248,7 @@ class Leaving(Message, frozen=True, tag="leaving"):
 
 
 class SettledOutcome(StrEnum):
-    """What became of an exchange, as one partner tells the other."""
+    """The end of an exchange, as one partner tells it to the other."""
 
     AVERAGED = "averaged"
     SKIPPED = "skipped"
@@ -382,7 +380,7 @@ class SettledReply(Message, frozen=True, tag="settled"):
 
 
 class Whereabouts(Message, frozen=True, tag="whereabouts"):
-    """Where the sender can be reached.
+    """The sender's addresses, and those that it asks to be tried.
 
     Attributes:
         addresses: as in its hello.
@@ -408,7 +406,6 @@ class Seen(Message, frozen=True, tag="seen"):
     reached: TriedAddresses = ()
 
     def __post_init__(self) -> None:
-        """Raises ValueError."""
         check_printable("observed", self.observed)
 
 
@@ -418,7 +415,7 @@ TYPES: Final = {str(kind.__struct_config__.tag): kind for kind in Message.__subc
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Union[*TYPES.values()]).decode
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeError, RecursionError)
-"""What bytes may raise that are no message: wrong values, broken msgpack, too deep."""
+"""Errors of bytes that are no message: wrong values, broken msgpack, too deep."""
 
 
 class _Tag(Struct):

@@ -1,14 +1,7 @@
-"""What peers of a pipeline say to each other on `/loco/stage/3`, and speak of to themselves.
+"""Messages between peers of a pipeline, on `/loco/stage/3`, and the things that they name.
 
-    > Trip          < Credit or Refusal       may it come? The answer is the credit, and may take a
-                                              while
-    > Boundary + codes    < BoundaryKept
-    > Announcement, Lost      < Noted or Refusal
-    > GetLinks      < LinksReply + the peer's link vector, empty before the first
-    > GetSnapshot   < SnapshotReply + snapshot, empty where the asker has it
-
-What is meant by them stands in protocol/microbatch, and in protocol/routing for the last two; the
-codec stands in messages.py.
+What is meant by them stands in protocol/microbatch, and in protocol/routing for links and
+snapshots; the dialogues and the codec stand in messages.py.
 
 A microbatch starts at its data peer, which holds stage 0, visits relays, comes back for the loss,
 and its gradient walks the same way back:
@@ -40,18 +33,18 @@ from protocol.limits import (
     MAX_ITERATION,
     MAX_LINK_VECTOR_BYTES,
     MAX_PAYLOAD_BYTES,
-    MAX_RELAYS_OF_PATH,
     MAX_SNAPSHOT_BYTES,
+    MAX_STAGES,
 )
 
 from .fields import Count, Digest, Message, NonNegative, PeerIdText
 
 Iteration = Annotated[int, Meta(ge=0, le=MAX_ITERATION)]
-Place = Annotated[int, Meta(ge=0, le=MAX_RELAYS_OF_PATH + 1)]
-RelayPath = Annotated[tuple[PeerIdText, ...], Meta(max_length=MAX_RELAYS_OF_PATH)]
+Place = Annotated[int, Meta(ge=0, le=MAX_STAGES)]
+RelayPath = Annotated[tuple[PeerIdText, ...], Meta(max_length=MAX_STAGES - 1)]
 RelayStages = Annotated[
-    tuple[Annotated[int, Meta(ge=1, le=MAX_RELAYS_OF_PATH)], ...],
-    Meta(max_length=MAX_RELAYS_OF_PATH),
+    tuple[Annotated[int, Meta(ge=1, lt=MAX_STAGES)], ...],
+    Meta(max_length=MAX_STAGES - 1),
 ]
 
 
@@ -113,7 +106,6 @@ class Trip(Message, frozen=True, tag="trip"):
 
     @property
     def receiver(self) -> str:
-        """The peer at that place."""
         return self._at(self.place)
 
     @property
@@ -164,7 +156,7 @@ class Trip(Message, frozen=True, tag="trip"):
 
 # --- what is said ---------------------------------------------------------------------------------
 class Credit(Message, frozen=True, tag="credit"):
-    """The boundary may be sent.
+    """The boundary may be sent; the answer to a trip, which may take a while.
 
     Attributes:
         waited_s: how long the trip waited for it, by the receiver's clock.
@@ -226,7 +218,7 @@ class GetLinks(Message, frozen=True, tag="get_links"):
 
 
 class LinksReply(Message, frozen=True, tag="links"):
-    """The sender's newest link vector follows (protocol/routing/vectors.py)."""
+    """The sender's newest link vector follows (protocol/routing/vectors.py); empty before it."""
 
     max_payload_bytes = MAX_LINK_VECTOR_BYTES
 

@@ -21,7 +21,7 @@ ROOT: Final = "/loco/"
 SPOKEN: Final = tuple(
     each.removeprefix(ROOT) for each in (HELLO, GOSSIP, CONTENT, FRAGMENT, STAGE, REACH)
 )
-"""What this release speaks, as told in a Hello."""
+"""The conversations of this release, as told in a Hello."""
 REQUIRED: Final = ("hello", "gossip", "content")
 """Conversations without which two peers cannot train together."""
 

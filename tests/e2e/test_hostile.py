@@ -12,10 +12,10 @@ from swarm import Peer, Swarm, all_averaging, ending, nothing_broke
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from protocol.errors import Refused
-from protocol.limits import MAX_INBOUND_STREAMS_PER_PEER
+from protocol.limits import MAX_COUNT, MAX_INBOUND_STREAMS_PER_PEER
 from protocol.membership.group import Group
 from protocol.outcomes import RefusalReason
-from protocol.wire.fields import MAX_COUNT, MAX_SECONDS
+from protocol.wire.fields import MAX_SECONDS
 from protocol.wire.messages import Beat, Hello, PeerEntry, PeerList
 from protocol.wire.versions import CONTENT, GOSSIP, HELLO
 

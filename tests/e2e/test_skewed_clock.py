@@ -64,8 +64,9 @@ async def in_the_directory(member: Peer, peers: list[Peer], folder: Path) -> Non
     group = Group(member.status()["run_id"]).digest
     async with (
         raw_client(folder, member.address) as (network, _),
-        open_hivemind_directory(network.daemon_control_address, [member.address]) as directory,
+        open_hivemind_directory(network.daemon_control_address) as directory,
     ):
+        await directory.add_peers([member.address])
         for peer in peers:
             key, found = record_key(group, peer.peer_id), None
             with trio.fail_after(FOUND_S):

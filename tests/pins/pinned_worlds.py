@@ -25,8 +25,7 @@ from streaming_worlds import OPTIONS, fragment_spec, spoil
 from swarm_worlds import start, toy_spec
 from trio._core import _run as scheduler
 
-from peer.network.simulated import SimulatedInternet
-from peer.network.simulated_stream import LinkModel
+from peer.network.simulated import LinkModel, SimulatedInternet
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import (

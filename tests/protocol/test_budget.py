@@ -2,8 +2,7 @@
 
 import pytest
 
-from protocol.address.prefix import prefix_of
-from protocol.membership.book import Budget, Shares
+from protocol.membership.book import Budget, Shares, prefix_of
 
 RELAY = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
 
@@ -43,7 +42,7 @@ def take(budget: Budget, *places: tuple[str, str]) -> list[bool]:
 def test_one_identity_takes_its_share_and_no_more():
     budget = Budget(Shares(total=10, per_peer=2, per_prefix=10))
     assert take(budget, *[("a", "")] * 3, ("b", "")) == [True, True, False, True]
-    assert (budget.held_by("a"), budget.held_by("b"), budget.taken) == (2, 1, 3)
+    assert (budget._by_peer, budget.taken) == ({"a": 2, "b": 1}, 3)
 
 
 def test_one_network_takes_its_share_whoever_is_in_it():

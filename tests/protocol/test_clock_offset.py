@@ -3,8 +3,8 @@ import random
 import pytest
 from existing import existing
 
+from protocol.limits import MAX_LINKS
 from protocol.membership.clock_offset import (
-    MAX_CLOCK_PEERS,
     MAX_SAMPLES_PER_PEER,
     ClockOffsetEstimator,
 )
@@ -71,9 +71,9 @@ def test_useless_samples_are_not_kept(their_time_s, round_trip_s):
 
 def test_memory_is_bounded_and_old_samples_are_pushed_out():
     estimator = ClockOffsetEstimator()
-    for n in range(3 * MAX_CLOCK_PEERS):
+    for n in range(3 * MAX_LINKS):
         estimator.add(f"p{n}", 1000.0, 0.0, 1000.0)
-    assert len(estimator._samples) == MAX_CLOCK_PEERS
+    assert len(estimator._samples) == MAX_LINKS
     estimator = ClockOffsetEstimator()
     estimator.add("a", 1000.0, 0.0, 1000.0)
     for _ in range(MAX_SAMPLES_PER_PEER):

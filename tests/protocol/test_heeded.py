@@ -1,7 +1,6 @@
 """A peer's numbers count in the middle of all when it has beaten for a while."""
 
-from protocol.membership.heeded import BEATS, HEEDED_AFTER_S, heeded
-from protocol.membership.view import Progress, Roster
+from protocol.membership.view import BEATS, HEEDED_AFTER_S, Progress, Roster, heeded
 
 SILENCE_S = 10.0
 TRAINING = Progress("training", step=100)

@@ -73,7 +73,6 @@ def test_other_texts_are_refused_and_nothing_worse(text: str) -> None:
             "/ip4/1.2.3.4/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N",
             "hash of its key",
         ),
-        ("/" + "quic-v1/" * 40, "parts"),
     ],
 )
 def test_bad_addresses_are_refused_with_a_reason(text: str, words: str) -> None:

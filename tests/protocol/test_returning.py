@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.membership.heeded import BEATS, HEEDED_AFTER_S
 from protocol.membership.returning import (
     ALONE_S,
     LEADER_S,
@@ -17,7 +16,7 @@ from protocol.membership.returning import (
     Course,
     choose_course,
 )
-from protocol.membership.view import Member, Progress
+from protocol.membership.view import BEATS, HEEDED_AFTER_S, Member, Progress
 
 STEPS = st.integers(1, 5)
 NOW_S = 1000.0

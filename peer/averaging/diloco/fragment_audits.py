@@ -202,12 +202,9 @@ class FragmentAudits:
     async def _asked(self, leaf: Leaf) -> bytes:
         result = leaf.result
         asked = GetOpening(self._group, result.fragment, result.cycle, leaf.chunk, leaf.index)
-        async with Conversation(
-            await self._network.open_stream(result.owner, FRAGMENT),
-            max_payload_bytes=MAX_EVIDENCE_BYTES,
-        ) as talk:
+        async with Conversation(await self._network.open_stream(result.owner, FRAGMENT)) as talk:
             await talk.send(asked)
-            _, opening = await talk.receive(Opening)
+            _, opening = await talk.receive(Opening, max_payload_bytes=MAX_EVIDENCE_BYTES)
         return opening
 
     async def check(self, message: Proof, proof: bytes) -> None:

@@ -18,8 +18,7 @@ from peer.averaging.gossip.gossip import Gossip, GossipServer
 from peer.codec import get_codec
 from peer.facts import PackingFacts
 from peer.network.conversation import Conversation
-from peer.network.simulated import SimulatedInternet, SimulatedNetwork
-from peer.network.simulated_stream import LinkModel
+from peer.network.simulated import LinkModel, SimulatedInternet, SimulatedNetwork
 from peer.observe.events import EventLog
 from peer.ports import PeerId
 from peer.ports.simulated import SimulatedWork

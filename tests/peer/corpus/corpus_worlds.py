@@ -14,8 +14,7 @@ from peer.content.pieces import PieceFetcher
 from peer.content.service import ContentService
 from peer.content.store import PieceStore
 from peer.facts import Facts
-from peer.network.simulated import SimulatedInternet, SimulatedNetwork
-from peer.network.simulated_stream import LinkModel, SimulatedLink
+from peer.network.simulated import LinkModel, SimulatedInternet, SimulatedLink, SimulatedNetwork
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.ports.simulated import SimulatedWork

@@ -9,7 +9,7 @@ from swarm_worlds import exchanges
 
 from peer.averaging.gossip.exchange_io import Averaged, RoundOutcome, VectorExchange
 from peer.network.conversation import Conversation
-from peer.network.simulated_stream import SimulatedStream
+from peer.network.simulated import SimulatedStream
 from peer.ports import PeerId
 from peer.simulation.swarm import SimulatedPeer
 from protocol.wire.fields import Message

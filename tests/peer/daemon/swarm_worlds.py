@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from peer.content.state_file import state_bytes, weights_chunk
-from peer.network.simulated_stream import LinkModel
+from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.swarm import LoggedEvent, SimulatedPeer, SimulatedSwarm
 from peer.simulation.virtual_time import run_in_virtual_time

@@ -11,7 +11,7 @@ from peer.averaging.diloco.chunk_averages import ChunkAverages
 from peer.averaging.diloco.fragment_audits import FragmentAudits
 from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import codes_as_tensor
-from peer.network.simulated_stream import LinkModel
+from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm
 from protocol.outcomes import AuditOutcome, RefusalReason

@@ -11,7 +11,7 @@ import trio
 from swarm_worlds import outcomes, simulated, start, toy_spec
 
 from peer.daemon.links import SILENCE_S
-from peer.network.simulated_stream import LinkModel
+from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm

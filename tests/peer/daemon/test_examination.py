@@ -27,8 +27,7 @@ from peer.daemon.examination import (
 from peer.daemon.links import SILENCE_S
 from peer.daemon.outside import be_reached
 from peer.network.identity import load
-from peer.network.simulated import SimulatedInternet, SimulatedNetwork
-from peer.network.simulated_stream import LinkModel
+from peer.network.simulated import LinkModel, SimulatedInternet, SimulatedNetwork
 from peer.observe.event_names import EventName
 from peer.ports.simulated import SimulatedWork
 from peer.simulation.machine import Machine

@@ -21,7 +21,7 @@ from swarm_worlds import (
 
 from peer.averaging.gossip import exchanges
 from peer.facts import PeerState
-from peer.network.simulated_stream import LinkModel
+from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm

@@ -19,7 +19,7 @@ from swarm_worlds import (
 )
 
 from peer.facts import PeerState
-from peer.network.simulated_stream import LinkModel
+from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
 from peer.process.rejoin import JoinAgain
 from peer.rounds.loop import MAX_FAILURES_IN_A_ROW, TrainingImpossible

@@ -26,7 +26,7 @@ from swarm_worlds import STEP_S, simulated, start
 from peer.averaging.diloco.fragment_exchange import TICK_S, FragmentExchange
 from peer.averaging.diloco.fragment_messages import signed_with
 from peer.network.conversation import Conversation
-from peer.network.simulated_stream import LinkModel
+from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.swarm import SimulatedPeer, SwarmOptions, identity_of, open_swarm
 from protocol.diloco.cycle_machine import MAX_RETURN_S, MIN_RETURN_S

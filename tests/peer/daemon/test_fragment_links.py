@@ -14,7 +14,7 @@ from swarm_worlds import simulated, start, toy_spec
 
 from peer.codec import get_codec
 from peer.network.pacing import BandwidthLimits
-from peer.network.simulated_stream import LinkModel
+from peer.network.simulated import LinkModel
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm
 from peer.training.simulated import SimulatedSpeed

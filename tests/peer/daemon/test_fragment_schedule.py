@@ -13,7 +13,7 @@ from fragment_tap import watch
 from streaming_worlds import OPTIONS, assert_equal, contributors, fragment_spec, returned
 from swarm_worlds import STEP_S, simulated, start
 
-from peer.network.simulated_stream import LinkModel
+from peer.network.simulated import LinkModel
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
 from peer.training.simulated import SimulatedSpeed, ToyProblem, optimum

@@ -8,7 +8,7 @@ import pytest
 from streaming_worlds import LONGEST_ROUND_S, assert_equal, fragment_spec, longest_round_s
 from swarm_worlds import simulated, start
 
-from peer.network.simulated_stream import LinkModel
+from peer.network.simulated import LinkModel
 from peer.simulation.swarm import SwarmOptions, open_swarm
 
 pytestmark = pytest.mark.slow

@@ -23,7 +23,7 @@ from swarm_worlds import STEP_S, simulated, start, toy_spec
 
 from peer.codec import get_codec
 from peer.facts import PeerState
-from peer.network.simulated_stream import LinkModel
+from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
 from peer.options.config import ConfigError
 from peer.simulation.machine import Machine

@@ -20,8 +20,7 @@ from swarm_worlds import (
 )
 
 from peer.daemon.links import SILENCE_S
-from peer.network.simulated import SimulatedNetwork
-from peer.network.simulated_stream import LinkModel
+from peer.network.simulated import LinkModel, SimulatedNetwork
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, SwarmOptions, open_swarm

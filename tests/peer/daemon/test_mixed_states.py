@@ -7,7 +7,7 @@ from swarm_worlds import simulated, start, toy_spec, weights_bytes
 from peer.content.fetching import RATE_WINDOW_S, Fetcher
 from peer.content.state_file import state_bytes
 from peer.daemon.fetched import MAX_HELPERS, Witnesses
-from peer.network.simulated_stream import LinkModel
+from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import (

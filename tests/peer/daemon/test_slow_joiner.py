@@ -4,7 +4,7 @@ import pytest
 from swarm_worlds import partners, simulated, start, tally, toy_spec, weights_bytes
 
 from peer.facts import PeerState
-from peer.network.simulated_stream import LinkModel
+from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SwarmOptions, identity_of, open_swarm

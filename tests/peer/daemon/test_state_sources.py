@@ -8,7 +8,7 @@ from swarm_worlds import simulated, start, toy_spec
 from peer.content.state_file import state_bytes
 from peer.daemon.fetched import MAX_HELPERS
 from peer.facts import PeerState
-from peer.network.simulated_stream import LinkModel
+from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import (

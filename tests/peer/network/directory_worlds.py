@@ -11,7 +11,7 @@ import trio
 from peer.network.directory import open_hivemind_directory
 from peer.network.identity import Identity
 from peer.network.p2pd import P2pdConfig, P2pdProcess, attach, run_p2pd
-from peer.network.simulated_directory import SimulatedDhtWorld
+from peer.network.simulated import SimulatedDhtWorld
 from protocol.membership.records import PeerRecord, encode_record
 
 ADDRESS = "/ip4/203.0.113.5/tcp/4001"

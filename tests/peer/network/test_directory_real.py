@@ -43,7 +43,7 @@ def blocker():
 
 async def _inside(peer, function):
     """Run an async function of the node in the directory's thread."""
-    node = peer.directory._thread.node._node
+    node = peer.directory._thread.node
     node.probed = partial(function, node)
     return await peer.directory._thread.call("probed")
 

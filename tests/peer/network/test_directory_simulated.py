@@ -5,7 +5,7 @@ import trio
 from directory_worlds import ADDRESS, Peer
 
 from peer.network.identity import Identity
-from peer.network.simulated_directory import SimulatedDhtWorld
+from peer.network.simulated import SimulatedDhtWorld
 from protocol.limits import MAX_RECORDS_PER_SHARD
 from protocol.membership.records import record_keys
 

@@ -7,8 +7,13 @@ import trio
 from network_worlds import peer_id_of
 from trio.testing import MockClock
 
-from peer.network.simulated import SimulatedInternet, SimulatedNetwork
-from peer.network.simulated_stream import SILENCE_LIMIT_S, WINDOW_BYTES, LinkModel
+from peer.network.simulated import (
+    SILENCE_LIMIT_S,
+    WINDOW_BYTES,
+    LinkModel,
+    SimulatedInternet,
+    SimulatedNetwork,
+)
 from peer.ports import Stream
 from protocol.errors import StreamLost
 from protocol.limits import DIAL_TIMEOUT_S
@@ -280,9 +285,3 @@ def test_the_same_seed_makes_the_same_trace(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(first) == 12
     assert seeded(3) == first
     assert seeded(4) != first
-
-
-@pytest.mark.parametrize("model", [(-1.0,), (0.0, -1.0), (0.0, 0.0, 0.0), (0.0, 0.0, 1.0, 1.0)])
-def test_impossible_links_are_refused(model: tuple[float, ...]) -> None:
-    with pytest.raises(ValueError, match="link|loss"):
-        LinkModel(*model)

@@ -13,7 +13,7 @@ from peer.network.conversation import Conversation
 from peer.network.pacing import (
     ACKNOWLEDGEMENTS,
     BURST_S,
-    MORE,
+    FASTER,
     NO_LIMITS,
     PIECE_BYTES,
     WIRE_FACTOR,
@@ -169,7 +169,7 @@ async def test_bulk_goes_a_little_faster_than_was_measured(autojump_clock: MockC
     sent = 0
     while sent < 500_000:
         sent += await pacing.turn(B, 500_000 - sent)
-    assert trio.current_time() - began_s == pytest.approx(5.0 / MORE, abs=0.3)
+    assert trio.current_time() - began_s == pytest.approx(5.0 / FASTER, abs=0.3)
     pacing.measured(B, math.inf)
     assert await pacing.turn(B, 500_000) == 500_000
 

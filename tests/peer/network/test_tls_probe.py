@@ -62,11 +62,11 @@ def test_a_good_certificate_proves_its_peer() -> None:
     [
         (lambda _: None, "not a libp2p certificate"),
         (lambda to_sign: good(to_sign + b"x"), "not signed by 12D3KooW"),
-        (lambda to_sign: good(to_sign)[:-1], "cut off"),
-        (lambda to_sign: good(to_sign) + b"x", "bytes too many"),
-        (lambda _: b"", "cannot be read"),
-        (lambda _: b"\x04\x01x", "cannot be read"),
-        (lambda _: signed_key(b"\x08\x00\x12\x01k", b"s"), "not an Ed25519 key"),
+        (lambda to_sign: good(to_sign)[:-1], "no Ed25519 key"),
+        (lambda to_sign: good(to_sign) + b"x", "no Ed25519 key"),
+        (lambda _: b"", "no Ed25519 key"),
+        (lambda _: b"\x04\x01x", "no Ed25519 key"),
+        (lambda _: signed_key(b"\x08\x00\x12\x01k", b"s"), "no Ed25519 key"),
     ],
 )
 def test_other_certificates_prove_nothing(

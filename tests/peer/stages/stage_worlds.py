@@ -15,8 +15,7 @@ from trio.lowlevel import ParkingLot
 
 from peer.codec import Codec
 from peer.facts import Facts, PeerState
-from peer.network.simulated import SimulatedInternet
-from peer.network.simulated_stream import LinkModel
+from peer.network.simulated import LinkModel, SimulatedInternet
 from peer.ports.simulated import SimulatedWork
 from peer.rounds.way import TrainerLine
 from peer.stages.company import StageCompany, Surroundings

@@ -8,8 +8,7 @@ import trio
 
 from peer.codec import BLOCK, get_codec
 from peer.network.conversation import Conversation, StreamStalled
-from peer.network.simulated import SimulatedInternet
-from peer.network.simulated_stream import LinkModel
+from peer.network.simulated import LinkModel, SimulatedInternet
 from peer.ports.simulated import SimulatedWork
 from peer.stages.arrivals import FLOOR_S, Arrivals, Line, Unusual
 from peer.training.ring import BoundaryRing

@@ -9,7 +9,7 @@ from stage_worlds import StageWorld
 
 from bench.pipeline_world.given_paths import GivenPaths
 from peer.network.identity import Identity
-from peer.network.simulated_stream import LinkModel
+from peer.network.simulated import LinkModel
 from peer.simulation.virtual_time import run_in_virtual_time
 from protocol.microbatch.core import Counted
 from protocol.routing.snapshots import REPLAN_EVERY_S

@@ -10,8 +10,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from peer.facts import PipelineFacts
 from peer.network.conversation import Conversation
-from peer.network.simulated import SimulatedInternet
-from peer.network.simulated_stream import LinkModel
+from peer.network.simulated import LinkModel, SimulatedInternet
 from peer.stages.stopwatch import Stopwatch
 from peer.stages.transfers import DRAINED, MAX_AHEAD, SERVED_IDLE_S, Transfers
 from protocol.address.peer_id import peer_id_from_public_key

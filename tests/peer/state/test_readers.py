@@ -23,7 +23,7 @@ from peer.content.fetching import (
 from peer.content.service import FIRST_REQUEST_S, READINGS_OF_A_STATE, REQUEST_S
 from peer.content.state_file import state_bytes
 from peer.network.conversation import Conversation, StreamStalled
-from peer.network.simulated_stream import LinkModel
+from peer.network.simulated import LinkModel
 from protocol.content.manifest import digest_of
 from protocol.errors import Refused, StreamLost
 from protocol.limits import (
@@ -139,8 +139,8 @@ async def ask_and_read_nothing(made: World, network: Any, request: Any) -> None:
 async def test_streams_that_never_read_lose_their_places(
     autojump_clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr("peer.network.simulated_stream.WINDOW_BYTES", 512)
-    monkeypatch.setattr("peer.network.simulated_stream.SEGMENT_BYTES", 256)
+    monkeypatch.setattr("peer.network.simulated.WINDOW_BYTES", 512)
+    monkeypatch.setattr("peer.network.simulated.SEGMENT_BYTES", 256)
     async with (
         world(tmp_path) as made,
         made.crowd(*[None] * MAX_READERS) as readers,
@@ -320,7 +320,7 @@ async def test_a_source_that_describes_its_state_for_ever_is_left(
 async def test_a_peer_that_never_reads_is_given_up_in_every_conversation(
     autojump_clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("peer.network.simulated_stream.WINDOW_BYTES", 16)
+    monkeypatch.setattr("peer.network.simulated.WINDOW_BYTES", 16)
     async with world(tmp_path) as made:
 
         async def deaf(_: Any) -> None:

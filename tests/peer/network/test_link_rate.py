@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from protocol.membership.link_rate import CRUISE, GAINS, LEAST_BYTES_PER_S, LinkRate
+from peer.network.pacing import CRUISE, GAINS, LEAST_BYTES_PER_S, LinkRate
 
 LINE = 1_000_000.0  # bytes per second that the path carries
 
