@@ -38,7 +38,6 @@ takes some 8 ms longer a round, so a hundred rounds."""
 CHUNK_BLOCKS: Final = 8 * 1024
 """Blocks that a thread takes at once: 4 MB of fp32, far more than it costs to hand them over."""
 
-
 _failures: Final[dict[str, str]] = {}
 
 
@@ -52,9 +51,9 @@ def kernels_of(module: str) -> ModuleType | None:
         return None
 
 
-def loops_named(name: str, module: str) -> str:
-    """`name` where the kernels of a module work, loading them; else `plain`, and why."""
-    return name if kernels_of(module) else f"plain: {_failures[module]}"
+def loops_named(module: str) -> str:
+    """`compiled` where the kernels of a module work, loading them; else `plain`, and why."""
+    return "compiled" if kernels_of(module) else f"plain: {_failures[module]}"
 
 
 def kernel(signature: str) -> Callable[[Function], Function]:

@@ -37,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .base import BLOCK, TILE
-from .int8 import LARGEST_CODE
+from .codecs import LARGEST_CODE
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -50,7 +50,6 @@ LARGEST_WIDTH: Final = 8
 _HEAD_BYTES: Final = 5
 _PLANE_BYTES: Final = BLOCK // 8
 _PRIME: Final = 251
-_ROWS: Final = TILE // BLOCK
 _WEIGHTS: Final = np.array(
     [[pow(6, i, _PRIME), pow(6, 2 * i, _PRIME)] for i in range(BLOCK)], np.float32
 )
@@ -69,8 +68,9 @@ class _CodedBlocks:
 
     def tiles(self) -> Iterator[slice]:
         """Blocks that are worked on at once."""
-        for first in range(0, len(self.scales), _ROWS):
-            yield slice(first, min(first + _ROWS, len(self.scales)))
+        blocks, rows = len(self.scales), TILE // BLOCK
+        for first in range(0, blocks, rows):
+            yield slice(first, min(first + rows, blocks))
 
     def scale_of(self, tile: slice) -> Floats:
         """fp32 [blocks, 1]."""

@@ -221,7 +221,7 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
         "parameters": "of the model",
         "micro_batch": "sequences per forward pass",
         "steps_per_s": "of the trainer alone",
-        "codec": "what codes its weights: plain, compiled or triton loops, and why if not others",
+        "codec": "what codes its weights: plain or compiled loops, and why if not others",
     },
     EventName.TRAINER_DIED: {"reason": "one word", "detail": "for people"},
     EventName.CODEC_CHOSEN: {

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from peer.codec import BLOCK, TILE, codes_as_tensor, get_codec
 from peer.codec.base import LARGEST_MAGNITUDE
-from peer.codec.int8 import Int8Codec
+from peer.codec.codecs import Int8Codec
 from protocol.run.layout import ALIGNMENT
 from protocol.run.ways import CODECS, WAYS, CodecRow
 

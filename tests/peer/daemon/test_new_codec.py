@@ -9,7 +9,7 @@ from swarm_worlds import outcomes, simulated, start, toy_spec
 
 from peer.cli.new import of_codecs
 from peer.codec import get_codec
-from peer.codec.plain import PlainCodec
+from peer.codec.codecs import PlainCodec
 from peer.simulation.swarm import open_swarm
 from protocol.errors import InvalidRunSpec
 from protocol.run import ways as codecs
