@@ -5,10 +5,9 @@ model.safetensors (fp32), the tokenizer's files (the byte tokenizer as one of Hu
 `loco_peer.json`, which says where the weights come from and marks the folder as an export. Files
 are written beside the folder and moved in when all are whole.
 
-An exported model continues texts with all of its stages or without some. A stage that is left out
-takes its layers with it: what comes out of the stage before goes into the stage after, as where
-microbatches skip in training. The rest of the model, and its numbers of layers for the cache of
-keys and values, close ranks. The same prompt, sampling and stages give the same text, on the same
+An exported model continues texts with all of its stages or without some: layers of a stage that is
+left out are skipped, as microbatches skip in training, and those that stay are numbered anew for
+the cache of keys and values. The same prompt, sampling and stages give the same text, on the same
 machine and versions.
 """
 
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors.torch import save_file
 from torch import nn
@@ -37,12 +35,11 @@ from transformers.utils import logging as transformers_logging
 from peer.ports.files import USUAL_FILE
 from peer.training.corpus.tokenizer import BYTES, ByteTokenizer, FileTokenizer, Tokenizer
 from peer.training.model import model_config, model_shapes
+from peer.training.ports import Float32Vector
 from protocol.run.layout import Layout, LayoutEntry, stage_layers
 from protocol.run.run_spec import RunSpec
 
 from .export_folder import MARKER, check_export_folder
-
-Float32Vector = npt.NDArray[np.float32]
 
 _WEIGHTS: Final = "model.safetensors"
 _EMBEDDING: Final = "model.embed_tokens.weight"
@@ -196,7 +193,6 @@ class ExportedModel:
 
     @property
     def layers(self) -> int:
-        """Layers that a token goes through."""
         return len(self._model.model.layers)
 
     def leave_out(self, stages: Collection[int]) -> None:
