@@ -1,8 +1,8 @@
-"""int8 codes in few bits, for a receiver that holds others near them: its own. Nothing is lost.
+"""int8 codes in few bits, for a receiver that holds codes near them. Nothing is lost.
 
-Idea. Two replicas differ by little, so of a code k the receiver needs but the low bits: it knows
-about where k lies, by its own value. (Moniqua, arXiv 2002.11787, sends low bits of weights too, and
-trusts that they suffice.) For a block that is sent in w bits, with the sender's scale s:
+Idea. Two replicas differ by little, so of a code k the receiver needs but the low bits: its own
+value says about where k lies. (Moniqua, arXiv 2002.11787, sends low bits of weights too, and trusts
+that they suffice.) For a block that is sent in w bits, with the sender's scale s:
 
     n = round(receiver's own value / s)           at most 127 either way; 0 where s is 0 or w is 8
     k = the number nearest n, from n - 2**(w-1) on, whose low w bits are those that came
@@ -100,8 +100,7 @@ def _vectors(payload: Any, vectors: int) -> list[_CodedBlocks]:
 def apart_per_block(own: Any, theirs: Any, vectors: int = 1) -> Floats:
     """The largest difference of two peers' values in each block, fp32 [vectors * blocks].
 
-    At most as large as our own largest value could be: with that a block is sent whole, and what
-    one partner holds beyond it shall not be remembered.
+    At most as large as our own largest value could be: with that a block is sent whole.
     """
     found: list[Floats] = []
     for one, other in zip(_vectors(own, vectors), _vectors(theirs, vectors), strict=True):
