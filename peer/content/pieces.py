@@ -31,7 +31,7 @@ from peer.observe.events import EventLog
 from peer.ports import Network, PeerId, Work
 from peer.ports.files import replace_file
 from peer.training.corpus import Corpus, KeptCorpus
-from peer.training.corpus.blocks import cut_piece, piece_path
+from peer.training.corpus.blocks import PIECE_SUFFIX, cut_piece, piece_path
 from protocol.content.manifest import CorpusManifest
 from protocol.content.needs import CorpusNeeds, first_to_go, kept_pieces
 from protocol.content.scheduler import AtOnce, BoolVector, Request, Scheduler
@@ -43,7 +43,6 @@ from protocol.schedule.data_plan import DataPlan, Members
 from .fetching import fetch_from
 
 # --- pieces that are here -------------------------------------------------------------------------
-SUFFIX: Final = ".piece"
 
 
 class PieceStore:
@@ -64,8 +63,8 @@ class PieceStore:
         self.here = np.full(manifest.num_pieces, whole is not None)
         self._folder = folder
         self._whole = whole
-        for path in () if whole else folder.glob(f"*{SUFFIX}"):
-            name = path.name.removesuffix(SUFFIX)
+        for path in () if whole else folder.glob(f"*{PIECE_SUFFIX}"):
+            name = path.name.removesuffix(PIECE_SUFFIX)
             if path.name.startswith("."):  # what was being written when the machine stopped
                 path.unlink(missing_ok=True)
             elif name.isdecimal() and (piece := int(name)) < manifest.num_pieces:

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from peer.ports.files import PRIVATE_FILE, replace_file
 from peer.training.corpus import Corpus, adopt_held_out, adopt_manifest, kept_corpus
-from peer.training.corpus.blocks import cut_piece, piece_path
+from peer.training.corpus.blocks import PIECE_SUFFIX, cut_piece, piece_path
 from peer.training.corpus.folder import HELD_OUT, MANIFEST, PACKED, corpus_folder
 from peer.training.corpus.packed import InvalidCorpus
 from peer.training.corpus.tokenizer import BYTES, FileTokenizer, tokenizer_path
@@ -52,7 +52,6 @@ from .kept_files import AdmissionFile
 
 FILES: Final = (OUTER_FILE, TRAINER_FILE, MANIFEST_FILE)
 CACHE: Final = "cache"
-PIECE_SUFFIX: Final = ".piece"
 
 
 class UploadFailed(LocoError):
@@ -244,12 +243,21 @@ def restore(url: str, home: Home, keep: int) -> Iterator[str]:
 
 
 class _Restore:
+    """One restore.
+
+    Attributes:
+        is_needless: the home has a run, and a whole checkpoint to go on from. (With a torn one its
+            founder would begin the run anew.)
+    """
+
     def __init__(self, url: str, files: Any, root: str, home: Home, keep: int) -> None:
         self._url = url
         self._files = files
         self._root = root
         self._home = home
         self._store = CheckpointStore(home.checkpoints_dir, keep)
+        run, newest = home.run(), self._store.newest_whole
+        self.is_needless = run is not None and newest(run.run_id, lambda *_: None) is not None
 
     def run(self) -> Iterator[str]:
         uploaded = self._newest_first()
@@ -270,17 +278,6 @@ class _Restore:
             self._home.bind_run(signed)
             return
         raise RestoreFailed(f"{self._url} holds no whole checkpoint: see what was said above")
-
-    @property
-    def is_needless(self) -> bool:
-        """Whether the home has a run, and a checkpoint to go on from.
-
-        One that is torn is none: its founder would begin the run anew.
-        """
-        run = self._home.run()
-        if run is None:
-            return False
-        return self._store.newest_whole(run.run_id, lambda *_: None) is not None
 
     # --- the checkpoint -------------------------------------------------------------------------
     def _newest_first(self) -> list[tuple[str, Manifest]]:
