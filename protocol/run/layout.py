@@ -28,7 +28,7 @@ from protocol.errors import LocalProtocolError
 
 # --- layout ---------------------------------------------------------------------------------------
 ALIGNMENT: Final = 128
-"""Values; the granularity of every codec divides it (ways.py)."""
+"""Values; codecs code as many together (ways.py)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,7 @@ A codec is a class of peer/codec, loaded by name. The run spec, its explanations
 messages read the rows.
 
     made_by           module:class; called with `part_of`, makes a `Codec` (peer/codec/base.py)
-    granularity       values that are coded together; whatever is coded is a multiple of it long
-    granule_bytes     bytes that so many values become
+    block_bytes       bytes that ALIGNMENT values become; whatever is coded is a multiple of it long
     differences_only  whether it is too coarse for whole weights
     packs             whether two that average as a pair send each other the codes in fewer bits, as
                       differences from what the other holds (peer/codec/differences.py); then the
@@ -75,34 +74,24 @@ class CodecRow:
     """One codec; see the top of the file."""
 
     made_by: str
-    granularity: int
-    granule_bytes: int
+    block_bytes: int
     differences_only: bool = False
     packs: bool = False
     fused: Mapping[str, str] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        """Refuse what no vector could be cut into: tensors and chunks end at the alignment."""
-        if ALIGNMENT % self.granularity:
-            raise ValueError(
-                f"{self.made_by} codes {self.granularity} values together:"
-                f" that must divide the alignment of tensors, {ALIGNMENT}"
-            )
-
     @property
     def bytes_per_value(self) -> float:
-        return self.granule_bytes / self.granularity
+        return self.block_bytes / ALIGNMENT
 
     def code_bytes(self, num_values: int) -> int:
-        """Bytes that so many values become, a multiple of the granularity."""
-        return num_values // self.granularity * self.granule_bytes
+        """Bytes that so many values become, a multiple of ALIGNMENT."""
+        return num_values // ALIGNMENT * self.block_bytes
 
 
 _ROWS: Final[dict[str, CodecRow]] = {
     "int8": CodecRow(
         made_by="peer.codec.codecs:Int8Codec",
-        granularity=128,
-        granule_bytes=130,
+        block_bytes=130,
         fused={
             "noloco": "peer.averaging.gossip.int8_step",
             "diloco": "peer.averaging.diloco.int8_nesterov",
@@ -110,17 +99,15 @@ _ROWS: Final[dict[str, CodecRow]] = {
     ),
     "int8-diff": CodecRow(
         made_by="peer.codec.codecs:Int8DiffCodec",
-        granularity=128,
-        granule_bytes=130,
+        block_bytes=130,
         packs=True,
         fused={"noloco": "peer.averaging.gossip.int8_step"},
     ),
-    "bf16": CodecRow(made_by="peer.codec.codecs:Bf16Codec", granularity=1, granule_bytes=2),
-    "fp32": CodecRow(made_by="peer.codec.codecs:Fp32Codec", granularity=1, granule_bytes=4),
+    "bf16": CodecRow(made_by="peer.codec.codecs:Bf16Codec", block_bytes=256),
+    "fp32": CodecRow(made_by="peer.codec.codecs:Fp32Codec", block_bytes=512),
     "int4": CodecRow(
         made_by="peer.codec.codecs:Int4Codec",
-        granularity=128,
-        granule_bytes=66,
+        block_bytes=66,
         differences_only=True,
     ),
 }

@@ -16,7 +16,7 @@ from protocol.run import ways as codecs
 from protocol.run.run_spec import parse_bytes, parse_toml
 from protocol.run.ways import CodecRow
 
-ROW: Final = CodecRow(made_by=f"{__name__}:HalfCodec", granularity=1, granule_bytes=2)
+ROW: Final = CodecRow(made_by=f"{__name__}:HalfCodec", block_bytes=256)
 
 
 class HalfCodec(PlainCodec):
