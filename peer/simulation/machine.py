@@ -51,6 +51,7 @@ class Machine:
         begins_group: its peer is the first that holds this part, and makes its first weights.
         token: an invitation that its user has given.
         checkpoint_every_s: how often its peer writes a checkpoint; None for never.
+        exit_when_done: its peer ends when the run is over.
     """
 
     speed: SimulatedSpeed = field(default_factory=SimulatedSpeed)
@@ -63,6 +64,7 @@ class Machine:
     begins_group: bool = False
     token: Token | None = None
     checkpoint_every_s: float | None = None
+    exit_when_done: bool = False
 
 
 class Gate:

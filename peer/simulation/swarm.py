@@ -132,22 +132,20 @@ class SimulatedPeer:
         parsed = [json.loads(line) for line in self.lines]
         return [event for event in parsed if not names or event["event"] in names]
 
-    async def run(
-        self, entry: Entry, write_line: Callable[[bytes], None], *, exit_when_done: bool
-    ) -> None:
+    async def run(self, entry: Entry, write_line: Callable[[bytes], None]) -> None:
         """Live as a daemon does; its provision, network and directory are set before."""
         parts = self.parts = self._parts(write_line)
         self.facts, self.links, self.report = parts.facts, parts.links, parts.report
         settings = PeerSettings(
             home=self.name,
             state_dir=self.folder,
-            exit_when_done=exit_when_done,
+            exit_when_done=self.machine.exit_when_done,
             grace_s=GRACE_S,
             on_ready=self.ready.set,
             check_spec=self._check_spec,
             bind_run=self._bind,
             observe_round=self.timings.append,
-            checkpoints=CheckpointPlan(self.machine.checkpoint_every_s),
+            checkpoints=self._checkpoint_plan(),
             on_run=self._tell,
         )
         self.peer = Peer(settings, parts)
@@ -163,6 +161,9 @@ class SimulatedPeer:
     def _tell(self, spec: RunSpec, corpus_tokens: int) -> None:
         has_state = bool(self.events(EventName.STATE_RECEIVED))
         self.told.append((spec, corpus_tokens, has_state))
+
+    def _checkpoint_plan(self) -> CheckpointPlan:
+        return CheckpointPlan(self.machine.checkpoint_every_s)
 
     def _check_spec(self, spec: RunSpec) -> None:
         steps = self.machine.overlap_steps
@@ -248,48 +249,35 @@ class SimulatedSwarm:
         return self.peers[name]
 
     # --- peers ------------------------------------------------------------------------------------
-    def found(
-        self, name: str, machine: Machine = DEFAULT_MACHINE, *, exit_when_done: bool = False
-    ) -> SimulatedPeer:
-        entry = partial(found, self._spec)
-        return self._start(name, machine, entry, exit_when_done=exit_when_done)
+    def found(self, name: str, machine: Machine = DEFAULT_MACHINE) -> SimulatedPeer:
+        return self._start(name, machine, partial(found, self._spec))
 
     def join(
-        self,
-        name: str,
-        machine: Machine = DEFAULT_MACHINE,
-        *,
-        through: Sequence[str] = (),
-        exit_when_done: bool = False,
+        self, name: str, machine: Machine = DEFAULT_MACHINE, *, through: Sequence[str] = ()
     ) -> SimulatedPeer:
         """Start a peer that joins through the named peers (the founder, if none is named)."""
         through = through or [next(iter(self.peers))]
         bootstrap = [at for each in through for at in self.peers[each].network.addresses]
-        entry = partial(join, bootstrap, None)
-        return self._start(name, machine, entry, exit_when_done=exit_when_done)
+        return self._start(name, machine, partial(join, bootstrap, None))
 
-    def resume(
-        self, name: str, *, exit_when_done: bool = False, alone: bool = False
-    ) -> SimulatedPeer:
+    def resume(self, name: str, *, alone: bool = False) -> SimulatedPeer:
         """Start a peer again whose daemon has ended, in the home that it had."""
         before = self.peers[name]
         assert before.ended.is_set(), "an identity lives once"
         assert before.signed is not None
         entry = partial(come_back, before.signed, (), None, alone)
-        return self._start(name, before.machine, entry, exit_when_done=exit_when_done)
+        return self._start(name, before.machine, entry)
 
-    def _start(
-        self, name: str, machine: Machine, entry: Entry, *, exit_when_done: bool
-    ) -> SimulatedPeer:
+    def _start(self, name: str, machine: Machine, entry: Entry) -> SimulatedPeer:
         number = self._incarnations[name] = self._incarnations.get(name, 0) + 1
         identity, folder = identity_of(self._seed, name), self._folder / name
         roster = self._options.roster_of(identity.peer_id)
         peer = SimulatedPeer(name, identity, number, machine, folder, roster)
         self.peers[name] = peer
-        self._nursery.start_soon(self._run, peer, entry, exit_when_done)
+        self._nursery.start_soon(self._run, peer, entry)
         return peer
 
-    async def _run(self, peer: SimulatedPeer, entry: Entry, exit_when_done: bool) -> None:
+    async def _run(self, peer: SimulatedPeer, entry: Entry) -> None:
         def write_line(line: bytes) -> None:
             peer.lines.append(line)
             self._lines.append(line)
@@ -307,7 +295,7 @@ class SimulatedSwarm:
         with peer.scope:
             async with self.internet.open_network(peer.peer_id) as peer.network:
                 peer.directory = self.directory.directory(peer.peer_id, machine.clock_skew_s)
-                await peer.run(entry, write_line, exit_when_done=exit_when_done)
+                await peer.run(entry, write_line)
         peer.ended.set()
 
     # --- harm -------------------------------------------------------------------------------------

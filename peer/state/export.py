@@ -36,7 +36,7 @@ from peer.ports.files import USUAL_FILE
 from peer.training.corpus.tokenizer import BYTES, ByteTokenizer, FileTokenizer, Tokenizer
 from peer.training.model import model_config, model_shapes
 from peer.training.ports import Float32Vector
-from protocol.run.layout import Layout, LayoutEntry, stage_layers
+from protocol.run.layout import Layout, stage_layers
 from protocol.run.run_spec import RunSpec
 
 from .export_folder import MARKER, check_export_folder
@@ -98,7 +98,8 @@ def export_hugging_face(
 
 def _config(spec: RunSpec, layout: Layout, tokenizer: Tokenizer) -> LlamaConfig:
     """The model's config, once it is sure that its parameters lie as `layout` says."""
-    vocabulary_size = _entry(layout, _EMBEDDING).shape[0]
+    embeddings = (entry.shape[0] for entry in layout.entries if entry.name == _EMBEDDING)
+    vocabulary_size = next(embeddings, 1)
     if Layout.from_shapes(model_shapes(spec, vocabulary_size)).digest != layout.digest:
         raise ValueError("the layout is not that of the run spec's model")
     config = model_config(spec, vocabulary_size)
@@ -109,13 +110,6 @@ def _config(spec: RunSpec, layout: Layout, tokenizer: Tokenizer) -> LlamaConfig:
         config.bos_token_id = None
         config.eos_token_id = next(iter(tokenizer.separator), None)
     return config
-
-
-def _entry(layout: Layout, name: str) -> LayoutEntry:
-    for entry in layout.entries:
-        if entry.name == name:
-            return entry
-    raise ValueError(f"the layout has no {name}: not a model of the Llama family")
 
 
 def _tensors(phi_P: Float32Vector, layout: Layout) -> dict[str, torch.Tensor]:
