@@ -38,7 +38,7 @@ import torch
 from bench import report
 from peer.averaging.gossip.outer_step import NolocoFactors, outer_step
 from peer.codec import Codec, compiled, get_codec
-from peer.codec.int8 import Int8Codec
+from peer.codec.codecs import Int8Codec
 from protocol.run.ways import CODECS
 
 FULL_VALUES: Final = 64 * 1024 * 1024

@@ -26,7 +26,7 @@ from bench.fuzzing.statements import statements_by
 from bench.fuzzing.values import World
 from peer.codec import BLOCK, get_codec
 from peer.codec.differences import pack
-from peer.content.store import PieceStore
+from peer.content.pieces import PieceStore
 from peer.daemon.outside import be_reached
 from peer.network.identity import Identity
 from peer.observe.event_names import EventName

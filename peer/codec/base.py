@@ -12,9 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from protocol.run.layout import ALIGNMENT
+
 # --- promises and checks --------------------------------------------------------------------------
 
-BLOCK: Final = 128
+BLOCK: Final = ALIGNMENT
 """Values that share one scale; every flat vector's length is a multiple of it."""
 MAIN_MEMORY: Final = torch.device("cpu")
 TILE: Final = 256 * 1024
@@ -116,7 +118,7 @@ class Codec(ABC):
     def _are_valid(self, codes: torch.Tensor) -> bool: ...
 
     def loops_for(self, num_values: int, device: torch.device) -> str:
-        """What codes a vector of so many values there: `plain`, `compiled` or `triton`.
+        """What codes a vector of so many values there: `plain` or `compiled`.
 
         Where others were wanted and did not work, why follows: `plain: ImportError: ...`. Loads
         what it names, so it may take seconds.

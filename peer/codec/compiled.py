@@ -1,21 +1,21 @@
 """Loops compiled for this processor by numba, at the speed of memory; without numba, none.
 
-Idea. torch's operations read and write memory once each, and coding takes eight of them. A compiled
-loop makes one pass. It does the same correctly rounded IEEE operations in the same order (LLVM
-joins no multiplication with an addition unless told to), so its bytes are those of the plain path,
-which stays as the reference and as the way out.
+Coding takes eight of torch's operations, each a pass over memory. A compiled loop makes one. It
+does the same correctly rounded IEEE operations in the same order (LLVM joins no multiplication with
+an addition unless told to), so its bytes are those of the plain path, which stays as the reference
+and the way out.
 
 Rules:
 
-- numba is imported when a long vector is first coded: `COMPILED_FROM` values, below which the plain
-  path is done before numba is loaded. Small models and commands never wait for it.
+- numba is imported when a vector of `COMPILED_FROM` values or more is first coded: small models and
+  commands never wait for it.
 - Machine code is kept beside the source, or in the user's cache where that is read-only, or not at
   all. It is kept by processor and by the time of the kernel's own file: after a change here or in
   `base.py` alone, `make clean`. Several processes may write it: files are replaced whole.
 - Whatever fails (no numba, one that does not know this numpy), the plain path is taken, and
-  `loops_named` says what it was.
-- As many threads as torch would use here (`torch.get_num_threads`), of our own: kernels hold no
-  lock, and numba's pool either aborts when two threads call it, or spins against torch's.
+  `loops_named` says why.
+- There are as many threads as torch would use here, of our own: numba's pool either aborts when two
+  threads call it, or spins against torch's.
 - Work is cut into chunks of one size whatever the number of threads, so sums come out the same.
 """
 
@@ -38,7 +38,6 @@ takes some 8 ms longer a round, so a hundred rounds."""
 CHUNK_BLOCKS: Final = 8 * 1024
 """Blocks that a thread takes at once: 4 MB of fp32, far more than it costs to hand them over."""
 
-
 _failures: Final[dict[str, str]] = {}
 
 
@@ -52,9 +51,9 @@ def kernels_of(module: str) -> ModuleType | None:
         return None
 
 
-def loops_named(name: str, module: str) -> str:
-    """`name` where the kernels of a module work, loading them; else `plain`, and why."""
-    return name if kernels_of(module) else f"plain: {_failures[module]}"
+def loops_named(module: str) -> str:
+    """`compiled` where the kernels of a module work, loading them; else `plain`, and why."""
+    return "compiled" if kernels_of(module) else f"plain: {_failures[module]}"
 
 
 def kernel(signature: str) -> Callable[[Function], Function]:

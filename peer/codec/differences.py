@@ -1,8 +1,8 @@
-"""int8 codes in few bits, for a receiver that holds others near them: its own. Nothing is lost.
+"""int8 codes in few bits, for a receiver that holds codes near them. Nothing is lost.
 
-Idea. Two replicas differ by little, so of a code k the receiver needs but the low bits: it knows
-about where k lies, by its own value. (Moniqua, arXiv 2002.11787, sends low bits of weights too, and
-trusts that they suffice.) For a block that is sent in w bits, with the sender's scale s:
+Idea. Two replicas differ by little, so of a code k the receiver needs but the low bits: its own
+value says about where k lies. (Moniqua, arXiv 2002.11787, sends low bits of weights too, and trusts
+that they suffice.) For a block that is sent in w bits, with the sender's scale s:
 
     n = round(receiver's own value / s)           at most 127 either way; 0 where s is 0 or w is 8
     k = the number nearest n, from n - 2**(w-1) on, whose low w bits are those that came
@@ -37,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .base import BLOCK, TILE
-from .int8 import LARGEST_CODE
+from .codecs import LARGEST_CODE
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -50,7 +50,6 @@ LARGEST_WIDTH: Final = 8
 _HEAD_BYTES: Final = 5
 _PLANE_BYTES: Final = BLOCK // 8
 _PRIME: Final = 251
-_ROWS: Final = TILE // BLOCK
 _WEIGHTS: Final = np.array(
     [[pow(6, i, _PRIME), pow(6, 2 * i, _PRIME)] for i in range(BLOCK)], np.float32
 )
@@ -69,8 +68,9 @@ class _CodedBlocks:
 
     def tiles(self) -> Iterator[slice]:
         """Blocks that are worked on at once."""
-        for first in range(0, len(self.scales), _ROWS):
-            yield slice(first, min(first + _ROWS, len(self.scales)))
+        blocks, rows = len(self.scales), TILE // BLOCK
+        for first in range(0, blocks, rows):
+            yield slice(first, min(first + rows, blocks))
 
     def scale_of(self, tile: slice) -> Floats:
         """fp32 [blocks, 1]."""
@@ -100,8 +100,7 @@ def _vectors(payload: Any, vectors: int) -> list[_CodedBlocks]:
 def apart_per_block(own: Any, theirs: Any, vectors: int = 1) -> Floats:
     """The largest difference of two peers' values in each block, fp32 [vectors * blocks].
 
-    At most as large as our own largest value could be: with that a block is sent whole, and what
-    one partner holds beyond it shall not be remembered.
+    At most as large as our own largest value could be: with that a block is sent whole.
     """
     found: list[Floats] = []
     for one, other in zip(_vectors(own, vectors), _vectors(theirs, vectors), strict=True):

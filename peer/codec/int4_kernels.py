@@ -1,4 +1,4 @@
-"""The int4 code (`peer.codec.int4`) as compiled loops over blocks.
+"""The int4 code (`peer.codec.codecs`) as compiled loops over blocks.
 
 A value's level is the number of midpoints, times the scale, that its magnitude is beyond, counted
 in fp32: seven comparisons, no division and no branch, so LLVM makes vectors of
@@ -12,7 +12,9 @@ from typing import Final
 import numpy as np
 
 from .base import BLOCK
-from .blocks_kernels import (
+from .codecs import HALF, LEVELS, MIDPOINTS, Int4Codec
+from .compiled import helper, kernel
+from .int8_kernels import (
     Array,
     are_scales_valid,
     largest_bits,
@@ -20,8 +22,6 @@ from .blocks_kernels import (
     scale_of,
     values_of,
 )
-from .compiled import helper, kernel
-from .int4 import HALF, LEVELS, MIDPOINTS, Int4Codec
 
 _LEVELS: Final = np.array(LEVELS, np.float32)
 _MIDPOINTS: Final = tuple(np.float32(midpoint) for midpoint in MIDPOINTS)

@@ -1,27 +1,77 @@
-"""The int8 code (`peer.codec.int8`) as compiled loops over blocks, one pass over memory each.
+"""The int8 code (`peer.codec.codecs`) as compiled loops over blocks, one pass over memory each.
 
-Adding 1.5 * 2**23 to |q| <= 127 rounds q to the nearest integer, ties to even, and leaves that
-integer in the lowest bits of the sum: rounding and narrowing are one addition.
+For numbers that are not negative, the order of fp32 values is the order of their bits as integers,
+with infinity and then NaN above all: the largest magnitude of a block, and whether all is finite,
+is one maximum of integers. Adding 1.5 * 2**23 to |q| <= 127 rounds q to the nearest integer, ties
+to even, and leaves that integer in the lowest bits of the sum: rounding and narrowing are one
+addition.
 
-Importing this file compiles it; go through `peer.codec.compiled.kernels_of`.
+The helpers become part of any kernel that calls them; other codes' kernels use them too. Importing
+this file compiles it; go through `peer.codec.compiled.kernels_of`.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from .base import BLOCK
-from .blocks_kernels import (
-    Array,
-    are_scales_valid,
-    largest_bits,
-    scale_from,
-    scale_of,
-    values_of,
-)
-from .compiled import kernel
-from .int8 import Int8Codec
+from .codecs import Int8Codec
+from .compiled import helper, kernel
 
+Array = npt.NDArray[Any]
+Integer = int | np.integer[Any]
+
+_MAGNITUDE_BITS: Final = np.int32(0x7FFFFFFF)
+_HALF_BITS: Final = np.int32(16)
+_LOW_HALF: Final = np.int32(0xFFFF)
+
+
+# --- helpers --------------------------------------------------------------------------------------
+@helper()
+def values_of(array: Array, first: int, last: int) -> Array:
+    """The values of blocks first .. last - 1.
+
+    Loops over them count from 0, so LLVM makes vectors of them: an index that it cannot tell from a
+    negative one would mean the end of the array.
+    """
+    return array[first * BLOCK : last * BLOCK]
+
+
+@helper(as_text=True)
+def largest_bits(x_bits: Array, at: int) -> np.int32:
+    """The bits of the largest magnitude in the block that begins at `at`."""
+    top = np.int32(0)
+    for i in range(BLOCK):
+        top = max(top, x_bits[at + i] & _MAGNITUDE_BITS)
+    return top
+
+
+@helper()
+def scale_of(top: np.int32, largest_level: np.float32, smallest_scale: np.float32) -> np.int32:
+    """The bits of the bf16 scale of a block whose largest magnitude has the bits `top`."""
+    scale = np.float32(np.int32(top).view(np.float32) / largest_level)
+    if scale < smallest_scale:
+        return np.int32(0)
+    return np.int32((scale.view(np.int32) + _LOW_HALF) >> _HALF_BITS)
+
+
+@helper()
+def scale_from(half: Integer) -> np.float32:
+    """The scale of these bits, as fp32."""
+    return np.int32(np.int32(half) << _HALF_BITS).view(np.float32)
+
+
+@helper()
+def are_scales_valid(scales: Array, smallest_bits: Integer, largest_bits: Integer) -> bool:
+    """Whether each scale is +0 or within its bounds."""
+    good = True
+    for bits in scales:
+        good &= bits == 0 or smallest_bits <= bits <= largest_bits
+    return good
+
+
+# --- kernels --------------------------------------------------------------------------------------
 _LARGEST_CODE: Final = np.float32(Int8Codec.largest_level)
 _SMALLEST_SCALE: Final = np.float32(Int8Codec.smallest_scale)
 _SMALLEST_SCALE_BITS: Final = np.uint16(_SMALLEST_SCALE.view(np.uint32) >> 16)

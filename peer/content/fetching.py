@@ -1,14 +1,12 @@
 """Asking peers for content: run spec, blobs by digest, states, samples of them, and corpora.
 
 Everything fetched is checked here: the spec against run id and founder's signature, blobs and
-pieces of a corpus against their digests, the description of a state against what it has to be. The
-stream is authenticated, so what is announced on it is its source's own word. How a corpus comes
-piece by piece is said in pieces.py.
+pieces of a corpus (pieces.py) against their digests, the description of a state against what it has
+to be. The stream is authenticated, so what is announced on it is its source's own word.
 
-What one source can cost us is bounded by a minimum rate: below it, it is left and another one is
-asked. A stall limit does not suffice: a peer that sends a byte now and then never stalls, and would
-hold us for days. So within each window of time so many bytes have to come, or all of what was
-asked. What the rate has to be follows from what is fetched: it is to be here within MAX_TRANSFER_S.
+A source that sends less than a minimum rate is left, and another one is asked. A stall limit does
+not suffice: a peer that sends a byte now and then never stalls, and would hold us for days. The
+rate follows from what is fetched: it is to be here within MAX_TRANSFER_S.
 
 A state comes from one source or several at once (protocol/content/state_plan.py). A source that
 does not lead may fail: what it owes is asked of the others. A chunk of zeros is not asked for: the
@@ -29,6 +27,7 @@ import trio
 
 from peer.network.conversation import Conversation, StreamStalled
 from peer.ports import Network, PeerId
+from peer.training.ports import Float32Vector
 from protocol.content.manifest import DIGEST_BYTES, CorpusManifest, blob_name, digest_of
 from protocol.content.samples import SAMPLE_BYTES, sample_from
 from protocol.content.scheduler import Request
@@ -62,7 +61,6 @@ from protocol.wire.fields import Message
 from protocol.wire.versions import CONTENT
 
 from .state_file import (
-    Float32Vector,
     StateManifest,
     StateMemory,
     chunk_bytes,
@@ -73,7 +71,7 @@ from .state_file import (
 )
 
 ANSWER_S: Final = 30.0
-"""Time that a source may take for the first byte of an answer."""
+"""Longest silence of the other end where a message of it is due."""
 STALL_S: Final = 15.0
 RATE_WINDOW_S: Final = 60.0
 WRITE_BYTES_PER_S: Final = 20e6
@@ -170,11 +168,9 @@ class Fetcher:
 
     @property
     def remote_peer_id(self) -> PeerId:
-        """The peer that we ask."""
         return self.talk.remote_peer_id
 
     async def spec(self, run_id: str | None) -> SignedSpec:
-        """The run spec, verified; of this run, if one is named."""
         reply, spec_bytes = await self._ask(GetSpec(), SpecReply, MAX_SPEC_BYTES)
         signed = SignedSpec(spec_bytes, reply.founder_public_key, reply.signature)
         signed.verify(run_id)
@@ -212,7 +208,7 @@ class Fetcher:
     async def holdings(
         self, manifest: CorpusManifest, known: int
     ) -> tuple[int, npt.NDArray[np.bool_] | None]:
-        """The version of which pieces the peer has, and which; None where it is the known one."""
+        """Version of the set of pieces that the peer has, and the set if that is not `known`."""
         total = manifest.num_pieces
         reply, bits = await self._ask(GetHoldings(manifest.name, known), Holdings, -(-total // 8))
         if reply.version == known:
@@ -227,9 +223,8 @@ class Fetcher:
     async def piece(self, manifest: CorpusManifest, piece: int) -> bytes:
         """A piece of a corpus, checked.
 
-        Its source is held to its part of a line on which as many are on their way as may be: a
-        piece that is cut off has come for nothing. A source slower than others is not waited for
-        long (protocol/content/scheduler.py).
+        Its source owes its part alone of a line on which as many as may be are on their way: a
+        piece that is cut off has come for nothing.
         """
         size = manifest.piece_bytes(piece)
         with steady(self.talk, slowest_rate(size), lambda: MAX_ASKED) as moved:
@@ -291,7 +286,7 @@ class Gathering:
     """One state, put together of the chunks that its sources give.
 
     Args:
-        phi_P, delta_P: where the state goes; they hold no state before `lead` has returned.
+        phi_P, delta_P: where the state goes; no state before `lead` has returned.
         own: digests of the chunks that the vectors hold already (`own_digests`).
         mixes: chunks of several replicas make one state.
         lost_lag: steps by which parts of such a state may be apart.
@@ -323,12 +318,11 @@ class Gathering:
 
     @property
     def share(self) -> float:
-        """The part of the state that is here."""
         return 1 - self.plan.num_missing / chunk_count(self._memory.total_bytes)
 
     @property
     def num_sources(self) -> int:
-        """How many have given something, whatever became of it."""
+        """Those that have given something, whatever became of it."""
         return len(self._gave)
 
     @property
@@ -455,26 +449,15 @@ class Gathering:
 
 
 async def whole_state(
-    fetcher: Fetcher,
-    expected: ExpectedState,
-    phi_P: Float32Vector,
-    delta_P: Float32Vector,
-    on_progress: Callable[[float], None] = lambda _: None,
-    gathering: Gathering | None = None,
+    fetcher: Fetcher, expected: ExpectedState, phi_P: Float32Vector, delta_P: Float32Vector
 ) -> StateScalars:
-    """The present state of one peer, verified chunk by chunk; says where it stands.
-
-    Args:
-        phi_P, delta_P: where the state goes, of the group's padded parameters.
-        on_progress: told the share received so far.
-        gathering: of the same vectors, with what came from sources before.
+    """The present state of one peer, verified chunk by chunk, in these vectors; where it stands.
 
     Raises:
         StreamLost, Refused, RemoteProtocolError
     """
-    gathering = gathering or Gathering(phi_P, delta_P)
-    gathering.on_progress = lambda: on_progress(gathering.share)
-    return await gathering.lead(fetcher, await fetcher.description(expected, phi_P.size))
+    described = await fetcher.description(expected, phi_P.size)
+    return await Gathering(phi_P, delta_P).lead(fetcher, described)
 
 
 def own_digests(phi_P: Float32Vector, delta_P: Float32Vector) -> dict[int, bytes]:

@@ -1,8 +1,10 @@
-"""Fetching the pieces of the corpus that the data plan says we need, before they are needed.
+"""The pieces of a corpus on this machine, and fetching those that are needed before they are.
+
+The pieces lie in one file, or one by one in a folder. Files of pieces appear whole or not at all.
+What is read is checked against the manifest, and a piece that is not what it should be is gone.
 
 What is needed when follows from the data plan (protocol/content/needs.py), and whom a piece is
-asked of from what the others have said that they have (protocol/content/scheduler.py). Here it is
-asked.
+asked of from what the others have said that they have (protocol/content/scheduler.py).
 
     shares of a round  ->  CorpusNeeds  ->  Scheduler  ->  one stream for each request
     what others have   ------------------^       <---------  the piece, or that it did not come
@@ -17,6 +19,7 @@ at most, and is written when the disk takes it; until then nothing further is as
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -26,6 +29,10 @@ from peer.facts import Facts
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.ports import Network, PeerId, Work
+from peer.ports.files import replace_file
+from peer.training.corpus import Corpus, KeptCorpus
+from peer.training.corpus.blocks import PIECE_SUFFIX, cut_piece, piece_path
+from protocol.content.manifest import CorpusManifest
 from protocol.content.needs import CorpusNeeds, first_to_go, kept_pieces
 from protocol.content.scheduler import AtOnce, BoolVector, Request, Scheduler
 from protocol.errors import LocoError, Refused, RemoteProtocolError
@@ -34,13 +41,75 @@ from protocol.membership.view import Roster
 from protocol.schedule.data_plan import DataPlan, Members
 
 from .fetching import fetch_from
-from .store import PieceStore
 
+# --- pieces that are here -------------------------------------------------------------------------
+
+
+class PieceStore:
+    """Pieces of one corpus. Methods that touch the disk block: they run in `Work`.
+
+    Attributes:
+        here: which are here; bool [pieces].
+        version: grows with each change of it; above 0.
+
+    Args:
+        folder: of files of pieces.
+        whole: the corpus, where all of it is in one file, which is not ours to change.
+    """
+
+    def __init__(self, folder: Path, manifest: CorpusManifest, whole: Corpus | None = None) -> None:
+        self.manifest = manifest
+        self.version = 1
+        self.here = np.full(manifest.num_pieces, whole is not None)
+        self._folder = folder
+        self._whole = whole
+        for path in () if whole else folder.glob(f"*{PIECE_SUFFIX}"):
+            name = path.name.removesuffix(PIECE_SUFFIX)
+            if path.name.startswith("."):  # what was being written when the machine stopped
+                path.unlink(missing_ok=True)
+            elif name.isdecimal() and (piece := int(name)) < manifest.num_pieces:
+                self.here[piece] = path.stat().st_size == manifest.piece_bytes(piece)
+
+    def read(self, piece: int) -> bytes | None:
+        """A piece, checked; None where it is not here, and from then on not in `here`."""
+        if self._whole is not None:
+            data = cut_piece(self._whole.train, self.manifest, piece)
+            return data if self.manifest.is_piece(piece, data) else None
+        try:
+            data = piece_path(self._folder, piece).read_bytes()
+            if self.manifest.is_piece(piece, data):
+                return data
+            self.drop(piece)
+        except OSError:  # what cannot be read or removed now is not here; it may be written again
+            self._note(piece, is_here=False)
+        return None
+
+    def add(self, piece: int, data: bytes) -> None:
+        """Keep a piece, which has been checked, whole or not at all. Raises OSError."""
+        replace_file(piece_path(self._folder, piece), data)
+        self._note(piece, is_here=True)
+
+    def drop(self, piece: int) -> None:
+        """Remove its file; a trainer that reads it goes on doing so. Raises OSError."""
+        if self._whole is None:
+            piece_path(self._folder, piece).unlink(missing_ok=True)
+            self._note(piece, is_here=False)
+
+    def _note(self, piece: int, *, is_here: bool) -> None:
+        self.here[piece] = is_here
+        self.version += 1
+
+
+def open_store(kept: KeptCorpus) -> PieceStore:
+    """The pieces of a corpus of the cache. Raises InvalidCorpus."""
+    corpus = kept.open()
+    return PieceStore(kept.folder, kept.manifest, corpus if isinstance(corpus, Corpus) else None)
+
+
+# --- fetching -------------------------------------------------------------------------------------
 ASK_EVERY_S: Final = 10.0
 """Between two questions to a peer which pieces it has; ASK_SOON_S where one is waited for."""
 ASK_SOON_S: Final = 1.0
-MAX_QUESTIONS: Final = 8
-"""Peers that are asked at once."""
 PAUSE_S: Final = 5.0
 """For which a peer is not asked that did not give a piece; DOUBT_PAUSE_S where it gave another."""
 DOUBT_PAUSE_S: Final = 300.0
@@ -118,7 +187,6 @@ class PieceFetcher:
 
     # --- the task ---------------------------------------------------------------------------------
     async def run(self) -> None:
-        """Fetch until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._learn)
             while True:
@@ -230,7 +298,7 @@ class PieceFetcher:
     # --- what others have -------------------------------------------------------------------------
     async def _learn(self) -> None:
         """Ask all peers again and again what they have."""
-        questions = trio.CapacityLimiter(MAX_QUESTIONS)
+        questions = trio.CapacityLimiter(MAX_ASKED)  # of peers, at once
         while True:
             now_s = trio.current_time()
             alive = {member.peer_id for member in self._roster.alive(now_s)}

@@ -4,14 +4,14 @@ Run spec, blobs and pieces of the corpus are the run's, and any peer serves them
 of the group that the peer is in.
 
 The source pauses for nobody: it writes its state once to a file, under the lock of the outer step,
-and serves chunks from there. Pieces go at the pace that all bulk has (peer/network/pacing.py). Over
-a thin line they go one after the other (`AtOnce`): the first is soon where it can be given to
-others. A reader that waits for TURN_S is told that the line is busy, and may ask another.
+and serves chunks from there. Over a thin line pieces go one after the other (`AtOnce`), so that the
+first can soon be given to others. A reader that waits for TURN_S is told that the line is busy, and
+may ask another.
 
-What one reader can cost: a place, of which each peer and each network has its share; a first
-request comes within FIRST_REQUEST_S, each further one within REQUEST_S, and one that reads a state
-asks within PINNED_REQUEST_S; requests are counted, and so are chunks, of which a state may be read
-twice over. All that is sent has a stall limit.
+What one reader can cost: a place, of which each peer and each network has its share; requests come
+within ANSWER_S, and within PINNED_REQUEST_S while a state is kept for the reader; they are
+counted, and so are chunks, of which a state may be read twice over. All that is sent has a stall
+limit.
 """
 
 from collections import Counter, OrderedDict
@@ -56,18 +56,14 @@ from protocol.wire.content_messages import (
 from protocol.wire.fields import Message
 from protocol.wire.versions import CONTENT
 
+from .fetching import ANSWER_S
+from .pieces import PieceStore
 from .state_file import StateManifest, read_chunk, remove_state_files
-from .store import PieceStore
 
-FIRST_REQUEST_S: Final = 15.0
-"""Time that a stream may stay silent before the first request, which is long under way where the
-reader gives pieces too, over a thin line."""
-REQUEST_S: Final = 30.0
-"""Time that a stream may stay silent between two requests."""
 PINNED_REQUEST_S: Final = 10.0
-"""The same while a state is kept for it."""
+"""Time that a stream may stay silent while a state is kept for it; ANSWER_S without."""
 TURN_S: Final = 20.0
-"""Longest wait of a reader for its turn: it takes us for dead after ANSWER_S (fetching.py)."""
+"""Longest wait of a reader for its turn: it takes us for dead after ANSWER_S."""
 LOOK_EVERY_S: Final = 1.0
 """A turn may come with time alone."""
 READINGS_OF_A_STATE: Final = 2
@@ -78,7 +74,7 @@ REPLACED: Final = "I have no content of that name; a state is replaced by a newe
 
 # --- states that are kept for readers -------------------------------------------------------------
 class StateSource(Protocol):
-    """An owner of the outer state of a group, which the service serves."""
+    """The outer state of a group, which the service serves."""
 
     @property
     def group(self) -> str:
@@ -101,7 +97,7 @@ class StateSource(Protocol):
 
 @dataclass(slots=True, eq=False)
 class KeptState:
-    """One state file, and by how many it is being read."""
+    """One state file."""
 
     path: Path
     manifest: StateManifest
@@ -109,20 +105,19 @@ class KeptState:
 
 
 class KeptStates:
-    """The state files that a source keeps for joiners, and which of them a joiner is given.
+    """The state files that a source keeps for joiners.
 
     A state is written when a joiner asks and the newest one is of an earlier round. A joiner on a
     thin line reads for longer than rounds last, so a state that is being read is *pinned*: it stays
-    until its last reader is through or gone. Two files are kept, so
+    until its last reader is through or gone. Two files are kept. A joiner is given
 
-      1. a joiner is given the state of the present round, as long as there is room to write it;
-      2. where the files that there is room for are all being read, it is given the newest of them
-         that is of use to it, and no new one is written: slow joiners never take each other's state
-         away;
-      3. where none of them is, it is refused, and asks another source, or later.
+      1. the state of the present round, as long as there is room to write it;
+      2. where all files are being read, the newest of them that is of use to it: slow joiners never
+         take each other's state away;
+      3. where none is of use, a refusal: it asks another source, or later.
 
     Pins are bounded by the places of readers, and by their pace: a reader that asks for nothing, or
-    takes nothing, loses its place and its pin.
+    takes nothing, loses both.
 
     Attributes:
         by_root: those that are kept, the newest last.
@@ -141,11 +136,7 @@ class KeptStates:
             return await self._present(source)
 
     async def for_reader(self, source: StateSource, minimum_step: int) -> KeptState | None:
-        """What a joiner is given; None where there is nothing for it now. Raises OSError.
-
-        Args:
-            minimum_step: nominal step of the oldest state that is of use to it.
-        """
+        """The state that a joiner is given; None where there is none now. Raises OSError."""
         async with self._writing:
             pinned = [state for state in self.by_root.values() if state.readers]
             if self._is_present(source) or len(pinned) < KEPT_STATES:
@@ -173,7 +164,7 @@ class KeptStates:
 # --- the service ----------------------------------------------------------------------------------
 @dataclass(slots=True, eq=False)
 class _Reader:
-    """One stream, and what it has asked for.
+    """One stream.
 
     Attributes:
         state: the one that is kept for it.
@@ -194,16 +185,8 @@ class _Reader:
             self.chunks_left = READINGS_OF_A_STATE * len(state.manifest.digests)
 
     def ended(self) -> None:
-        """Keep none for it."""
         if self.state is not None:
             self.state.readers -= 1
-
-    @property
-    def patience_s(self) -> float:
-        """How long it may be silent now."""
-        if not self.requests:
-            return FIRST_REQUEST_S
-        return REQUEST_S if self.state is None else PINNED_REQUEST_S
 
 
 class ContentService:
@@ -241,11 +224,9 @@ class ContentService:
         self._ended = trio.Event()
 
     def serve_state_of(self, source: StateSource) -> None:
-        """Serve the state of `source` from now on."""
         self._source = source
 
     async def start(self) -> None:
-        """Answer requests from now on."""
         await self._network.serve(CONTENT, self._serve)
 
     async def write(self) -> tuple[Path, StateManifest] | None:
@@ -259,7 +240,6 @@ class ContentService:
         await self._readers.serve(stream, self._read)
 
     async def _read(self, talk: Conversation) -> None:
-        """Answer one request after another."""
         reader = _Reader(talk)
         try:
             while True:
@@ -270,7 +250,7 @@ class ContentService:
                     GetSample,
                     GetHoldings,
                     GetParts,
-                    timeout_s=reader.patience_s,
+                    timeout_s=ANSWER_S if reader.state is None else PINNED_REQUEST_S,
                 )
                 of_state = isinstance(request, GetParts) and not self._is_corpus(request.content)
                 reader.requests += not of_state
@@ -286,7 +266,7 @@ class ContentService:
             reader.ended()
 
     async def _answer(self, reader: _Reader, request: Message) -> None:
-        """Raises Refused: it is refused, with this sentence."""
+        """Raises Refused."""
         match request:
             case GetSpec():
                 signed = self._signed
@@ -396,8 +376,7 @@ class ContentService:
             if data is None:
                 ended = self._at_once.refused
                 raise Refused(RefusalReason.UNAVAILABLE, f"I have no piece {piece}")
-            # The usual patience of a send, and no less: many streams of a thin line each take long
-            # for one write, though all of them move.
+            # With the usual patience of a send: of many streams on a thin line each takes long.
             await talk.send(Part(piece), data)
             ended = self._at_once.came
         finally:

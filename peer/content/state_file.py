@@ -6,19 +6,18 @@ A state is a run of bytes, cut into chunks of `STATE_CHUNK_BYTES`:
     phi, fp32 [P]
     delta, fp32 [P]
 
-Numbers are little-endian. The root, by which chunks are asked for, is the digest of the list of all
-chunks' digests, and the scalars are part of the first chunk: so it names a whole state.
+Numbers are little-endian. Chunks are asked for by the root: the digest of all chunks' digests. The
+scalars are part of the first chunk, so it names a whole state.
 
 Rules:
-- The file is written under another name and renamed when it is whole and on the disk: a reader
-  reads one state.
-- A joiner checks each chunk on arrival, from any peer and in any order; at the end it holds the
-  scalars in the header against those it was told.
-- Nothing a peer says sets the size of anything: the joiner knows P from the shape of its part, and
-  a manifest for another P is refused.
+- The file is renamed when it is whole and on the disk: a reader reads one state.
+- A joiner checks each chunk on arrival, from any peer and in any order; at the end it compares the
+  scalars in the header with those it was told.
+- Nothing a peer says sets the size of anything: the joiner knows P, and refuses another.
 """
 
 import os
+import struct
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,29 +25,26 @@ from typing import Final
 
 import msgpack
 import numpy as np
-import numpy.typing as npt
 from msgspec.structs import asdict
 
 from peer.ports.files import sync_folder
+from peer.training.ports import Float32Vector
 from protocol.content.manifest import digest_of
 from protocol.errors import RemoteProtocolError
 from protocol.limits import STATE_CHUNK_BYTES
 from protocol.wire.content_messages import StateScalars
 
-Float32Vector = npt.NDArray[np.float32]
-
 HEADER_BYTES: Final = 4096
 SUFFIX: Final = ".state"
 _PARTIAL_SUFFIX: Final = ".state-partial"
 _MAGIC: Final = b"LOCOST01"
-_LENGTH_BYTES: Final = 4
 _LITTLE: Final = np.dtype("<f4")
 _ZEROS: Final = bytes(STATE_CHUNK_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class StateManifest:
-    """What names a state: the digests of its chunks, and where it stands."""
+    """The digests of a state's chunks, and where it stands."""
 
     digests: tuple[bytes, ...]
     scalars: StateScalars
@@ -106,9 +102,8 @@ def copy_state(
 ) -> None:
     """Copy a state to a file beside `path`, which `seal_state` then makes a state file.
 
-    phi and delta, fp32 [P], must not change meanwhile. So this does no more than copy: the bytes go
-    to the system's memory, and neither digests nor the disk are waited for. Chunks of zeros become
-    holes in the file.
+    phi and delta, fp32 [P], must not change meanwhile, so neither digests nor the disk are waited
+    for. Chunks of zeros become holes in the file.
 
     Raises:
         ValueError: the vectors differ in length or are not fp32.
@@ -170,8 +165,8 @@ def remove_state_files(directory: Path, keep: Collection[Path]) -> None:
 class StateMemory:
     """A state as one run of bytes: a header and the caller's vectors, which are not copied.
 
-    The state is 8 P bytes: a joiner that held it twice would need more memory than it ever needs
-    again. Chunks are put in any order; what the vectors hold counts once the header was checked.
+    A joiner that held the 8 P bytes twice would need more memory than it ever needs again. What the
+    vectors hold counts once the header was checked.
 
     Args:
         scalars: of the state that the vectors hold; None where they hold none yet.
@@ -190,7 +185,6 @@ class StateMemory:
         self._parts = [memoryview(self._header), _as_bytes(phi_P), _as_bytes(delta_P)]
 
     def chunks(self) -> Iterator[bytes]:
-        """All chunks in order."""
         for index in range(chunk_count(self.total_bytes)):
             yield b"".join(self._views(index))
 
@@ -215,7 +209,7 @@ class StateMemory:
             taken += view.nbytes
 
     def put_zeros(self, index: int) -> None:
-        """Make a chunk all zeros. Memory that holds zeros is not written: it may not be there."""
+        """Make a chunk all zeros. Memory that holds zeros already is left untouched."""
         for view in self._views(index):
             held = np.frombuffer(view, np.uint8)
             if held.any():
@@ -227,7 +221,6 @@ class StateMemory:
             raise RemoteProtocolError("the state's header differs from what was announced")
 
     def _views(self, index: int) -> Iterator[memoryview]:
-        """The memory of a chunk, in order."""
         start = index * STATE_CHUNK_BYTES
         stop, offset = start + chunk_bytes(index, self.total_bytes), 0
         for part in self._parts:
@@ -245,7 +238,7 @@ def _as_bytes(vector: Float32Vector) -> memoryview:
 
 def _header(scalars: StateScalars) -> bytes:
     body: bytes = msgpack.packb(asdict(scalars))
-    header = _MAGIC + len(body).to_bytes(_LENGTH_BYTES, "little") + body
+    header = _MAGIC + struct.pack("<I", len(body)) + body
     if len(header) > HEADER_BYTES:
         raise ValueError(f"the scalars take {len(header)} bytes; {HEADER_BYTES} are there")
     return header.ljust(HEADER_BYTES, b"\0")

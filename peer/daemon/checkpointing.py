@@ -48,7 +48,7 @@ import numpy as np
 import trio
 
 from peer.averaging.parts import Averaging
-from peer.content.store import PieceStore
+from peer.content.pieces import PieceStore
 from peer.facts import CheckpointOutcome, HeldPart
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog

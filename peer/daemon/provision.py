@@ -30,7 +30,7 @@ import numpy as np
 import trio
 
 from peer.content.fetching import BlobSource
-from peer.content.store import PieceStore, open_store
+from peer.content.pieces import PieceStore, open_store
 from peer.facts import PartShape
 from peer.observe.event_names import EventName
 from peer.options.config import PeerConfig

@@ -1,8 +1,8 @@
 """What a simulated peer runs on: a toy model instead of torch, a small file instead of a corpus.
 
-Implements `Provision` and `Engine` of the daemon. The shape of the toy model is frozen in the run
-spec by the founder, and the pretended corpus travels to joiners as a blob by digest, as the real
-ones do. Of a run in parts the founder freezes its own; the shapes of the others are the world's.
+The shape of the toy model is frozen in the run spec by the founder, and the pretended corpus
+travels to joiners as a blob by digest, as the real ones do. Of a run in parts the founder freezes
+its own; the shapes of the others are the world's.
 """
 
 import contextlib
@@ -48,10 +48,10 @@ class Machine:
         overlap_steps: tau of its peer; None is the run's.
         unusable: why nothing can be trained on it; None when it can.
         part: of the model that its peer holds (protocol/membership/group.py).
-        begins_group: its peer joins the run as the first that holds this part, so it makes the
-            part's first weights, as the founder does for its own.
+        begins_group: its peer is the first that holds this part, and makes its first weights.
         token: an invitation that its user has given.
         checkpoint_every_s: how often its peer writes a checkpoint; None for never.
+        exit_when_done: its peer ends when the run is over.
     """
 
     speed: SimulatedSpeed = field(default_factory=SimulatedSpeed)
@@ -64,13 +64,14 @@ class Machine:
     begins_group: bool = False
     token: Token | None = None
     checkpoint_every_s: float | None = None
+    exit_when_done: bool = False
 
 
 class Gate:
     """Lets a trainer's events through, or holds them up: a machine that sleeps.
 
     Attributes:
-        slept_s: for how long it was closed, all times together but for one that lasts.
+        slept_s: how long it was closed; not counting a sleep that still lasts.
     """
 
     def __init__(self) -> None:
@@ -80,56 +81,18 @@ class Gate:
         self.slept_s = 0.0
 
     def close(self) -> None:
-        """Hold up everything from now on."""
         if self._open.is_set():
             self._open = trio.Event()
             self._closed_at_s = trio.current_time()
 
     def open(self) -> None:
-        """Let everything through that was held up."""
         if not self._open.is_set():
             self.slept_s += trio.current_time() - self._closed_at_s
             self._open.set()
 
     async def wait(self) -> None:
-        """Pass when it is open."""
         while not self._open.is_set():
             await self._open.wait()
-
-
-class SimulatedEngine:
-    """An engine (peer/daemon/provision.py) with toy models in virtual time.
-
-    Attributes:
-        slow_P: the slow weights, fp32 [P]; None before there are any.
-    """
-
-    def __init__(
-        self, spec: RunSpec, peer_id: PeerId, machine: Machine, problem: ToyProblem, gate: Gate
-    ) -> None:
-        self._gate = gate
-        self._unusable = machine.unusable
-        self.slow_P: Float32Vector | None = None
-        self._start = simulated_starter(
-            spec.with_overlap(machine.overlap_steps),
-            peer_id,
-            machine.speed,
-            problem,
-            lambda: gate.slept_s,
-        )
-
-    @contextlib.contextmanager
-    def memory(self, padded_parameters: int) -> Iterator[tuple[Float32Vector, StartTrainer]]:
-        """Zeros; `slow_P` is what they become."""
-        self.slow_P = np.zeros(padded_parameters, np.float32)
-        yield self.slow_P, self._started
-
-    @contextlib.asynccontextmanager
-    async def _started(
-        self, slow: Float32Vector, micro_batch_cap: int | None
-    ) -> AsyncIterator[Trainer]:
-        async with self._start(slow, micro_batch_cap) as trainer:
-            yield _GatedTrainer(trainer, self._gate, self._unusable)
 
 
 class _GatedTrainer:
@@ -143,29 +106,26 @@ class _GatedTrainer:
         self._unusable = unusable
 
     async def send(self, command: TrainerCommand) -> None:
-        """Raises TrainerDied."""
         await self._gate.wait()
         await self._trainer.send(command)
 
     async def receive(self) -> TrainerEvent:
-        """Raises TrainerDied."""
         event = await self._trainer.receive()
         await self._gate.wait()
         return event if self._unusable is None else Failed("unusable", self._unusable)
 
     def codes(self, region: int) -> memoryview:
-        """The codes that lie in a region."""
         return self._trainer.codes(region)
 
 
 class SimulatedProvision:
-    """Implements `peer.daemon.provision.Provision`.
+    """Implements `peer.daemon.provision.Provision`, with toy models in virtual time.
 
     Args:
         padded_parameters: of the part that the machine's peer holds.
 
     Attributes:
-        engine: what it has provided; None before.
+        slow_P: the slow weights, fp32 [P]; None before there are any.
     """
 
     def __init__(
@@ -181,36 +141,28 @@ class SimulatedProvision:
         self._corpus = folder / "corpus"
         self._machine = machine
         self._problem = problem
-        self._padded_parameters = padded_parameters
+        self._layout = simulated_layout(padded_parameters)
         self._gate = gate
-        self.engine: SimulatedEngine | None = None
+        self.slow_P: Float32Vector | None = None
 
     async def found(self, spec: RunSpec) -> tuple[RunSpec, Supplies]:
         """Freeze the toy model's shape and the pretended corpus."""
         await trio.lowlevel.checkpoint()
-        layout = simulated_layout(self._padded_parameters)
         corpus = blake3.blake3(str(spec.seed).encode()).digest(length=CORPUS_BYTES)
         data = spec.data.model_copy(update={"manifest": _digest(corpus)})
         frozen = FrozenSection(
             config="{}",
-            layout_digest=layout.digest,
-            parameters=self._padded_parameters,
-            padded_parameters=self._padded_parameters,
+            layout_digest=self._layout.digest,
+            parameters=self._layout.padded_parameters,
+            padded_parameters=self._layout.padded_parameters,
         )
         spec = spec.model_copy(update={"data": data, "frozen": frozen})
         return spec, self._supplies(spec, corpus, _fresh(spec))
 
     async def obtain(
-        self,
-        spec: RunSpec,
-        source: BlobSource,
-        choose_stage: ChooseStage,
+        self, spec: RunSpec, source: BlobSource, choose_stage: ChooseStage
     ) -> Supplies:
-        """Fetch the pretended corpus, unless it is here.
-
-        Raises:
-            InvalidRunSpec; and what `BlobSource.blob` raises.
-        """
+        """Fetch the pretended corpus, unless it is here. Raises InvalidRunSpec, or as `blob`."""
         if spec.data.manifest is None:
             raise InvalidRunSpec("the run spec does not name its corpus by digest")
         corpus = self._corpus.read_bytes() if self._corpus.exists() else b""
@@ -226,14 +178,31 @@ class SimulatedProvision:
 
     def _supplies(self, spec: RunSpec, corpus: bytes, beginning: Beginning) -> Supplies:
         self._corpus.write_bytes(corpus)
-        self.engine = SimulatedEngine(spec, self._peer_id, self._machine, self._problem, self._gate)
-        blobs = {_digest(corpus): self._corpus}
-        layout = simulated_layout(self._padded_parameters)
+        start = simulated_starter(
+            spec.with_overlap(self._machine.overlap_steps),
+            self._peer_id,
+            self._machine.speed,
+            self._problem,
+            lambda: self._gate.slept_s,
+        )
+
+        @contextlib.asynccontextmanager
+        async def started(
+            slow_P: Float32Vector, micro_batch_cap: int | None
+        ) -> AsyncIterator[Trainer]:
+            async with start(slow_P, micro_batch_cap) as trainer:
+                yield _GatedTrainer(trainer, self._gate, self._machine.unusable)
+
+        @contextlib.contextmanager
+        def memory(padded_parameters: int) -> Iterator[tuple[Float32Vector, StartTrainer]]:
+            self.slow_P = np.zeros(padded_parameters, np.float32)
+            yield self.slow_P, started
+
         return Supplies(
-            self.engine.memory,
-            blobs,
+            memory,
+            {_digest(corpus): self._corpus},
             self._problem.num_blocks,
-            shape=PartShape(layout.digest, layout.padded_parameters),
+            shape=PartShape(self._layout.digest, self._layout.padded_parameters),
             beginning=beginning,
             part=self._machine.part,
             piece_blocks=self._problem.piece_blocks,

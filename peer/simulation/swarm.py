@@ -24,7 +24,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import blake3
 import trio
 
 from peer.daemon.checkpointing import CheckpointPlan
@@ -57,7 +56,7 @@ from peer.state.kept_files import Acquaintances, AdmissionFile
 from peer.training.ports import Float32Vector
 from peer.training.simulated import ToyProblem
 from protocol.errors import LocoError, leaves
-from protocol.membership.view import Member, Roster, View
+from protocol.membership.view import Roster, View
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 
@@ -74,22 +73,12 @@ ENDS: Final = (LocoError, TrainingImpossible)
 LoggedEvent = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a peer stands in its world."""
-
-    network: SimulatedNetwork
-    directory: SimulatedDirectory
-    roster: Roster
-    folder: Path
-    write_line: Callable[[bytes], None]
-
-
 @dataclass(slots=True, eq=False, repr=False)
 class SimulatedPeer:
     """A running peer, and what can be seen of it from outside.
 
     Attributes:
+        folder: its home.
         known: set when it knows its run; a founder then serves it to joiners.
         signed: the spec of that run, as its home would keep it.
         ended: set when its daemon is no more.
@@ -103,6 +92,8 @@ class SimulatedPeer:
     identity: Identity
     incarnation: int
     machine: Machine
+    folder: Path
+    roster: Roster
     gate: Gate = field(default_factory=Gate)
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     known: trio.Event = field(default_factory=trio.Event)
@@ -116,7 +107,6 @@ class SimulatedPeer:
     facts: Facts = field(init=False)
     network: SimulatedNetwork = field(init=False)
     directory: SimulatedDirectory = field(init=False)
-    roster: Roster = field(init=False)
     links: Links = field(init=False)
     parts: PeerParts = field(init=False)
     peer: Peer = field(init=False)
@@ -125,7 +115,6 @@ class SimulatedPeer:
 
     @property
     def peer_id(self) -> PeerId:
-        """Its peer id."""
         return self.identity.peer_id
 
     @property
@@ -135,38 +124,26 @@ class SimulatedPeer:
         return self.facts.held.view
 
     def status(self) -> Status:
-        """What `loco-peer status` would show."""
         return self.report.status()
 
     def slow_weights(self) -> Float32Vector:
         """A copy of its slow weights, fp32 [P]."""
-        engine = self.provision.engine
-        assert engine is not None
-        assert engine.slow_P is not None
-        return engine.slow_P.copy()
+        assert self.provision.slow_P is not None
+        return self.provision.slow_P.copy()
 
     def events(self, *names: EventName) -> list[LoggedEvent]:
         """Its event log, or what of it has one of these names."""
         parsed = [json.loads(line) for line in self.lines]
         return [event for event in parsed if not names or event["event"] in names]
 
-    async def run(
-        self,
-        place: Place,
-        provision: SimulatedProvision,
-        entry: Entry,
-        *,
-        exit_when_done: bool,
-    ) -> None:
-        """Live as a daemon does."""
-        self.provision = provision
-        self.network, self.directory, self.roster = place.network, place.directory, place.roster
-        parts = self.parts = self._parts(place, provision)
+    async def run(self, entry: Entry, write_line: Callable[[bytes], None]) -> None:
+        """Live as a daemon does; its provision, network and directory are set before."""
+        parts = self.parts = self._parts(write_line)
         self.facts, self.links, self.report = parts.facts, parts.links, parts.report
         settings = PeerSettings(
             home=self.name,
-            state_dir=place.folder,
-            exit_when_done=exit_when_done,
+            state_dir=self.folder,
+            exit_when_done=self.machine.exit_when_done,
             grace_s=GRACE_S,
             on_ready=self.ready.set,
             check_spec=self._check_spec,
@@ -196,64 +173,29 @@ class SimulatedPeer:
         steps = self.machine.overlap_steps
         check_overlap_steps(steps, f"overlap-steps = {steps}", spec)
 
-    def _parts(self, place: Place, provision: SimulatedProvision) -> PeerParts:
-        events = EventLog(
-            place.write_line,
-            peer=self.peer_id,
-            wall_time_s=place.directory.swarm_time_s,
-            stream=None,
-        )
-        place.network.pacing = pacing = Pacing(self.machine.limits)
+    def _parts(self, write_line: Callable[[bytes], None]) -> PeerParts:
+        wall_time_s = self.directory.swarm_time_s
+        events = EventLog(write_line, peer=self.peer_id, wall_time_s=wall_time_s, stream=None)
+        self.network.pacing = pacing = Pacing(self.machine.limits)
         return PeerParts(
-            network=place.network,
+            network=self.network,
             pacing=pacing,
-            directory=place.directory,
+            directory=self.directory,
             work=SimulatedWork(self.machine.work_s),
-            roster=place.roster,
+            roster=self.roster,
             events=events,
             keys=Keys(self.identity, founder=self.identity),
             incarnation=self.incarnation,
             version=VERSION,
-            admission_file=AdmissionFile(place.folder / "admission"),
-            acquaintances=Acquaintances(place.folder / "neighbours.json"),
-            checkpoints=CheckpointStore(place.folder / "checkpoints", keep=CHECKPOINTS_KEPT),
+            admission_file=AdmissionFile(self.folder / "admission"),
+            acquaintances=Acquaintances(self.folder / "neighbours.json"),
+            checkpoints=CheckpointStore(self.folder / "checkpoints", keep=CHECKPOINTS_KEPT),
             token=self.machine.token,
-            provision=provision,
+            provision=self.provision,
         )
 
 
 # --- swarm ----------------------------------------------------------------------------------------
-class HoledRoster(Roster):
-    """A roster that hides some of the others from its reader.
-
-    In a small swarm links are symmetric, and peers tell each other of everybody they know; views
-    are equal after seconds. In a large one they are not: each peer holds links to a part of the
-    others. To show what that does to matchmaking in a swarm of a few dozen, this one leaves out a
-    fixed random part of the others, drawn anew for each reader, where it is asked who trains.
-
-    Args:
-        reader: whose roster it is.
-        hidden_fraction: part of the others that it does not see among those in training.
-    """
-
-    def __init__(self, silence_s: float, seed: int, reader: str, hidden_fraction: float) -> None:
-        super().__init__(silence_s)
-        self._seed = seed
-        self._reader = reader
-        self._hidden_fraction = hidden_fraction
-
-    def members_training(self, now_s: float) -> tuple[Member, ...]:
-        """Those alive that train and are seen, by peer id."""
-        training = super().members_training(now_s)
-        return tuple(member for member in training if not self.hides(member.peer_id))
-
-    def hides(self, peer_id: str) -> bool:
-        """Whether this reader never sees that peer train."""
-        text = f"{self._seed}/hole/{self._reader}/{peer_id}"
-        drawn = int.from_bytes(blake3.blake3(text.encode()).digest(length=8), "big")
-        return drawn < self._hidden_fraction * 2**64
-
-
 POLL_S: Final = 0.1
 """How often `until` looks, in virtual time."""
 DEFAULT_MACHINE: Final = Machine()
@@ -266,7 +208,7 @@ class SwarmOptions:
 
     Attributes:
         link: model of every link, unless `link_of` is given.
-        hidden_fraction: part of the others that each peer never sees train.
+        roster_of: makes the roster of a peer.
         hidden_records_fraction: part of the directory's writers that each reader does not see.
         padded_parameters: of the part of the model that a peer holds, unless that is one of
             `parts`.
@@ -275,7 +217,7 @@ class SwarmOptions:
 
     link: LinkModel = DEFAULT_LINK
     link_of: Callable[[PeerId, PeerId], LinkModel] | None = None
-    hidden_fraction: float = 0.0
+    roster_of: Callable[[PeerId], Roster] = lambda _: Roster(SILENCE_S)
     hidden_records_fraction: float = 0.0
     padded_parameters: int = DEFAULT_PARAMETERS
     parts: Mapping[str, int] = field(default_factory=dict)
@@ -311,92 +253,54 @@ class SimulatedSwarm:
         return self.peers[name]
 
     # --- peers ------------------------------------------------------------------------------------
-    def found(
-        self, name: str, machine: Machine = DEFAULT_MACHINE, *, exit_when_done: bool = False
-    ) -> SimulatedPeer:
-        """Start the founder."""
-        spec = self._spec
-        return self._start(name, machine, partial(found, spec), exit_when_done=exit_when_done)
+    def found(self, name: str, machine: Machine = DEFAULT_MACHINE) -> SimulatedPeer:
+        return self._start(name, machine, partial(found, self._spec))
 
     def join(
-        self,
-        name: str,
-        machine: Machine = DEFAULT_MACHINE,
-        *,
-        through: Sequence[str] = (),
-        exit_when_done: bool = False,
+        self, name: str, machine: Machine = DEFAULT_MACHINE, *, through: Sequence[str] = ()
     ) -> SimulatedPeer:
         """Start a peer that joins through the named peers (the founder, if none is named)."""
         through = through or [next(iter(self.peers))]
-        bootstrap = [address for each in through for address in self._addresses(each)]
-        return self._start(
-            name, machine, partial(join, bootstrap, None), exit_when_done=exit_when_done
-        )
+        bootstrap = [at for each in through for at in self.peers[each].network.addresses]
+        return self._start(name, machine, partial(join, bootstrap, None))
 
-    def resume(
-        self, name: str, *, exit_when_done: bool = False, alone: bool = False
-    ) -> SimulatedPeer:
+    def resume(self, name: str, *, alone: bool = False) -> SimulatedPeer:
         """Start a peer again whose daemon has ended, in the home that it had."""
         before = self.peers[name]
-        signed = before.signed
         assert before.ended.is_set(), "an identity lives once"
-        assert signed is not None
-        return self._start(
-            name,
-            before.machine,
-            partial(come_back, signed, (), None, alone),
-            exit_when_done=exit_when_done,
-        )
+        assert before.signed is not None
+        entry = partial(come_back, before.signed, (), None, alone)
+        return self._start(name, before.machine, entry)
 
-    def _addresses(self, name: str) -> Sequence[str]:
-        return self.peers[name].network.addresses
-
-    def _start(
-        self,
-        name: str,
-        machine: Machine,
-        entry: Entry,
-        *,
-        exit_when_done: bool,
-    ) -> SimulatedPeer:
+    def _start(self, name: str, machine: Machine, entry: Entry) -> SimulatedPeer:
         number = self._incarnations[name] = self._incarnations.get(name, 0) + 1
-        peer = SimulatedPeer(name, identity_of(self._seed, name), number, machine)
+        identity, folder = identity_of(self._seed, name), self._folder / name
+        roster = self._options.roster_of(identity.peer_id)
+        peer = SimulatedPeer(name, identity, number, machine, folder, roster)
         self.peers[name] = peer
-        self._nursery.start_soon(self._run, peer, entry, exit_when_done)
+        self._nursery.start_soon(self._run, peer, entry)
         return peer
 
-    async def _run(
-        self,
-        peer: SimulatedPeer,
-        entry: Entry,
-        exit_when_done: bool,
-    ) -> None:
+    async def _run(self, peer: SimulatedPeer, entry: Entry) -> None:
         def write_line(line: bytes) -> None:
             peer.lines.append(line)
             self._lines.append(line)
 
         machine, options = peer.machine, self._options
-        folder = self._folder / peer.name
-        folder.mkdir(parents=True, exist_ok=True)
-        provision = SimulatedProvision(
+        peer.folder.mkdir(parents=True, exist_ok=True)
+        peer.provision = SimulatedProvision(
             peer.peer_id,
-            folder,
+            peer.folder,
             machine,
             options.problem,
             options.parts.get(machine.part, options.padded_parameters),
             peer.gate,
         )
         with peer.scope:
-            async with self.internet.open_network(peer.peer_id) as network:
-                directory = self.directory.directory(peer.peer_id, machine.clock_skew_s)
-                place = Place(network, directory, self._roster(peer.peer_id), folder, write_line)
-                await peer.run(place, provision, entry, exit_when_done=exit_when_done)
+            async with self.internet.open_network(peer.peer_id) as peer.network:
+                peer.directory = self.directory.directory(peer.peer_id, machine.clock_skew_s)
+                await peer.run(entry, write_line)
         peer.ended.set()
-
-    def _roster(self, peer_id: PeerId) -> Roster:
-        if not self._options.hidden_fraction:
-            return Roster(SILENCE_S)
-        return HoledRoster(SILENCE_S, self._seed, peer_id, self._options.hidden_fraction)
 
     # --- harm -------------------------------------------------------------------------------------
     def kill(self, name: str) -> None:

@@ -1,12 +1,9 @@
 """The one place where time is virtual and trio's scheduler follows a seed.
 
-trio shuffles the tasks that can run, so that nobody relies on an order; it has no public seed for
-that, only the switch that its tests use. Here, and nowhere else, that switch is turned and turned
-back. With it, a simulation is a function of its seed: the same versions on the same machine make
-the same event log, byte for byte. (One torch thread, because sums must be taken in one order.)
-
-The clock jumps as soon as every task waits, so a day of idleness costs nothing; what computes
-costs what it costs.
+trio shuffles the tasks that can run; it has no public seed for that, only the switch that its tests
+use, which is turned here and turned back. So a simulation is a function of its seed: the same
+versions on the same machine make the same event log, byte for byte. (One torch thread, because sums
+must be taken in one order.) The clock jumps as soon as every task waits.
 """
 
 from collections.abc import Awaitable, Callable, Iterator

@@ -14,13 +14,13 @@ Rules
   1. A checkpoint is written aside, fsynced and renamed, the manifest last of its files: what has
      its name is whole. One that was torn all the same, or changed, does not match its manifest, and
      one may hold values that are not finite: it is refused, and the one before it is used.
-  2. The newest is the one of the latest step, whenever it was written: none takes the place of one
-     of a later step. (Those of another part of the model than was held last come after all of it.)
+  2. The newest is the one of the latest step, whenever it was written. Those of another part of the
+     model than was held last are older than all of it.
   3. `keep` checkpoints are kept, and fewer where they would take more than `max_bytes`; the newest
      is never removed, nor is an older one before a newer is whole.
   4. Nothing is begun that the disk has no room for.
-  5. One that is set aside counts for none of this, and stays until one of a later step is set
-     aside. It is gone on from where there is no other: when the user has moved them away.
+  5. One that is set aside counts for none of this. It stays until one of a later step is set aside,
+     and is gone on from where there is no other.
 """
 
 import json
@@ -102,8 +102,12 @@ class Manifest(BaseModel):
     version: str
     files: dict[str, FileDigest]
 
+    @property
+    def line(self) -> tuple[str, str]:
+        """Run and part: checkpoints of one line are compared by their steps."""
+        return self.run_id, self.part
+
     def __str__(self) -> str:
-        """Where it stands, for people."""
         return f"step {int(self.step):,}{' (the end of the run)' if self.over else ''}"
 
 
@@ -116,7 +120,6 @@ class Checkpoint:
 
     @property
     def trainer_file(self) -> Path:
-        """Where the trainer's part is."""
         return self.path / TRAINER_FILE
 
     def verify(self) -> None:
@@ -154,13 +157,10 @@ class CheckpointStore:
 
     def needs(self, padded_parameters: int, corpus_bytes: int = 0) -> DiskNeeds:
         """Room that checkpoints of so many parameters take, beside what the corpus still takes."""
-        most = self._max_bytes
-        return disk_needs(
-            padded_parameters, self.keep, checkpoint_max_bytes=most, corpus_bytes=corpus_bytes
-        )
+        return disk_needs(padded_parameters, self.keep, self._max_bytes, corpus_bytes)
 
     def held_bytes(self) -> int:
-        """What those take that are there, and that newer ones take the place of."""
+        """What those that are there take."""
         return sum(_size(path) for path in self._folders())
 
     # --- writing --------------------------------------------------------------------------------
@@ -205,15 +205,13 @@ class CheckpointStore:
         """Its step; that of the end is no earlier than those before, which may have overshot it."""
         if not manifest.over:
             return manifest.step
-        others = (m for m in _manifests(self._folders()).values() if m is not None)
-        same = (m.step for m in others if (m.run_id, m.part) == (manifest.run_id, manifest.part))
-        return max([manifest.step, *same])
+        return max([manifest.step, *_steps(self._folders(), manifest.line).values()])
 
-    def adopt(self, partial: Path, name: str) -> None:
-        """Give a whole checkpoint from elsewhere its name. Raises OSError."""
+    def adopt(self, name: str) -> None:
+        """Give what was begun and filled from elsewhere its name. Raises OSError."""
         target = self.directory / name
         shutil.rmtree(target, ignore_errors=True)
-        partial.rename(target)
+        (self.directory / _PARTIAL).rename(target)
         sync_folder(self.directory)
 
     def trainers_draft(self, number: int) -> Path:
@@ -221,7 +219,6 @@ class CheckpointStore:
         return self.directory / f"{_DRAFT}{number}"
 
     def discard(self) -> None:
-        """Remove what is half written."""
         shutil.rmtree(self.directory / _PARTIAL, ignore_errors=True)
         for draft in self.directory.glob(f"{_DRAFT}*"):
             draft.unlink(missing_ok=True)
@@ -229,18 +226,15 @@ class CheckpointStore:
     def set_aside(self, checkpoint: Checkpoint, step: float) -> Path:
         """Keep this one beside the others, which go on from an earlier `step`. Raises OSError.
 
-        Of those between, and of those set aside before, only one that is later stays; others are
-        of another part of the model, or another run. Returns its folder from now on.
+        Those of its line between, and those set aside before, are removed, but for one that is
+        later. Returns the folder of the one that stays aside.
         """
         path = checkpoint.path
         if path not in self._set_aside():
             path = path.rename(self.directory / f"{_AHEAD}{path.name}")
             sync_folder(self.directory)
-        of = (checkpoint.manifest.run_id, checkpoint.manifest.part)
-        aside, others = (
-            {p: m.step for p, m in _manifests(each).items() if m and (m.run_id, m.part) == of}
-            for each in (self._set_aside(), self._folders())
-        )
+        aside = _steps(self._set_aside(), checkpoint.manifest.line)
+        others = _steps(self._folders(), checkpoint.manifest.line)
         *earlier, latest = sorted(aside, key=aside.__getitem__)
         for other in (*earlier, *(path for path, at in others.items() if at > step)):
             shutil.rmtree(other, ignore_errors=True)
@@ -259,24 +253,16 @@ class CheckpointStore:
 
     # --- reading --------------------------------------------------------------------------------
     def newest_first(self, refused: Callable[[Path, str], None]) -> Iterator[Checkpoint]:
-        """What is there, whole as far as the manifests say.
+        """Those that are whole as far as their manifests say.
 
         Args:
             refused: is told of each folder that is none, and why.
         """
-        whole: dict[Path, Manifest] = {}
-        ranked = [
-            path
-            for each in (self._set_aside(), self._folders())
-            for path in by_step(_manifests(each))
-        ]
-        for path in reversed(ranked):
-            try:
-                whole[path] = _manifest(path)
-            except FileUnusable as error:
-                refused(path, str(error))
-        for path, manifest in whole.items():
-            yield Checkpoint(path, manifest)
+        places = self._folders(), self._set_aside()
+        for manifests in [_manifests(folders, refused) for folders in places]:
+            for path in reversed(by_step(manifests)):
+                if (manifest := manifests[path]) is not None:
+                    yield Checkpoint(path, manifest)
 
     def newest_whole(self, run_id: str, refused: Callable[[Path, str], None]) -> Checkpoint | None:
         """The newest of a run whose files are what its manifest says.
@@ -300,7 +286,7 @@ class CheckpointStore:
         return None
 
     def _folders(self) -> list[Path]:
-        """Folders that have the name of a checkpoint, in the order in which they were written."""
+        """Folders named as checkpoints, in the order in which they were written."""
         if not self.directory.is_dir():
             return []
         named = (path for path in self.directory.iterdir() if number_of(path.name))
@@ -332,33 +318,35 @@ def by_step(manifests: Mapping[Place, Manifest | None]) -> list[Place]:
     last = next((m for m in reversed([*manifests.values()]) if m is not None), None)
     reached, ranks = 0.0, dict[Place, tuple[bool, float]]()
     for place, manifest in manifests.items():
-        held, step = False, -1.0
-        if manifest is not None and last is not None:
-            held = (manifest.run_id, manifest.part) == (last.run_id, last.part)
-            step = manifest.step
-            if held:
-                reached = max(reached, step)
-                if manifest.over and step > 0:  # of an older loco-peer, whose ends said less
-                    step = reached
-        ranks[place] = held, step
+        ranks[place] = False, -1.0
+        if manifest is None or last is None:
+            continue
+        step, is_held = manifest.step, manifest.line == last.line
+        if is_held:
+            reached = max(reached, step)
+            if manifest.over and step > 0:  # of an older loco-peer, whose ends said less
+                step = reached
+        ranks[place] = is_held, step
     return sorted(manifests, key=ranks.__getitem__)
 
 
-def _manifests(folders: Iterable[Path]) -> dict[Path, Manifest | None]:
-    def read(path: Path) -> Manifest | None:
+def _manifests(
+    folders: Iterable[Path], refused: Callable[[Path, str], None] = lambda *_: None
+) -> dict[Path, Manifest | None]:
+    """The manifest of each; None where there is none that can be read."""
+    found: dict[Path, Manifest | None] = {}
+    for path in folders:
         try:
-            return _manifest(path)
-        except FileUnusable:
-            return None
+            found[path] = parse_manifest((path / MANIFEST_FILE).read_bytes())
+        except (OSError, ValueError) as error:
+            found[path] = None
+            refused(path, f"{MANIFEST_FILE}: {error}")
+    return found
 
-    return {path: read(path) for path in folders}
 
-
-def _manifest(path: Path) -> Manifest:
-    try:
-        return parse_manifest((path / MANIFEST_FILE).read_bytes())
-    except (OSError, ValueError) as error:
-        raise FileUnusable(f"{MANIFEST_FILE}: {error}") from error
+def _steps(folders: Iterable[Path], line: tuple[str, str]) -> dict[Path, float]:
+    """The steps of those of one line."""
+    return {path: m.step for path, m in _manifests(folders).items() if m and m.line == line}
 
 
 def parse_manifest(data: bytes) -> Manifest:

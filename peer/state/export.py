@@ -5,10 +5,9 @@ model.safetensors (fp32), the tokenizer's files (the byte tokenizer as one of Hu
 `loco_peer.json`, which says where the weights come from and marks the folder as an export. Files
 are written beside the folder and moved in when all are whole.
 
-An exported model continues texts with all of its stages or without some. A stage that is left out
-takes its layers with it: what comes out of the stage before goes into the stage after, as where
-microbatches skip in training. The rest of the model, and its numbers of layers for the cache of
-keys and values, close ranks. The same prompt, sampling and stages give the same text, on the same
+An exported model continues texts with all of its stages or without some: layers of a stage that is
+left out are skipped, as microbatches skip in training, and those that stay are numbered anew for
+the cache of keys and values. The same prompt, sampling and stages give the same text, on the same
 machine and versions.
 """
 
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors.torch import save_file
 from torch import nn
@@ -37,12 +35,11 @@ from transformers.utils import logging as transformers_logging
 from peer.ports.files import USUAL_FILE
 from peer.training.corpus.tokenizer import BYTES, ByteTokenizer, FileTokenizer, Tokenizer
 from peer.training.model import model_config, model_shapes
-from protocol.run.layout import Layout, LayoutEntry, stage_layers
+from peer.training.ports import Float32Vector
+from protocol.run.layout import Layout, stage_layers
 from protocol.run.run_spec import RunSpec
 
 from .export_folder import MARKER, check_export_folder
-
-Float32Vector = npt.NDArray[np.float32]
 
 _WEIGHTS: Final = "model.safetensors"
 _EMBEDDING: Final = "model.embed_tokens.weight"
@@ -101,7 +98,8 @@ def export_hugging_face(
 
 def _config(spec: RunSpec, layout: Layout, tokenizer: Tokenizer) -> LlamaConfig:
     """The model's config, once it is sure that its parameters lie as `layout` says."""
-    vocabulary_size = _entry(layout, _EMBEDDING).shape[0]
+    embeddings = (entry.shape[0] for entry in layout.entries if entry.name == _EMBEDDING)
+    vocabulary_size = next(embeddings, 1)
     if Layout.from_shapes(model_shapes(spec, vocabulary_size)).digest != layout.digest:
         raise ValueError("the layout is not that of the run spec's model")
     config = model_config(spec, vocabulary_size)
@@ -112,13 +110,6 @@ def _config(spec: RunSpec, layout: Layout, tokenizer: Tokenizer) -> LlamaConfig:
         config.bos_token_id = None
         config.eos_token_id = next(iter(tokenizer.separator), None)
     return config
-
-
-def _entry(layout: Layout, name: str) -> LayoutEntry:
-    for entry in layout.entries:
-        if entry.name == name:
-            return entry
-    raise ValueError(f"the layout has no {name}: not a model of the Llama family")
 
 
 def _tensors(phi_P: Float32Vector, layout: Layout) -> dict[str, torch.Tensor]:
@@ -196,7 +187,6 @@ class ExportedModel:
 
     @property
     def layers(self) -> int:
-        """Layers that a token goes through."""
         return len(self._model.model.layers)
 
     def leave_out(self, stages: Collection[int]) -> None:

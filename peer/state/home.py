@@ -1,4 +1,4 @@
-"""The home directory: everything that makes a peer the same peer tomorrow.
+"""The home directory: all that makes a peer the same peer tomorrow.
 
     identity.key      the peer's Ed25519 key (mode 0600)
     run.json          the one run that this home belongs to: run id, founder, run spec, signature
@@ -15,17 +15,15 @@
     lock              held by the daemon for as long as it lives; names its pid and control socket
 
 Rules:
-- One daemon per home: the daemon holds `flock` on `lock`, which the kernel drops when it dies,
-  however it dies. A process that takes its place (peer/process/rejoin.py) is handed the lock, so
-  that a command that comes between the two finds the home in use.
+- One daemon per home: it holds `flock` on `lock`, which the kernel drops however it dies. A process
+  that takes its place (peer/process/rejoin.py) is handed the lock, so that a command that comes
+  between the two finds the home in use.
 - One run per home: `bind_run` refuses another run.
-- Keys, the lock, and `admission`, which holds secrets, are the owner's alone (mode 0600); all other
+- Keys, the lock and `admission`, which holds secrets, are the owner's alone (mode 0600); all other
   files are as the umask says, inside a directory that is the owner's alone.
-- Every file is replaced atomically and durably (write aside, fsync, rename, fsync of the
-  directory): a crash leaves the old or the new.
-- Sockets do not live here, because a unix path has room for 107 bytes: they are in the runtime
-  directory, which is named by a hash of the home. The daemon writes the path into `lock`, so that a
-  client in another environment finds it.
+- Every file is replaced atomically and durably: a crash leaves the old or the new.
+- Sockets lie in the runtime directory, named by a hash of the home, because a unix path has room
+  for 107 bytes. `lock` says where, so that a client in another environment finds it.
 """
 
 import errno
@@ -62,11 +60,7 @@ class HomeError(LocoError):
 
 
 class HomeInUse(HomeError):
-    """Another daemon holds this home.
-
-    Attributes:
-        pid: the holder's, None when it cannot be told.
-    """
+    """Another daemon holds this home."""
 
     def __init__(self, root: Path, pid: int | None) -> None:
         holder = f"the daemon with pid {pid}" if pid else "another daemon"
@@ -74,7 +68,6 @@ class HomeInUse(HomeError):
             f"{root} is in use by {holder}; stop it ('loco-peer leave'),"
             " or give this one a --home of its own"
         )
-        self.pid = pid
 
 
 class OtherRun(HomeError):
@@ -135,11 +128,7 @@ class Home:
         self.event_log_path = self.log_dir / "events.jsonl"
 
     def prepare(self) -> None:
-        """Make the directories and check that they can be written.
-
-        Raises:
-            HomeError
-        """
+        """Make the directories and check that they can be written. Raises HomeError."""
         try:
             for directory in (self.root, self.state_dir, self.cache_dir, self.log_dir):
                 directory.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
@@ -195,7 +184,6 @@ class Home:
         os.environ[_HANDED_ON] = str(self._lock)
 
     def in_use(self) -> bool:
-        """Whether a daemon holds this home now."""
         try:
             descriptor = os.open(self.lock_path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -209,7 +197,7 @@ class Home:
         return False
 
     def held_s(self) -> float:
-        """For how long its present daemon has held this home; 0 where that is not known."""
+        """Seconds for which its daemon has held this home; 0 where that is not known."""
         since_s = self.holder().get("since_s")
         return max(0.0, time.monotonic() - since_s) if isinstance(since_s, float) else 0.0
 
@@ -237,11 +225,7 @@ class Home:
         raise HomeError("no directory with a short enough path for sockets; set XDG_RUNTIME_DIR")
 
     def make_runtime_dir(self) -> Path:
-        """Make `runtime_dir`, ours alone.
-
-        Raises:
-            HomeError: somebody else made it, or others can enter it.
-        """
+        """Make `runtime_dir`. Raises HomeError: somebody else made it, or others can enter it."""
         path = self.runtime_dir
         try:
             path.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
@@ -265,8 +249,7 @@ class Home:
         """Count this start; 1 at the first.
 
         Raises:
-            HomeError: the counter is damaged. Starting over at 1 would make peers ignore us as an
-                old incarnation.
+            HomeError: the counter is damaged. From 1 on, peers would ignore us as an old one.
         """
         text = read_small(self.incarnation_path)
         if text is not None and not text.strip().isdigit():
@@ -278,7 +261,7 @@ class Home:
         return incarnation
 
     def kept_port(self, purpose: str) -> int | None:
-        """The port that `keep_port` kept for this; None when there is none to be had."""
+        """The port that `keep_port` kept for this."""
         port = self._kept_ports().get(purpose)
         return port if isinstance(port, int) and 0 < port < 1 << 16 else None
 
@@ -294,7 +277,6 @@ class Home:
         return ports if isinstance(ports, dict) else {}
 
     def go_over_to(self, stage: int) -> None:
-        """Have the next start hold this stage, whatever stage the checkpoints are of."""
         replace_small(self.next_stage_path, str(stage).encode())
 
     def take_next_stage(self) -> int | None:
@@ -304,11 +286,7 @@ class Home:
         return int(said) if said.isdigit() else None
 
     def run(self) -> SignedSpec | None:
-        """The run that this home belongs to, verified; None when it has none yet.
-
-        Raises:
-            HomeError: `run.json` is damaged.
-        """
+        """The run of this home, verified; None: none yet. Raises HomeError: it is damaged."""
         data = read_small(self.run_path)
         if data is None:
             return None
@@ -320,11 +298,7 @@ class Home:
             ) from error
 
     def bind_run(self, signed: SignedSpec) -> None:
-        """Make this home one of that run, for good.
-
-        Raises:
-            OtherRun: it is another run's already.
-        """
+        """Make this home one of that run, for good. Raises OtherRun: it is another's already."""
         present = self.run()
         if present is not None and present.run_id != signed.run_id:
             raise OtherRun(
@@ -341,15 +315,10 @@ class Home:
         replace_small(self.run_path, json.dumps(fields, indent=1).encode())
 
     def put_run_away(self) -> Path | None:
-        """Make room for another run: all that is this one's goes to `old-runs`.
+        """Make room for another run: all that is this one's goes to `old-runs`, or None is there.
 
         The founder's key goes with it: one spec signed by one key is one run, whatever came of it.
-
-        Returns:
-            Where it is now; None when the home had no run.
-
-        Raises:
-            HomeError
+        Returns where it is now. Raises HomeError.
         """
         signed = self.run()
         if signed is None:
@@ -391,7 +360,7 @@ def read_small(path: Path) -> bytes | None:
 
 
 def replace_small(path: Path, data: bytes) -> None:
-    """Replace it, atomically and durably. Raises HomeError."""
+    """Replace it. Raises HomeError."""
     try:
         replace_file(path, data)
     except OSError as error:

@@ -1,17 +1,16 @@
-"""What a home remembers of other peers and of its run's admission, in a small file for each.
+"""Small files of a home: other peers, proofs against them, and the run's admission.
 
-    neighbours.json  peers that were linked of late, to look for after a restart. Each is dialled,
-                     and proves its identity: what is in the file introduces, and no more.
+    neighbours.json  peers that were linked of late, to be dialled after a restart; each proves its
+                     identity then.
     admission        msgpack [run id, the run's secret or nothing, our own pass, statements]. The
                      secret and the pass are why only the owner may read the file.
-    state/proofs     msgpack [[owner, proof], ...], the oldest first: proofs that owners have lied,
-                     so that a convicted peer stays convicted. Each is checked again by whoever
-                     reads it, and one about another group or run convicts nobody.
+    state/proofs     msgpack [[owner, proof], ...], the oldest first: proofs that owners have lied.
+                     Each is checked again by whoever reads it.
     known_peers      `HOST:PORT PEER_ID`, a line each: trust on first use. Another id at the same
                      place is an error until its user removes the line, as with ssh's known hosts.
 
-All are replaced atomically. The first three are helps: one that is damaged is as good as none, and
-what is lost comes again from other peers, but for a pass.
+All are replaced atomically. Of the first three, one that is damaged is as good as none: what is
+lost comes again from other peers, but for a pass.
 """
 
 import json
@@ -43,7 +42,7 @@ def _read(path: Path, parse: Callable[[bytes], T], otherwise: T) -> T:
 
 # --- neighbours -----------------------------------------------------------------------------------
 class Acquaintances:
-    """The file of peers that were linked of late. Blocking."""
+    """The file of neighbours. Blocking."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -72,12 +71,17 @@ def _addresses(data: bytes) -> Mapping[PeerId, tuple[str, ...]]:
 # --- admission ------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class KeptAdmission:
-    """The statements that a home keeps; the run id is None before the first run."""
+    """What the file holds; the run id is None before the first run."""
 
     run_id: str | None = None
     secret: bytes | None = None
     own_pass: bytes = b""
     statements: tuple[bytes, ...] = ()
+
+    def to_bytes(self) -> bytes:
+        fields = [self.run_id, self.secret, self.own_pass, list(self.statements)]
+        data: bytes = msgpack.packb(fields)
+        return data
 
 
 class AdmissionFile:
@@ -87,15 +91,10 @@ class AdmissionFile:
         self._path = path
 
     def read(self) -> KeptAdmission:
-        """What is kept; nothing where there is no file, or none that can be read."""
         return _read(self._path, _admission, KeptAdmission())
 
     def write(self, kept: KeptAdmission) -> None:
-        """Replace what is kept. Raises OSError."""
-        data: bytes = msgpack.packb(
-            [kept.run_id, kept.secret, kept.own_pass, list(kept.statements)]
-        )
-        replace_file(self._path, data, PRIVATE_FILE)
+        replace_file(self._path, kept.to_bytes(), PRIVATE_FILE)
 
 
 def _admission(data: bytes) -> KeptAdmission:
@@ -111,7 +110,6 @@ class ProofFile:
         self._path = path
 
     def read(self) -> Sequence[tuple[PeerId, bytes]]:
-        """What is kept; nothing where there is no file, or none that can be read."""
         return _read(self._path, _proofs, [])
 
     def keep(self, owner: PeerId, proof: bytes) -> None:
@@ -133,6 +131,8 @@ def _proofs(data: bytes) -> Sequence[tuple[PeerId, bytes]]:
 class Pins:
     """Peer ids by the address that a user gave: the id of whoever answered there first.
 
+    Its methods raise HomeError.
+
     Args:
         path: of their file; None keeps them for as long as the process lives.
     """
@@ -148,11 +148,9 @@ class Pins:
         return f"if that is right{removed} join again"
 
     def get(self, address: str) -> PeerId | None:
-        """The peer id that is pinned there. Raises HomeError."""
         return self._read().get(address)
 
     def put(self, address: str, peer_id: PeerId) -> None:
-        """Pin it. Raises HomeError."""
         self._passing = {**self._read(), address: peer_id}
         if self._path is not None:
             lines = (f"{where} {who}\n" for where, who in sorted(self._passing.items()))

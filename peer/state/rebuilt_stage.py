@@ -1,4 +1,4 @@
-"""The weights of a stage that nobody holds any more, made of its neighbours'.
+"""Making the weights of a stage that nobody holds any more from its neighbours'.
 
 Idea (CheckFree, arXiv 2506.15461, section 4): layers that stand next to each other do similar work,
 so a lost stage i begins best as the mean of the stages before and after it, weighted by how much
@@ -6,30 +6,25 @@ each is still learning:
 
     W_i = (w_{i-1} W_{i-1} + w_{i+1} W_{i+1}) / (w_{i-1} + w_{i+1})
 
-w_j is the squared length of stage j's last gradient *before* clipping: after clipping all gradients
-are equally long, and the mean is uniform (as in the paper's own code).
+w_j is the squared length of stage j's last gradient *before* clipping: after it all gradients are
+equally long, and the mean is uniform (as in the paper's own code).
 
 Rules
   1. Layers answer to each other by where they stand in their stages: of two stages with as many
      layers, first to first and last to last; of others, in proportion.
-  2. The last stage has one neighbour, and copies it; so has stage 0, for the stage "before" it is
-     the last of the model, which is far away.
-  3. Embedding, last norm and head stand in stage 0 alone. Nothing resembles them: they keep the
-     values that the vector has, which are the model's first.
-  4. Optimizer state is not made up: it begins at zero.
-
-The paper also trains a rebuilt stage with a 1.1 times higher rate; here it has the rate of all.
+  2. The last stage has one neighbour, and copies it; so has stage 0.
+  3. Embedding, last norm and head stand in stage 0 alone: they keep the model's first values.
+  4. Optimizer state begins at zero. (The paper trains a rebuilt stage with a 1.1 times higher rate;
+     here it has the rate of all.)
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from peer.training.ports import Float32Vector
 from protocol.run.layout import Layout, LayoutEntry, layer_of
-
-Float32Vector = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +82,5 @@ def _counterpart(layout: Layout, entry: LayoutEntry, neighbour: Neighbour) -> Fl
 
 
 def _layers(layout: Layout) -> list[int]:
-    """The layers of a stage, in order."""
     numbers = {layer_of(entry.name) for entry in layout.entries}
     return sorted(number for number in numbers if number is not None)

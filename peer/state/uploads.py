@@ -11,25 +11,23 @@ Rules
   3. What is named by a digest is copied once. Its checking is the restore's.
   4. Without `keys` nothing secret leaves the home: of `admission` the statements alone.
 
-An empty home is filled from there by `restore`. Everything is verified before it counts: a
-checkpoint by its manifest, run.json by its signature, tokenizer and corpus by the digests in the
-run spec. `run.json` is written last: until then the home has no run, and a restore that was cut off
-is begun again. A home that has that very run, and a checkpoint that is whole, stays as it is: the
-same command starts it again. Where the uploads do not hold all of the corpus, the rest comes as for
-any peer: from others, or from the texts (`--data`).
+`restore` fills an empty home from there. Everything is verified before it counts: a checkpoint by
+its manifest, run.json by its signature, tokenizer and corpus by the digests in the run spec.
+`run.json` is written last: until then the home has no run, and a restore that was cut off is begun
+again. A home that has that very run, and a whole checkpoint, stays as it is: the same command
+starts it again. What the uploads lack of the corpus comes as for any peer.
 
 Source: https://filesystem-spec.readthedocs.io
 """
 
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from peer.ports.files import PRIVATE_FILE, replace_file, replacing
+from peer.ports.files import PRIVATE_FILE, replace_file
 from peer.training.corpus import Corpus, adopt_held_out, adopt_manifest, kept_corpus
-from peer.training.corpus.blocks import cut_piece, piece_path
+from peer.training.corpus.blocks import PIECE_SUFFIX, cut_piece, piece_path
 from peer.training.corpus.folder import HELD_OUT, MANIFEST, PACKED, corpus_folder
 from peer.training.corpus.packed import InvalidCorpus
 from peer.training.corpus.tokenizer import BYTES, FileTokenizer, tokenizer_path
@@ -54,7 +52,6 @@ from .kept_files import AdmissionFile
 
 FILES: Final = (OUTER_FILE, TRAINER_FILE, MANIFEST_FILE)
 CACHE: Final = "cache"
-PIECE_SUFFIX: Final = ".piece"
 
 
 class UploadFailed(LocoError):
@@ -106,7 +103,7 @@ class Uploads:
         """Copy what is here of tokenizer and corpus, and not there. Raises UploadFailed.
 
         Args:
-            check: called between two files; what it raises ends the copying.
+            check: is called between two files; what it raises ends the copying.
         """
         place = f"{self._place}/{CACHE}"
         try:
@@ -138,10 +135,7 @@ class Uploads:
         kept = AdmissionFile(self._home.admission_path).read()
         if not self._keys:
             kept = replace(kept, secret=None, own_pass=b"")
-        with tempfile.TemporaryDirectory() as folder:
-            aside = Path(folder) / self._home.admission_path.name
-            AdmissionFile(aside).write(kept)
-            self._files.put_file(str(aside), f"{target}/{aside.name}")
+        self._files.pipe_file(f"{target}/{self._home.admission_path.name}", kept.to_bytes())
 
     def _data(self) -> Iterator[tuple[str, Path]]:
         """Name there, and file here, of all that is named by a digest of the run's."""
@@ -201,7 +195,7 @@ def _checkpoints(files: Any, folder: str) -> list[str]:
 
 
 def _manifest(files: Any, path: str) -> Manifest | None:
-    """The manifest of a copy; None where it has none that can be read, so that it is torn."""
+    """The manifest of a copy; None where it has none that can be read: it is torn."""
     try:
         return parse_manifest(files.cat_file(f"{path}/{MANIFEST_FILE}"))
     except (FileNotFoundError, ValueError):
@@ -213,7 +207,7 @@ NEEDLESS: Final = "not needed: this home has the run, and continues from its own
 
 
 class RestoreFailed(LocoError):
-    """Nothing can be restored from there; the message says why, and what to do."""
+    """Nothing can be restored; the message says why, and what to do."""
 
 
 def restore(url: str, home: Home, keep: int) -> Iterator[str]:
@@ -249,12 +243,21 @@ def restore(url: str, home: Home, keep: int) -> Iterator[str]:
 
 
 class _Restore:
+    """One restore.
+
+    Attributes:
+        is_needless: the home has a run, and a whole checkpoint to go on from. (With a torn one its
+            founder would begin the run anew.)
+    """
+
     def __init__(self, url: str, files: Any, root: str, home: Home, keep: int) -> None:
         self._url = url
         self._files = files
         self._root = root
         self._home = home
         self._store = CheckpointStore(home.checkpoints_dir, keep)
+        run, newest = home.run(), self._store.newest_whole
+        self.is_needless = run is not None and newest(run.run_id, lambda *_: None) is not None
 
     def run(self) -> Iterator[str]:
         uploaded = self._newest_first()
@@ -271,25 +274,10 @@ class _Restore:
             yield f"checkpoint of {manifest}: {path}"
             yield from self._data(signed.spec(), folder)
             yield self._admission_and_keys(folder)
-            self._store.adopt(self._partial, _name(path))
+            self._store.adopt(_name(path))
             self._home.bind_run(signed)
             return
         raise RestoreFailed(f"{self._url} holds no whole checkpoint: see what was said above")
-
-    @property
-    def is_needless(self) -> bool:
-        """Whether the home has a run, and a checkpoint to go on from.
-
-        One that is torn is none: its founder would begin the run anew.
-        """
-        run = self._home.run()
-        if run is None:
-            return False
-        return self._store.newest_whole(run.run_id, lambda *_: None) is not None
-
-    @property
-    def _partial(self) -> Path:
-        return self._store.directory / ".partial"
 
     # --- the checkpoint -------------------------------------------------------------------------
     def _newest_first(self) -> list[tuple[str, Manifest]]:
@@ -406,8 +394,7 @@ class _Restore:
             if path.endswith(PIECE_SUFFIX) and name.isdecimal() and int(name) < manifest.num_pieces:
                 data = self._files.cat_file(path)
                 if manifest.is_piece(int(name), data):
-                    with replacing(piece_path(kept.folder, int(name))) as out:
-                        out.write(data)
+                    replace_file(piece_path(kept.folder, int(name)), data)
                     num_here += 1
         return (
             f"corpus: {num_here} of {manifest.num_pieces} pieces; others come from other peers, or"

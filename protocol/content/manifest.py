@@ -1,20 +1,16 @@
-"""What a corpus is made of: its manifest, whose digest the run spec names (`data.manifest`).
+"""The manifest of a corpus: sizes and digests of its pieces. The run spec names its digest.
 
 Idea. A corpus is a row of tokens, cut into blocks of `context_length` (a block holds one token
-more, which the next one begins with). So many blocks make a *piece* of a few MiB; a piece holds all
-tokens of its blocks, so that it is of use by itself. The manifest lists the digests of all pieces
-and says what they hold; its own digest stands in the run spec. That is a Merkle tree of two levels:
-who has the root takes the manifest from anybody, and each piece from anybody else.
+more, which the next one begins with). Blocks make *pieces* of a few MiB, each of use by itself. The
+manifest lists their digests, and the run spec the manifest's: a Merkle tree of two levels, by which
+the manifest and each piece may come from anybody.
 
     run spec    data.manifest = blake3(manifest)
     manifest    digest of piece 0, of piece 1, ...; of what is held out
     piece k     blocks k * piece_blocks ..., each of the next context_length + 1 tokens
 
-What validation needs is held out: the blocks that every peer validates with, as one blob, which
-every peer takes before it begins.
-
-Invariants: the same tokens, tokenizer and sizes give the same manifest, whoever makes it; and a
-manifest is read as a stranger's bytes.
+The blocks that every peer validates with are held out: one blob, taken before a peer begins. The
+same tokens, tokenizer and sizes give the same manifest, whoever makes it.
 """
 
 from typing import Annotated, Any, Final
@@ -27,8 +23,6 @@ from msgspec import structs
 from protocol.limits import MAX_BLOB_BYTES, MAX_PIECE_BYTES
 
 DIGEST_BYTES: Final = 32
-NAME_HEX: Final = 32
-"""Hex digits of a digest by which a blob is asked for."""
 MAX_PIECES: Final = (MAX_BLOB_BYTES - 4096) // DIGEST_BYTES
 _VERSION: Final = 1
 _Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -58,17 +52,14 @@ class CorpusManifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
 
     @property
     def num_blocks(self) -> int:
-        """Blocks to train on."""
         return max(0, self.num_tokens - 1) // self.context_length
 
     @property
     def num_pieces(self) -> int:
-        """Pieces that hold them."""
         return -(-self.num_blocks // self.piece_blocks)
 
     @property
     def token_bytes(self) -> int:
-        """Size of one token."""
         return int(np.dtype(self.dtype).itemsize)
 
     def tokens_of(self, piece: int) -> tuple[int, int]:
@@ -78,27 +69,22 @@ class CorpusManifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
         return first * self.context_length, last * self.context_length + 1
 
     def piece_bytes(self, piece: int) -> int:
-        """How long a piece is."""
         start, end = self.tokens_of(piece)
         return (end - start) * self.token_bytes
 
     @property
     def held_out_bytes(self) -> int:
-        """How long the blob of what is held out is."""
         return self.held_out_blocks * (self.context_length + 1) * self.token_bytes
 
     def is_piece(self, piece: int, data: bytes | bytearray | memoryview) -> bool:
-        """Whether these bytes are that piece."""
         at = piece * DIGEST_BYTES
         return digest_of(data) == self.digests[at : at + DIGEST_BYTES]
 
     @property
     def name(self) -> str:
-        """The digest by which the run spec names it."""
         return blob_name(self.to_bytes())
 
     def to_bytes(self) -> bytes:
-        """The manifest as it travels."""
         return msgspec.msgpack.encode((_VERSION, *structs.astuple(self)))
 
 
@@ -127,5 +113,5 @@ def digest_of(data: bytes | bytearray | memoryview) -> bytes:
 
 
 def blob_name(data: bytes | bytearray | memoryview) -> str:
-    """The name by which peers ask for a blob."""
-    return blake3.blake3(data).hexdigest(length=NAME_HEX // 2)
+    """The name by which peers ask for a blob: 32 hex digits."""
+    return blake3.blake3(data).hexdigest(length=16)

@@ -2,13 +2,12 @@
 
 Rules
   1. First come the pieces of the blocks that are trained next, in that order.
-  2. Then the peer's columns of the stratum that is being gone through, and of those after it
-     (protocol/schedule/data_plan.py), as far ahead as is asked for.
-  3. Beside them, each piece has `copies` *keepers*, drawn by rendezvous hashing over all peers that
-     are there: they fetch it when nothing else is to be fetched, so that the corpus outlives any
-     one of them, its founder too.
-  4. What has to go when the disk is full, is what is needed last: nobody's duty first, then what
-     the plan comes to last. Nothing goes that is needed first.
+  2. Then the peer's columns of the stratum that is being gone through, and of the next one
+     (protocol/schedule/data_plan.py).
+  3. Each piece has `copies` *keepers*, drawn by rendezvous hashing over all peers that are there:
+     they fetch it when nothing else is to be fetched, so that the corpus outlives any of them.
+  4. When the disk is full, pieces go that are not kept for others, then those that the plan comes
+     to last. Nothing goes that is needed first.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,8 +23,6 @@ from protocol.schedule.shuffle import Int64Vector, digest_words, splitmix64
 
 COPIES: Final = 3
 """Peers that keep a piece beside those that need it."""
-STRATA_AHEAD: Final = 1
-"""Strata that are fetched while one is being gone through."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +49,9 @@ class CorpusNeeds:
 
     @cached_property
     def soon(self) -> tuple[int, ...]:
-        """Further pieces of this stratum and the next ones."""
+        """Further pieces of this stratum and the next."""
         found = dict.fromkeys(self.first)
-        for epoch, stratum in self._strata(STRATA_AHEAD + 1):
+        for epoch, stratum in self._this_stratum_and_next():
             pieces = self.plan.pieces_of(epoch, stratum)
             found |= dict.fromkeys(pieces[self._columns(epoch, stratum)].tolist())
         return tuple(found)[len(self.first) :]
@@ -68,12 +65,11 @@ class CorpusNeeds:
 
     @property
     def order_stratum(self) -> int:
-        """The stratum that is being gone through."""
         return min(self.plan.stratum_at(self.position), self.plan.num_strata - 1)
 
-    def _strata(self, count: int) -> Iterable[tuple[int, int]]:
+    def _this_stratum_and_next(self) -> Iterable[tuple[int, int]]:
         total = self.plan.num_strata
-        for number in range(self.order_stratum, self.order_stratum + min(count, total)):
+        for number in range(self.order_stratum, self.order_stratum + min(2, total)):
             yield self.epoch + number // total, number % total
 
     def _columns(self, epoch: int, stratum: int) -> list[int]:

@@ -1,16 +1,16 @@
-"""What others show of their states: by it a joiner sees whether the one it was given is like them.
+"""Samples and losses of others' states, by which a joiner judges the state that it was given.
 
 A sample of weights. A state's root says that all of it is what its source wrote, not that its
-source trains what the others train. Replicas of one model lie close together, a lie about all its
-weights does not. So a joiner asks others, its *witnesses*, for the values at some places, and
-compares.
+source trains what the others train. Replicas of one model lie close together; a lie about all
+weights does not. So a joiner compares the values at some places with those of others, its
+*witnesses*.
 
 Rules
   1. The places follow from a seed that only the joiner can know, told to the witnesses when the
      source has named the root of its state: the source cannot make a state that is right there
      alone.
-  2. Witnesses are asked at that moment, not when the state has come: a slow line makes no state
-     look old.
+  2. Witnesses are asked at that moment, not when the state has come: else a slow line would make
+     it look old.
   3. A state is *odd* when it is further from each witness than FACTOR times what witnesses are
      apart, and than FLOOR times its own length. Of two witnesses a liar can make it look good, not
      bad. Without two witnesses nothing can be told.
@@ -19,22 +19,20 @@ Rules
      its own chunks; where they are fewer than LEAST_BLOCKS, it gave too little to be told apart.
      Then the whole is compared at the places of the one that leads.
 
-What it does not see: a lie about few of the weights, and one within FLOOR. Averaging has bounds of
-its own for those (plausible.py).
+It does not see a lie about few of the weights, nor one within FLOOR. Averaging has bounds of its
+own for those (plausible.py).
 
 A loss. A norm ten times as large, or a row of the embedding, ruins a model as well, and a sample
-may miss it. What a model is worth its loss says. All peers of a run measure theirs on the same
-held-out blocks, and tell it in their beats. So a joiner measures the state that it was given.
+may miss it. All peers of a run measure their loss on the same held-out blocks, and tell it in their
+beats. So a joiner measures that of the state that it was given.
   5. Beats of others that train count, of peers that are heeded (membership/view.py); not that of
-     the source. They are read when the source has named its root: a slow line makes no state look
-     old.
+     the source. They are read when the source has named its root, as in rule 2.
   6. A state is *worse* when its loss is above LOSS_FACTOR times the middle of theirs and LOSS_FLOOR
-     more, or no number. Losses that others tell are of their last validation, some rounds ago, so
-     at the start of a run, when losses fall fast, theirs are the higher ones.
+     more, or no number. Theirs are some rounds old, hence the higher ones while losses fall fast.
   7. Without two others nothing can be told. The middle of two is the higher.
 
-What it does not see: a state that is worse by less than that, or better on the held-out blocks than
-it deserves. Liars that are most of the peers one sees, and tell low losses, keep a joiner out.
+It does not see a state that is worse by less than that, or better on the held-out blocks than it
+deserves. Liars that are most of the peers one sees, and tell low losses, keep a joiner out.
 """
 
 import math

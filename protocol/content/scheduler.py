@@ -1,8 +1,8 @@
-"""What is asked of which source next: units of a state, pieces of a corpus.
+"""Which source is asked for which item next: units of a state, pieces of a corpus.
 
-A pure core. Content is a row of items, each known by its digest. What is wanted, who has what and
-what came of a request go in; requests come out. A state's items are its units (state_plan.py), all
-of them waited for; a corpus's its pieces, in the order in which they are needed (needs.py).
+What is wanted, who has what and what came of a request go in; requests come out. A state's items
+are its units (state_plan.py), all of them waited for; a corpus's are its pieces, in the order in
+which they are needed (needs.py).
 
 Rules
   1. What is waited for goes before all, then what is needed first, each in the order given. Then
@@ -11,9 +11,9 @@ Rules
   2. An item is asked of the holder that is asked for the least at the time; among equals a hash of
      us, item and holder decides, so that peers that need the same ask different holders.
   3. An item is on its way once. But one that is waited for is also asked of a holder that is asked
-     for nothing else; and, before all others, of any holder once so many items have come since it
-     was asked for that some were asked for later. So a slow source holds up nobody for long, and
-     over a thin line, where all are slow, hardly anything comes twice.
+     for nothing else; and, before all others, of any holder once items have come that were asked
+     for later. So a slow source holds up nobody for long, and over a thin line, where all are slow,
+     hardly anything comes twice.
   4. At most MAX_ASKED_PER_SOURCE items are asked of one peer, and MAX_ASKED of all, or fewer, as
      the line allows (`AtOnce`).
   5. A peer that failed to give an item does not have it, until it says again that it has.
@@ -24,8 +24,7 @@ Invariants: nothing is asked for that is here; nobody is asked for what it has n
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import blake3
 import numpy as np
@@ -37,8 +36,7 @@ from protocol.schedule.shuffle import Int64Vector, digest_words, splitmix64
 BoolVector = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """Ask this source for that item."""
 
     source: str
@@ -46,7 +44,7 @@ class Request:
 
 
 class Scheduler:
-    """Which items are wanted, who has them, and which are asked of whom.
+    """The items that are wanted, who has them, and which are asked of whom.
 
     Attributes:
         copies: how many others have said that they have each item.
@@ -74,11 +72,10 @@ class Scheduler:
 
     # --- what is known ----------------------------------------------------------------------------
     def wait_for(self, items: Iterable[int]) -> None:
-        """From now on, these are waited for."""
         self._awaited = np.fromiter(items, np.int64)
 
     def want(self, first: Iterable[int], soon: Iterable[int], kept: BoolVector) -> None:
-        """From now on: what is needed first, what soon, and what is kept for others."""
+        """Replace what is needed first, what soon, and what is kept for others."""
         self._first, self._soon = np.fromiter(first, np.int64), np.fromiter(soon, np.int64)
         self._kept = np.flatnonzero(kept)
 
@@ -95,12 +92,10 @@ class Scheduler:
             self.copies -= before
 
     def came(self, request: Request) -> None:
-        """It was answered."""
         self._ended(request)
         self._num_came += 1
 
     def failed(self, request: Request) -> None:
-        """The source did not give it."""
         self._ended(request)
         holds = self._holders.get(request.source)
         if holds is not None and holds[request.item]:
@@ -114,7 +109,6 @@ class Scheduler:
 
     # --- what is asked ----------------------------------------------------------------------------
     def times_asked(self, item: int) -> int:
-        """How many sources are asked for an item now."""
         return sum(request.item == item for request in self._asked)
 
     def next_requests(self, at_most: int = MAX_ASKED, of: str | None = None) -> list[Request]:
@@ -150,7 +144,7 @@ class Scheduler:
             yield from self._ask_of_one(int(left[0]), MAX_ASKED_PER_SOURCE)
 
     def _can_come(self) -> BoolVector:
-        """Which items a source that may be asked for more can give; bool [items]."""
+        """Items that a source can give which may be asked for more; bool [items]."""
         load, can = self._load(), np.zeros_like(self._here)
         for source in self._askable:
             if load[source] < MAX_ASKED_PER_SOURCE:
@@ -202,16 +196,14 @@ MORE_EVERY_S: Final = 30.0
 class AtOnce:
     """How many pieces may be on their way at once over a line of unknown rate.
 
-    Pieces that are sent at once over a thin line come at once too, and late: eight of them after
-    eight times as long as one alone. So a line begins with one piece. A second one that makes the
-    first slower shows no more of the line than one that does not, since it may be the other end
-    that is thin: so the number is not held down by what is slow, but grows with time as well.
-    Pieces that did not begin together do not end together, however many share the line later.
+    Eight pieces at once over a thin line all come after eight times as long as one alone. So a line
+    begins with one. That a second one makes the first slower says nothing, since the other end may
+    be the thin one: so the number grows with time as well. Pieces that did not begin together do
+    not end together.
 
     Rules
-      1. One at first, and one more for each piece that has come through: a fast line has as many as
-         may be within seconds. One more, too, for each MORE_EVERY_S: many slow ones fill a fast
-         line.
+      1. One at first, and one more for each piece that has come through and for each MORE_EVERY_S:
+         many slow sources fill a fast line.
       2. It begins anew with one after a piece was lost, which may have had too little of the line,
          and where nothing was on its way for MORE_EVERY_S.
 
@@ -233,17 +225,14 @@ class AtOnce:
         return min(self._at_most, 1 + self._came + int((now_s - self._since_s) // MORE_EVERY_S))
 
     def has_room(self, now_s: float) -> bool:
-        """Whether a further one may begin."""
         return self._under_way < self.limit(now_s)
 
     def began(self, now_s: float) -> None:
-        """A piece is on its way."""
         if self._is_idle(now_s):
             self._restart(now_s)
         self._under_way += 1
 
     def came(self, now_s: float) -> None:
-        """A piece has come through."""
         self._ended(now_s)
         self._came = min(self._at_most, self._came + 1)
 
@@ -252,7 +241,6 @@ class AtOnce:
         self._ended(now_s)
 
     def lost(self, now_s: float) -> None:
-        """A piece was cut off."""
         self._ended(now_s)
         self._restart(now_s)
 

@@ -1,13 +1,12 @@
 """Which chunks of a state a joiner asks of which source, and which bytes of them it wants.
 
-Idea. A state is cut into chunks, and a source names the digest of each. Where two sources name the
-same digest they hold the same bytes, so either may give them. Peers of a run of fragments hold the
-same outer copy, but for the fragments that are on their way, so nearly all chunks can come from
-several sources at once. Replicas that average in pairs differ in every chunk; but a state that is
-*mixed* of their chunks is as good as one of them, so there too several can give at once, each what
-it has itself. What is asked of whom the scheduler says (scheduler.py): its items are *units*,
-chunks that come from one source. A unit is a chunk; where replicas are mixed, one of weights with
-its momentum.
+Idea. A state is cut into chunks, and a source names the digest of each. Sources that name the same
+digest hold the same bytes, so either may give them. Peers of a run of fragments hold the same outer
+copy, but for fragments on their way, so nearly all chunks can come from several sources at once.
+Replicas that average in pairs differ in every chunk; but a state that is *mixed* of their chunks is
+as good as one of them, so there too several give at once. The scheduler (scheduler.py) says what is
+asked of whom; its items are *units*, chunks that come from one source: a chunk, or, where replicas
+are mixed, one of weights with its momentum.
 
 Rules
   1. One source leads. The first chunk holds its writer's own scalars, so it is the leader's.
@@ -15,8 +14,7 @@ Rules
      or else the lower digest. So one source among three decides nothing.
   3. What is here already, of an own checkpoint or of sources that are gone, is kept where it is
      what is wanted. Where replicas are mixed also where it is not, if a source that was believed
-     gave it, of a state not too far behind the new leader's (a joiner's machine may have slept in
-     between): one whose source died half way goes on with another replica's chunks.
+     gave it, of a state not too far behind the new leader's: the joiner's machine may have slept.
   4. What a source gave that then broke the protocol, or is doubted, is asked for again, unless
      others name it.
   5. Where replicas are mixed, in place of 2: of any chunk but the first any source's bytes will do,
@@ -86,7 +84,7 @@ class StatePlan:
 
     # --- sources ----------------------------------------------------------------------------------
     def lead(self, name: str, digests: Sequence[bytes], step: int = 0) -> None:
-        """A source leads from now on, with its state of this nominal step; there is no other."""
+        """A source leads from now on, with its state of this step; all others are gone."""
         if not self._mixes:
             self._units = range(len(digests))
         self._chunks_of.clear()
@@ -107,7 +105,7 @@ class StatePlan:
             self._choose()
 
     def is_of_one_time(self, step: int) -> bool:
-        """Whether parts of a state of this step go together with those of the leader's."""
+        """Whether a state of this step may be mixed with the leader's."""
         return abs(step - self._sources[self._leader].step) <= self._lost_lag
 
     def gone(self, name: str, *, believed: bool = True) -> None:
@@ -136,12 +134,10 @@ class StatePlan:
 
     @property
     def num_missing(self) -> int:
-        """How many they are."""
         return len(self._missing)
 
     @property
     def complete(self) -> bool:
-        """Whether every chunk is here."""
         return bool(self._wanted) and not self._missing
 
     def next_of(self, name: str) -> list[tuple[Request, Sequence[int]]]:
@@ -163,7 +159,7 @@ class StatePlan:
         return self._sources[name].digests[index] == self._wanted[index]
 
     def arrived(self, name: str, index: int, *, was_sent: bool = True) -> None:
-        """A wanted chunk came, or need not be sent: the digest that this source named says all."""
+        """A wanted chunk came; or need not be sent, as the digest that this source named tells."""
         digests, step = self._sources[name]
         self._here[index] = _Here(name, digests[index], step, was_sent)
         self._missing.pop(index, None)
@@ -175,7 +171,6 @@ class StatePlan:
         self._scheduler.came(request)
 
     def failed(self, request: Request) -> None:
-        """They did not."""
         self._scheduler.failed(request)
 
     def giver(self, index: int) -> str | None:
@@ -183,7 +178,7 @@ class StatePlan:
         return self._here[index].giver if index in self._here else None
 
     def givers(self) -> Counter[str]:
-        """How many of the chunks that are here each has sent, or the own checkpoint has held."""
+        """How many of the chunks that are here each has sent, or the own checkpoint had."""
         here = (self._here[i] for i in range(len(self._wanted)) if i in self._here)
         return Counter(chunk.giver for chunk in here if chunk.was_sent)
 

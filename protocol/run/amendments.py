@@ -1,32 +1,27 @@
-"""Amendments: what the founder has changed of a run that is under way.
+"""Amendments: the founder's changes of a run that is under way.
 
     amendment   ["amendment", run id, version, from_round, [[key, value], ...], founder's key]
 
 Idea. The run id stays the digest of the spec that the run was founded by. Changes of it are sealed
-statements like those of admission (protocol/admission/statements.py): they travel with them, and
-are kept with them. Peers are not in the same round at the same time, so an amendment says from
-which round on it is in force, and each peer applies it when it comes there itself. Nobody is asked
-and nothing is voted on: all who have the same amendments get the same spec for the same round from
-a pure function of both.
+statements, which travel and are kept with those of admission (protocol/admission/statements.py).
+Peers are not in the same round at the same time, so an amendment says from which round on it is in
+force, and each peer applies it when it comes there itself: the spec in force is a pure function of
+the amendments and the round.
 
 Rules
   1. Only the founder amends; what a delegate signs is none.
-  2. Versions count up from 1. Of two with one version the one with the lower digest counts, in
-     whatever order they come.
+  2. Versions count up from 1. Of two with one version the one with the lower digest counts.
   3. Round r begins at the nominal step r * H, also where peers number rounds of their own. The spec
      in force at a round is that of the founding with the changes of all amendments from that round
      or an earlier one, in the order of their versions: the later version wins, key by key.
-  4. Admission is judged now, and a newcomer is in no round; so the mode of admission is that of the
-     last version as soon as it is heard, like a ban.
+  4. A newcomer is in no round; so the mode of admission is that of the last version as soon as it
+     is heard, like a ban.
   5. The run is over at a step when the spec in force there says so.
+  6. MAX_AMENDMENTS are kept at most.
 
-Invariants: what was trained before an amendment's round was trained by the spec that was in force
-then, whatever is amended later; the run id, the model, the data and the way of averaging never
-change; MAX_AMENDMENTS are kept at most.
-
-A change is one key of the run spec, with dots, and its new value. What peers agree on once (model,
-data, seed, how they average) stays what it was, for weights that were trained in another way cannot
-be averaged. What may change is how long the run lasts, how fast it learns, and who may join.
+A change is one key of the run spec, with dots, and its new value: how long the run lasts, how fast
+it learns, and who may join. Model, data, seed and the way of averaging stay what they were, for
+weights that were trained in another way cannot be averaged.
 """
 
 from collections.abc import Iterator, Mapping
@@ -42,9 +37,9 @@ from protocol.errors import InvalidRunSpec, RemoteProtocolError
 from protocol.limits import EPSILON, MAX_AMENDMENTS
 
 from .run_spec import RunSpec, what_is_wrong
+from .sections import MAX_STEPS
 
 # --- changes --------------------------------------------------------------------------------------
-MAX_FROM_ROUND: Final = (1 << 53) - 1
 TOTAL_STEPS: Final = "training.total_steps"
 LEARNING_RATE: Final = "optimizer.learning_rate"
 MODE: Final = "admission.mode"
@@ -83,11 +78,7 @@ def _with(section: Any, name: str, key: str, value: Value) -> Any:
 
 
 def values_of(spec: RunSpec, written: Mapping[str, Any]) -> dict[str, Any]:
-    """What `spec` says of each key that a user has written, as plain values by dotted key.
-
-    Args:
-        written: the tree of the user's TOML.
-    """
+    """What `spec` says of each key in the tree of a user's TOML; plain values by dotted key."""
     return {key: value_of(spec, key) for key in _keys(written)}
 
 
@@ -188,11 +179,7 @@ class Amendment:
         founder: bytes,
         sign: Sign,
     ) -> Self:
-        """A new amendment.
-
-        Args:
-            founder: the public key that belongs to `sign`.
-        """
+        """A new amendment; `founder` is the public key that belongs to `sign`."""
         pairs = [[key, value] for key, value in changes]
         sealed = seal([AMENDMENT, run_id, version, from_round, pairs, founder], sign)
         return cls(version, from_round, changes, sealed)
@@ -204,7 +191,7 @@ class Amendment:
         match fields:
             case ["amendment", str(run), int(version), int(from_round), list(pairs), bytes(key)]:
                 known = run == run_id and key == founder and len(key) == PUBLIC_KEY_BYTES
-                if known and 0 < version <= MAX_AMENDMENTS and 0 <= from_round <= MAX_FROM_ROUND:
+                if known and 0 < version <= MAX_AMENDMENTS and 0 <= from_round <= MAX_STEPS:
                     changes = _changes(pairs)
                     check(founder, body, signature)
                     return cls(version, from_round, changes, data)
@@ -217,7 +204,7 @@ def is_amendment(data: bytes) -> bool:
 
 
 def _changes(pairs: list[object]) -> Changes:
-    """Raises RemoteProtocolError: they are none that a run can take."""
+    """The changes, checked. Raises RemoteProtocolError."""
     found = []
     for pair in pairs:
         match pair:
@@ -237,11 +224,7 @@ def _changes(pairs: list[object]) -> Changes:
 
 
 def spec_at(founding: RunSpec, amendments: tuple[Amendment, ...], round_: int) -> RunSpec:
-    """The spec in force at a round (rule 3).
-
-    Args:
-        amendments: in the order of their versions.
-    """
+    """The spec in force at a round (rule 3), by amendments in the order of their versions."""
     for amendment in amendments:
         if amendment.from_round <= round_:
             founding = changed(founding, amendment.changes)
@@ -288,7 +271,7 @@ class AmendedSpec:
 
     @property
     def longest_rounds(self) -> int:
-        """Rounds of the whole run, by the longest of the specs that have been in force."""
+        """Rounds of the longest of the specs that have been in force."""
         return self.longest_steps // self.founding.sync.round_steps
 
     @property
@@ -302,7 +285,6 @@ class AmendedSpec:
 
     @property
     def next_version(self) -> int:
-        """A version above all that have been seen."""
         return 1 + max(self._by_version, default=0)
 
     # --- what comes in ----------------------------------------------------------------------------

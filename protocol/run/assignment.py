@@ -1,17 +1,16 @@
 """Which stage a peer holds: what a newcomer takes, and when a peer goes over to another stage.
 
-Idea: nobody assigns stages. Every peer sees who holds what, and finds by the same rule what is out
-of balance and which one peer is to mend that. The others, who find the same, do nothing.
+Nobody assigns stages. Every peer sees who holds what, and finds by the same rule what is out of
+balance and which one peer is to mend that.
 
 Rules
   1. A path visits stage 0 always, and each other stage with the chance
-     (visited - 1) / (stages - 1); so relays of one stage can serve that many more data peers
-     (SkipPipe's published settings have these very shares). A stage's *load* is its peers over
-     that share.
+     (visited - 1) / (stages - 1), as in SkipPipe's settings; so relays of one stage can serve that
+     many more data peers. A stage's *load* is its peers over that share.
   2. A newcomer takes the stage with the smallest load; among equals, the first.
   3. A peer goes from the stage with the largest load of those that have several to the one with the
      smallest, if that stage is no better off with it than the one it left is without it. So no move
-     is ever undone by the next, and a swarm that cannot be balanced better stays as it is.
+     is undone by the next.
   4. A stage that nobody holds stops all training: then it is enough that the other keeps a peer.
   5. It goes when that has been so for a while without a pause: a machine that starts again is not
      replaced meanwhile. Soon where nothing trains, late where it only would be faster.

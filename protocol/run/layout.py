@@ -1,20 +1,19 @@
 """The order of the flat vector: which parameter lies where.
 
-Idea: averaging, coding and state transfer know one thing, a vector of fp32 values. Two peers may
-add their vectors only if every position means the same parameter to both, so the order is a pure
-function of names and shapes, and its digest goes into every proposal.
+Two peers may add their vectors only if every position means the same parameter to both. So the
+order is a pure function of names and shapes, and its digest goes into every proposal.
 
 Rules:
     1. Parameters stand in sorted order of their names; tied tensors once, under the first of their
        names.
     2. Each tensor is padded with zeros to a multiple of `ALIGNMENT` values, so that no block of a
        code (peer/codec) mixes two tensors.
-    3. The digest covers names and shapes, in that order. It does not cover values.
+    3. The digest covers names and shapes, in that order, not values.
 
 A model may be cut into the stages of a pipeline. Stage 0 holds the embedding, the first layers, and
-the end of the model: final norm, head and loss. Its peers hold the data (constraint CC1,
-protocol/pipeline/problem.py). The other stages hold layers only. Layers are dealt out in order, as
-evenly as can be; the later stages take what is left over, for stage 0 has the two ends besides.
+the end of the model (final norm, head and loss); its peers hold the data (constraint CC1,
+protocol/pipeline/problem.py). The other stages hold layers only, dealt out in order, as evenly as
+can be; the later stages take what is left over.
 """
 
 import math
@@ -29,7 +28,7 @@ from protocol.errors import LocalProtocolError
 
 # --- layout ---------------------------------------------------------------------------------------
 ALIGNMENT: Final = 128
-"""Values; the granularity of every codec divides it (ways.py)."""
+"""Values; codecs code as many together (ways.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,6 @@ class LayoutEntry:
 
     @property
     def size(self) -> int:
-        """Values without padding."""
         return math.prod(self.shape)
 
     @property
@@ -73,7 +71,6 @@ class Layout:
 
     @property
     def parameters(self) -> int:
-        """Values of all tensors, without padding."""
         return sum(entry.size for entry in self.entries)
 
     @property

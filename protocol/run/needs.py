@@ -7,22 +7,15 @@ peer holds (the whole model, or its share of a pipeline):
                sequences that go through at once
     daemon     phi 4 P, outer momentum 4 P where there is one, a partner's codes, two slots of codes
     process    interpreter, torch and p2pd, whatever the model is
-    disk       checkpoints and states at their most
+    disk       checkpoints that are kept, one that is being written beside them, one file for each
+               state that joiners read, and what is not here yet of the corpus
     line       one vector of codes for each average; with rounds by the line what fills the line
 
 Memory was measured on a CPU alone: the constants fit three runs, and a fourth came within a tenth
 (docs/planning.md). On a GPU it was never measured; what the CUDA libraries take is a guess.
 
 Training state is counted in fp32: weights, gradient and AdamW's two moments of each parameter, or
-Muon's one of those in the matrices of the blocks.
-
-Room on the disk, as far as it is known before the peer trains:
-
-    checkpoints   those that are kept, and one that is being written beside them
-    states        of the outer state, one file for each state that joiners read
-    corpus        what is not here yet
-
-All of it is the most that can be: what an optimizer does not have is not written.
+Muon's one of those in the matrices of the blocks. On the disk all is the most that can be.
 """
 
 import json
@@ -39,9 +32,9 @@ from .ways import CODECS
 BYTE_VOCABULARY: Final = 256
 USUAL_VOCABULARY: Final = 50_257
 """GPT-2's, where the spec names a tokenizer that is not read here."""
-ADAMW_STATE_BYTES: Final = 16
-MUON_STATE_BYTES: Final = 12
-"""Training state of a parameter that one or the other trains."""
+FP32_BYTES: Final = 4
+ADAMW_STATE_BYTES: Final = 4 * FP32_BYTES
+"""Training state of a parameter that AdamW trains; Muon keeps one moment less."""
 _BYTES_PER_HIDDEN_VALUE: Final = 24 * 4
 """Activations kept per layer, token and hidden value in fp32, roughly."""
 _BYTES_PER_LOGIT: Final = 12
@@ -51,7 +44,7 @@ def parameters_of(spec: RunSpec) -> int:
     """Parameters of the whole model: the frozen count, else by its sizes.
 
     Raises:
-        InvalidRunSpec: the sizes are a checkpoint's, which is not read here.
+        InvalidRunSpec: the sizes are those of a checkpoint that is not read here.
     """
     if spec.frozen is not None:
         return spec.frozen.parameters
@@ -90,7 +83,7 @@ def state_bytes_of(spec: RunSpec, parameters: int) -> int:
         # Of a checkpoint the sizes are not known here, and AdamW's bytes are the most.
         return parameters * ADAMW_STATE_BYTES
     matrices = spec.model.num_layers * _layer_matrices(spec.model)
-    return matrices * MUON_STATE_BYTES + (parameters - matrices) * ADAMW_STATE_BYTES
+    return parameters * ADAMW_STATE_BYTES - matrices * FP32_BYTES
 
 
 def sequence_bytes(context_length: int, hidden_size: int, num_layers: int, vocabulary: int) -> int:
@@ -123,12 +116,8 @@ def _layer_matrices(model: ModelSection) -> int:
 
 
 # --- disks ----------------------------------------------------------------------------------------
-CHECKPOINT_BYTES_PER_PARAMETER: Final = 20
-"""The most that one takes: slow and fast weights, outer momentum and two moments, fp32."""
 SPARE_BYTES: Final = 64 << 20
 """What a disk must have beside a checkpoint: others write there too."""
-STATE_BYTES_PER_PARAMETER: Final = 8
-"""Slow weights and outer momentum, fp32."""
 KEPT_STATES: Final = 2
 """State files kept for joiners."""
 
@@ -149,21 +138,19 @@ class DiskNeeds:
 
 
 def checkpoint_bytes(parameters: int) -> int:
-    """The most that one checkpoint of so many parameters takes."""
-    return CHECKPOINT_BYTES_PER_PARAMETER * parameters
+    """The most that one takes: slow and fast weights, outer momentum and two moments, fp32."""
+    return 5 * FP32_BYTES * parameters
 
 
 def disk_needs(
     parameters: int,
     checkpoint_keep: int,
-    *,
     checkpoint_max_bytes: float | None = None,
     corpus_bytes: int = 0,
 ) -> DiskNeeds:
-    """What a peer with so many (padded) parameters takes.
+    """Room for a peer with so many (padded) parameters.
 
     Args:
-        checkpoint_keep: checkpoints that are kept.
         checkpoint_max_bytes: of all kept ones together; the newest stays in any case.
         corpus_bytes: that are still to come.
     """
@@ -171,13 +158,12 @@ def disk_needs(
     kept = each * checkpoint_keep
     if checkpoint_max_bytes is not None:
         kept = max(each, min(kept, int(checkpoint_max_bytes)))
-    states = KEPT_STATES * STATE_BYTES_PER_PARAMETER * parameters
+    states = KEPT_STATES * 2 * FP32_BYTES * parameters  # slow weights and outer momentum
     beside = corpus_bytes + SPARE_BYTES
     return DiskNeeds(each + beside, kept + each + states + beside, corpus_bytes)
 
 
 # --- all needs ------------------------------------------------------------------------------------
-FP32_BYTES: Final = 4
 DAEMON_BYTES: Final = 320 << 20
 TRAINER_BYTES: Final = 360 << 20
 """Interpreter, libraries and p2pd, measured on a CPU; pages that are shared count once."""
@@ -185,7 +171,6 @@ CUDA_BYTES: Final = 2 << 30
 """Memory of the host for CUDA's libraries; a guess, for nothing was measured on a GPU."""
 CUDA_CONTEXT_BYTES: Final = 600 << 20
 """Memory of the GPU before anything is put there; a guess, too."""
-DEFAULT_KEEP: Final = 3
 WITH_BACKWARD: Final = 1.5
 """What a sequence takes at its most, over what is kept of it for the way back."""
 CODE_SLOTS: Final = 3
@@ -236,7 +221,7 @@ class Needs:
 
 
 def needs_of(
-    spec: RunSpec, checkpoint_keep: int = DEFAULT_KEEP, checkpoint_max_bytes: float | None = None
+    spec: RunSpec, checkpoint_keep: int, checkpoint_max_bytes: float | None = None
 ) -> Needs:
     """What this run takes of a peer.
 
@@ -260,7 +245,7 @@ def needs_of(
         most,
         each,
         daemon + CUDA_BYTES,
-        disk_needs(part, checkpoint_keep, checkpoint_max_bytes=checkpoint_max_bytes).total_bytes,
+        disk_needs(part, checkpoint_keep, checkpoint_max_bytes).total_bytes,
         spec.total_rounds * spec.sync.round_steps * spec.tokens_per_step,
         code,
         None if spec.sync.inner_steps == "auto" else spec.sync.round_steps,

@@ -1,14 +1,11 @@
-"""The run spec: everything that all peers of a run must agree on, and nothing else.
+"""The run spec: everything that all peers of a run must agree on, and nothing of one machine.
 
-A run spec is written by people as TOML, and travels as canonical bytes. Its digest, together with
-the founder's public key, *is* the run id: `run_id = blake3(founder_public_key + spec_bytes)`. A
-joiner that holds the run id can therefore take the spec from anybody, and knows from the founder's
-signature that it is the founder's.
+People write it as TOML; it travels as canonical bytes. The run id is a digest:
+`run_id = blake3(founder_public_key + spec_bytes)`. So a joiner that holds the run id can take the
+spec from anybody.
 
-What is particular to one machine (device, home, addresses, data paths) is not in here.
-Rules: every field has a default except the data; an unknown key is refused with the nearest valid
-name; a value that cannot work is refused before anything starts, with a sentence that says what to
-change.
+Every field has a default; an unknown key is refused with the nearest valid name; a value that
+cannot work is refused before anything starts, with a sentence that says what to change.
 """
 
 import difflib
@@ -149,7 +146,6 @@ class TrainingSection(Section):
 
 
 def _known_codec(name: str) -> str:
-    """The name of a codec, if it is one."""
     if name == "e3m0":
         raise PydanticCustomError("codec", E3M0_GONE)
     if name not in CODECS:
@@ -262,7 +258,6 @@ class SyncSection(Section):
 
     @property
     def effective_gamma(self) -> float:
-        """gamma, beta when not given."""
         return self.beta if self.gamma is None else self.gamma
 
 
@@ -318,7 +313,6 @@ class RunSpec(Section):
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of one inner step of one peer."""
         return self.training.batch_size * self.model.context_length
 
     @property
@@ -352,10 +346,6 @@ class RunSpec(Section):
         for *path, key in LATER_KEYS:
             _leave_out_default(self, tree, path, key)
         return json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()
-
-    def run_id(self, founder_public_key: bytes) -> str:
-        """The run id under this founder's key (32 bytes): 32 hex digits."""
-        return run_id_of(self.to_bytes(), founder_public_key)
 
 
 def _leave_out_default(section: Any, tree: Any, path: list[str], key: str) -> None:

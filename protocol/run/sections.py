@@ -2,8 +2,8 @@
 
 Below [sync] lie those of the ways of averaging (ways.py): keys that one way has for itself.
 
-The words of [pipeline] are those of the planner (protocol/pipeline/problem.py), which explains the
-rules of paths (CC1 to CC3). The limits differ between the published versions of SkipPipe:
+The words of [pipeline] and the rules of paths (CC1 to CC3) are explained in
+protocol/pipeline/problem.py. The limits differ between the published versions of SkipPipe:
 
                                   max_swaps  max_swap_distance  max_swap_sum  max_jump
     first release (February 2025)     1              1               2           -
@@ -15,20 +15,27 @@ since they cost learning and saved no time (docs/results/pipeline_learning.md). 
 alone gives those of the last release. The later fork lets every tenth iteration skip nothing
 (`full_every`); the releases have no such rule.
 
-The last part lists the keys that the model's configuration may have, each with its bounds. The
-founder freezes the configuration of the model as Hugging Face's config.json, and every joiner hands
-it to transformers. A founder may be hostile, so nothing gets there but what is listed here: sizes,
-numbers and names of a Llama decoder. A key that could name code (`auto_map`, `trust_remote_code`),
-a file (`_name_or_path`) or another loader (`quantization_config`) is not on the list, and what is
-not on it is refused by name. Sizes are bounded one by one, and the parameters that they make
-together by MAX_PARAMETERS.
+The last part has the keys of the model's configuration. The founder freezes it as Hugging Face's
+config.json, and every joiner hands it to transformers. A founder may be hostile, so nothing gets
+there but what is listed: sizes, numbers and names of a Llama decoder. A key that could name code
+(`auto_map`, `trust_remote_code`), a file (`_name_or_path`) or another loader
+(`quantization_config`) is refused by name. Sizes are bounded one by one, and the parameters that
+they make together by MAX_PARAMETERS.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from protocol.address.peer_id import public_key_from_peer_id
@@ -49,10 +56,7 @@ MISFIT: Final = "misfit"
 
 
 class Section(BaseModel):
-    """What all sections have in common.
-
-    Kinds are strict: `true` is no number, and `"8"` none either, whatever Python makes of them.
-    """
+    """A section. Kinds are strict: neither `true` nor `"8"` is a number."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -75,11 +79,7 @@ class Section(BaseModel):
 
 
 def misfit(key: str, what: str, value: Any) -> PydanticCustomError:
-    """A value that is wrong beside others.
-
-    Args:
-        key: from the section that finds it wrong, with dots where it stands in a section of that.
-    """
+    """A value that is wrong beside others; the key is dotted, from the section that finds it."""
     return PydanticCustomError(MISFIT, "{what}", {"what": what, "key": key, "value": value})
 
 
@@ -99,7 +99,6 @@ def overlaid(tree: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
 
 
 def _number_or_auto(value: object) -> object:
-    """The value, if it is one or the other."""
     if value == "auto" or (type(value) is int and 1 <= value <= MAX_STEPS):
         return value
     raise PydanticCustomError(
@@ -309,7 +308,6 @@ class NolocoSection(FragmentsSection):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the whole model is one fragment."""
         return self.fragments == "whole"
 
 
@@ -328,102 +326,91 @@ def without_streaming(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 # --- frozen config --------------------------------------------------------------------------------
-Check = Callable[[Any], bool]
-MAX_TOKEN_ID: Final = 1 << 24
+_Size = Annotated[int, Field(ge=1, le=1 << 20)]
+_Count = Annotated[int, Field(ge=1, le=1024)]
+_Token = Annotated[int, Field(ge=-1, le=1 << 24)]
+_Tokens = _Token | Annotated[list[_Token], Field(max_length=4 * MAX_LISTED)] | None
+_Theta = Annotated[float, Field(ge=1e-3, le=1e12)]
+_Real = Annotated[float, Field(ge=0, le=1e6)]
+_Factors = Annotated[list[_Real], Field(max_length=4 * MAX_LISTED)]
+_RopeType = Literal["default", "linear", "dynamic", "yarn", "longrope", "llama3"]
+_DType = Literal["float32", "bfloat16", "float16"] | None
 
 
-def _whole(low: int, high: int) -> Check:
-    return lambda value: type(value) is int and low <= value <= high
+class _Config(BaseModel):
+    """Defaults are those of transformers; what is left out stays out."""
 
-
-def _real(low: float, high: float) -> Check:
-    return lambda value: type(value) in (int, float) and low <= value <= high
-
-
-def _one_of(*values: Any) -> Check:
-    return lambda value: any(type(value) is type(each) and value == each for each in values)
-
-
-def _short_text(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= 32 and value.isascii() and value.isprintable()
-
-
-def _many(check: Check) -> Check:
-    return lambda value: (
-        isinstance(value, list) and len(value) <= 4 * MAX_LISTED and all(map(check, value))
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
     )
 
 
-def _any_of(*checks: Check) -> Check:
-    return lambda value: any(check(value) for check in checks)
+class _Rope(_Config):
+    rope_type: _RopeType = "default"
+    type: _RopeType = "default"
+    rope_theta: _Theta = 10_000.0
+    original_max_position_embeddings: _Size = 2048
+    long_factor: _Factors = []
+    short_factor: _Factors = []
+    truncate: bool = True
+    factor: _Real | None = None
+    low_freq_factor: _Real | None = None
+    high_freq_factor: _Real | None = None
+    attention_factor: _Real | None = None
+    beta_fast: _Real | None = None
+    beta_slow: _Real | None = None
+    mscale: _Real | None = None
+    mscale_all_dim: _Real | None = None
+    partial_rotary_factor: _Real | None = None
 
 
-_FLAG: Final = _one_of(True, False)
-_NOTHING: Final = _one_of(None)
-_SIZE: Final = _whole(1, 1 << 20)
-_TOKEN: Final = _whole(-1, MAX_TOKEN_ID)
-_FACTOR: Final = _any_of(_NOTHING, _real(0, 1e6))
-_ROPE: Final[Mapping[str, Check]] = {
-    "rope_type": _one_of("default", "linear", "dynamic", "yarn", "longrope", "llama3"),
-    "type": _one_of("default", "linear", "dynamic", "yarn", "longrope", "llama3"),
-    "rope_theta": _real(1e-3, 1e12),
-    "original_max_position_embeddings": _SIZE,
-    "long_factor": _many(_real(0, 1e6)),
-    "short_factor": _many(_real(0, 1e6)),
-    "truncate": _FLAG,
-    **dict.fromkeys(
-        ("factor", "low_freq_factor", "high_freq_factor", "attention_factor", "beta_fast",
-         "beta_slow", "mscale", "mscale_all_dim", "partial_rotary_factor"),
-        _FACTOR,
-    ),
-}  # fmt: skip
+class _LlamaConfig(_Config):
+    model_type: Literal["llama"] = "llama"
+    architectures: (
+        Annotated[list[Literal["LlamaForCausalLM"]], Field(max_length=4 * MAX_LISTED)] | None
+    ) = None
+    hidden_act: Literal["silu", "gelu", "relu"] = "silu"
+    vocab_size: _Size = 32_000
+    hidden_size: Annotated[int, Field(ge=1, le=1 << 16)] = 4096
+    intermediate_size: _Size = 11_008
+    num_hidden_layers: _Count = 32
+    num_attention_heads: _Count = 32
+    num_key_value_heads: _Count | None = None
+    head_dim: Annotated[int, Field(ge=1, le=1 << 12)] | None = None
+    max_position_embeddings: _Size = 2048
+    pretraining_tp: Annotated[int, Field(ge=1, le=1)] = 1
+    rope_theta: _Theta = 10_000.0
+    rope_parameters: _Rope | None = None
+    rope_scaling: _Rope | None = None
+    rms_norm_eps: Annotated[float, Field(ge=0, le=1)] = 1e-6
+    initializer_range: Annotated[float, Field(ge=0, le=10)] = 0.02
+    attention_dropout: Annotated[float, Field(ge=0, le=0.9)] = 0.0
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    tie_word_embeddings: bool = False
+    use_cache: bool = True
+    bos_token_id: _Tokens = None
+    eos_token_id: _Tokens = None
+    pad_token_id: _Tokens = None
+    dtype: _DType = None
+    torch_dtype: _DType = None
+    transformers_version: Annotated[str, Field(pattern=r"^[ -~]{0,32}$")] = ""
 
-
-def _rope(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        key in _ROPE and _ROPE[key](each) for key, each in value.items()
-    )
-
-
-_TOKENS: Final = _any_of(_NOTHING, _TOKEN, _many(_TOKEN))
-_DTYPE: Final = _one_of(None, "float32", "bfloat16", "float16")
-_KEYS: Final[Mapping[str, Check]] = {
-    "model_type": _one_of("llama"),
-    "architectures": _any_of(_NOTHING, _many(_one_of("LlamaForCausalLM"))),
-    "hidden_act": _one_of("silu", "gelu", "relu"),
-    "vocab_size": _SIZE,
-    "hidden_size": _whole(1, 1 << 16),
-    "intermediate_size": _SIZE,
-    "num_hidden_layers": _whole(1, 1024),
-    "num_attention_heads": _whole(1, 1024),
-    "num_key_value_heads": _any_of(_NOTHING, _whole(1, 1024)),
-    "head_dim": _any_of(_NOTHING, _whole(1, 1 << 12)),
-    "max_position_embeddings": _SIZE,
-    "pretraining_tp": _one_of(1),
-    "rope_theta": _real(1e-3, 1e12),
-    "rope_parameters": _any_of(_NOTHING, _rope),
-    "rope_scaling": _any_of(_NOTHING, _rope),
-    "rms_norm_eps": _real(0, 1),
-    "initializer_range": _real(0, 10),
-    "attention_dropout": _real(0, 0.9),
-    **dict.fromkeys(("attention_bias", "mlp_bias", "tie_word_embeddings", "use_cache"), _FLAG),
-    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), _TOKENS),
-    **dict.fromkeys(("dtype", "torch_dtype"), _DTYPE),
-    "transformers_version": _short_text,
-}
-_LLAMA: Final = {
-    "vocab_size": 32_000,
-    "hidden_size": 4096,
-    "intermediate_size": 11_008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-}
-"""What transformers takes where a size is left out."""
+    @property
+    def parameters(self) -> int:
+        """Parameters of a Llama decoder of these sizes, without norms and biases."""
+        hidden, heads = self.hidden_size, self.num_attention_heads
+        head = self.head_dim or max(1, hidden // heads)
+        attention = 2 * hidden * head * (heads + (self.num_key_value_heads or heads))
+        layer = attention + 3 * hidden * self.intermediate_size
+        embeddings = 1 if self.tie_word_embeddings else 2
+        return self.num_hidden_layers * layer + embeddings * self.vocab_size * hidden
 
 
 def known_keys(text: str) -> str:
     """The configuration without the keys that a run spec may not hold."""
-    return json.dumps({key: value for key, value in json.loads(text).items() if key in _KEYS})
+    known = _LlamaConfig.model_fields
+    return json.dumps({key: value for key, value in json.loads(text).items() if key in known})
 
 
 def config_fault(text: str) -> str | None:
@@ -434,24 +421,14 @@ def config_fault(text: str) -> str | None:
         return "is not JSON"
     if not isinstance(tree, dict):
         return "is not a table"
-    for key, value in tree.items():
-        if key not in _KEYS:
+    try:
+        count = _LlamaConfig.model_validate(tree).parameters
+    except ValidationError as error:
+        key = str(error.errors()[0]["loc"][0])
+        if key not in _LlamaConfig.model_fields:
             return f"has the key {key[:64]!r}, which a run's model may not have"
-        if not _KEYS[key](value):
-            return f"has a {key} of {json.dumps(value)[:64]}, which is not allowed"
-    if (count := _parameters(tree)) > MAX_PARAMETERS:
+        return f"has a {key} of {json.dumps(tree[key])[:64]}, which is not allowed"
+    if count > MAX_PARAMETERS:
         sizes = "num_hidden_layers, hidden_size, ..."
         return f"makes {count:.3g} parameters ({sizes}); at most {MAX_PARAMETERS:.3g} are allowed"
     return None
-
-
-def _parameters(tree: Mapping[str, Any]) -> int:
-    """Parameters of a Llama decoder of these sizes, without norms and biases."""
-    sizes = {**_LLAMA, **tree}
-    hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
-    head = tree.get("head_dim") or max(1, hidden // heads)
-    kv_heads = tree.get("num_key_value_heads") or heads
-    attention = 2 * hidden * head * (heads + kv_heads)
-    layer: int = attention + 3 * hidden * sizes["intermediate_size"]
-    embeddings = 1 if tree.get("tie_word_embeddings") else 2
-    return int(sizes["num_hidden_layers"] * layer + embeddings * sizes["vocab_size"] * hidden)

@@ -1,36 +1,23 @@
-"""A run spec with its founder's signature: what a joiner takes from anybody and believes.
+"""A run spec with its founder's signature, by which a joiner may take it from anybody.
 
-The founder signs the canonical bytes of the run spec with the Ed25519 key of its identity. The run
-id is the digest of the founder's public key and those bytes (protocol/run/run_spec.py), so somebody
-who holds the run id needs no further trust: a spec that hashes to it is the one meant, and the
-signature shows that the founder meant it to be used.
-
-Rules:
-- What is signed opens with `DOMAIN`, so that no signature made for anything else can pass for one
-  of a run spec.
-- On the wire: msgpack [version, spec bytes, founder's public key, signature], nothing after it.
-- `from_bytes` returns only what was verified; there is no unverified `SignedSpec` made from a
-  peer's bytes.
+The run id is the digest of the founder's public key and the canonical bytes of the run spec
+(protocol/run/run_spec.py): a spec that hashes to it is the one meant. The signature, Ed25519 over
+the same bytes, shows that the founder meant it to be used. What is signed opens with `DOMAIN`, so
+that no signature made for anything else can pass for one of a run spec.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Self
 
-import msgpack
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from protocol.address.peer_id import PUBLIC_KEY_BYTES, SIGNATURE_BYTES
-from protocol.errors import InvalidRunSpec, RemoteProtocolError
-from protocol.limits import MAX_SPEC_BYTES
+from protocol.errors import RemoteProtocolError
 
 from .run_spec import RunSpec, parse_bytes, run_id_of
 
 DOMAIN: Final = b"loco/v1/run-spec\0"
-MAX_SIGNED_SPEC_BYTES: Final = MAX_SPEC_BYTES + 256
-"""Longest encoded `SignedSpec`: the spec, a key, a signature and msgpack's framing."""
-_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +36,7 @@ class SignedSpec:
 
     @classmethod
     def signed_by(cls, spec: RunSpec, public_key: bytes, sign: Callable[[bytes], bytes]) -> Self:
-        """Sign `spec` as its founder.
-
-        Args:
-            public_key: the founder's, Ed25519, 32 bytes.
-            sign: signs with the key that belongs to it.
-        """
+        """Sign `spec` as its founder; `sign` signs with the key that belongs to `public_key`."""
         spec_bytes = spec.to_bytes()
         return cls(spec_bytes, public_key, sign(DOMAIN + spec_bytes))
 
@@ -85,38 +67,3 @@ class SignedSpec:
             InvalidRunSpec: signed, but not a spec that this version can use.
         """
         return parse_bytes(self.spec_bytes)
-
-    def to_bytes(self) -> bytes:
-        fields = [_VERSION, self.spec_bytes, self.founder_public_key, self.signature]
-        encoded: bytes = msgpack.packb(fields)
-        return encoded
-
-    @classmethod
-    def from_bytes(cls, data: bytes, run_id: str | None = None) -> Self:
-        """Decode and verify what a peer sent.
-
-        Raises:
-            RemoteProtocolError: malformed, too long, badly signed, another run's, or not a run
-                spec.
-        """
-        signed = cls(*_decoded(data))
-        signed.verify(run_id)
-        try:
-            signed.spec()
-        except InvalidRunSpec as error:
-            raise RemoteProtocolError(f"signed run spec cannot be used: {error}") from error
-        return signed
-
-
-def _decoded(data: bytes) -> tuple[bytes, bytes, bytes]:
-    if len(data) > MAX_SIGNED_SPEC_BYTES:
-        raise RemoteProtocolError(f"signed run spec of {len(data)} bytes")
-    try:
-        fields = msgpack.unpackb(data)
-    except ValueError as error:  # every decoding error of msgpack is one
-        raise RemoteProtocolError("signed run spec is not msgpack") from error
-    match fields:
-        case [version, bytes(spec), bytes(key), bytes(signature)] if version == _VERSION:
-            if len(key) == PUBLIC_KEY_BYTES and len(signature) == SIGNATURE_BYTES:
-                return spec, key, signature
-    raise RemoteProtocolError("signed run spec has the wrong fields")

@@ -1,24 +1,21 @@
 """The ways of averaging and the codecs, one row each: all that others need to know by a name.
 
 A way is a package on the daemon's side (in peer/averaging/), loaded by name, and a `Sync` on the
-trainer's (peer/training/sync.py); adding one adds a row, and a section of the run spec if it has
-keys of its own.
+trainer's (peer/training/sync.py).
 
     daemon     module:class; makes an `Averaging` of `AveragingParts` (peer/averaging/parts.py)
     keys       of [sync] that say nothing to the other ways
     section    of the run spec, [sync.<section>], that belongs to it
-    state      what its state holds for a joiner beside slow weights and outer momentum
     has_own_rounds  whether a peer's rounds may be of a length of its own (`inner_steps = "auto"`)
     sends_differences  whether peers send how far they have come, and not whole weights: coarser
                codecs do for that
     in_pairs   whether peers send what they have to one partner at a time
 
 A codec is a class of peer/codec, loaded by name. The run spec, its explanations and the sizes of
-messages read the rows; adding a codec adds one.
+messages read the rows.
 
     made_by           module:class; called with `part_of`, makes a `Codec` (peer/codec/base.py)
-    granularity       values that are coded together; whatever is coded is a multiple of it long
-    granule_bytes     bytes that so many values become
+    block_bytes       bytes that ALIGNMENT values become; whatever is coded is a multiple of it long
     differences_only  whether it is too coarse for whole weights
     packs             whether two that average as a pair send each other the codes in fewer bits, as
                       differences from what the other holds (peer/codec/differences.py); then the
@@ -43,7 +40,6 @@ class WayRow:
     daemon: str
     section: str
     keys: tuple[str, ...] = ()
-    state: tuple[str, ...] = ()
     has_own_rounds: bool = False
     sends_differences: bool = False
     in_pairs: bool = True
@@ -60,7 +56,6 @@ WAYS: Final[Mapping[str, WayRow]] = MappingProxyType(
         "diloco": WayRow(
             daemon="peer.averaging.diloco.fragment_rounds:FragmentAveraging",
             section="diloco",
-            state=("stamps of chunks, asked of the others on arrival",),
             sends_differences=True,
             in_pairs=False,
         ),
@@ -79,53 +74,40 @@ class CodecRow:
     """One codec; see the top of the file."""
 
     made_by: str
-    granularity: int
-    granule_bytes: int
+    block_bytes: int
     differences_only: bool = False
     packs: bool = False
     fused: Mapping[str, str] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        """Refuse what no vector could be cut into: tensors and chunks end at the alignment."""
-        if ALIGNMENT % self.granularity:
-            raise ValueError(
-                f"{self.made_by} codes {self.granularity} values together:"
-                f" that must divide the alignment of tensors, {ALIGNMENT}"
-            )
-
     @property
     def bytes_per_value(self) -> float:
-        """Bytes that one value becomes, on the average."""
-        return self.granule_bytes / self.granularity
+        return self.block_bytes / ALIGNMENT
 
     def code_bytes(self, num_values: int) -> int:
-        """Bytes that so many values become, a multiple of the granularity."""
-        return num_values // self.granularity * self.granule_bytes
+        """Bytes that so many values become, a multiple of ALIGNMENT."""
+        return num_values // ALIGNMENT * self.block_bytes
 
 
 _ROWS: Final[dict[str, CodecRow]] = {
     "int8": CodecRow(
-        made_by="peer.codec.int8:Int8Codec",
-        granularity=128,
-        granule_bytes=130,
+        made_by="peer.codec.codecs:Int8Codec",
+        block_bytes=130,
         fused={
             "noloco": "peer.averaging.gossip.int8_step",
             "diloco": "peer.averaging.diloco.int8_nesterov",
         },
     ),
     "int8-diff": CodecRow(
-        made_by="peer.codec.int8:Int8DiffCodec",
-        granularity=128,
-        granule_bytes=130,
+        made_by="peer.codec.codecs:Int8DiffCodec",
+        block_bytes=130,
         packs=True,
         fused={"noloco": "peer.averaging.gossip.int8_step"},
     ),
-    "bf16": CodecRow(made_by="peer.codec.plain:Bf16Codec", granularity=1, granule_bytes=2),
-    "fp32": CodecRow(made_by="peer.codec.plain:Fp32Codec", granularity=1, granule_bytes=4),
+    "bf16": CodecRow(made_by="peer.codec.codecs:Bf16Codec", block_bytes=256),
+    "fp32": CodecRow(made_by="peer.codec.codecs:Fp32Codec", block_bytes=512),
     "int4": CodecRow(
-        made_by="peer.codec.int4:Int4Codec",
-        granularity=128,
-        granule_bytes=66,
+        made_by="peer.codec.codecs:Int4Codec",
+        block_bytes=66,
         differences_only=True,
     ),
 }

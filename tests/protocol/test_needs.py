@@ -3,10 +3,16 @@
 import pytest
 
 from peer.cli.new import PRESETS, preset_spec
-from protocol.run.needs import disk_needs, needs_of, parameters_of
+from protocol.run import needs as needs_module
+from protocol.run.needs import Needs, disk_needs, parameters_of
 from protocol.run.run_spec import RunSpec, parse_toml
 
 GB = 1e9
+KEEP = 3
+
+
+def needs_of(spec: RunSpec) -> Needs:
+    return needs_module.needs_of(spec, KEEP)
 
 
 def changed(**sections: dict[str, object]) -> RunSpec:
@@ -24,7 +30,7 @@ def test_memory_holds_what_training_cannot_do_without(preset):
     assert needs.gpu_memory > 16 * parameters, "weights, gradient and two moments"
     assert needs.host_memory > 4 * parameters, "slow weights"
     assert needs.cpu_memory > 20 * parameters, "both"
-    assert needs.disk == disk_needs(parameters, 3).total_bytes
+    assert needs.disk == disk_needs(parameters, KEEP).total_bytes
     steps = spec.total_rounds * spec.sync.round_steps
     assert needs.tokens_per_peer == steps * spec.tokens_per_step
 

@@ -10,8 +10,8 @@ Importing this file compiles it; go through `peer.codec.compiled.kernels_of`.
 import numpy as np
 
 from peer.codec.base import BLOCK
-from peer.codec.blocks_kernels import Array, scale_from, values_of
 from peer.codec.compiled import kernel
+from peer.codec.int8_kernels import Array, scale_from, values_of
 
 
 @kernel(

@@ -29,9 +29,12 @@ MAX_MAPPED_PIECES: Final = 256
 """Pieces that a trainer keeps mapped and need not check again."""
 
 
+PIECE_SUFFIX: Final = ".piece"
+
+
 def piece_path(folder: Path, piece: int) -> Path:
     """The file of a piece."""
-    return folder / f"{piece:08d}.piece"
+    return folder / f"{piece:08d}{PIECE_SUFFIX}"
 
 
 def cut_piece(train: Tokens, manifest: CorpusManifest, piece: int) -> bytes:

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from peer.codec import BLOCK, MAIN_MEMORY, compiled, get_codec
 from peer.codec.base import LARGEST_MAGNITUDE
-from peer.codec.blocks import BlockCodec, BlockLoops, CompiledLoops
+from peer.codec.codecs import BlockCodec, CompiledLoops
 from protocol.run.ways import CODECS
 
 pytest.importorskip("numba")
 pytestmark = pytest.mark.slow  # the first run on a machine compiles for some seconds
 
 seeds = st.integers(0, 2**32 - 1)
-KERNELS = ("blocks_kernels", "int4_kernels", "int8_kernels")
+KERNELS = ("int4_kernels", "int8_kernels")
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Ways:
     """One code, both ways."""
 
     codec: BlockCodec
-    plain: BlockLoops
+    plain: BlockCodec
     loops: CompiledLoops
 
 
@@ -82,7 +82,7 @@ def _powers(rng: np.random.Generator) -> npt.NDArray[Any]:
     return (powers.astype(np.float32).view(np.int32) + steps).view(np.float32)
 
 
-def _encoded(codec: BlockCodec, loops: BlockLoops, x: torch.Tensor) -> torch.Tensor:
+def _encoded(codec: BlockCodec, loops: BlockCodec | CompiledLoops, x: torch.Tensor) -> torch.Tensor:
     codes = torch.empty(codec.code_bytes(x.numel()), dtype=torch.uint8)
     loops.encode_blocks(x, *codec.split(codes))
     return codes
@@ -130,7 +130,9 @@ def test_one_odd_value_is_judged_alike(ways: Ways, bits: int, place: int, quiet:
     )
 
 
-def _codes_or_refusal(codec: BlockCodec, loops: BlockLoops, x: torch.Tensor) -> bytes | str:
+def _codes_or_refusal(
+    codec: BlockCodec, loops: BlockCodec | CompiledLoops, x: torch.Tensor
+) -> bytes | str:
     try:
         return _encoded(codec, loops, x).numpy().tobytes()
     except ValueError as error:
@@ -271,23 +273,8 @@ def test_it_says_which_loops_run(ways: Ways) -> None:
     for num_values, kind in ((long, CompiledLoops), (short, type(ways.plain))):
         x = torch.zeros(num_values)
         codes = torch.empty(ways.codec.code_bytes(num_values), dtype=torch.uint8)
-        block_codes, scales = ways.codec.split(codes)
-        assert type(ways.codec._loops(block_codes, scales, x)) is kind
+        assert type(ways.codec._loops(ways.codec.split(codes)[1], x)) is kind
     assert get_codec("bf16").loops_for(long, MAIN_MEMORY) == "plain"
-
-
-def test_it_says_why_a_device_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton is not on every machine."""
-    cuda = torch.device("cuda")
-    monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.delitem(sys.modules, "peer.codec.int8_cuda", raising=False)
-    compiled.kernels_of.cache_clear()
-    try:
-        said = get_codec("int8").loops_for(BLOCK, cuda)
-        assert said.startswith("plain: ModuleNotFoundError: import of triton halted")
-        assert get_codec("int4").loops_for(BLOCK, cuda) == "plain"
-    finally:
-        compiled.kernels_of.cache_clear()
 
 
 def test_where_nothing_can_be_kept_kernels_are_compiled_all_the_same(

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from peer.codec import BLOCK, TILE, codes_as_tensor, get_codec
 from peer.codec.base import LARGEST_MAGNITUDE
-from peer.codec.int8 import Int8Codec
+from peer.codec.codecs import Int8Codec
 from protocol.run.layout import ALIGNMENT
-from protocol.run.ways import CODECS, WAYS, CodecRow
+from protocol.run.ways import CODECS, WAYS
 
 NAMES = tuple(CODECS)
 magnitudes = st.floats(-12, 4).map(lambda exponent: 10.0**exponent)
@@ -82,19 +82,14 @@ def test_a_codec_is_what_its_row_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_granules_are_coded_apart_from_each_other(name: str) -> None:
+def test_blocks_are_coded_apart_from_each_other(name: str) -> None:
     x = _random(2, 2)
     whole = _decoded(name, _codes(name, x), x.numel())
-    for granule in range(0, x.numel(), CODECS[name].granularity):
+    for start in range(0, x.numel(), BLOCK):
         spoilt = torch.full_like(x, 3.0)
-        kept = slice(granule, granule + CODECS[name].granularity)
+        kept = slice(start, start + BLOCK)
         spoilt[kept] = x[kept]
         assert torch.equal(_decoded(name, _codes(name, spoilt), x.numel())[kept], whole[kept])
-
-
-def test_what_does_not_fit_the_alignment_of_tensors_is_no_granularity() -> None:
-    with pytest.raises(ValueError, match="must divide the alignment of tensors, 128"):
-        CodecRow(made_by="a:B", granularity=256, granule_bytes=256)
 
 
 @given(seed=seeds, magnitude=magnitudes)

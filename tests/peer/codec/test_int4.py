@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from peer.codec import BLOCK, get_codec
 from peer.codec.base import LARGEST_MAGNITUDE
-from peer.codec.int4 import Int4Codec
+from peer.codec.codecs import Int4Codec
 
 HALF = BLOCK // 2
 CODEC = Int4Codec()

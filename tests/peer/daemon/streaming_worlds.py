@@ -66,7 +66,5 @@ def assert_equal(*peers: SimulatedPeer) -> None:
 
 def spoil(peer: SimulatedPeer, by: float = 1.0, place: int = 5) -> None:
     """As a bit that flips in memory does: in one chunk of the outer copy."""
-    engine = peer.provision.engine
-    assert engine is not None
-    assert engine.slow_P is not None
-    engine.slow_P[place] += by
+    assert peer.provision.slow_P is not None
+    peer.provision.slow_P[place] += by

@@ -6,15 +6,18 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+import blake3
 import numpy as np
 
 from peer.content.state_file import state_bytes, weights_chunk
 from peer.network.simulated import LinkModel
+from peer.daemon.links import SILENCE_S
 from peer.observe.event_names import EventName
-from peer.simulation.swarm import LoggedEvent, SimulatedPeer, SimulatedSwarm
+from peer.simulation.swarm import LoggedEvent, SimulatedPeer, SimulatedSwarm, SwarmOptions
 from peer.simulation.virtual_time import run_in_virtual_time
 from protocol.gossip.round_length import FIRST_INNER_STEPS
 from protocol.limits import STATE_CHUNK_BYTES
+from protocol.membership.view import Member, Roster
 from protocol.run.run_spec import RunSpec, SyncSection, TrainingSection
 from protocol.run.sections import OptimizerSection
 
@@ -50,6 +53,36 @@ def simulated(seed: int = 1, limit_s: float = HOUR_S) -> Callable[..., Callable[
         return run
 
     return decorate
+
+
+class HoledRoster(Roster):
+    """A roster that hides some of the others from its reader.
+
+    In a small swarm links are symmetric, and peers tell each other of everybody they know; views
+    are equal after seconds. In a large one they are not: each peer holds links to a part of the
+    others. To show what that does to matchmaking in a swarm of a few dozen, this one leaves out a
+    fixed random part of the others, drawn anew for each reader, where it is asked who trains.
+    """
+
+    def __init__(self, seed: int, reader: str, hidden_fraction: float) -> None:
+        super().__init__(SILENCE_S)
+        self._seed = seed
+        self._reader = reader
+        self._hidden_fraction = hidden_fraction
+
+    def members_training(self, now_s: float) -> tuple[Member, ...]:
+        training = super().members_training(now_s)
+        return tuple(member for member in training if not self._hides(member.peer_id))
+
+    def _hides(self, peer_id: str) -> bool:
+        text = f"{self._seed}/hole/{self._reader}/{peer_id}"
+        drawn = int.from_bytes(blake3.blake3(text.encode()).digest(length=8), "big")
+        return drawn < self._hidden_fraction * 2**64
+
+
+def with_holes(seed: int, hidden_fraction: float) -> SwarmOptions:
+    """A world in which each peer never sees this part of the others train."""
+    return SwarmOptions(roster_of=lambda reader: HoledRoster(seed, reader, hidden_fraction))
 
 
 async def start(swarm: SimulatedSwarm, *names: str, machine_of: Any = None) -> None:

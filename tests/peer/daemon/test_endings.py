@@ -189,7 +189,7 @@ async def test_a_place_that_takes_long_keeps_no_peer_from_leaving(tmp_path, monk
 async def test_who_exits_when_the_run_is_over_copies_its_end_first(tmp_path, monkeypatch):
     uploads_to(monkeypatch, tmp_path / "there", seconds=100.0)
     async with open_swarm(1, toy_spec(4), tmp_path) as swarm:
-        peer = swarm.found("a", exit_when_done=True)
+        peer = swarm.found("a", Machine(exit_when_done=True))
         await peer.ready.wait()
         await swarm.until(lambda: "copying" in peer.facts.doing)
         assert peer.facts.doing == f"copying the last checkpoint to {tmp_path / 'there'}"
@@ -211,7 +211,7 @@ async def test_an_end_that_is_kept_at_the_second_try_is_copied_too(tmp_path, mon
 
     monkeypatch.setattr(CheckpointStore, "seal", refused_once)
     async with open_swarm(1, toy_spec(4), tmp_path) as swarm:
-        peer = swarm.found("a", exit_when_done=True)
+        peer = swarm.found("a", Machine(exit_when_done=True))
         await peer.ended.wait()
         assert peer.failure is None
         assert only(peer, EventName.CHECKPOINT_WRITTEN)["over"]

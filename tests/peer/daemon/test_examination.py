@@ -13,8 +13,8 @@ import pytest
 import trio
 from swarm_worlds import simulated, start, toy_spec
 
+from peer.content.pieces import PieceStore
 from peer.content.service import ContentService
-from peer.content.store import PieceStore
 from peer.daemon.examination import (
     FETCH_S,
     MEET_S,

@@ -11,14 +11,14 @@ import pytest
 import trio
 from existing import existing
 from gossip_tap import Tap, assert_both_or_neither, install
-from swarm_worlds import distance, final_outcomes, simulated, start, toy_spec
+from swarm_worlds import distance, final_outcomes, simulated, start, toy_spec, with_holes
 
 from peer.averaging.gossip.final_averaging import FinalMeetings, FinalRounds
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
 from peer.process.rejoin import JoinAgain
 from peer.simulation.machine import Machine
-from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm
+from peer.simulation.swarm import SimulatedSwarm, open_swarm
 from peer.simulation.virtual_time import run_in_virtual_time
 from peer.training.simulated import SimulatedSpeed
 from protocol.gossip.final_averaging import MIN_WAIT_S, WAIT_ROUNDS
@@ -171,7 +171,7 @@ async def test_who_sees_another_roster_meets_random_peers(tmp_path, monkeypatch)
 @pytest.mark.slow
 @simulated()
 async def test_with_views_full_of_holes_the_run_ends_and_replicas_come_closer(tmp_path):
-    options = SwarmOptions(hidden_fraction=0.2)
+    options = with_holes(3, 0.2)
     async with open_swarm(3, toy_spec(ROUNDS, INNER_STEPS), tmp_path, options) as swarm:
         await start(swarm, *names(6))
         await swarm.finished()

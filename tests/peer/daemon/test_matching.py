@@ -5,10 +5,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from swarm_worlds import distance, partners, simulated, start, tally, toy_spec
+from swarm_worlds import distance, partners, simulated, start, tally, toy_spec, with_holes
 
 from peer.simulation.machine import Machine
-from peer.simulation.swarm import SwarmOptions, open_swarm
+from peer.simulation.swarm import open_swarm
 from peer.training.simulated import SimulatedSpeed
 from protocol.run.run_spec import SyncSection
 
@@ -21,7 +21,7 @@ where the run has 0.3, makes 0.85; a pair in five that does not average makes 1.
 @pytest.mark.slow
 @simulated()
 async def test_views_that_differ_by_a_tenth_match_95_percent_per_round(tmp_path):
-    options = SwarmOptions(hidden_fraction=0.1)
+    options = with_holes(1, 0.1)
     rounds, num_peers = 4, 14
     rng = np.random.default_rng(1)
     names = [f"p{i}" for i in range(num_peers)]

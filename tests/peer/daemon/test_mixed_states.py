@@ -76,10 +76,8 @@ class Described:
 
 
 def spoil(peer: SimulatedPeer) -> None:
-    engine = peer.provision.engine
-    assert engine is not None
-    assert engine.slow_P is not None
-    engine.slow_P *= -3.0
+    assert peer.provision.slow_P is not None
+    peer.provision.slow_P *= -3.0
 
 
 def received(peer: SimulatedPeer) -> LoggedEvent:

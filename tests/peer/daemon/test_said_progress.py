@@ -62,7 +62,7 @@ async def test_a_line_every_few_seconds_says_how_far_the_run_is(tmp_path):
 @simulated()
 async def test_a_peer_that_ends_with_its_run_says_how_to_take_the_model(tmp_path):
     async with open_swarm(1, toy_spec(3), tmp_path) as swarm:
-        peer = swarm.found("a", exit_when_done=True)
+        peer = swarm.found("a", Machine(exit_when_done=True))
         await peer.known.wait()
         async with trio.open_nursery() as nursery:
             stream = console_of(swarm, "a", nursery)

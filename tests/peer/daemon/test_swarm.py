@@ -19,12 +19,13 @@ from swarm_worlds import (
     tally,
     toy_spec,
     training_outcomes,
+    with_holes,
 )
 
 from peer.codec import compiled
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
-from peer.simulation.swarm import SwarmOptions, open_swarm
+from peer.simulation.swarm import open_swarm
 from peer.simulation.virtual_time import run_in_virtual_time
 
 ROUNDS, FINAL = 4, 1
@@ -124,7 +125,7 @@ def event_log(seed: int, folder: Path) -> bytes:
     """Of a small swarm with everything that is drawn: jitter, holes, latencies, noise."""
 
     async def body() -> bytes:
-        options = SwarmOptions(hidden_fraction=0.2)
+        options = with_holes(seed, 0.2)
         async with open_swarm(seed, toy_spec(3, 10), folder, options) as swarm:
             await start(swarm, "a", "b", "c", "d")
             swarm.kill("b")

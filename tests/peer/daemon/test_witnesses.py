@@ -25,10 +25,8 @@ def source_of(peer: SimulatedPeer) -> str:
 
 def spoil(peer: SimulatedPeer, factor: float) -> None:
     """Its outer copy is another from now on; what it says of it goes on being true."""
-    engine = peer.provision.engine
-    assert engine is not None
-    assert engine.slow_P is not None
-    engine.slow_P *= factor
+    assert peer.provision.slow_P is not None
+    peer.provision.slow_P *= factor
 
 
 @pytest.mark.parametrize("factor", [-1.0, 10.0])

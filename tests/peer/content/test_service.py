@@ -30,13 +30,11 @@ async def test_spec_blob_and_state_come_over_one_stream(
         signed = await fetcher.spec(SIGNED.run_id)
         assert signed == SIGNED
         assert await fetcher.blob(DIGEST) == BLOB
-        shares: list[float] = []
         phi_P, delta_P = empty_vectors()
-        scalars = await whole_state(fetcher, ExpectedState(GROUP), phi_P, delta_P, shares.append)
+        scalars = await whole_state(fetcher, ExpectedState(GROUP), phi_P, delta_P)
         assert (phi_P == made.source.phi_P).all()
         assert (delta_P == made.source.delta_P).all()
         assert (scalars.round, scalars.position) == (4, 77)
-        assert shares[-1] == 1.0
         assert made.source.writes == 1
         await whole_state(fetcher, ExpectedState(GROUP), *empty_vectors())
         assert made.source.writes == 1  # the file of this round is there already

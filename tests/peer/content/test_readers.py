@@ -13,6 +13,7 @@ from service_worlds import GROUP, SIGNED, P, World, empty_vectors, world
 from trio.testing import MockClock
 
 from peer.content.fetching import (
+    ANSWER_S,
     RATE_WINDOW_S,
     ExpectedState,
     Fetcher,
@@ -20,7 +21,7 @@ from peer.content.fetching import (
     slowest_rate,
     whole_state,
 )
-from peer.content.service import FIRST_REQUEST_S, READINGS_OF_A_STATE, REQUEST_S
+from peer.content.service import READINGS_OF_A_STATE
 from peer.content.state_file import state_bytes
 from peer.network.conversation import Conversation, StreamStalled
 from peer.network.simulated import LinkModel
@@ -55,7 +56,7 @@ async def hold(made: World, network: Any) -> None:
     """Ask for the spec, and keep the stream open for as long as it is let."""
     async with made.fetcher(network) as fetcher:
         await fetcher.spec(None)
-        await trio.sleep(2 * REQUEST_S)
+        await trio.sleep(2 * ANSWER_S)
 
 
 async def is_served(made: World, network: Any = None) -> bool:
@@ -79,7 +80,7 @@ async def test_readers_are_bounded_and_a_silent_one_makes_room(
             nursery.start_soon(hold, made, network)
         await trio.sleep(1.0)
         assert not await is_served(made)
-        await trio.sleep(REQUEST_S)
+        await trio.sleep(ANSWER_S)
         assert await is_served(made)
         nursery.cancel_scope.cancel()
 
@@ -124,7 +125,7 @@ async def test_a_stream_that_says_nothing_is_given_up_soon(
         silent = await made.client.open_stream(made.server.peer_id, CONTENT)
         began_s = trio.current_time()
         assert await silent.receive_some() == b""
-        assert trio.current_time() - began_s <= FIRST_REQUEST_S + 0.5
+        assert trio.current_time() - began_s <= ANSWER_S + 0.5
 
 
 async def ask_and_read_nothing(made: World, network: Any, request: Any) -> None:
@@ -271,7 +272,8 @@ async def test_a_source_that_trickles_is_left_within_minutes_and_its_chunks_are_
         gathering = Gathering(*vectors)
 
         async def begin(fetcher: Fetcher, after: Callable[[float], Any]) -> Any:
-            return await whole_state(fetcher, ExpectedState(GROUP), *vectors, after, gathering)
+            gathering.on_progress = lambda: after(gathering.share)
+            return await gathering.lead(fetcher, await fetcher.description(ExpectedState(GROUP), P))
 
         async with made.fetcher() as fetcher:
             took = await some_chunks(fetcher, begin, lambda: trickle(made))

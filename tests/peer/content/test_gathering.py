@@ -13,7 +13,7 @@ from msgspec import structs
 from service_worlds import GROUP, P, empty_vectors, world
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from peer.content.fetching import ExpectedState, Fetcher, Gathering, own_digests, whole_state
+from peer.content.fetching import ExpectedState, Fetcher, Gathering, own_digests
 from peer.content.state_file import StateManifest, chunk_bytes, state_bytes
 from protocol.content.manifest import digest_of
 from protocol.errors import RemoteProtocolError, StreamLost
@@ -94,7 +94,7 @@ async def test_what_the_vectors_hold_already_does_not_come_again(
         phi_P, delta_P = made.source.phi_P.copy(), made.source.delta_P.copy()
         delta_P[-1] += 1.0  # the last chunk is another
         gathering = Gathering(phi_P, delta_P, own_digests(phi_P, delta_P))
-        await whole_state(fetcher, ExpectedState(GROUP), phi_P, delta_P, gathering=gathering)
+        await gathering.lead(fetcher, await fetcher.description(ExpectedState(GROUP), P))
         assert (delta_P == made.source.delta_P).all()
         assert gathering.fetched_bytes == STATE_CHUNK_BYTES + state_bytes(P) % STATE_CHUNK_BYTES
         assert gathering.kept_bytes == 2 * STATE_CHUNK_BYTES
@@ -106,7 +106,7 @@ async def test_chunks_of_zeros_need_not_come(autojump_clock: MockClock, tmp_path
         made.source.delta_P[:] = 0
         phi_P, delta_P = np.ones((2, P), np.float32)
         gathering = Gathering(phi_P, delta_P)
-        await whole_state(fetcher, ExpectedState(GROUP), phi_P, delta_P, gathering=gathering)
+        await gathering.lead(fetcher, await fetcher.description(ExpectedState(GROUP), P))
         assert (phi_P == made.source.phi_P).all()
         assert not delta_P.any()
         assert gathering.fetched_bytes == 2 * STATE_CHUNK_BYTES  # the weights end in the second

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import trio
 
-from peer.content.pieces import PieceFetcher
+from peer.content.pieces import PieceFetcher, PieceStore
 from peer.content.service import ContentService
-from peer.content.store import PieceStore
 from peer.facts import Facts
 from peer.network.simulated import LinkModel, SimulatedInternet, SimulatedLink, SimulatedNetwork
 from peer.observe.event_names import EventName
