@@ -22,8 +22,7 @@ from peer.averaging.gossip.exchange_io import (
     Skipped,
 )
 from peer.averaging.gossip.gossip import Gossip
-from peer.averaging.gossip.outer_state import OuterState
-from peer.averaging.gossip.outer_step import NolocoFactors
+from peer.averaging.gossip.outer_step import NolocoFactors, OuterState
 from peer.averaging.gossip.outer_steps import FARTHEST_AT_FIRST, OuterSteps
 from peer.codec import Codec, get_codec
 from peer.facts import Facts

@@ -138,7 +138,7 @@ class RoundLoop:
             await trainer.send(
                 replace(load, step=facts.nominal_step, epoch=facts.epoch, position=facts.position)
             )
-            if self._way.version == 0:  # a founder's first weights
+            if facts.round == 0:  # a founder's first weights
                 self._check_lost(line)
             self._way.enter(self._heeded())
             nursery.start_soon(self._open_next, line)
@@ -305,7 +305,7 @@ class RoundLoop:
 
     async def _join_again(self, error: JoinAgain) -> None:
         """Keep what we have in the home until a state is here that is verified. Raises `error`."""
-        if self._way.version > 0:
+        if self._facts.round > 0:
             await self._checkpoints.write(self._way)
         raise error
 

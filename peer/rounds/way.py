@@ -47,10 +47,6 @@ class TrainerLine:
 class Way(Protocol):
     """A way of averaging while rounds run."""
 
-    @property
-    def version(self) -> int:
-        """Version of the slow weights; 0 is a founder's first."""
-
     # --- which rounds are trained -----------------------------------------------------------------
     def enter(self, others: Sequence[Member]) -> None:
         """A life of the trainer begins: go on where the others are."""

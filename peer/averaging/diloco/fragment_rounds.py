@@ -261,11 +261,6 @@ class FragmentRounds:
         await self._exchange.run()
 
     # --- which rounds are trained -----------------------------------------------------------------
-    @property
-    def version(self) -> int:
-        """Version of the slow weights."""
-        return self._facts.round
-
     def enter(self, others: Sequence[Member]) -> None:
         """Go on with the round that the others are in, if they are ahead."""
         theirs = middle(self._heard_rounds(others), self._next_round)

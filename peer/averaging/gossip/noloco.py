@@ -79,8 +79,7 @@ from .exchange_io import Averaged, Settled
 from .exchanges import Agreement
 from .final_averaging import FinalRounds
 from .gossip import Gossip, GossipServer
-from .outer_state import OuterState
-from .outer_step import NolocoFactors
+from .outer_step import NolocoFactors, OuterState
 from .outer_steps import MAX_EXCHANGE_ROUNDS, OuterSteps
 
 # --- own length -----------------------------------------------------------------------------------
@@ -217,10 +216,6 @@ class PairRounds:
         self._settled.set()
         self._is_leaving = False
         self.flights = 0
-
-    @property
-    def version(self) -> int:
-        return sum(lane.outer.version for lane in self._lanes)
 
     # --- which rounds are trained -----------------------------------------------------------------
     def enter(self, others: Sequence[Member]) -> None:

@@ -35,7 +35,7 @@ from protocol.plausible import Plausibility
 
 from .exchange_io import Averaged, OwnVector, Settled, Skipped
 from .gossip import Gossip
-from .outer_state import OuterState
+from .outer_step import OuterState
 
 SEARCH_ROUNDS: Final = 2.0
 """A partner is looked for as long as so many rounds take, or one of our own where that is longer;
@@ -143,9 +143,9 @@ class OuterSteps:
             self.outer.step, own.round, plain=own.final, own_share=_own_share(meeting, share)
         )
         async with self._lock:
-            measures = await self._work.run(step, own.payload, partner)
-        if measures.replica_distance is not None:
-            self._facts.replica_distance = measures.replica_distance
+            distance = await self._work.run(step, own.payload, partner)
+        if distance is not None:
+            self._facts.replica_distance = distance
             self._facts.pipeline.replicas_apart = self.outer.replicas_apart
         self._count(settled)
         apply_s = trio.current_time() - started_s
