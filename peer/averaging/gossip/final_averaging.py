@@ -12,7 +12,7 @@ it asks too, and is refused, with the reason.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -27,12 +27,8 @@ from peer.rounds.parts import AveragingParts, Company
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
 from protocol.errors import LocoError, Refused
-from protocol.gossip.final_averaging import (
-    MIN_WAIT_S,
-    Meeting,
-    meetings,
-    roster_digest,
-)
+from protocol.gossip.final_averaging import MIN_WAIT_S, Meeting, meetings, roster_digest
+from protocol.gossip.matchmaking import MAX_EXCHANGE_ROUNDS, WAIT_ROUNDS
 from protocol.limits import MAX_HELD_PROPOSALS
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire.messages import Propose
@@ -50,8 +46,8 @@ class FinalRounds:
     """Plans and makes the meetings of the final averaging, for one peer.
 
     Args:
-        held: the meetings of each fragment.
-        wait_rounds: nominal rounds for which the others are waited for.
+        waits_for_exchanges: where peers choose the length of their rounds, the others are waited
+            for as long as an exchange may last.
 
     Attributes:
         meeting: the planned one that the next round is for; None for a random partner.
@@ -61,16 +57,15 @@ class FinalRounds:
     def __init__(
         self,
         parts: AveragingParts,
-        held: "Callable[[], Sequence[FinalMeetings]]",
         validation: Validation,
-        wait_rounds: float,
+        *,
+        waits_for_exchanges: bool,
     ) -> None:
         self._wanted = parts.spec.sync.final_averaging
         self._facts, self._view, self._events = parts.facts, parts.held.view, parts.events
         self._company = parts.company_of(0)
-        self._held = held
         self._validation = validation
-        self._wait_rounds = wait_rounds
+        self._wait_rounds = MAX_EXCHANGE_ROUNDS if waits_for_exchanges else WAIT_ROUNDS
         self._planned: list[Meeting] = []
         self._num_random = 0
         self._is_alone = False
@@ -78,26 +73,29 @@ class FinalRounds:
         self.meeting: Meeting | None = RANDOM
         self.has_begun = False
 
-    async def goes_on(self, line: TrainerLine) -> bool:
+    async def goes_on(self, line: TrainerLine, held: "Sequence[FinalMeetings]") -> bool:
         """Whether there is one more meeting; `meeting` tells which. The first call plans them.
+
+        Args:
+            held: the meetings of each fragment.
 
         Raises:
             JoinAgain: the others have ended the run without us.
         """
         if not self.has_begun:
-            await self._begin(line)
+            await self._begin(line, held)
         if self._planned:
             self.meeting = self._planned.pop(0)
             return True
         self.meeting = RANDOM
-        disagreements = max(meetings.disagreements for meetings in self._held())
+        disagreements = max(meetings.disagreements for meetings in held)
         if self._num_random < self._is_alone + disagreements:
             self._num_random += 1
             return True
         self._check_end()
         return False
 
-    async def _begin(self, line: TrainerLine) -> None:
+    async def _begin(self, line: TrainerLine, held: "Sequence[FinalMeetings]") -> None:
         await self._validation.wait_idle()
         await self._validation.begin(line, self._facts.round)
         await self._validation.wait_idle()
@@ -107,14 +105,14 @@ class FinalRounds:
         self._company.announce(None)
         if self._wanted:
             facts.now_doing("waiting for the others to finish training")
-            await self._plan()
+            await self._plan(held)
         self.has_begun = True
 
-    async def _plan(self) -> None:
+    async def _plan(self, held: "Sequence[FinalMeetings]") -> None:
         roster = await self._roster()
         self._planned = list(meetings(roster, self._facts.peer_id))
-        for held in self._held():
-            held.begin(roster_digest(roster))
+        for each in held:
+            each.begin(roster_digest(roster))
         self._is_alone = not self._planned  # then phi becomes theta
         self._events.emit(EventName.FINAL_AVERAGING, peers=len(roster), meetings=len(self._planned))
 

@@ -146,7 +146,7 @@ def fused_step(
     squares = in_chunks(
         lambda first, last: fused.kernels.step_blocks(*arrays, first, last), phi_P.numel() // BLOCK
     )
-    return sum(squares)
+    return float(sum(squares))
 
 
 def _plain_step(

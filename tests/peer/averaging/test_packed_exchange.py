@@ -30,7 +30,7 @@ from peer.facts import PackingFacts
 from peer.network.conversation import Conversation
 from peer.ports.simulated import SimulatedWork
 from protocol.errors import StreamLost
-from protocol.gossip.misreadings import map_of
+from protocol.gossip.exchange import map_of
 from protocol.outcomes import SkipReason
 from protocol.wire import pieces
 from protocol.wire.messages import Accept, Blocks, Misread, Received, Vector

@@ -5,7 +5,7 @@ import trio
 from swarm_worlds import simulated
 
 from peer.averaging.gossip.exchange_io import Averaged, OwnVector, Settled
-from peer.averaging.gossip.noloco import OwnLength
+from peer.averaging.gossip.own_length import OwnLength
 from peer.facts import Facts
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog

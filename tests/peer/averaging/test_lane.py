@@ -18,8 +18,8 @@ from peer.averaging.gossip.exchange_io import (
     Skipped,
 )
 from peer.averaging.gossip.gossip import Gossip
+from peer.averaging.gossip.lane import EXPECTED_AT_FIRST, Lane
 from peer.averaging.gossip.outer_step import NolocoFactors, OuterState
-from peer.averaging.gossip.outer_steps import EXPECTED_AT_FIRST, OuterSteps
 from peer.codec import get_codec
 from peer.facts import Facts
 from peer.ports.simulated import SimulatedWork
@@ -83,12 +83,12 @@ def step(
             work=SimulatedWork(),
             observe_round=lambda timing: None,
         )
-        steps = OuterSteps(parts, outer, cast(Gossip, doubts), Quiet(), trio.Lock())
+        steps = Lane(parts, outer, cast(Gossip, doubts), Quiet(), trio.Lock())
         for number, earlier in enumerate(before):
             each = replace(vector, round=number)
-            await steps.take(Settled(each, earlier, 0.0, 0.0), None, 0.0)
+            await steps.apply(Settled(each, earlier, 0.0, 0.0), None, 0.0)
             phi_P[:] = PHI
-        await steps.take(Settled(last, outcome, 0.0, 0.0), meeting, 0.0)
+        await steps.apply(Settled(last, outcome, 0.0, 0.0), meeting, 0.0)
 
     trio.run(take)
     return float(phi_P.mean()), doubts

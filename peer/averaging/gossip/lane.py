@@ -28,7 +28,7 @@ from peer.observe.event_names import EventName
 from peer.observe.events import Events
 from peer.rounds.parts import AveragingParts
 from protocol.gossip.final_averaging import Meeting
-from protocol.gossip.patience import Patience
+from protocol.gossip.matchmaking import MAX_EXCHANGE_ROUNDS, WAIT_ROUNDS, Patience
 from protocol.membership.book import Fault
 from protocol.outcomes import SkipReason
 from protocol.plausible import Plausibility
@@ -37,13 +37,7 @@ from .exchange_io import Averaged, OwnVector, Settled, Skipped
 from .gossip import Gossip
 from .outer_step import OuterState
 
-SEARCH_ROUNDS: Final = 2.0
-"""A partner is looked for as long as so many rounds take, or one of our own where that is longer;
-then the n = 1 step is taken."""
 MIN_SEARCH_S: Final = 2.0
-MAX_EXCHANGE_ROUNDS: Final = 8.0
-"""An exchange may take as long as so many rounds. So an average is at most 10 rounds old (search
-and exchange) when it is merged."""
 MIN_EXCHANGE_S: Final = 30.0
 FARTHEST_AT_FIRST: Final = 3.0
 """How far the first partners' vectors may be from ours, in lengths of ours. First weights are
@@ -58,8 +52,8 @@ that went equally far from one place are at most two moves apart. Our own length
 expected, so that none of the first partners turns us round, however far we have moved."""
 
 
-class OuterSteps:
-    """Takes the outer steps of one peer, or of one fragment.
+class Lane:
+    """The way of one fragment's snapshots; of a whole model there is one.
 
     Args:
         lock: held while the outer state moves.
@@ -117,7 +111,7 @@ class OuterSteps:
             settled = await self.gossip.average(
                 own,
                 fresh_s=self._patience.for_fresh_s(slack_s),
-                search_s=max(MIN_SEARCH_S, SEARCH_ROUNDS * round_s, self._facts.own_round_s),
+                search_s=max(MIN_SEARCH_S, WAIT_ROUNDS * round_s, self._facts.own_round_s),
                 exchange_s=exchange_s,
             )
         else:
@@ -126,7 +120,7 @@ class OuterSteps:
             self._patience.exchanged(settled.match_s, settled.exchange_s, slack_s)
         return settled
 
-    async def take(self, settled: Settled, meeting: Meeting | None, train_s: float) -> None:
+    async def apply(self, settled: Settled, meeting: Meeting | None, train_s: float) -> None:
         """Take the outer step, and count how averaging ended.
 
         Args:
