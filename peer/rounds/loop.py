@@ -86,15 +86,15 @@ class RoundLoop:
         self._validation = validation
         self._start_trainer = partial(start_trainer, parts.slow_P)
         self._checkpoints, self._microbatches = parts.checkpoints, parts.microbatches
-        self._shares, self._events = parts.shares, parts.events
-        self._spec, self._facts, self._view = parts.amended, parts.facts, parts.held.view
+        self._shares, self._events = parts.shares, parts.around.events
+        self._spec, self._facts, self._view = parts.amended, parts.around.facts, parts.held.view
         self._quota = self._inner_steps = parts.spec.sync.round_steps
         self._closes_early = self._joins_again = self._leaves = False
         self._most_members = 0
         self._parted_step: int | None = None
         self._micro_batch_cap: int | None = None
         self._failures_in_a_row = 0
-        self.pause = Pause(parts.facts, parts.events, parts.held.view)
+        self.pause = Pause(parts.around, parts.held.view)
         self.finished = False
 
     async def leave(self, trainer_until_s: float, until_s: float) -> None:

@@ -8,20 +8,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from peer.facts import Facts, HeldPart, RoundTiming
-from peer.observe.events import EventLog
-from peer.ports import Network, PeerId, Work
+from peer.facts import HeldPart, RoundTiming
+from peer.ports import PeerId
 from peer.state.kept_files import ProofFile
 from peer.training.messages import Kept, Load
 from peer.training.ports import Float32Vector
 from protocol.gossip.matchmaking import RoundSnapshot
 from protocol.membership.book import Fault
-from protocol.membership.records import Sign
 from protocol.microbatch.trainer_messages import StageEvent
 from protocol.run.amendments import AmendedSpec
 from protocol.run.run_spec import RunSpec
 
 from .shares import DataShares
+from .surroundings import Surroundings
 from .way import TrainerLine, Way
 
 
@@ -97,6 +96,7 @@ class AveragingParts:
     """What ways of averaging are put together from.
 
     Attributes:
+        around: what the peer stands on.
         amended: the run spec, as it has been amended so far.
         held: what belongs to our group.
         slow_P: memory for the slow weights.
@@ -107,16 +107,12 @@ class AveragingParts:
         microbatches: None where the whole model is trained here.
     """
 
+    around: Surroundings
     amended: AmendedSpec
     held: HeldPart
     slow_P: Float32Vector
-    facts: Facts
     company_of: Callable[[int], Company]
     shares: DataShares
-    network: Network
-    work: Work
-    sign: Sign
-    events: EventLog
     observe_round: Callable[[RoundTiming], None]
     checkpoints: Checkpoints
     convict: Callable[[PeerId], None]

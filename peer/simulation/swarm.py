@@ -208,7 +208,7 @@ class SimulatedPeer:
             roster=place.roster,
             events=events,
             keys=Keys(self.identity, founder=self.identity),
-            incarnation=self.incarnation,
+            facts=Facts(self.peer_id, self.incarnation, doing_since_s=trio.current_time()),
             version=VERSION,
             admission_file=AdmissionFile(place.folder / "admission"),
             acquaintances=Acquaintances(place.folder / "neighbours.json"),

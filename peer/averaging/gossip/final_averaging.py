@@ -62,7 +62,8 @@ class FinalRounds:
         waits_for_exchanges: bool,
     ) -> None:
         self._wanted = parts.spec.sync.final_averaging
-        self._facts, self._view, self._events = parts.facts, parts.held.view, parts.events
+        self._facts, self._events = parts.around.facts, parts.around.events
+        self._view = parts.held.view
         self._company = parts.company_of(0)
         self._validation = validation
         self._wait_rounds = MAX_EXCHANGE_ROUNDS if waits_for_exchanges else WAIT_ROUNDS

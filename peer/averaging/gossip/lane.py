@@ -72,7 +72,7 @@ class Lane:
     ) -> None:
         self.outer, self.gossip = outer, gossip
         self._inner_steps = parts.spec.sync.round_steps
-        self._facts, self._work, self._events = parts.facts, parts.work, events
+        self._facts, self._work, self._events = parts.around.facts, parts.around.work, events
         self._observe_round = parts.observe_round
         self._patience = Patience()
         self._plausibility = Plausibility()

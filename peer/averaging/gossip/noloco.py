@@ -91,7 +91,7 @@ class PairRounds:
     def __init__(
         self, parts: AveragingParts, averaging: "PairAveraging", validation: Validation
     ) -> None:
-        facts, sync = parts.facts, parts.spec.sync
+        facts, sync = parts.around.facts, parts.spec.sync
         chooses = sync.inner_steps == "auto"
         self._rounds = OwnRounds(
             facts.peer_id,
@@ -102,7 +102,7 @@ class PairRounds:
             debt=facts.debt,
         )
         self._pace = Pace(sync.round_steps, facts)
-        self._own_length = OwnLength(facts, parts.events, parts.held.view) if chooses else None
+        self._own_length = OwnLength(parts.around, parts.held.view) if chooses else None
         self._finale = FinalRounds(parts, validation, waits_for_exchanges=chooses)
         self._is_whole, self._overlap = sync.pairs.is_whole, sync.overlap
         self._flush_is_due = not (sync.final_averaging or self._is_whole)
@@ -295,7 +295,7 @@ class PairAveraging:
     @property
     def round(self) -> int:
         """The round of the last outer step; with fragments, which step in rounds, the last over."""
-        facts = self._parts.facts
+        facts = self._parts.around.facts
         if self._is_whole:
             return self.lanes[0].outer.round
         return facts.round if facts.state is PeerState.FINISHED else facts.round - 1
@@ -312,14 +312,14 @@ class PairAveraging:
 
     def begin(self, start_trainer: StartTrainer) -> RoundLoop:
         parts = self._parts
-        validation = Validation(parts.spec.sync.validate_every, parts.facts, parts.events)
+        validation = Validation(parts.spec.sync.validate_every, parts.around)
         self._rounds = PairRounds(parts, self, validation)
         return RoundLoop(parts, self._rounds, validation, start_trainer)
 
     async def serve(self) -> None:
         """Look for partners and answer proposals until cancelled, once the fragments are known."""
         await self._is_cut.wait()
-        await GossipServer(self._parts.network, [lane.gossip for lane in self.lanes]).run()
+        await GossipServer(self._parts.around.network, [lane.gossip for lane in self.lanes]).run()
 
     @property
     def meetings(self) -> list[FinalMeetings]:
@@ -348,7 +348,7 @@ class PairAveraging:
             fragment.spans,
         )
         group, layout_digest = held.group.digest, held.shape.layout_digest
-        events: Events = parts.events
+        events: Events = parts.around.events
         if not self._is_whole:
             group = Group(held.group.run_id, f"fragment/{fragment.index}").digest
             layout_digest = fragment_layout_digest(layout_digest, fragment)
@@ -360,18 +360,18 @@ class PairAveraging:
             codec=held.codec,
             vectors=2 if outer.needs_phi_codes else 1,
             padded_parameters=fragment.size,
-            declined_now=lambda: declined_in(parts.facts.state),
+            declined_now=lambda: declined_in(parts.around.facts.state),
             # Streams are bounded for each remote peer, and all fragments may have the same partner.
             max_stripes=max(0, MAX_STRIPES // num_fragments - (num_fragments > 1)),
         )
         gossip = Gossip(
             agreement,
-            parts.network,
-            parts.work,
+            parts.around.network,
+            parts.around.work,
             company=parts.company_of(fragment.index),
             events=events,
-            refused=parts.facts.refused,
-            packing=parts.facts.packing,
+            refused=parts.around.facts.refused,
+            packing=parts.around.facts.packing,
         )
         return Lane(parts, outer, gossip, events, self.lock)
 

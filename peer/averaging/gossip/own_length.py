@@ -14,10 +14,10 @@ from typing import Final
 
 import trio
 
-from peer.facts import Facts, PeerState
+from peer.facts import PeerState
 from peer.observe.event_names import EventName
-from peer.observe.events import EventLog
 from peer.ports import PeerId
+from peer.rounds.surroundings import Surroundings
 from protocol.gossip.round_length import FIRST_INNER_STEPS, RoundLength, TimedAverage
 from protocol.membership.view import View
 from protocol.outcomes import SkipReason
@@ -39,16 +39,15 @@ class OwnLength:
         view: of those whom we average with.
     """
 
-    def __init__(self, facts: Facts, events: EventLog, view: View) -> None:
+    def __init__(self, around: Surroundings, view: View) -> None:
         self._length = RoundLength()
-        self._facts = facts
-        self._events = events
+        self._facts, self._events = around.facts, around.events
         self._view = view
         self._alone = False
         self._welcomed: frozenset[_Visit] = frozenset()
         self._nominal_step_s = 0.0
         self._on_the_line: tuple[int, PeerId, float] | None = None
-        facts.chosen_inner_steps = self._length.inner_steps
+        self._facts.chosen_inner_steps = self._length.inner_steps
 
     def next(self, nominal_step_s: float, *, alone: bool) -> int:
         """H of the round that begins now. Nobody's line is filled by a peer that is alone.

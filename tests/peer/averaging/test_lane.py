@@ -79,8 +79,7 @@ def step(
     async def take():
         parts: Any = SimpleNamespace(
             spec=spec,
-            facts=Facts("own", 1),
-            work=SimulatedWork(),
+            around=SimpleNamespace(facts=Facts("own", 1), work=SimulatedWork()),
             observe_round=lambda timing: None,
         )
         steps = Lane(parts, outer, cast(Gossip, doubts), Quiet(), trio.Lock())

@@ -61,7 +61,8 @@ class World:
         self.told: list[tuple[float, Any]] = []
         self.facts = Facts("me", 1, steps_per_s=1.0)
         events = EventLog(lambda _: None, peer="me", wall_time_s=lambda: 0.0, stream=None)
-        self.validation = Validation(1, self.facts, events)
+        around: Any = SimpleNamespace(facts=self.facts, events=events)
+        self.validation = Validation(1, around)
         averaging: Any = SimpleNamespace(
             lanes=[Steps(fragment, self.log) for fragment in range(FRAGMENTS)]
         )
@@ -71,8 +72,7 @@ class World:
         parts: Any = SimpleNamespace(
             spec=SimpleNamespace(sync=sync),
             amended=SimpleNamespace(total_steps_at=lambda _: ROUNDS * H),
-            facts=self.facts,
-            events=events,
+            around=around,
             held=SimpleNamespace(view=None),
             company_of=lambda _: None,
         )
