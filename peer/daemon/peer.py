@@ -20,8 +20,8 @@ from peer.facts import HeldPart, PeerState
 from peer.observe.event_names import EventName
 from peer.process.rejoin import JoinAgain, addresses_of
 from peer.rounds.loop import RoundLoop
-from peer.rounds.parts import AveragingParts
 from peer.rounds.shares import DataShares
+from peer.rounds.way import AveragingParts
 from peer.stages.company import StageCompany, keep_balance
 from peer.stages.exchange import StageExchange
 from peer.state.kept_files import ProofFile

@@ -50,10 +50,9 @@ from protocol.microbatch.trainer_messages import (
 )
 from protocol.schedule.rounds import RoundPlan, is_lost, middle
 
-from .parts import AveragingParts
 from .pause import Pause
 from .validation import Validation
-from .way import TrainerLine, Way
+from .way import AveragingParts, TrainerLine, Way
 
 MAX_FAILURES_IN_A_ROW: Final = 5
 """Trainer lives that close no round before we give up."""

@@ -29,9 +29,8 @@ from peer.ports import PeerId
 from peer.process.rejoin import join_the_finished
 from peer.rounds.loop import RoundLoop
 from peer.rounds.pace import Pace
-from peer.rounds.parts import AveragingParts
 from peer.rounds.validation import Validation
-from peer.rounds.way import TrainerLine
+from peer.rounds.way import AveragingParts, TrainerLine
 from peer.training.messages import Ready, RoundClosed, SyncEvent
 from peer.training.ports import Float32Vector, StartTrainer
 from protocol.diloco.commands import GroupSeen, HoldOutcome, SendEnded, Sent

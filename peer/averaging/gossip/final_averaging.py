@@ -23,9 +23,8 @@ from peer.observe.event_names import EventName
 from peer.observe.events import Events
 from peer.ports import PeerId, Stream
 from peer.process.rejoin import join_the_finished
-from peer.rounds.parts import AveragingParts, Company
 from peer.rounds.validation import Validation
-from peer.rounds.way import TrainerLine
+from peer.rounds.way import AveragingParts, Company, TrainerLine
 from protocol.errors import LocoError, Refused
 from protocol.gossip.final_averaging import MIN_WAIT_S, Meeting, meetings, roster_digest
 from protocol.gossip.matchmaking import MAX_EXCHANGE_ROUNDS, WAIT_ROUNDS
@@ -143,9 +142,7 @@ class FinalRounds:
 # --- final meetings -------------------------------------------------------------------------------
 
 RETRY_S: Final = 1.0
-"""Between two tries to reach a partner."""
-LOOK_EVERY_S: Final = 1.0
-"""Between two looks whether a partner that should call is still there."""
+"""Between two tries to reach a partner, and two looks whether one that should call is there."""
 
 
 class FinalMeetings:
@@ -252,7 +249,7 @@ class FinalMeetings:
 
     async def _is_called(self) -> bool:
         """Wait for a call; whether one has come."""
-        with trio.move_on_after(LOOK_EVERY_S):
+        with trio.move_on_after(RETRY_S):
             await self._called.wait()
             return True
         return False

@@ -11,7 +11,6 @@ comes through `GossipServer`.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 import trio
 
@@ -20,7 +19,7 @@ from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
 from peer.ports import Network, PeerId, Stream, Work
-from peer.rounds.parts import Company
+from peer.rounds.way import Company
 from protocol.errors import LocoError, Refused
 from protocol.gossip import matchmaking as mm
 from protocol.membership.book import Fault
@@ -235,8 +234,11 @@ class Gossip:
         held = self._held[peer_id] = HeldProposal(proposal)
 
         def gone() -> None:
-            held.own = None
-            self._withdrawn(peer_id, proposal.round)
+            if held.own is None:
+                self._withdrawn(peer_id, proposal.round)
+            else:  # in the very tick in which it was accepted
+                held.own = None
+                self._look_on(peer_id, proposal.round)
             held.decided.set()
 
         try:
@@ -265,10 +267,6 @@ class Gossip:
         self._do(self._matchmaker.withdrawn(trio.current_time(), peer_id, proposed))
 
 
-FIRST_MESSAGE_S: Final = 10.0
-"""How long an inbound stream may stay silent before its first message."""
-
-
 class GossipServer:
     """Serves the gossip of all vectors of one peer: each stream goes to the vector it is about.
 
@@ -294,7 +292,7 @@ class GossipServer:
 
     async def _serve(self, stream: Stream) -> None:
         talk, peer_id = Conversation(stream), stream.remote_peer_id
-        message, _ = await talk.receive(Propose, Join, AskSettled, timeout_s=FIRST_MESSAGE_S)
+        message, _ = await talk.receive(Propose, Join, AskSettled, timeout_s=STALL_S)
         match message:
             case Propose():
                 gossip = self._by_group.get(message.group, self._gossips[0])

@@ -26,7 +26,7 @@ import trio
 from peer.facts import RoundTiming
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
-from peer.rounds.parts import AveragingParts
+from peer.rounds.way import AveragingParts
 from protocol.gossip.final_averaging import Meeting
 from protocol.gossip.matchmaking import MAX_EXCHANGE_ROUNDS, WAIT_ROUNDS, Patience
 from protocol.membership.book import Fault

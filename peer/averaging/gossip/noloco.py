@@ -50,9 +50,8 @@ from peer.facts import PeerState
 from peer.observe.events import Events, NamedEvents
 from peer.rounds.loop import RoundLoop
 from peer.rounds.pace import Pace
-from peer.rounds.parts import AveragingParts
 from peer.rounds.validation import Validation
-from peer.rounds.way import TrainerLine
+from peer.rounds.way import AveragingParts, TrainerLine
 from peer.training.messages import Ready, RoundClosed, SyncEvent
 from peer.training.ports import StartTrainer
 from protocol.fragment.fragments import Fragment, fragment_layout_digest, fragments_of_run
