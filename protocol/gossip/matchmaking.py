@@ -232,11 +232,6 @@ class Matchmaker:
         self._doubted = resting()
 
     @property
-    def phase(self) -> SearchPhase:
-        """Where the search stands."""
-        return self._search.phase
-
-    @property
     def is_looking(self) -> bool:
         """Whether we are free."""
         return self._search.phase in (SearchPhase.ASKING, SearchPhase.OPEN)

@@ -13,6 +13,8 @@ from typing import Final
 import trio
 
 from peer.network.conversation import Conversation
+from peer.observe.event_names import EventName
+from peer.observe.events import Events
 from peer.ports import Network, PeerId, Stream
 from protocol.errors import RemoteProtocolError, StreamLost
 from protocol.gossip.exchange import ExchangeState, exchange_id
@@ -98,6 +100,13 @@ class Agreement:
             return Refusal(RefusalReason.OTHER_LAYOUT, sentence)
         reason = self.declined_now()
         return None if reason is None else Refusal(reason, f"I do not average now: {reason}")
+
+
+def note_refused(events: Events, round_: int, peer_id: PeerId, reason: str, sentence: str) -> None:
+    """A proposal of our round came to nothing with that peer."""
+    events.emit(
+        EventName.PROPOSAL_REFUSED, round=round_, remote=peer_id, reason=reason, sentence=sentence
+    )
 
 
 @dataclass(slots=True)

@@ -33,7 +33,7 @@ from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire.messages import Propose
 
 from .exchange_io import Averaged, OwnVector, RoundOutcome, Settled, Skipped, open_talk
-from .exchanges import Exchanges, HeldProposal
+from .exchanges import Exchanges, HeldProposal, note_refused
 
 # --- final rounds ---------------------------------------------------------------------------------
 
@@ -200,12 +200,12 @@ class FinalMeetings:
                     patience.deadline = math.inf  # an exchange ends by itself
                     return await self._exchanges.lead(talk, own, answer, wait_s)
             except Refused as refused:
-                self._note_refused(own, partner, refused.reason, refused.sentence)
+                note_refused(self._events, own.round, partner, refused.reason, refused.sentence)
                 if refused.reason is not RefusalReason.TOO_MANY:
                     self.disagreements += refused.reason is RefusalReason.OTHER_ROSTER
                     return Skipped(SkipReason.NO_PARTNER, partner)
             except LocoError as error:
-                self._note_refused(own, partner, "unreachable", str(error))
+                note_refused(self._events, own.round, partner, "unreachable", str(error))
             await trio.sleep(RETRY_S)
         return Skipped(SkipReason.PARTNER_LOST, partner)
 
@@ -216,15 +216,6 @@ class FinalMeetings:
 
     def _is_present(self, peer_id: PeerId) -> bool:
         return peer_id in self._company.present(ended=True)
-
-    def _note_refused(self, own: OwnVector, partner: PeerId, reason: str, sentence: str) -> None:
-        self._events.emit(
-            EventName.PROPOSAL_REFUSED,
-            round=own.round,
-            remote=partner,
-            reason=reason,
-            sentence=sentence,
-        )
 
     # --- the side that is asked -------------------------------------------------------------------
     async def _wait(
@@ -262,7 +253,9 @@ class FinalMeetings:
                 await self._exchanges.ask(talk, proposal)
         except Refused as refused:
             if refused.reason is RefusalReason.OTHER_ROSTER:
-                self._note_refused(own, meeting.partner, refused.reason, refused.sentence)
+                note_refused(
+                    self._events, own.round, meeting.partner, refused.reason, refused.sentence
+                )
                 return True
         except LocoError:
             pass  # the look whether it is there says more

@@ -28,7 +28,7 @@ from protocol.wire.messages import AskSettled, Join, Propose
 from protocol.wire.versions import GOSSIP
 
 from .exchange_io import STALL_S, OwnVector, RoundOutcome, Settled, Skipped, open_talk
-from .exchanges import Agreement, Exchanges, HeldProposal
+from .exchanges import Agreement, Exchanges, HeldProposal, note_refused
 from .final_averaging import FinalMeetings
 from .packing import Packer
 
@@ -204,17 +204,8 @@ class Gossip:
     def _refused(
         self, peer_id: PeerId, round_: int, reason: RefusalReason | None, sentence: str
     ) -> None:
-        self._tell_refused(peer_id, round_, reason or "unreachable", sentence)
+        note_refused(self._events, round_, peer_id, reason or "unreachable", sentence)
         self._do(self._matchmaker.refused(trio.current_time(), peer_id, round_, reason))
-
-    def _tell_refused(self, peer_id: PeerId, round_: int, reason: str, sentence: str) -> None:
-        self._events.emit(
-            EventName.PROPOSAL_REFUSED,
-            round=round_,
-            remote=peer_id,
-            reason=reason,
-            sentence=sentence,
-        )
 
     # --- being asked ------------------------------------------------------------------------------
     async def proposed(self, talk: Conversation, stream: Stream, proposal: Propose) -> None:
@@ -259,7 +250,7 @@ class Gossip:
         assert attempt is not None
         attempt.paired_s = None
         sentence = "they had gone before they sent anything"
-        self._tell_refused(peer_id, attempt.own.round, "withdrawn", sentence)
+        note_refused(self._events, attempt.own.round, peer_id, "withdrawn", sentence)
         self._company.announce(attempt.own.snapshot)
         self._withdrawn(peer_id, proposed)
 
