@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 import torch
 import trio
 
-from peer.averaging.gossip.exchange_io import (
+from peer.averaging.gossip.exchange_session import (
     Averaged,
     OwnVector,
     RoundOutcome,

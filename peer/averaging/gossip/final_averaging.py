@@ -32,7 +32,7 @@ from protocol.limits import MAX_HELD_PROPOSALS
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire.messages import Propose
 
-from .exchange_io import Averaged, OwnVector, RoundOutcome, Settled, Skipped, open_talk
+from .exchange_session import Averaged, OwnVector, RoundOutcome, Settled, Skipped, open_talk
 from .exchanges import Exchanges, HeldProposal, note_refused
 
 # --- final rounds ---------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire.messages import AskSettled, Join, Propose
 from protocol.wire.versions import GOSSIP
 
-from .exchange_io import STALL_S, OwnVector, RoundOutcome, Settled, Skipped, open_talk
+from .exchange_session import STALL_S, OwnVector, RoundOutcome, Settled, Skipped, open_talk
 from .exchanges import Agreement, Exchanges, HeldProposal, note_refused
 from .final_averaging import FinalMeetings
 from .packing import Packer

@@ -33,7 +33,7 @@ from protocol.membership.book import Fault
 from protocol.outcomes import SkipReason
 from protocol.plausible import Plausibility
 
-from .exchange_io import Averaged, OwnVector, Settled, Skipped
+from .exchange_session import Averaged, OwnVector, Settled, Skipped
 from .gossip import Gossip
 from .outer_step import OuterState
 

@@ -22,7 +22,7 @@ from protocol.gossip.round_length import FIRST_INNER_STEPS, RoundLength, TimedAv
 from protocol.membership.view import View
 from protocol.outcomes import SkipReason
 
-from .exchange_io import Averaged, Settled
+from .exchange_session import Averaged, Settled
 
 COMPANY: Final = (PeerState.DOWNLOADING, PeerState.TRAINING)
 """States of those that want something of our next state: to begin with it, or to average with."""

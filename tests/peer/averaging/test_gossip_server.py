@@ -23,7 +23,7 @@ from striped_worlds import (
 from trio.testing import MockClock
 
 from peer.averaging.gossip import exchanges
-from peer.averaging.gossip.exchange_io import Averaged
+from peer.averaging.gossip.exchange_session import Averaged
 from peer.averaging.gossip.exchanges import HeldProposal
 from peer.averaging.gossip.gossip import Gossip, GossipServer
 from peer.network.conversation import Conversation

@@ -10,7 +10,7 @@ import pytest
 import torch
 import trio
 
-from peer.averaging.gossip.exchange_io import (
+from peer.averaging.gossip.exchange_session import (
     Averaged,
     OwnVector,
     RoundOutcome,

@@ -22,7 +22,7 @@ from striped_worlds import (
 )
 
 from peer.averaging.gossip import exchanges
-from peer.averaging.gossip.exchange_io import Averaged, OwnVector, Skipped
+from peer.averaging.gossip.exchange_session import Averaged, OwnVector, Skipped
 from peer.averaging.gossip.packing import Packer
 from peer.codec import get_codec
 from peer.codec.differences import pack

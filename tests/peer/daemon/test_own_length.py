@@ -7,7 +7,7 @@ import pytest
 import trio
 from swarm_worlds import simulated
 
-from peer.averaging.gossip.exchange_io import Averaged, OwnVector, Settled
+from peer.averaging.gossip.exchange_session import Averaged, OwnVector, Settled
 from peer.averaging.gossip.own_length import OwnLength
 from peer.facts import Facts
 from peer.observe.event_names import EventName

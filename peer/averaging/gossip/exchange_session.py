@@ -234,7 +234,7 @@ class Stripes:
 # --- one exchange ---------------------------------------------------------------------------------
 
 
-class VectorExchange:
+class ExchangeSession:
     """One exchange with one partner, until it is known how it ended.
 
     Args:
