@@ -22,7 +22,7 @@ from peer.averaging.gossip.exchange_session import (
     Skipped,
 )
 from peer.averaging.gossip.gossip import Gossip
-from peer.averaging.gossip.lane import FARTHEST_AT_FIRST, Lane
+from peer.averaging.gossip.lane import FARTHEST_AT_FIRST, PairLane
 from peer.averaging.gossip.outer_step import NolocoFactors, OuterState
 from peer.codec import Codec, get_codec
 from peer.facts import Facts
@@ -69,7 +69,7 @@ class _Rest:
         return not self._doubted.is_due(peer_id, self.now_s)
 
 
-class _WatchedSteps(Lane):
+class _WatchedSteps(PairLane):
     """The daemon's outer steps, whose judgements can be looked at, or left out."""
 
     defended = True

@@ -52,7 +52,7 @@ that went equally far from one place are at most two moves apart. Our own length
 expected, so that none of the first partners turns us round, however far we have moved."""
 
 
-class Lane:
+class PairLane:
     """The way of one fragment's snapshots; of a whole model there is one.
 
     Args:

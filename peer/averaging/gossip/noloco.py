@@ -66,7 +66,7 @@ from protocol.trainer_messages import ONE_CHUNK, FragmentMerged, FragmentSent, M
 from .exchanges import Agreement
 from .final_averaging import FinalMeetings, FinalRounds
 from .gossip import Gossip, GossipServer
-from .lane import Lane
+from .lane import PairLane
 from .outer_step import NolocoFactors, OuterState
 from .own_length import OwnLength
 
@@ -284,7 +284,7 @@ class PairAveraging:
         # Not zeros_like, which writes them: memory that is never written is none.
         self.slow_P, self.momentum_P = parts.slow_P, np.zeros(parts.slow_P.size, np.float32)
         self.lock = trio.Lock()
-        self.lanes: list[Lane] = []
+        self.lanes: list[PairLane] = []
         self._is_cut = trio.Event()
         self._stands_after = -1
         self._rounds: PairRounds | None = None
@@ -336,7 +336,7 @@ class PairAveraging:
             self.lanes.append(lane)
         self._is_cut.set()
 
-    def _lane(self, fragment: Fragment, num_fragments: int) -> Lane:
+    def _lane(self, fragment: Fragment, num_fragments: int) -> PairLane:
         """The lane of a fragment, which is averaged by a group of its own."""
         parts, held, sync = self._parts, self._parts.held, self._parts.spec.sync
         outer = OuterState(
@@ -372,7 +372,7 @@ class PairAveraging:
             refused=parts.around.facts.refused,
             packing=parts.around.facts.packing,
         )
-        return Lane(parts, outer, gossip, events, self.lock)
+        return PairLane(parts, outer, gossip, events, self.lock)
 
 
 def declined_in(state: PeerState) -> RefusalReason | None:

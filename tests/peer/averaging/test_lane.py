@@ -18,7 +18,7 @@ from peer.averaging.gossip.exchange_session import (
     Skipped,
 )
 from peer.averaging.gossip.gossip import Gossip
-from peer.averaging.gossip.lane import EXPECTED_AT_FIRST, Lane
+from peer.averaging.gossip.lane import EXPECTED_AT_FIRST, PairLane
 from peer.averaging.gossip.outer_step import NolocoFactors, OuterState
 from peer.codec import get_codec
 from peer.facts import Facts
@@ -82,7 +82,7 @@ def step(
             around=SimpleNamespace(facts=Facts("own", 1), work=SimulatedWork()),
             observe_round=lambda timing: None,
         )
-        steps = Lane(parts, outer, cast(Gossip, doubts), Quiet(), trio.Lock())
+        steps = PairLane(parts, outer, cast(Gossip, doubts), Quiet(), trio.Lock())
         for number, earlier in enumerate(before):
             each = replace(vector, round=number)
             await steps.apply(Settled(each, earlier, 0.0, 0.0), None, 0.0)
