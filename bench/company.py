@@ -11,7 +11,7 @@ from peer.averaging.gossip.exchanges import Agreement
 from peer.averaging.gossip.gossip import Gossip
 from peer.observe.events import EventLog
 from peer.ports import Network, PeerId, Work
-from peer.rounds.parts import Company
+from peer.rounds.way import Company
 from protocol.gossip.matchmaking import RoundSnapshot
 from protocol.membership.book import Fault
 

@@ -19,7 +19,7 @@ import psutil
 import torch
 import trio
 
-from peer.averaging.gossip.exchange_io import Averaged, OwnVector
+from peer.averaging.gossip.exchange_session import Averaged, OwnVector
 from peer.averaging.gossip.exchanges import Agreement
 from peer.averaging.gossip.gossip import GossipServer
 from peer.codec import get_codec

@@ -24,9 +24,9 @@ from typing import Final
 from bench.gossip.agenda import Agenda
 from bench.gossip.lines import SharedLines
 from bench.gossip.world import World
-from peer.averaging.gossip.outer_steps import MIN_SEARCH_S, SEARCH_ROUNDS
+from peer.averaging.gossip.lane import MIN_SEARCH_S
 from protocol.gossip import matchmaking as m
-from protocol.gossip.patience import Patience
+from protocol.gossip.matchmaking import WAIT_ROUNDS, Patience
 from protocol.outcomes import SkipReason
 from protocol.schedule.rounds import OwnRounds, RoundPlan, keep_together
 
@@ -194,7 +194,7 @@ class GossipWorld:
         round_s = self._round_s(peer)
         peer.next_round_s = peer.plan.quota * self._world.step_s[peer.place]
         fresh_s = peer.patience.for_fresh_s(peer.next_round_s)
-        search_s = max(MIN_SEARCH_S, SEARCH_ROUNDS * round_s)
+        search_s = max(MIN_SEARCH_S, WAIT_ROUNDS * round_s)
         self._announce(peer, peer.snapshot)
         self._see(peer)
         until_s = self.now_s + search_s

@@ -17,7 +17,7 @@ import torch
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from peer.averaging.gossip.exchange_io import Averaged, OwnVector
+from peer.averaging.gossip.exchange_session import Averaged, OwnVector
 from peer.averaging.gossip.exchanges import Agreement
 from peer.averaging.gossip.gossip import Gossip, GossipServer
 from peer.codec import get_codec

@@ -20,11 +20,10 @@ import psutil
 import torch
 import trio
 
-from peer.averaging.gossip.exchange_io import Averaged, OwnVector
+from peer.averaging.gossip.exchange_session import Averaged, OwnVector
 from peer.averaging.gossip.exchanges import Agreement
 from peer.averaging.gossip.gossip import GossipServer
-from peer.averaging.gossip.outer_state import OuterState
-from peer.averaging.gossip.outer_step import NolocoFactors
+from peer.averaging.gossip.outer_step import NolocoFactors, OuterState
 from peer.codec import get_codec
 from peer.network.identity import load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network

@@ -23,7 +23,7 @@ Rules
      rule 2 holds.
   5. A distance that is no number, or infinite, is never plausible.
   6. Replicas move apart with the steps that they train between two averages. After k times as many
-     steps as usual, a pair's together, the bound is k times as wide (LARGEST_REACH at most). What
+     steps as usual, a pair's together, the bound is k times as wide (LARGEST_FACTOR at most). What
      counts less does so from k times the distance on only where our own steps are that many: of
      theirs we have their word alone.
 
@@ -37,7 +37,6 @@ a contribution); here are numbers only.
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median_low
 from typing import Final, NamedTuple
 
@@ -47,6 +46,7 @@ MANY: Final = 8
 SPREADS: Final = 6.0
 LEAST_FACTOR: Final = 4.0
 LARGEST_FACTOR: Final = 8.0
+"""How many times as far as usual a plausible value may be: by their scatter, and again by steps."""
 CLIP_SPREADS: Final = 2.0
 LEAST_CLIP: Final = 1.25
 CLIP_FACTOR: Final = 1.5
@@ -54,7 +54,6 @@ CLIP_FACTOR: Final = 1.5
 CLIP_OF_TWO: Final = 4.0
 """The same of two contributions to a fragment: neither is the middle, and a fast
 peer's is honestly longer."""
-LARGEST_REACH: Final = 8.0
 ODD_ONES: Final = 3
 ODD_TIMES: Final = 8
 NO_LENGTH: Final = 1e15
@@ -66,15 +65,6 @@ _NORMAL: Final = 1.4826
 """A median absolute deviation of normal values, times this, is their standard deviation."""
 _LEAST: Final = 1e-30
 """Distances below this are one and the same: a logarithm is taken of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlausibilityStatistics:
-    """What was seen: distances let through, now, and refusals since the start."""
-
-    seen: int
-    refused: int
-    clipped: int
 
 
 class _Distance(NamedTuple):
@@ -90,11 +80,6 @@ class Plausibility:
     def __init__(self) -> None:
         self._seen: deque[_Distance] = deque(maxlen=WINDOW)
         self._odd: deque[str] = deque(maxlen=ODD_TIMES)
-        self._refused = self._clipped = 0
-
-    def statistics(self) -> PlausibilityStatistics:
-        """What was seen."""
-        return PlausibilityStatistics(len(self._seen), self._refused, self._clipped)
 
     @property
     def has_seen_enough(self) -> bool:
@@ -118,7 +103,7 @@ class Plausibility:
     def _reach(self, steps: int) -> float:
         """How many times as far as usual replicas may have moved in so many steps (rule 6)."""
         usual = max(1, median_low(seen.steps for seen in self._seen))
-        return min(LARGEST_REACH, max(1.0, steps / usual))
+        return min(LARGEST_FACTOR, max(1.0, steps / usual))
 
     def _factor(self, spreads: float) -> float:
         """The factor of the median that so many standard deviations explain."""
@@ -173,12 +158,10 @@ class Plausibility:
             self._seen.append(_Distance(max(_LEAST, min(distance, usual)), steps))
         if distance <= most:
             return 1.0
-        self._clipped += 1
         return most / distance
 
     def _note_refused(self, peer_id: str) -> None:
         """Rule 4."""
-        self._refused += 1
         self._odd.append(peer_id)
         if len(set(self._odd)) >= ODD_ONES or len(self._odd) == ODD_TIMES:
             self._odd.clear()

@@ -1,6 +1,6 @@
 """Peers that average in pairs, some of which lie: the daemon's outer steps without its lines.
 
-Judgement, clipping and step are the daemon's (peer/averaging/gossip/outer_steps.py), and a partner
+Judgement, clipping and step are the daemon's (peer/averaging/gossip/lane.py), and a partner
 whose vector is implausible rests as the matchmaker lets it rest, in rounds of ROUND_S. Pairs are
 the greedy matching of those that may meet, by the matchmaker's rank; training waits for them. Codes
 that are not valid end an exchange (`bad_vector`), as they do in peer/averaging/gossip/exchanges.py.
@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 import torch
 import trio
 
-from peer.averaging.gossip.exchange_io import (
+from peer.averaging.gossip.exchange_session import (
     Averaged,
     OwnVector,
     RoundOutcome,
@@ -22,9 +22,8 @@ from peer.averaging.gossip.exchange_io import (
     Skipped,
 )
 from peer.averaging.gossip.gossip import Gossip
-from peer.averaging.gossip.outer_state import OuterState
-from peer.averaging.gossip.outer_step import NolocoFactors
-from peer.averaging.gossip.outer_steps import FARTHEST_AT_FIRST, OuterSteps
+from peer.averaging.gossip.lane import FARTHEST_AT_FIRST, PairLane
+from peer.averaging.gossip.outer_step import NolocoFactors, OuterState
 from peer.codec import Codec, get_codec
 from peer.facts import Facts
 from peer.ports.simulated import SimulatedWork
@@ -70,7 +69,7 @@ class _Rest:
         return not self._doubted.is_due(peer_id, self.now_s)
 
 
-class _WatchedSteps(OuterSteps):
+class _WatchedSteps(PairLane):
     """The daemon's outer steps, whose judgements can be looked at, or left out."""
 
     defended = True
@@ -100,8 +99,7 @@ class _Peer:
         self.rest = _Rest()
         parts: Any = SimpleNamespace(
             spec=spec,
-            facts=Facts(name, 1),
-            work=SimulatedWork(),
+            around=SimpleNamespace(facts=Facts(name, 1), work=SimulatedWork()),
             observe_round=lambda _timing: None,
         )
         gossip = cast(Gossip, self.rest)
@@ -211,7 +209,7 @@ class GossipSwarm:
             payload=view_of(codes),
         )
         peer.steps.last_share = None
-        await peer.steps.take(Settled(own, outcome, 0.0, 0.0), None, 0.0)
+        await peer.steps.apply(Settled(own, outcome, 0.0, 0.0), None, 0.0)
 
     def _note(self, own: int, partner: int | None) -> None:
         if self._is_liar(own):

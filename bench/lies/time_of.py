@@ -13,8 +13,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from peer.averaging.gossip.outer_state import OuterState
-from peer.averaging.gossip.outer_step import NolocoFactors
+from peer.averaging.gossip.outer_step import NolocoFactors, OuterState
 from peer.codec import get_codec
 from peer.codec.base import root_mean_square
 

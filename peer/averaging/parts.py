@@ -11,7 +11,7 @@ from typing import Protocol
 import trio
 
 from peer.rounds.loop import RoundLoop
-from peer.rounds.parts import AveragingParts
+from peer.rounds.way import AveragingParts
 from peer.training.ports import Float32Vector, StartTrainer
 from protocol.run.ways import WAYS
 

@@ -18,7 +18,7 @@ wrap*, and two things catch it:
   passes it is what the sender holds, byte for byte, but for a chance of 2**-128.
 
 So both ends average with the same numbers as if the codes themselves had travelled. Bad blocks are
-asked for as they are; protocol/gossip/misreadings.py says how.
+asked for as they are; protocol/gossip/exchange.py says how.
 
     pack      widths, 1 byte a block; scales, 2; sums, 2; then bit 0 of all values of the blocks of
               width above 0 (16 bytes a block, the first value in the highest bit), then bit 1 of

@@ -25,11 +25,10 @@ from typing import Final
 import numpy as np
 import trio
 
-from peer.facts import Facts
 from peer.observe.event_names import EventName
-from peer.observe.events import EventLog
-from peer.ports import Network, PeerId, Work
+from peer.ports import PeerId
 from peer.ports.files import replace_file
+from peer.rounds.surroundings import Surroundings
 from peer.training.corpus import Corpus, KeptCorpus
 from peer.training.corpus.blocks import PIECE_SUFFIX, cut_piece, piece_path
 from protocol.content.manifest import CorpusManifest
@@ -37,7 +36,6 @@ from protocol.content.needs import CorpusNeeds, first_to_go, kept_pieces
 from protocol.content.scheduler import AtOnce, BoolVector, Request, Scheduler
 from protocol.errors import LocoError, Refused, RemoteProtocolError
 from protocol.limits import MAX_ASKED
-from protocol.membership.view import Roster
 from protocol.schedule.data_plan import DataPlan, Members
 
 from .fetching import fetch_from
@@ -122,7 +120,6 @@ class PieceFetcher:
     """Fetches the pieces of the corpus that are needed next. Implements `DataFeed` (peer/rounds/).
 
     Args:
-        roster: of those that may have pieces.
         first_blocks: how many blocks of ours are fetched in the order in which they are trained.
         max_pieces: that may be here at once, but for those of `first_blocks`.
     """
@@ -131,25 +128,18 @@ class PieceFetcher:
         self,
         store: PieceStore,
         plan: DataPlan,
+        around: Surroundings,
         *,
-        network: Network,
-        work: Work,
-        roster: Roster,
-        facts: Facts,
-        events: EventLog,
         first_blocks: int,
         max_pieces: float = math.inf,
     ) -> None:
         self._store = store
         self._plan = plan
-        self._network = network
-        self._work = work
-        self._roster = roster
-        self._facts = facts
-        self._events = events
+        self._network, self._work = around.network, around.work
+        self._roster, self._facts, self._events = around.roster, around.facts, around.events
         self._first_blocks = first_blocks
         self._max_pieces = max_pieces
-        self._scheduler = Scheduler(facts.peer_id, store.here)
+        self._scheduler = Scheduler(around.facts.peer_id, store.here)
         self._at_once = AtOnce(MAX_ASKED)
         self._needs: CorpusNeeds | None = None
         self._awaited: tuple[int, ...] = ()

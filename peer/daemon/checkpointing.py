@@ -256,7 +256,7 @@ NO_CHECKPOINTS: Final = CheckpointPlan()
 
 
 class Checkpointing:
-    """Writes checkpoints when they are due. Implements `peer.rounds.parts.Checkpoints`.
+    """Writes checkpoints when they are due. Implements `peer.rounds.way.Checkpoints`.
 
     Args:
         held: what the checkpoints are of.

@@ -86,7 +86,7 @@ class Membership:
         ports, directory, network = self._ports, self._ports.directory, self._ports.network
         expires_s = directory.swarm_time_s() + RECORD_LIFETIME_S
         addresses = tuple(network.addresses)
-        own = PeerRecord(network.peer_id, ports.incarnation, addresses, expires_s)
+        own = PeerRecord(network.peer_id, ports.facts.incarnation, addresses, expires_s)
         key = record_key(self._name, own.peer_id)
         await directory.store(key, own.peer_id, encode_record(own, key, ports.sign), expires_s)
 
@@ -116,7 +116,7 @@ class LinkedCompany:
     def __init__(self, parts: PeerParts, view: View, fragment: int) -> None:
         self._view = view
         self._facts = parts.facts
-        self._links = parts.links
+        self._heard, self._tell = parts.heard, parts.links.tell
         self._fragment = fragment
         self.blame = parts.reputation.blame
 
@@ -138,10 +138,10 @@ class LinkedCompany:
             del free[self._fragment]
         else:
             free[self._fragment] = snapshot
-        self._links.tell.unpark_all()
+        self._tell.unpark_all()
 
     async def changed(self) -> None:
-        await self._links.heard.park()
+        await self._heard.park()
 
     def _training(self) -> Sequence[Member]:
         training = self._view.members_training(trio.current_time())
@@ -172,11 +172,7 @@ def piece_fetcher(
     return PieceFetcher(
         store,
         plan,
-        network=ports.network,
-        work=ports.work,
-        roster=ports.roster,
-        facts=ports.facts,
-        events=ports.events,
+        ports,
         first_blocks=min(MAX_FIRST_BLOCKS, first_blocks),
         max_pieces=max(1, most),
     )

@@ -101,7 +101,7 @@ class Links:
         self._nursery: trio.Nursery | None = None
         self._duplicates = Duplicates(self._links, self._roster, self._ask_alive)
         self.serving = trio.Event()
-        self.heard = ParkingLot()
+        self._heard = ports.heard
         self.tell = ParkingLot()
 
     @property
@@ -245,7 +245,7 @@ class Links:
                 state=theirs.state, round=theirs.round, step=theirs.step, group=theirs.group
             ),
         )
-        self.heard.unpark_all()
+        self._heard.unpark_all()
         life, round_, why = theirs.incarnation, theirs.round, "closed"
         self._events.emit(EventName.PEER_LINKED, remote=peer_id, incarnation=life, round=round_)
         try:
@@ -286,7 +286,7 @@ class Links:
             self._roster.gone(trio.current_time(), link.peer_id, link.incarnation)
             self._events.emit(EventName.PEER_LOST, remote=link.peer_id, reason=why)
             self._book.dials.put_off(link.peer_id, trio.current_time())
-            self.heard.unpark_all()
+            self._heard.unpark_all()
 
     async def _send_all(self, link: Link, outbox: trio.MemoryReceiveChannel[Outgoing]) -> None:
         async for message in outbox:
@@ -308,7 +308,7 @@ class Links:
                     )
                     told = link.heard_beat(message, now_s)
                     self._roster.beaten(now_s, link.peer_id, link.incarnation, told, link.rtt_s)
-                    self.heard.unpark_all()
+                    self._heard.unpark_all()
                 case PeerList():
                     link.messages += LINK_MESSAGES_PER_S
                     self.dialler.told(now_s, link.peer_id, message)

@@ -20,9 +20,9 @@ from peer.facts import HeldPart, PeerState
 from peer.observe.event_names import EventName
 from peer.process.rejoin import JoinAgain, addresses_of
 from peer.rounds.loop import RoundLoop
-from peer.rounds.parts import AveragingParts
 from peer.rounds.shares import DataShares
-from peer.stages.company import StageCompany, Surroundings, keep_balance
+from peer.rounds.way import AveragingParts
+from peer.stages.company import StageCompany, keep_balance
 from peer.stages.exchange import StageExchange
 from peer.state.kept_files import ProofFile
 from peer.training.ports import Float32Vector, StartTrainer
@@ -82,7 +82,7 @@ class Peer:
         parts.events.emit(
             EventName.DAEMON_STARTED,
             version=parts.version,
-            incarnation=parts.incarnation,
+            incarnation=parts.facts.incarnation,
             addresses=list(parts.network.addresses),
             home=self.settings.home,
         )
@@ -227,32 +227,18 @@ class Training:
         """The microbatches of our stage; None where we hold the whole model."""
         if self._stage is None or self._spec.pipeline.stages == 1:
             return None
-        parts = self._parts
-        around = Surroundings(
-            network=parts.network,
-            facts=parts.facts,
-            events=parts.events,
-            heard=parts.links.heard,
-            sign=parts.sign,
-            work=parts.work,
-            pacing=parts.pacing,
-        )
-        return StageExchange(self._amended, self._stage, self._company, around)
+        return StageExchange(self._amended, self._stage, self._company, self._parts)
 
     def _averaging(self, slow_P: Float32Vector, exchange: StageExchange | None) -> Averaging:
         parts = self._parts
         return averaging_of(
             AveragingParts(
+                around=parts,
                 amended=self._amended,
                 held=self._held,
                 slow_P=slow_P,
-                facts=parts.facts,
                 company_of=partial(LinkedCompany, parts, self._held.view),
                 shares=self._shares,
-                network=parts.network,
-                work=parts.work,
-                sign=parts.sign,
-                events=parts.events,
                 observe_round=self._settings.observe_round,
                 checkpoints=self.checkpoints,
                 convict=parts.reputation.convict,
@@ -324,7 +310,7 @@ class Training:
         """Wait, after the end, until the run goes on: we were told too late. Raises JoinAgain."""
         facts = self._facts
         while True:
-            await self._parts.links.heard.park()
+            await self._parts.heard.park()
             if self._amended.total_steps_at(facts.nominal_step) > facts.step:
                 training = self._held.view.members_training(trio.current_time())
                 if addresses := addresses_of(training):

@@ -1,19 +1,16 @@
-"""What a peer stands on, in one record: a real daemon and a simulated swarm fill it differently."""
+"""What a daemon stands on, in one record: real and simulated ones fill it differently."""
 
 from dataclasses import dataclass, field
 
-import trio
-
-from peer.facts import Facts
 from peer.network.identity import Identity
 from peer.network.pacing import Pacing
 from peer.observe.events import EventLog
-from peer.ports import Directory, Network, Work
+from peer.ports import Directory
+from peer.rounds.surroundings import Surroundings
 from peer.state.checkpoints import CheckpointStore
 from peer.state.kept_files import Acquaintances, AdmissionFile, Pins
 from protocol.admission.statements import Token
 from protocol.membership.records import Sign
-from protocol.membership.view import Roster
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +27,20 @@ class Keys:
 
 
 @dataclass(kw_only=True, eq=False)
-class Ports:
+class Ports(Surroundings):
     """What a peer stands on.
 
     Attributes:
-        pacing: of the network's streams.
         version: of loco-peer.
         checkpoints: those of the home.
         token: an invitation that the user has given.
-        facts: the record of what this peer is and does.
     """
 
-    network: Network
     pacing: Pacing
-    directory: Directory
-    work: Work
-    roster: Roster
     events: EventLog
+    sign: Sign = field(init=False)
+    directory: Directory
     keys: Keys
-    incarnation: int
     version: str
     admission_file: AdmissionFile
     acquaintances: Acquaintances
@@ -57,10 +49,4 @@ class Ports:
     pins: Pins = field(default_factory=Pins)
 
     def __post_init__(self) -> None:
-        now_s = trio.current_time()
-        self.facts = Facts(self.keys.own.peer_id, self.incarnation, doing_since_s=now_s)
-
-    @property
-    def sign(self) -> Sign:
-        """Signs as this peer."""
-        return self.keys.own.sign
+        self.sign = self.keys.own.sign

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import trio
 
+from peer.facts import Facts
 from peer.network.directory import HivemindDirectory, open_hivemind_directory
 from peer.network.identity import Identity, load, load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
@@ -202,7 +203,7 @@ class _Daemon:
             roster=Roster(SILENCE_S),
             events=events,
             keys=keys,
-            incarnation=incarnation,
+            facts=Facts(network.peer_id, incarnation, doing_since_s=trio.current_time()),
             version=version_of("loco-peer"),
             admission_file=AdmissionFile(home.admission_path),
             acquaintances=Acquaintances(home.neighbours_path),

@@ -49,10 +49,9 @@ from protocol.microbatch.trainer_messages import (
 )
 from protocol.schedule.rounds import RoundPlan, is_lost, middle
 
-from .parts import AveragingParts
 from .pause import Pause
 from .validation import Validation
-from .way import TrainerLine, Way
+from .way import AveragingParts, TrainerLine, Way
 
 MAX_FAILURES_IN_A_ROW: Final = 5
 """Trainer lives that close no round before we give up."""
@@ -85,15 +84,15 @@ class RoundLoop:
         self._validation = validation
         self._start_trainer = partial(start_trainer, parts.slow_P)
         self._checkpoints, self._microbatches = parts.checkpoints, parts.microbatches
-        self._shares, self._events = parts.shares, parts.events
-        self._spec, self._facts, self._view = parts.amended, parts.facts, parts.held.view
+        self._shares, self._events = parts.shares, parts.around.events
+        self._spec, self._facts, self._view = parts.amended, parts.around.facts, parts.held.view
         self._quota = self._inner_steps = parts.spec.sync.round_steps
         self._closes_early = self._joins_again = self._leaves = False
         self._most_members = 0
         self._parted_step: int | None = None
         self._micro_batch_cap: int | None = None
         self._failures_in_a_row = 0
-        self.pause = Pause(parts.facts, parts.events, parts.held.view)
+        self.pause = Pause(parts.around, parts.held.view)
         self.finished = False
 
     async def leave(self, trainer_until_s: float, until_s: float) -> None:
@@ -137,7 +136,7 @@ class RoundLoop:
             await trainer.send(
                 replace(load, step=facts.nominal_step, epoch=facts.epoch, position=facts.position)
             )
-            if self._way.version == 0:  # a founder's first weights
+            if facts.round == 0:  # a founder's first weights
                 self._check_lost(line)
             self._way.enter(self._heeded())
             nursery.start_soon(self._open_next, line)
@@ -304,7 +303,7 @@ class RoundLoop:
 
     async def _join_again(self, error: JoinAgain) -> None:
         """Keep what we have in the home until a state is here that is verified. Raises `error`."""
-        if self._way.version > 0:
+        if self._facts.round > 0:
             await self._checkpoints.write(self._way)
         raise error
 

@@ -15,15 +15,16 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from peer.facts import Facts, PeerState
+from peer.facts import PeerState
 from peer.observe.event_names import EventName
-from peer.observe.events import EventLog
 from peer.process.rejoin import JoinAgain, addresses_of
 from protocol.errors import LocoError
 from protocol.membership.group import WHOLE_MODEL
 from protocol.membership.view import Member, View
 from protocol.schedule.data_plan import start_position
 from protocol.schedule.rounds import middle
+
+from .surroundings import Surroundings
 
 
 class PauseRefused(LocoError):
@@ -33,9 +34,8 @@ class PauseRefused(LocoError):
 class Pause:
     """Whether the user wants a pause, and when it begins and ends."""
 
-    def __init__(self, facts: Facts, events: EventLog, view: View) -> None:
-        self._facts = facts
-        self._events = events
+    def __init__(self, around: Surroundings, view: View) -> None:
+        self._facts, self._events = around.facts, around.events
         self._view = view
         self._resumed = trio.Event()
         self._resumed.set()

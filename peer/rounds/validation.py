@@ -9,11 +9,10 @@ from typing import Final
 
 import trio
 
-from peer.facts import Facts
 from peer.observe.event_names import EventName
-from peer.observe.events import EventLog
 from peer.training.messages import Evaluate, Evaluated
 
+from .surroundings import Surroundings
 from .way import TrainerLine
 
 MAX_VALIDATION_SHARE: Final = 0.1
@@ -27,10 +26,9 @@ class Validation:
         answers: of the trainer, since the start.
     """
 
-    def __init__(self, every_rounds: int, facts: Facts, events: EventLog) -> None:
+    def __init__(self, every_rounds: int, around: Surroundings) -> None:
         self._every_rounds = every_rounds
-        self._facts = facts
-        self._events = events
+        self._facts, self._events = around.facts, around.events
         self._idle = trio.Event()
         self._idle.set()
         self._not_before_s = -math.inf

@@ -185,7 +185,7 @@ class SimulatedPeer:
             roster=self.roster,
             events=events,
             keys=Keys(self.identity, founder=self.identity),
-            incarnation=self.incarnation,
+            facts=Facts(self.peer_id, self.incarnation, doing_since_s=trio.current_time()),
             version=VERSION,
             admission_file=AdmissionFile(self.folder / "admission"),
             acquaintances=Acquaintances(self.folder / "neighbours.json"),

@@ -7,46 +7,17 @@ should hold another stage begins anew: its process joins again, and goes over to
 checkpoints are of the one it leaves (peer/process/rejoin.py).
 """
 
-from dataclasses import dataclass
 from typing import Final
 
 import trio
-from trio.lowlevel import ParkingLot
 
 from peer.facts import Facts, PeerState
-from peer.network.pacing import Pacing
-from peer.observe.events import Events
-from peer.ports import Network, Work
 from peer.process.rejoin import JoinAgain, addresses_of
 from protocol.membership.group import Group
-from protocol.membership.records import Sign
 from protocol.membership.view import Member, Roster, View, relayed_last
 from protocol.run.assignment import Balance
 from protocol.run.layout import DATA_STAGE, part_of_stage
 from protocol.wire.stage_messages import Relays
-
-# --- surroundings ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a peer has around the exchange of its stage.
-
-    Attributes:
-        heard: wakes those parked when a peer has told anything.
-        pacing: is told how fast boundaries go.
-    """
-
-    network: Network
-    facts: Facts
-    events: Events
-    heard: ParkingLot
-    sign: Sign
-    work: Work
-    pacing: Pacing | None = None
-
-
-# --- company --------------------------------------------------------------------------------------
 
 
 class StageCompany:

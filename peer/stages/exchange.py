@@ -21,6 +21,7 @@ from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
 from peer.ports import PeerId, Stream
+from peer.rounds.surroundings import Surroundings
 from peer.rounds.way import TrainerLine
 from peer.training.ring import MIN_SLOTS, RING_PER_SLOT, SLOTS
 from protocol.errors import LocoError, RemoteProtocolError
@@ -48,7 +49,7 @@ from protocol.wire.stage_messages import (
 from protocol.wire.versions import STAGE
 
 from .arrivals import Arrivals, Line, Unusual
-from .company import StageCompany, Surroundings
+from .company import StageCompany
 from .stopwatch import Stopwatch
 from .survey import Planner, Survey
 from .transfers import ANSWER_S, SERVED_IDLE_S, Transfers

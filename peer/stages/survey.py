@@ -17,6 +17,7 @@ import trio
 
 from peer.network.conversation import Conversation
 from peer.ports import PeerId
+from peer.rounds.surroundings import Surroundings
 from peer.training.ring import SLOTS
 from protocol.errors import LocoError
 from protocol.limits import MAX_LINK_VECTOR_BYTES, MAX_SNAPSHOT_BYTES
@@ -30,7 +31,7 @@ from protocol.run.run_spec import RunSpec
 from protocol.wire.stage_messages import GetLinks, GetSnapshot, LinksReply, SnapshotReply
 from protocol.wire.versions import STAGE
 
-from .company import StageCompany, Surroundings
+from .company import StageCompany
 from .transfers import ANSWER_S
 
 LOOK_S: Final = 2.0

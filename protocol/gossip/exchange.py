@@ -24,6 +24,17 @@ Rules
      sides can differ; it is counted, and healed by the consensus term of the averaging itself,
      which pulls slow weights together at every later exchange.
 
+A packed vector (peer/codec/differences.py) is read against the reader's own. Where the two are
+further apart than the sender thought, a block is read wrongly, and is bad by its sums. So that both
+average with the same numbers, the reader asks for it, within the exchange:
+
+  4. It asks for the blocks that are bad. If none is, and the digest is wrong all the same, it asks
+     for all that it has not asked for. If there is none left, the vector is bad, and nothing is
+     averaged.
+  5. Its receipt comes after the digest is right, so it asks for nothing after it.
+  6. A block is sent again at most once, and at most `MAX_QUESTIONS` are answered. So whatever a
+     reader asks, packing costs the sender never more than the codes beside what was packed.
+
 The transitions are data (`TRANSITIONS`). In a final state every event is ignored; else one that is
 not in the table is a `LocalProtocolError`, because the shell must not have produced it.
 """
@@ -32,11 +43,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import blake3
+import numpy as np
+import numpy.typing as npt
 
-from protocol.errors import LocalProtocolError
+from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.outcomes import SkipReason
 
 
@@ -132,7 +145,7 @@ TRANSITIONS: Final[Mapping[ExchangeState, Mapping[ExchangeEvent, Transition]]] =
 )
 
 
-class Exchange:
+class ExchangeMachine:
     """One peer's side of one exchange."""
 
     def __init__(self) -> None:
@@ -152,3 +165,75 @@ class Exchange:
         if transition is None:
             raise LocalProtocolError(f"'{event.value}' cannot happen while {self.state.value}")
         self.state, self.reason = transition.state, transition.reason
+
+
+# --- blocks that were read wrongly ----------------------------------------------------------------
+MAX_QUESTIONS: Final = 2
+"""For what is bad, and for all the rest."""
+
+Marks = npt.NDArray[np.bool_]
+"""Which of all blocks."""
+
+
+class Asking:
+    """The reader's side: what it asks for next."""
+
+    def __init__(self, blocks: int) -> None:
+        self._asked: Marks = np.zeros(blocks, np.bool_)
+
+    @property
+    def blocks(self) -> int:
+        """How many the vector has."""
+        return self._asked.size
+
+    def next(self, bad: Marks | None = None) -> Marks | None:
+        """The blocks to ask for; None when all were asked for.
+
+        Args:
+            bad: those that are known to be; None when the digest alone is wrong.
+        """
+        wanted = ~self._asked if bad is None else bad
+        if not wanted.any():
+            return None
+        self._asked |= wanted
+        return wanted
+
+
+class Answering:
+    """The sender's side: which questions it answers."""
+
+    def __init__(self, blocks: int) -> None:
+        self._blocks = blocks
+        self._asked: Marks = np.zeros(blocks, np.bool_)
+        self._questions = 0
+
+    @property
+    def map_bytes(self) -> int:
+        """Length of a map of all blocks."""
+        return -(-self._blocks // 8)
+
+    def take(self, bits: Any) -> Marks:
+        """A question has come: the blocks that it names in a bit map.
+
+        Raises:
+            RemoteProtocolError: rule 6, or the map names no block, or one that there is not.
+        """
+        self._questions += 1
+        if self._questions > MAX_QUESTIONS:
+            raise RemoteProtocolError(f"more than {MAX_QUESTIONS} questions for blocks")
+        flat = np.frombuffer(bits, np.uint8)
+        if flat.size != self.map_bytes:
+            raise RemoteProtocolError(f"a map of {flat.size} bytes for {self._blocks} blocks")
+        every = np.unpackbits(flat).astype(np.bool_)
+        marks = every[: self._blocks]
+        if every[self._blocks :].any() or not marks.any():
+            raise RemoteProtocolError("a map of no block of this vector")
+        if (marks & self._asked).any():
+            raise RemoteProtocolError("a block was asked for twice")
+        self._asked |= marks
+        return marks
+
+
+def map_of(marks: Marks) -> bytes:
+    """The bit map of these blocks: the first in the highest bit of the first byte."""
+    return np.packbits(marks).tobytes()

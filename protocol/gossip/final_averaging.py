@@ -13,8 +13,8 @@ has the mean of all, up to what the code rounds off.
 
 The rules
   1. A peer has *ended* when its last round of training is averaged. It then waits until all others
-     that train have ended, and no longer than WAIT_ROUNDS rounds (but MIN_WAIT_S at least); one
-     that still trains then takes no part, and takes over the result afterwards, as a joiner does.
+     that train have ended, for WAIT_ROUNDS rounds at most (matchmaking.py), but MIN_WAIT_S at
+     least; one that still trains then takes no part, and takes over the result as a joiner does.
      Where peers choose the length of their rounds it waits for as long as an exchange may last.
   2. A meeting is held only between peers with the same roster (its digest is in the proposal). The
      peer with the lower place asks.
@@ -31,7 +31,6 @@ from typing import Final
 
 import blake3
 
-WAIT_ROUNDS: Final = 2.0
 MIN_WAIT_S: Final = 10.0
 
 

@@ -11,7 +11,7 @@ others; gossip pairs whoever is free, whatever lies behind them.
 Why H and not the line alone: a round lasts until the exchange before it has ended, so with the
 smallest H the line would be busy too. But peers would then always be free at the moment at which
 their exchange ends, with the same partner and nobody else, and all slack that is needed to meet
-others would be gone (patience.py); and a trainer stands still for a moment at each average.
+others would be gone (`Patience`); and a trainer stands still for a moment at each average.
 
 The rules
   1. Each average has a wish: the H with which its exchange would have filled LINE_SHARE of the

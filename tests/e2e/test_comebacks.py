@@ -16,7 +16,7 @@ from functools import partial
 import pytest
 from swarm import Peer, Swarm, port_of, skips
 
-from peer.averaging.gossip.exchange_io import SETTLE_S
+from peer.averaging.gossip.exchange_session import SETTLE_S
 from peer.daemon.links import SILENCE_S
 from peer.observe.event_names import EventName
 

@@ -27,7 +27,7 @@ from swarm import (
     within,
 )
 
-from peer.averaging.gossip.exchange_io import SETTLE_S
+from peer.averaging.gossip.exchange_session import SETTLE_S
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
 from protocol.outcomes import SkipReason

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from peer.averaging.gossip import outer_state
-from peer.averaging.gossip.outer_state import apart
+from peer.averaging.gossip import outer_step
+from peer.averaging.gossip.outer_step import apart
 from peer.codec import get_codec
 from peer.codec.base import LARGEST_MAGNITUDE, root_mean_square
 from peer.codec.compiled import COMPILED_FROM
@@ -59,9 +59,9 @@ def test_the_compiled_loop_finds_the_same(monkeypatch):
     size = max(COMPILED_FROM, 128 * 9000) // 128 * 128
     ours, theirs = pair(size)
     arguments = ([coded("int8", ours)], [coded("int8", theirs)], get_codec("int8"), size)
-    assert outer_state._fused_squares(arguments[0][0], arguments[1][0], *arguments[2:]) is not None
+    assert outer_step._fused_apart(arguments[0][0], arguments[1][0], *arguments[2:]) is not None
     compiled = apart(*arguments)
-    monkeypatch.setattr(outer_state, "_fused_squares", lambda *_: None)
+    monkeypatch.setattr(outer_step, "_fused_apart", lambda *_: None)
     plain = apart(*arguments)
     assert compiled.distance == pytest.approx(plain.distance, rel=1e-4)
     assert compiled.own == pytest.approx(plain.own, rel=1e-4)

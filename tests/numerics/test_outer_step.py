@@ -140,14 +140,14 @@ def test_a_pair_of_unequal_shares_takes_the_weighted_mean_bit_for_bit(
     momentum = before * np.float32(factors.alpha)
     momentum = momentum + (mean - phi.numpy()) * np.float32(factors.beta)
     moved = phi.numpy() + momentum
-    measures = outer_step(phi, delta, list(codes), codec, factors, (), (share, 1 - share))
+    distance_found = outer_step(phi, delta, list(codes), codec, factors, (), (share, 1 - share))
     np.testing.assert_array_equal(delta.numpy(), momentum if factors.alpha else before)
     np.testing.assert_array_equal(phi.numpy(), moved)
     distance = float(np.sqrt(((own - theirs).astype(np.float64) ** 2).mean()))
     if share == 1:
-        assert measures.replica_distance is None
+        assert distance_found is None
     else:
-        assert measures.replica_distance == pytest.approx(distance, rel=1e-5)
+        assert distance_found == pytest.approx(distance, rel=1e-5)
 
 
 @pytest.mark.parametrize("share", SHARES)
@@ -197,30 +197,14 @@ def test_a_lone_peer_moves_by_its_own_theta() -> None:
     codec = get_codec("fp32")
     phi, theta = _vectors(1), _vectors(1, seed=1)
     delta = torch.zeros(1, P)
-    measures = outer_step(phi[0], delta[0], [_encoded(codec, theta)[0]], codec, APART)
+    distance = outer_step(phi[0], delta[0], [_encoded(codec, theta)[0]], codec, APART)
     torch.testing.assert_close(phi, _vectors(1) + BETA * (theta - _vectors(1)))
-    assert measures.replica_distance is None
+    assert distance is None
 
 
-def test_measures_are_per_parameter() -> None:
+def test_the_distance_is_per_parameter() -> None:
     codec = get_codec("fp32")
     phi, delta, theta = _vectors(2), torch.zeros(2, P), _vectors(2, seed=1)
     codes = _encoded(codec, theta)
-    measures = outer_step(phi[0], delta[0], [codes[0], codes[1]], codec, TIED)
-    assert measures.replica_distance == pytest.approx(
-        float((theta[0] - theta[1]).pow(2).mean().sqrt()), rel=1e-5
-    )
-    assert measures.delta_rms == pytest.approx(float(delta[0].pow(2).mean().sqrt()), rel=1e-5)
-
-
-@pytest.mark.parametrize("broken", ["short codes", "no codes of phi", "short delta"])
-def test_bad_input_writes_nothing(broken: str) -> None:
-    codec = get_codec("int8")
-    phi, delta, codes = _vectors(1)[0], _vectors(1, seed=1)[0], _encoded(codec, _vectors(2, seed=2))
-    partner = codes[1][:-1] if broken == "short codes" else codes[1]
-    own_delta = delta[:128] if broken == "short delta" else delta
-    factors = APART if broken == "no codes of phi" else TIED
-    with pytest.raises(ValueError, match=r"codes|delta"):
-        outer_step(phi, own_delta, [codes[0], partner], codec, factors)
-    assert torch.equal(phi, _vectors(1)[0])
-    assert torch.equal(delta, _vectors(1, seed=1)[0])
+    distance = outer_step(phi[0], delta[0], [codes[0], codes[1]], codec, TIED)
+    assert distance == pytest.approx(float((theta[0] - theta[1]).pow(2).mean().sqrt()), rel=1e-5)

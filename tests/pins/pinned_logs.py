@@ -33,9 +33,7 @@ def log_of(events: Collection[LoggedEvent]) -> bytes:
 
     Of distances four digits count: each processor sums squares in an order of its own.
     """
-    lines = (
-        json.dumps(_rounded(event), sort_keys=True, separators=(",", ":")) for event in events
-    )
+    lines = (json.dumps(_rounded(event), sort_keys=True, separators=(",", ":")) for event in events)
     return "".join(f"{line}\n" for line in lines).encode()
 
 

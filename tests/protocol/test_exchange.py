@@ -7,8 +7,8 @@ import pytest
 from protocol.errors import LocalProtocolError
 from protocol.gossip.exchange import (
     TRANSITIONS,
-    Exchange,
     ExchangeEvent,
+    ExchangeMachine,
     ExchangeState,
     exchange_id,
 )
@@ -21,7 +21,7 @@ class Pair:
     """Two machines and the four messages between them: two vectors, two receipts."""
 
     def __init__(self) -> None:
-        self.sides = (Exchange(), Exchange())
+        self.sides = (ExchangeMachine(), ExchangeMachine())
         self.in_flight: list[tuple[int, ExchangeEvent]] = [
             (0, ExchangeEvent.VECTOR_ARRIVED),
             (1, ExchangeEvent.VECTOR_ARRIVED),
@@ -96,13 +96,13 @@ def test_averaged_is_never_reached_without_their_vector(state: ExchangeState) ->
     ],
 )
 def test_every_early_end_has_its_reason(event: ExchangeEvent, reason: SkipReason) -> None:
-    exchange = Exchange()
+    exchange = ExchangeMachine()
     exchange.step(event)
     assert (exchange.state, exchange.reason) == (ExchangeState.SKIPPED, reason)
 
 
 def test_holding_without_an_answer_is_unsettled() -> None:
-    exchange = Exchange()
+    exchange = ExchangeMachine()
     exchange.step(ExchangeEvent.VECTOR_ARRIVED)
     exchange.step(ExchangeEvent.DEADLINE_PASSED)
     assert exchange.state is ExchangeState.SETTLING
@@ -111,7 +111,7 @@ def test_holding_without_an_answer_is_unsettled() -> None:
 
 
 def test_an_impossible_event_is_our_bug_and_a_late_one_is_ignored() -> None:
-    exchange = Exchange()
+    exchange = ExchangeMachine()
     with pytest.raises(LocalProtocolError, match="told averaged"):
         exchange.step(ExchangeEvent.TOLD_AVERAGED)
     exchange.step(ExchangeEvent.STREAM_LOST)

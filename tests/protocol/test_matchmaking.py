@@ -86,7 +86,7 @@ def test_the_best_ranked_free_peer_is_asked_and_each_of_them_once() -> None:
     assert me.refused_by(first, 0, RefusalReason.BUSY) == [m.SendProposal(second, 0)]
     assert me.refused_by(second, 0, RefusalReason.BUSY) == [m.SendProposal(third, 0)]
     assert me.refused_by(third, 0, RefusalReason.BUSY) == []
-    assert me.maker.phase is SearchPhase.OPEN
+    assert me.maker._search.phase is SearchPhase.OPEN
     assert me.see("a", "b", "c") == []
 
 
@@ -268,7 +268,7 @@ def test_a_peer_that_said_yes_too_late_looks_on() -> None:
     me.asked_by("a")
     assert me.withdrawn_by("a stranger", 7) == []
     assert me.withdrawn_by("a", 7) == []
-    assert me.maker.phase is SearchPhase.OPEN
+    assert me.maker._search.phase is SearchPhase.OPEN
     assert me.asked_by("b")[-1] == m.Paired("b", 0, 7)
 
 
@@ -305,7 +305,7 @@ def met(fresh_s: float, *free: str, present: int) -> Alone:
 
 def test_the_peer_met_last_is_put_off_until_the_patience_for_others_ends() -> None:
     me = met(5.0, "a", present=3)
-    assert me.maker.phase is SearchPhase.OPEN
+    assert me.maker._search.phase is SearchPhase.OPEN
     assert me.maker.next_deadline_s == 5.0
     assert me.asked_by("a") == [m.RefuseProposal("a", 7, RefusalReason.MET)]
     assert me.tick(4.9) == []
@@ -315,13 +315,13 @@ def test_the_peer_met_last_is_put_off_until_the_patience_for_others_ends() -> No
 def test_another_peer_goes_before_the_one_met_last() -> None:
     for other in "bcdefgh":  # whatever the rank
         me = met(0.0, "a", other, present=3)
-        assert me.maker.phase is SearchPhase.ASKING
+        assert me.maker._search.phase is SearchPhase.ASKING
         commands = me.maker.settled(1)
         assert commands[0] == m.Withdraw(other, 1)
 
 
 def test_of_two_peers_nobody_is_put_off() -> None:
-    assert met(5.0, "a", present=1).maker.phase is SearchPhase.ASKING
+    assert met(5.0, "a", present=1).maker._search.phase is SearchPhase.ASKING
 
 
 # --- peers that rest ------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from protocol.errors import RemoteProtocolError
-from protocol.gossip.misreadings import MAX_QUESTIONS, Answering, Asking, map_of
+from protocol.gossip.exchange import MAX_QUESTIONS, Answering, Asking, map_of
 
 BLOCKS = 11
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from protocol.gossip.patience import LUMP_SHARE, SAVED_SHARE, Patience
+from protocol.gossip.matchmaking import LUMP_SHARE, SAVED_SHARE, Patience
 from protocol.schedule.rounds import JUMP_ROUNDS, VARIED, OwnRounds
 
 H = 20

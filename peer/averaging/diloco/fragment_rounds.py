@@ -29,9 +29,8 @@ from peer.ports import PeerId
 from peer.process.rejoin import join_the_finished
 from peer.rounds.loop import RoundLoop
 from peer.rounds.pace import Pace
-from peer.rounds.parts import AveragingParts
 from peer.rounds.validation import Validation
-from peer.rounds.way import TrainerLine
+from peer.rounds.way import AveragingParts, TrainerLine
 from peer.training.messages import Ready, RoundClosed, SyncEvent
 from peer.training.ports import Float32Vector, StartTrainer
 from protocol.diloco.commands import GroupSeen, HoldOutcome, SendEnded, Sent
@@ -236,7 +235,7 @@ class FragmentRounds:
     ) -> None:
         self._parts = parts
         self._amended, self._spec = parts.amended, parts.spec
-        self._facts = parts.facts
+        self._facts = parts.around.facts
         self._view = parts.held.view
         self._momentum_P = momentum_P
         self._lock = lock
@@ -247,7 +246,7 @@ class FragmentRounds:
         self._last_trained = -1
         self._last_averaged: list[bool] = []
         self._company = FragmentCompany(
-            parts.network.peer_id, self._facts, self._view, self._amended
+            parts.around.network.peer_id, self._facts, self._view, self._amended
         )
         self._counts = FragmentCounts(refused=self._facts.refused, audits=self._facts.audits)
         self._trainer = CurrentTrainer(validation)
@@ -261,11 +260,6 @@ class FragmentRounds:
         await self._exchange.run()
 
     # --- which rounds are trained -----------------------------------------------------------------
-    @property
-    def version(self) -> int:
-        """Version of the slow weights."""
-        return self._facts.round
-
     def enter(self, others: Sequence[Member]) -> None:
         """Go on with the round that the others are in, if they are ahead."""
         theirs = middle(self._heard_rounds(others), self._next_round)
@@ -344,9 +338,9 @@ class FragmentRounds:
         around = FragmentSurroundings(
             group=held.group.digest,
             incarnation=self._facts.incarnation,
-            network=self._parts.network,
-            work=self._parts.work,
-            sign=self._parts.sign,
+            network=self._parts.around.network,
+            work=self._parts.around.work,
+            sign=self._parts.around.sign,
             company=self._company,
             trainer=self._trainer,
             ended=self._send_ended,
@@ -374,7 +368,7 @@ class FragmentRounds:
         else:
             alone = self._company.is_alone
             facts.count_skipped(SkipReason.NO_PARTNER if alone else SkipReason.DEADLINE)
-        self._parts.events.emit(
+        self._parts.around.events.emit(
             EventName.FRAGMENT_RETURNED,
             round=ended.cycle,
             fragment=ended.fragment,
@@ -430,7 +424,7 @@ class FragmentAveraging:
     @property
     def round(self) -> int:
         """The last that is over; fragments are stepped within rounds."""
-        facts = self._parts.facts
+        facts = self._parts.around.facts
         return facts.round if facts.state is PeerState.FINISHED else facts.round - 1
 
     @property
@@ -446,7 +440,7 @@ class FragmentAveraging:
     def begin(self, start_trainer: StartTrainer) -> RoundLoop:
         """The rounds."""
         parts = self._parts
-        validation = Validation(parts.spec.sync.validate_every, parts.facts, parts.events)
+        validation = Validation(parts.spec.sync.validate_every, parts.around)
         self._rounds = FragmentRounds(parts, self.momentum_P, self.lock, validation)
         self._begun.set()
         return RoundLoop(parts, self._rounds, validation, start_trainer)

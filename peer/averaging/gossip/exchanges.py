@@ -1,7 +1,7 @@
 """All exchanges of one vector: agree on one, run it, remember how it ended.
 
 The decisions are in protocol/gossip/exchange.py; what one exchange does on its streams is in
-exchange_io.py. Here is what outlives a stream: a partner may ask later how an exchange ended.
+exchange_session.py. Here is what outlives a stream: a partner may ask later how an exchange ended.
 """
 
 from collections import OrderedDict
@@ -13,6 +13,8 @@ from typing import Final
 import trio
 
 from peer.network.conversation import Conversation
+from peer.observe.event_names import EventName
+from peer.observe.events import Events
 from peer.ports import Network, PeerId, Stream
 from protocol.errors import RemoteProtocolError, StreamLost
 from protocol.gossip.exchange import ExchangeState, exchange_id
@@ -30,7 +32,7 @@ from protocol.wire.messages import (
     SettledReply,
 )
 
-from .exchange_io import STALL_S, OwnVector, RoundOutcome, Skipped, VectorExchange
+from .exchange_session import STALL_S, ExchangeSession, OwnVector, RoundOutcome, Skipped
 from .packing import Packer, Reading
 
 MAX_REMEMBERED_EXCHANGES: Final = 16
@@ -100,6 +102,13 @@ class Agreement:
         return None if reason is None else Refusal(reason, f"I do not average now: {reason}")
 
 
+def note_refused(events: Events, round_: int, peer_id: PeerId, reason: str, sentence: str) -> None:
+    """A proposal of our round came to nothing with that peer."""
+    events.emit(
+        EventName.PROPOSAL_REFUSED, round=round_, remote=peer_id, reason=reason, sentence=sentence
+    )
+
+
 @dataclass(slots=True)
 class HeldProposal:
     """A proposal of somebody else that waits for our answer.
@@ -145,7 +154,7 @@ class Exchanges:
         self.packer = packer
         self.network = network
         self._buffer = bytearray(agreement.payload_bytes)
-        self._remembered: OrderedDict[tuple[PeerId, str], VectorExchange] = OrderedDict()
+        self._remembered: OrderedDict[tuple[PeerId, str], ExchangeSession] = OrderedDict()
 
     # --- asking -----------------------------------------------------------------------------------
     async def ask(self, talk: Conversation, proposal: Propose) -> Accept:
@@ -222,11 +231,11 @@ class Exchanges:
         num_stripes: int,
         *,
         following: bool,
-    ) -> VectorExchange:
+    ) -> ExchangeSession:
         """An exchange on an agreed stream; from now on the partner may open stripes, and ask."""
         peer_id, own_id = talk.remote_peer_id, self.network.peer_id
         name = exchange_id(self.agreement.group, (own_id, own.round), (peer_id, their_round))
-        exchange = self._remembered[peer_id, name] = VectorExchange(
+        exchange = self._remembered[peer_id, name] = ExchangeSession(
             name,
             talk,
             own,

@@ -12,7 +12,7 @@ it asks too, and is refused, with the reason.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -23,22 +23,17 @@ from peer.observe.event_names import EventName
 from peer.observe.events import Events
 from peer.ports import PeerId, Stream
 from peer.process.rejoin import join_the_finished
-from peer.rounds.parts import AveragingParts, Company
 from peer.rounds.validation import Validation
-from peer.rounds.way import TrainerLine
+from peer.rounds.way import AveragingParts, Company, TrainerLine
 from protocol.errors import LocoError, Refused
-from protocol.gossip.final_averaging import (
-    MIN_WAIT_S,
-    Meeting,
-    meetings,
-    roster_digest,
-)
+from protocol.gossip.final_averaging import MIN_WAIT_S, Meeting, meetings, roster_digest
+from protocol.gossip.matchmaking import MAX_EXCHANGE_ROUNDS, WAIT_ROUNDS
 from protocol.limits import MAX_HELD_PROPOSALS
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire.messages import Propose
 
-from .exchange_io import Averaged, OwnVector, RoundOutcome, Settled, Skipped, open_talk
-from .exchanges import Exchanges, HeldProposal
+from .exchange_session import Averaged, OwnVector, RoundOutcome, Settled, Skipped, open_talk
+from .exchanges import Exchanges, HeldProposal, note_refused
 
 # --- final rounds ---------------------------------------------------------------------------------
 
@@ -50,8 +45,8 @@ class FinalRounds:
     """Plans and makes the meetings of the final averaging, for one peer.
 
     Args:
-        held: the meetings of each fragment.
-        wait_rounds: nominal rounds for which the others are waited for.
+        waits_for_exchanges: where peers choose the length of their rounds, the others are waited
+            for as long as an exchange may last.
 
     Attributes:
         meeting: the planned one that the next round is for; None for a random partner.
@@ -61,16 +56,16 @@ class FinalRounds:
     def __init__(
         self,
         parts: AveragingParts,
-        held: "Callable[[], Sequence[FinalMeetings]]",
         validation: Validation,
-        wait_rounds: float,
+        *,
+        waits_for_exchanges: bool,
     ) -> None:
         self._wanted = parts.spec.sync.final_averaging
-        self._facts, self._view, self._events = parts.facts, parts.held.view, parts.events
+        self._facts, self._events = parts.around.facts, parts.around.events
+        self._view = parts.held.view
         self._company = parts.company_of(0)
-        self._held = held
         self._validation = validation
-        self._wait_rounds = wait_rounds
+        self._wait_rounds = MAX_EXCHANGE_ROUNDS if waits_for_exchanges else WAIT_ROUNDS
         self._planned: list[Meeting] = []
         self._num_random = 0
         self._is_alone = False
@@ -78,26 +73,29 @@ class FinalRounds:
         self.meeting: Meeting | None = RANDOM
         self.has_begun = False
 
-    async def goes_on(self, line: TrainerLine) -> bool:
+    async def goes_on(self, line: TrainerLine, held: "Sequence[FinalMeetings]") -> bool:
         """Whether there is one more meeting; `meeting` tells which. The first call plans them.
+
+        Args:
+            held: the meetings of each fragment.
 
         Raises:
             JoinAgain: the others have ended the run without us.
         """
         if not self.has_begun:
-            await self._begin(line)
+            await self._begin(line, held)
         if self._planned:
             self.meeting = self._planned.pop(0)
             return True
         self.meeting = RANDOM
-        disagreements = max(meetings.disagreements for meetings in self._held())
+        disagreements = max(meetings.disagreements for meetings in held)
         if self._num_random < self._is_alone + disagreements:
             self._num_random += 1
             return True
         self._check_end()
         return False
 
-    async def _begin(self, line: TrainerLine) -> None:
+    async def _begin(self, line: TrainerLine, held: "Sequence[FinalMeetings]") -> None:
         await self._validation.wait_idle()
         await self._validation.begin(line, self._facts.round)
         await self._validation.wait_idle()
@@ -107,14 +105,14 @@ class FinalRounds:
         self._company.announce(None)
         if self._wanted:
             facts.now_doing("waiting for the others to finish training")
-            await self._plan()
+            await self._plan(held)
         self.has_begun = True
 
-    async def _plan(self) -> None:
+    async def _plan(self, held: "Sequence[FinalMeetings]") -> None:
         roster = await self._roster()
         self._planned = list(meetings(roster, self._facts.peer_id))
-        for held in self._held():
-            held.begin(roster_digest(roster))
+        for each in held:
+            each.begin(roster_digest(roster))
         self._is_alone = not self._planned  # then phi becomes theta
         self._events.emit(EventName.FINAL_AVERAGING, peers=len(roster), meetings=len(self._planned))
 
@@ -144,9 +142,7 @@ class FinalRounds:
 # --- final meetings -------------------------------------------------------------------------------
 
 RETRY_S: Final = 1.0
-"""Between two tries to reach a partner."""
-LOOK_EVERY_S: Final = 1.0
-"""Between two looks whether a partner that should call is still there."""
+"""Between two tries to reach a partner, and two looks whether one that should call is there."""
 
 
 class FinalMeetings:
@@ -204,12 +200,12 @@ class FinalMeetings:
                     patience.deadline = math.inf  # an exchange ends by itself
                     return await self._exchanges.lead(talk, own, answer, wait_s)
             except Refused as refused:
-                self._note_refused(own, partner, refused.reason, refused.sentence)
+                note_refused(self._events, own.round, partner, refused.reason, refused.sentence)
                 if refused.reason is not RefusalReason.TOO_MANY:
                     self.disagreements += refused.reason is RefusalReason.OTHER_ROSTER
                     return Skipped(SkipReason.NO_PARTNER, partner)
             except LocoError as error:
-                self._note_refused(own, partner, "unreachable", str(error))
+                note_refused(self._events, own.round, partner, "unreachable", str(error))
             await trio.sleep(RETRY_S)
         return Skipped(SkipReason.PARTNER_LOST, partner)
 
@@ -220,15 +216,6 @@ class FinalMeetings:
 
     def _is_present(self, peer_id: PeerId) -> bool:
         return peer_id in self._company.present(ended=True)
-
-    def _note_refused(self, own: OwnVector, partner: PeerId, reason: str, sentence: str) -> None:
-        self._events.emit(
-            EventName.PROPOSAL_REFUSED,
-            round=own.round,
-            remote=partner,
-            reason=reason,
-            sentence=sentence,
-        )
 
     # --- the side that is asked -------------------------------------------------------------------
     async def _wait(
@@ -253,7 +240,7 @@ class FinalMeetings:
 
     async def _is_called(self) -> bool:
         """Wait for a call; whether one has come."""
-        with trio.move_on_after(LOOK_EVERY_S):
+        with trio.move_on_after(RETRY_S):
             await self._called.wait()
             return True
         return False
@@ -266,7 +253,9 @@ class FinalMeetings:
                 await self._exchanges.ask(talk, proposal)
         except Refused as refused:
             if refused.reason is RefusalReason.OTHER_ROSTER:
-                self._note_refused(own, meeting.partner, refused.reason, refused.sentence)
+                note_refused(
+                    self._events, own.round, meeting.partner, refused.reason, refused.sentence
+                )
                 return True
         except LocoError:
             pass  # the look whether it is there says more

@@ -11,7 +11,6 @@ comes through `GossipServer`.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 import trio
 
@@ -20,7 +19,7 @@ from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
 from peer.ports import Network, PeerId, Stream, Work
-from peer.rounds.parts import Company
+from peer.rounds.way import Company
 from protocol.errors import LocoError, Refused
 from protocol.gossip import matchmaking as mm
 from protocol.membership.book import Fault
@@ -28,8 +27,8 @@ from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire.messages import AskSettled, Join, Propose
 from protocol.wire.versions import GOSSIP
 
-from .exchange_io import STALL_S, OwnVector, RoundOutcome, Settled, Skipped, open_talk
-from .exchanges import Agreement, Exchanges, HeldProposal
+from .exchange_session import STALL_S, OwnVector, RoundOutcome, Settled, Skipped, open_talk
+from .exchanges import Agreement, Exchanges, HeldProposal, note_refused
 from .final_averaging import FinalMeetings
 from .packing import Packer
 
@@ -205,17 +204,8 @@ class Gossip:
     def _refused(
         self, peer_id: PeerId, round_: int, reason: RefusalReason | None, sentence: str
     ) -> None:
-        self._tell_refused(peer_id, round_, reason or "unreachable", sentence)
+        note_refused(self._events, round_, peer_id, reason or "unreachable", sentence)
         self._do(self._matchmaker.refused(trio.current_time(), peer_id, round_, reason))
-
-    def _tell_refused(self, peer_id: PeerId, round_: int, reason: str, sentence: str) -> None:
-        self._events.emit(
-            EventName.PROPOSAL_REFUSED,
-            round=round_,
-            remote=peer_id,
-            reason=reason,
-            sentence=sentence,
-        )
 
     # --- being asked ------------------------------------------------------------------------------
     async def proposed(self, talk: Conversation, stream: Stream, proposal: Propose) -> None:
@@ -235,8 +225,11 @@ class Gossip:
         held = self._held[peer_id] = HeldProposal(proposal)
 
         def gone() -> None:
-            held.own = None
-            self._withdrawn(peer_id, proposal.round)
+            if held.own is None:
+                self._withdrawn(peer_id, proposal.round)
+            else:  # in the very tick in which it was accepted
+                held.own = None
+                self._look_on(peer_id, proposal.round)
             held.decided.set()
 
         try:
@@ -257,16 +250,12 @@ class Gossip:
         assert attempt is not None
         attempt.paired_s = None
         sentence = "they had gone before they sent anything"
-        self._tell_refused(peer_id, attempt.own.round, "withdrawn", sentence)
+        note_refused(self._events, attempt.own.round, peer_id, "withdrawn", sentence)
         self._company.announce(attempt.own.snapshot)
         self._withdrawn(peer_id, proposed)
 
     def _withdrawn(self, peer_id: PeerId, proposed: int) -> None:
         self._do(self._matchmaker.withdrawn(trio.current_time(), peer_id, proposed))
-
-
-FIRST_MESSAGE_S: Final = 10.0
-"""How long an inbound stream may stay silent before its first message."""
 
 
 class GossipServer:
@@ -294,7 +283,7 @@ class GossipServer:
 
     async def _serve(self, stream: Stream) -> None:
         talk, peer_id = Conversation(stream), stream.remote_peer_id
-        message, _ = await talk.receive(Propose, Join, AskSettled, timeout_s=FIRST_MESSAGE_S)
+        message, _ = await talk.receive(Propose, Join, AskSettled, timeout_s=STALL_S)
         match message:
             case Propose():
                 gossip = self._by_group.get(message.group, self._gossips[0])

@@ -3,9 +3,9 @@
 It covers what nearly every step is: one of us or a pair, with gamma = beta. The plain step needs a
 dozen passes over a tile; here codes become values, their mean, the new momentum and the new
 slow weights in registers. Each value goes through the very operations of the plain step in their
-order, so phi and delta come out the same to the last bit. The sums for the measures are of fp32
-within a block and fp64 between blocks, which is closer to the truth than the plain step's. With
-alpha = 0 the move of phi stays in a block of scratch, and delta is neither read nor written.
+order, so phi and delta come out the same to the last bit. Sums of squares are of fp32 within a
+block and fp64 between blocks, which is closer to the truth than the plain step's. With alpha = 0
+the move of phi stays in a block of scratch, and delta is neither read nor written.
 
 Importing this file compiles it; go through `peer.codec.compiled.kernels_of`.
 """
@@ -31,7 +31,7 @@ def _squares(values: Array) -> np.float32:
 
 
 @kernel(
-    "UniTuple(float64, 2)(int8[::1], uint16[::1], int8[::1], uint16[::1], float32[::1],"
+    "float64(int8[::1], uint16[::1], int8[::1], uint16[::1], float32[::1],"
     " float32[::1], UniTuple(float32, 3), int64, int64)"
 )
 def step_blocks(
@@ -44,7 +44,7 @@ def step_blocks(
     factors: tuple[np.float32, np.float32, np.float32],
     first: int,
     last: int,
-) -> tuple[float, float]:
+) -> float:
     """Step blocks first .. last - 1.
 
     Args:
@@ -52,10 +52,10 @@ def step_blocks(
             alpha and beta.
 
     Returns:
-        The sums of squares of delta and of our values less the mean.
+        The sum of squares of our values less the mean.
     """
     share, alpha, beta = factors
-    delta_squares = distance_squares = 0.0
+    distance_squares = 0.0
     apart, pair = np.zeros(BLOCK, np.float32), share < np.float32(1)
     move, remembers = np.zeros(BLOCK, np.float32), alpha != np.float32(0)
     own_codes = own_codes[first * BLOCK : last * BLOCK]
@@ -83,8 +83,7 @@ def step_blocks(
                 mean = np.float32(own_codes[at + i]) * own_scale
                 delta[i] = delta[i] * alpha + (mean - phi[i]) * beta
                 phi[i] += delta[i]
-        delta_squares += float(_squares(delta))
-    return delta_squares, distance_squares
+    return distance_squares
 
 
 @kernel(

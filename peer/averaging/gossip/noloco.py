@@ -21,8 +21,8 @@ what a fragment weighs. The trainer merges as a difference, so an average may co
     fragment 1              send |-- search, exchange, step --| merge        send |-- ...
 
 - What the trainer sends (peer/training/sync.py) makes a *flight*: contribution, average with a
-  partner of its own, outer step, `Merge`. Flights of different fragments know nothing of each other
-  but for the memory of slow weights and momentum; a fragment has one at a time.
+  partner of its own, outer step, `Merge`. Each fragment has a *lane* (lane.py), with one flight on
+  it at a time. Lanes share the memory of slow weights and momentum, and nothing else.
 - A round of a whole model is closed when its quota is done and the one before is settled; meanwhile
   it trains on (protocol/schedule/rounds.py). The next one is opened when it is closed; after
   the last round, without overlap, or alone, when it is settled: a peer alone waits for no line, and
@@ -35,129 +35,40 @@ what a fragment weighs. The trainer merges as a difference, so an average may co
   that it has: the meetings of the final averaging (final_averaging.py), where all fragments meet
   the same partner, a few at a time. Fragments without them have one such round, with partners as in
   training, for what was trained since the last moments.
-- With `inner_steps = "auto"` a round is as long as averages take (protocol/gossip/round_length.py):
-  the exchange and the outer step here, and the pause of the trainer that merges. Validation goes by
+- With `inner_steps = "auto"` a round is of our own length (own_length.py). Validation goes by
   nominal rounds, which are as long for all.
-
-A peer alone has nobody's line to fill, so its rounds are nominal ones. But what a joiner takes is
-our state after the last round, and a peer that trains finds us when a round ends. So a round that
-was begun alone ends when a peer comes, and again when that begins to train: once each in a peer's
-life, and not before it is as long as a first round among others, so that one that comes and goes,
-or says it does, costs little.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 import trio
 
 from peer.codec import get_codec
-from peer.facts import Facts, PeerState
-from peer.observe.event_names import EventName
-from peer.observe.events import EventLog, Events, NamedEvents
-from peer.ports import PeerId
+from peer.facts import PeerState
+from peer.observe.events import Events, NamedEvents
 from peer.rounds.loop import RoundLoop
 from peer.rounds.pace import Pace
-from peer.rounds.parts import AveragingParts
 from peer.rounds.validation import Validation
-from peer.rounds.way import TrainerLine
+from peer.rounds.way import AveragingParts, TrainerLine
 from peer.training.messages import Ready, RoundClosed, SyncEvent
 from peer.training.ports import StartTrainer
 from protocol.fragment.fragments import Fragment, fragment_layout_digest, fragments_of_run
-from protocol.gossip.final_averaging import WAIT_ROUNDS
-from protocol.gossip.round_length import FIRST_INNER_STEPS, RoundLength, TimedAverage
 from protocol.limits import MAX_STRIPES
 from protocol.membership.group import Group
-from protocol.membership.view import Member, View
-from protocol.outcomes import RefusalReason, SkipReason
+from protocol.membership.view import Member
+from protocol.outcomes import RefusalReason
 from protocol.run.layout import Layout
 from protocol.schedule.rounds import OwnRounds, RoundPlan, keep_together
 from protocol.trainer_messages import ONE_CHUNK, FragmentMerged, FragmentSent, Merge
 
-from .exchange_io import Averaged, Settled
 from .exchanges import Agreement
-from .final_averaging import FinalRounds
+from .final_averaging import FinalMeetings, FinalRounds
 from .gossip import Gossip, GossipServer
-from .outer_state import OuterState
-from .outer_step import NolocoFactors
-from .outer_steps import MAX_EXCHANGE_ROUNDS, OuterSteps
-
-# --- own length -----------------------------------------------------------------------------------
-
-COMPANY: Final = (PeerState.DOWNLOADING, PeerState.TRAINING)
-"""States of those that want something of our next state: to begin with it, or to average with."""
-
-
-_Visit = tuple[PeerId, int, str]
-"""A life of a peer, by its incarnation, in a state in which it wants something of us."""
-
-
-class OwnLength:
-    """Writes `facts.chosen_inner_steps`.
-
-    Args:
-        view: of those whom we average with.
-    """
-
-    def __init__(self, facts: Facts, events: EventLog, view: View) -> None:
-        self._length = RoundLength()
-        self._facts = facts
-        self._events = events
-        self._view = view
-        self._alone = False
-        self._welcomed: frozenset[_Visit] = frozenset()
-        self._nominal_step_s = 0.0
-        self._on_the_line: tuple[int, PeerId, float] | None = None
-        facts.chosen_inner_steps = self._length.inner_steps
-
-    def next(self, nominal_step_s: float, *, alone: bool) -> int:
-        """H of the round that begins now. Nobody's line is filled by a peer that is alone.
-
-        Args:
-            nominal_step_s: how long a nominal step takes us in it.
-        """
-        self._nominal_step_s, self._alone = nominal_step_s, alone
-        if alone:
-            lives = {(member.peer_id, member.incarnation) for member in self._view.members()}
-            before = {visit for visit in self._welcomed if visit[:2] in lives}
-            self._welcomed = self._company() | before
-        return self._facts.inner_steps_per_round if alone else self._length.inner_steps
-
-    def is_outgrown(self, steps: int) -> bool:
-        """Whether the round in training, so far, was begun alone, and somebody has come since."""
-        is_long = self._alone and steps >= FIRST_INNER_STEPS
-        return is_long and not self._company() <= self._welcomed
-
-    def _company(self) -> frozenset[_Visit]:
-        members = self._view.alive(trio.current_time())
-        visits = ((m.peer_id, m.incarnation, m.progress.state) for m in members)
-        return frozenset(visit for visit in visits if visit[-1] in COMPANY)
-
-    def exchanged(self, settled: Settled, apply_s: float) -> None:
-        """An exchange is over, and its outer step, which took so long."""
-        own, outcome = settled.own, settled.outcome
-        is_told = isinstance(outcome, Averaged) or outcome.reason is SkipReason.DEADLINE
-        self._on_the_line = None
-        if is_told and outcome.partner_id is not None and not own.final:
-            self._on_the_line = own.round, outcome.partner_id, settled.exchange_s + apply_s
-
-    def merged(self, pause_s: float) -> None:
-        """The trainer has taken the average over, and stood still for so long."""
-        last, self._on_the_line = self._on_the_line, None
-        if last is None or not self._nominal_step_s:
-            return
-        round_, partner_id, line_s = last
-        before, length = self._length.inner_steps, self._length
-        if length.averaged(TimedAverage(partner_id, line_s, pause_s, self._nominal_step_s)):
-            self._facts.chosen_inner_steps = length.inner_steps
-            self._events.emit(
-                EventName.ROUND_LENGTH_CHANGED,
-                round=round_,
-                inner_steps=length.inner_steps,
-                before=before,
-            )
-
+from .lane import PairLane
+from .outer_step import NolocoFactors, OuterState
+from .own_length import OwnLength
 
 # --- rounds ---------------------------------------------------------------------------------------
 
@@ -170,20 +81,16 @@ class PairRounds:
     """The rounds of a peer that averages in pairs. Implements `peer.rounds.way.Way`.
 
     Args:
-        lanes: the outer steps of each fragment; at the latest when `cut` is told the layout.
+        averaging: has the lanes.
 
     Attributes:
         flights: how many there are now.
     """
 
     def __init__(
-        self,
-        parts: AveragingParts,
-        lanes: Sequence[OuterSteps],
-        cut: Callable[[Layout], None],
-        validation: Validation,
+        self, parts: AveragingParts, averaging: "PairAveraging", validation: Validation
     ) -> None:
-        facts, sync = parts.facts, parts.spec.sync
+        facts, sync = parts.around.facts, parts.spec.sync
         chooses = sync.inner_steps == "auto"
         self._rounds = OwnRounds(
             facts.peer_id,
@@ -194,18 +101,12 @@ class PairRounds:
             debt=facts.debt,
         )
         self._pace = Pace(sync.round_steps, facts)
-        self._own_length = OwnLength(facts, parts.events, parts.held.view) if chooses else None
-        self._finale = FinalRounds(
-            parts,
-            lambda: [lane.gossip.meetings for lane in lanes],
-            validation,
-            MAX_EXCHANGE_ROUNDS if chooses else WAIT_ROUNDS,
-        )
+        self._own_length = OwnLength(parts.around, parts.held.view) if chooses else None
+        self._finale = FinalRounds(parts, validation, waits_for_exchanges=chooses)
         self._is_whole, self._overlap = sync.pairs.is_whole, sync.overlap
         self._flush_is_due = not (sync.final_averaging or self._is_whole)
         self._facts = facts
-        self._lanes = lanes
-        self._cut = cut
+        self._averaging = averaging
         self._validation = validation
         self._validated_round: int | None = None
         self._line: TrainerLine | None = None
@@ -217,10 +118,6 @@ class PairRounds:
         self._settled.set()
         self._is_leaving = False
         self.flights = 0
-
-    @property
-    def version(self) -> int:
-        return sum(lane.outer.version for lane in self._lanes)
 
     # --- which rounds are trained -----------------------------------------------------------------
     def enter(self, others: Sequence[Member]) -> None:
@@ -243,16 +140,16 @@ class PairRounds:
         await self._settled.wait()
         if self._flush_is_due:
             self._flush_is_due = False
-        elif not await self._finale.goes_on(self._line):
+        elif not await self._finale.goes_on(self._line, self._averaging.meetings):
             return None
         return self._rounds.plan(1.0)
 
     # --- what happens to them ---------------------------------------------------------------------
     def began(self, line: TrainerLine, ready: Ready) -> None:
         self._line, self._sent = line, None
-        if not self._lanes:
-            self._cut(Layout.from_shapes(dict(ready.shapes)))
-        self._sent_s = dict.fromkeys(range(len(self._lanes)), trio.current_time())
+        if not self._averaging.lanes:
+            self._averaging.cut(Layout.from_shapes(dict(ready.shapes)))
+        self._sent_s = dict.fromkeys(range(len(self._averaging.lanes)), trio.current_time())
 
     def progressed(self) -> None:
         """Nothing follows from it."""
@@ -323,7 +220,7 @@ class PairRounds:
         Args:
             before: set when the planned meeting may begin.
         """
-        lane, exchanged = self._lanes[sent.fragment], self._exchanged[sent.fragment]
+        lane, exchanged = self._averaging.lanes[sent.fragment], self._exchanged[sent.fragment]
         meeting, now_s = self._finale.meeting, trio.current_time()
         train_s, self._sent_s[sent.fragment] = now_s - self._sent_s[sent.fragment], now_s
         try:
@@ -343,7 +240,7 @@ class PairRounds:
             async with self._at_rest:
                 await self._validation.wait_idle()
                 started_s = trio.current_time()
-                await lane.take(settled, meeting, closed.seconds if closed else train_s)
+                await lane.apply(settled, meeting, closed.seconds if closed else train_s)
             if self._own_length is not None:
                 self._own_length.exchanged(settled, trio.current_time() - started_s)
             await line.send(Merge(sent.fragment, sent.cycle, ONE_CHUNK, ()))
@@ -375,7 +272,11 @@ class PairRounds:
 
 
 class PairAveraging:
-    """NoLoCo with the factors of the run spec. Implements `peer.averaging.parts.Averaging`."""
+    """NoLoCo with the factors of the run spec. Implements `peer.averaging.parts.Averaging`.
+
+    Attributes:
+        lanes: of each fragment; none before the fragments are known, by the first trainer's layout.
+    """
 
     def __init__(self, parts: AveragingParts) -> None:
         self._parts = parts
@@ -383,7 +284,7 @@ class PairAveraging:
         # Not zeros_like, which writes them: memory that is never written is none.
         self.slow_P, self.momentum_P = parts.slow_P, np.zeros(parts.slow_P.size, np.float32)
         self.lock = trio.Lock()
-        self._lanes: list[OuterSteps] = []
+        self.lanes: list[PairLane] = []
         self._is_cut = trio.Event()
         self._stands_after = -1
         self._rounds: PairRounds | None = None
@@ -393,9 +294,9 @@ class PairAveraging:
     @property
     def round(self) -> int:
         """The round of the last outer step; with fragments, which step in rounds, the last over."""
-        facts = self._parts.facts
+        facts = self._parts.around.facts
         if self._is_whole:
-            return self._lanes[0].outer.round
+            return self.lanes[0].outer.round
         return facts.round if facts.state is PeerState.FINISHED else facts.round - 1
 
     @property
@@ -405,34 +306,38 @@ class PairAveraging:
 
     def stands_after(self, round_: int) -> None:
         self._stands_after = round_
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.outer.stands_after(round_)
 
     def begin(self, start_trainer: StartTrainer) -> RoundLoop:
-        parts, sync = self._parts, self._parts.spec.sync
-        validation = Validation(sync.validate_every, parts.facts, parts.events)
-
-        def cut(layout: Layout) -> None:
-            self._fill(fragments_of_run(sync.pairs, layout))
-
-        self._rounds = PairRounds(parts, self._lanes, cut, validation)
+        parts = self._parts
+        validation = Validation(parts.spec.sync.validate_every, parts.around)
+        self._rounds = PairRounds(parts, self, validation)
         return RoundLoop(parts, self._rounds, validation, start_trainer)
 
     async def serve(self) -> None:
         """Look for partners and answer proposals until cancelled, once the fragments are known."""
         await self._is_cut.wait()
-        await GossipServer(self._parts.network, [lane.gossip for lane in self._lanes]).run()
+        await GossipServer(self._parts.around.network, [lane.gossip for lane in self.lanes]).run()
+
+    @property
+    def meetings(self) -> list[FinalMeetings]:
+        """The planned ones of each fragment."""
+        return [lane.gossip.meetings for lane in self.lanes]
+
+    def cut(self, layout: Layout) -> None:
+        """Make the lane of each fragment."""
+        self._fill(fragments_of_run(self._parts.spec.sync.pairs, layout))
 
     def _fill(self, fragments: Sequence[Fragment]) -> None:
-        """Make the lane of each fragment."""
         for fragment in fragments:
             lane = self._lane(fragment, len(fragments))
             lane.outer.stands_after(self._stands_after)
-            self._lanes.append(lane)
+            self.lanes.append(lane)
         self._is_cut.set()
 
-    def _lane(self, fragment: Fragment, num_fragments: int) -> OuterSteps:
-        """What averages one fragment, by a group of its own."""
+    def _lane(self, fragment: Fragment, num_fragments: int) -> PairLane:
+        """The lane of a fragment, which is averaged by a group of its own."""
         parts, held, sync = self._parts, self._parts.held, self._parts.spec.sync
         outer = OuterState(
             parts.slow_P,
@@ -442,7 +347,7 @@ class PairAveraging:
             fragment.spans,
         )
         group, layout_digest = held.group.digest, held.shape.layout_digest
-        events: Events = parts.events
+        events: Events = parts.around.events
         if not self._is_whole:
             group = Group(held.group.run_id, f"fragment/{fragment.index}").digest
             layout_digest = fragment_layout_digest(layout_digest, fragment)
@@ -454,20 +359,20 @@ class PairAveraging:
             codec=held.codec,
             vectors=2 if outer.needs_phi_codes else 1,
             padded_parameters=fragment.size,
-            declined_now=lambda: declined_in(parts.facts.state),
+            declined_now=lambda: declined_in(parts.around.facts.state),
             # Streams are bounded for each remote peer, and all fragments may have the same partner.
             max_stripes=max(0, MAX_STRIPES // num_fragments - (num_fragments > 1)),
         )
         gossip = Gossip(
             agreement,
-            parts.network,
-            parts.work,
+            parts.around.network,
+            parts.around.work,
             company=parts.company_of(fragment.index),
             events=events,
-            refused=parts.facts.refused,
-            packing=parts.facts.packing,
+            refused=parts.around.facts.refused,
+            packing=parts.around.facts.packing,
         )
-        return OuterSteps(parts, outer, gossip, events, self.lock)
+        return PairLane(parts, outer, gossip, events, self.lock)
 
 
 def declined_in(state: PeerState) -> RefusalReason | None:

@@ -29,7 +29,15 @@ Rules:
 
 The step runs in place, tile by tile: one pass over memory, no vector of scratch. Separately rounded
 fp32 operations only (no fused multiply-add), so a step can be reproduced on another machine; long
-int8 vectors go through a compiled loop that does the same (`fused_step`).
+int8 vectors go through a compiled loop that does the same (int8_step.py).
+
+`OuterState` holds phi and delta of one peer, and the round at which they stand:
+
+- A step checks all that it reads before it writes the first value.
+- A round is stepped at most once, and rounds only rise.
+- It may step a part of the vectors: spans of them, as one. Then it works on a copy of those values,
+  which are written back when the step has succeeded.
+- One thread at a time may call a method (the daemon runs them as blocking work): nothing locks.
 """
 
 import math
@@ -40,64 +48,18 @@ from typing import Final
 import numpy as np
 import torch
 
-from peer.codec import BLOCK, TILE, Codec
+from peer.codec import BLOCK, TILE, CodeBuffer, Codec, codes_as_tensor
 from peer.codec.compiled import in_chunks
-
-# --- the step through the codec's compiled loop, where it has one that fits (`int8_step`) ---------
+from peer.training.ports import Float32Vector
+from protocol.errors import LocalProtocolError, RemoteProtocolError
 
 WAY: Final = "noloco"
-"""The name under which a codec's row has loops for this step (protocol/run/ways.py)."""
+"""The name under which a codec's row has compiled loops for this way (protocol/run/ways.py)."""
 MAX_MEMBERS: Final = 2
 """The loops know one of us alone, and a pair."""
 
 
-def fused_step(
-    phi_P: torch.Tensor,
-    delta_P: torch.Tensor,
-    theta_codes: Sequence[torch.Tensor],
-    codec: Codec,
-    alpha: float,
-    beta: float,
-) -> tuple[float, float] | None:
-    """Step phi and delta in place, with gamma = beta; lengths and types are checked.
-
-    Returns:
-        The sums of squares of delta and of our values less the mean; None, and nothing done, where
-        no compiled loop fits: another code, a short vector, a larger group, numba missing.
-    """
-    if len(theta_codes) > MAX_MEMBERS:
-        return None
-    fused = codec.fused_loops(WAY, theta_codes, (phi_P, delta_P))
-    if fused is None:
-        return None
-    arrays = (
-        *fused.codes[0],
-        *fused.codes[-1],
-        phi_P.detach().numpy(),
-        delta_P.detach().numpy(),
-        (np.float32(1 / len(theta_codes)), np.float32(alpha), np.float32(beta)),
-    )
-    sums = in_chunks(
-        lambda first, last: fused.kernels.step_blocks(*arrays, first, last), phi_P.numel() // BLOCK
-    )
-    return sum(delta for delta, _ in sums), sum(distance for _, distance in sums)
-
-
-# --- outer step -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class OuterStepMeasures:
-    """What a step found, per padded parameter.
-
-    Attributes:
-        delta_rms: root mean square of the move of phi.
-        replica_distance: root mean square of our theta less the mean of the others' (the
-            partner's); None alone.
-    """
-
-    delta_rms: float
-    replica_distance: float | None
+# --- the step of a group --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,38 +93,60 @@ def outer_step(
     factors: NolocoFactors,
     phi_codes: Sequence[torch.Tensor] = (),
     shares: Sequence[float] | None = None,
-) -> OuterStepMeasures:
+) -> float | None:
     """Take the step of a group, ourselves first: one of us alone, a pair, or more.
 
     Args:
-        phi_P: fp32 [P], overwritten.
-        delta_P: fp32 [P], overwritten unless alpha is 0.
+        phi_P, delta_P: fp32 [P], overwritten (delta not where alpha is 0).
         theta_codes: codes of theta of each member, valid ones (`codec.validate`).
-        codec: the code of all vectors.
-        factors: alpha, beta and gamma.
-        phi_codes: codes of phi of each member in the same order; needed by a group of more than one
-            with gamma != beta, else ignored.
+        phi_codes: codes of phi of each member in the same order; read by a group of more than one
+            with gamma != beta.
         shares: weight of each member in the means; equal ones when not given, or alone.
 
-    Raises:
-        ValueError: lengths do not fit, or the codes of phi are missing; nothing was written.
+    Returns:
+        Root mean square of our theta less the mean of the others' (the partner's); None alone.
     """
-    pulls = factors.pulls and len(theta_codes) > 1
-    used_phi_codes = phi_codes if pulls else ()
-    if pulls and len(phi_codes) != len(theta_codes):
-        raise ValueError("gamma differs from beta: the codes of phi of every member are needed")
-    _check(phi_P, delta_P, [*theta_codes, *used_phi_codes], codec)
     if len(theta_codes) == 1:
-        shares = None
-    sums = None
-    if not pulls and shares is None:
-        sums = fused_step(phi_P, delta_P, theta_codes, codec, factors.alpha, factors.beta)
-    moves, to_mean = sums or _plain_step(
-        phi_P, delta_P, theta_codes, used_phi_codes, codec, factors, shares
+        shares, phi_codes = None, ()
+    squares = None
+    if shares is None and not (factors.pulls and phi_codes):
+        squares = fused_step(phi_P, delta_P, theta_codes, codec, factors.alpha, factors.beta)
+    if squares is None:
+        squares = _plain_step(phi_P, delta_P, theta_codes, phi_codes, codec, factors, shares)
+    own_share = shares[0] if shares else 1 / len(theta_codes)
+    return _root_mean(squares, phi_P.numel()) / (1 - own_share) if own_share < 1 else None
+
+
+def fused_step(
+    phi_P: torch.Tensor,
+    delta_P: torch.Tensor,
+    theta_codes: Sequence[torch.Tensor],
+    codec: Codec,
+    alpha: float,
+    beta: float,
+) -> float | None:
+    """Step phi and delta in place by the codec's compiled loop (int8_step.py), with gamma = beta.
+
+    Returns:
+        The sum of squares of our values less the mean; None, and nothing done, where no compiled
+        loop fits: another code, a short vector, a larger group, numba missing.
+    """
+    if len(theta_codes) > MAX_MEMBERS:
+        return None
+    fused = codec.fused_loops(WAY, theta_codes, (phi_P, delta_P))
+    if fused is None:
+        return None
+    arrays = (
+        *fused.codes[0],
+        *fused.codes[-1],
+        phi_P.detach().numpy(),
+        delta_P.detach().numpy(),
+        (np.float32(1 / len(theta_codes)), np.float32(alpha), np.float32(beta)),
     )
-    own_share, size = shares[0] if shares else 1 / len(theta_codes), max(1, phi_P.numel())
-    distance = math.sqrt(to_mean / size) / (1 - own_share) if own_share < 1 else None
-    return OuterStepMeasures(math.sqrt(moves / size), distance)
+    squares = in_chunks(
+        lambda first, last: fused.kernels.step_blocks(*arrays, first, last), phi_P.numel() // BLOCK
+    )
+    return float(sum(squares))
 
 
 def _plain_step(
@@ -173,44 +157,33 @@ def _plain_step(
     codec: Codec,
     factors: NolocoFactors,
     shares: Sequence[float] | None,
-) -> tuple[float, float]:
-    """Step tile by tile, of any code, group and factors; returns the sums of `fused_step`."""
+) -> float:
+    """Step tile by tile, of any code, group and factors; returns the sum of `fused_step`."""
     alpha, pull = float(np.float32(factors.alpha)), factors.gamma - factors.beta
     scratch = torch.empty(4, TILE, dtype=torch.float32, device=theta_codes[0].device)
-    delta_squares = distance_squares = 0.0
+    squares = 0.0
     for start in range(0, phi_P.numel(), TILE):
         phi, delta = phi_P[start : start + TILE], delta_P[start : start + TILE]
         mean, own, spare, move = scratch[:, : phi.numel()]
         group_mean(theta_codes, codec, start, mean, own, spare, shares)
-        distance_squares += _squares(own.sub_(mean))
+        squares += _squares(own.sub_(mean))
         if not alpha:
             delta = move.zero_()
         delta.mul_(alpha)
         delta.add_(mean.sub_(phi).mul_(factors.beta))
-        if phi_codes:
+        if pull and phi_codes:
             group_mean(phi_codes, codec, start, mean, own, spare, shares)
             delta.add_(mean.sub_(phi).mul_(pull))
         phi.add_(delta)
-        delta_squares += _squares(delta)
-    return delta_squares, distance_squares
+    return squares
 
 
 def _squares(values: torch.Tensor) -> float:
     return float(torch.dot(values, values))
 
 
-def _check(
-    phi_P: torch.Tensor, delta_P: torch.Tensor, all_codes: Sequence[torch.Tensor], codec: Codec
-) -> None:
-    for vector in (phi_P, delta_P):
-        if vector.dtype != torch.float32 or vector.dim() != 1 or not vector.is_contiguous():
-            raise ValueError("phi and delta must be contiguous fp32 vectors")
-    if phi_P.numel() != delta_P.numel():
-        raise ValueError(f"phi has {phi_P.numel()} values, delta {delta_P.numel()}")
-    expected = codec.code_bytes(phi_P.numel())
-    for codes in all_codes:
-        if codes.numel() != expected:
-            raise ValueError(f"codes have {codes.numel()} bytes, expected {expected}")
+def _root_mean(squares: float, values: int) -> float:
+    return math.sqrt(squares / max(1, values)) if squares >= 0 else math.nan
 
 
 def group_mean(
@@ -234,3 +207,222 @@ def group_mean(
     for codes, weight in zip(group_codes[1:], weights[1:], strict=True):
         codec.decode_range(codes, start, stop, scratch)
         out_mean.add_(scratch.mul_(weight))
+
+
+# --- how far a partner's vector is from ours: one pass over both ----------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """Root mean squares per value; not finite where a sum is not.
+
+    Attributes:
+        distance: of ours less theirs.
+        own: of ours.
+    """
+
+    distance: float
+    own: float
+
+
+def apart(
+    own_codes: Sequence[torch.Tensor], their_codes: Sequence[torch.Tensor], codec: Codec, size: int
+) -> Apart:
+    """The distance of two peers' vectors.
+
+    Args:
+        own_codes, their_codes: one vector each, or more that belong together; valid ones.
+        size: values of one vector.
+    """
+    distance = own = 0.0
+    for ours, theirs in zip(own_codes, their_codes, strict=True):
+        squares = _fused_apart(ours, theirs, codec, size) or _plain_apart(ours, theirs, codec, size)
+        distance, own = distance + squares[0], own + squares[1]
+    values = size * len(own_codes)
+    return Apart(_root_mean(distance, values), _root_mean(own, values))
+
+
+def _fused_apart(
+    ours: torch.Tensor, theirs: torch.Tensor, codec: Codec, size: int
+) -> tuple[float, float] | None:
+    """The same by a compiled loop, in a quarter of the time; None where none fits."""
+    fused = codec.fused_loops(WAY, (ours, theirs), ())
+    if fused is None:
+        return None
+    arrays = (*fused.codes[0], *fused.codes[1])
+    sums = in_chunks(
+        lambda first, last: fused.kernels.apart_blocks(*arrays, first, last), size // BLOCK
+    )
+    return sum(distance for distance, _ in sums), sum(own for _, own in sums)
+
+
+def _plain_apart(
+    ours: torch.Tensor, theirs: torch.Tensor, codec: Codec, size: int
+) -> tuple[float, float]:
+    """Sums of squares, of ours less theirs and of ours, tile by tile."""
+    scratch = torch.empty(2, min(TILE, size), dtype=torch.float32, device=ours.device)
+    distance = own = 0.0
+    for start in range(0, size, TILE):
+        stop = min(size, start + TILE)
+        one, other = scratch[:, : stop - start]
+        codec.decode_range(ours, start, stop, one)
+        codec.decode_range(theirs, start, stop, other)
+        own += _squares(one)
+        distance += _squares(one.sub_(other))
+    return distance, own
+
+
+# --- outer state ----------------------------------------------------------------------------------
+
+
+class OuterState:
+    """Holds phi and delta (fp32 [P], the caller's memory, changed in place).
+
+    Args:
+        spans: start and stop of each piece of the part that is stepped here; None for all.
+
+    Attributes:
+        round: round of the last step; -1 before the first.
+        replicas_apart: how far our theta was from the partner's in the last step of a pair, over
+            the root mean square of phi.
+    """
+
+    def __init__(
+        self,
+        phi_P: Float32Vector,
+        delta_P: Float32Vector,
+        codec: Codec,
+        factors: NolocoFactors,
+        spans: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
+        self.phi_P, self.delta_P = phi_P, delta_P
+        self.round = -1
+        self._phi, self._delta = torch.from_numpy(phi_P), torch.from_numpy(delta_P)
+        self._spans = [slice(*span) for span in spans or [(0, phi_P.size)]]
+        self._size = sum(span.stop - span.start for span in self._spans)
+        self._codec, self._factors = codec, factors
+        self.replicas_apart: float | None = None
+
+    @property
+    def needs_phi_codes(self) -> bool:
+        """Whether the codes of phi travel too."""
+        return self._factors.pulls
+
+    def with_phi(self, theta_codes: memoryview) -> memoryview:
+        """Codes of theta, and behind them those of phi. Raises ValueError if phi is not finite."""
+        both = memoryview(bytearray(2 * len(theta_codes)))
+        both[: len(theta_codes)] = theta_codes
+        phi_codes = torch.frombuffer(both[len(theta_codes) :], dtype=torch.uint8)
+        self._codec.encode(self._part(self._phi), phi_codes)
+        return both
+
+    def step(
+        self,
+        round: int,
+        own_codes: CodeBuffer,
+        partner_codes: CodeBuffer | None = None,
+        *,
+        plain: bool = False,
+        own_share: float = 0.5,
+    ) -> float | None:
+        """Take the outer step of `round` with the partner's codes, or alone.
+
+        Args:
+            round: number of the round; higher than that of the step before.
+            own_codes: codes of our theta, and behind them those of our phi before the step where
+                gamma != beta.
+            partner_codes: the partner's; None alone.
+            plain: phi becomes the mean of theta, whatever the run's factors are.
+            own_share: weight of our theta in the pair's mean.
+
+        Returns:
+            How far the partner's theta is from ours, root mean square; None alone.
+
+        Raises:
+            LocalProtocolError: our own codes are bad or the round was stepped before; nothing was
+                written.
+            RemoteProtocolError: the partner's codes are bad; nothing was written.
+        """
+        if round <= self.round:
+            raise LocalProtocolError(
+                f"outer step of round {round} after that of round {self.round}"
+            )
+        members = [self._own(own_codes)]
+        if partner_codes is not None:
+            members.append(self._partners(partner_codes))
+        theta_codes = [codes[0] for codes in members]
+        phi_codes = [codes[-1] for codes in members] if self.needs_phi_codes else []
+        shares = None if own_share == 0.5 else (own_share, 1 - own_share)
+        phi, delta = self._part(self._phi), self._part(self._delta)
+        factors = PLAIN_AVERAGE if plain else self._factors
+        if plain and self._factors.remembers:
+            delta.zero_()
+        distance = outer_step(phi, delta, theta_codes, self._codec, factors, phi_codes, shares)
+        self._put_back(self._phi, phi)
+        if self._factors.remembers:
+            self._put_back(self._delta, delta)
+        if distance is not None:
+            phi_rms = float(torch.linalg.vector_norm(phi)) / math.sqrt(max(1, phi.numel()))
+            self.replicas_apart = distance / phi_rms if phi_rms else None
+        self.round = round
+        return distance
+
+    def apart(self, own_codes: CodeBuffer, partner_codes: CodeBuffer) -> Apart:
+        """How far the partner's vectors are from ours. Raises as `step` does."""
+        ours, theirs = self._own(own_codes), self._partners(partner_codes)
+        return apart(ours, theirs, self._codec, self._size)
+
+    def moved(self, own_codes: CodeBuffer) -> float:
+        """How far our theta is from phi, root mean square per value.
+
+        Raises:
+            LocalProtocolError: our own codes are bad.
+        """
+        codes = self._own(own_codes)[0]
+        move = torch.empty(self._size)
+        self._codec.decode(codes, move)
+        move.sub_(self._part(self._phi))
+        return float(torch.linalg.vector_norm(move)) / math.sqrt(max(1, self._size))
+
+    def stands_after(self, round: int) -> None:
+        """Phi and delta hold the first state, as it stood after the step of `round`; -1 for none.
+
+        Momentum that nobody will use, left by an older loco-peer, is dropped: it would be sent to
+        every joiner.
+        """
+        self.round = round
+        if not self._factors.remembers:
+            for span in self._spans:
+                if self._delta[span].any():
+                    self._delta[span].zero_()
+
+    def _part(self, vector_P: torch.Tensor) -> torch.Tensor:
+        """The part of a vector that is stepped here: a copy, unless it is of one piece."""
+        pieces = [vector_P[span] for span in self._spans]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def _put_back(self, vector_P: torch.Tensor, part: torch.Tensor) -> None:
+        if len(self._spans) == 1:
+            return
+        sizes = [span.stop - span.start for span in self._spans]
+        for span, piece in zip(self._spans, part.split(sizes), strict=True):
+            vector_P[span] = piece
+
+    def _own(self, codes: CodeBuffer) -> list[torch.Tensor]:
+        if (vectors := self._valid(codes)) is None:
+            raise LocalProtocolError("our own codes are missing or not valid")
+        return vectors
+
+    def _partners(self, codes: CodeBuffer) -> list[torch.Tensor]:
+        if (vectors := self._valid(codes)) is None:
+            raise RemoteProtocolError("the partner's codes are missing, malformed or not finite")
+        return vectors
+
+    def _valid(self, codes: CodeBuffer) -> list[torch.Tensor] | None:
+        """Codes of theta, and those of phi where they travel too, if all are there and valid."""
+        each_bytes = self._codec.code_bytes(self._size)
+        vectors = list(codes_as_tensor(codes).split(each_bytes))
+        due = [each_bytes] * (2 if self.needs_phi_codes else 1)
+        if [each.numel() for each in vectors] != due:
+            return None
+        return vectors if all(self._codec.validate(each) for each in vectors) else None

@@ -1,7 +1,7 @@
 """Vectors that travel packed: how ours is packed, and how a partner's is read.
 
 What is packed, and what bad blocks are, stands in peer/codec/differences.py; what is asked for
-again in protocol/gossip/misreadings.py. Here is what goes on around them:
+again in protocol/gossip/exchange.py. Here is what goes on around them:
 
 - A vector is packed when it is known how far partners are: after the first average. Only vectors
   that were averaged with are learned from, for those are plausible.
@@ -28,7 +28,7 @@ from peer.codec.differences import (
 from peer.facts import PackingFacts
 from peer.ports import Work
 from protocol.errors import RemoteProtocolError
-from protocol.gossip.misreadings import Answering, Asking, Marks
+from protocol.gossip.exchange import Answering, Asking, Marks
 from protocol.run.ways import CODECS
 
 

@@ -11,7 +11,7 @@ import torch
 import trio
 from msgspec.structs import replace
 
-from peer.averaging.gossip.exchange_io import OwnVector, RoundOutcome
+from peer.averaging.gossip.exchange_session import OwnVector, RoundOutcome
 from peer.averaging.gossip.exchanges import Agreement, Exchanges
 from peer.averaging.gossip.final_averaging import FinalMeetings
 from peer.averaging.gossip.gossip import Gossip, GossipServer

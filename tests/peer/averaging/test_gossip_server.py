@@ -1,7 +1,7 @@
 """Two vectors behind one door: proposals, stripes and questions come to the right one."""
 
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -17,16 +17,19 @@ from striped_worlds import (
     Company,
     agreement,
     contribution,
+    real_peer,
     two_networks,
 )
 from trio.testing import MockClock
 
 from peer.averaging.gossip import exchanges
-from peer.averaging.gossip.exchange_io import Averaged
+from peer.averaging.gossip.exchange_session import Averaged
+from peer.averaging.gossip.exchanges import HeldProposal
 from peer.averaging.gossip.gossip import Gossip, GossipServer
 from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedNetwork
 from peer.observe.events import EventLog
+from peer.ports import PeerId, Stream
 from peer.ports.simulated import SimulatedWork
 from protocol.errors import Refused
 from protocol.gossip.exchange import exchange_id
@@ -149,3 +152,34 @@ async def test_what_concerns_no_vector_is_refused(autojump_clock: MockClock) -> 
                     await talk.receive(answer)
             assert refused.value.reason is reason
         assert two.refused == {RefusalReason.OTHER_GROUP: 1}
+
+
+async def test_who_goes_in_the_tick_in_which_it_is_accepted_leaves_us_looking_on(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    async def accepted_and_gone(
+        _exchanges: object,
+        _talk: object,
+        stream: Stream,
+        held: HeldProposal,
+        among: dict[PeerId, HeldProposal],
+        on_gone: Callable[[], None],
+    ) -> None:
+        assert held.decided.is_set()
+        del among[stream.remote_peer_id]
+        on_gone()
+
+    monkeypatch.setattr(exchanges.Exchanges, "hold", accepted_and_gone)
+    async with (
+        two_networks() as (a, b),
+        real_peer(b, seed=2) as peer,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(peer.average)
+        await trio.sleep(0.1)
+        async with Conversation(await a.open_stream(b.peer_id, GOSSIP)) as talk:
+            await talk.send(agreement().proposal(contribution(1)))
+            await trio.sleep(0.1)
+        free = peer.own.snapshot
+        assert peer.company.announced == [free, None, free]
+        nursery.cancel_scope.cancel()

@@ -22,7 +22,7 @@ from striped_worlds import (
 )
 
 from peer.averaging.gossip import exchanges
-from peer.averaging.gossip.exchange_io import Averaged, OwnVector, Skipped
+from peer.averaging.gossip.exchange_session import Averaged, OwnVector, Skipped
 from peer.averaging.gossip.packing import Packer
 from peer.codec import get_codec
 from peer.codec.differences import pack
@@ -30,7 +30,7 @@ from peer.facts import PackingFacts
 from peer.network.conversation import Conversation
 from peer.ports.simulated import SimulatedWork
 from protocol.errors import StreamLost
-from protocol.gossip.misreadings import map_of
+from protocol.gossip.exchange import map_of
 from protocol.outcomes import SkipReason
 from protocol.wire import pieces
 from protocol.wire.messages import Accept, Blocks, Misread, Received, Vector

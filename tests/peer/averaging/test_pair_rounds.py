@@ -46,7 +46,7 @@ class Steps:
         await trio.sleep(EXCHANGE_S)
         return own
 
-    async def take(self, settled: Any, meeting: Meeting | None, train_s: float) -> None:
+    async def apply(self, settled: Any, meeting: Meeting | None, train_s: float) -> None:
         self._log.append((trio.current_time(), "step", self._fragment))
         await trio.sleep(STEP_S)
 
@@ -61,20 +61,22 @@ class World:
         self.told: list[tuple[float, Any]] = []
         self.facts = Facts("me", 1, steps_per_s=1.0)
         events = EventLog(lambda _: None, peer="me", wall_time_s=lambda: 0.0, stream=None)
-        self.validation = Validation(1, self.facts, events)
-        lanes: Any = [Steps(fragment, self.log) for fragment in range(FRAGMENTS)]
+        around: Any = SimpleNamespace(facts=self.facts, events=events)
+        self.validation = Validation(1, around)
+        averaging: Any = SimpleNamespace(
+            lanes=[Steps(fragment, self.log) for fragment in range(FRAGMENTS)]
+        )
         finale: Any = SimpleNamespace(meeting=None, has_begun=False)
         self.finale = finale
         sync = SyncSection(noloco=NolocoSection(fragments=fragments), inner_steps=H)
         parts: Any = SimpleNamespace(
             spec=SimpleNamespace(sync=sync),
             amended=SimpleNamespace(total_steps_at=lambda _: ROUNDS * H),
-            facts=self.facts,
-            events=events,
+            around=around,
             held=SimpleNamespace(view=None),
             company_of=lambda _: None,
         )
-        self.rounds = PairRounds(parts, lanes, lambda _: None, self.validation)
+        self.rounds = PairRounds(parts, averaging, self.validation)
         self.rounds._rounds = OwnRounds("me", H, lambda _: ROUNDS * H, 0, 0.0, varied=0.0)
         self.rounds._finale = finale
         trainer: Any = self

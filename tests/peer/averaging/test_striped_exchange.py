@@ -26,7 +26,7 @@ from striped_worlds import (
 )
 
 from peer.averaging.gossip import exchanges
-from peer.averaging.gossip.exchange_io import STALL_S, Averaged, Skipped
+from peer.averaging.gossip.exchange_session import STALL_S, Averaged, Skipped
 from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedInternet
 from protocol.errors import Refused, StreamLost

@@ -17,6 +17,7 @@ from peer.network.simulated import LinkModel, SimulatedInternet, SimulatedLink, 
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.ports.simulated import SimulatedWork
+from peer.rounds.surroundings import Surroundings
 from peer.simulation.swarm import identity_of
 from peer.training.corpus import Corpus, KeptCorpus, prepare_corpus
 from protocol.membership.view import Progress, Roster
@@ -121,11 +122,16 @@ class World:
             fetcher = PieceFetcher(
                 store,
                 self.plan,
-                network=network,
-                work=work,
-                roster=roster,
-                facts=facts,
-                events=EventLog(lines.append, peer=peer_id, wall_time_s=lambda: 0.0, stream=None),
+                Surroundings(
+                    network=network,
+                    work=work,
+                    roster=roster,
+                    facts=facts,
+                    events=EventLog(
+                        lines.append, peer=peer_id, wall_time_s=lambda: 0.0, stream=None
+                    ),
+                    sign=identity_of(1, name).sign,
+                ),
                 first_blocks=FIRST_BLOCKS,
                 max_pieces=max_pieces,
             )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from swarm_worlds import exchanges
 
-from peer.averaging.gossip.exchange_io import Averaged, RoundOutcome, VectorExchange
+from peer.averaging.gossip.exchange_session import Averaged, ExchangeSession, RoundOutcome
 from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedStream
 from peer.ports import PeerId
@@ -56,7 +56,7 @@ class Tap:
 def install(tap: Tap, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put `tap` on every simulated stream."""
     receive, send_segment = SimulatedStream._receive, SimulatedStream._send_segment
-    send, run = Conversation.send, VectorExchange.run
+    send, run = Conversation.send, ExchangeSession.run
 
     async def tapped_receive(stream: SimulatedStream, max_bytes: int) -> bytes:
         tap.operation(stream)
@@ -74,13 +74,13 @@ def install(tap: Tap, monkeypatch: pytest.MonkeyPatch) -> None:
             return
         await send(talk, message, *arguments, **options)
 
-    async def tapped_run(exchange: VectorExchange, deadline_s: float) -> RoundOutcome:
+    async def tapped_run(exchange: ExchangeSession, deadline_s: float) -> RoundOutcome:
         outcome = await run(exchange, deadline_s)
         sides = tap.ended.setdefault(exchange.name, {})
         sides[exchange._network.peer_id] = isinstance(outcome, Averaged)
         return outcome
 
-    monkeypatch.setattr(VectorExchange, "run", tapped_run)
+    monkeypatch.setattr(ExchangeSession, "run", tapped_run)
     monkeypatch.setattr(SimulatedStream, "_receive", tapped_receive)
     monkeypatch.setattr(SimulatedStream, "_send_segment", tapped_send_segment)
     monkeypatch.setattr(Conversation, "send", tapped_send)

@@ -10,8 +10,8 @@ import blake3
 import numpy as np
 
 from peer.content.state_file import state_bytes, weights_chunk
-from peer.network.simulated import LinkModel
 from peer.daemon.links import SILENCE_S
+from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.swarm import LoggedEvent, SimulatedPeer, SimulatedSwarm, SwarmOptions
 from peer.simulation.virtual_time import run_in_virtual_time

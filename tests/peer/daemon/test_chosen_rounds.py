@@ -18,7 +18,7 @@ from swarm_worlds import (
     training_outcomes,
 )
 
-from peer.averaging.gossip import outer_steps
+from peer.averaging.gossip import lane
 from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
@@ -199,8 +199,8 @@ async def test_a_line_that_becomes_slower_and_faster_is_followed(tmp_path):
 async def test_exchanges_that_are_given_up_count_with_the_time_that_they_took(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(outer_steps, "MIN_EXCHANGE_S", 3.0)
-    monkeypatch.setattr(outer_steps, "MAX_EXCHANGE_ROUNDS", 0.1)
+    monkeypatch.setattr(lane, "MIN_EXCHANGE_S", 3.0)
+    monkeypatch.setattr(lane, "MAX_EXCHANGE_ROUNDS", 0.1)
     async with open_swarm(1, auto_spec(640), tmp_path, OPTIONS) as swarm:
         await start(swarm, "a", "b")
         set_lines(swarm, THINNER)

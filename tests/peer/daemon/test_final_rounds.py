@@ -21,7 +21,8 @@ from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedSwarm, open_swarm
 from peer.simulation.virtual_time import run_in_virtual_time
 from peer.training.simulated import SimulatedSpeed
-from protocol.gossip.final_averaging import MIN_WAIT_S, WAIT_ROUNDS
+from protocol.gossip.final_averaging import MIN_WAIT_S
+from protocol.gossip.matchmaking import WAIT_ROUNDS
 
 ROUNDS, INNER_STEPS, ROUND_S = 3, 10, 1.0
 

@@ -1,11 +1,14 @@
 """What follows from rounds of a length of our own: what an average took, pace, and searches."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import trio
 from swarm_worlds import simulated
 
-from peer.averaging.gossip.exchange_io import Averaged, OwnVector, Settled
-from peer.averaging.gossip.noloco import OwnLength
+from peer.averaging.gossip.exchange_session import Averaged, OwnVector, Settled
+from peer.averaging.gossip.own_length import OwnLength
 from peer.facts import Facts
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
@@ -24,6 +27,11 @@ def facts(speed: float = 10.0) -> Facts:
 
 def log_to(lines: list[bytes]) -> EventLog:
     return EventLog(lines.append, peer="me", wall_time_s=lambda: 0.0, stream=None)
+
+
+def own_length(own: Facts, view: View, lines: list[bytes]) -> OwnLength:
+    around: Any = SimpleNamespace(facts=own, events=log_to(lines))
+    return OwnLength(around, view)
 
 
 def averaged(round_: int, seconds: float) -> Settled:
@@ -51,7 +59,7 @@ def other(name: str, *, speed: float, step: int = 0) -> Member:
 @simulated()
 async def test_an_average_counts_when_both_its_parts_are_known():
     own, lines = facts(), list[bytes]()
-    length = OwnLength(own, log_to(lines), nobody())
+    length = own_length(own, nobody(), lines)
     assert own.chosen_inner_steps == FIRST_INNER_STEPS
     assert length.next(0.1, alone=True) == NOMINAL
     for round_ in range(2 * FEWEST):
@@ -68,7 +76,7 @@ async def test_an_average_counts_when_both_its_parts_are_known():
 @simulated()
 async def test_the_trainers_pause_counts_as_the_line_does():
     own = facts()
-    length = OwnLength(own, log_to([]), nobody())
+    length = own_length(own, nobody(), [])
     length.next(0.1, alone=False)
     for round_ in range(FEWEST):
         length.exchanged(averaged(round_, 0.0), 0.01)
@@ -79,7 +87,7 @@ async def test_the_trainers_pause_counts_as_the_line_does():
 @simulated()
 async def test_a_round_begun_alone_ends_when_somebody_comes_and_again_when_that_trains():
     roster = Roster(silence_s=1e9)
-    length = OwnLength(facts(), log_to([]), View(roster, GROUP))
+    length = own_length(facts(), View(roster, GROUP), [])
     tell(roster, "elsewhere", "downloading", group="theirs")
     tell(roster, "resting", "paused")
 

@@ -1,5 +1,8 @@
 """A peer that its user pauses: nobody waits for it, and it goes on where the others are."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import trio
@@ -78,7 +81,9 @@ async def test_nobody_waits_for_a_paused_peer_and_it_comes_back(tmp_path, method
 def one_peer(state: PeerState) -> Pause:
     """What a peer in this state lets its user do."""
     facts = Facts("me", 1, state=state)
-    return Pause(facts, EventLog(lambda _: None, peer="me", wall_time_s=lambda: 0.0), EMPTY)
+    events = EventLog(lambda _: None, peer="me", wall_time_s=lambda: 0.0)
+    around: Any = SimpleNamespace(facts=facts, events=events)
+    return Pause(around, EMPTY)
 
 
 EMPTY = View(Roster(10.0), "group")

@@ -7,7 +7,7 @@ import trio
 from gossip_tap import Tap, install
 from swarm_worlds import distance, outcomes, simulated, start, tally, toy_spec
 
-from peer.averaging.gossip.exchange_io import SETTLE_S, STALL_S
+from peer.averaging.gossip.exchange_session import SETTLE_S, STALL_S
 from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine

@@ -17,8 +17,9 @@ from peer.codec import Codec
 from peer.facts import Facts, PeerState
 from peer.network.simulated import LinkModel, SimulatedInternet
 from peer.ports.simulated import SimulatedWork
+from peer.rounds.surroundings import Surroundings
 from peer.rounds.way import TrainerLine
-from peer.stages.company import StageCompany, Surroundings
+from peer.stages.company import StageCompany
 from peer.stages.exchange import StageExchange
 from peer.training.ring import RING_PER_SLOT, SLOTS, BoundaryRing
 from peer.training.shared import code_memory
@@ -176,6 +177,7 @@ class StagePeer:
         company = StageCompany(self.roster, RUN_ID, world.stages)
         around = Surroundings(
             network=network,
+            roster=self.roster,
             facts=self.facts,
             events=self,
             heard=self.heard,

@@ -10,7 +10,7 @@ import pytest
 import torch
 import trio
 
-from peer.averaging.gossip.exchange_io import (
+from peer.averaging.gossip.exchange_session import (
     Averaged,
     OwnVector,
     RoundOutcome,
@@ -18,9 +18,8 @@ from peer.averaging.gossip.exchange_io import (
     Skipped,
 )
 from peer.averaging.gossip.gossip import Gossip
-from peer.averaging.gossip.outer_state import OuterState
-from peer.averaging.gossip.outer_step import NolocoFactors
-from peer.averaging.gossip.outer_steps import EXPECTED_AT_FIRST, OuterSteps
+from peer.averaging.gossip.lane import EXPECTED_AT_FIRST, PairLane
+from peer.averaging.gossip.outer_step import NolocoFactors, OuterState
 from peer.codec import get_codec
 from peer.facts import Facts
 from peer.ports.simulated import SimulatedWork
@@ -80,16 +79,15 @@ def step(
     async def take():
         parts: Any = SimpleNamespace(
             spec=spec,
-            facts=Facts("own", 1),
-            work=SimulatedWork(),
+            around=SimpleNamespace(facts=Facts("own", 1), work=SimulatedWork()),
             observe_round=lambda timing: None,
         )
-        steps = OuterSteps(parts, outer, cast(Gossip, doubts), Quiet(), trio.Lock())
+        steps = PairLane(parts, outer, cast(Gossip, doubts), Quiet(), trio.Lock())
         for number, earlier in enumerate(before):
             each = replace(vector, round=number)
-            await steps.take(Settled(each, earlier, 0.0, 0.0), None, 0.0)
+            await steps.apply(Settled(each, earlier, 0.0, 0.0), None, 0.0)
             phi_P[:] = PHI
-        await steps.take(Settled(last, outcome, 0.0, 0.0), meeting, 0.0)
+        await steps.apply(Settled(last, outcome, 0.0, 0.0), meeting, 0.0)
 
     trio.run(take)
     return float(phi_P.mean()), doubts

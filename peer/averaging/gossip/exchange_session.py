@@ -32,9 +32,8 @@ import trio
 from peer.network.conversation import Conversation, StreamStalled
 from peer.ports import Network, PeerId
 from protocol.errors import LocoError, Refused, RemoteProtocolError, StreamLost
-from protocol.gossip.exchange import Exchange, ExchangeEvent, ExchangeState
+from protocol.gossip.exchange import ExchangeEvent, ExchangeMachine, ExchangeState, Marks, map_of
 from protocol.gossip.matchmaking import RoundSnapshot
-from protocol.gossip.misreadings import Marks, map_of
 from protocol.limits import PIECE_BYTES
 from protocol.outcomes import SkipReason
 from protocol.wire.fields import Message
@@ -235,7 +234,7 @@ class Stripes:
 # --- one exchange ---------------------------------------------------------------------------------
 
 
-class VectorExchange:
+class ExchangeSession:
     """One exchange with one partner, until it is known how it ended.
 
     Args:
@@ -261,7 +260,7 @@ class VectorExchange:
         num_stripes: int,
     ) -> None:
         self.name = name
-        self.machine = Exchange()
+        self.machine = ExchangeMachine()
         self.over = trio.Event()
         self._talk = talk
         self._own = own
@@ -272,7 +271,7 @@ class VectorExchange:
         self._theirs: Vector | None = None
         self._head_came = trio.Event()
         self._outbox: trio.MemorySendChannel[tuple[Message, bytes]]
-        # Until our vector is out: a receipt, and what misreadings.py lets both sides ask.
+        # Until our vector is out: a receipt, and questions for blocks with their answers.
         self._outbox, self._to_send = trio.open_memory_channel[tuple[Message, bytes]](math.inf)
         self._receipt_sent = trio.Event()
         self._may_send = trio.Event()

@@ -26,24 +26,18 @@ import trio
 from peer.facts import RoundTiming
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
-from peer.rounds.parts import AveragingParts
+from peer.rounds.way import AveragingParts
 from protocol.gossip.final_averaging import Meeting
-from protocol.gossip.patience import Patience
+from protocol.gossip.matchmaking import MAX_EXCHANGE_ROUNDS, WAIT_ROUNDS, Patience
 from protocol.membership.book import Fault
 from protocol.outcomes import SkipReason
 from protocol.plausible import Plausibility
 
-from .exchange_io import Averaged, OwnVector, Settled, Skipped
+from .exchange_session import Averaged, OwnVector, Settled, Skipped
 from .gossip import Gossip
-from .outer_state import OuterState
+from .outer_step import OuterState
 
-SEARCH_ROUNDS: Final = 2.0
-"""A partner is looked for as long as so many rounds take, or one of our own where that is longer;
-then the n = 1 step is taken."""
 MIN_SEARCH_S: Final = 2.0
-MAX_EXCHANGE_ROUNDS: Final = 8.0
-"""An exchange may take as long as so many rounds. So an average is at most 10 rounds old (search
-and exchange) when it is merged."""
 MIN_EXCHANGE_S: Final = 30.0
 FARTHEST_AT_FIRST: Final = 3.0
 """How far the first partners' vectors may be from ours, in lengths of ours. First weights are
@@ -58,8 +52,8 @@ that went equally far from one place are at most two moves apart. Our own length
 expected, so that none of the first partners turns us round, however far we have moved."""
 
 
-class OuterSteps:
-    """Takes the outer steps of one peer, or of one fragment.
+class PairLane:
+    """The way of one fragment's snapshots; of a whole model there is one.
 
     Args:
         lock: held while the outer state moves.
@@ -78,7 +72,7 @@ class OuterSteps:
     ) -> None:
         self.outer, self.gossip = outer, gossip
         self._inner_steps = parts.spec.sync.round_steps
-        self._facts, self._work, self._events = parts.facts, parts.work, events
+        self._facts, self._work, self._events = parts.around.facts, parts.around.work, events
         self._observe_round = parts.observe_round
         self._patience = Patience()
         self._plausibility = Plausibility()
@@ -117,7 +111,7 @@ class OuterSteps:
             settled = await self.gossip.average(
                 own,
                 fresh_s=self._patience.for_fresh_s(slack_s),
-                search_s=max(MIN_SEARCH_S, SEARCH_ROUNDS * round_s, self._facts.own_round_s),
+                search_s=max(MIN_SEARCH_S, WAIT_ROUNDS * round_s, self._facts.own_round_s),
                 exchange_s=exchange_s,
             )
         else:
@@ -126,7 +120,7 @@ class OuterSteps:
             self._patience.exchanged(settled.match_s, settled.exchange_s, slack_s)
         return settled
 
-    async def take(self, settled: Settled, meeting: Meeting | None, train_s: float) -> None:
+    async def apply(self, settled: Settled, meeting: Meeting | None, train_s: float) -> None:
         """Take the outer step, and count how averaging ended.
 
         Args:
@@ -143,9 +137,9 @@ class OuterSteps:
             self.outer.step, own.round, plain=own.final, own_share=_own_share(meeting, share)
         )
         async with self._lock:
-            measures = await self._work.run(step, own.payload, partner)
-        if measures.replica_distance is not None:
-            self._facts.replica_distance = measures.replica_distance
+            distance = await self._work.run(step, own.payload, partner)
+        if distance is not None:
+            self._facts.replica_distance = distance
             self._facts.pipeline.replicas_apart = self.outer.replicas_apart
         self._count(settled)
         apply_s = trio.current_time() - started_s

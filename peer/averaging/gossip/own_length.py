@@ -1,0 +1,97 @@
+"""The length of this peer's own rounds, where the run leaves it open (`inner_steps = "auto"`).
+
+A round is as long as averages take (protocol/gossip/round_length.py): the exchange and the outer
+step here, and the pause of the trainer that merges.
+
+A peer alone has nobody's line to fill, so its rounds are nominal ones. But what a joiner takes is
+our state after the last round, and a peer that trains finds us when a round ends. So a round that
+was begun alone ends when a peer comes, and again when that begins to train: once each in a peer's
+life, and not before it is as long as a first round among others, so that one that comes and goes,
+or says it does, costs little.
+"""
+
+from typing import Final
+
+import trio
+
+from peer.facts import PeerState
+from peer.observe.event_names import EventName
+from peer.ports import PeerId
+from peer.rounds.surroundings import Surroundings
+from protocol.gossip.round_length import FIRST_INNER_STEPS, RoundLength, TimedAverage
+from protocol.membership.view import View
+from protocol.outcomes import SkipReason
+
+from .exchange_session import Averaged, Settled
+
+COMPANY: Final = (PeerState.DOWNLOADING, PeerState.TRAINING)
+"""States of those that want something of our next state: to begin with it, or to average with."""
+
+
+_Visit = tuple[PeerId, int, str]
+"""A life of a peer, by its incarnation, in a state in which it wants something of us."""
+
+
+class OwnLength:
+    """Writes `facts.chosen_inner_steps`.
+
+    Args:
+        view: of those whom we average with.
+    """
+
+    def __init__(self, around: Surroundings, view: View) -> None:
+        self._length = RoundLength()
+        self._facts, self._events = around.facts, around.events
+        self._view = view
+        self._alone = False
+        self._welcomed: frozenset[_Visit] = frozenset()
+        self._nominal_step_s = 0.0
+        self._on_the_line: tuple[int, PeerId, float] | None = None
+        self._facts.chosen_inner_steps = self._length.inner_steps
+
+    def next(self, nominal_step_s: float, *, alone: bool) -> int:
+        """H of the round that begins now. Nobody's line is filled by a peer that is alone.
+
+        Args:
+            nominal_step_s: how long a nominal step takes us in it.
+        """
+        self._nominal_step_s, self._alone = nominal_step_s, alone
+        if alone:
+            lives = {(member.peer_id, member.incarnation) for member in self._view.members()}
+            before = {visit for visit in self._welcomed if visit[:2] in lives}
+            self._welcomed = self._company() | before
+        return self._facts.inner_steps_per_round if alone else self._length.inner_steps
+
+    def is_outgrown(self, steps: int) -> bool:
+        """Whether the round in training, so far, was begun alone, and somebody has come since."""
+        is_long = self._alone and steps >= FIRST_INNER_STEPS
+        return is_long and not self._company() <= self._welcomed
+
+    def _company(self) -> frozenset[_Visit]:
+        members = self._view.alive(trio.current_time())
+        visits = ((m.peer_id, m.incarnation, m.progress.state) for m in members)
+        return frozenset(visit for visit in visits if visit[-1] in COMPANY)
+
+    def exchanged(self, settled: Settled, apply_s: float) -> None:
+        """An exchange is over, and its outer step, which took so long."""
+        own, outcome = settled.own, settled.outcome
+        is_told = isinstance(outcome, Averaged) or outcome.reason is SkipReason.DEADLINE
+        self._on_the_line = None
+        if is_told and outcome.partner_id is not None and not own.final:
+            self._on_the_line = own.round, outcome.partner_id, settled.exchange_s + apply_s
+
+    def merged(self, pause_s: float) -> None:
+        """The trainer has taken the average over, and stood still for so long."""
+        last, self._on_the_line = self._on_the_line, None
+        if last is None or not self._nominal_step_s:
+            return
+        round_, partner_id, line_s = last
+        before, length = self._length.inner_steps, self._length
+        if length.averaged(TimedAverage(partner_id, line_s, pause_s, self._nominal_step_s)):
+            self._facts.chosen_inner_steps = length.inner_steps
+            self._events.emit(
+                EventName.ROUND_LENGTH_CHANGED,
+                round=round_,
+                inner_steps=length.inner_steps,
+                before=before,
+            )

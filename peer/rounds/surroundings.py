@@ -1,0 +1,33 @@
+"""What the parts of one peer stand on, in one record that is passed as it is."""
+
+from dataclasses import dataclass, field
+
+from trio.lowlevel import ParkingLot
+
+from peer.facts import Facts
+from peer.network.pacing import Pacing
+from peer.observe.events import Events
+from peer.ports import Network, Work
+from protocol.membership.records import Sign
+from protocol.membership.view import Roster
+
+
+@dataclass(kw_only=True, eq=False)
+class Surroundings:
+    """What is around a part of a peer; the daemon has more (peer/daemon/ports.py).
+
+    Attributes:
+        pacing: of the network's streams; None where they keep to none.
+        facts: the record of what this peer is and does.
+        sign: signs as this peer.
+        heard: wakes those parked when a peer has told of itself, and when one is gone.
+    """
+
+    network: Network
+    work: Work
+    roster: Roster
+    events: Events
+    facts: Facts
+    sign: Sign
+    pacing: Pacing | None = None
+    heard: ParkingLot = field(default_factory=ParkingLot)
