@@ -278,12 +278,8 @@ class Fetcher:
 @asynccontextmanager
 async def fetch_from(network: Network, peer_id: PeerId) -> AsyncIterator[Fetcher]:
     """Open a stream for requests. Raises StreamLost."""
-    stream = await network.open_stream(peer_id, CONTENT)
-    try:
-        yield Fetcher(Conversation(stream))
-    finally:
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
-            await stream.aclose()
+    async with Conversation(await network.open_stream(peer_id, CONTENT)) as talk:
+        yield Fetcher(talk)
 
 
 # --- a state of several sources -------------------------------------------------------------------

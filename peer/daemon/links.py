@@ -161,8 +161,7 @@ class Links:
         """
         assert self._nursery is not None
         await self._network.connect(peer_id, addresses)
-        stream = await self._network.open_stream(peer_id, HELLO)
-        talk = Conversation(stream)
+        talk = Conversation(await self._network.open_stream(peer_id, HELLO))
         try:
             asked_s = trio.current_time()
             await talk.send(self._greeter.hello(), stall_s=ANSWER_S)
@@ -172,8 +171,7 @@ class Links:
             if refusal is not None:
                 raise Declined(refusal.reason, refusal.sentence)
         except BaseException:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
-                await stream.aclose()
+            await talk.aclose()
             raise
         self._nursery.start_soon(self._own, talk, theirs)
         return theirs
@@ -221,12 +219,9 @@ class Links:
 
     # --- the life of a link -----------------------------------------------------------------------
     async def _own(self, talk: Conversation, theirs: Hello) -> None:
-        try:
-            with contextlib.suppress(LocoError):  # counted and logged where the link ended
+        with contextlib.suppress(LocoError):  # counted and logged where the link ended
+            async with talk:
                 await self._live(talk, theirs, opened_by_us=True)
-        finally:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
-                await talk.aclose()
 
     async def _live(self, talk: Conversation, theirs: Hello, *, opened_by_us: bool = False) -> None:
         peer_id, now_s = talk.remote_peer_id, trio.current_time()

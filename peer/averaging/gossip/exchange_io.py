@@ -137,12 +137,8 @@ class Settled:
 @asynccontextmanager
 async def open_talk(network: Network, peer_id: PeerId) -> AsyncIterator[Conversation]:
     """A new gossip stream to a peer. Raises StreamLost."""
-    stream = await network.open_stream(peer_id, GOSSIP)
-    try:
-        yield Conversation(stream)
-    finally:
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
-            await stream.aclose()
+    async with Conversation(await network.open_stream(peer_id, GOSSIP)) as talk:
+        yield talk
 
 
 # --- stripes --------------------------------------------------------------------------------------
