@@ -15,7 +15,7 @@ from peer.options.needs_told import say_before_founding
 from peer.options.run_options import check_options
 from peer.ports.imports import large_imports
 from peer.process.rejoin import JoinAgain, rejoin_command
-from peer.process.sigterm import hold_back_sigterm
+from peer.process.terminal import hold_back_sigterm
 from peer.state.export_folder import check_export_folder
 from peer.state.home import Home, OtherRun
 from peer.training.child_process import spare_child

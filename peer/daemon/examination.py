@@ -23,7 +23,7 @@ from peer.network.identity import load_or_create
 from peer.network.libp2p import open_libp2p_network
 from peer.network.relay import reserve
 from peer.ports import Address, Network, PeerId
-from peer.ports.real import RealEntropy
+from peer.ports.work import RealEntropy
 from peer.state.home import Home
 from peer.state.kept_files import AdmissionFile
 from protocol.address.multiaddr import split_peer_id
@@ -100,7 +100,7 @@ class Visitor:
     """
 
     identity_path: Path
-    incarnation: int
+    incarnation: int = 1
     pass_shown: bytes = b""
 
 
@@ -150,7 +150,7 @@ async def examine(
         LocoError: p2pd does not start, or the port is taken.
     """
     clock_s = wall_time_s - trio.current_time()
-    visitor = visitor or Visitor(folder / "doctor.key", 1)
+    visitor = visitor or Visitor(folder / "doctor.key")
     load_or_create(visitor.identity_path, RealEntropy())
     async with open_libp2p_network(
         visitor.identity_path, listen=[listen], runtime_dir=folder, route_by_dht=False
@@ -165,11 +165,10 @@ class Doctor:
         clock_s: Unix time of this machine where trio's clock stands at zero.
     """
 
-    def __init__(self, network: Network, clock_s: float, visitor: Visitor | None = None) -> None:
+    def __init__(self, network: Network, clock_s: float, visitor: Visitor) -> None:
         self._network = network
         self._clock_s = clock_s
-        self._incarnation = 1 if visitor is None else visitor.incarnation
-        self._pass_shown = b"" if visitor is None else visitor.pass_shown
+        self._visitor = visitor
         self._answers = DialBacks()
         self._named: dict[PeerId, tuple[Address, ...]] = {}
 
@@ -178,7 +177,7 @@ class Doctor:
         met = [await self._meet(text) for text in bootstrap]
         known = {each.peer_id for each in met} | {self._network.peer_id}
         others = [peer for peer in self._named if peer not in known][:OTHERS]
-        met += [await self._meet_at(peer, self._named[peer], peer[-8:]) for peer in others]
+        met += [await self._meet(peer[-8:], (peer, self._named[peer])) for peer in others]
         now_s = trio.current_time()
         own = [each for each in map(host_and_port, self._own()) if each is not None]
         return Examination(
@@ -190,17 +189,11 @@ class Doctor:
             observed=tuple(self._answers.observed_hosts(now_s)),
         )
 
-    async def _meet(self, text: str) -> Met:
+    async def _meet(self, text: str, found: tuple[PeerId, Sequence[Address]] | None = None) -> Met:
+        """Try an address as users write it, or a peer that others have named."""
         try:
             with trio.fail_after(MEET_S):
-                peer_id, addresses = await resolve_bootstrap(text)
-        except (LocoError, trio.TooSlowError) as error:
-            return Met(text, failure=str(error) or f"no answer in {MEET_S:.0f} s")
-        return await self._meet_at(peer_id, addresses, text)
-
-    async def _meet_at(self, peer_id: PeerId, addresses: Sequence[Address], text: str) -> Met:
-        try:
-            with trio.fail_after(MEET_S):
+                peer_id, addresses = found or await resolve_bootstrap(text)
                 met = await self._greet(peer_id, addresses, text)
         except Refused as refused:
             return Met(text, failure=refused.sentence, refused=True)
@@ -240,13 +233,13 @@ class Doctor:
             software="loco-peer doctor",
             protocols=SPOKEN,
             run_id=None,
-            incarnation=self._incarnation,
+            incarnation=self._visitor.incarnation,
             addresses=(),
             swarm_time_s=self._clock_s + trio.current_time(),
             state="starting",
             round=0,
             layout_digest=None,
-            pass_shown=self._pass_shown,
+            pass_shown=self._visitor.pass_shown,
         )
 
     def _own(self) -> list[Address]:
@@ -265,11 +258,10 @@ class Doctor:
                 return
 
     async def _would_relay(self, peer_id: PeerId) -> bool:
-        try:
+        with suppress(LocoError):
             await reserve(self._network, peer_id)
-        except LocoError:
-            return False
-        return True
+            return True
+        return False
 
 
 async def rate_of(network: Network, peer_id: PeerId) -> LineRate | None:

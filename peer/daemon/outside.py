@@ -26,7 +26,7 @@ from peer.observe.event_names import EventName
 from peer.ports import Address, Network, PeerId, Stream
 from protocol.address.multiaddr import is_relayed, split_peer_id
 from protocol.errors import LocoError
-from protocol.limits import DIAL_BACK_EVERY_S, MAX_DIAL_BACKS, MAX_LINKS
+from protocol.limits import ANSWER_S, DIAL_BACK_EVERY_S, MAX_DIAL_BACKS, MAX_LINKS
 from protocol.membership.book import BackOff
 from protocol.membership.dial_back import (
     DialBacks,
@@ -50,10 +50,7 @@ ASK_KNOWN_EVERY_S: Final = 300.0
 RELAYS: Final = 2
 RELAY_PAUSE_S: Final = 60.0
 """A peer that did not relay for us is not asked again for so long."""
-RENEW_AT: Final = 0.5
-"""Share of a reservation's time after which it is renewed."""
 TRY_S: Final = 5.0
-ANSWER_S: Final = 15.0
 Reserve = Callable[[PeerId], Awaitable[float]]
 """Reserves a place at a relay; for how many seconds. Raises LocoError."""
 
@@ -266,7 +263,7 @@ class Reaching:
         except LocoError:
             self._patience.failed(peer_id, now_s)
             return
-        self._relays[peer_id] = now_s + RENEW_AT * lasts_s, address
+        self._relays[peer_id] = now_s + lasts_s / 2, address  # then it is renewed
 
     # --- telling ----------------------------------------------------------------------------------
     def _announce(self) -> None:

@@ -41,7 +41,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from protocol.address.peer_id import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, public_key_from_peer_id
 from protocol.errors import LocoError, RemoteProtocolError
-from protocol.limits import MAX_STATEMENT_BYTES
+from protocol.limits import MAX_EXPIRES_S, MAX_STATEMENT_BYTES
 
 # --- the form of a statement ----------------------------------------------------------------------
 DOMAIN: Final = b"loco/v1/admission\0"
@@ -85,7 +85,6 @@ def check(key: bytes, body: bytes, signature: bytes) -> None:
 
 
 # --- rulings --------------------------------------------------------------------------------------
-RULING: Final = "ruling"
 MAX_SERIAL: Final = (1 << 53) - 1
 
 
@@ -126,7 +125,7 @@ class Ruling:
             RemoteProtocolError: that is no peer id.
         """
         public_key_from_peer_id(peer_id)
-        sealed = seal([RULING, run_id, str(verdict), peer_id, serial, signer], sign)
+        sealed = seal(["ruling", run_id, str(verdict), peer_id, serial, signer], sign)
         return cls(verdict, peer_id, serial, signer, sealed)
 
     @classmethod
@@ -151,7 +150,6 @@ class Ruling:
 TOKEN_PREFIX: Final = "loco1-"  # noqa: S105 - what every token begins with
 MAX_TOKEN_CHARS: Final = 1024
 MAX_USES: Final = 4096
-MAX_EXPIRES_S: Final = 1e11
 
 
 class BadToken(LocoError):

@@ -38,11 +38,9 @@ from msgspec import Meta, Struct
 from protocol.address.multiaddr import address_from_bytes, address_to_bytes
 from protocol.address.peer_id import MAX_PEER_ID_TEXT, SIGNATURE_BYTES, public_key_from_peer_id
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.limits import MAX_RECORD_ADDRESSES, MAX_RECORD_BYTES, RECORD_SHARDS
+from protocol.limits import MAX_EXPIRES_S, MAX_RECORD_ADDRESSES, MAX_RECORD_BYTES, RECORD_SHARDS
 
 MAX_INCARNATION: Final = (1 << 63) - 1
-MAX_EXPIRES_S: Final = 1e11
-"""Latest Unix time of expiry; the directory sets the bound that follows the clock."""
 _MAX_BODY_BYTES: Final = MAX_RECORD_BYTES - SIGNATURE_BYTES
 _CONTEXT: Final = b"loco record 1\0"
 

@@ -27,7 +27,7 @@ from peer.averaging.gossip.gossip import Gossip, GossipServer
 from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedNetwork
 from peer.observe.events import EventLog
-from peer.ports.simulated import SimulatedWork
+from peer.ports.work import SimulatedWork
 from protocol.errors import Refused
 from protocol.gossip.exchange import exchange_id
 from protocol.outcomes import RefusalReason

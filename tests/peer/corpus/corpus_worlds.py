@@ -18,7 +18,7 @@ from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.network.simulated_stream import LinkModel, SimulatedLink
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.ports.simulated import SimulatedWork
+from peer.ports.work import SimulatedWork
 from peer.simulation.swarm import identity_of
 from peer.training.corpus import Corpus, KeptCorpus, prepare_corpus
 from protocol.membership.view import Progress, Roster

@@ -17,7 +17,7 @@ from peer.codec import Codec
 from peer.facts import Facts, PeerState
 from peer.network.simulated import SimulatedInternet
 from peer.network.simulated_stream import LinkModel
-from peer.ports.simulated import SimulatedWork
+from peer.ports.work import SimulatedWork
 from peer.rounds.way import TrainerLine
 from peer.stages.company import StageCompany, Surroundings
 from peer.stages.exchange import StageExchange
