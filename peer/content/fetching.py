@@ -26,6 +26,7 @@ from typing import Final, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 import trio
+from trio.lowlevel import ParkingLot
 
 from peer.network.conversation import Conversation, StreamStalled
 from peer.ports import Network, PeerId
@@ -311,7 +312,7 @@ class Gathering:
         self._memory = StateMemory(phi_P, delta_P)
         units = units_of(phi_P.size) if mixes else None
         self.plan = StatePlan(own, units=units, lost_lag=lost_lag)
-        self._changed = trio.Event()
+        self._changed = ParkingLot()
         self.fetched_bytes = 0
         self.on_progress: Callable[[], None] = lambda: None
         self._gave: set[PeerId] = set()
@@ -409,7 +410,7 @@ class Gathering:
             finally:
                 self._at_work -= 1
             if not self.plan.complete:
-                await self._changed.wait()
+                await self._changed.park()
 
     async def _ask(
         self, fetcher: Fetcher, described: StateManifest, moved: Callable[[int], None]
@@ -446,8 +447,7 @@ class Gathering:
                 self.plan.failed(request)
 
     def _tell(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
+        self._changed.unpark_all()
 
 
 async def whole_state(
