@@ -119,18 +119,15 @@ class Admission:
 
     @property
     def amended(self) -> AmendedSpec:
-        """The run spec, as it has been amended so far; there is one once the run is known."""
         assert self._facts.spec is not None
         return self._facts.spec
 
     @property
     def wants_invitations(self) -> bool:
-        """Whether others need an invitation to join."""
         return self._register is not None and self._register.mode is Mode.INVITE
 
     @property
     def known_peers(self) -> frozenset[PeerId]:
-        """Peers that a statement of the run is about."""
         return frozenset() if self._register is None else self._register.known_peers
 
     @property
@@ -394,7 +391,6 @@ class Reputation:
             self.one_more_ignored.unpark_all()
 
     def convict(self, peer_id: PeerId) -> None:
-        """Have nothing to do with a peer any more that was proved to have lied."""
         self._facts.convicted += 1
         self.book.convict(peer_id)
         self._events.emit(EventName.PEER_CONVICTED, remote=peer_id)

@@ -92,7 +92,11 @@ def check_room(
     Raises:
         HomeError: not even one fits; the message says what to do.
     """
-    needs = store.needs(padded_parameters, _missing_bytes(pieces, max_corpus_bytes))
+    missing = 0.0
+    if pieces is not None:
+        missing = int(np.count_nonzero(~pieces.here)) * pieces.manifest.piece_bytes(0)
+    most = math.inf if max_corpus_bytes is None else max_corpus_bytes
+    needs = store.needs(padded_parameters, int(min(missing, most)))
     _refuse(store, needs)
     there = _free(store) + store.held_bytes()
     if there < needs.total_bytes:
@@ -123,13 +127,6 @@ def _sentence(store: CheckpointStore, needs: DiskNeeds, free: int, wanted: int, 
     )
 
 
-def _missing_bytes(pieces: PieceStore | None, most: float | None) -> int:
-    if pieces is None:
-        return 0
-    missing = int(np.count_nonzero(~pieces.here)) * pieces.manifest.piece_bytes(0)
-    return missing if most is None else min(missing, int(most))
-
-
 def _free(store: CheckpointStore) -> int:
     """Free bytes of the disk on which its folder is, or will be."""
     folders = (store.directory, *store.directory.parents)
@@ -149,8 +146,9 @@ class Draft:
         until_s: the trainer is waited for.
         ended: set when it has written its part, or will not.
         kept: what it has said of that.
-        manifest: when all is copied; then `missing` says why the trainer's part is, empty when it
-            is there, and `stalled_s` for how long no round was trained.
+        stalled_s: how long no round was trained.
+        missing: why the trainer's part is; empty where it is there.
+        manifest: set when all is copied.
     """
 
     folder: Path
@@ -165,7 +163,6 @@ class Draft:
     manifest: Manifest | None = None
 
     async def ask(self) -> None:
-        """Ask it to write, if it is there and listens."""
         if self.line is None:
             self.ended.set()
             return
@@ -179,7 +176,6 @@ class Draft:
             self.ended.set()
 
     async def wait(self) -> None:
-        """Wait until its part is written, or will not be in time."""
         with trio.move_on_at(self.until_s):
             await self.ended.wait()
         if self.kept is not None:
@@ -442,7 +438,6 @@ class Checkpointing:
         return asked
 
     async def _seal(self, draft: Draft) -> None:
-        """Make it a checkpoint, and tell."""
         assert draft.manifest is not None
         try:
             sealed = await self._work.run(self._store.seal, draft.folder, draft.manifest)

@@ -30,23 +30,17 @@ from protocol.address.multiaddr import split_peer_id
 from protocol.admission.statements import Token
 from protocol.content.manifest import CorpusManifest, parse_manifest
 from protocol.errors import LocoError, Refused, RemoteProtocolError, StreamLost
-from protocol.membership.dial_back import (
-    DialBacks,
-    NatKind,
-    Reach,
-    host_and_port,
-)
+from protocol.membership.dial_back import DialBacks, NatKind, Reach, host_and_port
 from protocol.wire.messages import Hello, Leaving, PeerList, Whereabouts
 from protocol.wire.versions import HELLO, SPOKEN
 
 from .bootstrap import resolve_bootstrap
 from .link import FROM_LINK
-from .outside import note_seen, say_where, to_try
+from .outside import ask_seen, say_where, to_try
 
 MEET_S: Final = 20.0
 FETCH_S: Final = 30.0
-MEASURE_S: Final = 60.0
-"""For all that is asked of one peer to measure its line."""
+"""For a piece that measures a line; as long again for what is asked before it."""
 TELLING_S: Final = 10.0
 """A stream that ends sooner says nothing of its line: perhaps the peer went."""
 MIN_MEASURED_BYTES: Final = 256 * 1024
@@ -173,7 +167,6 @@ class Doctor:
         self._named: dict[PeerId, tuple[Address, ...]] = {}
 
     async def examine(self, bootstrap: Sequence[str]) -> Examination:
-        """Meet these peers, and some whom they name."""
         met = [await self._meet(text) for text in bootstrap]
         known = {each.peer_id for each in met} | {self._network.peer_id}
         others = [peer for peer in self._named if peer not in known][:OTHERS]
@@ -199,7 +192,12 @@ class Doctor:
             return Met(text, failure=refused.sentence, refused=True)
         except (LocoError, trio.TooSlowError) as error:
             return Met(text, failure=str(error) or f"no answer in {MEET_S:.0f} s")
-        await self._ask_seen(peer_id)
+        await ask_seen(
+            self._answers,
+            peer_id,
+            lambda: to_try(self._answers, self._own(), self._own()),
+            lambda peer, tried: say_where(self._network, peer, Whereabouts(1, (), tuple(tried))),
+        )
         return replace(
             met,
             relays=await self._would_relay(peer_id),
@@ -245,18 +243,6 @@ class Doctor:
     def _own(self) -> list[Address]:
         return [split_peer_id(address)[0] for address in self._network.addresses]
 
-    async def _ask_seen(self, peer_id: PeerId) -> None:
-        """How we look from there; once more when it has shown an address that it could try."""
-        for _ in range(2):
-            own = self._own()
-            wanted = to_try(self._answers, own, own)
-            seen = await say_where(self._network, peer_id, Whereabouts(1, (), tuple(wanted)))
-            if seen is None:
-                return
-            note_seen(self._answers, peer_id, wanted, seen)
-            if seen.tried:
-                return
-
     async def _would_relay(self, peer_id: PeerId) -> bool:
         with suppress(LocoError):
             await reserve(self._network, peer_id)
@@ -267,7 +253,7 @@ class Doctor:
 async def rate_of(network: Network, peer_id: PeerId) -> LineRate | None:
     """How fast a peer sends a piece of the corpus; None where it has none that tells."""
     try:
-        with trio.fail_after(MEASURE_S):
+        with trio.fail_after(2 * FETCH_S):
             async with fetch_from(network, peer_id) as fetcher:
                 manifest = await _corpus(fetcher)
                 _, here = await fetcher.holdings(manifest, 0)

@@ -212,19 +212,19 @@ class SharedFetch:
         return await fetcher.description(expected, arrival.slow_P.size)
 
     async def _gather(self, fetcher: Fetcher, described: StateManifest) -> StateScalars:
-        helping = trio.CancelScope()
+        helping, apart_from = trio.CancelScope(), {fetcher.remote_peer_id, *self._doubted}
+
+        async def be_helped() -> None:
+            with helping:
+                sources = self._arrival.sources
+                await sources.help_with(self._help, self._view, apart_from, MAX_HELPERS)
+
         if self._may_be_helped(described):
-            self._nursery.start_soon(self._be_helped, helping, fetcher.remote_peer_id)
+            self._nursery.start_soon(be_helped)
         try:
             return await self._gathering.lead(fetcher, described)
         finally:
             helping.cancel()
-
-    async def _be_helped(self, until: trio.CancelScope, leader: PeerId) -> None:
-        with until:
-            apart_from = {leader, *self._doubted}
-            sources = self._arrival.sources
-            await sources.help_with(self._help, self._view, apart_from, MAX_HELPERS)
 
     def _may_be_helped(self, described: StateManifest) -> bool:
         if not self._mixes:
@@ -264,7 +264,6 @@ class SharedFetch:
         self._nursery.start_soon(witnesses.ask, self._turns)
 
     async def _odd_ones(self) -> list[PeerId]:
-        """The sources that gave weights unlike those of their witnesses."""
         odd = []
         for source in self._gathering.remotes:
             witnesses = self._witnesses[source]
@@ -386,7 +385,6 @@ def _heard_steps(spec: AmendedSpec, view: View) -> list[int]:
 
 
 def _position(state: StateScalars, view: View) -> tuple[int, int]:
-    """The epoch and position of data to begin at."""
     now_s = trio.current_time()
     members = heeded(view.members_training(now_s), now_s)
     heard = [(m.progress.epoch, m.progress.position) for m in members]

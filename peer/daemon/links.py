@@ -134,7 +134,6 @@ class Links:
                 self._post(link, self._beat_for(link))
 
     async def _end_ignored(self) -> None:
-        """End links with peers that are ignored, whenever it comes to that."""
         while True:
             await self._reputation.one_more_ignored.park()
             for link in self._all():
@@ -460,13 +459,11 @@ class Dialler:
             self._roster.introduced(now_s, entry.peer_id, entry.addresses)
 
     def linked(self, peer_id: PeerId) -> None:
-        """There is a link to it now, whoever opened it."""
         self._book.linked(peer_id)
         self.failures.pop(peer_id, None)
         self.refusals.pop(peer_id, None)
 
     def look(self, nursery: trio.Nursery, now_s: float, linked: Collection[PeerId]) -> None:
-        """Begin to dial those that are due."""
         room, members = MAX_LINKS - len(linked), self._roster.members()
         known = {member.peer_id for member in members}
         for kept in (self.failures, self.refusals):

@@ -191,7 +191,6 @@ class RememberedPeers:
         self._was_linked = False
 
     def remember(self, peers: Collection[PeerId]) -> None:
-        """Set the remembered peers; waiting for them begins now."""
         self._remembered = frozenset(peers)
         self._since_s = trio.current_time()
 

@@ -39,14 +39,12 @@ class LastingStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write text, somewhere."""
         if self._moved and os.fstat(self._stream.fileno()).st_size > MAX_BYTES:
             os.ftruncate(self._stream.fileno(), 0)
         self._try(lambda: self._stream.write(text))
         return len(text)
 
     def flush(self) -> None:
-        """Write what is in the buffer, somewhere."""
         self._try(self._stream.flush)
 
     def _try(self, act: Callable[[], object]) -> None:
