@@ -137,8 +137,12 @@ class Settled:
 @asynccontextmanager
 async def open_talk(network: Network, peer_id: PeerId) -> AsyncIterator[Conversation]:
     """A new gossip stream to a peer. Raises StreamLost."""
-    async with Conversation(await network.open_stream(peer_id, GOSSIP)) as talk:
-        yield talk
+    stream = await network.open_stream(peer_id, GOSSIP)
+    try:
+        yield Conversation(stream)
+    finally:
+        with trio.move_on_after(1, shield=True):
+            await stream.aclose()
 
 
 # --- stripes --------------------------------------------------------------------------------------
