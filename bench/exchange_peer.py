@@ -28,7 +28,7 @@ from peer.network.identity import load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
 from peer.observe.events import EventLog
 from peer.ports import Stream
-from peer.ports.real import RealEntropy, RealWork
+from peer.ports.work import RealEntropy, RealWork
 from protocol.wire.content_messages import Part
 
 from .bare import Buffers, Bytes, TcpBytes, answer_swap, echo, echo_times, swap_all

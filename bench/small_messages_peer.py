@@ -12,7 +12,7 @@ from peer.network.identity import load_or_create
 from peer.network.libp2p import open_libp2p_network
 from peer.network.pacing import NO_LIMITS, Pacing
 from peer.ports import Network, PeerId, Stream
-from peer.ports.real import RealEntropy
+from peer.ports.work import RealEntropy
 from protocol.wire.content_messages import Part
 from protocol.wire.messages import Beat
 from protocol.wire.versions import HELLO

@@ -27,6 +27,8 @@ INBOUND_STREAMS_PER_S: Final = 50.0
 INBOUND_STREAMS_PER_S_OF_PREFIX: Final = 150.0
 INBOUND_STREAMS_BURST_S: Final = 4.0
 """So many seconds' worth of them may come at once: stripes, and questions after many chunks."""
+MAX_EXPIRES_S: Final = 1e11
+"""The latest Unix time that records and invitations may name."""
 ANSWER_S: Final = 10.0
 """How long another peer, or p2pd, may take for a short answer, or to be reached."""
 DIAL_TIMEOUT_S: Final = 15
@@ -89,8 +91,6 @@ MAX_STATEMENT_BYTES: Final = 512
 MAX_STATEMENTS_PER_MESSAGE: Final = 64
 MAX_RULINGS: Final = 4096
 MAX_PASSES: Final = 4096
-MAX_EXPIRES_S: Final = 1e11
-"""Latest Unix time of expiry of what is signed."""
 MAX_AMENDMENTS: Final = 64
 RUN_SECRET_BYTES: Final = 16
 

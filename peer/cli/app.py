@@ -158,8 +158,7 @@ def join(**given: object) -> None:
 
 
 def _run(given: Mapping[str, object], start: Start | None) -> None:
-    from peer.ports.terminal import CONSOLE_LOG, outlive_terminal
-    from peer.process.sigterm import end_on_sigterm
+    from peer.process.terminal import CONSOLE_LOG, end_on_sigterm, outlive_terminal
 
     end_on_sigterm()
     named = {name.replace("_", "-"): value for name, value in given.items()}

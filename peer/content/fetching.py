@@ -24,6 +24,7 @@ from typing import Final, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 import trio
+from trio.lowlevel import ParkingLot
 
 from peer.network.conversation import Conversation, StreamStalled
 from peer.ports import Network, PeerId
@@ -273,12 +274,8 @@ class Fetcher:
 @asynccontextmanager
 async def fetch_from(network: Network, peer_id: PeerId) -> AsyncIterator[Fetcher]:
     """Open a stream for requests. Raises StreamLost."""
-    stream = await network.open_stream(peer_id, CONTENT)
-    try:
-        yield Fetcher(Conversation(stream))
-    finally:
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
-            await stream.aclose()
+    async with Conversation(await network.open_stream(peer_id, CONTENT)) as talk:
+        yield Fetcher(talk)
 
 
 # --- a state of several sources -------------------------------------------------------------------
@@ -310,7 +307,7 @@ class Gathering:
         self._memory = StateMemory(phi_P, delta_P)
         units = units_of(phi_P.size) if mixes else None
         self.plan = StatePlan(own, units=units, lost_lag=lost_lag)
-        self._changed = trio.Event()
+        self._changed = ParkingLot()
         self.fetched_bytes = 0
         self.on_progress: Callable[[], None] = lambda: None
         self._gave: set[PeerId] = set()
@@ -407,7 +404,7 @@ class Gathering:
             finally:
                 self._at_work -= 1
             if not self.plan.complete:
-                await self._changed.wait()
+                await self._changed.park()
 
     async def _ask(
         self, fetcher: Fetcher, described: StateManifest, moved: Callable[[int], None]
@@ -444,8 +441,7 @@ class Gathering:
                 self.plan.failed(request)
 
     def _tell(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
+        self._changed.unpark_all()
 
 
 async def whole_state(

@@ -22,6 +22,7 @@ from typing import Final, Protocol
 
 import numpy as np
 import trio
+from trio.lowlevel import ParkingLot
 
 from peer.network.conversation import Conversation
 from peer.network.handlers import Readers
@@ -221,7 +222,7 @@ class ContentService:
         self._readers = Readers(READERS)
         self._at_once = AtOnce(MAX_READERS)
         self._turns = trio.Lock()
-        self._ended = trio.Event()
+        self._ended = ParkingLot()
 
     def serve_state_of(self, source: StateSource) -> None:
         self._source = source
@@ -381,8 +382,7 @@ class ContentService:
             ended = self._at_once.came
         finally:
             ended(trio.current_time())
-            self._ended.set()
-            self._ended = trio.Event()
+            self._ended.unpark_all()
 
     async def _may_begin(self) -> bool:
         """Wait for a turn, in the order of asking; whether it came, and then it is taken."""
@@ -390,7 +390,7 @@ class ContentService:
             async with self._turns:
                 while not self._at_once.has_room(trio.current_time()):
                     with trio.move_on_after(LOOK_EVERY_S):
-                        await self._ended.wait()
+                        await self._ended.park()
                 self._at_once.began(trio.current_time())
                 return True
         return False

@@ -31,7 +31,7 @@ from peer.ports import PeerId
 from peer.state.kept_files import KeptAdmission
 from protocol.admission.register import Mode, Register
 from protocol.admission.statements import Ruling, Token, Verdict
-from protocol.errors import LocoError, Refused
+from protocol.errors import LocoError
 from protocol.limits import MAX_AMENDMENTS, MAX_STATEMENTS_PER_MESSAGE, RUN_SECRET_BYTES
 from protocol.membership.book import Fault, PeerBook
 from protocol.outcomes import RefusalReason
@@ -66,7 +66,6 @@ class Admission:
         if ports.token is not None:
             self.own_pass = ports.token.pass_for(self._keys.own.peer_id).sealed
         self._register: Register | None = None
-        self._amended: AmendedSpec | None = None
         self._early: list[Statements] = []
         self._secret: bytes | None = None
         self._secret_digest: str | None = None
@@ -75,20 +74,21 @@ class Admission:
 
     # --- the run ----------------------------------------------------------------------------------
     def closed(self, spec: RunSpec) -> RunSpec:
-        """The spec of a new run with the digest of its secret, where not everybody may join."""
+        """The spec of a new run with the digest of a new secret, where not everybody may join."""
         if Mode(spec.admission.mode) is Mode.OPEN:
             return spec
-        digest = blake3.blake3(self._new_secret(spec)).hexdigest()
+        assert self._keys.founder is not None
+        signature = self._keys.founder.sign(SECRET_DOMAIN + spec.to_bytes())
+        self._secret = blake3.blake3(signature).digest(length=RUN_SECRET_BYTES)
+        self._secret_known.set()
+        digest = blake3.blake3(self._secret).hexdigest()
         admission = spec.admission.model_copy(update={"secret_digest": digest})
         return spec.model_copy(update={"admission": admission})
 
     def founded(self, signed: SignedSpec) -> None:
         """Enter the run that this peer has founded, and admit this peer to it."""
-        spec = signed.spec()
         self.entered(signed)
-        if Mode(spec.admission.mode) is not Mode.OPEN:
-            unclosed = spec.admission.model_copy(update={"secret_digest": None})
-            self._take_secret(self._new_secret(spec.model_copy(update={"admission": unclosed})))
+        if self._secret is not None:
             self.rule(Verdict.ADMIT, self._keys.own.peer_id)
 
     def entered(self, signed: SignedSpec) -> None:
@@ -97,7 +97,8 @@ class Admission:
         admission, mode = spec.admission, Mode(spec.admission.mode)
         register = Register(mode, signed.run_id, founder, admission.peers)
         self._register = register
-        self._amended = self._facts.spec = AmendedSpec(spec, signed.run_id, founder)
+        self._facts.spec = AmendedSpec(spec, signed.run_id, founder)
+        self._facts.run_id = signed.run_id
         self._secret_digest = admission.secret_digest
         if mode is Mode.OPEN:
             self._secret_known.set()
@@ -111,12 +112,6 @@ class Admission:
             self.heard(message)
         self._keep()
 
-    def _new_secret(self, spec: RunSpec) -> bytes:
-        """The run's secret. Only the founder can compute it, and computes the same every time."""
-        assert self._keys.founder is not None
-        signature = self._keys.founder.sign(SECRET_DOMAIN + spec.to_bytes())
-        return blake3.blake3(signature).digest(length=RUN_SECRET_BYTES)
-
     async def directory_name(self, group: str) -> str:
         """What a group is called in the directory; waits until the run's secret is known."""
         await self._secret_known.wait()
@@ -124,18 +119,15 @@ class Admission:
 
     @property
     def amended(self) -> AmendedSpec:
-        """The run spec, as it has been amended so far; there is one once the run is known."""
-        assert self._amended is not None
-        return self._amended
+        assert self._facts.spec is not None
+        return self._facts.spec
 
     @property
     def wants_invitations(self) -> bool:
-        """Whether others need an invitation to join."""
         return self._register is not None and self._register.mode is Mode.INVITE
 
     @property
     def known_peers(self) -> frozenset[PeerId]:
-        """Peers that a statement of the run is about."""
         return frozenset() if self._register is None else self._register.known_peers
 
     @property
@@ -150,17 +142,16 @@ class Admission:
     # --- judging ----------------------------------------------------------------------------------
     def greeted(self, peer_id: PeerId, theirs: Hello) -> Refusal | None:
         """Why a peer that sent this hello gets no link; None if it gets one."""
-        register = self._register
-        if register is None:
-            return None
-        fault = register.fault(peer_id)
-        if fault is not None and theirs.pass_shown:
-            known = len(register.statements)
-            now_s = self._directory.swarm_time_s()
-            fault = register.shown(theirs.pass_shown, peer_id, now_s) or register.fault(peer_id)
-            if len(register.statements) > known:
-                self._keep()
-        return None if fault is None else Refusal(RefusalReason.NOT_ADMITTED, fault)
+        register, refusal = self._register, self.judge(peer_id)
+        if register is None or refusal is None or not theirs.pass_shown:
+            return refusal
+        fault = register.shown(theirs.pass_shown, peer_id, self._directory.swarm_time_s())
+        if fault is not None:
+            return Refusal(RefusalReason.NOT_ADMITTED, fault)
+        refusal = self.judge(peer_id)
+        if refusal is None:
+            self._keep()
+        return refusal
 
     def judge(self, peer_id: PeerId) -> Refusal | None:
         """Why a peer is not served; None if it is served."""
@@ -348,11 +339,6 @@ class Admission:
         assert self._kept.run_id is not None
         return self._kept.run_id
 
-    def check_not_banned(self) -> None:
-        """Raises Refused where the run has banned us."""
-        if self.expelled.is_set():
-            raise Refused(RefusalReason.NOT_ADMITTED, "this peer has been banned from the run")
-
 
 # --- reputation -----------------------------------------------------------------------------------
 
@@ -405,7 +391,6 @@ class Reputation:
             self.one_more_ignored.unpark_all()
 
     def convict(self, peer_id: PeerId) -> None:
-        """Have nothing to do with a peer any more that was proved to have lied."""
         self._facts.convicted += 1
         self.book.convict(peer_id)
         self._events.emit(EventName.PEER_CONVICTED, remote=peer_id)

@@ -22,19 +22,16 @@ wait for microbatches that never come, or be starting. Where its part does not c
 outer vectors are kept alone; the steps since the last outer step are lost then, and the moments.
 Unless the newest checkpoint has these vectors already, and more.
 
+The trainer writes its part beside the checkpoint, each time to a file of its own, which is moved in
+when it is whole: a trainer that was waited for too long may write it when the checkpoint has been
+sealed without.
+
 Each is copied elsewhere, where that was asked for. One that is written while another is copied
 waits, until a newer one takes its place; the last of a peer that leaves is waited for.
 
-The trainer's part of one checkpoint: asked for, waited for, and perhaps done without.
-
-It is written beside the checkpoint, each time to a file of its own, and moved in when it is whole:
-a trainer that was waited for too long may write it when the checkpoint has been sealed without.
-
-Checks disk space before anything is trained: a run must not lose its model at its end.
-
-If not even one checkpoint fits, the run is refused; its founder checks before the corpus fills the
-disk. If one fits but not all that are to be kept, the console says so with numbers: files there may
-be deleted, and an optimizer may take less.
+Disk space is checked before anything is trained: a run must not lose its model at its end. If not
+even one checkpoint fits, the run is refused. If not all fit that are to be kept, the console says
+so with numbers: files there may be deleted, and an optimizer may take less.
 """
 
 import math
@@ -69,9 +66,7 @@ from .ports import Ports
 
 
 def check_room_to_begin(store: CheckpointStore, spec: RunSpec, data: str | None) -> None:
-    """Check that one checkpoint fits beside the corpus, before that is made or fetched.
-
-    What is not known yet counts at its least: `check_room` knows it.
+    """Check that one checkpoint fits beside the corpus, each at its least, before that is fetched.
 
     Args:
         data: this machine's own source of the corpus, if not the run spec's.
@@ -97,7 +92,11 @@ def check_room(
     Raises:
         HomeError: not even one fits; the message says what to do.
     """
-    needs = store.needs(padded_parameters, _missing_bytes(pieces, max_corpus_bytes))
+    missing = 0.0
+    if pieces is not None:
+        missing = int(np.count_nonzero(~pieces.here)) * pieces.manifest.piece_bytes(0)
+    most = math.inf if max_corpus_bytes is None else max_corpus_bytes
+    needs = store.needs(padded_parameters, int(min(missing, most)))
     _refuse(store, needs)
     there = _free(store) + store.held_bytes()
     if there < needs.total_bytes:
@@ -128,13 +127,6 @@ def _sentence(store: CheckpointStore, needs: DiskNeeds, free: int, wanted: int, 
     )
 
 
-def _missing_bytes(pieces: PieceStore | None, most: float | None) -> int:
-    if pieces is None:
-        return 0
-    missing = int(np.count_nonzero(~pieces.here)) * pieces.manifest.piece_bytes(0)
-    return missing if most is None else min(missing, int(most))
-
-
 def _free(store: CheckpointStore) -> int:
     """Free bytes of the disk on which its folder is, or will be."""
     folders = (store.directory, *store.directory.parents)
@@ -154,8 +146,9 @@ class Draft:
         until_s: the trainer is waited for.
         ended: set when it has written its part, or will not.
         kept: what it has said of that.
-        manifest: when all is copied; then `missing` says why the trainer's part is, empty when it
-            is there, and `stalled_s` for how long no round was trained.
+        stalled_s: how long no round was trained.
+        missing: why the trainer's part is; empty where it is there.
+        manifest: set when all is copied.
     """
 
     folder: Path
@@ -170,7 +163,6 @@ class Draft:
     manifest: Manifest | None = None
 
     async def ask(self) -> None:
-        """Ask it to write, if it is there and listens."""
         if self.line is None:
             self.ended.set()
             return
@@ -184,7 +176,6 @@ class Draft:
             self.ended.set()
 
     async def wait(self) -> None:
-        """Wait until its part is written, or will not be in time."""
         with trio.move_on_at(self.until_s):
             await self.ended.wait()
         if self.kept is not None:
@@ -300,7 +291,8 @@ class Checkpointing:
             async with trio.open_nursery() as self._nursery:
                 while True:
                     await trio.sleep(RETRY_S)
-                    if self._way is not None and self._ended and not self._has_last:
+                    ended = self._facts.over and self._line is None
+                    if self._way is not None and ended and not self._has_last:
                         await self.write_last(self._way, trio.current_time())
         finally:
             self._nursery = None
@@ -329,7 +321,7 @@ class Checkpointing:
         self._began_step = self._facts.nominal_step
         if trio.current_time() < self._due_s or not self._idle.is_set() or self._nursery is None:
             return
-        draft = await self._copied(way)
+        draft = await self._copied(way, None)
         if draft is not None and self._nursery is not None:
             self._nursery.start_soon(self._seal, draft)
 
@@ -337,11 +329,7 @@ class Checkpointing:
         """Write one now, to the end; at the end of the run once alone."""
         self._way = way
         await self._turn()
-        if self._facts.over and self._has_last:
-            return
-        draft = await self._copied(way)
-        if draft is not None:
-            await self._seal(draft)
+        await self._write(way, None)
 
     async def write_last(self, way: Way, until_s: float) -> None:
         """Write one to the end, without the trainer's part if that has not come until then."""
@@ -350,9 +338,12 @@ class Checkpointing:
         if waiting.cancelled_caught:
             self._tell_failed("the one before it was still being written")
             return
+        await self._write(way, until_s)
+
+    async def _write(self, way: Way, until_s: float | None) -> None:
         if self._facts.over and self._has_last:
             return
-        draft = await self._copied(way, until_s, alone=True)
+        draft = await self._copied(way, until_s)
         if draft is not None:
             await self._seal(draft)
 
@@ -371,11 +362,6 @@ class Checkpointing:
             why = "the last checkpoint was not copied in time: --grace is too short"
             self._tell_failed(why, CheckpointOutcome.NOT_COPIED)
 
-    @property
-    def _ended(self) -> bool:
-        """Whether the run is over, and its trainer has gone."""
-        return self._facts.over and self._line is None
-
     async def _turn(self) -> None:
         """Wait until none is being written; where several wait, one begins."""
         while not self._idle.is_set():
@@ -388,24 +374,20 @@ class Checkpointing:
         return min(now_s + self._every_s, max(first_s, now_s + took_s / LARGEST_SHARE))
 
     # --- one checkpoint -------------------------------------------------------------------------
-    async def _copied(
-        self, way: Way, until_s: float | None = None, *, alone: bool = False
-    ) -> Draft | None:
+    async def _copied(self, way: Way, until_s: float | None) -> Draft | None:
         """Copy all that goes into it; None when that could not be done, or nothing is trained.
 
         Args:
-            until_s: the trainer is waited for; for KEEP_S by default.
-            alone: do without its part where it is missing.
+            until_s: when the trainer's part is done without; None does not without it.
         """
-        line, averaging = self._line, self._averaging
+        averaging = self._averaging
         keeps = self._plan.every_s is not None and self._facts.nominal_step > 0
-        if not keeps or averaging is None or (line is None and not alone):
+        if not keeps or averaging is None or (self._line is None and until_s is None):
             return None
         self._idle = trio.Event()
         self._due_s = trio.current_time() + self._every_s
         try:
-            until_s = trio.current_time() + KEEP_S if until_s is None else until_s
-            return await self._copy(way, line, averaging, until_s, alone=alone)
+            return await self._copy(way, averaging, until_s)
         except OSError as error:
             await self._failed(error)
             return None
@@ -413,30 +395,23 @@ class Checkpointing:
             self._idle.set()
             raise
 
-    async def _copy(
-        self,
-        way: Way,
-        line: TrainerLine | None,
-        averaging: Averaging,
-        until_s: float,
-        *,
-        alone: bool,
-    ) -> Draft:
+    async def _copy(self, way: Way, averaging: Averaging, until_s: float | None) -> Draft:
         started_s, facts, group = trio.current_time(), self._facts, self._held.group
+        line, wait_until_s = self._line, started_s + KEEP_S if until_s is None else until_s
         folder = await self._work.run(self._store.begin, averaging.slow_P.size)
         with trio.move_on_after(SETTLE_S) as waiting:
             await way.wait_settled()
         round_ = averaging.round
         self._asks += 1
         path = self._store.trainers_draft(self._asks)
-        asked = self._asked = Draft(folder, path, line, until_s, started_s=started_s)
+        asked = self._asked = Draft(folder, path, line, wait_until_s, started_s=started_s)
         if not waiting.cancelled_caught:
             await asked.ask()
         await self._work.run(write_outer, folder, averaging.slow_P, averaging.momentum_P)
         if waiting.cancelled_caught:
             await asked.ask()
         await asked.wait()
-        if alone and asked.missing:
+        if until_s is not None and asked.missing:
             step = facts.nominal_step if facts.over else self._began_step
             slow = Kept(str(asked.path), step, facts.epoch, facts.position, 0)
             without = partial(asked.done_without, over=facts.over)
@@ -463,7 +438,6 @@ class Checkpointing:
         return asked
 
     async def _seal(self, draft: Draft) -> None:
-        """Make it a checkpoint, and tell."""
         assert draft.manifest is not None
         try:
             sealed = await self._work.run(self._store.seal, draft.folder, draft.manifest)

@@ -131,7 +131,6 @@ class ControlRequests:
 
     # --- pauses -----------------------------------------------------------------------------------
     async def pause(self, _: dict[str, Any]) -> dict[str, Any]:
-        """Rest after the round under way."""
         self._training().begin()
         return {}
 
@@ -147,7 +146,6 @@ class ControlRequests:
 
     # --- admission --------------------------------------------------------------------------------
     async def invite(self, wanted: dict[str, Any]) -> dict[str, Any]:
-        """A new invitation, and where its holder can join."""
         parts, seed = self._peer.parts, self._entropy.token_bytes(SEED_BYTES)
         token = parts.admission.invite(seed, float(wanted["lasts_s"]), int(wanted["uses"]))
         best = join_address(parts.network, parts.facts)

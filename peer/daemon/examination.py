@@ -23,30 +23,24 @@ from peer.network.identity import load_or_create
 from peer.network.libp2p import open_libp2p_network
 from peer.network.relay import reserve
 from peer.ports import Address, Network, PeerId
-from peer.ports.real import RealEntropy
+from peer.ports.work import RealEntropy
 from peer.state.home import Home
 from peer.state.kept_files import AdmissionFile
 from protocol.address.multiaddr import split_peer_id
 from protocol.admission.statements import Token
 from protocol.content.manifest import CorpusManifest, parse_manifest
 from protocol.errors import LocoError, Refused, RemoteProtocolError, StreamLost
-from protocol.membership.dial_back import (
-    DialBacks,
-    NatKind,
-    Reach,
-    host_and_port,
-)
+from protocol.membership.dial_back import DialBacks, NatKind, Reach, host_and_port
 from protocol.wire.messages import Hello, Leaving, PeerList, Whereabouts
 from protocol.wire.versions import HELLO, SPOKEN
 
 from .bootstrap import resolve_bootstrap
 from .link import FROM_LINK
-from .outside import note_seen, say_where, to_try
+from .outside import ask_seen, say_where, to_try
 
 MEET_S: Final = 20.0
 FETCH_S: Final = 30.0
-MEASURE_S: Final = 60.0
-"""For all that is asked of one peer to measure its line."""
+"""For a piece that measures a line; as long again for what is asked before it."""
 TELLING_S: Final = 10.0
 """A stream that ends sooner says nothing of its line: perhaps the peer went."""
 MIN_MEASURED_BYTES: Final = 256 * 1024
@@ -100,7 +94,7 @@ class Visitor:
     """
 
     identity_path: Path
-    incarnation: int
+    incarnation: int = 1
     pass_shown: bytes = b""
 
 
@@ -150,7 +144,7 @@ async def examine(
         LocoError: p2pd does not start, or the port is taken.
     """
     clock_s = wall_time_s - trio.current_time()
-    visitor = visitor or Visitor(folder / "doctor.key", 1)
+    visitor = visitor or Visitor(folder / "doctor.key")
     load_or_create(visitor.identity_path, RealEntropy())
     async with open_libp2p_network(
         visitor.identity_path, listen=[listen], runtime_dir=folder, route_by_dht=False
@@ -165,20 +159,18 @@ class Doctor:
         clock_s: Unix time of this machine where trio's clock stands at zero.
     """
 
-    def __init__(self, network: Network, clock_s: float, visitor: Visitor | None = None) -> None:
+    def __init__(self, network: Network, clock_s: float, visitor: Visitor) -> None:
         self._network = network
         self._clock_s = clock_s
-        self._incarnation = 1 if visitor is None else visitor.incarnation
-        self._pass_shown = b"" if visitor is None else visitor.pass_shown
+        self._visitor = visitor
         self._answers = DialBacks()
         self._named: dict[PeerId, tuple[Address, ...]] = {}
 
     async def examine(self, bootstrap: Sequence[str]) -> Examination:
-        """Meet these peers, and some whom they name."""
         met = [await self._meet(text) for text in bootstrap]
         known = {each.peer_id for each in met} | {self._network.peer_id}
         others = [peer for peer in self._named if peer not in known][:OTHERS]
-        met += [await self._meet_at(peer, self._named[peer], peer[-8:]) for peer in others]
+        met += [await self._meet(peer[-8:], (peer, self._named[peer])) for peer in others]
         now_s = trio.current_time()
         own = [each for each in map(host_and_port, self._own()) if each is not None]
         return Examination(
@@ -190,23 +182,22 @@ class Doctor:
             observed=tuple(self._answers.observed_hosts(now_s)),
         )
 
-    async def _meet(self, text: str) -> Met:
+    async def _meet(self, text: str, found: tuple[PeerId, Sequence[Address]] | None = None) -> Met:
+        """Try an address as users write it, or a peer that others have named."""
         try:
             with trio.fail_after(MEET_S):
-                peer_id, addresses = await resolve_bootstrap(text)
-        except (LocoError, trio.TooSlowError) as error:
-            return Met(text, failure=str(error) or f"no answer in {MEET_S:.0f} s")
-        return await self._meet_at(peer_id, addresses, text)
-
-    async def _meet_at(self, peer_id: PeerId, addresses: Sequence[Address], text: str) -> Met:
-        try:
-            with trio.fail_after(MEET_S):
+                peer_id, addresses = found or await resolve_bootstrap(text)
                 met = await self._greet(peer_id, addresses, text)
         except Refused as refused:
             return Met(text, failure=refused.sentence, refused=True)
         except (LocoError, trio.TooSlowError) as error:
             return Met(text, failure=str(error) or f"no answer in {MEET_S:.0f} s")
-        await self._ask_seen(peer_id)
+        await ask_seen(
+            self._answers,
+            peer_id,
+            lambda: to_try(self._answers, self._own(), self._own()),
+            lambda peer, tried: say_where(self._network, peer, Whereabouts(1, (), tuple(tried))),
+        )
         return replace(
             met,
             relays=await self._would_relay(peer_id),
@@ -240,42 +231,29 @@ class Doctor:
             software="loco-peer doctor",
             protocols=SPOKEN,
             run_id=None,
-            incarnation=self._incarnation,
+            incarnation=self._visitor.incarnation,
             addresses=(),
             swarm_time_s=self._clock_s + trio.current_time(),
             state="starting",
             round=0,
             layout_digest=None,
-            pass_shown=self._pass_shown,
+            pass_shown=self._visitor.pass_shown,
         )
 
     def _own(self) -> list[Address]:
         return [split_peer_id(address)[0] for address in self._network.addresses]
 
-    async def _ask_seen(self, peer_id: PeerId) -> None:
-        """How we look from there; once more when it has shown an address that it could try."""
-        for _ in range(2):
-            own = self._own()
-            wanted = to_try(self._answers, own, own)
-            seen = await say_where(self._network, peer_id, Whereabouts(1, (), tuple(wanted)))
-            if seen is None:
-                return
-            note_seen(self._answers, peer_id, wanted, seen)
-            if seen.tried:
-                return
-
     async def _would_relay(self, peer_id: PeerId) -> bool:
-        try:
+        with suppress(LocoError):
             await reserve(self._network, peer_id)
-        except LocoError:
-            return False
-        return True
+            return True
+        return False
 
 
 async def rate_of(network: Network, peer_id: PeerId) -> LineRate | None:
     """How fast a peer sends a piece of the corpus; None where it has none that tells."""
     try:
-        with trio.fail_after(MEASURE_S):
+        with trio.fail_after(2 * FETCH_S):
             async with fetch_from(network, peer_id) as fetcher:
                 manifest = await _corpus(fetcher)
                 _, here = await fetcher.holdings(manifest, 0)

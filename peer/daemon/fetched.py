@@ -1,25 +1,25 @@
-"""A state fetched from the peer that leads, and from some that help it, until it is believed.
+"""A state fetched from one peer that leads and some that help, and compared with what others hold.
 
-    fragments    all hold the same: helpers give the bytes that most name, and the leader's root is
-                 what is compared
-    pairs        each gives chunks of its own replica, is compared by what it gave, and is left out
-                 where that is odd; what it gave then comes from the others
+    fragments    all peers hold the same state: helpers give the bytes that most of them name, and
+                 the root that the leader has named is compared
+    pairs        each source gives chunks of a replica of its own, is compared by what it gave, and
+                 is left out where that is odd; what it gave then comes from the others
 
-Each source has named the root of a state of its own, so each has witnesses of its own: other peers,
-which are asked for samples of their weights, and read for their losses in their beats
-(protocol/content/samples.py). A source that lies about all its weights is found, however little of
-the state it gave; what the others gave is kept. Then the whole is held against the witnesses of the
-source that leads, and its loss against those that others tell.
+A source is compared with witnesses: other peers, which are asked for samples of their weights, and
+whose losses are read in their beats (protocol/content/samples.py). Each source has named the root
+of a state of its own, so each has witnesses of its own. A source that lies about all its weights is
+found, however little of the state it gave; what the others gave is kept. Then the whole is compared
+with the witnesses of the leader, and its loss with the losses that others tell.
 
 Rules
-  1. The loss of the whole is compared once for each source, with what the others told when that one
-     named its root: nobody's word counts where it has given chunks itself.
-  2. In pairs a source helps the one that leads when two witnesses of its state have answered, and
-     not before: nobody helps where it could not be found out.
-  3. A whole that is odd or worse, where no source is odd by itself, names nobody: it is let go of,
-     and from then on one source at a time is taken. So a lie that only the whole shows is found as
-     it was when there was one source, and holds up a joiner but once.
-  4. A small state is not shared, for each helper writes a file.
+  1. The loss of the whole is compared once for each source: with what the others told, without that
+     source, when it named its root.
+  2. In pairs a source helps only when two witnesses of its state have answered: else a lie of its
+     could not be found out.
+  3. Where the whole is odd or worse, but no source by itself, nobody can be blamed. The whole is
+     thrown away, and from then on one source at a time is asked. So a lie that only the whole shows
+     holds up a joiner once.
+  4. A small state comes from one source, for each helper would write it to a file.
 """
 
 import math
@@ -200,28 +200,30 @@ class SharedFetch:
     async def _described_by(self, fetcher: Fetcher) -> StateManifest:
         """What a source's state is made of, checked as far as that goes."""
         arrival, held = self._arrival, self._arrival.held
+        heard = _heard_steps(arrival.spec, held.view)
+        round_steps = arrival.spec.founding.sync.round_steps
         expected = ExpectedState(
             held.group.digest,
-            minimum_step=_oldest_useful_step(arrival.spec, held.view),
-            maximum_step=_newest_likely_step(arrival.spec, held.view),
+            minimum_step=oldest_useful(heard, round_steps),
+            maximum_step=median_high(heard) + lost_lag(round_steps) if heard else None,
             layout_digest=held.shape.layout_digest,
         )
         return await fetcher.description(expected, arrival.slow_P.size)
 
     async def _gather(self, fetcher: Fetcher, described: StateManifest) -> StateScalars:
-        helping = trio.CancelScope()
+        helping, apart_from = trio.CancelScope(), {fetcher.remote_peer_id, *self._doubted}
+
+        async def be_helped() -> None:
+            with helping:
+                sources = self._arrival.sources
+                await sources.help_with(self._help, self._view, apart_from, MAX_HELPERS)
+
         if self._may_be_helped(described):
-            self._nursery.start_soon(self._be_helped, helping, fetcher.remote_peer_id)
+            self._nursery.start_soon(be_helped)
         try:
             return await self._gathering.lead(fetcher, described)
         finally:
             helping.cancel()
-
-    async def _be_helped(self, until: trio.CancelScope, leader: PeerId) -> None:
-        with until:
-            apart_from = {leader, *self._doubted}
-            sources = self._arrival.sources
-            await sources.help_with(self._help, self._view, apart_from, MAX_HELPERS)
 
     def _may_be_helped(self, described: StateManifest) -> bool:
         if not self._mixes:
@@ -261,7 +263,6 @@ class SharedFetch:
         self._nursery.start_soon(witnesses.ask, self._turns)
 
     async def _odd_ones(self) -> list[PeerId]:
-        """The sources that gave weights unlike those of their witnesses."""
         odd = []
         for source in self._gathering.remotes:
             witnesses = self._witnesses[source]
@@ -382,19 +383,7 @@ def _heard_steps(spec: AmendedSpec, view: View) -> list[int]:
     return [m.progress.step for m in heeded(ready or resting, now_s)]
 
 
-def _oldest_useful_step(spec: AmendedSpec, view: View) -> int:
-    """The oldest step that is of use beside those that train."""
-    return oldest_useful(_heard_steps(spec, view), spec.founding.sync.round_steps)
-
-
-def _newest_likely_step(spec: AmendedSpec, view: View) -> int | None:
-    """The highest step that a state can honestly be of; None while nobody is heard."""
-    heard = _heard_steps(spec, view)
-    return median_high(heard) + lost_lag(spec.founding.sync.round_steps) if heard else None
-
-
 def _position(state: StateScalars, view: View) -> tuple[int, int]:
-    """The epoch and position of data to begin at."""
     now_s = trio.current_time()
     members = heeded(view.members_training(now_s), now_s)
     heard = [(m.progress.epoch, m.progress.position) for m in members]

@@ -34,7 +34,13 @@ from protocol.membership.clock_offset import ClockOffsetEstimator
 from protocol.membership.view import Roster
 from protocol.outcomes import RefusalReason
 from protocol.wire.messages import AliveReply, AskAlive, Hello, Refusal
-from protocol.wire.versions import SPOKEN, missing, version_sentence
+from protocol.wire.versions import (
+    REQUIRED,
+    REQUIRED_OF_STAGES,
+    SPOKEN,
+    missing,
+    version_sentence,
+)
 
 from .admission import Admission
 from .link import Link
@@ -82,8 +88,12 @@ class Greeter:
         A stranger is told no more than that it is one: not even which run this is.
         """
         facts = self._facts
-        if missing(SPOKEN, theirs.protocols):
-            sentence = version_sentence(SPOKEN, theirs.protocols, self._software, theirs.software)
+        has_stages = facts.spec is not None and facts.spec.founding.pipeline.stages > 1
+        required = REQUIRED_OF_STAGES if has_stages else REQUIRED
+        if missing(SPOKEN, theirs.protocols, required):
+            sentence = version_sentence(
+                SPOKEN, theirs.protocols, self._software, theirs.software, required
+            )
             return Refusal(RefusalReason.VERSION, sentence)
         stranger = self._admission.greeted(peer_id, theirs)
         if stranger is not None:

@@ -51,14 +51,12 @@ class Link:
     allowance: Allowance = field(default_factory=lambda: Allowance(LINK_MESSAGES_PER_S, LINK_BURST))
 
     async def wait_turn(self) -> None:
-        """Wait until more of their messages may be read."""
         pause_s = self.allowance.spend(trio.current_time(), self.messages)
         self.messages = 0.0
         if pause_s:
             await trio.sleep(pause_s)
 
     def heard_beat(self, beat: Beat, now_s: float) -> Progress:
-        """A beat of theirs came; what it tells of their work."""
         self.newest_sent_s, self.newest_heard_s = beat.sent_s, now_s
         if beat.echo_s is not None:
             sample_s = max(0.0, now_s - beat.echo_s - beat.echo_hold_s)

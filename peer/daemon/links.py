@@ -23,8 +23,8 @@ The rules
      everybody in as many steps as there are links between two peers. What it says may end links.
 """
 
-import contextlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Final
 
 import trio
@@ -34,10 +34,16 @@ from peer.facts import PeerState
 from peer.network.conversation import Conversation, StreamStalled
 from peer.observe.event_names import EventName
 from peer.ports import Address, PeerId, Stream
-from protocol.errors import Declined, LocoError, RemoteProtocolError, StreamLost
-from protocol.limits import ANSWER_S, LINK_MESSAGES_PER_S, MAX_PEERS_PER_EXCHANGE
-from protocol.membership.book import Budget, Fault
-from protocol.membership.view import Progress
+from protocol.errors import Declined, LocoError, Refused, RemoteProtocolError, StreamLost
+from protocol.limits import (
+    ANSWER_S,
+    LINK_MESSAGES_PER_S,
+    MAX_DIALS,
+    MAX_LINKS,
+    MAX_PEERS_PER_EXCHANGE,
+)
+from protocol.membership.book import Budget, Fault, PeerBook
+from protocol.membership.view import Member, Progress, Roster
 from protocol.wire.messages import (
     AliveReply,
     AskAlive,
@@ -52,7 +58,6 @@ from protocol.wire.messages import (
 from protocol.wire.versions import HELLO
 
 from .admission import Reputation
-from .dialler import Dialler
 from .greeting import BEAT_S, LINK_PLACES, NO_ROOM, Duplicates, Greeter
 from .link import FROM_LINK, FromLink, Link, Outgoing, beat_to
 from .ports import Ports
@@ -65,10 +70,8 @@ MAX_QUESTIONS: Final = 4
 """Questions of one link that are looked into at once; more go without an answer."""
 HANDOVER_S: Final = 2.0
 """For how long a peer may have two links to us."""
-LEAVING_S: Final = 1.0
-"""How long we try to tell everybody that we leave."""
 FAREWELL_S: Final = 1.0
-"""How long a peer that is not admitted any more has to hear of it."""
+"""How long we try to tell all that we leave; and a peer that it is not admitted any more."""
 
 
 class Links:
@@ -119,8 +122,9 @@ class Links:
             while True:
                 self._beat()
                 self._note_bytes()
-                self._expire()
-                self._redial()
+                for peer_id in self._roster.expire(trio.current_time()):
+                    self._events.emit(EventName.PEER_LOST, remote=peer_id, reason="silent")
+                self._redial(nursery)
                 await trio.sleep(BEAT_S)
 
     async def _tell_at_once(self) -> None:
@@ -130,7 +134,6 @@ class Links:
                 self._post(link, self._beat_for(link))
 
     async def _end_ignored(self) -> None:
-        """End links with peers that are ignored, whenever it comes to that."""
         while True:
             await self._reputation.one_more_ignored.park()
             for link in self._all():
@@ -139,14 +142,15 @@ class Links:
 
     async def say_leaving(self) -> None:
         """Tell everybody that we go on purpose."""
-        with trio.move_on_after(LEAVING_S):
+
+        async def tell(link: Link) -> None:
+            with suppress(LocoError):
+                await link.talk.send(Leaving())
+
+        with trio.move_on_after(FAREWELL_S):
             async with trio.open_nursery() as nursery:
                 for link in self._all():
-                    nursery.start_soon(self._say_leaving, link)
-
-    async def _say_leaving(self, link: Link) -> None:
-        with contextlib.suppress(LocoError):
-            await link.talk.send(Leaving())
+                    nursery.start_soon(tell, link)
 
     # --- hello ------------------------------------------------------------------------------------
     async def dial(self, peer_id: PeerId, addresses: Sequence[Address]) -> Hello:
@@ -161,8 +165,7 @@ class Links:
         """
         assert self._nursery is not None
         await self._network.connect(peer_id, addresses)
-        stream = await self._network.open_stream(peer_id, HELLO)
-        talk = Conversation(stream)
+        talk = Conversation(await self._network.open_stream(peer_id, HELLO))
         try:
             asked_s = trio.current_time()
             await talk.send(self._greeter.hello(), stall_s=ANSWER_S)
@@ -172,8 +175,7 @@ class Links:
             if refusal is not None:
                 raise Declined(refusal.reason, refusal.sentence)
         except BaseException:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
-                await stream.aclose()
+            await talk.aclose()
             raise
         self._nursery.start_soon(self._own, talk, theirs)
         return theirs
@@ -199,19 +201,15 @@ class Links:
         if refusal is not None:
             await self._refuse(talk, refusal)
             return
-        self._replace_silent(peer_id, asked_s)
+        for link in self._links.get(peer_id, ()):
+            if link.last_heard_s <= asked_s:  # silent since the newcomer's hello
+                link.scope.cancel()
         await talk.send(self._greeter.hello(), stall_s=ANSWER_S)
         await self._live(talk, theirs)
 
     async def _refuse(self, talk: Conversation, refusal: Refusal) -> None:
         self.num_refused += 1
         await talk.send(refusal, stall_s=ANSWER_S)
-
-    def _replace_silent(self, peer_id: PeerId, asked_s: float) -> None:
-        """End the links of this identity that have been silent since it greeted."""
-        for link in self._links.get(peer_id, ()):
-            if link.last_heard_s <= asked_s:
-                link.scope.cancel()
 
     def _ask_alive(self, question: AskAlive) -> frozenset[PeerId]:
         asked = [link for link in self._all() if link.peer_id != question.peer_id]
@@ -221,12 +219,9 @@ class Links:
 
     # --- the life of a link -----------------------------------------------------------------------
     async def _own(self, talk: Conversation, theirs: Hello) -> None:
-        try:
-            with contextlib.suppress(LocoError):  # counted and logged where the link ended
+        with suppress(LocoError):  # counted and logged where the link ended
+            async with talk:
                 await self._live(talk, theirs, opened_by_us=True)
-        finally:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
-                await talk.aclose()
 
     async def _live(self, talk: Conversation, theirs: Hello, *, opened_by_us: bool = False) -> None:
         peer_id, now_s = talk.remote_peer_id, trio.current_time()
@@ -399,13 +394,111 @@ class Links:
     def _all(self) -> list[Link]:
         return [link for links in self._links.values() for link in links]
 
-    def _expire(self) -> None:
-        for peer_id in self._roster.expire(trio.current_time()):
-            self._events.emit(EventName.PEER_LOST, remote=peer_id, reason="silent")
+    def _redial(self, nursery: trio.Nursery) -> None:
+        dials_none = (PeerState.STARTING, PeerState.CONNECTING, PeerState.LEAVING)
+        if self._facts.state not in dials_none:
+            self.dialler.look(nursery, trio.current_time(), self._links)
 
-    def _redial(self) -> None:
-        """Link to everybody on the roster (dialler.py)."""
-        if self._facts.state in (PeerState.STARTING, PeerState.CONNECTING, PeerState.LEAVING):
-            return
-        assert self._nursery is not None
-        self.dialler.look(self._nursery, trio.current_time(), self._links)
+
+# --- dialling -------------------------------------------------------------------------------------
+
+Dial = Callable[[PeerId, Sequence[Address]], Awaitable[object]]
+"""Opens a link; raises LocoError."""
+
+
+class Dialler:
+    """Links to all peers on the roster, up to MAX_LINKS, with back-off for each peer.
+
+    So many are dialled at once; those that were only named by others within the budget of whoever
+    named them (protocol/membership/book.py). So dials to peers that do not exist leave room for the
+    streams of the run, which go through the same p2pd.
+
+    Attributes:
+        failures: why those could not be reached that were tried last.
+        refusals: why those that were reached did not take us in.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        own_id: PeerId,
+        dial: Dial,
+        book: PeerBook,
+        may_be_dialled: Callable[[PeerId], bool],
+    ) -> None:
+        self._roster = roster
+        self._own_id = own_id
+        self._dial = dial
+        self._book = book
+        self._may_be_dialled = may_be_dialled
+        self._dialling: set[PeerId] = set()
+        self.failures: dict[PeerId, str] = {}
+        self.refusals: dict[PeerId, Refused] = {}
+
+    def told(self, now_s: float, teller: PeerId, message: PeerList) -> None:
+        """A linked peer names others. Hearsay introduces a peer, and no more.
+
+        A name never drives anybody out of a full roster, and tells nothing of a peer whose
+        addresses are known already; the first that names a peer says where it is.
+        """
+        for entry in message.peers:
+            known = self._roster.get(entry.peer_id)
+            if known is not None and known.addresses:
+                continue
+            if known is None and (
+                entry.peer_id == self._own_id
+                or not self._roster.has_room
+                or not self._book.note_name(entry.peer_id, teller)
+            ):
+                continue
+            self._roster.introduced(now_s, entry.peer_id, entry.addresses)
+
+    def linked(self, peer_id: PeerId) -> None:
+        self._book.linked(peer_id)
+        self.failures.pop(peer_id, None)
+        self.refusals.pop(peer_id, None)
+
+    def look(self, nursery: trio.Nursery, now_s: float, linked: Collection[PeerId]) -> None:
+        room, members = MAX_LINKS - len(linked), self._roster.members()
+        known = {member.peer_id for member in members}
+        for kept in (self.failures, self.refusals):
+            for peer_id in kept.keys() - known:
+                del kept[peer_id]
+        for member in members:
+            if room <= 0 or len(self._dialling) >= MAX_DIALS:
+                return
+            if member.peer_id not in linked and self._is_due(member, now_s):
+                self._dialling.add(member.peer_id)
+                teller = self._book.dialled(member.peer_id)
+                nursery.start_soon(self._attempt, member.peer_id, member.addresses, teller)
+                room -= 1
+
+    def _is_due(self, member: Member, now_s: float) -> bool:
+        peer_id = member.peer_id
+        return (
+            bool(member.addresses)
+            and peer_id != self._own_id
+            and peer_id not in self._dialling
+            and self._book.may_dial(now_s, peer_id)
+            and self._may_be_dialled(peer_id)
+        )
+
+    async def _attempt(
+        self, peer_id: PeerId, addresses: Sequence[Address], teller: PeerId | None
+    ) -> None:
+        try:
+            with trio.fail_after(ANSWER_S):
+                await self._dial(peer_id, addresses)
+        except (LocoError, trio.TooSlowError) as error:  # the directory drops who stays away
+            self._failed(peer_id, error)
+        finally:
+            self._dialling.discard(peer_id)
+            if self._book.ended(peer_id, teller):
+                self._roster.forget(peer_id)
+
+    def _failed(self, peer_id: PeerId, error: Exception) -> None:
+        self.failures.pop(peer_id, None)
+        self.failures[peer_id] = str(error) or f"no answer within {ANSWER_S:.0f} s"  # the last one
+        if isinstance(error, Refused) and not isinstance(error, Declined):
+            self.refusals[peer_id] = error
+        self._book.dials.failed(peer_id, trio.current_time())

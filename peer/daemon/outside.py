@@ -26,7 +26,7 @@ from peer.observe.event_names import EventName
 from peer.ports import Address, Network, PeerId, Stream
 from protocol.address.multiaddr import is_relayed, split_peer_id
 from protocol.errors import LocoError
-from protocol.limits import DIAL_BACK_EVERY_S, MAX_DIAL_BACKS, MAX_LINKS
+from protocol.limits import ANSWER_S, DIAL_BACK_EVERY_S, MAX_DIAL_BACKS, MAX_LINKS
 from protocol.membership.book import BackOff
 from protocol.membership.dial_back import (
     DialBacks,
@@ -50,10 +50,7 @@ ASK_KNOWN_EVERY_S: Final = 300.0
 RELAYS: Final = 2
 RELAY_PAUSE_S: Final = 60.0
 """A peer that did not relay for us is not asked again for so long."""
-RENEW_AT: Final = 0.5
-"""Share of a reservation's time after which it is renewed."""
 TRY_S: Final = 5.0
-ANSWER_S: Final = 15.0
 Reserve = Callable[[PeerId], Awaitable[float]]
 """Reserves a place at a relay; for how many seconds. Raises LocoError."""
 
@@ -81,11 +78,29 @@ async def say_where(network: Network, peer_id: PeerId, told: Whereabouts) -> See
     return seen
 
 
-def note_seen(answers: DialBacks, peer_id: PeerId, asked: Sequence[Address], seen: Seen) -> None:
-    """A peer has said what it saw of us, and which of the addresses asked it got through to."""
-    observed = None if is_relayed(seen.observed) else seen.observed
-    answer = answer_of(asked, observed, seen.tried, seen.reached)
-    answers.heard(trio.current_time(), peer_id, answer)
+async def ask_seen(
+    answers: DialBacks,
+    peer_id: PeerId,
+    wanted: Callable[[], Sequence[Address]],
+    say: Callable[[PeerId, Sequence[Address]], Awaitable[Seen | None]],
+) -> None:
+    """Ask a peer how we look from there; again when it has shown an address that it could try.
+
+    Args:
+        wanted: what it may try to dial us at, by all that we know now.
+        say: tells it where we are and asks it to try.
+    """
+    tried = wanted()
+    for _ in range(2):
+        seen = await say(peer_id, tried)
+        if seen is None:
+            return
+        observed = None if is_relayed(seen.observed) else seen.observed
+        answer = answer_of(tried, observed, seen.tried, seen.reached)
+        answers.heard(trio.current_time(), peer_id, answer)
+        tried = wanted()
+        if seen.tried or not tried:
+            return
 
 
 class Reaching:
@@ -149,7 +164,6 @@ class Reaching:
         return True
 
     async def _reached(self, peer_id: PeerId, tried: Sequence[Address]) -> list[Address]:
-        """Those of the addresses at which the peer answers."""
         reached = []
         for address in tried:
             async with self._trying:
@@ -179,9 +193,13 @@ class Reaching:
             return
         unlike = [member for member in linked if not member.relayed]
         asked = sorted(unlike or linked, key=lambda m: self._lot(m.peer_id, int(now_s)))[:ASKED]
+
+        def wanted() -> list[Address]:
+            return to_try(self._answers, self._own, self._direct())
+
         async with trio.open_nursery() as nursery:
             for member in asked:
-                nursery.start_soon(self._ask_one, member.peer_id)
+                nursery.start_soon(ask_seen, self._answers, member.peer_id, wanted, self._say)
         self._note()
         known = self._facts.reach.reach is not Reach.UNKNOWN
         enough = self._answers.num_answers(trio.current_time()) >= min(ASKED, len(linked))
@@ -190,19 +208,6 @@ class Reaching:
 
     def _lot(self, peer_id: PeerId, turn: int) -> bytes:
         return blake3.blake3(f"{self._network.peer_id}/{peer_id}/{turn}".encode()).digest(length=8)
-
-    async def _ask_one(self, peer_id: PeerId) -> None:
-        """Ask one peer; once more, when it has shown us an address that it could try."""
-        for first in (True, False):
-            wanted = to_try(self._answers, self._own, self._direct())
-            if not first and not wanted:
-                return
-            seen = await self._say(peer_id, wanted)
-            if seen is None:
-                return
-            note_seen(self._answers, peer_id, wanted, seen)
-            if seen.tried:
-                return
 
     async def _say(self, peer_id: PeerId, tried: Sequence[Address]) -> Seen | None:
         addresses = tuple(self._network.addresses)
@@ -266,7 +271,7 @@ class Reaching:
         except LocoError:
             self._patience.failed(peer_id, now_s)
             return
-        self._relays[peer_id] = now_s + RENEW_AT * lasts_s, address
+        self._relays[peer_id] = now_s + lasts_s / 2, address  # then it is renewed
 
     # --- telling ----------------------------------------------------------------------------------
     def _announce(self) -> None:

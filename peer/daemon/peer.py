@@ -9,15 +9,19 @@ Whatever happens on the way, the nursery in `run` owns every task, and `request_
 import math
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import trio
 
 from peer.averaging.parts import Averaging, averaging_of
 from peer.codec import MAIN_MEMORY, get_codec
+from peer.content.pieces import PieceFetcher
 from peer.content.service import ContentService
-from peer.facts import HeldPart, PeerState
+from peer.content.state_file import StateManifest, copy_state, seal_state
+from peer.facts import Facts, HeldPart, PeerState
 from peer.observe.event_names import EventName
+from peer.ports import Work
 from peer.process.rejoin import JoinAgain, addresses_of
 from peer.rounds.loop import RoundLoop
 from peer.rounds.shares import DataShares
@@ -27,16 +31,20 @@ from peer.stages.exchange import StageExchange
 from peer.state.kept_files import ProofFile
 from peer.training.ports import Float32Vector, StartTrainer
 from peer.training.warm import warmed_up
+from protocol.content.samples import sample_of
+from protocol.errors import Refused
 from protocol.membership.group import Group
 from protocol.membership.view import View
-from protocol.run.layout import stage_of_part
+from protocol.outcomes import RefusalReason
+from protocol.run.layout import DATA_STAGE, stage_of_part
 from protocol.run.signed_spec import SignedSpec
 from protocol.schedule.data_plan import DataPlan
+from protocol.wire.content_messages import StateScalars
 
 from .beginning import Arrival, MeasureLoss, cannot_tell
 from .checkpointing import Checkpointing, check_room
 from .entry import Entry
-from .group import LinkedCompany, Membership, OuterSource, piece_fetcher
+from .membership import LinkedCompany, Membership
 from .parts import PeerParts, PeerSettings
 from .provision import Supplies
 
@@ -47,6 +55,10 @@ LEAVING_SHARE: Final = 0.6
 """Part of the grace in which an exchange under way may end."""
 COPYING_SHARE: Final = 0.9
 """Part of the grace in which the last checkpoint may be copied elsewhere."""
+ROUNDS_FIRST: Final = 2
+"""Rounds of ours whose blocks are fetched in the order in which they are trained."""
+MAX_FIRST_BLOCKS: Final = 1024
+"""Beyond so many blocks all pieces of a stratum have begun, and their order means nothing."""
 
 
 class Peer:
@@ -99,7 +111,8 @@ class Peer:
             await stop.wait()
             await self._leave()
             nursery.cancel_scope.cancel()
-        admission.check_not_banned()
+        if admission.expelled.is_set():
+            raise Refused(RefusalReason.NOT_ADMITTED, "this peer has been banned from the run")
 
     async def _come_and_train(self, entry: Entry) -> None:
         """Come to the run and train it; then go, if that is wanted, or serve until cancelled."""
@@ -165,7 +178,6 @@ class Training:
         self._amended = parts.admission.amended
         spec = self._spec = self._amended.founding
         facts = self._facts = parts.facts
-        facts.run_id = signed.run_id
         facts.inner_steps_per_round = spec.sync.round_steps
         facts.tokens_per_step = spec.tokens_per_step
         group, shape = Group(signed.run_id, supplies.part), supplies.shape
@@ -180,8 +192,7 @@ class Training:
         self._stage = stage_of_part(group.part)
         self._company = StageCompany(parts.roster, group.run_id, spec.pipeline.stages)
         plan = DataPlan(spec.seed, supplies.num_blocks, supplies.piece_blocks)
-        most = settings.max_corpus_bytes
-        self._fetcher = piece_fetcher(parts, supplies, plan, spec, most)
+        self._fetcher = self._piece_fetcher(plan)
         self._shares = DataShares(plan, facts, self._fetcher)
         self.checkpoints = Checkpointing(settings.checkpoints, self._held, parts)
         self.service = ContentService(
@@ -222,6 +233,22 @@ class Training:
                     nursery.start_soon(self.checkpoints.run, averaging)
                     await self._run_rounds(averaging, membership, warm.start, exchange)
                     nursery.cancel_scope.cancel()
+
+    def _piece_fetcher(self, plan: DataPlan) -> PieceFetcher | None:
+        """Brings the pieces that are needed; None where all are here, or none is needed."""
+        parts, store, spec = self._parts, self._supplies.store, self._spec
+        if store is None or self._stage not in (None, DATA_STAGE):
+            return None  # no other stage reads tokens
+        max_bytes = self._settings.max_corpus_bytes
+        most = math.inf if max_bytes is None else max_bytes // store.manifest.piece_bytes(0)
+        first_blocks = ROUNDS_FIRST * spec.sync.round_steps * spec.training.batch_size
+        return PieceFetcher(
+            store,
+            plan,
+            parts,
+            first_blocks=min(MAX_FIRST_BLOCKS, first_blocks),
+            max_pieces=max(1, most),
+        )
 
     def _exchange(self) -> StageExchange | None:
         """The microbatches of our stage; None where we hold the whole model."""
@@ -323,3 +350,61 @@ class Training:
         loops = await self._parts.work.run(codec.loops_for, num_values, MAIN_MEMORY)
         self._facts.codec, self._facts.loops["daemon"] = name, loops
         self._parts.events.emit(EventName.CODEC_CHOSEN, codec=name, loops=loops)
+
+
+# --- the state that others take -------------------------------------------------------------------
+
+LARGEST_NORM: Final = 1e9
+"""Told of a gradient that is longer; its length is a weight beside others'
+(peer/state/rebuilt_stage.py)."""
+
+
+class OuterSource:
+    """The outer state as the state service sees it. Implements `StateSource`."""
+
+    def __init__(self, averaging: Averaging, facts: Facts, work: Work) -> None:
+        self._averaging = averaging
+        self._facts = facts
+        self._work = work
+        self._written = 0
+
+    @property
+    def group(self) -> str:
+        return self._facts.group or ""
+
+    @property
+    def round(self) -> int:
+        return self._averaging.round
+
+    @property
+    def step(self) -> int:
+        return self._facts.step
+
+    async def sample(self, seed: bytes) -> bytes:
+        """The weights as they are between two outer steps."""
+        async with self._averaging.lock:
+            return sample_of(self._averaging.slow_P, seed).astype("<f4").tobytes()
+
+    async def write(self, directory: Path) -> tuple[Path, StateManifest]:
+        """Write the state: copied under the lock of the outer step, so that it is one state.
+
+        Digests and disk are waited for without the lock, so an outer step is held up for no longer
+        than the copy takes.
+        """
+        facts, averaging = self._facts, self._averaging
+        async with averaging.lock:
+            self._written += 1
+            path = directory / f"{self._written}.state"
+            scalars = StateScalars(
+                group=self.group,
+                round=averaging.round,
+                step=self.step,
+                layout_digest=facts.layout_digest or "",
+                epoch=facts.epoch,
+                position=facts.position,
+                tokens=facts.tokens,
+                gradient_norm=float(min(facts.gradient_norm, LARGEST_NORM)),
+            )
+            vectors = (averaging.slow_P, averaging.momentum_P)
+            await self._work.run(copy_state, path, scalars, *vectors)
+        return path, await self._work.run(seal_state, path, scalars)

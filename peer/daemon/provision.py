@@ -202,8 +202,10 @@ async def obtain_data(
         if data is not None and (kept is None or kept.whole is None):
             return await work.run(_given_here, spec, cache_dir, data, work.check_cancelled)
         if kept is None:
-            made = await work.run(_made_here, spec, cache_dir, work.check_cancelled)
-            kept = made or await _taken_from_peers(digest, cache_dir, source, work)
+            kept = await work.run(_made_here, spec, cache_dir, work.check_cancelled)
+        if kept is None:
+            kept = await work.run(adopt_manifest, await source.blob(digest), digest, cache_dir)
+            await work.run(adopt_held_out, kept, await source.blob(kept.manifest.held_out))
         return await work.run(describe_corpus, spec, kept)
 
 
@@ -239,14 +241,6 @@ async def _tokenizer_here(digest: str, cache_dir: Path, source: BlobSource, work
     if not path.is_file():
         await work.run(replace_file, path, await source.blob(digest))
     return str(path)
-
-
-async def _taken_from_peers(
-    digest: str, cache_dir: Path, source: BlobSource, work: Work
-) -> KeptCorpus:
-    kept = await work.run(adopt_manifest, await source.blob(digest), digest, cache_dir)
-    await work.run(adopt_held_out, kept, await source.blob(kept.manifest.held_out))
-    return kept
 
 
 def _keep_tokenizer(source: str, cache_dir: Path) -> None:

@@ -48,9 +48,9 @@ from protocol.schedule.rounds import is_lost, lost_lag
 
 from .beginning import Arrival, Beginning, FirstState
 from .bootstrap import CALM_REPORT_S, Bootstrap
-from .dialler import Dialler
 from .entry import CheckSpec, Entered, choose_stage, enter_swarm
 from .fetched import Fetched
+from .links import Dialler
 from .parts import PeerParts
 from .ports import Ports
 from .provision import ChooseStage, ChosenStage, Supplies
@@ -96,7 +96,6 @@ async def come_back(
     remembered = RememberedPeers(parts, parts.links.dialler, alone=alone)
     nursery.start_soon(_keep_looking, parts, signed.run_id, addresses, remembered)
     spec, facts = signed.spec(), parts.facts
-    facts.run_id = signed.run_id
     parts.admission.entered(signed)
     check_spec(spec)
     facts.now_doing("looking for the others of the run", PeerState.RETURNING)
@@ -192,7 +191,6 @@ class RememberedPeers:
         self._was_linked = False
 
     def remember(self, peers: Collection[PeerId]) -> None:
-        """Set the remembered peers; waiting for them begins now."""
         self._remembered = frozenset(peers)
         self._since_s = trio.current_time()
 

@@ -8,7 +8,6 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -25,13 +24,12 @@ from peer.network.pacing import BandwidthLimits, Pacing
 from peer.observe.control import serve_control
 from peer.observe.event_names import EventName
 from peer.observe.events import MAX_ERROR_CHARS, EventLog, LineFile
-from peer.observe.metrics import serve_metrics
+from peer.observe.metrics import Metrics, serve_metrics
 from peer.options.config import DEFAULT_PORT, ConfigError, Origin, PeerConfig, check_options
 from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import say_needs
 from peer.options.values import HostPort
-from peer.ports import PeerId
-from peer.ports.real import RealEntropy, RealWork
+from peer.ports.work import RealEntropy, RealWork
 from peer.process.rejoin import JoinAgain
 from peer.process.signals import run_until_signalled
 from peer.state.checkpoints import CheckpointStore
@@ -39,6 +37,7 @@ from peer.state.home import Home
 from peer.state.kept_files import Acquaintances, AdmissionFile, Pins
 from peer.state.uploads import UploadFailed, Uploads
 from peer.training.child_process import SpareChild
+from protocol.membership.dial_back import host_and_port
 from protocol.membership.view import Roster
 from protocol.run.run_spec import RunSpec
 
@@ -51,7 +50,7 @@ from .parts import PeerParts, PeerSettings
 from .peer import Peer
 from .ports import Keys, Ports
 from .provision import RealProvision
-from .report import Console, Report, join_address
+from .report import Console, join_address
 from .returning import come_back
 
 DIRECTORY_CHECK_S: Final = 5.0
@@ -96,10 +95,9 @@ class _Daemon:
         self._home = home
         self._spare = spare
         self._stop = stop
+        most = config.checkpoint_max_gb
         self._checkpoints = CheckpointStore(
-            home.checkpoints_dir,
-            config.checkpoint_keep,
-            _bytes_of(config.checkpoint_max_gb),
+            home.checkpoints_dir, config.checkpoint_keep, None if most is None else most * 1e9
         )
 
     async def run(self, spec: RunSpec | None) -> None:
@@ -115,33 +113,30 @@ class _Daemon:
             ) as network,
             open_hivemind_directory(network.daemon_control_address) as directory,
         ):
-            self._keep_port(network)
-            await self._run_parts(spec, identity, incarnation, network, directory)
+            ports = [each[1] for each in map(host_and_port, network.addresses) if each is not None]
+            if ports:
+                self._home.keep_port("listen", ports[0])
+            parts = self._parts(network, directory, incarnation, self._keys(identity, spec))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_watch_network, network, directory, parts)
+                nursery.start_soon(_watch_directory, directory, parts)
+                await self._run_peer(spec, parts, nursery)
+                nursery.cancel_scope.cancel()
 
-    async def _run_parts(
-        self,
-        spec: RunSpec | None,
-        identity: Identity,
-        incarnation: int,
-        network: Libp2pNetwork,
-        directory: HivemindDirectory,
+    async def _run_peer(
+        self, spec: RunSpec | None, parts: PeerParts, nursery: trio.Nursery
     ) -> None:
-        parts = self._parts(network, directory, incarnation, self._keys(identity, spec))
         events, report = parts.events, parts.report
         parts.facts.reach.given = self._config.announce
         peer = Peer(self._settings(parts, founds=spec is not None), parts)
-        async with trio.open_nursery() as nursery:
-            report.metrics_url = await self._serve_metrics(nursery, report)
-            handlers = ControlRequests(peer, RealEntropy()).handlers()
-            await nursery.start(
-                serve_control, self._home.control_socket, handlers, events.request_failed
-            )
-            nursery.start_soon(_watch_network, network, directory, parts)
-            nursery.start_soon(_watch_directory, directory, parts)
-            nursery.start_soon(be_reached, parts, self._config.relay_mbps)
-            nursery.start_soon(Console(report, parts.facts, events, self._export_command()).run)
-            await peer.run(self._entry(spec))
-            nursery.cancel_scope.cancel()
+        report.metrics_url = await self._serve_metrics(nursery, report.metrics)
+        handlers = ControlRequests(peer, RealEntropy()).handlers()
+        await nursery.start(
+            serve_control, self._home.control_socket, handlers, events.request_failed
+        )
+        nursery.start_soon(be_reached, parts, self._config.relay_mbps)
+        nursery.start_soon(Console(report, parts.facts, events, self._export_command()).run)
+        await peer.run(self._entry(spec))
 
     def _entry(self, spec: RunSpec | None) -> Entry:
         """How we come to the run: a home that has one goes on with it."""
@@ -166,9 +161,8 @@ class _Daemon:
             return Keys(identity, load_or_create(path, RealEntropy()))
         return Keys(identity, load(path) if path.exists() else None)
 
-    async def _serve_metrics(self, nursery: trio.Nursery, report: Report) -> str:
+    async def _serve_metrics(self, nursery: trio.Nursery, metrics: Metrics) -> str:
         """Where Prometheus finds us: the same place after every restart, if it can be had."""
-        metrics = report.metrics
         where = self._with_port(self._config.metrics, "metrics")
         url: str = await nursery.start(serve_metrics, where, metrics.render, metrics.content_type)
         port = urlsplit(url).port
@@ -194,10 +188,10 @@ class _Daemon:
         )
         network.tellers.append(events.stream_failed)
         limits = BandwidthLimits(config.max_upload_mbps, config.max_download_mbps)
-        network.pacing = pacing = Pacing(limits)
+        network.pacing = Pacing(limits)
         return PeerParts(
             network=network,
-            pacing=pacing,
+            pacing=network.pacing,
             directory=directory,
             work=work,
             roster=Roster(SILENCE_S),
@@ -215,6 +209,9 @@ class _Daemon:
 
     def _settings(self, parts: PeerParts, *, founds: bool) -> PeerSettings:
         config, home = self._config, self._home
+        most, folder, on_finished = config.max_corpus_gb, config.export_when_done, None
+        if folder is not None:
+            on_finished = partial(export_finished, home, folder.absolute(), parts.events)
         return PeerSettings(
             home=str(home.root),
             state_dir=home.state_dir,
@@ -225,11 +222,9 @@ class _Daemon:
             bind_run=home.bind_run,
             observe_round=parts.facts.count_timing,
             keeps_stage=config.stage is not None,
-            checkpoints=CheckpointPlan(
-                config.checkpoint_every_s, self._uploads(parts.facts.peer_id)
-            ),
-            on_finished=self._export(parts.events),
-            max_corpus_bytes=_bytes_of(config.max_corpus_gb),
+            checkpoints=CheckpointPlan(config.checkpoint_every_s, self._uploads(parts)),
+            on_finished=on_finished,
+            max_corpus_bytes=None if most is None else most * 1e9,
             on_run=partial(say_needs, config, again=founds) if home.run() is None else None,
             stop=self._stop,
         )
@@ -239,26 +234,14 @@ class _Daemon:
         check_options(self._config, spec)
         check_room_to_begin(self._checkpoints, spec, self._config.data)
 
-    def _export(self, events: EventLog) -> Callable[[], Awaitable[None]] | None:
-        """What writes the model when the run is over, if somebody wants that."""
-        folder = self._config.export_when_done
-        if folder is None:
-            return None
-        return partial(export_finished, self._home, folder.absolute(), events)
-
-    def _uploads(self, peer_id: PeerId) -> Uploads | None:
+    def _uploads(self, ports: Ports) -> Uploads | None:
         """Where copies of checkpoints go. Raises ConfigError: that place cannot be reached."""
-        url = self._config.checkpoint_upload
+        config, own_id = self._config, ports.facts.peer_id
+        url, keep, keys = config.checkpoint_upload, config.checkpoint_keep, config.upload_keys
         if url is None:
             return None
         try:
-            return Uploads(
-                url,
-                peer_id,
-                self._config.checkpoint_keep,
-                self._home,
-                keys=self._config.upload_keys,
-            )
+            return Uploads(url, own_id, keep, self._home, keys=keys)
         except UploadFailed as error:
             raise ConfigError(f"{error} (checkpoint-upload)") from error
 
@@ -275,13 +258,6 @@ class _Daemon:
         wanted = (self._home.kept_port(purpose), *defaults)
         free = (port for port in wanted if port is not None and _is_free(port))
         return HostPort(where.host, next(free, 0))
-
-    def _keep_port(self, network: Libp2pNetwork) -> None:
-        for address in network.addresses:
-            parts = address.split("/")
-            if "tcp" in parts:
-                self._home.keep_port("listen", int(parts[parts.index("tcp") + 1]))
-                return
 
     def _announce(self, parts: PeerParts, *, founds: bool) -> None:
         """Say where others can join, and what a founder must not lose."""
@@ -314,7 +290,7 @@ class _Daemon:
 async def _watch_network(
     network: Libp2pNetwork, directory: HivemindDirectory, ports: Ports
 ) -> None:
-    """Attach the directory to each new p2pd, and report restarts."""
+    """Attach the directory to each new p2pd, and tell."""
     generation = network.generation
     while True:
         generation = await network.wait_restarted(generation)
@@ -364,10 +340,6 @@ async def export_finished(home: Home, folder: Path, events: EventLog) -> None:
         EventName.EXPORT_FAILED,
         detail=f"{said}; try again: loco-peer export --home {home.root} --hf {folder}",
     )
-
-
-def _bytes_of(gigabytes: float | None) -> float | None:
-    return None if gigabytes is None else gigabytes * 1e9
 
 
 def _is_free(port: int) -> bool:

@@ -34,10 +34,7 @@ MAX_SOURCE_PAUSE_S: Final = 2.0
 TRIES_FOR_ONE: Final = 4
 """Peers that are asked to help, for each that may help at once."""
 DOUBT_PAUSE_S: Final = 30.0
-"""After a source broke the protocol, or refused for good."""
-TOO_LARGE_PAUSE_S: Final = 300.0
-"""After a source said that what we want is too large to be fetched."""
-
+"""After a source broke the protocol, refused for good, or holds what is too large to be fetched."""
 
 FINAL_REFUSALS: Final = frozenset(
     {
@@ -61,9 +58,9 @@ class NobodyHelped(LocoError):
 
 def pause_after(error: LocoError) -> float:
     """For how long at least a source is not asked again that failed so."""
-    if isinstance(error, Refused) and error.reason is RefusalReason.TOO_LARGE:
-        return TOO_LARGE_PAUSE_S
-    return DOUBT_PAUSE_S if isinstance(error, RemoteProtocolError) or is_final(error) else 0.0
+    too_large = isinstance(error, Refused) and error.reason is RefusalReason.TOO_LARGE
+    in_vain = too_large or isinstance(error, RemoteProtocolError) or is_final(error)
+    return DOUBT_PAUSE_S if in_vain else 0.0
 
 
 class Sources:

@@ -65,6 +65,12 @@ class ReceiveOptions(TypedDict, total=False):
     on_progress: OnBytes
 
 
+async def close(stream: Stream) -> None:
+    """Close a stream: also where we are cancelled, and for a second at most."""
+    with trio.move_on_after(1, shield=True):
+        await stream.aclose()
+
+
 class Conversation:
     """Messages over `stream`, which it owns: closed by `aclose` or on leaving `async with`.
 
@@ -91,7 +97,7 @@ class Conversation:
         await self.aclose()
 
     async def aclose(self) -> None:
-        await self._stream.aclose()
+        await close(self._stream)
 
     async def send(
         self,

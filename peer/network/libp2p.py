@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Final
 
 import trio
+from trio.lowlevel import ParkingLot
 
 from peer.ports import Address, PeerId, StreamHandler
 from protocol.address import multiaddr
@@ -223,7 +224,7 @@ class Libp2pNetwork(BaseNetwork):
         self._config = config
         self._listener = multiaddr.to_bytes(f"/unix{listener_path}")
         self._client: P2pdClient | None = None
-        self._changed = trio.Event()
+        self._changed = ParkingLot()
         self._requests = trio.CapacityLimiter(MAX_CONTROL_REQUESTS)
         self._book = AddressBook(quic=config.quic)
         self.peer_id: PeerId = ""
@@ -238,7 +239,7 @@ class Libp2pNetwork(BaseNetwork):
     async def wait_restarted(self, generation: int) -> int:
         """Wait until p2pd is up in a later life than `generation`; which one it is."""
         while self.generation <= generation or self._client is None:
-            await self._changed.wait()
+            await self._changed.park()
         return self.generation
 
     def announce(self, addresses: Sequence[Address]) -> None:
@@ -290,7 +291,7 @@ class Libp2pNetwork(BaseNetwork):
     async def _wait_up(self, peer_id: PeerId) -> P2pdClient:
         with trio.move_on_after(ANSWER_S):
             while self._client is None:
-                await self._changed.wait()
+                await self._changed.park()
         if self._client is None:
             raise StreamLost(
                 f"dial: cannot reach {peer_id}: our p2pd is down ({self.carried.last_failure})"
@@ -399,8 +400,7 @@ class Libp2pNetwork(BaseNetwork):
         self._announce_change()
 
     def _announce_change(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
+        self._changed.unpark_all()
 
     async def _check_health(self, client: P2pdClient) -> None:
         while True:

@@ -39,6 +39,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import trio
+from trio.lowlevel import ParkingLot
 
 from peer.ports import PeerId
 from protocol.limits import MAX_MEMBERS
@@ -76,7 +77,7 @@ class Bucket:
         self.bytes_per_s = bytes_per_s
         self._clear_s = -math.inf
         self._lock = trio.Lock()
-        self._rate_changed = trio.Event()
+        self._rate_changed = ParkingLot()
 
     @property
     def is_bound(self) -> bool:
@@ -91,8 +92,7 @@ class Bucket:
             self._clear_s = now_s + left_bytes / bytes_per_s
         if bytes_per_s != self.bytes_per_s:
             self.bytes_per_s = bytes_per_s
-            self._rate_changed.set()
-            self._rate_changed = trio.Event()
+            self._rate_changed.unpark_all()
 
     def charge(self, num_bytes: float) -> None:
         """Charge bytes that go without waiting."""
@@ -104,7 +104,7 @@ class Bucket:
         """Wait until all that was charged has had its time."""
         while self.is_bound and trio.current_time() < self._clear_s:
             with trio.move_on_at(self._clear_s):
-                await self._rate_changed.wait()
+                await self._rate_changed.park()
 
     async def turn(self, num_bytes: float) -> None:
         """Wait for our turn, and take it."""

@@ -43,6 +43,7 @@ from protocol.limits import (
 )
 from protocol.membership.book import Budget, Shares
 
+from .conversation import close
 from .pacing import Bucket
 from .protobuf import Field, decode_fields, delimited, encode_fields, one_of
 
@@ -241,8 +242,7 @@ class Relay:
                 await stream.send_all(hop_answer(status))
                 await self._carry_both(stream, onward)
             finally:
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
-                    await onward.aclose()
+                await close(onward)
         finally:
             self._circuits.give_back(source)
 
@@ -307,8 +307,7 @@ async def reserve(network: Network, relay: PeerId) -> float:
     except trio.TooSlowError:
         raise RemoteProtocolError(f"{relay} does not answer as a relay") from None
     finally:
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
-            await stream.aclose()
+        await close(stream)
     if status != CircuitStatus.OK:
         raise LocoError(f"{relay} does not relay for us (status {status})")
     return RESERVATION_S

@@ -36,6 +36,7 @@ from typing import Final
 
 import blake3
 import trio
+from trio.lowlevel import ParkingLot
 
 from peer.ports import Address, PeerId
 from protocol.address import multiaddr
@@ -144,7 +145,7 @@ class _Pipe:
         self._last_arrival_s = 0.0
         self._ends_s = math.inf
         self._reader_gone_s = math.inf
-        self._changed = trio.Event()
+        self._changed = ParkingLot()
         link.watchers[self] = None
 
     # --- the writer's side ------------------------------------------------------------------------
@@ -233,7 +234,7 @@ class _Pipe:
         if trio.current_time() >= silent_s:
             raise StreamLost(f"nothing was heard for {SILENCE_LIMIT_S:.0f} s")
         with trio.move_on_at(min(time_s, silent_s)):
-            await self._changed.wait()
+            await self._changed.park()
 
     def link_mended(self, cut_since_s: float) -> None:
         """Send again what was held up: it arrives one latency from now, at the earliest."""
@@ -248,8 +249,7 @@ class _Pipe:
 
     def announce(self) -> None:
         """Let writer and reader look again."""
-        self._changed.set()
-        self._changed = trio.Event()
+        self._changed.unpark_all()
 
 
 class SimulatedStream(PeerStream):

@@ -23,21 +23,6 @@ HARD_EXIT_S: Final = 2.0
 _CODES: Final = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
 
 
-class _Ending:
-    """What was decided, None while nothing was; and how a job that has not ended is made to."""
-
-    def __init__(self, job: trio.CancelScope) -> None:
-        self.code: ExitCode | None = None
-        self._job = job
-
-    async def now(self, code: ExitCode) -> None:
-        """Cancel the job; should that not help, end the process. Does not return."""
-        self.code = code
-        self._job.cancel()
-        await trio.sleep(HARD_EXIT_S)
-        os._exit(code)
-
-
 async def run_until_signalled(
     job: Callable[[], Awaitable[ExitCode]],
     stop: trio.Event,
@@ -54,29 +39,34 @@ async def run_until_signalled(
         say_late: called when that was not enough.
     """
     code: ExitCode | None = None
+    forced: ExitCode | None = None
+    scope = trio.CancelScope()
+
+    async def end_now(forced_code: ExitCode) -> None:
+        nonlocal forced
+        forced = forced_code
+        scope.cancel()
+        await trio.sleep(HARD_EXIT_S)
+        os._exit(forced_code)
+
+    async def heed(signals: AsyncIterator[int]) -> None:
+        await anext(signals)
+        stop.set()
+        await end_now(_CODES[signal.Signals(await anext(signals))])
+
+    async def bound() -> None:
+        await stop.wait()
+        await trio.sleep(grace_s)
+        say_late()
+        await end_now(ExitCode.FAILURE)
+
     with trio.open_signal_receiver(*_CODES) as signals:
         async with trio.open_nursery() as nursery:
-            scope = trio.CancelScope()
-            ending = _Ending(scope)
-            nursery.start_soon(_heed, signals, stop, ending)
-            nursery.start_soon(_bound, stop, grace_s, say_late, ending)
+            nursery.start_soon(heed, signals)
+            nursery.start_soon(bound)
             with scope:
                 code = await job()
             nursery.cancel_scope.cancel()
-    at_once = ending.code in _CODES.values()
-    return code if code is not None and not at_once else ending.code or ExitCode.FAILURE
-
-
-async def _heed(signals: AsyncIterator[int], stop: trio.Event, ending: _Ending) -> None:
-    await anext(signals)
-    stop.set()
-    await ending.now(_CODES[signal.Signals(await anext(signals))])
-
-
-async def _bound(
-    stop: trio.Event, grace_s: float, say_late: Callable[[], None], ending: _Ending
-) -> None:
-    await stop.wait()
-    await trio.sleep(grace_s)
-    say_late()
-    await ending.now(ExitCode.FAILURE)
+    if code is not None and forced not in _CODES.values():
+        return code
+    return forced or ExitCode.FAILURE

@@ -155,7 +155,7 @@ class Microbatches(Protocol):
 
 
 class Company(Protocol):
-    """Implemented by `peer.daemon.group.LinkedCompany`."""
+    """Implemented by `peer.daemon.membership.LinkedCompany`."""
 
     def free(self) -> Sequence[tuple[PeerId, RoundSnapshot]]:
         """The others that say they look for a partner, and what they bring."""

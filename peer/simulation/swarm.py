@@ -49,7 +49,7 @@ from peer.observe.events import EventLog
 from peer.observe.status import Status
 from peer.options.config import check_overlap_steps
 from peer.ports import PeerId
-from peer.ports.simulated import SimulatedEntropy, SimulatedWork
+from peer.ports.work import SimulatedEntropy, SimulatedWork
 from peer.rounds.loop import TrainingImpossible
 from peer.state.checkpoints import CheckpointStore
 from peer.state.kept_files import Acquaintances, AdmissionFile

@@ -33,6 +33,7 @@ import blake3
 import numpy as np
 import torch
 import trio
+from trio.lowlevel import ParkingLot
 
 from protocol.run.layout import ALIGNMENT, Layout
 from protocol.run.run_spec import RunSpec
@@ -209,7 +210,7 @@ class SimulatedTrainer:
         self._death: str | None = None
         self._now_s = trio.current_time()
         self._next_step_s = math.inf
-        self._changed = trio.Event()
+        self._changed = ParkingLot()
         self._ready_s = self._now_s + self._speed.start_s
 
     async def send(self, command: TrainerCommand) -> None:
@@ -221,8 +222,7 @@ class SimulatedTrainer:
             self._waiting.append(command)
         else:
             self._obey(command)
-        self._changed.set()
-        self._changed = trio.Event()
+        self._changed.unpark_all()
 
     async def receive(self) -> TrainerEvent:
         """The next event, in order. Raises TrainerDied."""
@@ -237,7 +237,7 @@ class SimulatedTrainer:
                 return self._events.popleft()
             self._raise_if_dead()
             with trio.move_on_at(self._next_event_s()):
-                await self._changed.wait()
+                await self._changed.park()
 
     def codes(self, region: int) -> memoryview:
         """The codes that lie in a region."""

@@ -4,7 +4,7 @@ A conversation has a libp2p protocol id, `/loco/<name>/<major>`; in a Hello it i
 `<name>/<major>`. A major version changes when an old peer would misunderstand a new one; what old
 peers may safely overlook changes no number (messages.py). A peer may speak several majors of one
 conversation; two peers use the highest that both speak. To train together they must share one of
-each conversation in `REQUIRED`.
+each conversation in `REQUIRED`, or in `REQUIRED_OF_STAGES`.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,9 @@ SPOKEN: Final = tuple(
 )
 """The conversations of this release, as told in a Hello."""
 REQUIRED: Final = ("hello", "gossip", "content")
-"""Conversations without which two peers cannot train together."""
+"""Conversations without which no two peers can train together."""
+REQUIRED_OF_STAGES: Final = (*REQUIRED, "stage")
+"""The same in a run whose model is cut into stages."""
 
 
 def common(ours: Iterable[str], theirs: Iterable[str]) -> dict[str, int]:
@@ -44,11 +46,15 @@ def missing(
 
 
 def version_sentence(
-    ours: Iterable[str], theirs: Iterable[str], our_software: str, their_software: str
+    ours: Iterable[str],
+    theirs: Iterable[str],
+    our_software: str,
+    their_software: str,
+    required: Iterable[str] = REQUIRED,
 ) -> str:
     """Why a peer is refused: what they speak, what we speak, what to install. Written to them."""
     ours, theirs = tuple(ours), tuple(theirs)
-    names = missing(ours, theirs)
+    names = missing(ours, theirs, required)
     cure = _cure(ours, theirs, names, our_software, their_software)
     return (
         f"we share no version of {_listed(names)}: you ({their_software}) speak "

@@ -11,7 +11,7 @@ from swarm import NUM_ROUNDS_ALONE, Peer, Swarm, all_averaging, ending, port_of
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
 from peer.options.exit_codes import ExitCode
-from peer.ports.terminal import CONSOLE_LOG
+from peer.process.terminal import CONSOLE_LOG
 from protocol.outcomes import SkipReason
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]

@@ -7,8 +7,7 @@ import pytest
 import trio
 
 from peer.ports import Entropy, Work
-from peer.ports.real import RealEntropy, RealWork
-from peer.ports.simulated import SimulatedEntropy, SimulatedWork
+from peer.ports.work import RealEntropy, RealWork, SimulatedEntropy, SimulatedWork
 
 
 @pytest.fixture(params=[RealWork, SimulatedWork])

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from peer.daemon import run as daemon
-from peer.daemon.group import Membership
+from peer.daemon.membership import Membership
 from peer.options.config import load_config
 from peer.options.exit_codes import ExitCode
 from peer.ports import DirectoryUnrecoverable

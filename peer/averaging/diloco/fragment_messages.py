@@ -136,7 +136,7 @@ class Posts:
 
 async def _closed(talk: Conversation | None) -> None:
     if talk is not None:
-        with suppress(LocoError), trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+        with suppress(LocoError):
             await talk.aclose()
 
 

@@ -140,7 +140,7 @@ async def open_talk(network: Network, peer_id: PeerId) -> AsyncIterator[Conversa
     try:
         yield Conversation(stream)
     finally:
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+        with trio.move_on_after(1, shield=True):
             await stream.aclose()
 
 

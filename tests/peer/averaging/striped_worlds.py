@@ -21,7 +21,7 @@ from peer.network.conversation import Conversation
 from peer.network.simulated import LinkModel, SimulatedInternet, SimulatedNetwork
 from peer.observe.events import EventLog
 from peer.ports import PeerId
-from peer.ports.simulated import SimulatedWork
+from peer.ports.work import SimulatedWork
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.gossip.exchange import exchange_id
 from protocol.gossip.matchmaking import RoundSnapshot

@@ -30,7 +30,7 @@ from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedNetwork
 from peer.observe.events import EventLog
 from peer.ports import PeerId, Stream
-from peer.ports.simulated import SimulatedWork
+from peer.ports.work import SimulatedWork
 from protocol.errors import Refused
 from protocol.gossip.exchange import exchange_id
 from protocol.outcomes import RefusalReason

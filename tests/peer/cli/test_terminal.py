@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.ports import terminal
-from peer.ports.terminal import LastingStream
+from peer.process import terminal
+from peer.process.terminal import LastingStream
 
 
 @pytest.fixture(params=["buffered", "PYTHONUNBUFFERED"])
@@ -61,7 +61,7 @@ def test_the_file_is_bounded_and_by_the_next_process_too(broken, tmp_path, monke
 
 HANGS_UP = """
 import os, signal, subprocess, sys
-from peer.ports.terminal import outlive_terminal
+from peer.process.terminal import outlive_terminal
 outlive_terminal()
 child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=-1)
 child.send_signal(signal.SIGHUP)

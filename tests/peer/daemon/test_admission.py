@@ -24,6 +24,8 @@ from peer.simulation.swarm import identity_of, open_swarm
 from protocol.errors import Refused
 from protocol.membership.group import Group
 from protocol.outcomes import RefusalReason
+from protocol.run.amendments import AmendedSpec
+from protocol.run.sections import PipelineSection
 from protocol.wire.messages import Accept, Beat, Hello, Propose
 from protocol.wire.versions import GOSSIP, HELLO, SPOKEN
 
@@ -83,6 +85,22 @@ async def test_a_hello_that_cannot_be_ours_is_refused_with_its_reason(tmp_path):
             assert answer.group == Group(existing(answer.run_id)).digest
             await talk.aclose()
         assert swarm["a"].links.num_refused == 2
+
+
+@simulated()
+async def test_a_run_with_stages_refuses_by_name_who_does_not_speak_of_them(tmp_path):
+    without = tuple(each for each in SPOKEN if not each.startswith("stage/"))
+    async with open_swarm(1, toy_spec(20), tmp_path) as swarm:
+        await start(swarm, "a")
+        facts, stranger = swarm["a"].facts, identity_of(1, "stranger").peer_id
+        async with swarm.internet.open_network(stranger) as network:
+            talk, _ = await greet(swarm, network, protocols=without)
+            await talk.aclose()
+            stages = toy_spec(20).model_copy(update={"pipeline": PipelineSection(stages=2)})
+            facts.spec = AmendedSpec(stages, existing(facts.run_id), bytes(32))
+            with pytest.raises(Refused, match="we share no version of stage:") as refused:
+                await greet(swarm, network, protocols=without)
+            assert refused.value.reason is RefusalReason.VERSION
 
 
 async def answer_to_proposal(swarm, network, name) -> RefusalReason | None:

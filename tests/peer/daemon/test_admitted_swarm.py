@@ -6,7 +6,7 @@ import pytest
 import trio
 from swarm_worlds import simulated, start, toy_spec
 
-from peer.daemon.group import PUBLISH_EVERY_S
+from peer.daemon.membership import PUBLISH_EVERY_S
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine

@@ -21,6 +21,7 @@ from peer.daemon.examination import (
     Doctor,
     Examination,
     LineRate,
+    Visitor,
     rate_of,
     visitor_of,
 )
@@ -29,7 +30,7 @@ from peer.daemon.outside import be_reached
 from peer.network.identity import load
 from peer.network.simulated import LinkModel, SimulatedInternet, SimulatedNetwork
 from peer.observe.event_names import EventName
-from peer.ports.simulated import SimulatedWork
+from peer.ports.work import SimulatedWork
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
 from peer.state.home import Home
@@ -49,6 +50,7 @@ PEER_LOST = EventName.PEER_LOST
 DOCTOR = identity_of(SEED, "doctor").peer_id
 RELAY_MBPS = 10.0
 LATENCY_S = 0.02
+STRANGER = Visitor(Path())
 
 
 @asynccontextmanager
@@ -70,7 +72,7 @@ async def reachable_swarm(
 async def examined(swarm: SimulatedSwarm, *bootstrap: str) -> Examination:
     async with swarm.internet.open_network(DOCTOR) as network:
         clock_s = swarm.directory.true_time_s() - trio.current_time()
-        seen = await Doctor(network, clock_s).examine(bootstrap)
+        seen = await Doctor(network, clock_s, STRANGER).examine(bootstrap)
         for name in NAMES:
             members = swarm[name].view.alive(trio.current_time())
             assert DOCTOR not in {member.peer_id for member in members}, "it is no member"
@@ -122,17 +124,18 @@ async def test_a_run_of_the_invited_is_looked_at_with_the_invitation(tmp_path):
         token = swarm["a"].parts.admission.invite(bytes(32), 3600.0, 1)
         home = Home(tmp_path / "home")
         home.prepare()
-        visitors = [None, visitor_of(home, token), visitor_of(home, None)]
+        visitors = [STRANGER, visitor_of(home, token), visitor_of(home, None)]
         own = load(home.identity_path).peer_id
         for visitor, refused in zip(visitors, (True, False, True), strict=True):
-            async with swarm.internet.open_network(own if visitor else DOCTOR) as network:
+            asks = DOCTOR if visitor is STRANGER else own
+            async with swarm.internet.open_network(asks) as network:
                 (met,) = (await Doctor(network, 0.0, visitor).examine([address_of(swarm, "a")])).met
             if visitor is visitors[2]:  # its pass is known by now, and it shows none
                 assert met.failure is None
                 continue
             assert met.refused is refused, met.failure
             assert "--invite" in str(met.failure) or not refused
-        assert [v.incarnation for v in visitors if v] == [1, 2]
+        assert [v.incarnation for v in visitors[1:]] == [1, 2]
 
 
 def close_way_in(network: SimulatedNetwork, tried: list[str], patch: pytest.MonkeyPatch) -> None:

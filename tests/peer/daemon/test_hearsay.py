@@ -6,7 +6,7 @@ import trio
 from swarm_worlds import simulated, start, toy_spec
 from test_admission import beat, greet
 
-from peer.daemon.dialler import Dial, Dialler
+from peer.daemon.links import Dial, Dialler
 from peer.simulation.swarm import identity_of, open_swarm
 from protocol.errors import StreamLost
 from protocol.limits import (
@@ -43,7 +43,7 @@ def dialler_of(roster: Roster, dial: Dial | None = None) -> tuple[Dialler, PeerB
         raise StreamLost("dial: nobody there")
 
     book = PeerBook()
-    return Dialler(roster, "me", dial or nobody, book), book
+    return Dialler(roster, "me", dial or nobody, book, lambda _: True), book
 
 
 def test_one_peer_names_so_many_and_all_together_so_many():

@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from peer.content.state_file import copy_state, seal_state
-from peer.daemon.group import OuterSource
+from peer.daemon.peer import OuterSource
 from peer.facts import Facts
 
 P = 256

@@ -13,7 +13,6 @@ from peer.daemon.sources import (
     DOUBT_PAUSE_S,
     MAX_SOURCE_PAUSE_S,
     SOURCE_PAUSE_S,
-    TOO_LARGE_PAUSE_S,
     Sources,
     _in_order,
     pause_after,
@@ -37,7 +36,7 @@ NUM_PEERS = 9
         (Refused(RefusalReason.UNAVAILABLE, "none yet"), SOURCE_PAUSE_S),
         (Refused(RefusalReason.NOT_ADMITTED, "no"), DOUBT_PAUSE_S),
         (RemoteProtocolError("a lie"), DOUBT_PAUSE_S),
-        (Refused(RefusalReason.TOO_LARGE, "too large"), TOO_LARGE_PAUSE_S),
+        (Refused(RefusalReason.TOO_LARGE, "too large"), DOUBT_PAUSE_S),
     ],
 )
 def test_a_source_that_could_not_help_is_asked_later(error, pause_s):
@@ -111,8 +110,8 @@ async def test_a_corpus_that_is_too_large_is_not_asked_for_again_and_again(tmp_p
         monkeypatch.setattr(service, "MAX_BLOB_BYTES", 1)
         asked.clear()
         c = swarm.join("c")
-        await trio.sleep(0.9 * TOO_LARGE_PAUSE_S)
+        await trio.sleep(0.9 * DOUBT_PAUSE_S)
         assert len(asked) == 2, "each source once"
         assert "larger than" in c.facts.doing
-        await trio.sleep(0.2 * TOO_LARGE_PAUSE_S)
+        await trio.sleep(0.2 * DOUBT_PAUSE_S)
         assert len(asked) == 4

@@ -16,7 +16,7 @@ from trio.lowlevel import ParkingLot
 from peer.codec import Codec
 from peer.facts import Facts, PeerState
 from peer.network.simulated import LinkModel, SimulatedInternet
-from peer.ports.simulated import SimulatedWork
+from peer.ports.work import SimulatedWork
 from peer.rounds.surroundings import Surroundings
 from peer.rounds.way import TrainerLine
 from peer.stages.company import StageCompany

@@ -6,6 +6,10 @@
 3. That file is bounded: a longer one is begun anew. Events are in the event log besides.
 4. Where there is no such file (yet), what cannot be written stays in the stream's buffer, if it
    has room.
+
+SIGTERM ends the process at once until the daemon heeds signals (signals.py). In a container that is
+process 1, for which the kernel knows no default: what it has no handler for is lost. So there is a
+handler from the first line on, and no SIGTERM comes between an `exec` and that.
 """
 
 import os
@@ -15,6 +19,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TextIO, cast
+
+from peer.options.exit_codes import ExitCode
 
 CONSOLE_LOG: Final = "log/console.log"
 """That file, in a home."""
@@ -33,14 +39,12 @@ class LastingStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write text, somewhere."""
         if self._moved and os.fstat(self._stream.fileno()).st_size > MAX_BYTES:
             os.ftruncate(self._stream.fileno(), 0)
         self._try(lambda: self._stream.write(text))
         return len(text)
 
     def flush(self) -> None:
-        """Write what is in the buffer, somewhere."""
         self._try(self._stream.flush)
 
     def _try(self, act: Callable[[], object]) -> None:
@@ -77,6 +81,17 @@ def _is(stream: TextIO, file: Path) -> bool:
         return os.path.samestat(os.fstat(stream.fileno()), file.stat())
     except (OSError, AttributeError):  # no such file, or no descriptor
         return False
+
+
+def end_on_sigterm() -> None:
+    """From now on SIGTERM ends the process at once, also one that was held back."""
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(ExitCode.TERMINATED))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+
+
+def hold_back_sigterm() -> None:
+    """Keep SIGTERM for `end_on_sigterm` of the program that this process is about to become."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 
 
 def outlive_terminal(file: Path | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What ties a peer to its group: records in the directory, partners, corpus, state for joiners.
+"""The other peers of our group: found by their records in the directory, met for gossip.
 
 The directory is how peers of a group find each other that were never told of each other; who is
 alive is judged on links alone. So a record may be half a minute old, and a directory that is down
@@ -6,21 +6,15 @@ for a while costs nothing but new acquaintances.
 """
 
 import itertools
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 import trio
 
-from peer.averaging.parts import Averaging
-from peer.content.pieces import PieceFetcher
-from peer.content.state_file import StateManifest, copy_state, seal_state
-from peer.facts import Facts, PeerState
-from peer.ports import DirectoryUnrecoverable, PeerId, Work
+from peer.facts import PeerState
+from peer.ports import DirectoryUnrecoverable, PeerId
 from peer.process.rejoin import JoinAgain, addresses_of
-from protocol.content.samples import sample_of
 from protocol.errors import RemoteProtocolError
 from protocol.gossip.matchmaking import RoundSnapshot
 from protocol.membership.records import (
@@ -31,19 +25,14 @@ from protocol.membership.records import (
     record_keys,
 )
 from protocol.membership.view import Member, View
-from protocol.run.layout import DATA_STAGE, stage_of_part
-from protocol.run.run_spec import RunSpec
-from protocol.schedule.data_plan import DataPlan
-from protocol.wire.content_messages import StateScalars
 
 from .parts import PeerParts
 from .ports import Ports
-from .provision import Supplies
 
 # --- records in the directory ---------------------------------------------------------------------
 
 PUBLISH_EVERY_S: Final = 30.0
-RECORD_LIFETIME_S: Final = 120.0
+"""A record lives four times as long: three that are lost in a row cost nothing."""
 REFRESH_EVERY_S: Final = 15.0
 FIRST_REFRESHES_S: Final = 2.0
 """A newcomer looks around sooner."""
@@ -62,7 +51,6 @@ class Membership:
         self._name = name
 
     async def run(self) -> None:
-        """Publish and look around, each at its own pace."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._repeat, self._publish, PUBLISH_EVERY_S)
             nursery.start_soon(self.look_around)
@@ -84,7 +72,7 @@ class Membership:
 
     async def _publish(self) -> None:
         ports, directory, network = self._ports, self._ports.directory, self._ports.network
-        expires_s = directory.swarm_time_s() + RECORD_LIFETIME_S
+        expires_s = directory.swarm_time_s() + 4 * PUBLISH_EVERY_S
         addresses = tuple(network.addresses)
         own = PeerRecord(network.peer_id, ports.facts.incarnation, addresses, expires_s)
         key = record_key(self._name, own.peer_id)
@@ -146,91 +134,3 @@ class LinkedCompany:
     def _training(self) -> Sequence[Member]:
         training = self._view.members_training(trio.current_time())
         return [member for member in training if member.progress.state == PeerState.TRAINING]
-
-
-# --- corpus ---------------------------------------------------------------------------------------
-
-ROUNDS_FIRST: Final = 2
-"""Rounds of ours whose blocks are fetched in the order in which they are trained."""
-MAX_FIRST_BLOCKS: Final = 1024
-"""Beyond so many blocks all pieces of a stratum have begun, and their order means nothing."""
-
-
-def piece_fetcher(
-    ports: Ports, supplies: Supplies, plan: DataPlan, spec: RunSpec, max_bytes: float | None
-) -> PieceFetcher | None:
-    """Brings the pieces of the corpus that are needed; None where all is here, or none needed.
-
-    Args:
-        max_bytes: of the disk that pieces may take; None for no limit.
-    """
-    store = supplies.store
-    if store is None or stage_of_part(supplies.part) not in (None, DATA_STAGE):
-        return None  # no other stage reads tokens
-    most = math.inf if max_bytes is None else max_bytes // store.manifest.piece_bytes(0)
-    first_blocks = ROUNDS_FIRST * spec.sync.round_steps * spec.training.batch_size
-    return PieceFetcher(
-        store,
-        plan,
-        ports,
-        first_blocks=min(MAX_FIRST_BLOCKS, first_blocks),
-        max_pieces=max(1, most),
-    )
-
-
-# --- state for joiners ----------------------------------------------------------------------------
-
-LARGEST_NORM: Final = 1e9
-"""Told of a gradient that is longer; its length is a weight beside others'
-(peer/state/rebuilt_stage.py)."""
-
-
-class OuterSource:
-    """The outer state as the state service sees it. Implements `StateSource`."""
-
-    def __init__(self, averaging: Averaging, facts: Facts, work: Work) -> None:
-        self._averaging = averaging
-        self._facts = facts
-        self._work = work
-        self._written = 0
-
-    @property
-    def group(self) -> str:
-        return self._facts.group or ""
-
-    @property
-    def round(self) -> int:
-        return self._averaging.round
-
-    @property
-    def step(self) -> int:
-        return self._facts.step
-
-    async def sample(self, seed: bytes) -> bytes:
-        """The weights as they are between two outer steps."""
-        async with self._averaging.lock:
-            return sample_of(self._averaging.slow_P, seed).astype("<f4").tobytes()
-
-    async def write(self, directory: Path) -> tuple[Path, StateManifest]:
-        """Write the state: copied under the lock of the outer step, so that it is one state.
-
-        Digests and disk are waited for without the lock, so an outer step is held up for no longer
-        than the copy takes.
-        """
-        facts, averaging = self._facts, self._averaging
-        async with averaging.lock:
-            self._written += 1
-            path = directory / f"{self._written}.state"
-            scalars = StateScalars(
-                group=self.group,
-                round=averaging.round,
-                step=self.step,
-                layout_digest=facts.layout_digest or "",
-                epoch=facts.epoch,
-                position=facts.position,
-                tokens=facts.tokens,
-                gradient_norm=float(min(facts.gradient_norm, LARGEST_NORM)),
-            )
-            vectors = (averaging.slow_P, averaging.momentum_P)
-            await self._work.run(copy_state, path, scalars, *vectors)
-        return path, await self._work.run(seal_state, path, scalars)

@@ -1,0 +1,69 @@
+"""Work and Entropy: the real ones, and simulated ones, inline and from a seed."""
+
+import os
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import blake3
+import trio
+
+T = TypeVar("T")
+MAX_WORKERS: Final = 4
+"""Threads that may do blocking work at once."""
+
+
+class RealWork:
+    """Blocking work on threads of trio's, at most `MAX_WORKERS` at once.
+
+    Cancelling waits for the function to return: it may still hold memory that the caller owns. One
+    that takes long looks at `check_cancelled` now and then. One that may be cut off is left to
+    itself, and ends with the process.
+    """
+
+    def __init__(self) -> None:
+        self._limiter = trio.CapacityLimiter(MAX_WORKERS)
+
+    async def run(self, function: Callable[..., T], *args: Any, may_be_cut_off: bool = False) -> T:
+        return await trio.to_thread.run_sync(
+            function, *args, abandon_on_cancel=may_be_cut_off, limiter=self._limiter
+        )
+
+    def check_cancelled(self) -> None:
+        trio.from_thread.check_cancelled()
+
+
+class RealEntropy:
+    """The operating system's randomness."""
+
+    def token_bytes(self, n: int) -> bytes:
+        return os.urandom(n)
+
+
+class SimulatedWork:
+    """Work done inline, taking `duration_s` of virtual time."""
+
+    def __init__(self, duration_s: float = 0.0) -> None:
+        self._duration_s = duration_s
+
+    async def run(self, function: Callable[..., T], *args: Any, may_be_cut_off: bool = False) -> T:
+        await trio.lowlevel.checkpoint()
+        result = function(*args)
+        with trio.CancelScope(shield=not may_be_cut_off):
+            await trio.sleep(self._duration_s)
+        return result
+
+    def check_cancelled(self) -> None:
+        """Nothing is cancelled while a function is under way: it takes no time."""
+
+
+class SimulatedEntropy:
+    """Bytes that follow from the seed, and look random."""
+
+    def __init__(self, seed: int) -> None:
+        self._hasher = blake3.blake3(f"loco-entropy {seed}".encode())
+        self._position = 0
+
+    def token_bytes(self, n: int) -> bytes:
+        taken = self._hasher.digest(length=n, seek=self._position)
+        self._position += n
+        return taken
