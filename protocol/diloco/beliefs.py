@@ -19,10 +19,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
-from protocol.fragment.chunk_ledger import Stamp
 from protocol.limits import MAX_CONTRIBUTION_WEIGHT, MAX_CONTRIBUTORS
 from protocol.outcomes import RefusalReason
-from protocol.wire.fragment_messages import ChunkResult, Contribution, Result
+from protocol.wire.fragment_messages import ChunkResult, Contribution, Result, Stamp
 
 from .owners import may_own, owners_of_chunks
 from .peers import Peers, SendPlan
@@ -41,7 +40,7 @@ def can_be(stamp: Stamp, cycle: int) -> bool:
 
 def can_stand(message: Contribution) -> bool:
     """Whether a contribution stands on states that there can be (a healed one is of its cycle)."""
-    return all(can_be(stamp.stamp, message.cycle) for stamp in message.stamps)
+    return all(can_be(stamp, message.cycle) for stamp in message.stamps)
 
 
 class Beliefs:

@@ -31,7 +31,6 @@ Source: docs/decisions/0011-diloco-without-a-coordinator.md.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from protocol.fragment.chunk_ledger import ChunkLedger, Stamp
 from protocol.outcomes import AuditOutcome, RefusalReason
 from protocol.wire.fragment_messages import (
     Contribution,
@@ -40,10 +39,12 @@ from protocol.wire.fragment_messages import (
     GetResult,
     NoResult,
     Result,
+    Stamp,
 )
 
 from .audits import Audits
 from .beliefs import Beliefs, can_stand
+from .chunk_ledger import ChunkLedger
 from .commands import (
     Answer,
     Averages,
@@ -176,7 +177,7 @@ class FragmentCore:
         machine = self.machines[message.fragment]
         for theirs in message.stamps:  # is the sender where we are, or ahead? (rule 4)
             behind = machine.ledger.cycle(theirs.chunk) < message.cycle
-            if behind and theirs.stamp.is_ahead_of(machine.ledger.stamp(theirs.chunk)):
+            if behind and theirs.is_ahead_of(machine.ledger.stamp(theirs.chunk)):
                 machine.healing.wish(theirs.chunk, sender)
         refusal = self._owner.contributed(sender, message, codes)
         self._end_parts()
@@ -199,14 +200,14 @@ class FragmentCore:
         believed = [part for part in parts if self._is_believed(part)]
         if sender == result.owner:  # it makes one of a cycle
             machine.put(*believed, CyclePassed(sender, result.cycle))
-            self._audits.arrived(result, {each.chunk.chunk: each.codes for each in believed})
+            self._audits.arrived(result, {each.chunk: each.codes for each in believed})
         else:
             machine.put(*believed)
         self._withdraw()
 
     def _is_believed(self, part: ResultArrived) -> bool:
         """Whether a part of a result is no lie; one is counted."""
-        if doubt := self._beliefs.doubt(part.result, part.chunk):
+        if doubt := self._beliefs.doubt(part.result, part.of_chunk):
             self.counts.refused[doubt] += 1
         return doubt is None
 

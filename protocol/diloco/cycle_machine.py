@@ -48,19 +48,18 @@ from typing import Final, TypeVar
 
 import blake3
 
-from protocol.fragment.chunk_ledger import ChunkLedger, ResultVerdict, Stamp
-from protocol.limits import MAX_CONTRIBUTION_WEIGHT
 from protocol.schedule.deadline import ObservedDeadline
 from protocol.trainer_messages import Yield
 from protocol.wire.fragment_messages import (
     DIGEST_BYTES,
-    ChunkStamp,
     ChunkStateReply,
     FragmentSettled,
     GetStamps,
+    Stamp,
     Stamps,
 )
 
+from .chunk_ledger import ChunkLedger, ResultVerdict
 from .chunk_writes import ChunkWrites, Occasion
 from .commands import (
     Answer,
@@ -223,10 +222,8 @@ class CycleMachine:
         elif isinstance(question, GetStamps):
             self.healing.questions_ended(peer_id)
         elif isinstance(answer, ChunkStateReply):
-            chunk, stamp = answer.stamp.chunk, answer.stamp.stamp
-            values = codes[chunk]
-            came = ChunkFetched(self._fragment, chunk, answer.cycle, stamp, values)
-            self.healing.fetched(came)
+            values = codes[answer.stamp.chunk]
+            self.healing.fetched(ChunkFetched(self._fragment, answer.cycle, answer.stamp, values))
         else:
             self.healing.fetch_failed(question.chunk)
         self.put(*self.healing.confirmed())
@@ -281,16 +278,13 @@ class CycleMachine:
         """Have the codes sent to the owners; while we are healing, nothing but a word."""
         sent, plan = flight.sent, self._context.plan
         members = self._peers.possible_owners(sent.cycle)
-        key = plan.owners_key(self._fragment, sent.cycle)
+        key, is_fetching = plan.owners_key(self._fragment, sent.cycle), self.healing.is_fetching
         flight.owners = owners_of_chunks(key, len(self._chunks), members)
         for owner in members:
             chunks = [chunk for chunk in self._chunks if flight.owners[chunk] == owner]
-            if chunks and self.healing.is_fetching:
-                self._context.do(Contribute(owner, sent, 0, ()))
-            elif chunks:
-                stamps = (ChunkStamp.of(chunk, self.ledger.stamp(chunk)) for chunk in chunks)
-                weight = MAX_CONTRIBUTION_WEIGHT
-                self._context.do(Contribute(owner, sent, weight, tuple(stamps)))
+            if chunks:
+                stamps = (self.ledger.stamp(chunk) for chunk in chunks if not is_fetching)
+                self._context.do(Contribute(owner, sent, tuple(stamps)))
         self.writes.sent()
         patience_s = self._patience.current_s * plan.sends_at_once(sent.cycle)
         flight.occasion.until_s = self._context.now_s + patience_s
@@ -328,18 +322,17 @@ class CycleMachine:
         elif isinstance(item, ResultArrived):
             batch = self._batch(item)
             # Perhaps we cannot apply one before we have healed; that may take longer.
-            of_cycle = {b.chunk.chunk for b in batch if b.result.cycle == flight.sent.cycle}
-            flight.answered |= of_cycle
+            flight.answered |= {each.chunk for each in batch if each.cycle == flight.sent.cycle}
             self.writes.write_results(batch, flight.occasion)
 
     def _batch(self, first: ResultArrived) -> list[ResultArrived]:
         """A result and all behind it of other chunks, to be written at one go."""
-        batch = {first.chunk.chunk: first}
+        batch = {first.chunk: first}
         while self._inbox:
             item = self._inbox[0]
-            if not isinstance(item, ResultArrived) or item.chunk.chunk in batch:
+            if not isinstance(item, ResultArrived) or item.chunk in batch:
                 break
-            batch[item.chunk.chunk] = item
+            batch[item.chunk] = item
             self._inbox.popleft()
         return list(batch.values())
 
@@ -379,7 +372,7 @@ class CycleMachine:
                 self._context.do(Verify(self._fragment, cycles))
             case CyclePassed():
                 self._note_passed(item)
-            case ResultArrived() if item.result.cycle > self._cycle:
+            case ResultArrived() if item.cycle > self._cycle:
                 self._keep_early(item)
             case Withdrawn() if not self.writes.undoable(item):
                 pass
@@ -391,7 +384,7 @@ class CycleMachine:
 
     def _keep_early(self, item: ResultArrived) -> None:
         """Keep a result for a send to come."""
-        cycle = item.result.cycle
+        cycle = item.cycle
         if self._cycle >= 0 and cycle > self._cycle + MAX_EARLY_CYCLES:
             return
         self._keep(self._early[cycle], item, MAX_EARLY_FOR_A_CHUNK * len(self._chunks))
@@ -400,7 +393,7 @@ class CycleMachine:
 
     def _is_wanted_late(self, item: ResultArrived) -> bool:
         """Whether a result that came after its flight is to be written."""
-        late = item.result.cycle == self._cycle and not item.asked
+        late = item.cycle == self._cycle and not item.asked
         if late and self._missed_since_s is not None:
             self._patience.observe(self._context.now_s - self._missed_since_s)
             self._missed_since_s = None

@@ -109,7 +109,7 @@ def _place(leaf: Leaf, found: Input, sender: str, statement: bytes) -> int:
     if not message.is_genuine(sender):
         raise RemoteProtocolError("a contribution that its sender has not signed")
     place = message.place(leaf.chunk)
-    if place is None or message.stamps[place].stamp != of_chunk.base_stamp:
+    if place is None or message.stamps[place] != of_chunk.base_stamp:
         raise RemoteProtocolError("a contribution to another chunk, or to another state of it")
     if not is_leaf(found.codes, leaf.index, leaf.count, found.path, message.digests[place]):
         raise RemoteProtocolError("a leaf that is not of its contribution")

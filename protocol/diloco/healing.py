@@ -6,7 +6,7 @@ be applied here (one byte a value), else as the chunk itself (eight). *Send me t
 asked when a header shows at once that we differ. What comes goes to the fragment's machine; a
 question that fails is not repeated: the next cycle's headers show what is still wrong.
 
-Of two states with equal histories the next result decides (protocol/fragment/chunk_ledger.py, rule
+Of two states with equal histories the next result decides (protocol/diloco/chunk_ledger.py, rule
 1). When the run is over there is none, and the lower digest wins.
 
 No chunk is taken on the word of one peer. A peer that says, or shows, that it has a better state
@@ -42,10 +42,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from protocol.fragment.chunk_ledger import ChunkLedger, ResultVerdict, Stamp
-from protocol.wire.fragment_messages import GetChunkState, GetResult, GetStamps, Result, Stamps
+from protocol.wire.fragment_messages import (
+    GetChunkState,
+    GetResult,
+    GetStamps,
+    Result,
+    Stamp,
+    Stamps,
+)
 
 from .beliefs import can_be
+from .chunk_ledger import ChunkLedger, ResultVerdict
 from .commands import Ask, ChunkFetched, Parts, ResultArrived
 from .peers import BEGUN_FROM, Context
 
@@ -91,13 +98,13 @@ def most_say(answers: Sequence[Stamps]) -> list[dict[int, tuple[int, Stamp]]]:
     votes = [Counter[Stamp]() for _ in answers[0].stamps]
     for answer in answers:
         for of_chunk, theirs, cycle in zip(votes, answer.stamps, answer.cycles, strict=True):
-            of_chunk[theirs.stamp] += can_be(theirs.stamp, cycle)
+            of_chunk[theirs] += can_be(theirs, cycle)
     best = [_most(each) for each in votes]
     return [
         {
-            theirs.chunk: (cycle, theirs.stamp)
+            theirs.chunk: (cycle, theirs)
             for theirs, cycle in zip(answer.stamps, answer.cycles, strict=True)
-            if theirs.stamp == best[theirs.chunk]
+            if theirs == best[theirs.chunk]
         }
         for answer in answers
     ]
@@ -210,11 +217,11 @@ class Healing:
     def stamps_answered(self, peer_id: str, answer: Stamps) -> None:
         """Ask on about every chunk that the peer may have better than we."""
         said = zip(answer.stamps, answer.cycles, strict=True)
-        possible = [(theirs, cycle) for theirs, cycle in said if can_be(theirs.stamp, cycle)]
-        self._said[peer_id] = {theirs.chunk: theirs.stamp for theirs, _ in possible}
+        possible = [(theirs, cycle) for theirs, cycle in said if can_be(theirs, cycle)]
+        self._said[peer_id] = {theirs.chunk: theirs for theirs, _ in possible}
         for theirs, cycle in possible:
             chunk, ours = theirs.chunk, self._ledger.stamp(theirs.chunk)
-            if theirs.stamp == ours or ours.is_ahead_of(theirs.stamp):
+            if theirs == ours or ours.is_ahead_of(theirs):
                 continue
             if theirs.steps <= ours.steps + 1:
                 asked = GetResult(self._group, self._fragment, max(cycle, 0), chunk)

@@ -17,6 +17,7 @@ from peer.codec import codes_as_tensor
 from peer.codec.leaves import code_digest
 from peer.ports import PeerId
 from protocol.diloco.commands import Average, Averages
+from protocol.limits import MAX_CONTRIBUTION_WEIGHT
 from protocol.membership.records import Sign
 from protocol.plausible import contribution_shares
 from protocol.wire.fragment_messages import ChunkResult, Result, mask_of, signed_result
@@ -67,13 +68,15 @@ class ChunkAverages:
         num_values = self._outer.chunk_values(order.fragment, chunk)
         if len(self._scratch) < num_values:
             self._scratch = torch.empty(num_values)
-        weights, codes = order.admitted[chunk].weights, order.codes[chunk]
-        told = (order.contributions[peer_id] for peer_id in weights)
+        contributors, codes = order.admitted[chunk].contributors, order.codes[chunk]
+        told = (order.contributions[peer_id] for peer_id in contributors)
         shares = self._shares([each.length(chunk) for each in told])
         nesterov.average_codes(
             [
-                nesterov.WeightedCodes(codes_as_tensor(codes[peer_id]), weight, share)
-                for (peer_id, weight), share in zip(weights.items(), shares, strict=True)
+                nesterov.WeightedCodes(
+                    codes_as_tensor(codes[peer_id]), MAX_CONTRIBUTION_WEIGHT, share
+                )
+                for peer_id, share in zip(contributors, shares, strict=True)
             ],
             self._outer.codec,
             num_values,
@@ -87,10 +90,8 @@ class ChunkAverages:
         return contribution_shares(lengths)
 
     def _signed(self, order: Average, parts: Mapping[int, memoryview]) -> Result:
-        weights: dict[PeerId, int] = {}
-        for admitted in order.admitted.values():
-            weights.update(admitted.weights)
-        contributors = tuple(sorted(weights))
+        of_chunks = (admitted.contributors for admitted in order.admitted.values())
+        contributors = tuple(sorted(set().union(*of_chunks)))
         place = {peer_id: i for i, peer_id in enumerate(contributors)}
         codec = self._outer.codec
         unsigned = Result(
@@ -100,7 +101,7 @@ class ChunkAverages:
             owner=self._own_id,
             incarnation=self._incarnation,
             contributors=contributors,
-            weights=tuple(weights[peer_id] for peer_id in contributors),
+            weights=(MAX_CONTRIBUTION_WEIGHT,) * len(contributors),
             statements=tuple(order.contributions[p].statement for p in contributors),
             chunks=tuple(
                 ChunkResult(
@@ -108,7 +109,7 @@ class ChunkAverages:
                     admitted.base.steps,
                     admitted.base.weight,
                     admitted.base.digest,
-                    mask_of([place[peer_id] for peer_id in admitted.weights]),
+                    mask_of([place[peer_id] for peer_id in admitted.contributors]),
                     code_digest(codec, parts[chunk]),
                 )
                 for chunk, admitted in order.admitted.items()

@@ -26,19 +26,18 @@ from protocol.diloco.healing import most_say
 from protocol.diloco.owner import MAX_COLLECTIONS
 from protocol.diloco.peers import FragmentCounts, SendPlan
 from protocol.errors import LocoError, RemoteProtocolError
-from protocol.fragment.chunk_ledger import Stamp
 from protocol.limits import MAX_CONVICTED
 from protocol.membership.records import Sign
 from protocol.outcomes import RefusalReason
 from protocol.trainer_messages import Merge, Yield
 from protocol.wire.fragment_messages import (
-    ChunkStamp,
     ChunkStateReply,
     GetChunkState,
     GetOpening,
     GetResult,
     GetStamps,
     Proof,
+    Stamp,
     Stamps,
 )
 from protocol.wire.versions import FRAGMENT
@@ -437,6 +436,6 @@ class FragmentExchange:
         chunks = range(len(ledger.stamps))
         return Stamps(
             fragment,
-            tuple(ChunkStamp.of(chunk, ledger.stamp(chunk)) for chunk in chunks),
+            tuple(ledger.stamp(chunk) for chunk in chunks),
             tuple(ledger.cycle(chunk) for chunk in chunks),
         )

@@ -33,7 +33,7 @@ from peer.network.conversation import Conversation, Payload
 from peer.ports import Network, PeerId, Work
 from protocol.diloco.commands import Contribute, Parts
 from protocol.errors import LocoError, RemoteProtocolError, StreamLost
-from protocol.limits import MAX_EVIDENCE_BYTES, MAX_PAYLOAD_BYTES
+from protocol.limits import MAX_CONTRIBUTION_WEIGHT, MAX_EVIDENCE_BYTES, MAX_PAYLOAD_BYTES
 from protocol.membership.group import other_group_sentence
 from protocol.membership.records import Sign
 from protocol.plausible import is_length, told_length
@@ -168,7 +168,7 @@ def contribution_of(
         group=group,
         fragment=fragment,
         cycle=sent.cycle,
-        weight=order.weight,
+        weight=MAX_CONTRIBUTION_WEIGHT if order.stamps else 0,
         steps=sent.steps,
         tokens=sent.tokens,
         stamps=order.stamps,

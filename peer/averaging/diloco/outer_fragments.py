@@ -6,7 +6,7 @@ that the step can be taken anew with a result that wins. There is a second pair 
 used again with each step: memory that is new for each chunk costs several times what the step does.
 
 Which state each chunk is in, and what may be applied to it, is known to the core of the exchange
-(protocol/fragment/chunk_ledger.py): it is given each state's name, the stamp, that comes of a step.
+(protocol/diloco/chunk_ledger.py): it is given each state's name, the stamp, that comes of a step.
 
 Everything here is blocking work of some milliseconds per chunk, for one thread at a time.
 
@@ -46,9 +46,10 @@ import torch
 from peer.codec import Codec, codes_as_tensor
 from peer.codec.base import root_mean_square
 from peer.codec.compiled import COMPILED_FROM
+from protocol.diloco.chunk_ledger import NEVER
 from protocol.diloco.commands import (
     ChunkFetched,
-    ResultToWrite,
+    ResultArrived,
     UndoSteps,
     Verify,
     WriteChunk,
@@ -57,9 +58,9 @@ from protocol.diloco.commands import (
 )
 from protocol.diloco.peers import never
 from protocol.errors import RemoteProtocolError
-from protocol.fragment.chunk_ledger import NEVER, Stamp
 from protocol.fragment.fragments import Fragment, Span
 from protocol.plausible import Plausibility
+from protocol.wire.fragment_messages import Stamp
 
 from .nesterov import PLAIN_AVERAGE, ChunkValues, NesterovFactors, state_digest, step_pieces
 
@@ -228,9 +229,12 @@ class OuterFragments:
         match order:
             case Verify(fragment, cycles):
                 return self.verify(fragment, cycles)
-            case WriteResults(fragment, results):
-                plausible = [each for each in results if self.is_plausible(fragment, each)]
-                return {each.chunk: self.write(fragment, each) for each in plausible}
+            case WriteResults(fragment, results, again):
+                return {
+                    each.chunk: self.write(fragment, each, again=each.chunk in again)
+                    for each in results
+                    if self.is_plausible(fragment, each, again=each.chunk in again)
+                }
             case WriteChunk(_, fetched):
                 try:
                     self.heal(fetched)
@@ -243,17 +247,17 @@ class OuterFragments:
                 return stamps
 
     # --- steps ------------------------------------------------------------------------------------
-    def write(self, fragment: int, result: ResultToWrite) -> Stamp:
+    def write(self, fragment: int, result: ResultArrived, *, again: bool = False) -> Stamp:
         """Step from the present state, or from the one before the last step; the new state."""
-        keep = not result.again
         before = self._states(self._before_phi, self._before_v, fragment, result.chunk)
         now = self._states(self._phi, self._v, fragment, result.chunk)
         factors = PLAIN_AVERAGE if self.is_last(result.cycle) else self._factors
         pieces = list(zip(before, now, strict=True))
-        step_pieces(pieces, codes_as_tensor(result.codes), self.codec, factors, keep=keep)
+        step_pieces(pieces, codes_as_tensor(result.codes), self.codec, factors, keep=not again)
         self._checks[fragment][result.chunk] = self._check(fragment, result.chunk)
-        steps, weight = result.base.steps + 1, result.base.weight + result.outcome.weight
-        return self._stamp(fragment, result.chunk, result.cycle, steps, weight)
+        base = result.of_chunk.base_stamp
+        weight = base.weight + result.rank.weight
+        return self._stamp(fragment, result.chunk, result.cycle, base.steps + 1, weight)
 
     def undo(self, fragment: int, chunk: int) -> None:
         """Go back to the state before the last step."""
@@ -263,7 +267,7 @@ class OuterFragments:
             piece.copy_from(then)
         self._checks[fragment][chunk] = self._check(fragment, chunk)
 
-    def is_plausible(self, fragment: int, result: ResultToWrite) -> bool:
+    def is_plausible(self, fragment: int, result: ResultArrived, *, again: bool = False) -> bool:
         """Whether a result moves its chunk no further than results of late can explain.
 
         All peers have seen the same results, so nearly always all judge the same; one that does not
@@ -274,7 +278,7 @@ class OuterFragments:
         seen, scale = self._seen[fragment, result.chunk], 0.0
         if not seen.has_seen_enough:
             scale = self._first_bound(fragment, result.chunk)
-        share = seen.share("", length, scale, expected=scale, instead=result.again)
+        share = seen.share("", length, scale, expected=scale, instead=again)
         return share is not None
 
     def sends(self, fragment: int, codes: memoryview, part: float = 1.0) -> None:
@@ -322,7 +326,7 @@ class OuterFragments:
             raise RemoteProtocolError(f"{len(fetched.values)} bytes of a chunk, {expected}")
         both = torch.from_numpy(np.frombuffer(fetched.values, "<f4").copy())
         state = ChunkValues(both[:size], both[size:])
-        if _stamp([state], fetched.cycle, stamp.steps, stamp.weight) != stamp:
+        if _stamp([state], chunk, fetched.cycle, stamp.steps, stamp.weight) != stamp:
             raise RemoteProtocolError("a chunk's values do not fit its stamp")
         if not bool(torch.isfinite(both).all()):
             raise RemoteProtocolError("a chunk's values are not finite")
@@ -356,7 +360,8 @@ class OuterFragments:
 
     # --- memory -----------------------------------------------------------------------------------
     def _stamp(self, fragment: int, chunk: int, cycle: int, steps: int, weight: int) -> Stamp:
-        return _stamp(self._states(self._phi, self._v, fragment, chunk), cycle, steps, weight)
+        pieces = self._states(self._phi, self._v, fragment, chunk)
+        return _stamp(pieces, chunk, cycle, steps, weight)
 
     def _states(
         self, phi_P: torch.Tensor, v_P: torch.Tensor, fragment: int, chunk: int
@@ -376,5 +381,5 @@ class OuterFragments:
         return self.fragments[fragment].chunk_spans(chunk)
 
 
-def _stamp(pieces: Sequence[ChunkValues], cycle: int, steps: int, weight: int) -> Stamp:
-    return Stamp(steps, weight, state_digest(pieces, cycle, steps, weight))
+def _stamp(pieces: Sequence[ChunkValues], chunk: int, cycle: int, steps: int, weight: int) -> Stamp:
+    return Stamp(chunk, steps, weight, state_digest(pieces, cycle, steps, weight))

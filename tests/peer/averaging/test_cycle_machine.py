@@ -12,7 +12,7 @@ from protocol.diloco.commands import (
     WriteResults,
 )
 from protocol.diloco.cycle_machine import MAX_EARLY_FOR_A_CHUNK, MAX_RETURN_S, MAX_WAITING
-from protocol.fragment.chunk_ledger import Stamp
+from protocol.wire.fragment_messages import Stamp
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def all_owned_by_the_other(world: World, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_values_that_are_not_those_of_their_stamp_change_nothing(world):
     before = world.outer.read(FRAGMENT, 1)
     no_values = memoryview(bytes(len(before)))
-    world.take(ChunkFetched(FRAGMENT, 1, CYCLE, Stamp(9, 9, bytes(16)), no_values))
+    world.take(ChunkFetched(FRAGMENT, CYCLE, Stamp(1, 9, 9, bytes(16)), no_values))
     assert world.outer.read(FRAGMENT, 1) == before
     assert world.amended == [amended()]
 

@@ -62,7 +62,7 @@ class Owner:
         codes = {peer: each for peer, (_, each) in sent.items()}
         messages = {peer: message for peer, (message, _) in sent.items()}
         base = self.outer.first_stamps()[FRAGMENT][CHUNK]
-        admitted = {CHUNK: Admitted(base, dict.fromkeys(sorted(codes), 1))}
+        admitted = {CHUNK: Admitted(base, tuple(sorted(codes)))}
         self.order = Average(FRAGMENT, CYCLE, admitted, {CHUNK: codes}, messages)
         averages = ChunkAverages(
             GROUP, IDS[OWNER], 1, self.outer, IDENTITIES[OWNER].sign, trims=trims

@@ -34,44 +34,11 @@ from enum import Enum
 from typing import Final
 
 from protocol.errors import LocalProtocolError
+from protocol.limits import MAX_CONTRIBUTION_WEIGHT
+from protocol.wire.fragment_messages import ResultRank, Stamp
 
 NEVER: Final = -1
 """Cycle of a chunk that was not stepped yet."""
-ONE_PEER: Final = 1
-"""Weight of one contributor: what stands on our own stamp for certain."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """The state of one chunk.
-
-    Attributes:
-        steps: outer steps that led to it.
-        weight: admitted in all of them together.
-        digest: of outer copy, momentum and the numbers above.
-    """
-
-    steps: int
-    weight: int
-    digest: bytes
-
-    def is_ahead_of(self, other: "Stamp") -> bool:
-        """Whether it has more behind it (rule 1)."""
-        return (self.steps, self.weight) > (other.steps, other.weight)
-
-
-@dataclass(frozen=True, slots=True)
-class ResultRank:
-    """One result for one chunk: the weight that went into it, and the digest of its codes."""
-
-    weight: int
-    digest: bytes
-
-    def beats(self, other: "ResultRank") -> bool:
-        """Rule 2; an outcome does not beat itself."""
-        return self.weight > other.weight or (
-            self.weight == other.weight and self.digest < other.digest
-        )
 
 
 class ResultVerdict(Enum):
@@ -186,5 +153,5 @@ def _on_base(base: Stamp, ours: Stamp, outcome: ResultRank, same: ResultVerdict)
         return ResultVerdict.HEAL
     if ours.is_ahead_of(base):
         return ResultVerdict.IGNORE
-    tied = outcome.weight <= ONE_PEER
-    return ResultVerdict.IGNORE if tied and ours.digest < base.digest else ResultVerdict.HEAL
+    of_one_peer = outcome.weight <= MAX_CONTRIBUTION_WEIGHT
+    return ResultVerdict.IGNORE if of_one_peer and ours.digest < base.digest else ResultVerdict.HEAL
