@@ -1,7 +1,7 @@
 """Peers that average fragments among all, some of which lie: the daemon's copy without its lines.
 
 Each peer's side is the trainer's (peer/training/fragments.py); clipping and averaging, judging and
-applying results are the daemon's (peer/averaging/diloco/chunk_averages.py, outer_fragments.py).
+applying results are the daemon's (peer/averaging/diloco/averages.py, outer_fragments.py).
 Every send arrives and comes back after tau steps, so all honest peers hold one outer copy, held
 once. Chunks have the owners that the protocol gives them; a liar's codes that are not valid are
 refused, as they are in peer/averaging/diloco/fragment_messages.py. A chunk whose result is not
@@ -18,7 +18,7 @@ from statistics import median_low
 
 import torch
 
-from peer.averaging.diloco.chunk_averages import ChunkAverages
+from peer.averaging.diloco.averages import ChunkAverages
 from peer.averaging.diloco.fragment_messages import signed_with
 from peer.averaging.diloco.nesterov import NesterovFactors
 from peer.averaging.diloco.outer_fragments import OuterFragments

@@ -17,7 +17,6 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from msgspec import structs
 
@@ -34,12 +33,9 @@ from .commands import (
     WriteResults,
 )
 from .healing import Healing
-from .peers import Context
+from .peers import LATE_ROUNDS, Context
 
 ChunkOrder = WriteResults | WriteChunk | UndoSteps
-
-MAX_AFTER_HEALING: Final = 8
-"""Results kept for a chunk that is being fetched."""
 
 
 @dataclass(slots=True)
@@ -93,10 +89,6 @@ class ChunkWrites:
         """Whether results are to be written on top of a chunk that was fetched."""
         return bool(self._on_top)
 
-    def contributors_by_chunk(self) -> dict[int, int]:
-        """The number of peers in the result of each chunk, of the last cycle."""
-        return {chunk: len(each.of_chunk.places) for chunk, each in self._results.items()}
-
     def result_of(self, cycle: int, chunk: int) -> tuple[Result, memoryview] | None:
         """The result that we applied to a chunk in this cycle, with its codes and no others."""
         kept = self._results.get(chunk)
@@ -124,7 +116,7 @@ class ChunkWrites:
         if verdict is ResultVerdict.HEAL:
             kept = self._after_healing[item.chunk]
             kept[item.cycle] = item
-            while len(kept) > MAX_AFTER_HEALING:
+            while len(kept) > 2 * LATE_ROUNDS:  # from so many on they are of another time
                 del kept[min(kept)]
             known = [item.sender, *item.result.contributors_of(item.of_chunk)]
             source = next((each for each in known if each != self._peers.own_id), None)

@@ -251,7 +251,6 @@ class Owner:
         self._newest[fragment] = max(self._newest[fragment], cycle)
         if collecting.is_complete:
             self._patience.observe(collecting.last_came_s - collecting.began_s)
-            counts.complete += 1
         else:
             self._peers.late |= collecting.awaited
             self._cut_short_of[fragment] = (cycle, collecting.began_s)

@@ -13,8 +13,7 @@ codes is the root over its leaves (protocol/fragment/code_tree.py).
 
 What is about a group carries its digest (group.py); so does what an owner signs.
 
-The rules of audits, averages that are worked out again, are in protocol/diloco/audits.py; what
-openings and evidence are is in evidence.py beside it.
+The rules of audits, averages that are worked out again, are in protocol/diloco/audits.py.
 """
 
 from collections.abc import Callable, Iterable

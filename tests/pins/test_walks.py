@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 
 MOST: Final = {
     "a vector in pairs": Walk(files=61, functions=437, crossings=142, types=33),
-    "a fragment": Walk(files=70, functions=537, crossings=186, types=43),
+    "a fragment": Walk(files=67, functions=535, crossings=180, types=38),
     "a microbatch": Walk(files=21, functions=125, crossings=43, types=12),
     "a chunk of the state": Walk(files=15, functions=72, crossings=15, types=3),
 }

@@ -180,7 +180,9 @@ class Peer:
         trainer.in_flight[fragment] = cycle
         self.sent.append((fragment, cycle))
         parts = (self.codes(fragment, cycle, k) for k in range(self.world.num_chunks[fragment]))
-        self.told().sent(e.Sent(fragment, cycle, memoryview(b"".join(parts)), 1, 1))
+        self.told().machines[fragment].put(
+            e.Sent(fragment, cycle, memoryview(b"".join(parts)), 1, 1)
+        )
 
     def codes(self, fragment: int, cycle: int, chunk: int) -> bytes:
         return short_digest(f"{self.name}/{fragment}/{cycle}/{chunk}".encode())
@@ -283,11 +285,11 @@ class Peer:
                     del trainer.in_flight[fragment]
                     trainer.merged.append((fragment, cycle))
             case Yield() if fragment in trainer.in_flight:
-                self.told().trainer_held(fragment, e.HoldOutcome.VOID)
+                self.told().machines[fragment].trainer_held(e.HoldOutcome.VOID)
                 return
             case Yield():
                 trainer.yielded.add(fragment)
-                self.told().trainer_held(fragment, e.HoldOutcome.YIELDED)
+                self.told().machines[fragment].trainer_held(e.HoldOutcome.YIELDED)
                 return
         self._send_due(fragment)
 
@@ -299,7 +301,8 @@ class Peer:
             return
         assert self.trainer.may_be_written(order.fragment)
         late = self.world.now_s > order.until_s
-        self.told().written(order.fragment, {} if late else self.memory.carry_out(order))
+        stamps = {} if late else self.memory.carry_out(order)
+        self.told().machines[order.fragment].written(stamps)
 
     # --- questions --------------------------------------------------------------------------------
     def _ask(self, peer_id: str, question: e.Question) -> None:
@@ -333,10 +336,7 @@ class Peer:
             self._ask_no_more(key)
             return
         ledger = self.world.peers[peer_id].core.ledger(fragment)
-        chunks = range(len(ledger.stamps))
-        answer = Stamps(
-            fragment, tuple(ledger.stamps), tuple(ledger.cycle(chunk) for chunk in chunks)
-        )
+        answer = Stamps(fragment, tuple(ledger.stamps), tuple(ledger.cycles))
         self.told().answered(peer_id, GetStamps(GROUP, fragment), answer, {})
         self.world.later(lambda: self._ask_further(key))
 

@@ -59,7 +59,8 @@ def test_whoever_sees_the_same_results_ends_at_the_same_stamp(results):
 
 
 def test_a_result_for_the_next_cycle_is_stepped_once():
-    ledger, outcome = ChunkLedger([BASE], [6]), ResultRank(2, b"x")
+    ledger, outcome = ChunkLedger([BASE]), ResultRank(2, b"x")
+    ledger.healed(0, 6, BASE)
     assert offer(ledger, 7, BASE, outcome) is ResultVerdict.STEP
     assert offer(ledger, 7, BASE, outcome) is ResultVerdict.IGNORE
     assert offer(ledger, 6, BASE, outcome) is ResultVerdict.IGNORE

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from test_fragment_core import Alone, asked_of, of_kind
 
 from protocol.diloco import commands as e
-from protocol.diloco.beliefs import can_be
+from protocol.diloco.chunk_ledger import can_be
 from protocol.diloco.healing import most_say, state_to_take
 from protocol.diloco.owner import MAX_COLLECT_S, Collection
 from protocol.diloco.owners import may_own, owners_of_chunks
@@ -107,9 +107,8 @@ def test_a_joiner_takes_for_its_values_the_states_that_most_say():
     digest = bytes(16)
     honest, lie = Stamp(0, 4, 9, digest), Stamp(0, 10**9, 10**9, digest)
     answers = [says(lie), says(honest), says(honest)]
-    of_honest = {0: (4, honest)}
-    assert most_say(answers) == [{}, of_honest, of_honest]
-    assert most_say(answers[:2]) == [{}, of_honest]  # nobody can have come so far by this cycle
+    assert most_say(answers) == [(4, honest), (4, honest)]
+    assert most_say(answers[:2]) == [(4, honest)]  # nobody can have come so far by this cycle
 
 
 # --- states ---------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from protocol.diloco import commands as e
-from protocol.diloco.cycle_machine import MAX_RETURN_S
 from protocol.diloco.owner import MAX_COLLECT_S
 from protocol.diloco.peers import LATE_ROUNDS
 from protocol.outcomes import RefusalReason
@@ -32,6 +31,9 @@ from protocol.wire.fragment_messages import (
     Stamps,
     mask_of,
 )
+
+MAX_RETURN_S = 2 * MAX_COLLECT_S
+"""The longest that a machine waits for its results."""
 
 CommandT = TypeVar("CommandT")
 ROUND_S = 10.0

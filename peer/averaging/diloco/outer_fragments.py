@@ -1,34 +1,27 @@
 """The outer copy of a model, fragment by fragment: values, momentum, and what may be undone.
 
 phi and v lie in the caller's memory, in the order of the flat vector, where a chunk lies in one
-piece or several; it is stepped where it lies. What a chunk was before its last step is kept, so
-that the step can be taken anew with a result that wins. There is a second pair of vectors for that,
-used again with each step: memory that is new for each chunk costs several times what the step does.
+piece or several; it is stepped where it lies. What a chunk was before its last step is kept in a
+second pair of vectors, so that the step can be taken back, or anew with a result that wins. They
+are used again with each step: fresh memory costs several times what the step does.
 
 Which state each chunk is in, and what may be applied to it, is known to the core of the exchange
-(protocol/diloco/chunk_ledger.py): it is given each state's name, the stamp, that comes of a step.
+(protocol/diloco/chunk_ledger.py): it is given the stamp that comes of each step.
 
 Everything here is blocking work of some milliseconds per chunk, for one thread at a time.
 
-Also here: memory for codes on their way, used again and again.
+`SpareMemory` keeps memory for codes on their way. Fresh memory from the kernel is zeroed page by
+page when it is first touched, which takes several times longer than to copy the codes there.
 
-Why. Memory of some hundred KiB that is fresh from the kernel is zeroed page by page when it is
-first touched, which takes several times longer than to copy the codes there; and what is given back
-goes back to the kernel at once. So memory that nobody looks at any more is kept here for the next
-who asks.
-
-Rules
   1. It is spare again as soon as the last view of it is gone: nobody has to give anything back.
   2. Of what is spare at most `max_spare_bytes` are kept, the newest.
-  3. What is in it when it is handed out is what was there before: it is for who fills all of it.
+  3. It is handed out with whatever was in it: who asks fills all of it.
 
-Also a quick look whether memory still holds what was written there.
-
-Idea. The sum of 64 words of 8 bytes, modulo 2^64, is other after a change of any one of them, and
-the digest of the sums in their order is other after a change of any sum. So whatever happens to
-single words or whole pages is seen, at the speed of memory, a quarter of the time of a digest of
-all bytes. Changes within one block that cancel each other are not seen: against malice it is
-nothing, and nothing of it ever leaves this machine. What peers compare are stamps.
+`memory_check` tells whether memory still holds what was written there. The sum of a block's words
+of 8 bytes, modulo 2^64, changes with any one of them, and the digest of the sums in their order
+with any sum. So whatever happens to single words or whole pages is seen, in a quarter of the time
+of a digest of all bytes. Changes within one block that cancel each other are not seen: it is no
+protection against malice. What peers compare are stamps.
 """
 
 import math
@@ -43,7 +36,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from peer.codec import Codec, codes_as_tensor
+from peer.codec import BLOCK, Codec, codes_as_tensor
 from peer.codec.base import root_mean_square
 from peer.codec.compiled import COMPILED_FROM
 from protocol.diloco.chunk_ledger import NEVER
@@ -66,15 +59,12 @@ from .nesterov import PLAIN_AVERAGE, ChunkValues, NesterovFactors, state_digest,
 
 # --- memory check ---------------------------------------------------------------------------------
 
-_WORDS: Final = 64
-"""Summed up at a time: a block of 128 values in fp32."""
-
 
 def memory_check(vectors: Iterable[torch.Tensor]) -> bytes:
     """The check of fp32 vectors of whole blocks in main memory, in their order."""
     digest = blake3.blake3()
     for vector in vectors:
-        words = vector.numpy().view(np.uint64).reshape(-1, _WORDS)
+        words = vector.numpy().view(np.uint64).reshape(-1, BLOCK // 2)
         digest.update(words.sum(axis=1, dtype=np.uint64).view(np.uint8).data)
     return digest.digest(length=16)
 
@@ -354,9 +344,15 @@ class OuterFragments:
                 spoilt[chunk] = self._stamp(fragment, chunk, cycle, 0, 0)
         return spoilt
 
-    def fits(self, fragment: int, chunk: int, cycle: int, stamp: Stamp) -> bool:
-        """Whether a stamp, of a step in this cycle, is that of the values that we have."""
-        return self._stamp(fragment, chunk, cycle, stamp.steps, stamp.weight) == stamp
+    def fitting(
+        self, fragment: int, states: Iterable[tuple[int, Stamp]]
+    ) -> list[tuple[int, Stamp]]:
+        """Those of these stamps, each after a step in its cycle, that the values here have."""
+        return [
+            (cycle, stamp)
+            for cycle, stamp in states
+            if self._stamp(fragment, stamp.chunk, cycle, stamp.steps, stamp.weight) == stamp
+        ]
 
     # --- memory -----------------------------------------------------------------------------------
     def _stamp(self, fragment: int, chunk: int, cycle: int, steps: int, weight: int) -> Stamp:

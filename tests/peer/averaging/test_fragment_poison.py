@@ -15,7 +15,7 @@ from owner_worlds import (
     outer_copy,
 )
 
-from peer.averaging.diloco.chunk_averages import ChunkAverages
+from peer.averaging.diloco.averages import ChunkAverages
 from peer.averaging.diloco.outer_fragments import FIRST_OF_CHUNK, FIRST_RESULTS
 from peer.codec.base import LARGEST_MAGNITUDE
 from protocol.diloco.commands import Admitted, Average, WriteResults
