@@ -193,11 +193,9 @@ class SpeedPeer:
     def _is_whole(self) -> bool:
         """Whether the last exchange has averaged all of all peers."""
         in_results = [
-            contributors
-            for fragment in range(len(self._codes))
-            for contributors in self._exchange._core.machines[fragment]
-            .writes.contributors_by_chunk()
-            .values()
+            len(result.of_chunk.places)
+            for machine in self._exchange._core.machines
+            for result in machine.writes._results.values()
         ]
         missing = sum(returned.missing for returned in self._record.sends)
         return not missing and min(in_results) == len(self._company.members)

@@ -15,7 +15,6 @@ from protocol.wire.content_messages import GetParts, GetState, SpecReply
 from protocol.wire.fields import Message
 from protocol.wire.fragment_messages import (
     ChunkResult,
-    ChunkStamp,
     Contribution,
     FragmentSettled,
     GetChunkState,
@@ -23,6 +22,7 @@ from protocol.wire.fragment_messages import (
     GetStamps,
     NoResult,
     Result,
+    Stamp,
     mask_of,
 )
 from protocol.wire.frames import FRAME_VERSION, MAGIC, encode_frame
@@ -85,11 +85,11 @@ def missiles() -> dict[str, bytes]:
 
 def fragment_missiles(run_id: str, stranger: str) -> dict[str, bytes]:
     """What is well formed, of the right run, and nonsense all the same."""
-    stamp = ChunkStamp(0, MAX_COUNT, MAX_COUNT, SHORT_DIGEST)
-    beyond = ChunkStamp(MAX_CHUNKS_PER_FRAGMENT - 1, 0, 0, SHORT_DIGEST)
+    stamp = Stamp(0, MAX_COUNT, MAX_COUNT, SHORT_DIGEST)
+    beyond = Stamp(MAX_CHUNKS_PER_FRAGMENT - 1, 0, 0, SHORT_DIGEST)
 
     def contribution(
-        *stamps: ChunkStamp, fragment: int = 0, cycle: int = 0, weight: int = 1
+        *stamps: Stamp, fragment: int = 0, cycle: int = 0, weight: int = 1
     ) -> Contribution:
         steps = tokens = MAX_COUNT
         return Contribution(

@@ -6,14 +6,13 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from peer.averaging.diloco.fragment_audits import audit, opening_of
+from peer.averaging.diloco.averages import audit, opening_of
 from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import get_codec
 from peer.codec.leaves import code_digest, leaves_of_chunk
 from peer.network.identity import Identity
-from protocol.diloco.audits import Audits
+from protocol.diloco.audits import Audits, Leaf
 from protocol.diloco.commands import Audit, Average, Averages, FragmentCommand, GroupSeen
-from protocol.diloco.evidence import Leaf
 from protocol.diloco.peers import Context, Peers, SendPlan
 from protocol.outcomes import AuditOutcome
 from protocol.wire.fragment_messages import signed_result

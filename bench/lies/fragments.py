@@ -1,7 +1,7 @@
 """Peers that average fragments among all, some of which lie: the daemon's copy without its lines.
 
 Each peer's side is the trainer's (peer/training/fragments.py); clipping and averaging, judging and
-applying results are the daemon's (peer/averaging/diloco/chunk_averages.py, outer_fragments.py).
+applying results are the daemon's (peer/averaging/diloco/averages.py, outer_fragments.py).
 Every send arrives and comes back after tau steps, so all honest peers hold one outer copy, held
 once. Chunks have the owners that the protocol gives them; a liar's codes that are not valid are
 refused, as they are in peer/averaging/diloco/fragment_messages.py. A chunk whose result is not
@@ -18,7 +18,7 @@ from statistics import median_low
 
 import torch
 
-from peer.averaging.diloco.chunk_averages import ChunkAverages
+from peer.averaging.diloco.averages import ChunkAverages
 from peer.averaging.diloco.fragment_messages import signed_with
 from peer.averaging.diloco.nesterov import NesterovFactors
 from peer.averaging.diloco.outer_fragments import OuterFragments
@@ -27,16 +27,14 @@ from peer.network.identity import Identity
 from peer.training.fragments import FragmentSnapshots
 from peer.training.model import FlatModel
 from peer.training.shared import CodeRegions
-from protocol.diloco.commands import Admitted, Average, ResultToWrite, WriteResults
-from protocol.diloco.cycle_machine import short_digest
+from protocol.diloco.commands import Admitted, Average, ResultArrived, WriteResults
 from protocol.diloco.owners import owners_of_chunks
-from protocol.fragment.chunk_ledger import ResultRank
 from protocol.fragment.fragments import fragments_of_run, sends_between
 from protocol.limits import MAX_CONTRIBUTION_WEIGHT
 from protocol.plausible import CLIP_FACTOR
 from protocol.run.run_spec import RunSpec
 from protocol.run.sections import DilocoSection
-from protocol.wire.fragment_messages import ChunkStamp, Contribution
+from protocol.wire.fragment_messages import Contribution, Result
 
 from .arms import HostileArm
 from .auditors import GROUP, Auditors, Made
@@ -65,8 +63,8 @@ class _WatchedFragments(OuterFragments):
 
     defended = True
 
-    def is_plausible(self, fragment: int, result: ResultToWrite) -> bool:
-        return super().is_plausible(fragment, result) or not self.defended
+    def is_plausible(self, fragment: int, result: ResultArrived, *, again: bool = False) -> bool:
+        return super().is_plausible(fragment, result, again=again) or not self.defended
 
     def reach(self, fragment: int, chunk: int) -> float:
         """The longest result that is applied."""
@@ -175,7 +173,7 @@ class FragmentSwarm:
                 results[chunk] = self._owned(fragment, chunk, results[chunk])
         if made is not None and self._arm.audited:
             results = self._auditors.without_lies(made, owners, results, self._identities)
-        stepped = self._written(fragment, cycle, results, len(codes))
+        stepped = [] if made is None else self._written(made.averages.result, results)
         for chunk in chunks:
             if chunk not in stepped:
                 self.figures.note_lost(by_liar=self._is_liar(self._names.index(owners[chunk])))
@@ -212,11 +210,14 @@ class FragmentSwarm:
             )
             for name, each in codes.items()
         }
-        weights = dict.fromkeys(sorted(codes), MAX_CONTRIBUTION_WEIGHT)
+        contributors = tuple(sorted(codes))
         order = Average(
             fragment,
             cycle,
-            {chunk: Admitted(stamp, weights) for chunk, stamp in enumerate(self._stamps[fragment])},
+            {
+                chunk: Admitted(stamp, contributors)
+                for chunk, stamp in enumerate(self._stamps[fragment])
+            },
             {
                 chunk: {name: part[chunk] for name, part in parts.items()}
                 for chunk in range(len(self._stamps[fragment]))
@@ -225,18 +226,16 @@ class FragmentSwarm:
         )
         self._averages.shares.clear()
         made = self._averages.averaged(order)
-        self._note_shares(list(weights))
+        self._note_shares(contributors)
         return None if made is None else Made(order, made)
 
     def _told(
         self, fragment: int, cycle: int, name: str, parts: Mapping[int, memoryview]
     ) -> Contribution:
         """What a peer signs of its codes."""
-        stamps = (ChunkStamp.of(chunk, stamp) for chunk, stamp in enumerate(self._stamps[fragment]))
+        stamps = tuple(self._stamps[fragment])
         weight, signature = MAX_CONTRIBUTION_WEIGHT, bytes(64)
-        unsigned = Contribution(
-            GROUP, fragment, cycle, weight, 1, 1, tuple(stamps), (), (), signature
-        )
+        unsigned = Contribution(GROUP, fragment, cycle, weight, 1, 1, stamps, (), (), signature)
         sign = self._identities[self._names.index(name)].sign
         return signed_with(unsigned, parts, self._outer, sign)
 
@@ -247,23 +246,15 @@ class FragmentSwarm:
         lie = self._liars.owned_average(mean, self._outer.reach(fragment, chunk))
         return result if lie is mean else view_of(piece.encoded(lie))
 
-    def _written(
-        self, fragment: int, cycle: int, results: Mapping[int, memoryview], contributors: int
-    ) -> list[int]:
-        """Apply results; the chunks that were stepped."""
-        weight = contributors * MAX_CONTRIBUTION_WEIGHT
-        orders = tuple(
-            ResultToWrite(
-                chunk,
-                cycle,
-                self._stamps[fragment][chunk],
-                ResultRank(weight, short_digest(codes)),
-                codes,
-                again=False,
-            )
-            for chunk, codes in results.items()
+    def _written(self, result: Result, codes: Mapping[int, memoryview]) -> list[int]:
+        """Apply a result with these codes, of which some may be lies; the chunks that stepped."""
+        fragment = result.fragment
+        parts = tuple(
+            ResultArrived(result, of_chunk, codes[of_chunk.chunk], result.owner)
+            for of_chunk in result.chunks
+            if of_chunk.chunk in codes
         )
-        stamps = self._outer.carry_out(WriteResults(fragment, orders, 0.0))
+        stamps = self._outer.carry_out(WriteResults(fragment, parts, frozenset(), 0.0))
         for chunk, stamp in stamps.items():
             self._stamps[fragment][chunk] = stamp
         return list(stamps)

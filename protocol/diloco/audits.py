@@ -17,6 +17,17 @@ its contributors, and the digest of each one's signed contribution. How much con
 follows from their lengths alone (protocol/plausible.py), which owners hold against the codes before
 they take them: so nothing has to be known of a chunk beyond the leaf.
 
+What travels:
+
+    opening         msgpack [[contribution, leaf, path], ...], in the order of the contributors
+    evidence        msgpack [result, chunk, leaf index, its codes, path, opening]
+    contradiction   msgpack [result, result]
+
+Evidence and contradictions are *proofs*. The statements that a result names, the roots in them and
+the paths tie each leaf to a signature, so nobody can open anything but what the contributors have
+sent; the root in the result ties the owner to its average. The arithmetic is in
+peer/averaging/diloco/averages.py.
+
 Rules
   1. Each peer that gets a result from its owner draws, with randomness of its own, whether to audit
      it, and which chunk and leaf of it; so that about AUDITS_PER_RESULT of all do. Nobody else can
@@ -33,17 +44,17 @@ Rules
      then, as if its owner had died. Such a state is not taken back from others in that cycle.
   5. Nobody is blamed for a doubt: lines and processes fail. One peer's doubts are followed up once
      for each result, MAX_AUDITS at once.
-
-  6. Two different results that one life of an owner has signed for a fragment and cycle are a proof
-     too (evidence.py). Peers to which an owner has told different things see that they differ
-     when they are through with the cycle, and ask each other for the results that they have: that
-     is how both come together. Of each fragment and owner the newest two are kept for it. A result
-     that an owner itself sends must name the life of it that we know.
+  6. Two different results that one life of an owner has signed for a fragment and cycle contradict
+     each other, and are a proof, whatever went into them: an owner averages a cycle once (owner.py)
+     and signs one result for all its chunks. One that was started again has forgotten that, so a
+     result names the life that signed it; one that its owner itself sends must name the life that
+     we know. Peers that were told different things see that they differ when they are through with
+     the cycle, and ask each other for the results. Of each fragment and owner the newest two are
+     kept for that.
 
 Why nobody honest is convicted. An owner signs what it averages, and nothing twice in a life:
 whatever it opens is what it has averaged. One that has started again has nothing to open, which is
-no lie.
-Views that differ make two owners of one chunk, each with its own contributions, each true.
+no lie. Views that differ make two owners of one chunk, each with its own contributions, each true.
 
 Not seen: a lie in so few leaves that none is drawn; two results of an owner that tells each of two
 peers another incarnation; and contributions that are longer than they say, where the owner is in
@@ -51,27 +62,214 @@ league with their sender. The first and the last move a chunk within what is pla
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import blake3
+import msgpack
+from msgspec.structs import replace
 
-from protocol.limits import MAX_AUDITS, MAX_CONVICTED, MAX_KEPT_EVIDENCE_BYTES
+from protocol.errors import RemoteProtocolError
+from protocol.fragment.code_tree import is_leaf
+from protocol.limits import (
+    MAX_AUDITS,
+    MAX_CONTRIBUTORS,
+    MAX_CONVICTED,
+    MAX_EVIDENCE_BYTES,
+    MAX_KEPT_EVIDENCE_BYTES,
+)
 from protocol.outcomes import AuditOutcome
-from protocol.wire.fragment_messages import Doubt, Proof, Result
+from protocol.plausible import contribution_shares
+from protocol.wire.fragment_messages import (
+    ChunkResult,
+    Contribution,
+    Doubt,
+    Proof,
+    Result,
+    signed_bytes,
+)
+from protocol.wire.messages import decode_message, encode_message
 
 from .commands import Audit, Convict, Parts
-from .evidence import Contradiction, contradict
-from .peers import Context
+from .peers import Context, forget_oldest
 
 AUDITS_PER_RESULT: Final = 2.0
 """How many of the others audit a result, on the average: with one, two lies of five are not seen,
 and what they cost in learning was measured (docs/results/hostile.md)."""
-MAX_REMEMBERED: Final = 1024
-"""Results that can be audited after a doubt of another peer, if they were not before."""
-
 KEPT_OF_A_FRAGMENT: Final = 2
 """Results of one owner for one fragment that later ones are held against."""
 
+
+# --- openings -------------------------------------------------------------------------------------
+OpenedLeaf = tuple[bytes, float]
+"""The codes of one contribution's leaf, and how much they count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """Which leaf of which chunk of a result is looked at, and of how many."""
+
+    result: Result
+    chunk: int
+    index: int
+    count: int
+
+    @property
+    def of_chunk(self) -> ChunkResult:
+        """What the result says of the chunk. Raises RemoteProtocolError: nothing."""
+        if (found := self.result.chunk(self.chunk)) is None:
+            raise RemoteProtocolError(f"a result that says nothing of chunk {self.chunk}")
+        return found
+
+
+def pack_opening(opened: Iterable[tuple[Contribution, bytes, bytes]]) -> bytes:
+    """An opening: contributions, each with its leaf and the path of that."""
+    packed: bytes = msgpack.packb(
+        [[encode_message(message), codes, path] for message, codes, path in opened]
+    )
+    return packed
+
+
+def check_opening(leaf: Leaf, opening: bytes) -> list[OpenedLeaf]:
+    """What the leaf of a result, which is genuine, was made of, in the order of the sum.
+
+    Raises:
+        RemoteProtocolError: this is not what the result names; nothing follows from it.
+    """
+    opened, places = _unpacked(opening, MAX_CONTRIBUTORS), leaf.of_chunk.places
+    if len(opened) != len(places):
+        raise RemoteProtocolError("an opening of another number of contributions")
+    leaves, lengths = [], []
+    for each, place in zip(opened, places, strict=True):
+        codes, length = _opened(leaf, each, place)
+        leaves.append(codes)
+        lengths.append(length)
+    return list(zip(leaves, contribution_shares(lengths), strict=True))
+
+
+def _opened(leaf: Leaf, packed: Any, contributor: int) -> tuple[bytes, float]:
+    """The codes of a contribution's leaf, and its length; all is as the result names it."""
+    match packed:
+        case [bytes(header), bytes(codes), bytes(path)]:
+            message = decode_message(header)
+        case _:
+            raise RemoteProtocolError("not an opened contribution")
+    if not isinstance(message, Contribution):
+        raise RemoteProtocolError("not an opened contribution")
+    result, of_chunk = leaf.result, leaf.of_chunk
+    about = message.group, message.fragment, message.cycle
+    is_named = message.statement == result.statements[contributor]
+    if not is_named or about != (result.group, result.fragment, result.cycle):
+        raise RemoteProtocolError("an opening of contributions that the result does not name")
+    if not message.is_genuine(result.contributors[contributor]):
+        raise RemoteProtocolError("a contribution that its sender has not signed")
+    place = message.place(leaf.chunk)
+    if place is None or message.stamps[place] != of_chunk.base_stamp:
+        raise RemoteProtocolError("a contribution to another chunk, or to another state of it")
+    if not is_leaf(codes, leaf.index, leaf.count, path, message.digests[place]):
+        raise RemoteProtocolError("a leaf that is not of its contribution")
+    return codes, message.lengths[place]
+
+
+# --- proofs ---------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One leaf of a result and of all that it was made of, to show that its owner has lied.
+
+    Attributes:
+        codes, path: of the leaf of the result.
+    """
+
+    result: Result
+    chunk: int
+    index: int
+    codes: bytes
+    path: bytes
+    opening: bytes
+
+    def packed(self) -> bytes:
+        """Its bytes."""
+        header = encode_message(replace(self.result, carried=()))
+        body = [header, self.chunk, self.index, self.codes, self.path, self.opening]
+        packed: bytes = msgpack.packb(body)
+        return packed
+
+    def checked(self, count: int) -> list[OpenedLeaf]:
+        """What the leaf must follow from.
+
+        Args:
+            count: leaves of the chunk.
+
+        Raises:
+            RemoteProtocolError: the result does not name this; nothing follows from it.
+        """
+        leaf = Leaf(self.result, self.chunk, self.index, count)
+        if not self.result.is_genuine():
+            raise RemoteProtocolError("evidence of a result that its owner has not signed")
+        if not is_leaf(self.codes, self.index, count, self.path, leaf.of_chunk.digest):
+            raise RemoteProtocolError("evidence of a leaf that is not of its result")
+        return check_opening(leaf, self.opening)
+
+
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """Two results of one owner that cannot both be honest (rule 6)."""
+
+    result: Result
+    other: Result
+
+    def packed(self) -> bytes:
+        """Its bytes."""
+        body = [encode_message(replace(each, carried=())) for each in (self.result, self.other)]
+        packed: bytes = msgpack.packb(body)
+        return packed
+
+    def check(self) -> None:
+        """Raises RemoteProtocolError: this does not show that the owner has lied."""
+        if not contradict(self.result, self.other):
+            raise RemoteProtocolError("two results that do not contradict each other")
+        if not (self.result.is_genuine() and self.other.is_genuine()):
+            raise RemoteProtocolError("a contradiction that its owner has not signed")
+
+
+def contradict(one: Result, other: Result) -> bool:
+    """Whether one life of an owner cannot have signed both."""
+    about, of = ((r.group, r.fragment, r.cycle, r.owner, r.incarnation) for r in (one, other))
+    return about == of and signed_bytes(one) != signed_bytes(other)
+
+
+def read_proof(data: bytes) -> Evidence | Contradiction:
+    """A proof as it came, of either kind. Raises RemoteProtocolError: it is none."""
+    match _unpacked(data, 6):
+        case [bytes(one), bytes(other)]:
+            return Contradiction(_result(one), _result(other))
+        case [bytes(header), int(chunk), int(index), bytes(codes), bytes(path), bytes(opening)]:
+            return Evidence(_result(header), chunk, index, codes, path, opening)
+    raise RemoteProtocolError("not evidence of anything")
+
+
+def _result(header: bytes) -> Result:
+    message = decode_message(header)
+    if not isinstance(message, Result):
+        raise RemoteProtocolError("a proof of other things than results")
+    return message
+
+
+def _unpacked(data: bytes, max_items: int) -> list[Any]:
+    """A list of a stranger's. Raises RemoteProtocolError: it is none."""
+    try:
+        found = msgpack.unpackb(
+            data, max_map_len=0, max_ext_len=0, max_array_len=max_items, max_bin_len=len(data)
+        )
+    except Exception as error:  # whatever a stranger's bytes may do to the decoder
+        raise RemoteProtocolError(f"not an opening, and no evidence: {error}") from error
+    if not isinstance(found, list) or len(data) > MAX_EVIDENCE_BYTES:
+        raise RemoteProtocolError("not an opening, and no evidence")
+    return found
+
+
+# --- audits ---------------------------------------------------------------------------------------
 Key = tuple[int, int, str]
 """Fragment, cycle and owner of a result."""
 
@@ -108,7 +306,7 @@ class Audits:
         for older in [each for each in self._results if each[::2] == key[::2]]:
             del self._results[older]
         self._results[key] = result, codes
-        _bound(self._results)
+        forget_oldest(self._results)
         draw, _ = self._draw(key)
         if draw * max(1, len(self._peers.others)) < AUDITS_PER_RESULT:
             self._audit(key)
@@ -146,7 +344,7 @@ class Audits:
         if not any(_life(each) == _life(result) for each in kept):
             kept = sorted([*kept, result], key=_life)[-KEPT_OF_A_FRAGMENT:]
         self._signed[key] = kept
-        _bound(self._signed)
+        forget_oldest(self._signed)
 
     # --- what comes of it -------------------------------------------------------------------------
     def audited(self, result: Result, outcome: AuditOutcome, proof: bytes) -> None:
@@ -162,7 +360,7 @@ class Audits:
             self.proved(result.owner, proof)
         elif outcome is AuditOutcome.UNOPENED and key not in self._doubted:
             self._doubted[key] = None
-            _bound(self._doubted)
+            forget_oldest(self._doubted)
             self._results.pop(key, None)
             self._peers.note_unopened(*key)
             self._to_all(Doubt(self._group, *key))
@@ -173,7 +371,7 @@ class Audits:
             return
         kept_bytes = sum(map(len, self._proofs.values())) + len(proof)
         self._proofs[owner] = proof if kept_bytes <= MAX_KEPT_EVIDENCE_BYTES else b""
-        _bound(self._proofs, MAX_CONVICTED)
+        forget_oldest(self._proofs, MAX_CONVICTED)
         self._results = OrderedDict(
             (key, kept) for key, kept in self._results.items() if key[2] != owner
         )
@@ -195,9 +393,3 @@ class Audits:
 def _life(result: Result) -> tuple[int, int]:
     """The cycle that a result is of, and the life of its owner."""
     return result.cycle, result.incarnation
-
-
-def _bound(kept: OrderedDict[Any, Any], most: int = MAX_REMEMBERED) -> None:
-    """Forget the oldest."""
-    while len(kept) > most:
-        kept.popitem(last=False)

@@ -13,11 +13,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from protocol.fragment.chunk_ledger import ResultRank, Stamp
 from protocol.trainer_messages import Merge, Yield
 from protocol.wire.fragment_messages import (
     ChunkResult,
-    ChunkStamp,
     ChunkStateReply,
     Contribution,
     Doubt,
@@ -28,6 +26,8 @@ from protocol.wire.fragment_messages import (
     NoResult,
     Proof,
     Result,
+    ResultRank,
+    Stamp,
     Stamps,
 )
 
@@ -102,20 +102,32 @@ class ResultArrived:
     """A result for one chunk.
 
     Attributes:
+        of_chunk: what the result says of it.
+        codes: the chunk's alone.
         sender: the peer that it came from, not always its owner.
         asked: it is an answer to a question of ours; else it came by itself.
     """
 
     result: Result
-    chunk: ChunkResult
+    of_chunk: ChunkResult
     codes: memoryview
     sender: str
     asked: bool = False
 
     @property
+    def chunk(self) -> int:
+        """Which chunk it is for."""
+        return self.of_chunk.chunk
+
+    @property
+    def cycle(self) -> int:
+        """Which send of the fragment it is of."""
+        return self.result.cycle
+
+    @property
     def rank(self) -> ResultRank:
         """What the ledger compares."""
-        return self.result.outcome(self.chunk)
+        return self.of_chunk.rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +135,14 @@ class ChunkFetched:
     """A chunk as another peer has it."""
 
     fragment: int
-    chunk: int
     cycle: int
     stamp: Stamp
     values: memoryview
+
+    @property
+    def chunk(self) -> int:
+        """Which chunk it is."""
+        return self.stamp.chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +178,12 @@ class Contribute:
     """Send an owner, perhaps ourselves, the codes of its chunks: those that the stamps name.
 
     Attributes:
-        weight: 0 says that nothing will come.
+        stamps: none says that nothing will come.
     """
 
     owner: str
     sent: Sent
-    weight: int
-    stamps: tuple[ChunkStamp, ...]
+    stamps: tuple[Stamp, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,16 +235,11 @@ class Admitted:
 
     Attributes:
         base: the stamp that all of them stand on.
-        weights: peer id to weight, in the order of the sum.
+        contributors: peer ids, in the order of the sum.
     """
 
     base: Stamp
-    weights: Mapping[str, int]
-
-    @property
-    def weight(self) -> int:
-        """The weight of all of them together."""
-        return sum(self.weights.values())
+    contributors: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,31 +271,18 @@ class Verify:
 
 
 @dataclass(frozen=True, slots=True)
-class ResultToWrite:
-    """A result, and the state that it is applied to.
-
-    Attributes:
-        again: apply it to the state before the last step, in place of what was applied there.
-    """
-
-    chunk: int
-    cycle: int
-    base: Stamp
-    outcome: ResultRank
-    codes: memoryview
-    again: bool
-
-
-@dataclass(frozen=True, slots=True)
 class WriteResults:
     """Apply results for different chunks; ended by `written`, as the next two.
 
     Attributes:
+        again: chunks whose result is applied to the state before their last step, in place of what
+            was applied there.
         until_s: what could not be begun by then is not to be done.
     """
 
     fragment: int
-    results: tuple[ResultToWrite, ...]
+    results: tuple[ResultArrived, ...]
+    again: frozenset[int]
     until_s: float
 
 

@@ -18,7 +18,7 @@ Rules
   3. When our part of a cycle is over our own machine learns of it, and the others if nothing came
      of it: nobody must wait for what will never be.
   4. What a contribution stands on shows whether its sender has a better state than we. Others are
-     asked before that is believed; results are believed of their owners alone (beliefs.py).
+     asked before that is believed; results are believed of their owners alone (owners.py).
   5. Of a peer that is gone nothing is kept, once a fragment has settled without it.
   6. Results are audited as they come from their owners; what turns out to be a lie, or cannot be
      shown, is taken back (audits.py).
@@ -29,9 +29,8 @@ every so often whether it has. It carries out commands in their order.
 Source: docs/decisions/0011-diloco-without-a-coordinator.md.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from protocol.fragment.chunk_ledger import ChunkLedger, Stamp
 from protocol.outcomes import AuditOutcome, RefusalReason
 from protocol.wire.fragment_messages import (
     Contribution,
@@ -40,26 +39,26 @@ from protocol.wire.fragment_messages import (
     GetResult,
     NoResult,
     Result,
+    Stamp,
 )
 
 from .audits import Audits
-from .beliefs import Beliefs, can_stand
+from .chunk_ledger import ChunkLedger, can_stand
 from .commands import (
     Answer,
     Averages,
     CyclePassed,
     FragmentCommand,
     GroupSeen,
-    HoldOutcome,
     Parts,
     Question,
     ResultArrived,
-    Sent,
     Told,
     Withdrawn,
 )
 from .cycle_machine import CycleMachine
 from .owner import Owner
+from .owners import Beliefs
 from .peers import Context, FragmentCounts, Peers, SendPlan
 
 
@@ -82,7 +81,8 @@ class FragmentCore:
 
     Attributes:
         counts: since the start.
-        machines: of the fragments.
+        machines: of the fragments. Each is told by itself what concerns it alone: what the trainer
+            has sent (`put`), and the ends of `Yield` and of writes.
     """
 
     def __init__(
@@ -135,11 +135,11 @@ class FragmentCore:
 
     # --- time, and the group ----------------------------------------------------------------------
     def at(self, now_s: float) -> None:
-        """What is told next happens now."""
+        """Set the time of whatever is told next."""
         self._context.now_s = now_s
 
     def see(self, seen: GroupSeen) -> None:
-        """The group looks otherwise than before."""
+        """Take how the group looks now: not as before."""
         self._peers.seen = seen
         self.tick()
 
@@ -176,7 +176,7 @@ class FragmentCore:
         machine = self.machines[message.fragment]
         for theirs in message.stamps:  # is the sender where we are, or ahead? (rule 4)
             behind = machine.ledger.cycle(theirs.chunk) < message.cycle
-            if behind and theirs.stamp.is_ahead_of(machine.ledger.stamp(theirs.chunk)):
+            if behind and theirs.is_ahead_of(machine.ledger.stamp(theirs.chunk)):
                 machine.healing.wish(theirs.chunk, sender)
         refusal = self._owner.contributed(sender, message, codes)
         self._end_parts()
@@ -199,14 +199,14 @@ class FragmentCore:
         believed = [part for part in parts if self._is_believed(part)]
         if sender == result.owner:  # it makes one of a cycle
             machine.put(*believed, CyclePassed(sender, result.cycle))
-            self._audits.arrived(result, {each.chunk.chunk: each.codes for each in believed})
+            self._audits.arrived(result, {each.chunk: each.codes for each in believed})
         else:
             machine.put(*believed)
         self._withdraw()
 
     def _is_believed(self, part: ResultArrived) -> bool:
         """Whether a part of a result is no lie; one is counted."""
-        if doubt := self._beliefs.doubt(part.result, part.chunk):
+        if doubt := self._beliefs.doubt(part.result, part.of_chunk):
             self.counts.refused[doubt] += 1
         return doubt is None
 
@@ -220,7 +220,7 @@ class FragmentCore:
         """
         machine = self.machines[question.fragment]
         if not isinstance(question, GetResult):
-            machine.answered(peer_id, question, answer, codes)
+            machine.put(*machine.healing.answered(peer_id, question, answer, codes))
             return
         part = None
         if isinstance(answer, Result):
@@ -280,11 +280,6 @@ class FragmentCore:
             for peer_id in sorted(self._peers.others):
                 self._context.tell(peer_id, NoResult(self._plan.group, fragment, cycle))
 
-    # --- the trainer, and what was written --------------------------------------------------------
-    def sent(self, sent: Sent) -> None:
-        """The trainer has sent a fragment."""
-        self.machines[sent.fragment].put(sent)
-
     def verified(self, fragment: int, spoilt: Mapping[int, Stamp]) -> None:
         """The end of `Verify`: chunks whose memory was spoilt, with the stamp that they have now.
 
@@ -293,29 +288,19 @@ class FragmentCore:
         self._introduce()
         self.machines[fragment].verified(spoilt)
 
-    def trainer_held(self, fragment: int, held: HoldOutcome) -> None:
-        """The end of `Yield`."""
-        self.machines[fragment].trainer_held(held)
-
-    def written(self, fragment: int, stamps: Mapping[int, Stamp]) -> None:
-        """The end of a write.
-
-        Args:
-            stamps: of what was written; none when the time was up before, or the values do not fit.
-        """
-        self.machines[fragment].written(stamps)
-
     # --- beginning --------------------------------------------------------------------------------
-    def adopt(self, fragment: int, stamps: Mapping[int, tuple[int, Stamp]]) -> None:
+    def adopt(self, fragment: int, states: Iterable[tuple[int, Stamp]]) -> None:
         """A joiner's values have these stamps: each with the cycle of its chunk's last step."""
-        for chunk, (cycle, stamp) in stamps.items():
-            self.machines[fragment].adopt(chunk, cycle, stamp)
+        ledger = self.ledger(fragment)
+        for cycle, stamp in states:
+            if stamp.is_ahead_of(ledger.stamp(stamp.chunk)):
+                ledger.healed(stamp.chunk, cycle, stamp)
 
     def begin(self, last_sent: Sequence[int]) -> None:
         """We begin; of each fragment, the last cycle that went without us, -1 for none."""
         for machine, cycle in zip(self.machines, last_sent, strict=True):
             if cycle >= 0:
-                machine.begin(cycle)
+                machine.note_settled(cycle)
         self._introduce()
 
     def _introduce(self) -> None:

@@ -25,7 +25,8 @@ A chunk that was moved keeps all that was trained on it since the last send, and
 the next: a peer that was left out loses nothing. A chunk without a result is left alone, which is
 the same.
 
-How long results are waited for follows how long they took before. After the run's last step all
+How long results are waited for follows how long they took before, within twice the bounds of what
+an owner collects (owner.py): they come after that. After the run's last step all
 fragments are sent at once and share the line, so each is given as many times longer.
 
 Before each contribution the fragment's memory is checked: what was sent as the way from memory that
@@ -48,30 +49,23 @@ from typing import Final, TypeVar
 
 import blake3
 
-from protocol.fragment.chunk_ledger import ChunkLedger, ResultVerdict, Stamp
-from protocol.limits import MAX_CONTRIBUTION_WEIGHT
 from protocol.schedule.deadline import ObservedDeadline
 from protocol.trainer_messages import Yield
 from protocol.wire.fragment_messages import (
     DIGEST_BYTES,
-    ChunkStamp,
-    ChunkStateReply,
     FragmentSettled,
-    GetStamps,
-    Stamps,
+    Stamp,
 )
 
+from .chunk_ledger import ChunkLedger, ResultVerdict
 from .chunk_writes import ChunkWrites, Occasion
 from .commands import (
-    Answer,
     ChunkFetched,
     Contribute,
     CyclePassed,
     ForgetOthers,
     HoldOutcome,
     Item,
-    Parts,
-    Question,
     ResultArrived,
     SendEnded,
     Sent,
@@ -79,15 +73,15 @@ from .commands import (
     Withdrawn,
 )
 from .healing import Healing
+from .owner import MAX_COLLECT_S, MIN_COLLECT_S
 from .owners import owners_of_chunks
 from .peers import Context
 
 ItemT = TypeVar("ItemT")
 
-MIN_RETURN_S: Final = 2.0
-MAX_RETURN_S: Final = 60.0
 MAX_WAITING: Final = 4096
-"""Items in the inbox, and as many that wait for a send on its way."""
+"""Items in the inbox, as many that wait for a send on its way, and parts of our own codes that wait
+to be signed and sent."""
 MAX_EARLY_CYCLES: Final = 2
 """Results for sends that we have not come to yet are kept this far ahead."""
 MAX_EARLY_FOR_A_CHUNK: Final = 4
@@ -152,7 +146,7 @@ class CycleMachine:
     """
 
     def __init__(self, fragment: int, stamps: Iterable[Stamp], context: Context) -> None:
-        self.ledger = ChunkLedger(list(stamps))
+        self.ledger = ChunkLedger(stamps)
         self.healing = Healing(fragment, self.ledger, context)
         self.writes = ChunkWrites(fragment, self.ledger, self.healing, context)
         self.settled: tuple[int, bytes] | None = None
@@ -167,7 +161,7 @@ class CycleMachine:
         self._for_send: list[ResultArrived | ChunkFetched] = []
         self._passed: dict[str, int] = {}
         self._missed_since_s: float | None = None
-        self._patience = ObservedDeadline(floor_s=MIN_RETURN_S, ceiling_s=MAX_RETURN_S)
+        self._patience = ObservedDeadline(floor_s=2 * MIN_COLLECT_S, ceiling_s=2 * MAX_COLLECT_S)
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -214,32 +208,6 @@ class CycleMachine:
         self.writes.written(stamps)
         self.look()
 
-    def answered(
-        self, peer_id: str, question: Question, answer: Answer | None, codes: Parts
-    ) -> None:
-        """A peer says which states its chunks are in, or how a chunk is; or says nothing more."""
-        if isinstance(answer, Stamps):
-            self.healing.stamps_answered(peer_id, answer)
-        elif isinstance(question, GetStamps):
-            self.healing.questions_ended(peer_id)
-        elif isinstance(answer, ChunkStateReply):
-            chunk, stamp = answer.stamp.chunk, answer.stamp.stamp
-            values = codes[chunk]
-            came = ChunkFetched(self._fragment, chunk, answer.cycle, stamp, values)
-            self.healing.fetched(came)
-        else:
-            self.healing.fetch_failed(question.chunk)
-        self.put(*self.healing.confirmed())
-
-    def adopt(self, chunk: int, cycle: int, stamp: Stamp) -> None:
-        """Take over a stamp of another peer: it is that of the values that we have."""
-        if stamp.is_ahead_of(self.ledger.stamp(chunk)):
-            self.ledger.healed(chunk, cycle, stamp)
-
-    def begin(self, cycle: int) -> None:
-        """Begin after the send of this cycle, with no part in it."""
-        self._note_settled(cycle)
-
     # --- one after another ------------------------------------------------------------------------
     def look(self) -> None:
         """Go on until something has to be waited for: the flight's time, or the group, may have."""
@@ -281,16 +249,13 @@ class CycleMachine:
         """Have the codes sent to the owners; while we are healing, nothing but a word."""
         sent, plan = flight.sent, self._context.plan
         members = self._peers.possible_owners(sent.cycle)
-        key = plan.owners_key(self._fragment, sent.cycle)
+        key, is_fetching = plan.owners_key(self._fragment, sent.cycle), self.healing.is_fetching
         flight.owners = owners_of_chunks(key, len(self._chunks), members)
         for owner in members:
             chunks = [chunk for chunk in self._chunks if flight.owners[chunk] == owner]
-            if chunks and self.healing.is_fetching:
-                self._context.do(Contribute(owner, sent, 0, ()))
-            elif chunks:
-                stamps = (ChunkStamp.of(chunk, self.ledger.stamp(chunk)) for chunk in chunks)
-                weight = MAX_CONTRIBUTION_WEIGHT
-                self._context.do(Contribute(owner, sent, weight, tuple(stamps)))
+            if chunks:
+                stamps = (self.ledger.stamp(chunk) for chunk in chunks if not is_fetching)
+                self._context.do(Contribute(owner, sent, tuple(stamps)))
         self.writes.sent()
         patience_s = self._patience.current_s * plan.sends_at_once(sent.cycle)
         flight.occasion.until_s = self._context.now_s + patience_s
@@ -328,18 +293,17 @@ class CycleMachine:
         elif isinstance(item, ResultArrived):
             batch = self._batch(item)
             # Perhaps we cannot apply one before we have healed; that may take longer.
-            of_cycle = {b.chunk.chunk for b in batch if b.result.cycle == flight.sent.cycle}
-            flight.answered |= of_cycle
+            flight.answered |= {each.chunk for each in batch if each.cycle == flight.sent.cycle}
             self.writes.write_results(batch, flight.occasion)
 
     def _batch(self, first: ResultArrived) -> list[ResultArrived]:
         """A result and all behind it of other chunks, to be written at one go."""
-        batch = {first.chunk.chunk: first}
+        batch = {first.chunk: first}
         while self._inbox:
             item = self._inbox[0]
-            if not isinstance(item, ResultArrived) or item.chunk.chunk in batch:
+            if not isinstance(item, ResultArrived) or item.chunk in batch:
                 break
-            batch[item.chunk.chunk] = item
+            batch[item.chunk] = item
             self._inbox.popleft()
         return list(batch.values())
 
@@ -375,11 +339,10 @@ class CycleMachine:
                 self._cycle = item.cycle
                 self._peers.note_sent(self._fragment, item.cycle)
                 self._state = Flight(item, self._context.now_s)
-                cycles = tuple(self.ledger.cycle(chunk) for chunk in self._chunks)
-                self._context.do(Verify(self._fragment, cycles))
+                self._context.do(Verify(self._fragment, tuple(self.ledger.cycles)))
             case CyclePassed():
                 self._note_passed(item)
-            case ResultArrived() if item.result.cycle > self._cycle:
+            case ResultArrived() if item.cycle > self._cycle:
                 self._keep_early(item)
             case Withdrawn() if not self.writes.undoable(item):
                 pass
@@ -391,7 +354,7 @@ class CycleMachine:
 
     def _keep_early(self, item: ResultArrived) -> None:
         """Keep a result for a send to come."""
-        cycle = item.result.cycle
+        cycle = item.cycle
         if self._cycle >= 0 and cycle > self._cycle + MAX_EARLY_CYCLES:
             return
         self._keep(self._early[cycle], item, MAX_EARLY_FOR_A_CHUNK * len(self._chunks))
@@ -400,7 +363,7 @@ class CycleMachine:
 
     def _is_wanted_late(self, item: ResultArrived) -> bool:
         """Whether a result that came after its flight is to be written."""
-        late = item.result.cycle == self._cycle and not item.asked
+        late = item.cycle == self._cycle and not item.asked
         if late and self._missed_since_s is not None:
             self._patience.observe(self._context.now_s - self._missed_since_s)
             self._missed_since_s = None
@@ -415,8 +378,8 @@ class CycleMachine:
             self._settle(self.settled[0])
 
     # --- where we are -----------------------------------------------------------------------------
-    def _note_settled(self, cycle: int) -> bytes:
-        """Note where we are; returned is the digest of that."""
+    def note_settled(self, cycle: int) -> bytes:
+        """Note where we are after this cycle; returned is the digest of that."""
         digest = digest_of_stamps(self.ledger.stamps)
         self.settled = (cycle, digest)
         self._peers.note_settled(self._fragment, self._peers.own_id, cycle, digest)
@@ -424,7 +387,7 @@ class CycleMachine:
 
     def _settle(self, cycle: int) -> bytes:
         """Tell all where we are, and look who is elsewhere; let go what is about the absent."""
-        digest = self._note_settled(cycle)
+        digest = self.note_settled(cycle)
         self._peers.forget_absent()
         self.forget_absent()
         self._context.do(ForgetOthers(self._peers.seen.present))

@@ -6,7 +6,7 @@ be applied here (one byte a value), else as the chunk itself (eight). *Send me t
 asked when a header shows at once that we differ. What comes goes to the fragment's machine; a
 question that fails is not repeated: the next cycle's headers show what is still wrong.
 
-Of two states with equal histories the next result decides (protocol/fragment/chunk_ledger.py, rule
+Of two states with equal histories the next result decides (protocol/diloco/chunk_ledger.py, rule
 1). When the run is over there is none, and the lower digest wins.
 
 No chunk is taken on the word of one peer. A peer that says, or shows, that it has a better state
@@ -42,11 +42,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from protocol.fragment.chunk_ledger import ChunkLedger, ResultVerdict, Stamp
-from protocol.wire.fragment_messages import GetChunkState, GetResult, GetStamps, Result, Stamps
+from protocol.wire.fragment_messages import (
+    ChunkStateReply,
+    GetChunkState,
+    GetResult,
+    GetStamps,
+    Result,
+    Stamp,
+    Stamps,
+)
 
-from .beliefs import can_be
-from .commands import Ask, ChunkFetched, Parts, ResultArrived
+from .chunk_ledger import ChunkLedger, ResultVerdict, can_be
+from .commands import Answer, Ask, ChunkFetched, Parts, Question, ResultArrived
 from .peers import BEGUN_FROM, Context
 
 
@@ -80,26 +87,21 @@ def state_to_take(
     return best if everybody and (votes[best] > 1 or settled or num_others == 1) else None
 
 
-def most_say(answers: Sequence[Stamps]) -> list[dict[int, tuple[int, Stamp]]]:
-    """The states of one fragment's chunks that most peers name.
+def most_say(answers: Sequence[Stamps]) -> list[tuple[int, Stamp]]:
+    """The states of one fragment's chunks that most peers name, with the cycles that they name.
 
     States that cannot be are nobody's. Of as many the one with more behind it counts.
-
-    Returns:
-        For each answer, of the chunks where it names that state, cycle and stamp.
     """
     votes = [Counter[Stamp]() for _ in answers[0].stamps]
     for answer in answers:
         for of_chunk, theirs, cycle in zip(votes, answer.stamps, answer.cycles, strict=True):
-            of_chunk[theirs.stamp] += can_be(theirs.stamp, cycle)
+            of_chunk[theirs] += can_be(theirs, cycle)
     best = [_most(each) for each in votes]
     return [
-        {
-            theirs.chunk: (cycle, theirs.stamp)
-            for theirs, cycle in zip(answer.stamps, answer.cycles, strict=True)
-            if theirs.stamp == best[theirs.chunk]
-        }
+        (cycle, theirs)
         for answer in answers
+        for theirs, cycle in zip(answer.stamps, answer.cycles, strict=True)
+        if theirs == best[theirs.chunk]
     ]
 
 
@@ -139,7 +141,6 @@ class Healing:
         self._peers = context.peers
         self._group = context.plan.group
         self._wishes: dict[int, _Wish] = {}
-        self._confirmed: list[ChunkFetched] = []
         self._asking: set[str] = set()
         self._said: dict[str, Mapping[int, Stamp]] = {}
 
@@ -173,8 +174,12 @@ class Healing:
         self._context.counts.diverged += 1
         self._context.do(Ask(peer_id, GetChunkState(self._group, self._fragment, chunk)))
 
-    def _count_votes(self) -> None:
-        """Fetch what is wished for and voted for; let go what cannot be any more."""
+    def _count_votes(self) -> list[ChunkFetched]:
+        """Fetch what is wished for and voted for; let go what cannot be any more.
+
+        Returned are chunks that are here, and that most say the same of by now.
+        """
+        confirmed = []
         others, settled = self._peers.others, self._peers.all_settled(self._fragment)
         begun = self._peers.seen.round >= BEGUN_FROM
         for chunk, wish in list(self._wishes.items()):
@@ -189,13 +194,14 @@ class Healing:
             to_take = state_to_take(ours, said, len(others), settled=settled, begun=begun)
             if to_take is not None and wish.doubted is not None and wish.doubted.stamp == to_take:
                 del self._wishes[chunk]
-                self._confirmed.append(wish.doubted)
+                confirmed.append(wish.doubted)
             elif to_take is not None:
                 there = sorted(peer_id for peer_id, stamp in said.items() if stamp == to_take)
                 source = wish.of if wish.of in there else there[0]
                 self._fetch(chunk, wish, source, to_take)
             elif not self._asking:
                 del self._wishes[chunk]
+        return confirmed
 
     def compare(self, peer_id: str) -> None:
         """Ask a peer that ended the same cycle as we, elsewhere."""
@@ -207,21 +213,44 @@ class Healing:
             self._ask_stamps(peer_id)
 
     # --- answers ----------------------------------------------------------------------------------
-    def stamps_answered(self, peer_id: str, answer: Stamps) -> None:
+    def answered(
+        self, peer_id: str, question: Question, answer: Answer | None, codes: Parts
+    ) -> list[ChunkFetched]:
+        """A peer says which states its chunks are in, or how a chunk is; or says nothing more.
+
+        Returned are the chunks that are to be taken.
+        """
+        confirmed: list[ChunkFetched] = []
+        match question, answer:
+            case _, Stamps():
+                self._stamps_came(peer_id, answer)
+                confirmed = self._count_votes()
+            case GetStamps(), _:
+                self._asking.discard(peer_id)
+                confirmed = self._count_votes()
+            case _, ChunkStateReply(cycle=cycle, stamp=stamp):
+                confirmed = self._chunk_came(
+                    ChunkFetched(self._fragment, cycle, stamp, codes[stamp.chunk])
+                )
+            case GetChunkState(chunk=chunk), _:  # the stamps of the next cycle show it again
+                self._wishes.pop(chunk, None)
+        self._context.counts.healed += len(confirmed)
+        return confirmed
+
+    def _stamps_came(self, peer_id: str, answer: Stamps) -> None:
         """Ask on about every chunk that the peer may have better than we."""
         said = zip(answer.stamps, answer.cycles, strict=True)
-        possible = [(theirs, cycle) for theirs, cycle in said if can_be(theirs.stamp, cycle)]
-        self._said[peer_id] = {theirs.chunk: theirs.stamp for theirs, _ in possible}
+        possible = [(theirs, cycle) for theirs, cycle in said if can_be(theirs, cycle)]
+        self._said[peer_id] = {theirs.chunk: theirs for theirs, _ in possible}
         for theirs, cycle in possible:
             chunk, ours = theirs.chunk, self._ledger.stamp(theirs.chunk)
-            if theirs.stamp == ours or ours.is_ahead_of(theirs.stamp):
+            if theirs == ours or ours.is_ahead_of(theirs):
                 continue
             if theirs.steps <= ours.steps + 1:
                 asked = GetResult(self._group, self._fragment, max(cycle, 0), chunk)
                 self._context.do(Ask(peer_id, asked))
             else:  # one result does not lead there
                 self.wish(chunk, peer_id)
-        self._count_votes()
 
     def applicable(
         self, peer_id: str, asked: GetResult, result: Result, codes: Parts
@@ -245,32 +274,18 @@ class Healing:
         if theirs.is_ahead_of(ours) or of_lower_digest:
             self.wish(chunk, peer_id)
 
-    def questions_ended(self, peer_id: str) -> None:
-        """Note that a peer has been asked."""
-        self._asking.discard(peer_id)
-        self._count_votes()
-
-    def fetched(self, came: ChunkFetched) -> None:
-        """Note that a chunk is here; what is in another state than wanted is asked about again."""
+    def _chunk_came(self, came: ChunkFetched) -> list[ChunkFetched]:
+        """Take a chunk; what is in another state than wanted is asked about again."""
         wish = self._wishes.pop(came.chunk)
         assert wish.since_s is not None
         self._context.counts.healed_s += self._context.now_s - wish.since_s
         if not can_be(came.stamp, came.cycle):
-            return
+            return []
         if wish.to_take in (None, came.stamp):
-            self._confirmed.append(came)
-        elif wish.doubted is None:
+            return [came]
+        if wish.doubted is None:
             self.wish(came.chunk, "", came)
-
-    def confirmed(self) -> list[ChunkFetched]:
-        """Let go the chunks that are to be taken."""
-        confirmed, self._confirmed = self._confirmed, []
-        self._context.counts.healed += len(confirmed)
-        return confirmed
-
-    def fetch_failed(self, chunk: int) -> None:
-        """Note that a chunk will not come; the stamps of the next cycle show it again."""
-        self._wishes.pop(chunk, None)
+        return []
 
     def forget_absent(self) -> None:
         """Forget what peers said that are not there."""

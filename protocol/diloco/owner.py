@@ -37,14 +37,12 @@ Rules of one collection
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
-from protocol.fragment.chunk_ledger import Stamp
 from protocol.limits import MAX_CONTRIBUTORS
 from protocol.outcomes import RefusalReason
 from protocol.schedule.deadline import ObservedDeadline
-from protocol.wire.fragment_messages import Contribution
+from protocol.wire.fragment_messages import Contribution, Stamp
 
 from .commands import Admitted, Average, Parts
 from .peers import BEGUN_FROM, Context
@@ -59,12 +57,6 @@ Key = tuple[int, int]
 
 
 # --- what is collected ----------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class _Collected:
-    weight: int
-    stamps: Mapping[int, Stamp]
-
-
 class Collection:
     """The contributions to an owner's chunks of one fragment and cycle, from `began_s` on.
 
@@ -85,25 +77,22 @@ class Collection:
         self._own_id, self._begun = own_id, begun
         self._awaited = set(expected)
         self._expected = len(self._awaited)
-        self._contributions: dict[str, _Collected] = {}
+        self._contributions: dict[str, Mapping[int, Stamp]] = {}
         self.began_s = self.last_came_s = began_s
         self.deadline_s = math.inf
         self.codes = defaultdict[int, dict[str, memoryview]](dict)
         self.messages: dict[str, Contribution] = {}
 
-    def add(self, peer_id: str, weight: int, stamps: Mapping[int, Stamp]) -> bool:
-        """A contribution came. Returns whether it counts.
+    def add(self, peer_id: str, stamps: Mapping[int, Stamp]) -> bool:
+        """A contribution came. Returns whether it is the peer's first.
 
         Args:
-            weight: 0 excuses.
             stamps: of each chunk that it is for: those that we own, as the contributor sees it.
         """
         if peer_id in self._contributions:
             return False
         self._awaited.discard(peer_id)
-        if weight == 0:
-            return False
-        self._contributions[peer_id] = _Collected(weight, dict(stamps))
+        self._contributions[peer_id] = stamps
         return True
 
     def excuse(self, peer_id: str) -> None:
@@ -123,8 +112,7 @@ class Collection:
     @property
     def chunks(self) -> tuple[int, ...]:
         """Chunks that some peer has contributed to."""
-        chunks = {chunk for each in self._contributions.values() for chunk in each.stamps}
-        return tuple(sorted(chunks))
+        return tuple(sorted({chunk for each in self._contributions.values() for chunk in each}))
 
     @property
     def is_complete(self) -> bool:
@@ -136,36 +124,22 @@ class Collection:
         """The peers that have not come yet."""
         return frozenset(self._awaited)
 
-    def admitted(self, chunk: int) -> Admitted | None:
-        """The peers that go into the average of a chunk; None if there are none (rules 8 and 9)."""
+    def admitted(self, chunk: int) -> Admitted:
+        """The peers that go into the average of one of these chunks (rules 8 and 9)."""
         stamps = {
-            peer_id: contribution.stamps[chunk]
-            for peer_id, contribution in self._contributions.items()
-            if chunk in contribution.stamps
+            peer_id: of_chunks[chunk]
+            for peer_id, of_chunks in self._contributions.items()
+            if chunk in of_chunks
         }
-        if not stamps:
-            return None
-        stand_on: Counter[Stamp] = Counter()
-        for peer_id, stamp in stamps.items():
-            stand_on[stamp] += self._contributions[peer_id].weight
-        own = stamps.get(self._own_id)
+        votes, own = Counter(stamps.values()), stamps.get(self._own_id)
 
-        def place(stamp: Stamp) -> tuple[bool, int, bool, int, int]:
-            is_own = stamp == own
-            tells = stamp.steps > 0 or not self._begun
-            return tells, stand_on[stamp], is_own, stamp.steps, stamp.weight
+        def place(stamp: Stamp) -> tuple[bool, int, bool, int, int, bytes]:
+            tells_nothing = self._begun and not stamp.steps
+            history = (-stamp.steps, -stamp.weight, stamp.digest)
+            return (tells_nothing, -votes[stamp], stamp != own, *history)
 
-        most = max(map(place, stand_on))
-        tied = (stamp for stamp in stand_on if place(stamp) == most)
-        base = min(tied, key=lambda stamp: stamp.digest)
-        return Admitted(
-            base,
-            {
-                peer_id: self._contributions[peer_id].weight
-                for peer_id in sorted(stamps)
-                if stamps[peer_id] == base
-            },
-        )
+        base = min(votes, key=place)
+        return Admitted(base, tuple(sorted(p for p, stamp in stamps.items() if stamp == base)))
 
 
 # --- all collections ------------------------------------------------------------------------------
@@ -217,12 +191,13 @@ class Owner:
         collecting = self._open[key]
         if contribution.weight and collecting.is_full:
             return RefusalReason.TOO_MANY
-        stamps = {stamp.chunk: stamp.stamp for stamp in contribution.stamps}
-        if collecting.add(peer_id, contribution.weight, stamps):
+        if not contribution.weight:
+            collecting.excuse(peer_id)
+        elif collecting.add(peer_id, {stamp.chunk: stamp for stamp in contribution.stamps}):
             collecting.messages[peer_id] = contribution
             for chunk, part in codes.items():
                 collecting.codes[chunk][peer_id] = part
-        elif contribution.weight:
+        else:
             return RefusalReason.TWICE
         collecting.last_came_s = self._context.now_s
         self._start_clock(key)
@@ -276,7 +251,6 @@ class Owner:
         self._newest[fragment] = max(self._newest[fragment], cycle)
         if collecting.is_complete:
             self._patience.observe(collecting.last_came_s - collecting.began_s)
-            counts.complete += 1
         else:
             self._peers.late |= collecting.awaited
             self._cut_short_of[fragment] = (cycle, collecting.began_s)
@@ -287,6 +261,5 @@ class Owner:
             self.over.append(key)
             return
         self._num_averaging += 1
-        by_chunk = ((chunk, collecting.admitted(chunk)) for chunk in chunks)
-        admitted = {chunk: found for chunk, found in by_chunk if found is not None}
+        admitted = {chunk: collecting.admitted(chunk) for chunk in chunks}
         self._context.do(Average(fragment, cycle, admitted, collecting.codes, collecting.messages))

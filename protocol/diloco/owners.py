@@ -1,28 +1,42 @@
-"""The owner of each chunk, who averages it: a choice that every peer can make for itself.
+"""The owner of each chunk, who averages it; and which results are believed of whom.
 
 Idea. Each chunk of each round has one owner, to whom all send their codes. Nobody hands out the
 chunks: every peer ranks the members for each chunk by a hash (rendezvous hashing), and takes the
 first that has not its share yet. Peers with equal views choose equally; views that differ in one
 member agree on most chunks.
 
-Rules
+Rules of owners
   1. The rank of member m for chunk c is blake3(key, c, m); the highest owns.
   2. A member owns at most ceil(chunks / members): the load on every link is even. Chunks choose in
      order of their number.
   3. The key names group, fragment and cycle, so that the chunks go round.
 
-Two peers whose views differ may both own a chunk; their results are ordered (chunk_ledger.py). So
-a peer takes results also from owners by views that are not its own, but near to it: an owner by a
-view that differs in one member (`may_own`). What it does not take although others did, it heals.
+Anybody can sign anything, and a result moves the outer copy of all. So it is believed only when
+what it says of itself can be true by what we see ourselves.
+
+Rules of beliefs
+  4. Its owner owns the chunk by our view, by one of the last few, or by one that differs from them
+     in one member: honest views differ by a peer that has just come or gone. Two peers whose views
+     differ may both own a chunk; their results are ordered (chunk_ledger.py). What is refused here
+     although the others took it is healed afterwards (healing.py).
+  5. Its contributors are peers that we know: linked now, or of late. Each counts as much as any
+     other (the message allows no other weight), so the largest weight is that of all whom we know.
+  6. It is of a cycle near our own round; for any other we have no view to judge by.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final
 
 import blake3
+
+from protocol.outcomes import RefusalReason
+from protocol.wire.fragment_messages import ChunkResult, Result
+
+from .chunk_ledger import can_be
+from .peers import LATE_ROUNDS, Peers, SendPlan
 
 MAX_UNSEEN: Final = 16
 """Peers that others may see although we do not: so many are tried."""
@@ -81,3 +95,51 @@ def _first_free(ranked: Sequence[Sequence[str]], members: AbstractSet[str]) -> t
 def _place(key: str, chunk: int, member: str) -> tuple[bytes, str]:
     """What members are ordered by (rule 1)."""
     return blake3.blake3(f"{key}/{chunk}/{member}".encode()).digest(length=8), member
+
+
+class Beliefs:
+    """What one peer believes of results.
+
+    Args:
+        num_chunks: of each fragment.
+    """
+
+    def __init__(self, plan: SendPlan, peers: Peers, num_chunks: Sequence[int]) -> None:
+        self._plan = plan
+        self._peers = peers
+        self._num_chunks = tuple(num_chunks)
+        self._views: deque[frozenset[str]] = deque(maxlen=LATE_ROUNDS)
+        self._owners_in = lru_cache()(owners_of_chunks)
+        self._owned_near = lru_cache()(may_own)
+
+    def is_of_our_time(self, cycle: int) -> bool:
+        """Whether we have a view to judge by (rule 6)."""
+        return bool(self._peers.contributors(cycle))
+
+    def doubt(self, result: Result, chunk: ChunkResult) -> RefusalReason | None:
+        """Why a result for a chunk, of our time, is not believed; None if it is."""
+        if not self._peers.known.issuperset(result.contributors_of(chunk)):
+            return RefusalReason.NOT_LINKED
+        if not can_be(chunk.base_stamp, result.cycle):
+            return RefusalReason.IMPLAUSIBLE
+        if result.owner == self._peers.own_id or self._may_own(result, chunk.chunk):
+            return None
+        return RefusalReason.NOT_OWNER
+
+    def _may_own(self, result: Result, chunk: int) -> bool:
+        """Rule 4; what nearly all who send results own is worked out first, and all once."""
+        view = frozenset(self._peers.contributors(result.cycle))
+        if view and view not in self._views:
+            self._views.append(view)
+        known, owner = self._peers.known, result.owner
+        if owner not in known:
+            return False
+        key = self._plan.owners_key(result.fragment, result.cycle)
+        about = key, self._num_chunks[result.fragment]
+        if any(
+            self._owners_in(*about, tuple(sorted(each)))[chunk] == owner for each in self._views
+        ):
+            return True
+        return any(
+            chunk in self._owned_near(*about, owner, each, known - each) for each in self._views
+        )

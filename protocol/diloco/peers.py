@@ -12,7 +12,7 @@ Rules
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from protocol.limits import MAX_CONVICTED
 from protocol.outcomes import AuditOutcome, RefusalReason
@@ -55,8 +55,14 @@ BEGUN_FROM: Final = 2
 """In this round every chunk has had its first step, wherever all went well."""
 LATE_ROUNDS: Final = 3
 """A peer that is further from a cycle than this, by what was last heard, is not waited for."""
-MAX_UNOPENED: Final = 1024
-"""Results that are remembered as not believed."""
+MAX_REMEMBERED: Final = 1024
+"""Results that are remembered: as not believed, or for audits to come."""
+
+
+def forget_oldest(kept: OrderedDict[Any, Any], most: int = MAX_REMEMBERED) -> None:
+    """Keep the newest alone."""
+    while len(kept) > most:
+        kept.popitem(last=False)
 
 
 class Peers:
@@ -169,15 +175,13 @@ class Peers:
         """Learn that an owner has lied."""
         self._untrue[owner] = None
         self.withdrawn.append(owner)
-        while len(self._untrue) > MAX_CONVICTED:
-            self._untrue.popitem(last=False)
+        forget_oldest(self._untrue, MAX_CONVICTED)
 
     def note_unopened(self, fragment: int, cycle: int, owner: str) -> None:
         """Learn that an owner does not show what its result was made of."""
         self._unopened[fragment, cycle, owner] = None
         self.withdrawn.append(owner)
-        while len(self._unopened) > MAX_UNOPENED:
-            self._unopened.popitem(last=False)
+        forget_oldest(self._unopened)
 
     def forget_absent(self) -> None:
         """Forget every peer that is not there (rule 3)."""
@@ -196,8 +200,7 @@ class FragmentCounts:
         diverged: chunks found to differ from a better state of another peer.
         healed: those that were fetched.
         healed_s: what that took, all together.
-        complete: collections that everybody has contributed to, or was excused from.
-        cut_short: the others.
+        cut_short: collections that somebody has not contributed to, or that were lost.
         lost_items: what came for a fragment and did not fit.
         refused: contributions and results of others that were not taken, by reason.
         audits: those that have ended.
@@ -206,7 +209,6 @@ class FragmentCounts:
     diverged: int = 0
     healed: int = 0
     healed_s: float = 0.0
-    complete: int = 0
     cut_short: int = 0
     lost_items: int = 0
     refused: Counter[RefusalReason] = field(default_factory=Counter)

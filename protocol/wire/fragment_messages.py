@@ -13,19 +13,18 @@ codes is the root over its leaves (protocol/fragment/code_tree.py).
 
 What is about a group carries its digest (group.py); so does what an owner signs.
 
-The rules of audits, averages that are worked out again, are in protocol/diloco/audits.py; what
-openings and evidence are is in evidence.py beside it.
+The rules of audits, averages that are worked out again, are in protocol/diloco/audits.py.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Final, Self
+from dataclasses import dataclass
+from typing import Annotated, Final
 
 import blake3
 import msgpack
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from protocol.fragment.chunk_ledger import ResultRank, Stamp
 from protocol.limits import (
     MAX_CHUNKS_PER_FRAGMENT,
     MAX_CONTRIBUTION_WEIGHT,
@@ -56,26 +55,26 @@ Weight = Annotated[int, Meta(ge=0, le=MAX_CONTRIBUTION_WEIGHT)]
 PositiveWeight = Annotated[int, Meta(ge=1, le=MAX_CONTRIBUTION_WEIGHT)]
 
 
-class ChunkStamp(Struct, frozen=True):
-    """The state of one chunk, as its holder says (chunk_ledger.py)."""
+class Stamp(Struct, frozen=True):
+    """The state of one chunk (protocol/diloco/chunk_ledger.py).
+
+    Attributes:
+        steps: outer steps that led to it.
+        weight: admitted in all of them together.
+        digest: of outer copy, momentum and the numbers above.
+    """
 
     chunk: ChunkIndex
     steps: Count
     weight: Count
     digest: ShortDigest
 
-    @classmethod
-    def of(cls, chunk: int, stamp: Stamp) -> Self:
-        """A chunk's stamp in the form that it has on the wire."""
-        return cls(chunk, stamp.steps, stamp.weight, stamp.digest)
-
-    @property
-    def stamp(self) -> Stamp:
-        """The stamp in the form that the ledger has."""
-        return Stamp(self.steps, self.weight, self.digest)
+    def is_ahead_of(self, other: "Stamp") -> bool:
+        """Whether it has more behind it."""
+        return (self.steps, self.weight) > (other.steps, other.weight)
 
 
-ChunkStamps = Annotated[tuple[ChunkStamp, ...], OfChunks]
+ChunkStamps = Annotated[tuple[Stamp, ...], OfChunks]
 
 
 class Contribution(Message, frozen=True, tag="contribution"):
@@ -171,8 +170,13 @@ class ChunkResult(Struct, frozen=True):
 
     @property
     def base_stamp(self) -> Stamp:
-        """The stamp of the base in the form that the ledger has."""
-        return Stamp(self.steps, self.weight, self.base)
+        """The stamp of the base."""
+        return Stamp(self.chunk, self.steps, self.weight, self.base)
+
+    @property
+    def rank(self) -> "ResultRank":
+        """What decides between two results for the chunk: all who are in it weigh the same."""
+        return ResultRank(len(self.places) * MAX_CONTRIBUTION_WEIGHT, self.digest)
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -185,6 +189,18 @@ def mask_of(places: Iterable[int]) -> bytes:
     """The mask of those of a result's contributors that stand at these places; not of none."""
     bits = sum(1 << place for place in set(places))
     return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+
+
+@dataclass(frozen=True, slots=True)
+class ResultRank:
+    """One result for one chunk: the weight that went into it, and the digest of its codes."""
+
+    weight: int
+    digest: bytes
+
+    def beats(self, other: "ResultRank") -> bool:
+        """Whether it wins: by its weight, then by the lower digest."""
+        return (-self.weight, self.digest) < (-other.weight, other.digest)
 
 
 class Result(Message, frozen=True, tag="result"):
@@ -219,10 +235,6 @@ class Result(Message, frozen=True, tag="result"):
     def contributors_of(self, chunk: ChunkResult) -> tuple[str, ...]:
         """The peers that are in the average of a chunk."""
         return tuple(self.contributors[place] for place in chunk.places)
-
-    def outcome(self, chunk: ChunkResult) -> ResultRank:
-        """What the ledger compares."""
-        return ResultRank(sum(self.weights[place] for place in chunk.places), chunk.digest)
 
     def is_genuine(self, verify: Verify = verify_with_peer_id) -> bool:
         """Whether the owner has signed it, and it makes sense."""
@@ -310,7 +322,7 @@ class ChunkStateReply(Message, frozen=True, tag="chunk_state"):
 
     fragment: FragmentIndex
     cycle: Cycle
-    stamp: ChunkStamp
+    stamp: Stamp
 
 
 # --- audits ---------------------------------------------------------------------------------------

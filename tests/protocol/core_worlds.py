@@ -13,15 +13,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from protocol.diloco import commands as e
+from protocol.diloco.chunk_ledger import NEVER
 from protocol.diloco.core import FragmentCore
 from protocol.diloco.cycle_machine import short_digest
 from protocol.diloco.peers import SendPlan
-from protocol.fragment.chunk_ledger import NEVER, Stamp
 from protocol.outcomes import AuditOutcome
 from protocol.trainer_messages import Merge, Yield
 from protocol.wire.fragment_messages import (
     ChunkResult,
-    ChunkStamp,
     ChunkStateReply,
     Contribution,
     GetChunkState,
@@ -29,6 +28,7 @@ from protocol.wire.fragment_messages import (
     GetStamps,
     Proof,
     Result,
+    Stamp,
     Stamps,
     mask_of,
 )
@@ -38,17 +38,17 @@ CODE_BYTES = 16
 PROOF = b"what only checks out of a lie"
 
 
-def stamp_of(value: bytes, cycle: int, steps: int, weight: int) -> Stamp:
-    return Stamp(steps, weight, short_digest(value + f"/{cycle}/{steps}/{weight}".encode()))
+def stamp_of(chunk: int, value: bytes, cycle: int, steps: int, weight: int) -> Stamp:
+    return Stamp(chunk, steps, weight, short_digest(value + f"/{cycle}/{steps}/{weight}".encode()))
 
 
 def first_value(fragment: int, chunk: int) -> bytes:
     return short_digest(f"{fragment}/{chunk}".encode())
 
 
-def averaged_codes(codes: Iterable[tuple[str, int, bytes]]) -> bytes:
+def averaged_codes(codes: Iterable[tuple[str, bytes]]) -> bytes:
     """Equal for equal contributors with equal codes."""
-    return short_digest(b"".join(f"{p}/{w}/".encode() + part for p, w, part in sorted(codes)))
+    return short_digest(b"".join(f"{p}/".encode() + part for p, part in sorted(codes)))
 
 
 @dataclass
@@ -75,7 +75,10 @@ class Memory:
             chunk.written = chunk.value
 
     def first_stamps(self) -> list[list[Stamp]]:
-        return [[stamp_of(chunk.value, NEVER, 0, 0) for chunk in of] for of in self.chunks]
+        return [
+            [stamp_of(i, chunk.value, NEVER, 0, 0) for i, chunk in enumerate(of)]
+            for of in self.chunks
+        ]
 
     def values(self) -> list[list[bytes]]:
         return [[chunk.value for chunk in of] for of in self.chunks]
@@ -88,13 +91,16 @@ class Memory:
                 for i, chunk in enumerate(chunks):
                     if chunk.value != chunk.written:
                         chunk.written = chunk.value
-                        spoilt[i] = stamp_of(chunk.value, cycles[i], 0, 0)
+                        spoilt[i] = stamp_of(i, chunk.value, cycles[i], 0, 0)
                 return spoilt
-            case e.WriteResults(fragment, results):
-                return {each.chunk: self._step(fragment, each) for each in results}
+            case e.WriteResults(fragment, results, again):
+                return {
+                    each.chunk: self._step(fragment, each, again=each.chunk in again)
+                    for each in results
+                }
             case e.WriteChunk(_, fetched):
                 value, stamp = bytes(fetched.values), fetched.stamp
-                if stamp_of(value, fetched.cycle, stamp.steps, stamp.weight) != stamp:
+                if stamp_of(stamp.chunk, value, fetched.cycle, stamp.steps, stamp.weight) != stamp:
                     return {}
                 chunks[fetched.chunk].write(value)
                 return {fetched.chunk: stamp}
@@ -103,13 +109,14 @@ class Memory:
                     chunks[index].write(chunks[index].before)
                 return stamps
 
-    def _step(self, fragment: int, result: e.ResultToWrite) -> Stamp:
+    def _step(self, fragment: int, result: e.ResultArrived, *, again: bool) -> Stamp:
         chunk = self.chunks[fragment][result.chunk]
-        if not result.again:
+        if not again:
             chunk.before = chunk.value
         chunk.write(short_digest(chunk.before + bytes(result.codes)))
-        steps, weight = result.base.steps + 1, result.base.weight + result.outcome.weight
-        return stamp_of(chunk.value, result.cycle, steps, weight)
+        base = result.of_chunk.base_stamp
+        steps, weight = base.steps + 1, base.weight + result.rank.weight
+        return stamp_of(result.chunk, chunk.value, result.cycle, steps, weight)
 
 
 class Trainer:
@@ -173,7 +180,9 @@ class Peer:
         trainer.in_flight[fragment] = cycle
         self.sent.append((fragment, cycle))
         parts = (self.codes(fragment, cycle, k) for k in range(self.world.num_chunks[fragment]))
-        self.told().sent(e.Sent(fragment, cycle, memoryview(b"".join(parts)), 1, 1))
+        self.told().machines[fragment].put(
+            e.Sent(fragment, cycle, memoryview(b"".join(parts)), 1, 1)
+        )
 
     def codes(self, fragment: int, cycle: int, chunk: int) -> bytes:
         return short_digest(f"{self.name}/{fragment}/{cycle}/{chunk}".encode())
@@ -222,7 +231,16 @@ class Peer:
             for s in order.stamps
         }
         message = Contribution(
-            GROUP, sent.fragment, sent.cycle, order.weight, 1, 1, order.stamps, (), (), bytes(64)
+            GROUP,
+            sent.fragment,
+            sent.cycle,
+            1 if order.stamps else 0,
+            1,
+            1,
+            order.stamps,
+            (),
+            (),
+            bytes(64),
         )
         if order.owner == self.name:
             self.world.later(lambda: self.told().received(self.name, message, parts), at_once=True)
@@ -230,15 +248,12 @@ class Peer:
             self.world.post(self.name, order.owner, message, b"".join(parts.values()))
 
     def _averages(self, order: e.Average) -> e.Averages:
-        contributors = sorted({p for admitted in order.admitted.values() for p in admitted.weights})
-        weights = {p: w for a in order.admitted.values() for p, w in a.weights.items()}
+        contributors = sorted({p for each in order.admitted.values() for p in each.contributors})
         parts, chunks = {}, []
         for chunk, admitted in order.admitted.items():
-            codes = averaged_codes(
-                (p, w, bytes(order.codes[chunk][p])) for p, w in admitted.weights.items()
-            )
+            codes = averaged_codes((p, bytes(order.codes[chunk][p])) for p in admitted.contributors)
             parts[chunk] = memoryview(codes)
-            mask = mask_of(contributors.index(p) for p in admitted.weights)
+            mask = mask_of(contributors.index(p) for p in admitted.contributors)
             base = admitted.base
             chunks.append(
                 ChunkResult(chunk, base.steps, base.weight, base.digest, mask, short_digest(codes))
@@ -250,7 +265,7 @@ class Peer:
             self.name,
             self.life,
             tuple(contributors),
-            tuple(weights[p] for p in contributors),
+            (1,) * len(contributors),
             (bytes(16),) * len(contributors),
             tuple(chunks),
             tuple(parts),
@@ -270,11 +285,11 @@ class Peer:
                     del trainer.in_flight[fragment]
                     trainer.merged.append((fragment, cycle))
             case Yield() if fragment in trainer.in_flight:
-                self.told().trainer_held(fragment, e.HoldOutcome.VOID)
+                self.told().machines[fragment].trainer_held(e.HoldOutcome.VOID)
                 return
             case Yield():
                 trainer.yielded.add(fragment)
-                self.told().trainer_held(fragment, e.HoldOutcome.YIELDED)
+                self.told().machines[fragment].trainer_held(e.HoldOutcome.YIELDED)
                 return
         self._send_due(fragment)
 
@@ -286,7 +301,8 @@ class Peer:
             return
         assert self.trainer.may_be_written(order.fragment)
         late = self.world.now_s > order.until_s
-        self.told().written(order.fragment, {} if late else self.memory.carry_out(order))
+        stamps = {} if late else self.memory.carry_out(order)
+        self.told().machines[order.fragment].written(stamps)
 
     # --- questions --------------------------------------------------------------------------------
     def _ask(self, peer_id: str, question: e.Question) -> None:
@@ -306,8 +322,9 @@ class Peer:
         other = self.world.peers[peer_id]
         fragment, chunk = asked.fragment, asked.chunk
         ledger, value = other.core.ledger(fragment), other.memory.chunks[fragment][chunk].value
-        stamp = ChunkStamp.of(chunk, ledger.stamp(chunk))
-        answer: ChunkStateReply | None = ChunkStateReply(fragment, ledger.cycle(chunk), stamp)
+        answer: ChunkStateReply | None = ChunkStateReply(
+            fragment, ledger.cycle(chunk), ledger.stamp(chunk)
+        )
         if self.world.loses():
             answer = None
         values = {chunk: memoryview(value)}
@@ -319,9 +336,7 @@ class Peer:
             self._ask_no_more(key)
             return
         ledger = self.world.peers[peer_id].core.ledger(fragment)
-        chunks = range(len(ledger.stamps))
-        stamps = tuple(ChunkStamp.of(chunk, ledger.stamp(chunk)) for chunk in chunks)
-        answer = Stamps(fragment, stamps, tuple(ledger.cycle(chunk) for chunk in chunks))
+        answer = Stamps(fragment, tuple(ledger.stamps), tuple(ledger.cycles))
         self.told().answered(peer_id, GetStamps(GROUP, fragment), answer, {})
         self.world.later(lambda: self._ask_further(key))
 

@@ -10,10 +10,9 @@ from msgspec.structs import replace
 from test_fragment_core import LONG_ROUND_S, assert_same_bytes, train
 
 from protocol.diloco import commands as e
-from protocol.diloco.audits import AUDITS_PER_RESULT, Audits
+from protocol.diloco.audits import AUDITS_PER_RESULT, Audits, Contradiction, read_proof
 from protocol.diloco.commands import GroupSeen
 from protocol.diloco.cycle_machine import short_digest
-from protocol.diloco.evidence import Contradiction, read_proof
 from protocol.diloco.peers import Context, Peers, SendPlan
 from protocol.limits import MAX_AUDITS, MAX_CONVICTED, MAX_KEPT_EVIDENCE_BYTES
 from protocol.outcomes import AuditOutcome
@@ -180,7 +179,7 @@ def test_two_results_of_one_life_for_one_cycle_convict_their_owner():
     assert convict.owner == NAMES[0]
     found = read_proof(convict.proof)
     assert isinstance(found, Contradiction)
-    assert [found.one, found.other] == [replace(each, carried=()) for each in (one, other)]
+    assert [found.result, found.other] == [replace(each, carried=()) for each in (one, other)]
     told = {each.peer_id for each in commands if isinstance(each, e.SendMessage)}
     assert told == {*NAMES} - {NAMES[0], NAMES[1]}
     assert audits.audits.is_convicted(NAMES[0])

@@ -6,21 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.diloco.chunk_ledger import NEVER, ChunkLedger, ResultVerdict
 from protocol.errors import LocalProtocolError
-from protocol.fragment.chunk_ledger import NEVER, ChunkLedger, ResultRank, ResultVerdict, Stamp
+from protocol.wire.fragment_messages import ResultRank, Stamp
 
-BASE = Stamp(3, 9, b"base")
-AHEAD = Stamp(3, 10, b"zzzz")
-TIED = Stamp(3, 9, b"athe")
+BASE = Stamp(0, 3, 9, b"base")
+AHEAD = Stamp(0, 3, 10, b"zzzz")
+TIED = Stamp(0, 3, 9, b"athe")
 """As far as BASE, with a lower digest."""
 
-stamps = st.builds(Stamp, st.integers(0, 3), st.integers(0, 3), st.sampled_from([b"a", b"b"]))
+stamps = st.builds(
+    Stamp, st.just(0), st.integers(0, 3), st.integers(0, 3), st.sampled_from([b"a", b"b"])
+)
 outcomes = st.builds(ResultRank, st.integers(1, 3), st.sampled_from([b"a", b"b", b"c"]))
 
 
 def after(base: Stamp, outcome: ResultRank) -> Stamp:
     """A stamp as the arithmetic would give it: a function of base and result alone."""
-    return Stamp(base.steps + 1, base.weight + outcome.weight, base.digest + outcome.digest)
+    return Stamp(0, base.steps + 1, base.weight + outcome.weight, base.digest + outcome.digest)
 
 
 def offer(ledger: ChunkLedger, cycle: int, base: Stamp, outcome: ResultRank) -> ResultVerdict:
@@ -39,9 +42,9 @@ def test_to_be_ahead_is_an_order(a, b, c):
 
 
 def test_longer_history_then_weight():
-    assert Stamp(2, 1, b"z").is_ahead_of(Stamp(1, 9, b"a"))
-    assert Stamp(1, 9, b"z").is_ahead_of(Stamp(1, 8, b"a"))
-    assert not Stamp(1, 9, b"a").is_ahead_of(Stamp(1, 9, b"b"))
+    assert Stamp(0, 2, 1, b"z").is_ahead_of(Stamp(0, 1, 9, b"a"))
+    assert Stamp(0, 1, 9, b"z").is_ahead_of(Stamp(0, 1, 8, b"a"))
+    assert not Stamp(0, 1, 9, b"a").is_ahead_of(Stamp(0, 1, 9, b"b"))
 
 
 @given(st.lists(outcomes, min_size=1, max_size=4, unique=True))
@@ -56,7 +59,8 @@ def test_whoever_sees_the_same_results_ends_at_the_same_stamp(results):
 
 
 def test_a_result_for_the_next_cycle_is_stepped_once():
-    ledger, outcome = ChunkLedger([BASE], [6]), ResultRank(2, b"x")
+    ledger, outcome = ChunkLedger([BASE]), ResultRank(2, b"x")
+    ledger.healed(0, 6, BASE)
     assert offer(ledger, 7, BASE, outcome) is ResultVerdict.STEP
     assert offer(ledger, 7, BASE, outcome) is ResultVerdict.IGNORE
     assert offer(ledger, 6, BASE, outcome) is ResultVerdict.IGNORE

@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from protocol.diloco import commands as e
-from protocol.diloco.cycle_machine import MAX_RETURN_S
 from protocol.diloco.owner import MAX_COLLECT_S
 from protocol.diloco.peers import LATE_ROUNDS
 from protocol.outcomes import RefusalReason
 from protocol.trainer_messages import Merge
 from protocol.wire.fragment_messages import (
     ChunkResult,
-    ChunkStamp,
     ChunkStateReply,
     Contribution,
     FragmentSettled,
@@ -29,9 +27,13 @@ from protocol.wire.fragment_messages import (
     NoResult,
     Proof,
     Result,
+    Stamp,
     Stamps,
     mask_of,
 )
+
+MAX_RETURN_S = 2 * MAX_COLLECT_S
+"""The longest that a machine waits for its results."""
 
 CommandT = TypeVar("CommandT")
 ROUND_S = 10.0
@@ -121,11 +123,13 @@ def test_a_spoilt_chunk_is_healed_and_the_others_do_not_move(seed):
 def test_two_that_differ_with_equal_histories_agree_when_the_run_is_over(seed):
     world = World("ab", seed)
     train(world, range(2), 0.0)
-    lower = min(world.peers.values(), key=lambda peer: stamp_of(peer.name.encode(), 1, 2, 4).digest)
+    lower = min(
+        world.peers.values(), key=lambda peer: stamp_of(1, peer.name.encode(), 1, 2, 4).digest
+    )
     for peer in world.peers.values():
         value = peer.name.encode()
         peer.memory.chunks[0][1].write(value)
-        peer.core.ledger(0).healed(1, 1, stamp_of(value, 1, 2, 4))
+        peer.core.ledger(0).healed(1, 1, stamp_of(1, value, 1, 2, 4))
         peer.round, peer.is_over = 2, True
     for peer in world.peers.values():
         ledger = peer.core.ledger(0)
@@ -200,11 +204,11 @@ class Alone:
         return list(self.peer.commands)
 
     def contribution(
-        self, sender: str, cycle: int = 0, stamps: tuple[ChunkStamp, ...] | None = None
+        self, sender: str, cycle: int = 0, stamps: tuple[Stamp, ...] | None = None
     ) -> tuple[str, str, Contribution, e.Parts]:
         ledger = self.peer.core.ledger(0)
         if stamps is None:
-            stamps = tuple(ChunkStamp.of(i, stamp) for i, stamp in enumerate(ledger.stamps))
+            stamps = tuple(ledger.stamps)
         message = Contribution(GROUP, 0, cycle, 1, 1, 1, stamps, (), (), bytes(64))
         codes = {stamp.chunk: memoryview(bytes(CODE_BYTES)) for stamp in stamps}
         return "received", sender, message, codes
@@ -373,7 +377,7 @@ def test_who_is_through_says_so_to_all_and_lets_the_absent_go():
 # --- healing --------------------------------------------------------------------------------------
 def test_a_contribution_on_a_better_state_has_that_fetched_once():
     alone = Alone("b")
-    better = ChunkStamp(1, 5, 5, bytes(16))
+    better = Stamp(1, 5, 5, bytes(16))
     fetch = e.Ask("b", GetChunkState(GROUP, 0, 1))
     alone.see("b", 5)
     assert asked_of(alone(*alone.contribution("b", 5, (better,))), GetChunkState) == [fetch]
@@ -385,13 +389,14 @@ def test_a_contribution_on_a_better_state_has_that_fetched_once():
 def test_while_a_chunk_is_fetched_the_owners_get_nothing_but_a_word():
     alone = Alone("b")
     alone.see("b", 5)
-    alone(*alone.contribution("b", 5, (ChunkStamp(1, 5, 5, bytes(16)),)))
+    alone(*alone.contribution("b", 5, (Stamp(1, 5, 5, bytes(16)),)))
     contributions = of_kind(alone.send(5), e.Contribute)
-    assert {(each.weight, each.stamps) for each in contributions} == {(0, ())}
+    assert {each.stamps for each in contributions} == {()}
     alone("answered", "b", GetChunkState(GROUP, 0, 1), None, {})
     alone.wait(MAX_RETURN_S + 1)
     contributions = of_kind(alone.send(6), e.Contribute)
-    assert {each.weight for each in contributions} == {1}
+    assert contributions
+    assert all(each.stamps for each in contributions)
 
 
 def test_of_equal_histories_the_lower_digest_is_fetched_when_the_run_is_over_and_none_before():
@@ -399,8 +404,8 @@ def test_of_equal_histories_the_lower_digest_is_fetched_when_the_run_is_over_and
         alone = Alone("b")
         alone.see("b", 0, is_over=is_over)
         ours = alone.peer.core.ledger(0).stamp(0)
-        theirs = ChunkStamp(0, ours.steps, ours.weight, bytes([digest]) * 16)
-        own = ChunkStamp.of(1, alone.peer.core.ledger(0).stamp(1))
+        theirs = Stamp(0, ours.steps, ours.weight, bytes([digest]) * 16)
+        own = alone.peer.core.ledger(0).stamp(1)
         alone("answered", "b", GetStamps(GROUP, 0), Stamps(0, (theirs, own), (0, 0)), {})
         commands = alone("answered", "b", GetResult(GROUP, 0, 0, 0), None, {})
         assert bool(asked_of(commands, GetChunkState)) is asks
@@ -409,13 +414,13 @@ def test_of_equal_histories_the_lower_digest_is_fetched_when_the_run_is_over_and
 @pytest.mark.parametrize("wrong", ["fragment", "cycle", "chunk", "codes", None])
 def test_an_answer_that_was_not_asked_for_is_none(wrong):
     alone = Alone("b")
-    better = ChunkStamp(1, 5, 5, bytes(16))
+    better = Stamp(1, 5, 5, bytes(16))
     result = alone.result("b", 0 if wrong == "chunk" else 1, 1 if wrong == "cycle" else 0)
     if wrong == "fragment":
         result = structs.replace(result, fragment=1)
     codes = {} if wrong == "codes" else {result.chunks[0].chunk: memoryview(bytes(CODE_BYTES))}
     alone.send()
-    alone.peer.core.machines[0].healing._said["b"] = {1: better.stamp}
+    alone.peer.core.machines[0].healing._said["b"] = {1: better}
     commands = alone("answered", "b", GetResult(GROUP, 0, 0, 1), result, codes)
     assert bool(of_kind(commands, e.WriteResults)) is (wrong is None)
     assert bool(asked_of(commands, GetChunkState)) is (wrong is not None)
@@ -424,13 +429,13 @@ def test_an_answer_that_was_not_asked_for_is_none(wrong):
 def test_what_comes_while_a_chunk_is_fetched_goes_on_top_of_it():
     alone = Alone("b")
     theirs = b"their value, which we do not have"
-    stamp = stamp_of(theirs, 3, 3, 3)
+    stamp = stamp_of(1, theirs, 3, 3, 3)
     alone.send(4)
     of_chunk = ChunkResult(1, stamp.steps, stamp.weight, stamp.digest, mask_of([0]), bytes(16))
     on_top = Result(GROUP, 0, 4, "b", 1, ("b",), (1,), (bytes(16),), (of_chunk,), (1,), bytes(64))
     commands = alone.come("b", on_top)
     assert asked_of(commands, GetChunkState) == [e.Ask("b", GetChunkState(GROUP, 0, 1))]
-    state = ChunkStateReply(0, 3, ChunkStamp.of(1, stamp))
+    state = ChunkStateReply(0, 3, stamp)
     alone("answered", "b", GetChunkState(GROUP, 0, 1), state, {1: memoryview(theirs)})
     ledger = alone.peer.core.ledger(0)
     assert (ledger.stamp(1).steps, ledger.cycle(1)) == (4, 4)

@@ -2,19 +2,17 @@
 
 import msgpack
 import pytest
-from existing import existing
 from msgspec.structs import replace
 
 from protocol.diloco.owner import Collection
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.fragment.chunk_ledger import Stamp
 from protocol.limits import (
     MAX_CHUNKS_PER_FRAGMENT,
     MAX_CONTRIBUTORS,
     MAX_HEADER_BYTES,
     MAX_LINKS,
 )
-from protocol.wire.fragment_messages import ChunkResult, Result, mask_of
+from protocol.wire.fragment_messages import ChunkResult, Result, Stamp, mask_of
 from protocol.wire.messages import decode_message, encode_message
 
 SHORT = b"d" * 16
@@ -38,7 +36,7 @@ def test_there_may_be_as_many_contributors_as_links_and_a_result_can_tell_them_a
     assert len(header) < MAX_HEADER_BYTES
     assert decode_message(header) == result
     assert result.contributors_of(result.chunks[0]) == PEERS
-    assert result.outcome(result.chunks[0]).weight == MAX_CONTRIBUTORS
+    assert result.chunks[0].rank.weight == MAX_CONTRIBUTORS
     assert result.is_genuine(lambda *_: True)
 
 
@@ -80,10 +78,10 @@ def test_a_result_that_names_a_contributor_twice_or_one_that_is_not_there_is_non
 
 def test_a_collection_says_when_no_further_peer_can_be_named():
     collection = Collection(PEERS)
-    base = Stamp(0, 0, SHORT)
+    base = Stamp(0, 0, 0, SHORT)
     for peer in PEERS[:-1]:
-        assert collection.add(peer, 1, {0: base})
+        assert collection.add(peer, {0: base})
     assert not collection.is_full
-    collection.add(PEERS[-1], 1, {0: base})
+    collection.add(PEERS[-1], {0: base})
     assert collection.is_full
-    assert existing(collection.admitted(0)).weight == MAX_CONTRIBUTORS
+    assert len(collection.admitted(0).contributors) == MAX_CONTRIBUTORS

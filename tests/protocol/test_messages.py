@@ -29,7 +29,6 @@ from protocol.wire.content_messages import (
 from protocol.wire.fields import MAX_SENTENCE_CHARS, Message
 from protocol.wire.fragment_messages import (
     ChunkResult,
-    ChunkStamp,
     ChunkStateReply,
     Contribution,
     Doubt,
@@ -42,6 +41,7 @@ from protocol.wire.fragment_messages import (
     Opening,
     Proof,
     Result,
+    Stamp,
     Stamps,
     mask_of,
 )
@@ -104,7 +104,7 @@ PROPOSE = Propose(GROUP, 3, 150, False, DIGEST, "int8", 1, 50, 51200)
 FREE = {"fragment": 0, "round": 1, "step": 70}
 SETTLED = SettledReply(EXCHANGE, SettledOutcome.AVERAGED)
 STATE_REPLY = StateScalars(DIGEST, 3, 190, DIGEST, 0, 40, 4096, 0.75)
-STAMP = ChunkStamp(2, 6, 24, SHORT)
+STAMP = Stamp(2, 6, 24, SHORT)
 
 EXAMPLES: tuple[Message, ...] = (
     Hello(

@@ -22,29 +22,28 @@ from peer.ports import Network, PeerId, Stream, Work
 from protocol.diloco import commands
 from protocol.diloco.commands import GroupSeen, HoldOutcome, Parts, SendEnded, Sent, WriteOrder
 from protocol.diloco.core import FragmentCore
+from protocol.diloco.cycle_machine import MAX_WAITING, CycleMachine
 from protocol.diloco.healing import most_say
 from protocol.diloco.owner import MAX_COLLECTIONS
 from protocol.diloco.peers import FragmentCounts, SendPlan
 from protocol.errors import LocoError, RemoteProtocolError
-from protocol.fragment.chunk_ledger import Stamp
 from protocol.limits import MAX_CONVICTED
 from protocol.membership.records import Sign
 from protocol.outcomes import RefusalReason
 from protocol.trainer_messages import Merge, Yield
 from protocol.wire.fragment_messages import (
-    ChunkStamp,
     ChunkStateReply,
     GetChunkState,
     GetOpening,
     GetResult,
     GetStamps,
     Proof,
+    Stamp,
     Stamps,
 )
 from protocol.wire.versions import FRAGMENT
 
-from .chunk_averages import ChunkAverages
-from .fragment_audits import FragmentAudits
+from .averages import ChunkAverages, FragmentAudits
 from .fragment_messages import (
     STALL_S,
     FragmentInbound,
@@ -134,13 +133,11 @@ class FragmentSurroundings:
 
 # --- fragment exchange ----------------------------------------------------------------------------
 AUDIT_DRAWS: Final = b"loco/v1/audit-draws\0"
-"""What our key signs of this nobody else can know: what audits are drawn by."""
+"""Our signature of this seeds the draws of audits: nobody else can make it."""
 TICK_S: Final = 0.25
 """How often it is seen who is there, at least."""
 MAX_ASKED_FOR_STAMPS: Final = 5
 """Peers that a joiner asks which states its values are in."""
-MAX_CONTRIBUTIONS: Final = 1024
-"""Parts of our own codes, one for each owner, that are to be signed and sent."""
 
 
 class FragmentExchange:
@@ -177,7 +174,7 @@ class FragmentExchange:
             MAX_COLLECTIONS
         )
         self._contribute, self._to_contribute = trio.open_memory_channel[commands.Contribute](
-            MAX_CONTRIBUTIONS
+            MAX_WAITING
         )
         self._nursery: trio.Nursery | None = None
 
@@ -212,7 +209,7 @@ class FragmentExchange:
         """The trainer has sent a fragment."""
         part = min(1.0, sent.steps / self._around.inner_steps)
         self._outer.sends(sent.fragment, sent.codes, part)
-        self._core_now().sent(sent)
+        self._machine_now(sent.fragment).put(sent)
 
     # --- the core's side --------------------------------------------------------------------------
     def _core_now(self) -> FragmentCore:
@@ -224,6 +221,10 @@ class FragmentExchange:
             self._core.see(seen)
         self._changed.set()  # whoever waits for its next deadline looks again
         return self._core
+
+    def _machine_now(self, fragment: int) -> CycleMachine:
+        """The core's part for one fragment, to be told something."""
+        return self._core_now().machines[fragment]
 
     def _carry_out(self, command: commands.FragmentCommand) -> None:
         match command:
@@ -276,7 +277,7 @@ class FragmentExchange:
 
     async def _hold(self, message: Yield) -> None:
         held = await self._around.trainer.hold(message)
-        self._core_now().trainer_held(message.fragment, held)
+        self._machine_now(message.fragment).trainer_held(held)
 
     async def _write_all(self) -> None:
         """Fragments that were sent together are checked, and leave, in that order."""
@@ -288,7 +289,7 @@ class FragmentExchange:
             stamps: Mapping[int, Stamp] = {}
             with trio.move_on_at(order.until_s):
                 stamps = await self._written(order)
-            self._core_now().written(order.fragment, stamps)
+            self._machine_now(order.fragment).written(stamps)
 
     async def _written(self, order: WriteOrder) -> Mapping[int, Stamp]:
         """Write the outer copy when nobody reads all of it."""
@@ -368,16 +369,9 @@ class FragmentExchange:
                 nursery.start_soon(self._ask_all_stamps, peer_id, answers)
         of_fragments = zip(*(answers[each] for each in sorted(answers)), strict=True)
         for fragment, of_fragment in enumerate(of_fragments):
-            for states in most_say(of_fragment):
-                fitting = await self._work.run(self._fitting, fragment, states)
-                self._core_now().adopt(fragment, fitting)
-
-    def _fitting(
-        self, fragment: int, states: dict[int, tuple[int, Stamp]]
-    ) -> dict[int, tuple[int, Stamp]]:
-        """The stamps of another peer that are those of the values that we have."""
-        fits = self._outer.fits
-        return {chunk: state for chunk, state in states.items() if fits(fragment, chunk, *state)}
+            states = most_say(of_fragment)
+            fitting = await self._work.run(self._outer.fitting, fragment, states)
+            self._core_now().adopt(fragment, fitting)
 
     async def _ask_all_stamps(self, peer_id: PeerId, answers: dict[PeerId, list[Stamps]]) -> None:
         with suppress(LocoError):  # another one may know
@@ -434,9 +428,4 @@ class FragmentExchange:
     def _stamps(self, fragment: int) -> Stamps:
         """The states of a fragment's chunks."""
         ledger = self._core.ledger(fragment)
-        chunks = range(len(ledger.stamps))
-        return Stamps(
-            fragment,
-            tuple(ChunkStamp.of(chunk, ledger.stamp(chunk)) for chunk in chunks),
-            tuple(ledger.cycle(chunk) for chunk in chunks),
-        )
+        return Stamps(fragment, tuple(ledger.stamps), tuple(ledger.cycles))

@@ -33,7 +33,7 @@ from peer.network.conversation import Conversation, Payload
 from peer.ports import Network, PeerId, Work
 from protocol.diloco.commands import Contribute, Parts
 from protocol.errors import LocoError, RemoteProtocolError, StreamLost
-from protocol.limits import MAX_EVIDENCE_BYTES, MAX_PAYLOAD_BYTES
+from protocol.limits import MAX_CONTRIBUTION_WEIGHT, MAX_EVIDENCE_BYTES, MAX_PAYLOAD_BYTES
 from protocol.membership.group import other_group_sentence
 from protocol.membership.records import Sign
 from protocol.plausible import is_length, told_length
@@ -168,7 +168,7 @@ def contribution_of(
         group=group,
         fragment=fragment,
         cycle=sent.cycle,
-        weight=order.weight,
+        weight=MAX_CONTRIBUTION_WEIGHT if order.stamps else 0,
         steps=sent.steps,
         tokens=sent.tokens,
         stamps=order.stamps,
@@ -348,9 +348,6 @@ def _named(message: Inbound) -> tuple[int, ...]:
 
 # --- fragment questions ---------------------------------------------------------------------------
 
-QUESTION_S: Final = 60.0
-"""A question and its answer, values of a chunk among them."""
-
 
 class FragmentQuestions:
     """Asks other peers for results and chunks, and checks what they answer."""
@@ -364,11 +361,11 @@ class FragmentQuestions:
     @asynccontextmanager
     async def stream_to(self, peer_id: PeerId) -> AsyncIterator[Conversation]:
         """A stream for questions. Raises LocoError, also when the time is up."""
-        with trio.move_on_after(QUESTION_S) as scope:
+        with trio.move_on_after(2 * STALL_S) as scope:  # a question, and its answer
             async with Conversation(await self._network.open_stream(peer_id, FRAGMENT)) as talk:
                 yield talk
         if scope.cancelled_caught:
-            raise StreamLost(f"{peer_id} took longer than {QUESTION_S:.0f} s to answer")
+            raise StreamLost(f"{peer_id} took longer than {2 * STALL_S:.0f} s to answer")
 
     async def stamps(self, talk: Conversation, fragment: int) -> Stamps:
         """Each chunk's state as they have it. Raises LocoError."""

@@ -49,7 +49,7 @@ coordinate beyond what the others span.
 Rules:
 - Of fewer than LEAST_TRIMMED contributions none is left out: clipping is what there is, then. It
   comes first in any case.
-- Equal bytes everywhere, also of a leaf that is worked out by itself (fragment_audits.py):
+- Equal bytes everywhere, also of a leaf that is worked out by itself (averages.py):
   everything is done value by value, in one order, each operation rounded to fp32 by itself. Of
   equal values the one whose contribution comes first is the lower.
 - What is left has other weights in each coordinate, so each is divided by its own.

@@ -1,34 +1,27 @@
 """The outer copy of a model, fragment by fragment: values, momentum, and what may be undone.
 
 phi and v lie in the caller's memory, in the order of the flat vector, where a chunk lies in one
-piece or several; it is stepped where it lies. What a chunk was before its last step is kept, so
-that the step can be taken anew with a result that wins. There is a second pair of vectors for that,
-used again with each step: memory that is new for each chunk costs several times what the step does.
+piece or several; it is stepped where it lies. What a chunk was before its last step is kept in a
+second pair of vectors, so that the step can be taken back, or anew with a result that wins. They
+are used again with each step: fresh memory costs several times what the step does.
 
 Which state each chunk is in, and what may be applied to it, is known to the core of the exchange
-(protocol/fragment/chunk_ledger.py): it is given each state's name, the stamp, that comes of a step.
+(protocol/diloco/chunk_ledger.py): it is given the stamp that comes of each step.
 
 Everything here is blocking work of some milliseconds per chunk, for one thread at a time.
 
-Also here: memory for codes on their way, used again and again.
+`SpareMemory` keeps memory for codes on their way. Fresh memory from the kernel is zeroed page by
+page when it is first touched, which takes several times longer than to copy the codes there.
 
-Why. Memory of some hundred KiB that is fresh from the kernel is zeroed page by page when it is
-first touched, which takes several times longer than to copy the codes there; and what is given back
-goes back to the kernel at once. So memory that nobody looks at any more is kept here for the next
-who asks.
-
-Rules
   1. It is spare again as soon as the last view of it is gone: nobody has to give anything back.
   2. Of what is spare at most `max_spare_bytes` are kept, the newest.
-  3. What is in it when it is handed out is what was there before: it is for who fills all of it.
+  3. It is handed out with whatever was in it: who asks fills all of it.
 
-Also a quick look whether memory still holds what was written there.
-
-Idea. The sum of 64 words of 8 bytes, modulo 2^64, is other after a change of any one of them, and
-the digest of the sums in their order is other after a change of any sum. So whatever happens to
-single words or whole pages is seen, at the speed of memory, a quarter of the time of a digest of
-all bytes. Changes within one block that cancel each other are not seen: against malice it is
-nothing, and nothing of it ever leaves this machine. What peers compare are stamps.
+`memory_check` tells whether memory still holds what was written there. The sum of a block's words
+of 8 bytes, modulo 2^64, changes with any one of them, and the digest of the sums in their order
+with any sum. So whatever happens to single words or whole pages is seen, in a quarter of the time
+of a digest of all bytes. Changes within one block that cancel each other are not seen: it is no
+protection against malice. What peers compare are stamps.
 """
 
 import math
@@ -43,12 +36,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from peer.codec import Codec, codes_as_tensor
+from peer.codec import BLOCK, Codec, codes_as_tensor
 from peer.codec.base import root_mean_square
 from peer.codec.compiled import COMPILED_FROM
+from protocol.diloco.chunk_ledger import NEVER
 from protocol.diloco.commands import (
     ChunkFetched,
-    ResultToWrite,
+    ResultArrived,
     UndoSteps,
     Verify,
     WriteChunk,
@@ -57,23 +51,20 @@ from protocol.diloco.commands import (
 )
 from protocol.diloco.peers import never
 from protocol.errors import RemoteProtocolError
-from protocol.fragment.chunk_ledger import NEVER, Stamp
 from protocol.fragment.fragments import Fragment, Span
 from protocol.plausible import Plausibility
+from protocol.wire.fragment_messages import Stamp
 
 from .nesterov import PLAIN_AVERAGE, ChunkValues, NesterovFactors, state_digest, step_pieces
 
 # --- memory check ---------------------------------------------------------------------------------
-
-_WORDS: Final = 64
-"""Summed up at a time: a block of 128 values in fp32."""
 
 
 def memory_check(vectors: Iterable[torch.Tensor]) -> bytes:
     """The check of fp32 vectors of whole blocks in main memory, in their order."""
     digest = blake3.blake3()
     for vector in vectors:
-        words = vector.numpy().view(np.uint64).reshape(-1, _WORDS)
+        words = vector.numpy().view(np.uint64).reshape(-1, BLOCK // 2)
         digest.update(words.sum(axis=1, dtype=np.uint64).view(np.uint8).data)
     return digest.digest(length=16)
 
@@ -228,9 +219,12 @@ class OuterFragments:
         match order:
             case Verify(fragment, cycles):
                 return self.verify(fragment, cycles)
-            case WriteResults(fragment, results):
-                plausible = [each for each in results if self.is_plausible(fragment, each)]
-                return {each.chunk: self.write(fragment, each) for each in plausible}
+            case WriteResults(fragment, results, again):
+                return {
+                    each.chunk: self.write(fragment, each, again=each.chunk in again)
+                    for each in results
+                    if self.is_plausible(fragment, each, again=each.chunk in again)
+                }
             case WriteChunk(_, fetched):
                 try:
                     self.heal(fetched)
@@ -243,17 +237,17 @@ class OuterFragments:
                 return stamps
 
     # --- steps ------------------------------------------------------------------------------------
-    def write(self, fragment: int, result: ResultToWrite) -> Stamp:
+    def write(self, fragment: int, result: ResultArrived, *, again: bool = False) -> Stamp:
         """Step from the present state, or from the one before the last step; the new state."""
-        keep = not result.again
         before = self._states(self._before_phi, self._before_v, fragment, result.chunk)
         now = self._states(self._phi, self._v, fragment, result.chunk)
         factors = PLAIN_AVERAGE if self.is_last(result.cycle) else self._factors
         pieces = list(zip(before, now, strict=True))
-        step_pieces(pieces, codes_as_tensor(result.codes), self.codec, factors, keep=keep)
+        step_pieces(pieces, codes_as_tensor(result.codes), self.codec, factors, keep=not again)
         self._checks[fragment][result.chunk] = self._check(fragment, result.chunk)
-        steps, weight = result.base.steps + 1, result.base.weight + result.outcome.weight
-        return self._stamp(fragment, result.chunk, result.cycle, steps, weight)
+        base = result.of_chunk.base_stamp
+        weight = base.weight + result.rank.weight
+        return self._stamp(fragment, result.chunk, result.cycle, base.steps + 1, weight)
 
     def undo(self, fragment: int, chunk: int) -> None:
         """Go back to the state before the last step."""
@@ -263,7 +257,7 @@ class OuterFragments:
             piece.copy_from(then)
         self._checks[fragment][chunk] = self._check(fragment, chunk)
 
-    def is_plausible(self, fragment: int, result: ResultToWrite) -> bool:
+    def is_plausible(self, fragment: int, result: ResultArrived, *, again: bool = False) -> bool:
         """Whether a result moves its chunk no further than results of late can explain.
 
         All peers have seen the same results, so nearly always all judge the same; one that does not
@@ -274,7 +268,7 @@ class OuterFragments:
         seen, scale = self._seen[fragment, result.chunk], 0.0
         if not seen.has_seen_enough:
             scale = self._first_bound(fragment, result.chunk)
-        share = seen.share("", length, scale, expected=scale, instead=result.again)
+        share = seen.share("", length, scale, expected=scale, instead=again)
         return share is not None
 
     def sends(self, fragment: int, codes: memoryview, part: float = 1.0) -> None:
@@ -322,7 +316,7 @@ class OuterFragments:
             raise RemoteProtocolError(f"{len(fetched.values)} bytes of a chunk, {expected}")
         both = torch.from_numpy(np.frombuffer(fetched.values, "<f4").copy())
         state = ChunkValues(both[:size], both[size:])
-        if _stamp([state], fetched.cycle, stamp.steps, stamp.weight) != stamp:
+        if _stamp([state], chunk, fetched.cycle, stamp.steps, stamp.weight) != stamp:
             raise RemoteProtocolError("a chunk's values do not fit its stamp")
         if not bool(torch.isfinite(both).all()):
             raise RemoteProtocolError("a chunk's values are not finite")
@@ -350,13 +344,20 @@ class OuterFragments:
                 spoilt[chunk] = self._stamp(fragment, chunk, cycle, 0, 0)
         return spoilt
 
-    def fits(self, fragment: int, chunk: int, cycle: int, stamp: Stamp) -> bool:
-        """Whether a stamp, of a step in this cycle, is that of the values that we have."""
-        return self._stamp(fragment, chunk, cycle, stamp.steps, stamp.weight) == stamp
+    def fitting(
+        self, fragment: int, states: Iterable[tuple[int, Stamp]]
+    ) -> list[tuple[int, Stamp]]:
+        """Those of these stamps, each after a step in its cycle, that the values here have."""
+        return [
+            (cycle, stamp)
+            for cycle, stamp in states
+            if self._stamp(fragment, stamp.chunk, cycle, stamp.steps, stamp.weight) == stamp
+        ]
 
     # --- memory -----------------------------------------------------------------------------------
     def _stamp(self, fragment: int, chunk: int, cycle: int, steps: int, weight: int) -> Stamp:
-        return _stamp(self._states(self._phi, self._v, fragment, chunk), cycle, steps, weight)
+        pieces = self._states(self._phi, self._v, fragment, chunk)
+        return _stamp(pieces, chunk, cycle, steps, weight)
 
     def _states(
         self, phi_P: torch.Tensor, v_P: torch.Tensor, fragment: int, chunk: int
@@ -376,5 +377,5 @@ class OuterFragments:
         return self.fragments[fragment].chunk_spans(chunk)
 
 
-def _stamp(pieces: Sequence[ChunkValues], cycle: int, steps: int, weight: int) -> Stamp:
-    return Stamp(steps, weight, state_digest(pieces, cycle, steps, weight))
+def _stamp(pieces: Sequence[ChunkValues], chunk: int, cycle: int, steps: int, weight: int) -> Stamp:
+    return Stamp(chunk, steps, weight, state_digest(pieces, cycle, steps, weight))

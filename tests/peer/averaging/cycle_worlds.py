@@ -10,13 +10,13 @@ from peer.codec.leaves import code_digest
 from protocol.diloco import commands as e
 from protocol.diloco.cycle_machine import CycleMachine, digest_of_stamps
 from protocol.diloco.peers import Context, Peers, SendPlan
-from protocol.fragment.chunk_ledger import Stamp
 from protocol.trainer_messages import Merge, Yield
 from protocol.wire.fragment_messages import (
     ChunkResult,
     FragmentSettled,
     GetChunkState,
     Result,
+    Stamp,
     mask_of,
 )
 
@@ -166,9 +166,5 @@ def fetched(seed: int) -> e.ChunkFetched:
     """Chunk 1 of another peer, a step ahead of ours."""
     theirs = outer_copy(seed=seed)
     item = result(1, base=theirs.first_stamps()[FRAGMENT][1])
-    outcome = item.result.outcome(item.chunk)
-    stamp = theirs.write(
-        FRAGMENT,
-        e.ResultToWrite(1, CYCLE, item.chunk.base_stamp, outcome, item.codes, again=False),
-    )
-    return e.ChunkFetched(FRAGMENT, 1, CYCLE, stamp, memoryview(theirs.read(FRAGMENT, 1)))
+    stamp = theirs.write(FRAGMENT, item)
+    return e.ChunkFetched(FRAGMENT, CYCLE, stamp, memoryview(theirs.read(FRAGMENT, 1)))

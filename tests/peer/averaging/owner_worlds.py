@@ -8,9 +8,17 @@ from peer.averaging.diloco.nesterov import NesterovFactors
 from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import codes_as_tensor, get_codec
 from peer.network.identity import Identity
+from protocol.diloco.commands import ResultArrived
 from protocol.fragment.fragments import cut_fragments
 from protocol.run.layout import Layout
-from protocol.wire.fragment_messages import ChunkStamp, Contribution
+from protocol.wire.fragment_messages import (
+    ChunkResult,
+    Contribution,
+    Result,
+    ResultRank,
+    Stamp,
+    mask_of,
+)
 
 GROUP = "ab" * 16
 IDENTITIES = [Identity(bytes([n]) * 32) for n in (1, 2, 3)]
@@ -36,6 +44,16 @@ def codes_of(outer: OuterFragments, chunk: int, value: float) -> bytes:
     return bytes(room)
 
 
+def arrived(cycle: int, base: Stamp, rank: ResultRank, codes: memoryview) -> ResultArrived:
+    """A result for a chunk in this state, of so many peers."""
+    mask = mask_of(range(rank.weight))
+    of_chunk = ChunkResult(base.chunk, base.steps, base.weight, base.digest, mask, rank.digest)
+    result = Result(
+        GROUP, FRAGMENT, cycle, IDS[0], 1, (), (), (), (of_chunk,), (base.chunk,), bytes(64)
+    )
+    return ResultArrived(result, of_chunk, codes, IDS[0])
+
+
 def contribution(
     outer: OuterFragments,
     values: dict[int, float],
@@ -46,7 +64,7 @@ def contribution(
     """To these chunks as they are at the start, signed by this peer, and its codes."""
     codes = b"".join(codes_of(outer, chunk, value) for chunk, value in values.items())
     first = outer.first_stamps()[FRAGMENT]
-    stamps = tuple(ChunkStamp.of(chunk, first[chunk]) for chunk in values)
+    stamps = tuple(first[chunk] for chunk in values)
     message = Contribution(GROUP, FRAGMENT, cycle, weight, 1, 1, stamps, (), (), NOT_SIGNED)
     parts = outer.split_codes(FRAGMENT, list(values), memoryview(codes))
     return signed_with(message, parts, outer, IDENTITIES[peer].sign), codes

@@ -44,9 +44,9 @@ def test_a_word_behind_a_result_is_heard(world):
 def test_a_result_that_comes_twice_is_written_once(world, monkeypatch):
     write, written = world.outer.write, []
 
-    def counted(fragment, result):
+    def counted(fragment, result, *, again):
         written.append(result.chunk)
-        return write(fragment, result)
+        return write(fragment, result, again=again)
 
     monkeypatch.setattr(world.outer, "write", counted)
     world.take(send(7), *both(world, 7, 0, 0, 1))

@@ -11,8 +11,12 @@ from protocol.diloco.commands import (
     Verify,
     WriteResults,
 )
-from protocol.diloco.cycle_machine import MAX_EARLY_FOR_A_CHUNK, MAX_RETURN_S, MAX_WAITING
-from protocol.fragment.chunk_ledger import Stamp
+from protocol.diloco.cycle_machine import MAX_EARLY_FOR_A_CHUNK, MAX_WAITING
+from protocol.diloco.owner import MAX_COLLECT_S
+from protocol.wire.fragment_messages import Stamp
+
+MAX_RETURN_S = 2 * MAX_COLLECT_S
+"""The longest that a machine waits for its results."""
 
 
 @pytest.fixture
@@ -28,7 +32,7 @@ def all_owned_by_the_other(world: World, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_values_that_are_not_those_of_their_stamp_change_nothing(world):
     before = world.outer.read(FRAGMENT, 1)
     no_values = memoryview(bytes(len(before)))
-    world.take(ChunkFetched(FRAGMENT, 1, CYCLE, Stamp(9, 9, bytes(16)), no_values))
+    world.take(ChunkFetched(FRAGMENT, CYCLE, Stamp(1, 9, 9, bytes(16)), no_values))
     assert world.outer.read(FRAGMENT, 1) == before
     assert world.amended == [amended()]
 
@@ -42,7 +46,7 @@ def test_a_chunk_taken_over_moves_the_trainer(world):
 
 # --- where we are, as the others are told ---------------------------------------------------------
 def test_who_heals_before_its_first_send_stays_where_it_began(world):
-    world.machine.begin(CYCLE)
+    world.machine.note_settled(CYCLE)
     world.take(fetched(seed=2))
     assert world.told == [world.machine.settled] == [(CYCLE, world.digest())]
 

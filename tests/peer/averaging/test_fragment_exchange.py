@@ -16,11 +16,14 @@ from peer.codec import get_codec
 from peer.network.simulated import SimulatedInternet
 from peer.ports.work import SimulatedWork
 from protocol.diloco.commands import GroupSeen, HoldOutcome, SendEnded, Sent
-from protocol.diloco.cycle_machine import MAX_RETURN_S
+from protocol.diloco.owner import MAX_COLLECT_S
 from protocol.diloco.peers import FragmentCounts
 from protocol.fragment.fragments import cut_fragments
 from protocol.run.layout import Layout
 from protocol.trainer_messages import Merge, Yield
+
+MAX_RETURN_S = 2 * MAX_COLLECT_S
+"""The longest that a machine waits for its results."""
 
 
 class Trainer:

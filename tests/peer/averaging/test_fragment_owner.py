@@ -5,7 +5,7 @@ import pytest
 from owner_worlds import CYCLE, FRAGMENT, GROUP, IDENTITIES, IDS, contribution, outer_copy
 from pipe_streams import pipe
 
-from peer.averaging.diloco.chunk_averages import ChunkAverages
+from peer.averaging.diloco.averages import ChunkAverages
 from peer.averaging.diloco.fragment_messages import FragmentInbound
 from peer.codec.base import LARGEST_MAGNITUDE
 from peer.network.conversation import Conversation
@@ -90,15 +90,15 @@ def test_when_all_have_come_their_mean_is_published_at_once(world):
     assert world.averages() == [1.25, -1.25]
     result = world.published[0].result
     assert result.is_genuine()
-    assert [result.outcome(chunk).weight for chunk in result.chunks] == [3, 3]
+    assert [chunk.rank.weight for chunk in result.chunks] == [3, 3]
     assert result.contributors_of(result.chunks[0]) == tuple(sorted(IDS))
 
 
-def test_weights_count(world):
-    world.comes(0, {0: 2.0}, weight=3)
-    world.comes(1, {0: 3.0}, weight=1)
+def test_who_excuses_itself_counts_nothing(world):
+    world.comes(0, {0: 2.0})
+    world.comes(1, {0: 3.0})
     world.comes(2, {}, weight=0)
-    assert world.averages() == [2.25]
+    assert world.averages() == [2.5]
 
 
 def test_after_the_deadline_the_average_is_exact_for_what_arrived(world):

@@ -3,15 +3,25 @@
 import numpy as np
 import pytest
 import torch
-from owner_worlds import CYCLE, FRAGMENT, GROUP, IDENTITIES, IDS, codes_of, contribution, outer_copy
+from owner_worlds import (
+    CYCLE,
+    FRAGMENT,
+    GROUP,
+    IDENTITIES,
+    IDS,
+    arrived,
+    codes_of,
+    contribution,
+    outer_copy,
+)
 
-from peer.averaging.diloco.chunk_averages import ChunkAverages
+from peer.averaging.diloco.averages import ChunkAverages
 from peer.averaging.diloco.outer_fragments import FIRST_OF_CHUNK, FIRST_RESULTS
 from peer.codec.base import LARGEST_MAGNITUDE
-from protocol.diloco.commands import Admitted, Average, ResultToWrite, WriteResults
+from protocol.diloco.commands import Admitted, Average, WriteResults
 from protocol.diloco.cycle_machine import short_digest
-from protocol.fragment.chunk_ledger import ResultRank
 from protocol.plausible import FIRST
+from protocol.wire.fragment_messages import ResultRank
 
 
 def average_of(values: list[float], codec: str = "fp32") -> float:
@@ -25,7 +35,7 @@ def average_of(values: list[float], codec: str = "fp32") -> float:
     order = Average(
         FRAGMENT,
         CYCLE,
-        {0: Admitted(base, dict.fromkeys(codes, 1))},
+        {0: Admitted(base, tuple(sorted(codes)))},
         {0: codes},
         {peer_id: message for peer_id, (message, _) in sent.items()},
     )
@@ -58,9 +68,8 @@ def write(outer, value: float, cycle: int) -> bool:
     """Apply a result that holds this everywhere; whether it was taken."""
     codes = memoryview(codes_of(outer, 0, value))
     base = outer.first_stamps()[FRAGMENT][0]
-    outcome = ResultRank(3, short_digest(codes))
-    result = ResultToWrite(0, cycle, base, outcome, codes, again=False)
-    return 0 in outer.carry_out(WriteResults(FRAGMENT, (result,), 1e9))
+    result = arrived(cycle, base, ResultRank(3, short_digest(codes)), codes)
+    return 0 in outer.carry_out(WriteResults(FRAGMENT, (result,), frozenset(), 1e9))
 
 
 def test_first_results_are_held_against_what_we_sent_ourselves():

@@ -15,17 +15,17 @@ from protocol.errors import LocoError
 from protocol.outcomes import RefusalReason
 from protocol.wire.fields import Message
 from protocol.wire.fragment_messages import (
-    ChunkStamp,
     ChunkStateReply,
     GetChunkState,
     GetResult,
     GetStamps,
+    Stamp,
     Stamps,
 )
 from protocol.wire.messages import Refusal
 from protocol.wire.versions import FRAGMENT as PROTOCOL
 
-AHEAD = [ChunkStamp(chunk, 9, 9, bytes(16)) for chunk in range(3)]
+AHEAD = [Stamp(chunk, 9, 9, bytes(16)) for chunk in range(3)]
 OUTER = outer_copy()
 VALUES = bytes(8 * OUTER.chunk_values(FRAGMENT, 1))
 

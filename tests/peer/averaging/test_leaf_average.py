@@ -14,15 +14,14 @@ from owner_worlds import (
     outer_copy,
 )
 
-from peer.averaging.diloco.chunk_averages import ChunkAverages
-from peer.averaging.diloco.fragment_audits import audit, check_evidence, opening_of
+from peer.averaging.diloco.averages import ChunkAverages, audit, check_evidence, opening_of
 from peer.averaging.diloco.fragment_messages import signed_with
 from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import codes_as_tensor
 from peer.codec.leaves import code_digest, leaf_digests, leaf_of, leaves_of_chunk, values_of_leaf
 from peer.network.identity import Identity
+from protocol.diloco.audits import Evidence, Leaf, read_proof
 from protocol.diloco.commands import Admitted, Average
-from protocol.diloco.evidence import Evidence, Leaf
 from protocol.errors import RemoteProtocolError
 from protocol.fragment.code_tree import path_of
 from protocol.outcomes import AuditOutcome
@@ -62,7 +61,7 @@ class Owner:
         codes = {peer: each for peer, (_, each) in sent.items()}
         messages = {peer: message for peer, (message, _) in sent.items()}
         base = self.outer.first_stamps()[FRAGMENT][CHUNK]
-        admitted = {CHUNK: Admitted(base, dict.fromkeys(sorted(codes), 1))}
+        admitted = {CHUNK: Admitted(base, tuple(sorted(codes)))}
         self.order = Average(FRAGMENT, CYCLE, admitted, {CHUNK: codes}, messages)
         averages = ChunkAverages(
             GROUP, IDS[OWNER], 1, self.outer, IDENTITIES[OWNER].sign, trims=trims
@@ -99,12 +98,18 @@ def test_every_leaf_of_a_true_average_follows(codec, trims):
         assert owner.audit(owner.opening(index), index) == (AuditOutcome.TRUE, b"")
 
 
+def evidence_in(proof: bytes) -> Evidence:
+    found = read_proof(proof)
+    assert isinstance(found, Evidence)
+    return found
+
+
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_lie_is_proved_to_whoever_gets_the_proof(codec):
     owner = Owner(codec, lies=True)
     outcome, proof = owner.audit(owner.opening())
     assert outcome is AuditOutcome.LIE
-    check_evidence(owner.codec, owner.size, Evidence.read(proof), trims=owner.trims)
+    check_evidence(owner.codec, owner.size, evidence_in(proof), trims=owner.trims)
 
 
 def test_an_opening_of_anything_else_opens_nothing():
@@ -142,9 +147,7 @@ def test_a_proof_against_an_owner_that_was_true_is_none():
         (replace(true, opening=owner.opening(2)), "not of its contribution"),
     ):
         with pytest.raises(RemoteProtocolError, match=sentence):
-            check_evidence(
-                owner.codec, owner.size, Evidence.read(found.packed()), trims=owner.trims
-            )
+            check_evidence(owner.codec, owner.size, evidence_in(found.packed()), trims=owner.trims)
 
 
 @pytest.mark.parametrize(
@@ -152,11 +155,11 @@ def test_a_proof_against_an_owner_that_was_true_is_none():
 )
 def test_bytes_that_are_no_evidence_are_refused(data):
     with pytest.raises(RemoteProtocolError):
-        Evidence.read(data)
+        read_proof(data)
 
 
 def test_a_proof_survives_its_packing():
     owner = Owner(lies=True)
     _, proof = owner.audit(owner.opening())
-    assert Evidence.read(proof).packed() == proof
+    assert read_proof(proof).packed() == proof
     assert values_of_leaf(owner.size, 3) == 1024

@@ -6,15 +6,17 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from owner_worlds import arrived
 
 from peer.averaging.diloco.nesterov import NesterovFactors
 from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import codes_as_tensor, get_codec
-from protocol.diloco.commands import ChunkFetched, ResultToWrite
+from protocol.diloco.chunk_ledger import NEVER, ChunkLedger
+from protocol.diloco.commands import ChunkFetched
 from protocol.errors import RemoteProtocolError
-from protocol.fragment.chunk_ledger import NEVER, ChunkLedger, ResultRank
 from protocol.fragment.fragments import Fragment, cut_chunks, cut_fragments
 from protocol.run.layout import Layout
+from protocol.wire.fragment_messages import ResultRank
 
 LAYOUT = Layout.from_shapes(
     {"embed.weight": (70, 128)}
@@ -39,17 +41,16 @@ class LedgeredFragments:
 
     def step(self, fragment, chunk, cycle, codes, outcome) -> None:
         ledger = self.ledgers[fragment]
-        result = ResultToWrite(chunk, cycle, ledger.stamp(chunk), outcome, codes, again=False)
+        result = arrived(cycle, ledger.stamp(chunk), outcome, codes)
         ledger.stepped(chunk, cycle, outcome, self.outer.write(fragment, result))
 
     def redo(self, fragment, chunk, codes, outcome) -> None:
         ledger = self.ledgers[fragment]
-        base, cycle = ledger.before(chunk), ledger.cycle(chunk)
-        result = ResultToWrite(chunk, cycle, base, outcome, codes, again=True)
-        ledger.redone(chunk, outcome, self.outer.write(fragment, result))
+        result = arrived(ledger.cycle(chunk), ledger.before(chunk), outcome, codes)
+        ledger.redone(chunk, outcome, self.outer.write(fragment, result, again=True))
 
     def heal(self, fragment, chunk, cycle, stamp, values) -> None:
-        self.outer.heal(ChunkFetched(fragment, chunk, cycle, stamp, values))
+        self.outer.heal(ChunkFetched(fragment, cycle, stamp, values))
         self.ledgers[fragment].healed(chunk, cycle, stamp)
 
     def verify(self, fragment) -> set[int]:

@@ -21,10 +21,10 @@ from peer.network.conversation import Conversation
 from peer.simulation.machine import _GatedTrainer
 from peer.simulation.swarm import SimulatedSwarm
 from peer.training.messages import TrainerEvent
+from protocol.diloco.chunk_ledger import ChunkLedger
 from protocol.diloco.commands import Sent
-from protocol.fragment.chunk_ledger import ChunkLedger, Stamp
 from protocol.wire.fields import Message
-from protocol.wire.fragment_messages import ChunkStateReply, Contribution, Result
+from protocol.wire.fragment_messages import ChunkStateReply, Contribution, Result, Stamp
 from protocol.wire.versions import FRAGMENT
 
 Kind = TypeVar("Kind", bound=Message)

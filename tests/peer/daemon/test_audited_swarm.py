@@ -7,8 +7,7 @@ import trio
 from streaming_worlds import OPTIONS, assert_equal, contributors, fragment_spec
 from swarm_worlds import simulated, start
 
-from peer.averaging.diloco.chunk_averages import ChunkAverages
-from peer.averaging.diloco.fragment_audits import FragmentAudits
+from peer.averaging.diloco.averages import ChunkAverages, FragmentAudits
 from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import codes_as_tensor
 from peer.network.simulated import LinkModel

@@ -16,9 +16,8 @@ from peer.ports import Network
 from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
 from protocol.diloco.owners import may_own
 from protocol.errors import LocoError
-from protocol.fragment.chunk_ledger import Stamp
 from protocol.outcomes import RefusalReason
-from protocol.wire.fragment_messages import ChunkResult, Result, mask_of, signed_result
+from protocol.wire.fragment_messages import ChunkResult, Result, Stamp, mask_of, signed_result
 from protocol.wire.versions import FRAGMENT
 
 pytestmark = pytest.mark.slow

@@ -24,9 +24,8 @@ from peer.observe.event_names import EventName
 from peer.simulation.swarm import open_swarm
 from peer.training.messages import Ready, RoundClosed, TrainerProgress
 from peer.training.schedule import learning_rate
-from protocol.fragment.chunk_ledger import Stamp
 from protocol.run.sections import OptimizerSection
-from protocol.wire.fragment_messages import ChunkStateReply, Contribution, Result
+from protocol.wire.fragment_messages import ChunkStateReply, Contribution, Result, Stamp
 
 pytestmark = pytest.mark.slow
 
@@ -260,7 +259,7 @@ def history(tap: Tap, fragment: int, chunk: int, state: State = (0, 0)) -> list[
     for post in tap.messages(Result, fragment=fragment):
         of_chunk = post.message.chunk(chunk)
         if of_chunk is not None:
-            step = (post.message.outcome(of_chunk).weight, -post.message.cycle)
+            step = (of_chunk.rank.weight, -post.message.cycle)
             on_base[of_chunk.steps, of_chunk.weight].append(step)
     steps = []
     while state in on_base:

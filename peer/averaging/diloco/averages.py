@@ -1,16 +1,24 @@
-"""Audits, seen from both ends: asking owners to open what they have signed, and opening our own.
+"""Averages of what an owner has collected, and audits of what other owners have made.
 
-Whether and what to ask, and what follows, is decided in protocol/diloco/audits.py. An owner is
-given OPENING_S, for its line may be full of what it averages; a stream that breaks is opened again
-until then. What it shows is worked out in a thread. What we have averaged ourselves is kept until
-MAX_OPENABLE newer results of ours are there, and no longer than OPENABLE_S.
+Which contributions go into which average is decided in protocol/diloco/owner.py; whether and what
+to audit, and what follows, in protocol/diloco/audits.py. Here are buffers and arithmetic, and the
+streams on which owners open what they have signed.
+
+A contribution that is longer than most others is clipped to a little more than their length
+(protocol/plausible.py), so that none of them pulls the mean far. Two have no majority: the shorter
+is the measure. Lengths are those that contributions tell, so that whoever works the average out
+again comes to the same; they were held against the codes before.
 
 The average of one leaf is worked out again by the same arithmetic as the owner's, bit for bit. That
 is blocking work, for any thread. The codec is one's own: it holds scratch memory.
+
+An owner is given STALL_S to open, for its line may be full of what it averages; a stream that
+breaks is opened again until then. What we have averaged ourselves is kept until MAX_OPENABLE newer
+results of ours are there, and no longer than OPENABLE_S.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -19,34 +27,146 @@ import torch
 import trio
 
 from peer.codec import Codec, codes_as_tensor, get_codec
-from peer.codec.leaves import leaf_digests, leaf_of, leaves_of_chunk, values_of_leaf
+from peer.codec.leaves import code_digest, leaf_digests, leaf_of, leaves_of_chunk, values_of_leaf
 from peer.network.conversation import Conversation
-from peer.ports import Network, Work
-from protocol.diloco.commands import Audit, Average
-from protocol.diloco.evidence import (
-    Checked,
+from peer.ports import Network, PeerId, Work
+from protocol.diloco.audits import (
     Contradiction,
     Evidence,
-    Input,
     Leaf,
+    OpenedLeaf,
     check_opening,
     pack_opening,
     read_proof,
 )
+from protocol.diloco.commands import Audit, Average, Averages
 from protocol.errors import LocoError, Refused, RemoteProtocolError
 from protocol.fragment.code_tree import path_of
-from protocol.limits import MAX_EVIDENCE_BYTES, MAX_OPENABLE
+from protocol.limits import MAX_CONTRIBUTION_WEIGHT, MAX_EVIDENCE_BYTES, MAX_OPENABLE
+from protocol.membership.records import Sign
 from protocol.outcomes import AuditOutcome, RefusalReason
-from protocol.wire.fragment_messages import Contribution, GetOpening, Opening, Proof, Result
+from protocol.plausible import contribution_shares
+from protocol.wire.fragment_messages import (
+    ChunkResult,
+    Contribution,
+    GetOpening,
+    Opening,
+    Proof,
+    Result,
+    mask_of,
+    signed_result,
+)
 from protocol.wire.versions import FRAGMENT
 
 from . import nesterov
+from .fragment_messages import STALL_S
 from .outer_fragments import OuterFragments
+
+
+# --- our own averages ---------------------------------------------------------------------------
+class ChunkAverages:
+    """Averages the contributions to the chunks that we own.
+
+    Args:
+        trims: take the trimmed mean (nesterov.py).
+    """
+
+    def __init__(
+        self,
+        group: str,
+        own_id: PeerId,
+        incarnation: int,
+        outer: OuterFragments,
+        sign: Sign,
+        *,
+        trims: bool,
+    ) -> None:
+        self._trims = trims
+        self._group = group
+        self._own_id = own_id
+        self._incarnation = incarnation
+        self._outer = outer
+        self._sign = sign
+        self._scratch = torch.empty(0)
+
+    def averaged(self, order: Average) -> Averages | None:
+        """The result of a collection; none for values at the very bound of what codes take."""
+        fragment = order.fragment
+        num_bytes = sum(self._outer.chunk_code_bytes(fragment, chunk) for chunk in order.admitted)
+        codes = self._outer.spare.take(num_bytes)
+        parts = self._outer.split_codes(fragment, tuple(order.admitted), codes)
+        try:
+            for chunk in order.admitted:
+                self._average_chunk(order, chunk, parts[chunk])
+        except ValueError:
+            return None
+        return Averages(self._signed(order, parts), codes, parts)
+
+    def _average_chunk(self, order: Average, chunk: int, out: memoryview) -> None:
+        num_values = self._outer.chunk_values(order.fragment, chunk)
+        if len(self._scratch) < num_values:
+            self._scratch = torch.empty(num_values)
+        contributors, codes = order.admitted[chunk].contributors, order.codes[chunk]
+        told = (order.contributions[peer_id] for peer_id in contributors)
+        shares = self._shares([each.length(chunk) for each in told])
+        nesterov.average_codes(
+            [
+                _weighted(codes[peer_id], share)
+                for peer_id, share in zip(contributors, shares, strict=True)
+            ],
+            self._outer.codec,
+            num_values,
+            codes_as_tensor(out),
+            self._scratch,
+            trims=self._trims,
+        )
+
+    def _shares(self, lengths: Sequence[float]) -> list[float]:
+        """How much each contribution to a chunk counts."""
+        return contribution_shares(lengths)
+
+    def _signed(self, order: Average, parts: Mapping[int, memoryview]) -> Result:
+        of_chunks = (admitted.contributors for admitted in order.admitted.values())
+        contributors = tuple(sorted(set().union(*of_chunks)))
+        place = {peer_id: i for i, peer_id in enumerate(contributors)}
+        codec = self._outer.codec
+        unsigned = Result(
+            group=self._group,
+            fragment=order.fragment,
+            cycle=order.cycle,
+            owner=self._own_id,
+            incarnation=self._incarnation,
+            contributors=contributors,
+            weights=(MAX_CONTRIBUTION_WEIGHT,) * len(contributors),
+            statements=tuple(order.contributions[p].statement for p in contributors),
+            chunks=tuple(
+                ChunkResult(
+                    chunk,
+                    admitted.base.steps,
+                    admitted.base.weight,
+                    admitted.base.digest,
+                    mask_of([place[peer_id] for peer_id in admitted.contributors]),
+                    code_digest(codec, parts[chunk]),
+                )
+                for chunk, admitted in order.admitted.items()
+            ),
+            carried=tuple(order.admitted),
+            signature=bytes(64),
+        )
+        return signed_result(unsigned, self._sign)
+
+
+def _weighted(codes: memoryview, share: float) -> nesterov.WeightedCodes:
+    """A contribution, of which each weighs as much as any other."""
+    return nesterov.WeightedCodes(codes_as_tensor(codes), MAX_CONTRIBUTION_WEIGHT, share)
+
 
 # --- leaf average ---------------------------------------------------------------------------------
 
 
-def leaf_average(codec: Codec, num_values: int, checked: Checked, *, trims: bool) -> bytes | None:
+def leaf_average(
+    codec: Codec, num_values: int, opened: Sequence[OpenedLeaf], *, trims: bool
+) -> bytes | None:
     """The codes of a leaf of so many values; None if what went in has no average that codes take.
 
     Args:
@@ -55,13 +175,11 @@ def leaf_average(codec: Codec, num_values: int, checked: Checked, *, trims: bool
     Raises:
         RemoteProtocolError: codes that are malformed: no owner may take them.
     """
-    tensors = [codes_as_tensor(memoryview(bytearray(codes))) for codes in checked.codes]
     size = codec.code_bytes(num_values)
-    if any(len(codes) != size or not codec.validate(codes) for codes in tensors):
+    weighted = [_weighted(memoryview(bytearray(codes)), share) for codes, share in opened]
+    if any(len(each.codes) != size or not codec.validate(each.codes) for each in weighted):
         raise RemoteProtocolError("a contribution whose codes are malformed")
     out = torch.empty(size, dtype=torch.uint8)
-    parts = zip(tensors, checked.weights, checked.shares, strict=True)
-    weighted = [nesterov.WeightedCodes(*each) for each in parts]
     try:
         nesterov.average_codes(weighted, codec, num_values, out, trims=trims)
     except ValueError:
@@ -74,10 +192,8 @@ def opening_of(
 ) -> bytes:
     """What an owner answers: this leaf of each contribution to a chunk, given with its codes."""
     return pack_opening(
-        [
-            Input(message, leaf_of(codec, codes, index), path_of(leaf_digests(codec, codes), index))
-            for message, codes in inputs
-        ]
+        (message, leaf_of(codec, codes, index), path_of(leaf_digests(codec, codes), index))
+        for message, codes in inputs
     )
 
 
@@ -119,11 +235,10 @@ def check_evidence(codec: Codec, num_values: int, found: Evidence, *, trims: boo
 
 # --- fragment audits ------------------------------------------------------------------------------
 
-OPENING_S: Final = 30.0
 AGAIN_S: Final = 2.0
 """After a stream that broke."""
-OPENABLE_S: Final = 3 * OPENING_S
-"""After a doubt others ask too."""
+OPENABLE_S: Final = 90.0
+"""Three times as long as an owner is given: after a doubt others ask too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +297,7 @@ class FragmentAudits:
         count = leaves_of_chunk(num_values)
         leaf = Leaf(result, chunk, order.draw % count, count)
         opening = None
-        with trio.move_on_after(OPENING_S):
+        with trio.move_on_after(STALL_S):
             opening = await self._opening(leaf)
         if opening is None:
             return AuditOutcome.UNOPENED, b""

@@ -24,54 +24,36 @@ Rules
   6. A step whose result is believed no more is undone while the state before is kept (rule 3). The
      cycle is over then, without a step.
 
+  7. A state has at most one step for each cycle until then, and in each at most the weight of all
+     contributors that there can be. More has no honest peer.
+
 Invariant: two peers that have seen the same set of results, each before its next send of the
 fragment, and had equal stamps before them, have equal stamps after them, in whatever order they
 came.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 from protocol.errors import LocalProtocolError
+from protocol.limits import MAX_CONTRIBUTION_WEIGHT, MAX_CONTRIBUTORS
+from protocol.wire.fragment_messages import Contribution, ResultRank, Stamp
 
 NEVER: Final = -1
 """Cycle of a chunk that was not stepped yet."""
-ONE_PEER: Final = 1
-"""Weight of one contributor: what stands on our own stamp for certain."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """The state of one chunk.
-
-    Attributes:
-        steps: outer steps that led to it.
-        weight: admitted in all of them together.
-        digest: of outer copy, momentum and the numbers above.
-    """
-
-    steps: int
-    weight: int
-    digest: bytes
-
-    def is_ahead_of(self, other: "Stamp") -> bool:
-        """Whether it has more behind it (rule 1)."""
-        return (self.steps, self.weight) > (other.steps, other.weight)
+def can_be(stamp: Stamp, cycle: int) -> bool:
+    """Whether a state after this cycle (-1 before the first) can have such a stamp (rule 7)."""
+    most = MAX_CONTRIBUTORS * MAX_CONTRIBUTION_WEIGHT
+    return stamp.steps <= cycle + 1 and stamp.weight <= stamp.steps * most
 
 
-@dataclass(frozen=True, slots=True)
-class ResultRank:
-    """One result for one chunk: the weight that went into it, and the digest of its codes."""
-
-    weight: int
-    digest: bytes
-
-    def beats(self, other: "ResultRank") -> bool:
-        """Rule 2; an outcome does not beat itself."""
-        return self.weight > other.weight or (
-            self.weight == other.weight and self.digest < other.digest
-        )
+def can_stand(message: Contribution) -> bool:
+    """Whether a contribution stands on states that there can be (a healed one is of its cycle)."""
+    return all(can_be(stamp, message.cycle) for stamp in message.stamps)
 
 
 class ResultVerdict(Enum):
@@ -100,11 +82,8 @@ class _ChunkEntry:
 class ChunkLedger:
     """The stamps of one fragment's chunks."""
 
-    def __init__(self, stamps: list[Stamp], cycles: list[int] | None = None) -> None:
-        last = cycles or [NEVER] * len(stamps)
-        self._entries = [
-            _ChunkEntry(stamp, cycle) for stamp, cycle in zip(stamps, last, strict=True)
-        ]
+    def __init__(self, stamps: Iterable[Stamp]) -> None:
+        self._entries = [_ChunkEntry(stamp) for stamp in stamps]
 
     def stamp(self, chunk: int) -> Stamp:
         """The chunk's present state."""
@@ -125,6 +104,11 @@ class ChunkLedger:
     def stamps(self) -> list[Stamp]:
         """All present states."""
         return [entry.stamp for entry in self._entries]
+
+    @property
+    def cycles(self) -> list[int]:
+        """The cycle of each chunk's last step."""
+        return [entry.cycle for entry in self._entries]
 
     def judge(self, chunk: int, cycle: int, base: Stamp, outcome: ResultRank) -> ResultVerdict:
         """What a result for this chunk means (rules 2 to 5)."""
@@ -186,5 +170,5 @@ def _on_base(base: Stamp, ours: Stamp, outcome: ResultRank, same: ResultVerdict)
         return ResultVerdict.HEAL
     if ours.is_ahead_of(base):
         return ResultVerdict.IGNORE
-    tied = outcome.weight <= ONE_PEER
-    return ResultVerdict.IGNORE if tied and ours.digest < base.digest else ResultVerdict.HEAL
+    of_one_peer = outcome.weight <= MAX_CONTRIBUTION_WEIGHT
+    return ResultVerdict.IGNORE if of_one_peer and ours.digest < base.digest else ResultVerdict.HEAL
