@@ -21,7 +21,7 @@ from protocol.membership.dial_back import Reach
 from protocol.membership.group import Group
 from protocol.membership.view import Member, Progress
 from protocol.outcomes import SkipReason
-from protocol.routing.vectors import LinkTimes
+from protocol.routing.measures import LinkTimes
 
 NOTHING: Any = None
 
