@@ -46,7 +46,7 @@ from bench.planner_settings import (
     published_problem,
 )
 from bench.report import Goal, Report, options
-from protocol.pipeline.planner import SearchBudget, plan_paths
+from protocol.pipeline.planner import plan_paths
 from protocol.pipeline.problem import US_PER_S
 from protocol.pipeline.simulator import Simulator, jobs_of
 
@@ -105,11 +105,10 @@ def paths(report: Report, seeds: tuple[int, ...]) -> None:
     problem, stages = published_problem(), published_plan(SKIPPIPE).stages
     bound_s = arrangement_bound_us(problem, stages, QUOTAS) / US_PER_S
     for seed in seeds:
-        budget = SearchBudget(EVALUATIONS, seed=seed)
         found, planned = measured(
             f"paths, seed {seed}",
             bound_s,
-            lambda: plan_paths(problem, stages, QUOTAS, budget),  # noqa: B023 - called at once
+            lambda: plan_paths(problem, stages, QUOTAS, EVALUATIONS, seed=seed),  # noqa: B023 - called at once
         )
         report.rows.append(found.row())
         report.goals += [

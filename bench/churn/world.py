@@ -19,8 +19,7 @@ from protocol.microbatch.trainer_messages import Drop, Filled, Finish, Resend
 from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS
 from protocol.routing.routers import RandomRouter
-from protocol.wire.messages import Refusal
-from protocol.wire.stage_messages import Leg, Microbatch, Notice, Trip
+from protocol.wire.stage_messages import Leg, Microbatch, Noted, Notice, Trip
 
 from .policies import Policy
 from .setting import LOOK_S, PATIENCE_S, SLOTS, Machine, Name, Setting
@@ -193,9 +192,8 @@ class ChurnWorld:
         if to.is_alive and machine.is_alive:
             answer, commands = to.core.told(machine.name, message, self.now_s)
             self.do(to, commands)
-        if isinstance(machine.core, DataPeerCore):
-            said = None if isinstance(answer, Refusal) else answer
-            told = partial(machine.core.answered, other, message, said)
+        if isinstance(machine.core, DataPeerCore) and isinstance(answer, Noted):
+            told = partial(machine.core.noted, other, message, answer)
             self.later(self.setting.latency_s, lambda: self.do(machine, told()))
 
     # --- streams ----------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from protocol.admission.statements import DOMAIN as ADMISSION
 from protocol.admission.statements import Invitation, Pass, Ruling, Token, Verdict
 from protocol.errors import LocoError
 from protocol.membership.records import decode_record, record_key
+from protocol.routing.measures import LinkTimes, LinkVector, WorkTimes, decode_vector, encode_vector
 from protocol.routing.snapshots import LinkSnapshot
-from protocol.routing.vectors import LinkTimes, LinkVector, WorkTimes, decode_vector, encode_vector
 from protocol.run.run_spec import RunSpec, parse_bytes
 
 from .headers import damaged_trees

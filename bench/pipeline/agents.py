@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from protocol.pipeline.drafts import hop_prices
+from protocol.pipeline.planner import hop_prices
 from protocol.pipeline.problem import THOUSAND, Problem, Relays, Stages, stage_orders
 
 MAX_OPENED = 200_000

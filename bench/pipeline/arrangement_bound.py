@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from protocol.pipeline.drafts import hop_prices
 from protocol.pipeline.pipelines import loss_us
+from protocol.pipeline.planner import hop_prices
 from protocol.pipeline.problem import Problem, cheapest_relays, stage_orders
 
 

@@ -14,8 +14,7 @@ from random import Random
 from typing import Final
 
 from bench.pipeline.checker import violations
-from protocol.pipeline.drafts import NoPlan
-from protocol.pipeline.planner import SearchBudget, plan
+from protocol.pipeline.planner import NoPlan, plan
 from protocol.pipeline.problem import (
     PathRules,
     PipelinePeer,
@@ -67,7 +66,7 @@ def compared(seed: int) -> Outcome:
         if not violations(problem, each):
             best = took_us
     try:
-        ours = plan(problem, SearchBudget(evaluations=EVALUATIONS)).makespan_us
+        ours = plan(problem, EVALUATIONS).makespan_us
     except NoPlan:
         ours = None
     return Outcome(seed, plans, best, ours)

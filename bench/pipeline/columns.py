@@ -14,8 +14,7 @@ from dataclasses import replace
 
 from bench.pipeline.genetic import Stages, groups_of
 from bench.pipeline.matching import bottleneck
-from protocol.pipeline.drafts import hop_prices, round_trip_us
-from protocol.pipeline.planner import even_quotas
+from protocol.pipeline.planner import even_quotas, hop_prices, round_trip_us
 from protocol.pipeline.problem import Problem, Relays
 from protocol.pipeline.simulator import Plan
 

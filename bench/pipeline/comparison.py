@@ -15,7 +15,7 @@ from bench.pipeline.rivals import NEVER_US, RIVALS, Rival, priced_us
 from bench.pipeline.settings import Setting
 from bench.report import Row
 from protocol.pipeline.pipelines import lower_bound_us
-from protocol.pipeline.planner import Planned, SearchBudget, plan
+from protocol.pipeline.planner import Planned, plan
 from protocol.pipeline.problem import US_PER_S, Problem
 from protocol.pipeline.simulator import Plan
 
@@ -112,13 +112,13 @@ class Contest:
             measured(
                 f"{name}: {OURS}, seed {seed}",
                 bound_s,
-                lambda: plan(problem, SearchBudget(self.evaluations, seed=seed)),  # noqa: B023 - at once
+                lambda: plan(problem, self.evaluations, seed),  # noqa: B023 - at once
             )
             for seed in seeds
         ]
         full = at_full_depth(problem)
         ours_full, at_depth = measured(
-            f"{name}: {OURS_FULL}", None, lambda: plan(full, SearchBudget(self.evaluations))
+            f"{name}: {OURS_FULL}", None, lambda: plan(full, self.evaluations)
         )
         comparison = Comparison(
             setting, bound_s, [each for each, _ in found], ours_full, found[0][1].plan

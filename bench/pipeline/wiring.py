@@ -25,8 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from bench.pipeline.genetic import Stages, groups_of
-from protocol.pipeline.drafts import hop_prices
-from protocol.pipeline.planner import even_quotas
+from protocol.pipeline.planner import even_quotas, hop_prices
 from protocol.pipeline.problem import THOUSAND, Draws, Problem, Relays, stage_orders
 from protocol.pipeline.simulator import Plan
 

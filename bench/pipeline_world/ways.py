@@ -20,8 +20,7 @@ from bench.pipeline.columns import at_full_depth, full_pipelines, shared_pipelin
 from bench.pipeline.conflicts import Effort, NoSchedule, conflict_search
 from bench.pipeline.genetic import Breeding, Stages, arranged
 from bench.pipeline.rivals import blind, skippipe
-from protocol.pipeline.drafts import NoPlan
-from protocol.pipeline.planner import SearchBudget, mended, plan
+from protocol.pipeline.planner import NoPlan, plan
 from protocol.pipeline.problem import Problem
 from protocol.pipeline.simulator import Order, Plan, Simulator, jobs_of
 
@@ -29,8 +28,7 @@ FULL: Final = "full"
 OURS: Final = "ours"
 SEEDS: Final = range(6)
 BREEDING: Final = (20, 1000)
-BUDGET: Final = 300
-MENDING: Final = 200
+EVALUATIONS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +97,9 @@ def _planned(choose: Chosen, problem: Problem, tried: list[Stages]) -> Iterator[
 def _ours(problem: Problem) -> Iterator[Plan]:
     for seed in SEEDS:
         try:
-            first = plan(problem, SearchBudget(BUDGET, seed=seed)).plan
+            yield plan(problem, EVALUATIONS, seed).plan
         except NoPlan:
             continue
-        again = mended(problem, first, MENDING)
-        yield first if again is None else again.plan
 
 
 def _best(name: str, problem: Problem, plans: Iterator[Plan]) -> Way | None:

@@ -18,7 +18,7 @@ from typing import Final
 from bench.pipeline.columns import at_full_depth
 from bench.pipeline.late import steady_us
 from bench.planner_settings import WORK, published_problem
-from protocol.pipeline.planner import SearchBudget, plan
+from protocol.pipeline.planner import plan
 from protocol.pipeline.problem import US_PER_S, PathRules
 from protocol.pipeline.simulator import Simulator
 from protocol.run.ways import CODECS
@@ -60,7 +60,7 @@ def _planned_s(stages: int, visited: int, swaps: bool, codec: str, late: bool) -
         problem = at_full_depth(problem)
     elif not swaps:
         problem = replace(problem, rules=_IN_ORDER)
-    planned = plan(problem, SearchBudget(EVALUATIONS))
+    planned = plan(problem, EVALUATIONS)
     found_us = steady_us(Simulator(problem), planned.plan) if late else planned.makespan_us
     assert found_us is not None, "a plan that blocks itself"
     return found_us / US_PER_S

@@ -28,7 +28,7 @@ from protocol.membership.group import Group
 from protocol.membership.view import View
 from protocol.microbatch.core import Counted
 from protocol.outcomes import AuditOutcome, RefusalReason, SkipReason
-from protocol.routing.vectors import LinkTimes, WorkTimes
+from protocol.routing.measures import LinkTimes, WorkTimes
 from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import stage_of_part
 from protocol.run.run_spec import RunSpec

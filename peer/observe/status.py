@@ -14,7 +14,7 @@ from peer.facts import RECENT_ROUNDS, PeerState
 from protocol.membership.group import WHOLE_MODEL
 from protocol.names import short_id
 from protocol.outcomes import SkipReason
-from protocol.routing.vectors import LinkTimes
+from protocol.routing.measures import LinkTimes
 from protocol.run.amendments import AmendedSpec
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@
 What belongs to one life of the trainer is its `Line` (arrivals.py).
 """
 
-import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
@@ -112,8 +111,8 @@ class OtherPlans:
 
 TICK_S: Final = 0.5
 """Between two looks around, and before what had no answer is said again."""
-TELL_TRIES: Final = 3
-"""Times that a peer is told that something is lost."""
+LOST_TOLD: Final = 3
+"""Times that a peer is told that something is lost, at most."""
 PATIENCE_S: Final = 600.0
 """Longest time for an iteration. A peer that is gone, or says that it has lost something, is not
 waited for; this is for what nobody notices, so it is longer than the iterations of slow swarms."""
@@ -160,7 +159,6 @@ class StageExchange:
         self._line: Line | None = None
         self._answers: dict[int, trio.MemorySendChannel[RefusalReason | None]] = {}
         self._next_ticket = 0
-        self._could_end_s = math.inf
         self._nursery: trio.Nursery | None = None
 
     # --- the trainer ------------------------------------------------------------------------------
@@ -181,22 +179,17 @@ class StageExchange:
         self._do(self._core.took(event, now_s))
 
     def step_of(self, step: float) -> float:
-        """No further than the data peers are, for a relay, and short of the end while one trains.
-
-        Data peers do not end in one iteration, and a relay that has ended steps no more: the others
-        would wait for it. One that never ends is waited for as long as an iteration is.
-        """
+        """For a relay: no further than the data peers are, and not to the end while one trains."""
         if not isinstance(self._core, RelayCore):
             return step
         there = self._company.data_peers()
         step = min(step, max((float(m.progress.step) for m in there), default=step))
-        total = self._total_steps_at(step)
-        if step < total or not any(map(self._trains, there)):
-            self._could_end_s = math.inf  # an amended run ends a second time
-            return step
-        now_s = trio.current_time()
-        self._could_end_s = min(self._could_end_s, now_s)
-        return step if now_s - self._could_end_s > PATIENCE_S else total - 1.0
+        may_end = self._core.may_end(
+            trio.current_time(),
+            ended=step >= self._total_steps_at(step),
+            needed=any(map(self._trains, there)),
+        )
+        return step if may_end else self._total_steps_at(step) - 1.0
 
     async def wait_unneeded(self) -> None:
         """A relay waits until no data peer trains, since they validate to the last."""
@@ -369,30 +362,21 @@ class StageExchange:
         self._do(self._core.sent(command.trip, trio.current_time(), taken=taken))
 
     async def _tell(self, peer_id: PeerId, message: Notice) -> None:
-        """Say something, and tell the core what comes of it.
-
-        A relay that misses an announcement waits for us, and others for the relay: it is said until
-        it is noted, or a later one is made. A link that breaks may be back before anybody looks
-        around, so a relay that seems to be gone is tried again, too.
-        """
-        core = self._core if isinstance(self._core, DataPeerCore) else None
+        """Say something once at a time, and tell the core what is answered."""
         said = peer_id, message
         if said in self._saying:
-            return  # it went, and is back; we have tried all the while
+            return
         self._saying.add(said)
-        tries, answer = TELL_TRIES, None
-        while True:
+        answer, tries = None, LOST_TOLD if isinstance(message, Lost) else 1
+        while answer is None and tries:
             if self._company.stage_of(peer_id) is not None:
                 answer = await self._transfers.ask(peer_id, message)
             tries -= 1
-            if answer is not None or (tries <= 0 and not isinstance(message, Announcement)):
-                break
-            await trio.sleep(TICK_S)
-            if core and isinstance(message, Announcement) and message.iteration != core.announced:
-                break
+            if answer is None and tries:
+                await trio.sleep(TICK_S)
         self._saying.remove(said)
-        if core is not None:
-            self._do(core.answered(peer_id, message, answer))
+        if answer is not None and isinstance(self._core, DataPeerCore):
+            self._do(self._core.noted(peer_id, message, answer))
 
     def _offer_ahead(self, trip: Trip | None) -> None:
         """Offer a move whose boundary will be there soon, unless there will be none."""

@@ -23,10 +23,9 @@ from protocol.errors import LocoError
 from protocol.limits import MAX_LINK_VECTOR_BYTES, MAX_SNAPSHOT_BYTES
 from protocol.membership.view import TRAINING
 from protocol.names import short_id
-from protocol.routing.measures import Measures
+from protocol.routing.measures import Measures, decode_vector, encode_vector
 from protocol.routing.routers import PlannedPaths, PlannedRouter, terms_of
 from protocol.routing.snapshots import LinkSnapshot, Proposals, Terms, proposer_of
-from protocol.routing.vectors import decode_vector, encode_vector
 from protocol.run.run_spec import RunSpec
 from protocol.wire.stage_messages import GetLinks, GetSnapshot, LinksReply, SnapshotReply
 from protocol.wire.versions import STAGE

@@ -5,21 +5,24 @@ Rules
      have told: that of the furthest stage, for each is needed. So data peers that are behind catch
      up, by a bounded leap (iterations.py), and one relay that lies among others moves nobody. A
      data peer announces an iteration when nothing of the one before is under way any more
-     (relay.py).
+     (relay.py). A relay that misses this waits for us, and others wait for the relay. So every tick
+     it is said again, until it is noted or a later one is announced.
   2. A router chooses paths when an iteration sets out, over the relays that are there then. A stage
      that nobody holds any more is left out by all of them, if paths may be so; where they may not,
      and before anything has been trained, the iteration waits for somebody to come, and its
      microbatches stay where they are. What is left out gets no gradient (`without`).
-  3. A microbatch is lost when a trip of it fails, when a relay says so, and when a relay of its
-     path is no longer there. Wherever it was, it sets out once more: under its name, in the next
-     *attempt*, ATTEMPTS times at most. The relays of its path are told to forget the one before. On
-     its way to the loss it has left no gradient anywhere: it sets out at once, past the relays that
-     have failed in this iteration. Later it waits until each has noted that, or is gone, and only
-     those that are gone have stand-ins, and all others are on the new path, whatever it leaves out:
-     a relay that has added its gradient adds nothing again, nor does the head. So a stage counts a
-     gradient twice only if its relay is gone for the data peer, and lives on for its stage. From
-     the second time on, and where no path is left, it waits for the next tick: by then it is known
-     who is gone.
+  3. A microbatch is lost when a trip of it fails, when a relay says so, or when a relay of its path
+     is no longer there. The relays of its path are told to forget this *attempt*, and the
+     microbatch sets out again in the next one, under the same name, ATTEMPTS times at most.
+     If it had not come to the loss yet, no stage has its gradient: it sets out at once, and avoids
+     the relays that have failed in this iteration.
+     If it had, some relays may have added its gradient already. The microbatch waits until every
+     relay of its path has noted the loss, or is gone. Its new path keeps all relays that are there
+     and replaces those that are gone. A relay that has added the gradient does not add it again,
+     and neither does the head. So a stage counts a gradient twice only if the data peer has lost
+     sight of a relay that lives on for its stage.
+     From the second loss on, and where there is no path, the microbatch waits for the next tick: by
+     then it is known who is gone.
   4. A microbatch for which there is no other way is given up, and so is one that is not back after
      `patience_s`.
   5. What a relay had added goes with it if it dies before the step; it is counted (`gone`). A relay
@@ -212,6 +215,7 @@ class DataPeerCore(StageCore):
         self._heard = Announced()
         self._next_index = 0
         self._relays = RelaysThere()
+        self._deaf: set[str] = set()  # relays that have not noted what was announced last
         self.iteration = self.announced = 0
         self.left_out: tuple[int, ...] = ()
 
@@ -224,6 +228,7 @@ class DataPeerCore(StageCore):
         self.counts[Counted.GONE] += gone
         commands: list[Command] = []
         if come and self.announced:
+            self._deaf |= come
             commands.append(Tell(tuple(sorted(come)), Announcement(self.announced)))
         for away in list(self._away.values()):
             if not self._relays.all.issuperset(away.path.relays):
@@ -241,12 +246,14 @@ class DataPeerCore(StageCore):
         sentence = f"a {type(message).__name__} is not for this stage"
         return Refusal(RefusalReason.OTHER_GROUP, sentence), []
 
-    def answered(self, peer_id: str, message: Notice, answer: Noted | None) -> list[Command]:
-        """A relay was told something, and has answered; None when it has not."""
-        match message, answer:
-            case Announcement(), Noted(iteration):
-                self._heard.add(peer_id, iteration)
-            case Lost(microbatch, attempt), Noted():
+    def noted(self, peer_id: str, message: Notice, answer: Noted) -> list[Command]:
+        """A relay was told something, and has answered."""
+        match message:
+            case Announcement(iteration):
+                self._heard.add(peer_id, answer.iteration)
+                if iteration == self.announced:
+                    self._deaf.discard(peer_id)
+            case Lost(microbatch, attempt):
                 away = self._find(microbatch)
                 if away is not None and away.attempt == attempt + 1:
                     away.unheard.discard(peer_id)
@@ -383,6 +390,8 @@ class DataPeerCore(StageCore):
     def ticked(self, now_s: float) -> list[Command]:
         """Time has passed."""
         commands: list[Command] = []
+        if self._deaf:
+            commands.append(Tell(tuple(sorted(self._deaf)), Announcement(self.announced)))
         for away in list(self._away.values()):
             if now_s - away.since_s >= self._patience_s and not away.home:
                 commands += self._give_up(away)
@@ -415,8 +424,8 @@ class DataPeerCore(StageCore):
         """Tell all relays, unless they know."""
         if iteration <= self.announced:
             return []
-        self.announced = iteration
-        return [Tell(tuple(sorted(self._relays.all)), Announcement(iteration))]
+        self.announced, self._deaf = iteration, set(self._relays.all)
+        return [Tell(tuple(sorted(self._deaf)), Announcement(iteration))]
 
     def _offer_ahead(self) -> list[Command]:
         """Name and offer what the trainer will produce next (rule 6)."""

@@ -20,12 +20,12 @@ peers number and the relays keep apart:
   4. A microbatch that is lost anywhere sets out once more in another *attempt* (data_peer.py). Its
      data peer has us forget the one before; until we have, the new one waits. A relay that has
      added its gradient computes it without adding then.
-  5. What cannot come any more must not be waited for: after `patience_s`, or sooner where others
-     are through (iterations.py), the relay steps with what is there, and forgets what it holds. A
-     gradient that comes then is refused: late, and counted. Of what a relay forgets it tells the
-     data peer, which then waits for it no longer. What belongs to a data peer that is gone is
-     forgotten soon, and its offers are refused: the next one needs the slots. (A link that breaks
-     may be back in a moment, so it is taken for gone when it has been away for GONE_S.)
+  5. A relay does not wait for ever. After `patience_s`, or sooner where the other data peers are
+     through (iterations.py), it steps with the gradients that it has and forgets the microbatches
+     that it still holds. It tells their data peers so, and they wait no longer. A gradient that
+     arrives later is refused and counted as late.
+     A data peer that has been away for GONE_S is gone (a link that breaks may be back in a moment).
+     Its microbatches are forgotten and its offers refused, because others need the slots.
      A score belongs to no iteration. It goes through once: no gradient is taken for it, and it is
      forgotten after `patience_s`.
   6. A microbatch holds a slot at every relay that it has passed while it waits for the next one.
@@ -48,6 +48,7 @@ from blocking each other in a circle by such an order of channels: IEEE Trans. C
 1987.) What is held of an attempt before waits for no slot: it is forgotten.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -113,6 +114,7 @@ class RelayCore(StageCore):
         self._newest: dict[Microbatch, int] = {}  # attempt of each that was lost
         self._away_s: dict[str, float] = {}  # since when data peers are
         self._next_number = 0
+        self._could_end_s = math.inf  # since when the run could have ended here
 
     # --- what peers say ---------------------------------------------------------------------------
     def told(self, sender: str, message: Notice, now_s: float) -> tuple[Noted, list[Command]]:
@@ -157,6 +159,22 @@ class RelayCore(StageCore):
         for microbatch in [each for each in self._held if each.origin in gone]:
             commands += self._forget(microbatch)
         return [*commands, *self._advance(now_s)]
+
+    def may_end(self, now_s: float, *, ended: bool, needed: bool) -> bool:
+        """Whether a relay may go past the run's last step.
+
+        Data peers do not end in one iteration, and a relay that has ended steps no more: the others
+        would wait for it. One that never ends is waited for as long as an iteration is.
+
+        Args:
+            ended: whether the relay comes to the run's last step.
+            needed: whether a data peer still trains.
+        """
+        if not (ended and needed):
+            self._could_end_s = math.inf  # an amended run ends a second time
+            return True
+        self._could_end_s = min(self._could_end_s, now_s)
+        return now_s - self._could_end_s > self._patience_s
 
     def lost(self, microbatch: Microbatch, sender: str, attempt: int = 0) -> list[Command]:
         """A data peer has given up an attempt of a microbatch of its own (rule 4)."""

@@ -21,8 +21,8 @@ Rules
      through up to LARGEST. So one identity, however much it sends and whenever it comes, has
      nobody else refused: its voice is one of several, or there is no judgement. Of two, one may
      have the other let through; the trainer's own bound (below) is for that.
-  5. A voice that was not heard among the last AGE sizes of its kind is forgotten, and so is the
-     oldest of more than MAX_VOICES: scales move as training goes on.
+  5. A voice that was not heard among the last AGE sizes of its kind is forgotten: scales move as
+     training goes on.
   6. If ODD_TIMES are refused in a row, and more than half of those that have a voice are among
      their senders, then it is the scale that has moved: what was seen is forgotten, and rule 4
      holds.
@@ -31,7 +31,7 @@ FACTOR is generous on purpose. Sizes of honest peers lie within a few times thei
 the learning rate warms up; but where paths differ, a stage's activations may be some tens of times
 as large in one microbatch as in the next (a few tokens hold most of their length).
 
-Invariant: at most MAX_VOICES times OF_ONE numbers are kept for a direction and stage.
+Invariant: at most AGE voices of OF_ONE numbers are kept for a direction and stage.
 
 Gradients of weights: how much that of one microbatch counts in a stage's step. A step is clipped by
 the length of the whole gradient. So one microbatch of many whose gradient is long enough takes what
@@ -69,7 +69,6 @@ LARGEST: Final = 2.0**20
 OF_ONE: Final = 8
 SEVERAL: Final = 2
 AGE: Final = 256
-MAX_VOICES: Final = 64
 ODD_TIMES: Final = 8
 
 
@@ -113,10 +112,8 @@ class _Direction:
         _, sizes = self.voices.pop(sender, (0, deque[float](maxlen=OF_ONE)))
         sizes.append(size)
         self.voices[sender] = self._count, sizes  # last in the order of hearing
-        oldest = next(iter(self.voices))
-        while self._count - self.voices[oldest][0] > AGE or len(self.voices) > MAX_VOICES:
+        while self._count - self.voices[oldest := next(iter(self.voices))][0] > AGE:
             del self.voices[oldest]
-            oldest = next(iter(self.voices))
 
     def refused(self, sender: str) -> None:
         """Rule 6."""

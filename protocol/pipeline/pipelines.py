@@ -24,38 +24,27 @@ Lower bounds: times that no arrangement, no quotas and no paths can beat.
 
     tracks    a data peer sends at most `slots` microbatches at once, each takes at least its
               shortest closed walk (below), and only so many machines hold the data
-    waves     the others are relays. The microbatch of wave w on a track has w before it, so it can
-              have been at a relay and be home by T only if w shortest trips of its data peer and
-              one through that relay fit into T. With TC1 a relay takes `slots` of each wave, so by
-              T it is visited at most `slots` times for each wave in which it is of use at all
     work      all machines together do all the work there is
-
-The first two are judged together: the bound is the least T for which some choice of data peers has
-all microbatches home and leaves relays with enough visits. It is found by dynamic programming over
-machines: the most visits that are left, by the number of data peers and of microbatches at home.
-Without TC1 relays do not count, and the bound is looser.
 
 No path of a microbatch can be shorter than the shortest walk over priced hops. A path visits
 different machines, which makes the shortest one hard to find among many. A walk is a relaxation
-that is not: from its origin, over so many hops, never through the origin again, and never straight
-back to the machine that it came from. Up to three hops between relays that is a path; longer ones
-may come round in a circle, and are only shorter for it.
-
-For every end of a walk the two shortest are kept that come from different machines: where the next
-hop would go straight back, the second one counts.
+that is not: from its origin, over so many hops and back, never through the origin on the way, and
+never straight back to the machine that it came from. Up to four hops that is a path; longer ones
+may come round in a circle, and are only shorter for it. For every end of a walk the two shortest
+are kept that come from different machines: where the next hop would go straight back, the second
+one counts.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .drafts import NoPlan, hop_prices
-from .planner import Planned, mended, plan, plan_paths
+from .planner import NoPlan, Planned, hop_prices, plan, plan_paths
 from .problem import THOUSAND, US_PER_S, Problem
 from .question import (
     CannotPlan,
@@ -155,61 +144,52 @@ def _of_rounds(
     )
 
 
-# --- walks ----------------------------------------------------------------------------------------
-Lengths = NDArray[np.int64]
-"""Lengths of walks, by origin and end."""
+# --- bounds ---------------------------------------------------------------------------------------
 NEVER: Final = 1 << 60
 
 
-def walks(prices: Sequence[Sequence[int]] | NDArray[Any], hops: int) -> list[Lengths]:
-    """The lengths of the shortest walks of one hop, of two, and so on."""
-    table = np.array(prices, dtype=np.int64)
-    np.fill_diagonal(table, NEVER)
-    number = len(table)
-    first, second = table.copy(), np.full_like(table, NEVER)
-    came_from = np.repeat(np.arange(number)[:, None], number, axis=1)
-    found = [first]
-    for _ in range(hops - 1):
-        first, second, came_from = _longer(table, first, second, came_from)
-        found.append(first)
-    return found
-
-
-def closed(prices: Sequence[Sequence[int]], hops: int) -> Lengths:
-    """The shortest ways from an origin through a machine and back, by both."""
-    table = np.array(prices, dtype=np.int64)
-    there, back = walks(table, hops - 1), walks(table.T, hops - 1)
-    ways = [there[k] + back[hops - 2 - k] for k in range(hops - 1)]
-    shortest: Lengths = np.minimum.reduce(ways)
-    return np.minimum(shortest, NEVER)
-
-
-def _longer(
-    table: Lengths, first: Lengths, second: Lengths, came_from: NDArray[np.int64]
-) -> tuple[Lengths, Lengths, NDArray[np.int64]]:
-    """Walks with one hop more."""
-    number = len(table)
-    ends = np.arange(number)
-    longer = [np.full_like(table, NEVER) for _ in range(2)]
-    last = np.zeros_like(came_from)
-    for origin in range(number):
-        straight_back = came_from[origin][:, None] == ends
-        so_far = np.where(straight_back, second[origin][:, None], first[origin][:, None])
-        ways = np.minimum(so_far + table, NEVER)
-        ways[origin] = ways[:, origin] = NEVER
-        last[origin] = ways.argmin(axis=0)
-        longer[0][origin] = ways[last[origin], ends]
-        ways[last[origin], ends] = NEVER
-        longer[1][origin] = ways.min(axis=0)
-    return longer[0], longer[1], last
-
-
-# --- bounds ---------------------------------------------------------------------------------------
 def lower_bound_us(problem: Problem) -> int:
     """A bound over all plans of a problem."""
-    through = closed(hop_prices(problem), problem.visited)
-    losses = np.array([loss_us(problem, origin) for origin in range(len(problem.peers))])
-    return max(_by_tracks_us(problem, through + losses[:, None]), _by_work_us(problem))
+    peers, all_home, origins = problem.peers, problem.microbatches, problem.stage_sizes[0]
+    trips = [
+        trip_us + loss_us(problem, origin)
+        for origin, trip_us in enumerate(round_trips(hop_prices(problem), problem.visited))
+    ]
+
+    def can_be_home(time_us: int) -> bool:
+        homes = [
+            sum(
+                max(0, time_us - track * peer.forward_us) // trip_us
+                for track in range(min(peer.slots, all_home))
+            )
+            for peer, trip_us in zip(peers, trips, strict=True)
+        ]
+        return sum(sorted(homes)[-origins:]) >= all_home
+
+    latest = max(trips) * all_home
+    return max(bisect_left(range(latest), True, key=can_be_home), _by_work_us(problem))
+
+
+def round_trips(prices: Sequence[Sequence[int]], hops: int) -> list[int]:
+    """The shortest closed walk of so many hops from each machine (see the top of the file)."""
+    table = np.array(prices, dtype=np.int64)
+    np.fill_diagonal(table, NEVER)
+    ends = np.arange(len(table))
+    found = []
+    for origin in ends:
+        shortest, second = table[origin], np.full_like(table[origin], NEVER)
+        came_from = np.full_like(ends, origin)
+        for _ in range(hops - 2):
+            goes_back = came_from[:, None] == ends
+            so_far = np.where(goes_back, second[:, None], shortest[:, None])
+            longer = np.minimum(so_far + table, NEVER)
+            longer[origin] = longer[:, origin] = NEVER
+            came_from = longer.argmin(axis=0)
+            shortest = longer[came_from, ends]
+            longer[came_from, ends] = NEVER
+            second = longer.min(axis=0)
+        found.append(int((shortest + table[:, origin]).min()))
+    return found
 
 
 def loss_us(problem: Problem, origin: int) -> int:
@@ -217,62 +197,6 @@ def loss_us(problem: Problem, origin: int) -> int:
     work, forward_us = problem.work, problem.peers[origin].forward_us
     later = work.backward_permille * (THOUSAND - work.input_permille) // THOUSAND
     return forward_us * (work.loss_permille + later) // THOUSAND
-
-
-def _by_tracks_us(problem: Problem, through: Lengths) -> int:
-    """The least time in which some data peers can have all home, with the others as relays.
-
-    Args:
-        through: the shortest trip by data peer and relay.
-    """
-    trips = [int(trip) for trip in through.min(axis=1)]
-    low, high = 0, max(trips) * problem.microbatches + sum(p.forward_us for p in problem.peers)
-    while low < high:
-        middle = (low + high) // 2
-        if _can_be_home(problem, trips, through, middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
-def _can_be_home(problem: Problem, trips: Sequence[int], through: Lengths, time_us: int) -> bool:
-    all_home = problem.microbatches
-    homes = [min(all_home, _homes(problem, m, trip, time_us)) for m, trip in enumerate(trips)]
-    most = sorted(homes)[-problem.stage_sizes[0] :]
-    if sum(most) < all_home or not problem.rules.waves_fit:
-        return sum(most) >= all_home
-    visits = _visits(problem, np.array(trips), through, time_us)
-    origins = problem.stage_sizes[0]
-    # left[k, h]: the most visits to the others when k data peers have h microbatches home.
-    left = np.full((origins + 1, all_home + 1), -NEVER, dtype=np.int64)
-    left[0, 0] = 0
-    for home, visited in zip(homes, visits, strict=True):
-        chosen = np.full_like(left, -NEVER)
-        chosen[1:, home:] = left[:-1, : all_home + 1 - home]
-        chosen[1:, all_home] = left[:-1, all_home - home :].max(axis=1)
-        left = np.maximum(left + visited, chosen)
-    return int(left[origins, all_home]) >= all_home * (problem.visited - 1)
-
-
-def _visits(
-    problem: Problem, trips: NDArray[np.int64], through: Lengths, time_us: int
-) -> list[int]:
-    """The most visits to each machine by microbatches that are home by then."""
-    waves = np.zeros(len(trips), dtype=np.int64)
-    for wave in range(problem.microbatches):
-        of_use = ((wave * trips)[:, None] + through <= time_us).any(axis=0)
-        if not of_use.any():
-            break
-        waves += of_use
-    return [peer.slots * int(count) for peer, count in zip(problem.peers, waves, strict=True)]
-
-
-def _homes(problem: Problem, origin: int, trip_us: int, time_us: int) -> int:
-    """Microbatches that a data peer can have home by then."""
-    peer = problem.peers[origin]
-    tracks = range(min(peer.slots, problem.microbatches))
-    return sum(max(0, time_us - track * peer.forward_us) // trip_us for track in tracks)
 
 
 def _by_work_us(problem: Problem) -> int:
@@ -411,17 +335,14 @@ def skipping_pipeline(question: PlanQuestion) -> Pipeline:
 
 
 def searched(problem: Problem, effort: Effort, searches: int) -> list[Planned]:
-    """Plans by searches with different seeds, each one mended; the best first. Raises NoPlan."""
-    first = effort.budget.seed
-    budgets = [replace(effort.budget, seed=first + more) for more in range(searches)]
-    found = [plan(problem, budget) for budget in budgets]
-    ends = [mended(problem, each.plan, effort.mending) or each for each in found]
-    return sorted(ends, key=lambda each: each.makespan_us)
+    """Plans by searches with different seeds, the best first. Raises NoPlan."""
+    found = [plan(problem, effort.evaluations, seed) for seed in range(searches)]
+    return sorted(found, key=lambda each: each.makespan_us)
 
 
 def _best(question: PlanQuestion, visited: int) -> PricedIteration:
     """The best plan with each number of data peers that is tried."""
-    effort = effort_for(len(question.offers), question.budget)
+    effort = effort_for(len(question.offers), question.evaluations)
     sizes = list(numbers_of_data_peers(question, visited))[: effort.numbers]
     microbatches = microbatches_of(question, visited)
     found: list[PricedIteration] = []
@@ -445,10 +366,9 @@ def _unskipped(question: PlanQuestion, usual: PricedIteration) -> PricedIteratio
     problem = replace(usual.problem, visited=question.stages)
     stages, paths = usual.planned.plan.stages, usual.planned.plan.paths
     quotas = {m: len(paths[m]) for m, stage in enumerate(stages) if stage == 0}
-    effort = effort_for(len(question.offers), question.budget)
+    effort = effort_for(len(question.offers), question.evaluations)
     try:
-        found = plan_paths(problem, stages, quotas, effort.budget)
-        return _simulated(problem, mended(problem, found.plan, effort.mending) or found)
+        return _simulated(problem, plan_paths(problem, stages, quotas, effort.evaluations))
     except NoPlan as error:
         raise CannotPlan(
             "iterations that skip nothing find no paths on the stages of those that skip"

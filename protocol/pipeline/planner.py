@@ -1,232 +1,516 @@
 """The planner: arrangement, quotas and paths for a problem, the same on every machine.
 
-Idea:
-1. Legal orders of stages are enumerated.
-2. The start. For paths alone, a first draft assigns min-max (drafts.py): the dearest data
-   peers choose first. For all together, data peers get near relays of their own;
-   of several such starts the one with the best price is taken: they differ more than what a
-   longer search gains on one of them.
-3. Local search: a move changes the draft a little, and the event simulator says what it
-   is worth. Moves begin mostly at the data peer that comes home last. A draft is simulated only
-   if a bound does not rule it out: no track is faster than its paths without any company.
-4. Late acceptance (Burke and Bykov 2017): a draft is taken if it is no worse than the current one,
-   or than the current one was MEMORY tries ago. There is no temperature to tune and no fraction
-   to round, so all machines walk the same way.
+Idea: a first plan, then iterated local search (Lourenco, Martin and Stutzle 2003). A move changes
+the plan a little, the event simulator prices what comes of it, and a change stays if it is not
+worse. A search that stands still goes on near the best plan: a few machines exchanged, and paths
+dealt anew, for single moves do not lead from slots that fit one arrangement to those of another.
 
-The price of a draft is EMPHASIS times the moment at which the last microbatch is done, plus the
-mean moment over all of them: a plateau of equal ends still has a slope. The draft that is kept is
-the one that ends first.
+The price of a plan is the moment at which the last microbatch is done, plus the mean moment over
+all of them: a plateau of equal ends still has a slope. The plan that is kept is the one that ends
+first. Moves begin mostly at the data peer that comes home last.
 
 Everything is an integer, draws are seeded with the problem's digest, and the budget is counted in
-evaluations, never in seconds.
+evaluations, never in seconds. So all machines walk the same way. An evaluation is an iteration that
+is simulated; no plan is twice. Dealing paths anew takes about as long as one for each machine.
 
-Moves are small changes of a draft that keep it nearly legal. Paths alone change with those of
-OF_PATHS, arrangement and quotas with the others. A move returns None where it has nothing to
-change.
+First plans for paths alone: every microbatch gets a cheap path, the dearest data peers choosing
+first. In every wave the data peers choose a path for each of their slots, those with the dearest
+cheapest path first (they decide when the iteration ends), and each takes the cheapest that leaves
+enough for all others. Enough is: the stages that are left can still be dealt out so that no path
+visits one twice, in this wave (TC1) and in the iteration (CC2). Where waves need not fit, every
+relay has a share of its stage instead, as its speed is: else the nearest would be given everything.
+As a path takes at most one visit of each stage, R paths of m visits can be dealt from visits v_s
+exactly when sum over s of min(v_s, R) >= R * m (limits of order aside).
 
-Mending: a plan that is there, made to fit a problem that has changed a little.
+First plans for all together: every data peer gets relays of its own, near to it.
 
-Idea: microbatches move one by one to another machine of the same stage, at first those that come
-home last, and a move stays if the simulated iteration is better for it. Stages stay where they are.
-It is a plain descent, so it finishes what the planner's search leaves: on eight machines, short
-searches with a descent behind each end lower than a long one of as many simulated iterations.
+1. Machines are dealt into groups of one data peer and `visited` - 1 relays, and exchanged between
+   them until the groups together train fastest: rate = sum over groups of slots / time of a
+   microbatch that meets nobody. Stages do not matter yet, so a try costs two sums.
+2. Microbatches are dealt out one by one, each to the track that would be done with it first: slow
+   groups get few (quotas).
+3. Stages are given to the relays, each group's in a legal order, so that every stage has its number
+   of machines. A backtracking search finds them: changing labels changes no price.
+4. Visits move from stages that have more than their share (CC2) to stages with room. One path gives
+   up its visit to the first and goes to a machine of the second instead, all its machines in their
+   cheapest legal order: the path that pays least for it, in detour and in what the new machine does
+   already. Every step takes one visit off what is too much, so it ends; where no path can change,
+   there is no such plan.
 
-The budget is counted in simulated iterations.
+Where machines are too few for a group of each data peer, the data peers left over rest at first.
+
+Mending: a plan that is there, made to fit a problem that has changed a little. Microbatches move
+one by one to another machine of the same stage, at first those that come home last, and a move
+stays if the simulated iteration is better for it. Stages stay where they are. It is a plain
+descent, so two problems that differ little are judged alike.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from .drafts import MEMORY, Legal, NoPlan, first_draft, grouped_draft
-from .problem import Draws, Problem, Relays, cheapest_relays
-from .simulator import Order, Plan, PlanDraft, Simulator, fits, jobs_of, least_us
+from protocol.errors import LocalProtocolError
+
+from .problem import THOUSAND, Draws, Problem, Relays, Stages, cheapest_relays, stage_orders
+from .simulator import Order, Plan, Simulator, fits, jobs_of
+
+
+class NoPlan(LocalProtocolError):
+    """No legal plan was found; the message says for what."""
+
+
+# --- what is legal --------------------------------------------------------------------------------
+def hop_prices(problem: Problem) -> list[list[int]]:
+    """What a hop costs there and back, with the work at its end that a microbatch waits for."""
+    numbers = range(len(problem.peers))
+    permille = THOUSAND + problem.work.backward_permille * problem.work.input_permille // THOUSAND
+    work = [peer.forward_us * permille // THOUSAND for peer in problem.peers]
+    return [
+        [
+            problem.travel_us(a, b) + problem.travel_us(b, a) + work[b] if a != b else 0
+            for b in numbers
+        ]
+        for a in numbers
+    ]
+
+
+class Legal:
+    """What is legal in a problem, and what it costs.
+
+    Attributes:
+        orders: of stages.
+        by_set: the same, by the set of their stages.
+        prices: of hops.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.orders: Sequence[Stages] = stage_orders(
+            problem.num_stages, problem.visited, problem.rules
+        )
+        self.by_set: dict[frozenset[int], list[Stages]] = {}
+        for order in self.orders:
+            self.by_set.setdefault(frozenset(order), []).append(order)
+        self.prices = hop_prices(problem)
+
+    def cheapest(
+        self, origin: int, machines: Mapping[int, Sequence[int]]
+    ) -> tuple[int, Relays] | None:
+        """The cheapest path over one machine of each of these stages; None where none is legal."""
+        orders = self.by_set.get(frozenset(machines), ())
+        found = [
+            cheapest_relays(origin, [machines[stage] for stage in order], self.prices)
+            for order in orders
+        ]
+        return min(filter(None, found), default=None)
+
+
+# --- first plans for paths alone ------------------------------------------------------------------
+RATE_UNIT: Final = 1 << 50
+
+
+def first_paths(
+    legal: Legal, stages: tuple[int, ...], quotas: Mapping[int, int], *, rising: bool = False
+) -> Plan:
+    """A legal plan for this arrangement, with so many microbatches from each data peer.
+
+    Args:
+        rising: whether paths visit stages in rising order alone.
+
+    Raises:
+        NoPlan
+    """
+    orders = [order for order in legal.orders if not rising or list(order) == sorted(order)]
+    dealer = _Dealer(legal, stages, orders, sum(quotas.values()))
+    paths: dict[int, list[Relays]] = {origin: [] for origin in quotas}
+    peers = legal.problem.peers
+    while wave := sum(min(peers[o].slots, quotas[o] - len(paths[o])) for o in quotas):
+        dealer.open_wave(wave)
+        for origin, count in dealer.by_need(quotas, paths):
+            paths[origin] += [dealer.deal(origin) for _ in range(count)]
+    return _plan_of(stages, paths)
+
+
+def _plan_of(stages: tuple[int, ...], paths: Mapping[int, Sequence[Relays]]) -> Plan:
+    """A plan where machines that are not named send nothing."""
+    return Plan(stages, ((),) * len(stages)).with_paths(paths)
+
+
+class _Dealer:
+    """What is left of stages, in the iteration and in the wave."""
+
+    def __init__(
+        self, legal: Legal, stages: tuple[int, ...], orders: Sequence[Stages], microbatches: int
+    ) -> None:
+        self.problem = problem = legal.problem
+        self.stages = stages
+        self.orders = orders
+        self.prices = legal.prices
+        self.members: list[list[int]] = [[] for _ in problem.stage_sizes]
+        for machine, stage in enumerate(stages):
+            self.members[stage].append(machine)
+        self.visits = [problem.stage_cap] * problem.num_stages
+        self.paths_left = microbatches
+        self.wave_left = 0
+        self.room: dict[int, int] = {}
+
+    def open_wave(self, microbatches: int) -> None:
+        """Give relays their slots back; where waves need not fit, their shares of this wave."""
+        for members in self.members[1:]:
+            visits = -(-microbatches * (self.problem.visited - 1) // (self.problem.num_stages - 1))
+            speeds = sum(RATE_UNIT // self.problem.peers[m].forward_us for m in members)
+            for machine in members:
+                peer = self.problem.peers[machine]
+                share = -(-visits * (RATE_UNIT // peer.forward_us) // speeds)
+                self.room[machine] = peer.slots if self.problem.rules.waves_fit else share
+
+    def by_need(
+        self, quotas: Mapping[int, int], paths: Mapping[int, list[Relays]]
+    ) -> list[tuple[int, int]]:
+        """Data peers and their microbatches of this wave, the dearest first."""
+        counts = [
+            (origin, min(self.problem.peers[origin].slots, quota - len(paths[origin])))
+            for origin, quota in quotas.items()
+            if quota > len(paths[origin])
+        ]
+        self.wave_left = sum(count for _, count in counts)
+
+        def cheapest(origin: int) -> int:
+            found = filter(None, (self._path(origin, order) for order in self.orders))
+            return min((price for price, _ in found), default=0)
+
+        return sorted(counts, key=lambda each: (-cheapest(each[0]), each[0]))
+
+    def _path(self, origin: int, order: Stages) -> tuple[int, Relays] | None:
+        layers = [[m for m in self.members[s] if self.room[m] > 0] for s in order]
+        return cheapest_relays(origin, layers, self.prices)
+
+    def deal(self, origin: int) -> Relays:
+        """Take the cheapest path that leaves enough for the others."""
+        likely = filter(self._leaves_enough, self.orders)
+        found = [path for order in likely if (path := self._path(origin, order))]
+        if not found:
+            raise NoPlan(
+                f"no path is left for {self.problem.peers[origin].name}: the stages cannot be"
+                " shared out within these limits and slots"
+            )
+        _, relays = min(found)
+        for relay in relays:
+            self.visits[self.stages[relay]] -= 1
+            self.room[relay] -= 1
+        self.paths_left -= 1
+        self.wave_left -= 1
+        return relays
+
+    def _leaves_enough(self, order: Stages) -> bool:
+        visits = [v - (s in order) for s, v in enumerate(self.visits)][1:]
+        room = [
+            sum(self.room[m] for m in members) - (stage in order)
+            for stage, members in enumerate(self.members) if stage
+        ]  # fmt: skip
+        return (
+            min(visits) >= 0
+            and self._can_be_dealt(visits, self.paths_left - 1)
+            and self._can_be_dealt(room, self.wave_left - 1)
+        )
+
+    def _can_be_dealt(self, visits: Sequence[int], paths: int) -> bool:
+        enough = paths * (self.problem.visited - 1)
+        return sum(min(v, paths) for v in visits) >= enough
+
+
+# --- evening out ----------------------------------------------------------------------------------
+def evened_out(legal: Legal, plan: Plan) -> Plan | None:
+    """A plan in which every stage has at most its share; None where paths cannot change so."""
+    problem = legal.problem
+    while True:
+        visits = Counter(plan.stages[relay] for _, _, path in plan.each() for relay in path)
+        over = [s for s in range(1, problem.num_stages) if visits[s] > problem.stage_cap]
+        if not over:
+            return plan
+        under = [s for s in range(1, problem.num_stages) if visits[s] < problem.stage_cap]
+        crowded = max(over, key=lambda s: (visits[s], s))
+        found = min(_changes(legal, plan, crowded, under), default=None)
+        if found is None:
+            return None
+        _, origin, place, path = found
+        plan = put(plan, [(origin, place, path)])
+
+
+def _changes(
+    legal: Legal, plan: Plan, crowded: int, under: Sequence[int]
+) -> Iterator[tuple[int, int, int, Relays]]:
+    """The paths that could leave a crowded stage for one with room.
+
+    Each is what it costs more, the data peer, the place in its order, and the other path.
+    """
+    problem, prices = legal.problem, legal.prices
+    work_us: Counter[int] = Counter()
+    held: Counter[tuple[int, int]] = Counter()
+    for origin, place, path in plan.each():
+        work_us.update({relay: problem.peers[relay].forward_us for relay in path})
+        held.update((place // problem.peers[origin].slots, relay) for relay in path)
+    for origin, place, path in plan.each():
+        by_stage = {plan.stages[relay]: [relay] for relay in path}
+        if crowded not in by_stage:
+            continue
+        wave = place // problem.peers[origin].slots
+        round_trip = zip((origin, *path), (*path, origin), strict=True)
+        before = sum(prices[a][b] for a, b in round_trip)
+        del by_stage[crowded]
+        for stage in set(under) - set(by_stage):
+            takers = [
+                m
+                for m, held_stage in enumerate(plan.stages)
+                if held_stage == stage
+                and (not problem.rules.waves_fit or held[wave, m] < problem.peers[m].slots)
+            ]
+            if cheapest := legal.cheapest(origin, {**by_stage, stage: takers}):
+                length, other = cheapest
+                busy = sum(work_us[m] for m in takers if m in other)
+                yield length - before + busy, origin, place, other
+
+
+# --- groups ---------------------------------------------------------------------------------------
+MAX_LABEL_STEPS: Final = 2_000
+EXCHANGES: Final = 100
+"""Exchanges of two machines that are tried, for each machine."""
+
+
+def grouped_plan(legal: Legal, draws: Draws) -> Plan | None:
+    """A legal plan of groups; None where there is none."""
+    problem, prices, size = legal.problem, legal.prices, legal.problem.visited
+    number = min(problem.stage_sizes[0], len(problem.peers) // size)
+    if not number:
+        return None
+    seats = _seated(legal, number, draws)
+    groups = [seats[g * size : (g + 1) * size] for g in range(number)]
+    quotas = quotas_by_pace(
+        problem, {group[0]: round_trip_us(problem, prices, group) for group in groups}
+    )
+    stages = _Labels(legal, groups, quotas).found(seats[number * size :])
+    if stages is None:
+        return None
+    paths = {origin: (tuple(relays),) * quotas[origin] for origin, *relays in groups}
+    even = evened_out(legal, _plan_of(stages, paths))
+    return even if even and fits(problem, even) else None
+
+
+def round_trip_us(problem: Problem, prices: Sequence[Sequence[int]], group: Sequence[int]) -> int:
+    """What a microbatch takes from the data peer through its relays and back, meeting nobody."""
+    hops = sum(prices[a][b] for a, b in zip(group, [*group[1:], group[0]], strict=True))
+    # The last hop's price has a forward and a backward of the data peer in it; add the loss.
+    return hops + problem.peers[group[0]].forward_us * problem.work.loss_permille // THOUSAND
+
+
+def quotas_by_pace(problem: Problem, times: Mapping[int, int]) -> dict[int, int]:
+    """Microbatches of each data peer, dealt out to the track that would be done first."""
+    quotas = dict.fromkeys(times, 0)
+    for _ in range(problem.microbatches):
+        first = min(times, key=lambda o: (home_us(problem, o, quotas[o], times[o]), o))
+        quotas[first] += 1
+    return quotas
+
+
+def home_us(problem: Problem, origin: int, place: int, time_us: int) -> int:
+    """When a data peer's microbatch comes home, if each takes the same time."""
+    peer = problem.peers[origin]
+    wave, track = divmod(place, peer.slots)
+    return (wave + 1) * time_us + track * peer.forward_us
+
+
+def _seated(legal: Legal, number: int, draws: Draws) -> list[int]:
+    """Machines on the seats of so many groups; what is left over sits behind them."""
+    problem, prices, size = legal.problem, legal.prices, legal.problem.visited
+    seats = _nearest_first(prices, number, size)
+
+    def rate(group: int) -> int:
+        members = seats[group * size : (group + 1) * size]
+        slots = problem.peers[members[0]].slots
+        return slots * RATE_UNIT // round_trip_us(problem, prices, members)
+
+    rates = [rate(group) for group in range(number)]
+    for _ in range(EXCHANGES * len(seats)):
+        one, other = draws.below(number * size), draws.below(len(seats))
+        seats[one], seats[other] = seats[other], seats[one]
+        fresh = {g: rate(g) for g in (one // size, other // size) if g < number}
+        if sum(fresh.values()) >= sum(rates[g] for g in fresh):
+            rates = [fresh.get(g, before) for g, before in enumerate(rates)]
+        else:
+            seats[one], seats[other] = seats[other], seats[one]
+    return seats
+
+
+def _nearest_first(prices: Sequence[Sequence[int]], number: int, size: int) -> list[int]:
+    """Groups filled one by one with what is nearest to the group's last machine."""
+    left = list(range(len(prices)))
+    seats: list[int] = []
+    while len(seats) < number * size:
+        near = prices[seats[-1]] if len(seats) % size else [0] * len(prices)
+        seats.append(min(left, key=lambda m: (near[m], m)))
+        left.remove(seats[-1])
+    return [*seats, *left]
+
+
+class _Labels:
+    """The search for stages of the groups' relays: groups with the most microbatches first."""
+
+    def __init__(
+        self, legal: Legal, groups: Sequence[Sequence[int]], quotas: Mapping[int, int]
+    ) -> None:
+        self.problem = problem = legal.problem
+        self.orders = legal.orders
+        self.groups = sorted(groups, key=lambda group: -quotas[group[0]])
+        self.quotas = [quotas[group[0]] for group in self.groups]
+        self.machines_left = [problem.stage_sizes[0] - len(groups), *problem.stage_sizes[1:]]
+        self.visits = [0] * problem.num_stages
+        self.stages: dict[int, int] = {}
+        self.steps = 0
+
+    def found(self, spare: Sequence[int]) -> tuple[int, ...] | None:
+        """The stage of each machine; None if none were found."""
+        if not self._choose(0):
+            return None
+        left = [stage for stage, count in enumerate(self.machines_left) for _ in range(count)]
+        stages = {**self.stages, **dict(zip(spare, left, strict=True))}
+        return tuple(stages.get(machine, 0) for machine in range(len(self.problem.peers)))
+
+    def _choose(self, depth: int) -> bool:
+        if depth == len(self.groups):
+            return True
+        fitting = [
+            order for order in self.orders if all(self.machines_left[stage] for stage in order)
+        ]
+        # Those whose stages have the fewest visits first.
+        for order in sorted(fitting, key=lambda o: (sum(self.visits[s] for s in o), o)):
+            self.steps += 1
+            if self.steps > MAX_LABEL_STEPS:
+                return False
+            self._take(order, self.quotas[depth], 1)
+            if self._choose(depth + 1):
+                self.stages.update(zip(self.groups[depth][1:], order, strict=True))
+                return True
+            self._take(order, self.quotas[depth], -1)
+        return False
+
+    def _take(self, order: Stages, quota: int, sign: int) -> None:
+        for stage in order:
+            self.machines_left[stage] -= sign
+            self.visits[stage] += sign * quota
+
 
 # --- moves ----------------------------------------------------------------------------------------
-Move = Callable[["Moves", PlanDraft, int], PlanDraft | None]
-"""Takes a draft and the data peer that should gain by it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """What moves draw from."""
+    """Small changes of a plan that keep it nearly legal; None where there is nothing to change.
+
+    Each takes a plan and the data peer that should gain by it.
+    """
 
     draws: Draws
     legal: Legal
 
-    def pick(self, draft: PlanDraft, origin: int) -> tuple[int, Relays]:
+    def change_relay(self, plan: Plan, origin: int) -> Plan | None:
+        """Take another replica of one stage."""
+        place, path = self._pick(plan, origin)
+        at = self.draws.below(len(path))
+        stage = plan.stages[path[at]]
+        replicas = [m for m, s in enumerate(plan.stages) if s == stage and m != path[at]]
+        if not replicas:
+            return None
+        other = self.draws.of(replicas)
+        return put(plan, [(origin, place, (*path[:at], other, *path[at + 1 :]))])
+
+    def reorder(self, plan: Plan, origin: int) -> Plan | None:
+        """Visit the same machines in another order."""
+        place, path = self._pick(plan, origin)
+        by_stage = {plan.stages[relay]: relay for relay in path}
+        order = self.draws.of(self.legal.by_set[frozenset(by_stage)])
+        return put(plan, [(origin, place, tuple(by_stage[stage] for stage in order))])
+
+    def exchange_stage(self, plan: Plan, origin: int) -> Plan | None:
+        """Trade a stage of one path for a stage of another."""
+        place, path = self._pick(plan, origin)
+        their_origin = self.any_sender(plan)
+        their_place, theirs = self._pick(plan, their_origin)
+        ours, other = ({plan.stages[m]: m for m in each} for each in (path, theirs))
+        ours_alone, theirs_alone = sorted(ours.keys() - other), sorted(other.keys() - ours)
+        if not ours_alone or not theirs_alone:
+            return None
+        give, take = self.draws.of(ours_alone), self.draws.of(theirs_alone)
+        ours[take], other[give] = other.pop(take), ours.pop(give)
+        mine = self.legal.cheapest(origin, {stage: [m] for stage, m in ours.items()})
+        their = self.legal.cheapest(their_origin, {stage: [m] for stage, m in other.items()})
+        if mine is None or their is None:
+            return None
+        return put(plan, [(origin, place, mine[1]), (their_origin, their_place, their[1])])
+
+    def exchange_path(self, plan: Plan, origin: int) -> Plan | None:
+        """Trade a whole path for another one."""
+        place, path = self._pick(plan, origin)
+        their_origin = self.any_sender(plan)
+        their_place, theirs = self._pick(plan, their_origin)
+        if path == theirs:
+            return None
+        return put(plan, [(origin, place, theirs), (their_origin, their_place, path)])
+
+    def exchange_machines(self, plan: Plan, origin: int) -> Plan | None:
+        """Let two machines take over all that the other does, one of them in a path of ours."""
+        one = self.draws.of([origin, *self._pick(plan, origin)[1]])
+        other = self.draws.below(len(plan.stages))
+        if plan.stages[one] == plan.stages[other]:
+            return None
+        names = {one: other, other: one}
+        now = [names.get(machine, machine) for machine in range(len(plan.stages))]
+        return Plan(
+            tuple(plan.stages[machine] for machine in now),
+            tuple(
+                tuple(tuple(now[relay] for relay in path) for path in plan.paths[machine])
+                for machine in now
+            ),
+        )
+
+    def shift_quota(self, plan: Plan, origin: int) -> Plan | None:
+        """Give a microbatch, with its path, to another data peer."""
+        receiver = self.draws.of(plan.data_peers())
+        if receiver == origin:
+            return None
+        return shifted(plan, origin, self.draws.below(len(plan.paths[origin])), receiver)
+
+    def any_sender(self, plan: Plan) -> int:
+        """One of the data peers that send anything."""
+        return self.draws.of([origin for origin, paths in enumerate(plan.paths) if paths])
+
+    def _pick(self, plan: Plan, origin: int) -> tuple[int, Relays]:
         """One of a data peer's microbatches."""
-        place = self.draws.below(len(draft.paths[origin]))
-        return place, draft.paths[origin][place]
-
-    def pick_any(self, draft: PlanDraft) -> tuple[int, int, Relays]:
-        """One of all microbatches."""
-        origin = self.draws.of([o for o, paths in draft.paths.items() if paths])
-        return (origin, *self.pick(draft, origin))
-
-    def ordered(self, draft: PlanDraft, origin: int, relays: Sequence[int]) -> Relays | None:
-        """These machines in their cheapest legal order."""
-        by_stage = {draft.stages[relay]: relay for relay in relays}
-        found = [
-            cheapest_relays(origin, [[by_stage[stage]] for stage in order], self.legal.prices)
-            for order in self.legal.by_set.get(frozenset(by_stage), ())
-        ]
-        best = min(filter(None, found), default=None)
-        return best[1] if best else None
+        place = self.draws.below(len(plan.paths[origin]))
+        return place, plan.paths[origin][place]
 
 
-def put(draft: PlanDraft, changes: Sequence[tuple[int, int, Relays]]) -> PlanDraft:
+def put(plan: Plan, changes: Sequence[tuple[int, int, Relays]]) -> Plan:
     """Other paths at these places."""
-    changed = {origin: list(draft.paths[origin]) for origin, _, _ in changes}
+    changed = {origin: list(plan.paths[origin]) for origin, _, _ in changes}
     for origin, place, path in changes:
         changed[origin][place] = path
-    return draft.with_paths({origin: tuple(paths) for origin, paths in changed.items()})
+    return plan.with_paths(changed)
 
 
-def change_relay(moves: Moves, draft: PlanDraft, origin: int) -> PlanDraft | None:
-    """Take another replica of one stage."""
-    place, path = moves.pick(draft, origin)
-    at = moves.draws.below(len(path))
-    stage = draft.stages[path[at]]
-    replicas = [m for m, s in enumerate(draft.stages) if s == stage and m != path[at]]
-    if not replicas:
-        return None
-    other = moves.draws.of(replicas)
-    changes = [(origin, place, (*path[:at], other, *path[at + 1 :]))]
-    if moves.draws.below(4):
-        users = [each for each in draft.each() if other in each[2] and path[at] not in each[2]]
-        if users:
-            their_origin, their_place, theirs = moves.draws.of(users)
-            if (their_origin, their_place) != (origin, place):
-                swapped = tuple(path[at] if m == other else m for m in theirs)
-                changes.append((their_origin, their_place, swapped))
-    return put(draft, changes)
+def shifted(plan: Plan, origin: int, place: int, receiver: int) -> Plan:
+    """A microbatch, with its path, at another data peer."""
+    own = plan.paths[origin]
+    rest = (*own[:place], *own[place + 1 :])
+    return plan.with_paths({origin: rest, receiver: (*plan.paths[receiver], own[place])})
 
 
-def reorder(moves: Moves, draft: PlanDraft, origin: int) -> PlanDraft | None:
-    """Visit the same machines in another order."""
-    place, path = moves.pick(draft, origin)
-    by_stage = {draft.stages[relay]: relay for relay in path}
-    order = moves.draws.of(moves.legal.by_set[frozenset(by_stage)])
-    other = tuple(by_stage[stage] for stage in order)
-    return put(draft, [(origin, place, other)]) if other != path else None
-
-
-def exchange_stage(moves: Moves, draft: PlanDraft, origin: int) -> PlanDraft | None:
-    """Trade a stage of one path for a stage of another."""
-    place, path = moves.pick(draft, origin)
-    their_origin, their_place, theirs = moves.pick_any(draft)
-    stages = draft.stages
-    ours_alone = [m for m in path if stages[m] not in {stages[t] for t in theirs}]
-    theirs_alone = [m for m in theirs if stages[m] not in {stages[o] for o in path}]
-    if not ours_alone or not theirs_alone:
-        return None
-    give, take = moves.draws.of(ours_alone), moves.draws.of(theirs_alone)
-    mine = moves.ordered(draft, origin, [take if m == give else m for m in path])
-    other = moves.ordered(draft, their_origin, [give if m == take else m for m in theirs])
-    if mine is None or other is None:
-        return None
-    return put(draft, [(origin, place, mine), (their_origin, their_place, other)])
-
-
-def exchange_path(moves: Moves, draft: PlanDraft, origin: int) -> PlanDraft | None:
-    """Trade a whole path for another one."""
-    place, path = moves.pick(draft, origin)
-    their_origin, their_place, theirs = moves.pick_any(draft)
-    if path == theirs:
-        return None
-    return put(draft, [(origin, place, theirs), (their_origin, their_place, path)])
-
-
-def exchange_place(moves: Moves, draft: PlanDraft, origin: int) -> PlanDraft | None:
-    """Let two microbatches of one data peer change places."""
-    place, path = moves.pick(draft, origin)
-    other_place, other = moves.pick(draft, origin)
-    if path == other:
-        return None
-    return put(draft, [(origin, place, other), (origin, other_place, path)])
-
-
-def exchange_machines(moves: Moves, draft: PlanDraft, origin: int) -> PlanDraft | None:
-    """Let two machines take over all that the other does."""
-    number = len(draft.stages)
-    one = moves.draws.below(number)
-    if moves.draws.below(2):  # a machine that the late data peer depends on
-        one = moves.draws.of([origin, *moves.pick(draft, origin)[1]])
-    other = moves.draws.below(number)
-    if draft.stages[one] == draft.stages[other]:
-        return None
-    return exchanged(draft, one, other)
-
-
-def exchanged(draft: PlanDraft, one: int, other: int) -> PlanDraft:
-    """Two machines in each other's place: stages, paths and microbatches."""
-    stages = list(draft.stages)
-    stages[one], stages[other] = stages[other], stages[one]
-    other_name = {one: other, other: one}
-    paths = {
-        other_name.get(o, o): tuple(
-            tuple(other_name.get(m, m) for m in path) if one in path or other in path else path
-            for path in paths
-        )
-        for o, paths in draft.paths.items()
-    }
-    return PlanDraft(tuple(stages), paths)
-
-
-def shift_quota(moves: Moves, draft: PlanDraft, origin: int) -> PlanDraft | None:
-    """Give a microbatch, with its path, to another data peer."""
-    receiver = moves.draws.of(sorted(draft.paths))
-    if receiver == origin:
-        return None
-    place, path = moves.pick(draft, origin)
-    left = draft.paths[origin][:place] + draft.paths[origin][place + 1 :]
-    return draft.with_paths({origin: left, receiver: (*draft.paths[receiver], path)})
-
-
-OF_PATHS: tuple[Move, ...] = (
-    change_relay, change_relay, change_relay, reorder, exchange_stage, exchange_path, exchange_place
+Move = Callable[[Moves, Plan, int], Plan | None]
+OF_PATHS: Final[tuple[Move, ...]] = (
+    Moves.change_relay, Moves.reorder, Moves.exchange_stage, Moves.exchange_path
 )  # fmt: skip
-OF_ALL: tuple[Move, ...] = (
-    *OF_PATHS, exchange_machines, exchange_machines, exchange_machines, shift_quota, shift_quota
-)  # fmt: skip
+OF_ALL: Final[tuple[Move, ...]] = (*OF_PATHS, Moves.exchange_machines, Moves.shift_quota)
 
 
 # --- the search -----------------------------------------------------------------------------------
-EMPHASIS: Final = 8
-PATIENCE: Final = 8
-"""Lengths of MEMORY without a better draft after which the search goes on elsewhere."""
-PATIENCE_PER_PAIR: Final = 4
-"""Tries for each pair of machines, after which it does, too: few machines have few neighbours."""
-KICKS: Final = 10
-KICKED_MOVES: Final = 3
-MOST_STARTS: Final = 8
-EVALUATIONS_PER_START: Final = 100
-TRIES_PER_EVALUATION: Final = 30
-"""Moves drawn at most for each evaluation of the budget: bounds the search where all are ruled
-out."""
-
-
-@dataclass(frozen=True, slots=True)
-class SearchBudget:
-    """How much to search.
-
-    Attributes:
-        evaluations: iterations simulated, at most.
-        seed: another one walks another way.
-    """
-
-    evaluations: int = 3000
-    seed: int = 0
-
-    @property
-    def starts(self) -> int:
-        """Groupings to choose from: a tenth of the search or less is spent on each."""
-        return max(1, min(MOST_STARTS, self.evaluations // EVALUATIONS_PER_START))
-
-
 @dataclass(frozen=True, slots=True)
 class Planned:
     """A plan and its price.
@@ -241,7 +525,7 @@ class Planned:
 
 
 class Priced(NamedTuple):
-    """What a draft costs.
+    """What a plan costs.
 
     Attributes:
         price: what is compared.
@@ -256,103 +540,151 @@ class Priced(NamedTuple):
     last: int
 
 
-class _Pricing:
-    """Simulates drafts of one problem, and counts them."""
+class _Search:
+    """Simulates plans of one problem, counts them, and keeps the one that ends first.
 
-    def __init__(self, problem: Problem, order: Order) -> None:
+    Args:
+        most: iterations simulated, at most.
+    """
+
+    def __init__(self, problem: Problem, most: int, order: Order) -> None:
         self.problem = problem
+        self.most = most
         self.simulator = Simulator(problem, order)
         self.evaluations = 0
+        self.best: tuple[int, Plan] | None = None
+        self.known: dict[Plan, Priced | None] = {}
 
-    def price(self, draft: PlanDraft) -> Priced | None:
-        """What it costs; None if it is stuck."""
+    def price(self, plan: Plan) -> Priced | None:
+        """What it costs; None if it asks too much of slots, or is stuck."""
+        if plan not in self.known:
+            self.known[plan] = self._price(plan) if fits(self.problem, plan) else None
+        return self.known[plan]
+
+    def _price(self, plan: Plan) -> Priced | None:
         self.evaluations += 1
-        jobs = jobs_of(self.problem, draft.to_plan())
+        jobs = jobs_of(self.problem, plan)
         end_us, done_us = self.simulator.run(jobs)
         if end_us is None:
             return None
+        if self.best is None or end_us < self.best[0]:
+            self.best = end_us, plan
         last = jobs[done_us.index(max(done_us))].origin
-        mean_us = sum(done_us) // len(done_us)
-        return Priced(EMPHASIS * end_us + mean_us, end_us, done_us, last)
+        return Priced(end_us + sum(done_us) // len(done_us), end_us, done_us, last)
+
+    def found(self) -> Planned:
+        """The best plan. Raises NoPlan: none of those that were tried ends."""
+        if self.best is None:
+            raise NoPlan("paths wait for each other's slots; give machines more slots")
+        end_us, plan = self.best
+        return Planned(plan, end_us, self.evaluations)
+
+
+STANDSTILL: Final = 150
+"""Moves without a gain after which a search goes on elsewhere."""
 
 
 def plan_paths(
     problem: Problem,
     stages: tuple[int, ...],
     quotas: Mapping[int, int],
-    budget: SearchBudget | None = None,
+    evaluations: int,
+    *,
+    seed: int = 0,
     order: Order = Order.ARRIVAL,
 ) -> Planned:
     """Plan the paths alone, for a given arrangement and given quotas. Raises NoPlan."""
-    search = Search(problem, budget or SearchBudget(), order)
-    return search.improve(search.start(stages, quotas), OF_PATHS)
+    search = LocalSearch(problem, evaluations, seed, order)
+    search.descend(search.dealt(stages, quotas), OF_PATHS)
+    return search.found()
 
 
-def plan(problem: Problem, budget: SearchBudget | None = None) -> Planned:
+def plan(problem: Problem, evaluations: int, seed: int = 0) -> Planned:
     """Plan arrangement, quotas and paths together. Raises NoPlan."""
-    search = Search(problem, budget or SearchBudget(), Order.ARRIVAL)
-    return search.improve(_best_start(search), OF_ALL)
+    search = LocalSearch(problem, evaluations, seed, Order.ARRIVAL)
+    search.descend(search.first_plan(), OF_ALL)
+    found = search.found()
+    while search.evaluations < evaluations:
+        search.evaluations += len(problem.peers)  # about as long as dealing paths takes
+        near = search.dealt_near(found.plan)
+        if near is not None:
+            search.descend(near, OF_ALL)
+            found = search.found()
+    return replace(found, evaluations=search.evaluations)
 
 
-def _best_start(search: "Search") -> PlanDraft:
-    """The best of several groupings; paths by need where groups are too few or not legal.
+class LocalSearch(_Search):
+    """One search by drawn moves."""
 
-    The others are kept, for a search that stands still.
+    def __init__(self, problem: Problem, evaluations: int, seed: int, order: Order) -> None:
+        super().__init__(problem, evaluations, order)
+        self.legal = Legal(problem)
+        self.draws = Draws(f"{problem.digest()}/{seed}")
+        self.moves = Moves(self.draws, self.legal)
 
-    Raises:
-        NoPlan
-    """
-    problem, budget = search.problem, search.budget
-    starts: dict[int, tuple[PlanDraft, Priced]] = {}
-    for _ in range(budget.starts):
-        draft = grouped_draft(search.legal, search.moves.draws)
-        if draft is not None and (found := search.price(draft)) is not None:
-            starts.setdefault(found.price, (draft, found))
-    if not starts or problem.stage_sizes[0] * problem.visited > len(problem.peers):
+    def descend(self, plan: Plan, choice: Sequence[Move]) -> None:
+        """Move on from this plan until nothing gets better."""
+        now, idle = self.price(plan), 0
+        while now is not None and idle < STANDSTILL and self.evaluations < self.most:
+            idle += 1
+            gaining = now.last if self.draws.below(2) else self.moves.any_sender(plan)
+            candidate = self.draws.of(choice)(self.moves, plan, gaining)
+            found = None if candidate is None else self.price(candidate)
+            if candidate is not None and found is not None and found.price <= now.price:
+                idle = 0 if found.price < now.price else idle
+                plan, now = candidate, found
+
+    def first_plan(self) -> Plan:
+        """Groups; paths by need where groups are too few or none are legal.
+
+        Raises:
+            NoPlan
+        """
+        grouped = grouped_plan(self.legal, self.draws)
+        if grouped is not None:
+            return grouped
         try:
-            draft = _some_arrangement_that_fits(search)
+            return self._dealt_to_most(first_arrangement(self.legal))
         except NoPlan:
-            if not starts:
-                raise
-        else:
-            if (found := search.price(draft)) is not None:
-                starts.setdefault(found.price, (draft, found))
-            elif not starts:
-                return draft
-    (draft, _), *search.starts = (starts[price] for price in sorted(starts))
-    return draft
+            # One data peer with the fewest slots alone never asks too much of a relay.
+            return self._dealt_to_most(first_arrangement(self.legal, fewest_slots=True))
 
-
-def _some_arrangement_that_fits(search: "Search") -> PlanDraft:
-    """A first draft of one of two arrangements.
-
-    With the fewest slots at the data peers, one of them alone never asks too much of a relay.
-
-    Raises:
-        NoPlan
-    """
-    near, modest = (
-        first_arrangement(search.legal, fewest_slots=fewest_slots) for fewest_slots in (False, True)
-    )
-    try:
-        return first_that_fits(search, near)
-    except NoPlan:
-        return first_that_fits(search, modest)
-
-
-def first_that_fits(search: "Search", stages: tuple[int, ...]) -> PlanDraft:
-    """A first draft with as many data peers at work as the relays' slots allow.
-
-    Raises:
-        NoPlan: not even for one.
-    """
-    for idle in range(stages.count(0)):
-        quotas = even_quotas(search.problem, stages, idle)
+    def dealt_near(self, plan: Plan) -> Plan | None:
+        """Paths dealt anew over a plan's arrangement with two machines exchanged."""
+        stages = list(plan.stages)
+        one, other = self.draws.below(len(stages)), self.draws.below(len(stages))
+        stages[one], stages[other] = stages[other], stages[one]
+        idle = self.draws.below(self.problem.stage_sizes[0])
         try:
-            return search.start(stages, quotas)
-        except NoPlan as error:
-            refusal = error
-    raise refusal
+            return self.dealt(tuple(stages), even_quotas(self.problem, stages, idle))
+        except NoPlan:
+            return None
+
+    def dealt(self, stages: tuple[int, ...], quotas: Mapping[int, int]) -> Plan:
+        """First paths that end: in rising order of stages, where others would block each other.
+
+        Paths that visit stages in rising order cannot wait for each other in a circle.
+
+        Raises:
+            NoPlan
+        """
+        plan = first_paths(self.legal, stages, quotas)
+        if self.price(plan) is None:
+            return first_paths(self.legal, stages, quotas, rising=True)
+        return plan
+
+    def _dealt_to_most(self, stages: tuple[int, ...]) -> Plan:
+        """First paths for as many data peers at work as the relays' slots allow.
+
+        Raises:
+            NoPlan: not even for one.
+        """
+        for idle in range(self.problem.stage_sizes[0]):
+            try:
+                return self.dealt(stages, even_quotas(self.problem, stages, idle))
+            except NoPlan as error:
+                refusal = error
+        raise refusal
 
 
 def even_quotas(problem: Problem, stages: Sequence[int], idle: int = 0) -> dict[int, int]:
@@ -394,175 +726,56 @@ def first_arrangement(legal: Legal, *, fewest_slots: bool = False) -> tuple[int,
     return tuple(stages)
 
 
-class Search(_Pricing):
-    """One local search."""
-
-    def __init__(self, problem: Problem, budget: SearchBudget, order: Order) -> None:
-        super().__init__(problem, order)
-        self.budget = budget
-        self.legal = Legal(problem)
-        self.moves = Moves(Draws(f"{problem.digest()}/{budget.seed}"), self.legal)
-        self.starts: list[tuple[PlanDraft, Priced]] = []
-        self.least_us = cache(partial(least_us, self.simulator))
-
-    def start(self, stages: tuple[int, ...], quotas: Mapping[int, int]) -> PlanDraft:
-        """A first draft that ends: without swaps, where with them it would block itself.
-
-        Paths that visit stages in rising order cannot wait for each other in a circle.
-
-        Raises:
-            NoPlan
-        """
-        draft = first_draft(self.legal, stages, quotas)
-        if self.price(draft) is None:
-            return first_draft(self.legal, stages, quotas, rising=True)
-        return draft
-
-    def improve(self, draft: PlanDraft, choice: Sequence[Move]) -> Planned:
-        """Search from this draft on, until the budget is used up. Raises NoPlan: it never ends."""
-        now = self.price(draft)
-        if now is None:
-            raise NoPlan("paths wait for each other's slots; give machines more slots")
-        current, best, best_us, gained = draft, draft, now.end_us, 0
-        pairs = len(draft.stages) ** 2
-        patience = min(PATIENCE * MEMORY, PATIENCE_PER_PAIR * pairs)
-        history = [now.price] * MEMORY
-        most = self.budget.evaluations
-        for attempt in range(most * TRIES_PER_EVALUATION):
-            if self.evaluations >= most:
-                break
-            place = attempt % len(history)
-            limit = max(history[place], now.price)
-            candidate = self._draw(current, choice, now.last)
-            if candidate is not None and self._may_be(candidate, limit):
-                found = self.price(candidate)
-                if found is not None and found.price <= limit:
-                    current, now = candidate, found
-                    if now.end_us < best_us:
-                        best, best_us, gained = current, now.end_us, attempt
-            history[place] = min(history[place], now.price)
-            if attempt - gained >= patience:
-                current, now = self._elsewhere(best, choice)
-                history, gained = [now.price] * MEMORY, attempt
-                if now.end_us < best_us:
-                    best, best_us = current, now.end_us
-        return Planned(best.to_plan(), best_us, self.evaluations)
-
-    def _elsewhere(self, best: PlanDraft, choice: Sequence[Move]) -> tuple[PlanDraft, Priced]:
-        """Where a search that stands still goes on: at the next start, or near to the best draft.
-
-        Near are its arrangement with a few machines exchanged and paths dealt anew, as single moves
-        do not lead from slots that fit one arrangement to those of another, and a few moves that
-        nobody asked what they cost.
-        """
-        if self.starts:
-            return self.starts.pop(0)
-        draws = self.moves.draws
-        for _ in range(KICKS):
-            anew = choice is OF_ALL and draws.below(2)
-            draft = self._dealt_anew(best) if anew else self._kicked(best, choice)
-            if draft is not None and (found := self.price(draft)) is not None:
-                return draft, found
-        found = self.price(best)
-        assert found is not None  # it is the best of those that end
-        return best, found
-
-    def _dealt_anew(self, best: PlanDraft) -> PlanDraft | None:
-        draws, stages = self.moves.draws, list(best.stages)
-        for _ in range(1 + draws.below(KICKED_MOVES)):
-            one, other = draws.below(len(stages)), draws.below(len(stages))
-            stages[one], stages[other] = stages[other], stages[one]
-        idle = draws.below(self.problem.stage_sizes[0])
-        try:
-            return self.start(tuple(stages), even_quotas(self.problem, stages, idle))
-        except NoPlan:
-            return None
-
-    def _kicked(self, best: PlanDraft, choice: Sequence[Move]) -> PlanDraft | None:
-        draft = best
-        for _ in range(KICKED_MOVES):
-            moved = self._draw(draft, choice, self.moves.pick_any(draft)[0])
-            draft = moved if moved is not None else draft
-        return draft if fits(self.problem, draft) else None
-
-    def _draw(self, draft: PlanDraft, choice: Sequence[Move], last: int) -> PlanDraft | None:
-        draws = self.moves.draws
-        gaining = last
-        if draws.below(2):
-            gaining = draws.of([o for o in sorted(draft.paths) if draft.paths[o]])
-        return draws.of(choice)(self.moves, draft, gaining)
-
-    def _may_be(self, draft: PlanDraft, limit: int) -> bool:
-        """Whether a draft is legal and could come out below the limit."""
-        least = max(self.least_us(origin, paths) for origin, paths in draft.paths.items())
-        return EMPHASIS * least <= limit and fits(self.problem, draft)
-
-
 # --- mending --------------------------------------------------------------------------------------
 def mended(
     problem: Problem, plan: Plan, evaluations: int, order: Order = Order.ARRIVAL
 ) -> Planned | None:
     """A plan that is at least as good for this problem; None where the given one is stuck."""
-    return _Descent(problem, order, plan).done(evaluations)
+    descent = _Mending(problem, evaluations, order)
+    now = descent.price(plan)
+    if now is None:
+        return None
+    descent.run(plan, now)
+    return descent.found()
 
 
-class _Descent(_Pricing):
-    """One descent."""
+class _Mending(_Search):
+    """A descent by moves of one microbatch to another machine of the same stage."""
 
-    def __init__(self, problem: Problem, order: Order, plan: Plan) -> None:
-        super().__init__(problem, order)
-        self.draft = plan.to_draft()
-        self.holders = [
-            [m for m, held in enumerate(plan.stages) if held == stage]
-            for stage in range(problem.num_stages)
-        ]
-
-    def done(self, most: int) -> Planned | None:
-        found = self.price(self.draft)
-        while found is not None and self.evaluations < most:
-            before = found.price
-            each = [(origin, place) for origin, place, _ in self.draft.each()]
-            moments = sorted(zip(found.done_us, each, strict=True), key=lambda p: (-p[0], p[1]))
+    def run(self, plan: Plan, now: Priced) -> None:
+        """Go on until nothing gets better."""
+        before: Priced | None = None
+        while now != before and self.evaluations < self.most:
+            before = now
+            places = [(origin, place) for origin, place, _ in plan.each()]
+            moments = sorted(zip(now.done_us, places, strict=True), key=lambda p: (-p[0], p[1]))
             for _, (origin, place) in moments:  # the last home first
-                found = self._improved(origin, place, found, most)
-            if found.price == before:
-                break
-        return found and Planned(self.draft.to_plan(), found.end_us, self.evaluations)
+                plan, now = self._improved(plan, origin, place, now)
 
-    def _improved(self, origin: int, place: int, best: Priced, most: int) -> Priced:
+    def _improved(self, plan: Plan, origin: int, place: int, now: Priced) -> tuple[Plan, Priced]:
         """Move one microbatch to the first machine with which the iteration is better."""
-        for candidate in self._moves(origin, place):
-            if self.evaluations >= most:
+        for candidate in _neighbours(self.problem, plan, origin, place):
+            if self.evaluations >= self.most:
                 break
-            found = self.price(candidate) if fits(self.problem, candidate) else None
-            if found is not None and found.price < best.price:
-                self.draft = candidate
-                return found
-        return best
+            found = self.price(candidate)
+            if found is not None and found.price < now.price:
+                return candidate, found
+        return plan, now
 
-    def _moves(self, origin: int, place: int) -> Iterator[PlanDraft]:
-        """A microbatch with another machine at one seat, those with the least to do first."""
-        if place >= len(self.draft.paths[origin]):
-            return  # another one has moved to another data peer
-        path, loads = self.draft.paths[origin][place], self._loads()
-        for seat, machine in enumerate((origin, *path)):
-            others = [m for m in self.holders[self.draft.stages[machine]] if m != machine]
-            for other in sorted(others, key=lambda m: (loads[m], m)):
-                yield self._moved(origin, place, path, seat, other)
 
-    def _loads(self) -> Counter[int]:
-        """The forwards that each machine has to do, in microseconds."""
-        loads: Counter[int] = Counter()
-        for origin, _, path in self.draft.each():
-            for machine in (origin, *path):
-                loads[machine] += self.problem.peers[machine].forward_us
-        return loads
-
-    def _moved(self, origin: int, place: int, path: Relays, seat: int, other: int) -> PlanDraft:
-        """A microbatch with another machine at one seat; seat 0 is its data peer's."""
-        own = self.draft.paths[origin]
-        if seat:
-            relays = (*path[: seat - 1], other, *path[seat:])
-            return self.draft.with_paths({origin: (*own[:place], relays, *own[place + 1 :])})
-        rest = (*own[:place], *own[place + 1 :])
-        return self.draft.with_paths({origin: rest, other: (*self.draft.paths[other], path)})
+def _neighbours(problem: Problem, plan: Plan, origin: int, place: int) -> Iterator[Plan]:
+    """A microbatch with another machine at one seat, those with the least to do first."""
+    if place >= len(plan.paths[origin]):
+        return  # another one has moved to another data peer
+    path, load_us = plan.paths[origin][place], Counter[int]()
+    for sender, _, relays in plan.each():
+        for machine in (sender, *relays):
+            load_us[machine] += problem.peers[machine].forward_us
+    for seat, machine in enumerate((origin, *path)):
+        stage = plan.stages[machine]
+        others = [m for m, held in enumerate(plan.stages) if held == stage and m != machine]
+        for other in sorted(others, key=lambda m: (load_us[m], m)):
+            if seat:
+                yield put(plan, [(origin, place, (*path[: seat - 1], other, *path[seat:]))])
+            else:
+                yield shifted(plan, origin, place, other)

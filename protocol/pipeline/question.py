@@ -26,7 +26,6 @@ from protocol.run.run_spec import RunSpec
 from protocol.run.sections import BOUNDARY_BITS, BoundaryCodec, PipelineSection
 from protocol.run.ways import CODECS
 
-from .planner import SearchBudget
 from .problem import Matrix, PathRules, PipelinePeer, Problem, StageWork, stage_orders
 from .tables import MachineOffer
 
@@ -96,8 +95,7 @@ class Effort:
         machines: up to so many get this effort.
         numbers: numbers of data peers; one is the likeliest alone.
         searches: for a plan with each of them, with different seeds; the best one counts.
-        budget: of a search.
-        mending: evaluations by which a plan is mended.
+        evaluations: iterations simulated by a search, at most.
         judging: evaluations by which it is mended for other ways of working and for changes.
         places: stages and places at which one more machine is tried.
         brief: evaluations by which these are compared.
@@ -108,8 +106,7 @@ class Effort:
     machines: int
     numbers: int
     searches: int
-    budget: SearchBudget
-    mending: int
+    evaluations: int
     judging: int
     places: int
     brief: int
@@ -117,9 +114,9 @@ class Effort:
     bound: bool = True
 
     @property
-    def evaluations(self) -> int:
+    def simulated(self) -> int:
         """Iterations simulated for a plan, at most."""
-        return self.numbers * self.searches * (self.budget.evaluations + self.mending)
+        return self.numbers * self.searches * self.evaluations
 
     def told(self, machines: int) -> str:
         """What is less than for few machines; empty where nothing is."""
@@ -127,7 +124,7 @@ class Effort:
         if self.machines == whole.machines:
             return ""
         counts = (
-            (self.evaluations, whole.evaluations, "iterations simulated for a plan"),
+            (self.simulated, whole.simulated, "iterations simulated for a plan"),
             (self.numbers, whole.numbers, "numbers of data peers tried"),
             (self.places, whole.places, "places tried for one more machine"),
         )
@@ -140,24 +137,15 @@ class Effort:
 
 
 EFFORTS: Final = (
-    Effort(
-        16, 3, 3, SearchBudget(100), mending=200, judging=200, places=24, brief=60, planned_anew=2
-    ),
-    Effort(
-        48, 3, 1, SearchBudget(100), mending=200, judging=60, places=8, brief=30, planned_anew=1
-    ),
-    Effort(
-        128, 2, 1, SearchBudget(100), mending=150, judging=40, places=6, brief=20, planned_anew=0
-    ),
-    Effort(
-        256, 1, 1, SearchBudget(150), mending=150, judging=40, places=3, brief=20, planned_anew=0
-    ),
+    Effort(16, 3, 3, 300, judging=200, places=24, brief=60, planned_anew=2),
+    Effort(48, 3, 1, 300, judging=60, places=8, brief=30, planned_anew=1),
+    Effort(128, 2, 1, 250, judging=40, places=6, brief=20, planned_anew=0),
+    Effort(256, 1, 1, 300, judging=40, places=3, brief=20, planned_anew=0),
     Effort(
         1024,
         1,
         1,
-        SearchBudget(20),
-        mending=20,
+        40,
         judging=8,
         places=1,
         brief=8,
@@ -168,10 +156,10 @@ EFFORTS: Final = (
 """The next ones are for more machines than the one before is for."""
 
 
-def effort_for(machines: int, budget: SearchBudget | None = None) -> Effort:
-    """The effort for so many machines; a budget that is given replaces its own."""
+def effort_for(machines: int, evaluations: int | None = None) -> Effort:
+    """The effort for so many machines; evaluations that are given replace its own."""
     effort = next((each for each in EFFORTS if machines <= each.machines), EFFORTS[-1])
-    return effort if budget is None else replace(effort, budget=budget)
+    return effort if evaluations is None else replace(effort, evaluations=evaluations)
 
 
 # --- question -------------------------------------------------------------------------------------
@@ -193,7 +181,7 @@ class PlanQuestion:
     Attributes:
         microbatches: of one iteration; None takes two for every slot of the data peers.
         full_every: every so many iterations one skips nothing; 0 is never.
-        budget: of a plan; None is what goes with the number of machines.
+        evaluations: of a search; None is what goes with the number of machines.
     """
 
     offers: tuple[MachineOffer, ...]
@@ -206,7 +194,7 @@ class PlanQuestion:
     codec: str = "bf16"
     rules: PathRules = REAL_RULES
     full_every: int = 0
-    budget: SearchBudget | None = None
+    evaluations: int | None = None
 
     @property
     def stage_state_bytes(self) -> int:

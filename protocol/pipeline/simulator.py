@@ -28,14 +28,14 @@ microbatches in the order of its paths. It has as many tracks as slots: microbat
 modulo slots, and starts when the one before it on that track has come home. The tracks start one
 forward after another.
 
-A draft is a plan that the planner is working on. It is never changed; a move makes another one that
-shares what it leaves alone. What is legal by construction is not checked again (sizes of stages,
-order of stages, microbatches in all and on each stage); the memory of waves (TC1) is.
+A plan is never changed: a move of the planner makes another one. What is legal by construction is
+not checked again (sizes of stages, order of stages, microbatches in all and on each stage); the
+memory of waves (TC1) is.
 """
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -130,7 +130,6 @@ class Simulator:
         self.problem = problem
         self.order = order
         self.route = cache(self._route)
-        self.unloaded_us = cache(self._unloaded_us)
         self._piece = cache(self._new_piece)
 
     def _route(self, origin: int, relays: Relays) -> Route:
@@ -141,13 +140,6 @@ class Simulator:
         return tuple(
             self._piece(there[place], kind, there[place + 1], place == 0)
             for place, kind in enumerate(kinds)
-        )
-
-    def _unloaded_us(self, origin: int, relays: Relays) -> int:
-        """What a microbatch on this path takes when it has the network to itself."""
-        return sum(
-            piece.work_us + piece.transfer_us + piece.flight_us
-            for piece in self.route(origin, relays)
         )
 
     def _new_piece(self, machine: int, kind: int, then: int, first: bool) -> WorkPiece:
@@ -309,20 +301,31 @@ class Plan:
     stages: tuple[int, ...]
     paths: tuple[tuple[Relays, ...], ...]
 
+    def data_peers(self) -> list[int]:
+        """The machines of stage 0."""
+        return [machine for machine, stage in enumerate(self.stages) if stage == 0]
+
+    def each(self) -> Iterator[tuple[int, int, Relays]]:
+        """Data peer, place in its order, and path of every microbatch."""
+        for origin, paths in enumerate(self.paths):
+            for place, path in enumerate(paths):
+                yield origin, place, path
+
+    def with_paths(self, changed: Mapping[int, Iterable[Relays]]) -> "Plan":
+        """Other paths for some data peers."""
+        paths = list(self.paths)
+        for origin, own in changed.items():
+            paths[origin] = tuple(own)
+        return Plan(self.stages, tuple(paths))
+
     def to_json(self, problem: Problem) -> dict[str, Any]:
         """Arrangement and paths by name."""
         names = [peer.name for peer in problem.peers]
-        named: Mapping[str, list[list[str]]] = {
-            names[origin]: [[names[relay] for relay in path] for path in paths]
-            for origin, paths in enumerate(self.paths)
-            if self.stages[origin] == 0
+        named = {
+            names[origin]: [[names[relay] for relay in path] for path in self.paths[origin]]
+            for origin in self.data_peers()
         }
         return {"arrangement": dict(zip(names, self.stages, strict=True)), "paths": named}
-
-    def to_draft(self) -> "PlanDraft":
-        """The same as a draft."""
-        held = enumerate(self.stages)
-        return PlanDraft(self.stages, {m: self.paths[m] for m, stage in held if stage == 0})
 
     def digest(self, problem: Problem) -> str:
         """The plan's name, which depends on the snapshot: 32 hex digits."""
@@ -342,44 +345,13 @@ def jobs_of(problem: Problem, plan: Plan) -> list[Job]:
     return jobs
 
 
-# --- a draft --------------------------------------------------------------------------------------
-class PlanDraft(NamedTuple):
-    """Stages by machine, and the paths of every data peer."""
-
-    stages: tuple[int, ...]
-    paths: Mapping[int, tuple[Relays, ...]]
-
-    def to_plan(self) -> Plan:
-        """The same as a plan."""
-        return Plan(self.stages, tuple(self.paths.get(m, ()) for m in range(len(self.stages))))
-
-    def with_paths(self, changed: Mapping[int, tuple[Relays, ...]]) -> "PlanDraft":
-        """Other paths for some data peers."""
-        return PlanDraft(self.stages, {**self.paths, **changed})
-
-    def each(self) -> Iterator[tuple[int, int, Relays]]:
-        """Data peer, place in its order, and path of every microbatch."""
-        for origin, paths in self.paths.items():
-            for place, path in enumerate(paths):
-                yield origin, place, path
-
-
-def fits(problem: Problem, draft: PlanDraft) -> bool:
-    """Whether a draft keeps TC1: no wave asks a relay for more than its slots."""
+def fits(problem: Problem, plan: Plan) -> bool:
+    """Whether a plan keeps TC1: no wave asks a relay for more than its slots."""
     if not problem.rules.waves_fit:
         return True
     held: Counter[tuple[int, int]] = Counter()
     peers = problem.peers
-    for origin, place, path in draft.each():
+    for origin, place, path in plan.each():
         wave = place // peers[origin].slots
         held.update((wave, relay) for relay in path)
     return all(count <= peers[relay].slots for (_, relay), count in held.items())
-
-
-def least_us(simulator: Simulator, origin: int, paths: tuple[Relays, ...]) -> int:
-    """A bound: what a data peer's slowest track takes when it meets nobody."""
-    peer = simulator.problem.peers[origin]
-    tracks = [track * peer.forward_us for track in range(min(peer.slots, len(paths)))]
-    for place, path in enumerate(paths):
-        tracks[place % peer.slots] += simulator.unloaded_us(origin, path)
-    return max(tracks) if paths else 0

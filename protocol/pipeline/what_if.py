@@ -38,7 +38,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from .drafts import NoPlan
 from .pipelines import (
     NEVER,
     Estimate,
@@ -49,7 +48,7 @@ from .pipelines import (
     searched,
     skipping_pipeline,
 )
-from .planner import mended
+from .planner import NoPlan, mended
 from .problem import THOUSAND, US_PER_S, Problem
 from .question import BOUNDARY_CODECS, Effort, PlanQuestion, check, effort_for
 from .simulator import Order, Plan, Simulator, jobs_of
@@ -90,7 +89,7 @@ class _Change(NamedTuple):
 
 def what_helps(question: PlanQuestion, now: Pipeline) -> Help:
     """Judge every change."""
-    effort = effort_for(len(question.offers), question.budget)
+    effort = effort_for(len(question.offers), question.evaluations)
     unchanged = _Change("nothing", now.problem, now.planned.plan)
     base = _mended_us(unchanged, effort.judging)
     noise = max(LEAST_HELP, now.iterations[0].next_us / base - 1)
@@ -340,7 +339,7 @@ def what_if(question: PlanQuestion) -> Answer:
     skips = skippipe.problem.visited < question.stages
     full = full_pipeline(same) if skips else skippipe
     estimates = {**replicas_of(same), "full": full.estimate, "skippipe": skippipe.estimate}
-    judging = effort_for(len(question.offers), question.budget).judging
+    judging = effort_for(len(question.offers), question.evaluations).judging
     working = {
         "full": by_way_of_working(full.iterations, judging),
         "skippipe": by_way_of_working(skippipe.iterations, judging),

@@ -15,7 +15,7 @@ Invariant: within an iteration of one data peer no two stages differ by more tha
 the limits of paths forbid it; nor do two relays of a stage.
 
 The plan of a snapshot is the same for all that hold it. Paths are planned for machines that keep
-their stages, each data peer with the microbatches of its own batch; then the plan is mended
+their stages, each data peer with the microbatches of its own batch
 (protocol/pipeline/planner.py). Where the stages cannot be shared out evenly to the last microbatch,
 a little more is allowed (`stage_slack`), until there is a plan.
 
@@ -33,8 +33,7 @@ from math import prod
 from typing import Final
 
 from protocol.errors import LocalProtocolError
-from protocol.pipeline.drafts import NoPlan
-from protocol.pipeline.planner import Planned, SearchBudget, mended, plan_paths
+from protocol.pipeline.planner import NoPlan, Planned, plan_paths
 from protocol.pipeline.problem import US_PER_S, Draws, PathRules, Problem, Stages, within
 from protocol.pipeline.question import rules_of
 from protocol.pipeline.simulator import Order, Plan
@@ -150,7 +149,7 @@ def _through(
 
 
 # --- the plan of a snapshot -----------------------------------------------------------------------
-BUDGET: Final = SearchBudget(evaluations=200)
+EVALUATIONS: Final = 400
 SLACKS: Final = (0, 1, 2, 4, 8, 16, 64)
 
 
@@ -186,13 +185,12 @@ def plan_of(snapshot: LinkSnapshot, terms: Terms, visited: int) -> PlannedPaths 
     for slack in SLACKS:
         looser = replace(problem, rules=replace(problem.rules, stage_slack=slack))
         try:
-            found = plan_paths(looser, stages, quotas, BUDGET, Order.BACKWARD_FIRST)
+            found = plan_paths(looser, stages, quotas, EVALUATIONS, order=Order.BACKWARD_FIRST)
         except NoPlan:
             continue
         except LocalProtocolError:
             return None
-        better = mended(looser, found.plan, BUDGET.evaluations, Order.BACKWARD_FIRST)
-        return _told(snapshot, looser, found if better is None else better)
+        return _told(snapshot, looser, found)
     return None
 
 

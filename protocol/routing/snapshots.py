@@ -51,7 +51,7 @@ from protocol.pipeline.problem import (
     StageWork,
 )
 
-from .vectors import LinkTimes, LinkVector, decode_vector
+from .measures import LinkTimes, LinkVector, decode_vector
 
 USUAL_US: Final = 100_000
 USUAL_LINE_US: Final = 10_000

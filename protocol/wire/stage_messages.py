@@ -218,7 +218,7 @@ class GetLinks(Message, frozen=True, tag="get_links"):
 
 
 class LinksReply(Message, frozen=True, tag="links"):
-    """The sender's newest link vector follows (protocol/routing/vectors.py); empty before it."""
+    """The sender's newest link vector follows (protocol/routing/measures.py)."""
 
     max_payload_bytes = MAX_LINK_VECTOR_BYTES
 

@@ -20,7 +20,7 @@ from peer.ports import NetworkStatistics
 from protocol.membership.dial_back import Reach
 from protocol.membership.group import Group
 from protocol.outcomes import SkipReason
-from protocol.routing.vectors import LinkTimes
+from protocol.routing.measures import LinkTimes
 
 NOTHING: Any = None
 

@@ -17,8 +17,7 @@ from protocol.microbatch.trainer_messages import Drop, Filled, Finish, Resend
 from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS
 from protocol.routing.routers import RandomRouter
-from protocol.wire.messages import Refusal
-from protocol.wire.stage_messages import Announcement, Leg, Lost, Trip
+from protocol.wire.stage_messages import Announcement, Leg, Lost, Noted, Trip
 
 PATIENCE_S = 30.0
 SLOTS = 3
@@ -299,9 +298,8 @@ class MicrobatchWorld:
                 self.withdraw(other, message)
             answer, commands = other.core.told(node.name, message, self.now_s)
             self.do(name, commands)
-        if node.name in self.origins:
-            answer = None if isinstance(answer, Refusal) else answer
-            self.do(node.name, node.core.answered(name, message, answer))
+        if node.name in self.origins and isinstance(answer, Noted):
+            self.do(node.name, node.core.noted(name, message, answer))
 
     def compute(self, node, command):
         leg, number, books, core = command.leg, command.number, node.books, node.core

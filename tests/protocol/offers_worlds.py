@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from protocol.pipeline.planner import SearchBudget
 from protocol.pipeline.question import PlanQuestion, Workload
 from protocol.pipeline.tables import MachineOffer, link_matrices
 
@@ -33,6 +32,6 @@ def question(offers: tuple[MachineOffer, ...] | None = None, **changes) -> PlanQ
             for i, place in enumerate(PLACES)
         )
     asked = PlanQuestion(
-        offers, *link_matrices(offers, {}), WORKLOAD, stages=3, visited=2, budget=SearchBudget(30)
+        offers, *link_matrices(offers, {}), WORKLOAD, stages=3, visited=2, evaluations=60
     )
     return replace(asked, **changes)

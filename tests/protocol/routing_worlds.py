@@ -4,8 +4,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.pipeline.problem import PathRules
+from protocol.routing.measures import LinkTimes, LinkVector, WorkTimes, encode_vector
 from protocol.routing.snapshots import LinkSnapshot, Terms
-from protocol.routing.vectors import LinkTimes, LinkVector, WorkTimes, encode_vector
 
 RUN_ID = "ab" * 16
 WORK = WorkTimes(50_000, 100_000, 10_000)

@@ -10,7 +10,6 @@ from protocol.microbatch.sizes import (
     AGE,
     FACTOR,
     LARGEST,
-    MAX_VOICES,
     ODD_TIMES,
     OF_ONE,
     SEVERAL,
@@ -138,6 +137,6 @@ def test_a_voice_that_is_long_silent_is_forgotten():
 @given(st.lists(st.integers(0, 300), max_size=400))
 def test_what_is_kept_is_bounded(senders):
     sizes = BoundarySizes()
-    for sender in [*senders, *range(2 * MAX_VOICES)]:
+    for sender in [*senders, *range(2 * AGE)]:
         judge(sizes, str(sender), 1.0)
-    assert num_kept(sizes) <= MAX_VOICES * OF_ONE
+    assert num_kept(sizes) <= (AGE + 1) * OF_ONE

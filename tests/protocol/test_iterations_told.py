@@ -24,7 +24,7 @@ def next_after(told: dict[str, int], iterations: int = 1) -> int:
     core = DataPeerCore("data", RandomRouter("data", 0, 2, NO_SWAPS), PATIENCE_S)
     core.present((("a", "b", "c"),), 0.0, trained=True)
     for relay, iteration in told.items():
-        core.answered(relay, Announcement(1), Noted(iteration))
+        core.noted(relay, Announcement(1), Noted(iteration))
     for _ in range(iterations):
         core.begun(1, 0.0)
     return core.iteration
@@ -41,7 +41,7 @@ def test_a_stage_whose_only_relay_is_ahead_takes_data_peers_along() -> None:
     core = DataPeerCore("data", RandomRouter("data", 0, 3, NO_SWAPS), PATIENCE_S)
     core.present((("waited",), ("b", "c")), 0.0, trained=True)
     for relay, iteration in {"waited": 48, "b": 5, "c": 5}.items():
-        core.answered(relay, Announcement(1), Noted(iteration))
+        core.noted(relay, Announcement(1), Noted(iteration))
     core.begun(1, 0.0)
     assert core.iteration == 48
 
@@ -62,7 +62,7 @@ def test_a_data_peer_that_is_alone_takes_a_relay_a_leap_and_no_further() -> None
     core = DataPeerCore("data", RandomRouter("data", 0, 2, NO_SWAPS), PATIENCE_S)
     core.present((("a",),), 0.0, trained=True)
     for _ in range(2):
-        core.answered("a", Announcement(1), Noted(relay.newest_for("data")))
+        core.noted("a", Announcement(1), Noted(relay.newest_for("data")))
         commands = core.begun(1, 1.0)
     assert Tell(("a",), Announcement(2 * MAX_LEAP)) in commands
 
@@ -96,7 +96,7 @@ def test_of_two_data_peers_the_one_that_is_new_is_told_where_the_other_is() -> N
     assert relay.newest_for("old") == 2
     core = DataPeerCore("new", RandomRouter("new", 0, 2, NO_SWAPS), PATIENCE_S)
     core.present((("relay",),), 0.0, trained=True)
-    core.answered("relay", Announcement(1), Noted(relay.newest_for("new")))
+    core.noted("relay", Announcement(1), Noted(relay.newest_for("new")))
     assert Tell(("relay",), Announcement(5000)) in core.begun(1, 1.0)
     relay.announced("new", 5000, 1.0)
     relay.stepped(2.0)

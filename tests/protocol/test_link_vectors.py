@@ -8,7 +8,7 @@ from routing_worlds import RUN_ID, SIGNERS, WORK
 from protocol.address.peer_id import SIGNATURE_BYTES
 from protocol.errors import RemoteProtocolError
 from protocol.limits import MAX_LINK_VECTOR_BYTES, MAX_LINKS
-from protocol.routing.vectors import (
+from protocol.routing.measures import (
     MAX_US,
     LinkTimes,
     LinkVector,

@@ -5,8 +5,7 @@ import random
 import pytest
 
 from protocol.limits import MAX_LINKS
-from protocol.routing.measures import CHANGE, ENOUGH, TELL_EVERY_S, WINDOW, Measures
-from protocol.routing.vectors import LinkTimes
+from protocol.routing.measures import CHANGE, ENOUGH, TELL_EVERY_S, WINDOW, LinkTimes, Measures
 
 
 def told(measures, now_s):

@@ -7,7 +7,6 @@ from offers_worlds import WORKLOAD, offers_at, question
 
 from protocol.pipeline import what_if
 from protocol.pipeline.pipelines import skipping_pipeline
-from protocol.pipeline.planner import SearchBudget
 from protocol.pipeline.question import EFFORTS, effort_for
 from protocol.pipeline.what_if import LEAST_HELP, what_helps
 
@@ -65,8 +64,8 @@ def test_more_machines_get_less_effort_and_it_is_told():
     assert "numbers of data peers" not in effort_for(40).told(40)
     assert effort_for(1000).told(1000).endswith("; no lower bound)")
     assert not effort_for(1024).bound
-    assert effort_for(8, SearchBudget(7)).budget == SearchBudget(7)
+    assert effort_for(8, 7).evaluations == 7
     limits = [effort.machines for effort in EFFORTS]
     assert limits == sorted(limits)
-    work = [effort.evaluations for effort in EFFORTS]
+    work = [effort.simulated for effort in EFFORTS]
     assert work == sorted(work, reverse=True)

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from routing_worlds import RUN_ID, SIGNERS, WORK, MeasuredWorld
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.routing.measures import LinkTimes, WorkTimes, encode_vector
 from protocol.routing.snapshots import REPLAN_EVERY_S, LinkSnapshot, Proposals, proposer_of
-from protocol.routing.vectors import LinkTimes, WorkTimes, encode_vector
 
 STAGES = [0, 0, 1, 1, 2]
 

@@ -35,7 +35,7 @@ from peer.ports import NetworkStatistics
 from protocol.membership.dial_back import Reach
 from protocol.membership.group import Group
 from protocol.outcomes import RefusalReason, SkipReason
-from protocol.routing.vectors import LinkTimes
+from protocol.routing.measures import LinkTimes
 
 NAMES = {
     "loco_inner_steps_total",

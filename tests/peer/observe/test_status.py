@@ -12,7 +12,7 @@ from peer.facts import RECENT_ROUNDS, PeerState, PipelineFacts, ReachFacts, Spen
 from peer.observe.status import Outcomes, PeerStatus, Status, duration, progress_line, render
 from protocol.membership.dial_back import NatKind, Reach
 from protocol.outcomes import SkipReason
-from protocol.routing.vectors import LinkTimes
+from protocol.routing.measures import LinkTimes
 
 PIPELINE = PipelineFacts(
     snapshot="ab" * 16,
