@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from peer.content.state_file import HEADER_BYTES, state_bytes
@@ -34,6 +33,7 @@ from peer.training.model import FlatModel, initial_module, model_shapes
 from peer.training.optimizer import inner_optimizer
 from peer.training.step import Stepper
 from peer.training.tensor_file import FileUnusable, TensorFile
+from protocol.content.samples import Float32Vector
 from protocol.errors import LocoError
 from protocol.membership.group import WHOLE_MODEL
 from protocol.names import short_id
@@ -43,7 +43,6 @@ from protocol.run.run_spec import RunSpec
 from .client import told
 
 WRITE_STATE_TIMEOUT_S: Final = 600.0
-Float32Vector = npt.NDArray[np.float32]
 
 
 # --- export ---------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ import trio
 from peer.network.conversation import Conversation, StreamStalled
 from peer.ports import Network, PeerId
 from protocol.content.manifest import DIGEST_BYTES, CorpusManifest, blob_name, digest_of
-from protocol.content.samples import SAMPLE_BYTES, sample_from
+from protocol.content.samples import SAMPLE_BYTES, Float32Vector, sample_from
 from protocol.content.scheduler import Request
 from protocol.content.state_plan import OWN, StatePlan
 from protocol.errors import LocoError, RemoteProtocolError
@@ -62,7 +62,6 @@ from protocol.wire.fields import Message
 from protocol.wire.versions import CONTENT
 
 from .state_file import (
-    Float32Vector,
     StateManifest,
     StateMemory,
     chunk_bytes,

@@ -26,16 +26,14 @@ from typing import Final
 
 import msgpack
 import numpy as np
-import numpy.typing as npt
 from msgspec.structs import asdict
 
 from peer.ports.files import sync_folder
 from protocol.content.manifest import digest_of
+from protocol.content.samples import Float32Vector
 from protocol.errors import RemoteProtocolError
 from protocol.limits import STATE_CHUNK_BYTES
 from protocol.wire.content_messages import StateScalars
-
-Float32Vector = npt.NDArray[np.float32]
 
 HEADER_BYTES: Final = 4096
 SUFFIX: Final = ".state"

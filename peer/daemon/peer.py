@@ -25,8 +25,9 @@ from peer.rounds.shares import DataShares
 from peer.stages.company import StageCompany, Surroundings, keep_balance
 from peer.stages.exchange import StageExchange
 from peer.state.kept_files import ProofFile
-from peer.training.ports import Float32Vector, StartTrainer
+from peer.training.ports import StartTrainer
 from peer.training.warm import warmed_up
+from protocol.content.samples import Float32Vector
 from protocol.membership.group import Group
 from protocol.membership.view import View
 from protocol.run.layout import stage_of_part

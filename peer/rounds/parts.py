@@ -13,7 +13,7 @@ from peer.observe.events import EventLog
 from peer.ports import Network, PeerId, Work
 from peer.state.kept_files import ProofFile
 from peer.training.messages import Kept, Load
-from peer.training.ports import Float32Vector
+from protocol.content.samples import Float32Vector
 from protocol.gossip.matchmaking import RoundSnapshot
 from protocol.membership.book import Fault
 from protocol.membership.records import Sign

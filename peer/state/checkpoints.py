@@ -37,8 +37,8 @@ from annotated_types import Ge
 from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt
 
 from peer.ports.files import replace_file, sync_folder
-from peer.training.ports import Float32Vector
 from peer.training.tensor_file import FileUnusable, TensorFile, write_tensors
+from protocol.content.samples import Float32Vector
 from protocol.names import size_text
 from protocol.run.needs import SPARE_BYTES, DiskNeeds, checkpoint_bytes, disk_needs
 

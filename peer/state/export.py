@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors.torch import save_file
 from torch import nn
@@ -37,12 +36,11 @@ from transformers.utils import logging as transformers_logging
 from peer.ports.files import USUAL_FILE
 from peer.training.corpus.tokenizer import BYTES, ByteTokenizer, FileTokenizer, Tokenizer
 from peer.training.model import model_config, model_shapes
+from protocol.content.samples import Float32Vector
 from protocol.run.layout import Layout, LayoutEntry, stage_layers
 from protocol.run.run_spec import RunSpec
 
 from .export_folder import MARKER, check_export_folder
-
-Float32Vector = npt.NDArray[np.float32]
 
 _WEIGHTS: Final = "model.safetensors"
 _EMBEDDING: Final = "model.embed_tokens.weight"

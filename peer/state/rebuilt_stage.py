@@ -25,11 +25,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from protocol.content.samples import Float32Vector
 from protocol.run.layout import Layout, LayoutEntry, layer_of
-
-Float32Vector = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

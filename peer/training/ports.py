@@ -8,15 +8,12 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-import numpy.typing as npt
+from protocol.content.samples import Float32Vector
 
 from .messages import TrainerCommand, TrainerEvent
 
 if TYPE_CHECKING:  # it imports torch, for seconds, and a command looks at its usage before
     from .ring import BoundaryRing
-
-Float32Vector = npt.NDArray[np.float32]
 
 
 class TrainerDied(Exception):

@@ -26,6 +26,7 @@ import trio
 from msgspec.structs import replace
 
 from peer.codec import get_codec
+from protocol.content.samples import Float32Vector
 from protocol.run.run_spec import RunSpec
 
 from .child_process import STOP_GRACE_S, SpareChild, TrainerChild
@@ -42,7 +43,7 @@ from .messages import (
     TrainerSettings,
     Waiting,
 )
-from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
+from .ports import StartTrainer, Trainer, TrainerDied
 from .ring import BoundaryRing, boundary_bytes
 from .shared import CodeRegions, SharedVector, code_memory
 

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
+
+from protocol.content.samples import Float32Vector
 
 
 class SharedVector:
@@ -39,7 +40,7 @@ class SharedVector:
         self._bytes = padded_parameters * 4
         self._fd, self._read_only_fd = _anonymous_file("loco-slow-weights", self._bytes)
         memory = mmap.mmap(self._fd, self._bytes)
-        self.array: npt.NDArray[np.float32] = np.frombuffer(memory, dtype=np.float32)
+        self.array: Float32Vector = np.frombuffer(memory, dtype=np.float32)
 
     @property
     def read_only_fd(self) -> int:
@@ -60,7 +61,7 @@ class SharedVector:
         self.close()
 
 
-def map_vector(fd: int) -> npt.NDArray[np.float32]:
+def map_vector(fd: int) -> Float32Vector:
     """The child's view of a SharedVector, read-only."""
     return np.frombuffer(mmap.mmap(fd, 0, access=mmap.ACCESS_READ), dtype=np.float32)
 

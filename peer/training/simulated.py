@@ -34,6 +34,7 @@ import numpy as np
 import torch
 import trio
 
+from protocol.content.samples import Float32Vector
 from protocol.run.layout import ALIGNMENT, Layout
 from protocol.run.run_spec import RunSpec
 
@@ -51,7 +52,7 @@ from .messages import (
     TrainerCommand,
     TrainerEvent,
 )
-from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
+from .ports import StartTrainer, Trainer, TrainerDied
 from .round_machine import Action, RoundMachine, TrainStep, Wait
 from .shared import CodeRegions
 from .sync import sync_of

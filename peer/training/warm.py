@@ -13,9 +13,11 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
+from protocol.content.samples import Float32Vector
+
 from .errors import CannotTrain
 from .messages import Evaluate, Evaluated, Failed, TrainerCommand, TrainerEvent
-from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
+from .ports import StartTrainer, Trainer, TrainerDied
 from .ring import BoundaryRing
 
 BEFORE_ALL_ROUNDS: Final = -1

@@ -6,7 +6,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from peer.content.state_file import Float32Vector, StateManifest, copy_state, seal_state
+from peer.content.state_file import StateManifest, copy_state, seal_state
 from peer.state.checkpoints import (
     TRAINER_FILE,
     Checkpoint,
@@ -15,6 +15,7 @@ from peer.state.checkpoints import (
     write_outer,
 )
 from peer.training.tensor_file import write_tensors
+from protocol.content.samples import Float32Vector
 from protocol.wire.content_messages import StateScalars
 
 P: Final = 64

@@ -17,12 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from peer.codec import BLOCK, TILE, CodeBuffer, Codec, codes_as_tensor
 from peer.codec.compiled import in_chunks
+from protocol.content.samples import Float32Vector
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 
 from .outer_step import PLAIN_AVERAGE, NolocoFactors, OuterStepMeasures, outer_step
@@ -99,8 +98,6 @@ def _root(mean_square: float) -> float:
 
 
 # --- outer state ----------------------------------------------------------------------------------
-
-Float32Vector = npt.NDArray[np.float32]
 
 
 class OuterState:
