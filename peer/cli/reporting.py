@@ -28,7 +28,7 @@ def exit_code_of(error: LocoError) -> ExitCode:
         ConfigError,  # here, because a command that goes well needs none of these
     )
     from peer.state.home import HomeError
-    from peer.training.errors import CannotTrain
+    from peer.training.ports import CannotTrain
     from protocol.pipeline.question import CannotPlan
     from protocol.pipeline.tables import BadTable
 

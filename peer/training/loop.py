@@ -25,7 +25,6 @@ from protocol.run.run_spec import RunSpec
 from protocol.trainer_messages import Merge
 
 from .corpus import Corpus, PieceCorpus
-from .errors import NonFinite
 from .fragments import FragmentDeltas, FragmentSnapshots, regions_of, values_of
 from .kept import keep_weights, take_over_weights
 from .messages import (
@@ -45,6 +44,7 @@ from .messages import (
 )
 from .model import FlatModel
 from .optimizer import FlatOptimizer
+from .ports import NonFinite
 from .round_machine import Action, RoundMachine, SettleStep, TrainStep, Wait
 from .shared import CodeRegions, map_vector
 from .step import StepResult

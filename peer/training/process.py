@@ -44,8 +44,7 @@ from .messages import (
     Waiting,
 )
 from .ports import StartTrainer, Trainer, TrainerDied
-from .ring import BoundaryRing, boundary_bytes
-from .shared import CodeRegions, SharedVector, code_memory
+from .shared import BoundaryRing, CodeRegions, SharedVector, boundary_bytes, code_memory
 
 START_TIMEOUT_S: Final = 900.0
 """Longest time to import, build, compile and calibrate."""

@@ -59,7 +59,6 @@ from protocol.run.sections import OptimizerSection
 from protocol.schedule.data_plan import DataPlan, TakenBlocks
 from protocol.trainer_messages import Merge, Yield
 
-from .errors import WrongCommand
 from .messages import (
     PROGRESS_INTERVAL_S,
     CloseRound,
@@ -76,6 +75,7 @@ from .messages import (
     TrainerProgress,
     TrainRound,
 )
+from .ports import WrongCommand
 from .schedule import learning_rate, total_steps_of
 from .sync import Sync
 

@@ -1,6 +1,6 @@
 """Memory that the daemon and its trainer share.
 
-Two pieces, or three (ring.py). `SharedVector` holds the slow weights: the daemon writes, the
+Two pieces, or three (below). `SharedVector` holds the slow weights: the daemon writes, the
 trainer maps it read-only through a descriptor that was opened read-only. `CodeRegions` hold codes:
 the trainer writes, the daemon reads. Each fragment has one region; a whole model that is averaged
 in pairs is one fragment.
@@ -17,16 +17,21 @@ file that is unlinked at once. The descriptors are inherited by the child.
 """
 
 import itertools
+import math
 import mmap
 import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 
+from peer.codec import BLOCK, Codec, codes_as_tensor
+from peer.codec.base import root_mean_square
 from protocol.content.samples import Float32Vector
+from protocol.run.run_spec import RunSpec
+from protocol.run.ways import CODECS
 
 
 class SharedVector:
@@ -117,3 +122,83 @@ def _anonymous_file(name: str, size_bytes: int) -> tuple[int, int]:
         return fd, os.open(path, os.O_RDONLY)
     finally:
         Path(path).unlink()
+
+
+# --- sizes on which daemon and trainer agree: of boundaries, and of the memory for them -----------
+
+SLOTS: Final = 4
+"""Microbatches that a machine is taken to hold at once, where its memory is not known."""
+MIN_SLOTS: Final = 2
+MAX_SLOTS: Final = 8
+"""More would hide longer ways than the internet has, and cost memory for boundaries."""
+RING_PER_SLOT: Final = 2
+"""Slots of a ring, each way, for each: a boundary may wait while another is under way."""
+
+
+def boundary_shape(spec: RunSpec) -> tuple[int, int, int]:
+    """Sequences of a microbatch, tokens, and width of the model."""
+    return spec.microbatch_sequences, spec.model.context_length, spec.model.hidden_size
+
+
+def boundary_bytes(spec: RunSpec) -> int:
+    """Bytes of one boundary of a run, coded."""
+    return CODECS[spec.pipeline.codec].code_bytes(math.prod(boundary_shape(spec)))
+
+
+# --- ring -----------------------------------------------------------------------------------------
+
+
+class BoundaryRing:
+    """The slots of both directions, in one shared memory.
+
+    Args:
+        slots: of each direction.
+        slot_bytes: of one boundary, coded.
+        codec: in which boundaries are; None where nobody asks how large they are.
+    """
+
+    def __init__(self, fd: int, slots: int, slot_bytes: int, codec: Codec | None = None) -> None:
+        self.slots = slots
+        self.slot_bytes = slot_bytes
+        self._codec = codec
+        self._memory = memoryview(mmap.mmap(fd, 2 * slots * slot_bytes))
+
+    @classmethod
+    def create_in(cls, fd: int, slots: int, slot_bytes: int) -> Self:
+        """Empty slots in memory of whatever size."""
+        os.ftruncate(fd, 2 * slots * slot_bytes)
+        return cls(fd, slots, slot_bytes)
+
+    @classmethod
+    def open(cls, fd: int, slot_bytes: int, codec: Codec | None = None) -> Self:
+        """The memory that the other end has made, of as many slots as there are."""
+        return cls(fd, os.fstat(fd).st_size // (2 * slot_bytes), slot_bytes, codec)
+
+    @property
+    def inbound(self) -> range:
+        """Numbers of the slots that the daemon fills."""
+        return range(self.slots)
+
+    @property
+    def outbound(self) -> range:
+        """Numbers of the slots that the trainer fills."""
+        return range(self.slots, 2 * self.slots)
+
+    def slot(self, number: int) -> memoryview:
+        """The bytes of a slot. Raises IndexError."""
+        if not 0 <= number < 2 * self.slots:
+            raise IndexError(f"no slot {number}; there are {2 * self.slots}")
+        return self._memory[number * self.slot_bytes : (number + 1) * self.slot_bytes]
+
+    def size(self, number: int) -> float:
+        """Root mean square of the values in a slot; infinite where they cannot be decoded.
+
+        It takes less time than checking that they can.
+        """
+        if self._codec is None:
+            return 0.0
+        codes = codes_as_tensor(self.slot(number))
+        if not self._codec.validate(codes):
+            return math.inf
+        num_values = self.slot_bytes // sum(self._codec.planes) * BLOCK
+        return root_mean_square(codes, self._codec, num_values)

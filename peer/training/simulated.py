@@ -38,7 +38,6 @@ from protocol.content.samples import Float32Vector
 from protocol.run.layout import ALIGNMENT, Layout
 from protocol.run.run_spec import RunSpec
 
-from .errors import NonFinite, WrongCommand
 from .fragments import regions_of, values_of
 from .kept import keep_weights, take_over_weights
 from .messages import (
@@ -52,7 +51,7 @@ from .messages import (
     TrainerCommand,
     TrainerEvent,
 )
-from .ports import StartTrainer, Trainer, TrainerDied
+from .ports import NonFinite, StartTrainer, Trainer, TrainerDied, WrongCommand
 from .round_machine import Action, RoundMachine, TrainStep, Wait
 from .shared import CodeRegions
 from .sync import sync_of

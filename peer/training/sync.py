@@ -56,9 +56,9 @@ from protocol.trainer_messages import (
     Yielded,
 )
 
-from .errors import WrongCommand
 from .fragments import FragmentDeltas, FragmentSnapshots
 from .messages import SyncCommand, SyncEvent, TrainRound
+from .ports import WrongCommand
 from .schedule import total_steps_of
 
 _EPSILON: Final = 1e-6

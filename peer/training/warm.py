@@ -15,10 +15,9 @@ from typing import Final
 
 from protocol.content.samples import Float32Vector
 
-from .errors import CannotTrain
 from .messages import Evaluate, Evaluated, Failed, TrainerCommand, TrainerEvent
-from .ports import StartTrainer, Trainer, TrainerDied
-from .ring import BoundaryRing
+from .ports import CannotTrain, StartTrainer, Trainer, TrainerDied
+from .shared import BoundaryRing
 
 BEFORE_ALL_ROUNDS: Final = -1
 """The round of the first such question; those after it count down."""

@@ -21,7 +21,7 @@ from peer.training.messages import Ready, TrainerSettings
 from peer.training.model import FlatModel, model_config
 from peer.training.optimizer import inner_optimizer
 from peer.training.pipe import SocketChannel
-from peer.training.ring import MAX_SLOTS, MIN_SLOTS, RING_PER_SLOT, BoundaryRing, boundary_shape
+from peer.training.shared import MAX_SLOTS, MIN_SLOTS, RING_PER_SLOT, BoundaryRing, boundary_shape
 from protocol.run.layout import DATA_STAGE
 from protocol.run.run_spec import RunSpec
 

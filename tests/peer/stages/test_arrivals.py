@@ -12,8 +12,7 @@ from peer.network.simulated import SimulatedInternet
 from peer.network.simulated_stream import LinkModel
 from peer.ports.simulated import SimulatedWork
 from peer.stages.arrivals import FLOOR_S, Arrivals, Line, Unusual
-from peer.training.ring import BoundaryRing
-from peer.training.shared import code_memory
+from peer.training.shared import BoundaryRing, code_memory
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
 from protocol.microbatch.iterations import SEVERAL

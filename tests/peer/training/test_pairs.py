@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.codec import get_codec
-from peer.training.errors import NonFinite, WrongCommand
 from peer.training.fragments import FragmentDeltas, regions_of, values_of
 from peer.training.messages import TrainRound
+from peer.training.ports import NonFinite, WrongCommand
 from peer.training.shared import CodeRegions
 from peer.training.simulated import ToyWeights, simulated_layout
 from peer.training.sync import PairSync

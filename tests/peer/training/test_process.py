@@ -16,7 +16,6 @@ import trio
 from msgspec.structs import replace
 
 from peer.training import pipe
-from peer.training.child.tasks import NICENESS_ON_CPU
 from peer.training.child_process import spare_child
 from peer.training.corpus import prepare_corpus
 from peer.training.messages import (
@@ -34,6 +33,7 @@ from peer.training.model import FlatModel, initial_module, model_shapes
 from peer.training.ports import TrainerDied
 from peer.training.process import ProcessTrainer, create_model, trainer_starter
 from peer.training.shared import SharedVector
+from peer.training.tasks import NICENESS_ON_CPU
 from protocol.run.layout import Layout
 from protocol.run.run_spec import (
     DataSection,

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.training.errors import WrongCommand
 from peer.training.messages import (
     PROGRESS_INTERVAL_S,
     CloseRound,
@@ -24,6 +23,7 @@ from peer.training.messages import (
     TrainerProgress,
     TrainRound,
 )
+from peer.training.ports import WrongCommand
 from peer.training.round_machine import RoundData, RoundMachine, SettleStep, TrainStep, Wait
 from peer.training.schedule import learning_rate
 from protocol.run.run_spec import RunSpec, SyncSection, TrainingSection

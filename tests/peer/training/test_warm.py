@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import trio
 
-from peer.training.errors import CannotTrain
 from peer.training.messages import Evaluate, Evaluated, Failed, Load, Ready, TrainerEvent
-from peer.training.ports import TrainerDied
+from peer.training.ports import CannotTrain, TrainerDied
 from peer.training.warm import BEFORE_ALL_ROUNDS, warmed_up
 
 SLOW = np.zeros(128, np.float32)

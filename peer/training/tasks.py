@@ -1,6 +1,5 @@
 """What runs in the child process: build the parts, say `Ready`, run the loop, say how it ended."""
 
-import itertools
 import json
 import os
 import traceback
@@ -10,14 +9,11 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
-from peer.training import calibrate
-from peer.training.corpus import Corpus, PieceCorpus, open_corpus
+from peer.training.corpus import open_corpus
 from peer.training.device import choose_device, choose_precision, is_of_device, is_out_of_memory
-from peer.training.errors import Interrupted, NonFinite
 from peer.training.loop import Channel, InnerLoop, TrainerParts, ready_of, trainer_parts
 from peer.training.messages import MAX_FAILURE_CHARS, Failed, ModelCreated, Ready, TrainerSettings
 from peer.training.model import (
@@ -30,7 +26,14 @@ from peer.training.model import (
 )
 from peer.training.optimizer import inner_optimizer
 from peer.training.pipe import PipeError, SocketChannel
-from peer.training.step import Stepper
+from peer.training.ports import Interrupted, NonFinite
+from peer.training.step import (
+    Stepper,
+    cpu_micro_batch,
+    fit_micro_batch,
+    measure_steps_per_s,
+    starting_micro_batch,
+)
 from protocol.errors import LocoError
 from protocol.run.needs import sequence_bytes
 from protocol.run.run_spec import RunSpec
@@ -150,33 +153,24 @@ def build(
         Path(settings.corpus_path), spec.model.context_length, spec.data.validation_blocks
     )
     stepper = Stepper(model, optimizer, precision, _first_micro_batch(settings, spec, device))
-    blocks = _sample_blocks(corpus, spec)
-    calibrate.fit_micro_batch(stepper, blocks())
-    steps_per_s = calibrate.measure_steps_per_s(stepper, blocks)
-    calibrate.forget(model, optimizer)
+    held_out = corpus.validation_blocks(spec.data.validation_blocks)
+    blocks_BT = held_out[np.arange(spec.training.batch_size) % len(held_out)]
+    fit_micro_batch(stepper, blocks_BT)
+    steps_per_s = measure_steps_per_s(stepper, blocks_BT)
     parts = trainer_parts(settings, (slow_fd, codes_fd), corpus, model, optimizer, stepper)
     return parts, ready_of(parts, precision, stepper.micro_batch, steps_per_s), channel
 
 
 def _first_micro_batch(settings: TrainerSettings, spec: RunSpec, device: torch.device) -> int:
-    start = calibrate.starting_micro_batch(
+    start = starting_micro_batch(
         spec.training.micro_batch, spec.training.batch_size, settings.micro_batch_cap
     )
     if device.type != "cpu" or spec.training.micro_batch != "auto":
         return start
     model = spec.model
-    return calibrate.cpu_micro_batch(
+    return cpu_micro_batch(
         start,
         sequence_bytes(
             model.context_length, model.hidden_size, model.num_layers, settings.vocabulary_size
         ),
     )
-
-
-def _sample_blocks(
-    corpus: Corpus | PieceCorpus, spec: RunSpec
-) -> Callable[[], npt.NDArray[np.int64]]:
-    """A function that gives batches of held-out blocks in order, which are always here."""
-    held_out, size = corpus.validation_blocks(spec.data.validation_blocks), spec.training.batch_size
-    counter, offsets = itertools.count(0, size), np.arange(size, dtype=np.int64)
-    return lambda: held_out[(next(counter) + offsets) % len(held_out)]
