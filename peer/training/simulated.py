@@ -11,8 +11,7 @@ differ, and averaging them helps, as with a real model. What is sent and what co
 real ones, whatever the way of averaging (sync.py).
 
 Time is trio's clock, and it is read, not waited for: a step is done when its time has come, whether
-or not somebody looks; so the simulation needs no task of its own, and costs one wake-up per event
-rather than per step.
+or not somebody looks; so the simulation needs no task of its own.
 
 A command that comes in the middle of a step is obeyed when the step is done, as by a real trainer.
 
@@ -236,7 +235,8 @@ class SimulatedTrainer:
             if self._events:
                 return self._events.popleft()
             self._raise_if_dead()
-            with trio.move_on_at(self._next_event_s()):
+            training = isinstance(self._action, TrainStep)
+            with trio.move_on_at(self._next_step_s if training else math.inf):
                 await self._changed.wait()
 
     def codes(self, region: int) -> memoryview:
@@ -344,24 +344,6 @@ class SimulatedTrainer:
     def _fail(self, reason: str, detail: str) -> None:
         self._events.append(Failed(reason, detail))
         self._death = "the trainer exited with 1"
-
-    # --- when to look again ---------------------------------------------------------------------
-
-    def _next_event_s(self) -> float:
-        """When something will happen by itself."""
-        if not isinstance(self._action, TrainStep):
-            return math.inf
-        if self._waiting or self._speed.scatter:
-            return self._next_step_s  # with scatter, how long those after it take is not known
-        step_s = self._speed.step_s
-        to_event = self._round_machine.steps_to_event(self._next_step_s, step_s)
-        steps = min(to_event, self._steps_to_failure())
-        return self._next_step_s + (steps - 1) * step_s
-
-    def _steps_to_failure(self) -> float:
-        speed, done = self._speed, self._machine.steps
-        planned = speed.die_at_steps | speed.non_finite_at_steps | speed.out_of_memory_at_steps
-        return min((at - done for at in planned if at > done), default=math.inf)
 
 
 def simulated_starter(
