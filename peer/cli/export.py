@@ -258,8 +258,8 @@ def loss_judge(home: Home, spec: RunSpec) -> Callable[[Float32Vector], float]:
     precision = choose_precision("auto", device)
     stepper = Stepper(model, optimizer, precision, MICRO_BATCH)
     blocks = spec.data.validation_blocks
-    with open_corpus(prepared.folder, spec.model.context_length, blocks) as corpus:
-        blocks_BT = corpus.validation_blocks(blocks)
+    corpus = open_corpus(prepared.folder, spec.model.context_length, blocks)
+    blocks_BT = corpus.validation_blocks(blocks)
 
     def loss(slow_P: Float32Vector) -> float:
         model.theta_P.copy_(torch.from_numpy(slow_P))
