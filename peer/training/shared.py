@@ -1,9 +1,16 @@
 """Memory that the daemon and its trainer share.
 
-Two pieces, or three (below). `SharedVector` holds the slow weights: the daemon writes, the
-trainer maps it read-only through a descriptor that was opened read-only. `CodeRegions` hold codes:
-the trainer writes, the daemon reads. Each fragment has one region; a whole model that is averaged
-in pairs is one fragment.
+`SharedVector` holds the slow weights: the daemon writes, the trainer maps it read-only through a
+descriptor that was opened read-only. `CodeRegions` hold codes: the trainer writes, the daemon
+reads. Each fragment has one region; a whole model that is averaged in pairs is one fragment.
+`BoundaryRing` holds boundaries, where the trainer has a stage: slots that the daemon fills, and
+slots that the trainer fills.
+
+Rules of the slots: 0 to n - 1 are inbound (the daemon writes), n to 2 n - 1 outbound. A slot
+belongs to its writer until it is named in a message, then to its reader until that gives it back.
+What others have sent is measured in its slot, before the trainer is told of it: a boundary that
+cannot be decoded is its sender's fault, and one of a size that cannot be right goes another way
+(protocol/microbatch/sizes.py).
 
 Rules of the regions, so that a kill at any moment harms nothing:
     1. Codes that are on their way lie still: a fragment's region is written again only when its
@@ -39,25 +46,21 @@ class SharedVector:
 
     Attributes:
         array: our writable view, [padded_parameters].
+        read_only_fd: the trainer's descriptor.
     """
 
     def __init__(self, padded_parameters: int) -> None:
-        self._bytes = padded_parameters * 4
-        self._fd, self._read_only_fd = _anonymous_file("loco-slow-weights", self._bytes)
-        memory = mmap.mmap(self._fd, self._bytes)
+        size_bytes = padded_parameters * 4
+        self._fd, self.read_only_fd = _anonymous_file("loco-slow-weights", size_bytes)
+        memory = mmap.mmap(self._fd, size_bytes)
         self.array: Float32Vector = np.frombuffer(memory, dtype=np.float32)
-
-    @property
-    def read_only_fd(self) -> int:
-        """The trainer's descriptor."""
-        return self._read_only_fd
 
     def close(self) -> None:
         """Give back the descriptors. Views stay valid."""
-        for fd in (self._fd, self._read_only_fd):
+        for fd in (self._fd, self.read_only_fd):
             if fd >= 0:
                 os.close(fd)
-        self._fd = self._read_only_fd = -1
+        self._fd = self.read_only_fd = -1
 
     def __enter__(self) -> Self:
         return self

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from peer.training.corpus import open_corpus
-from peer.training.device import choose_device, choose_precision, is_of_device, is_out_of_memory
+from peer.training.device import choose_device, choose_precision, is_out_of_memory
 from peer.training.loop import Channel, InnerLoop, TrainerParts, ready_of, trainer_parts
 from peer.training.messages import MAX_FAILURE_CHARS, Failed, ModelCreated, Ready, TrainerSettings
 from peer.training.model import (
@@ -58,10 +58,10 @@ def serve(channel: SocketChannel) -> int:
             case "train", (slow_fd, codes_fd):
                 return train(channel, partial(build, settings, slow_fd, codes_fd, channel))
             case "train", (slow_fd, codes_fd, ring_fd):
-                from peer.training.stages.build import StageMemory, build_stage
+                from peer.training.stages.build import build_stage
 
-                memory = StageMemory(slow_fd, codes_fd, ring_fd)
-                return train(channel, partial(build_stage, settings, memory, channel))
+                memory = slow_fd, codes_fd
+                return train(channel, partial(build_stage, settings, memory, ring_fd, channel))
             case _:
                 raise PipeError(f"{begin.task} with {len(descriptors)} descriptors")
 
@@ -101,7 +101,8 @@ def _failed(channel: SocketChannel, error: Exception, *, unknown: str) -> int:
         channel.emit(Failed("non_finite", str(error)))
         return 1
     traceback.print_exc()
-    reason = "error" if is_of_device(error) else unknown
+    # Where the device itself failed it may work the next time.
+    reason = "error" if isinstance(error, torch.AcceleratorError) else unknown
     if is_out_of_memory(error):
         reason = "out_of_memory"
     told = isinstance(error, (LocoError, ValueError, OSError))  # their messages are for people
