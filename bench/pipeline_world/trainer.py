@@ -18,7 +18,7 @@ from unittest import mock
 
 import torch
 
-from peer.training import child as trainer
+from peer.training.child import __main__ as trainer
 from peer.training.device import Precision
 from peer.training.shared import SLOTS
 from peer.training.stages import build

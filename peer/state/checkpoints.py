@@ -4,7 +4,7 @@
       000041-step-2050/       one checkpoint; numbers say the order in which they were written
       000042-step-2100-end/   that of the run's end
         outer.safetensors     slow weights, and outer momentum unless it is zero, fp32 [P]
-        trainer.safetensors   fast weights and the optimizer's moments (peer/training/kept.py)
+        trainer.safetensors   fast weights and the optimizer's moments (training/tensor_file.py)
         manifest.json         where it stands, and size and blake3 digest of each file
       ahead-000041-step-2050/ one that was set aside: others go on from an older one
       .partial/               one that is being written

@@ -26,7 +26,6 @@ from protocol.trainer_messages import Merge
 
 from .corpus import Corpus, PieceCorpus
 from .fragments import FragmentDeltas, FragmentSnapshots, regions_of, values_of
-from .kept import keep_weights, take_over_weights
 from .messages import (
     Evaluate,
     Evaluated,
@@ -49,6 +48,7 @@ from .round_machine import Action, RoundMachine, SettleStep, TrainStep, Wait
 from .shared import CodeRegions, map_vector
 from .step import StepResult
 from .sync import sync_of
+from .tensor_file import keep_weights, take_over_weights
 
 
 class InnerStepper(Protocol):

@@ -38,7 +38,6 @@ from protocol.run.layout import ALIGNMENT, Layout
 from protocol.run.run_spec import RunSpec
 
 from .fragments import regions_of, values_of
-from .kept import keep_weights, take_over_weights
 from .messages import (
     Evaluate,
     Evaluated,
@@ -54,6 +53,7 @@ from .ports import NonFinite, StartTrainer, Trainer, TrainerDied, WrongCommand
 from .round_machine import Action, RoundMachine, TrainStep, Wait
 from .shared import CodeRegions
 from .sync import sync_of
+from .tensor_file import keep_weights, take_over_weights
 
 # --- the machine, and the problem -----------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import torch
 from existing import existing
 from msgspec.structs import replace
 
-from peer.training import tasks
+from peer.training.child import tasks
 from peer.training.corpus.packed import InvalidCorpus
 from peer.training.device import choose_device, choose_precision, is_out_of_memory
 from peer.training.messages import Begin, Failed, Ready, TrainerSettings
