@@ -40,16 +40,16 @@ def model_config(spec: RunSpec, vocabulary_size: int) -> "LlamaConfig":
 def config_of(spec: RunSpec, vocabulary_size: int) -> Config:
     """The config.json of a run's model: the frozen one, else by checkpoint or sizes.
 
-    What `init_from` names was looked at when the run spec was founded (init_from.py).
-
     Raises:
+        ValueError: `init_from` names a checkpoint that is not of the Llama family, or has too small
+        a vocabulary.
         OSError: `init_from` cannot be read.
     """
     if spec.frozen is not None:
         frozen: dict[str, Any] = json.loads(spec.frozen.config)
         return frozen
     if spec.model.init_from is not None:
-        return _of_checkpoint(spec.model.init_from)
+        return _of_checkpoint(spec.model.init_from, vocabulary_size)
     return _of_sizes(spec.model, vocabulary_size)
 
 
@@ -80,10 +80,18 @@ def _of_sizes(section: ModelSection, vocabulary_size: int) -> Config:
     }
 
 
-def _of_checkpoint(source: str) -> Config:
-    from transformers import LlamaConfig
+def _of_checkpoint(source: str, vocabulary_size: int) -> Config:
+    from transformers import AutoConfig, LlamaConfig
 
-    config = LlamaConfig.from_pretrained(source)
+    config = AutoConfig.from_pretrained(source)
+    if not isinstance(config, LlamaConfig):
+        raise ValueError(
+            f"{source} is a {config.model_type!r} model; only the Llama family is supported"
+        )
+    if config.vocab_size < vocabulary_size:
+        raise ValueError(
+            f"{source} has {config.vocab_size} embeddings, the tokenizer {vocabulary_size} tokens"
+        )
     config.use_cache = False
     config.dtype = torch.float32
     found: dict[str, Any] = json.loads(known_keys(config.to_json_string(use_diff=True)))
