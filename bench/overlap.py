@@ -34,6 +34,7 @@ import trio
 from bench.children import Child, start_child
 from bench.report import Goal, Report, options
 from peer.codec import get_codec
+from peer.training.child_process import SpareChild, spare_child
 from peer.training.corpus import prepare_corpus
 from peer.training.fragments import FragmentDeltas
 from peer.training.messages import Failed, Load, RoundClosed, TrainerSettings, TrainRound
@@ -182,10 +183,13 @@ async def open_trainer(folder: Path, core: int) -> AsyncIterator[Trainer]:
         threads=1,
     )
     weights = folder / "weights.f32"
-    layout = (await create_model(settings, weights)).layout
+    async with spare_child(settings.threads) as spare:
+        layout = (await create_model(settings, weights, spare)).layout
     with SharedVector(layout.padded_parameters) as slow:
         slow.array[:] = np.fromfile(weights, "<f4")
-        async with trainer_starter(settings, slow)(slow.array, None) as trainer:
+        async with trainer_starter(settings, slow, SpareChild(settings.threads))(
+            slow.array, None
+        ) as trainer:
             assert isinstance(trainer, ProcessTrainer)
             await trainer.receive()  # Ready
             _pin(trainer.process_id, core)

@@ -42,9 +42,9 @@ import torch
 from transformers import LlamaConfig
 
 from peer.cli.new import OPTIMIZERS, PRESETS, preset_spec
-from peer.training.calibrate import starting_micro_batch
 from peer.training.device import choose_device, choose_precision
 from peer.training.model import initial_module, model_config
+from peer.training.step import starting_micro_batch
 from protocol.run.run_spec import RunSpec
 
 from .report import Goal, Report, Row, options

@@ -13,7 +13,7 @@ from bench.quality.replicas import Blocks, Replicas, StackedReplicas
 from bench.quality.world import Judge, World
 from bench.report import machine
 from peer.network.identity import Identity
-from peer.training.errors import NonFinite
+from peer.training.ports import NonFinite
 
 from .arms import PEERS, SLOWER, HostileArm
 from .fragments import FragmentSwarm

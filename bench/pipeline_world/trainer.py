@@ -20,7 +20,7 @@ import torch
 
 from peer.training.child import __main__ as trainer
 from peer.training.device import Precision
-from peer.training.ring import SLOTS
+from peer.training.shared import SLOTS
 from peer.training.stages import build
 from peer.training.stages.compute import StageCompute
 from peer.training.stages.module import StageModule

@@ -6,7 +6,7 @@ from typing import Final
 import tomlkit
 
 from bench.link_table import Link, LinkTable
-from peer.training.ring import SLOTS, boundary_bytes
+from peer.training.shared import SLOTS, boundary_bytes
 from protocol.pipeline.problem import (
     NO_SWAPS,
     THOUSAND,

@@ -12,7 +12,8 @@ import trio
 
 from peer.rounds.loop import RoundLoop
 from peer.rounds.way import AveragingParts
-from peer.training.ports import Float32Vector, StartTrainer
+from peer.training.ports import StartTrainer
+from protocol.content.samples import Float32Vector
 from protocol.run.ways import WAYS
 
 

@@ -45,7 +45,7 @@ def exit_code_of(error: LocoError) -> ExitCode:
     from peer.observe.control import NoDaemon
     from peer.observe.metrics import EndpointUnavailable
     from peer.state.home import HomeError
-    from peer.training.errors import CannotTrain
+    from peer.training.ports import CannotTrain
     from protocol.pipeline.question import CannotPlan
     from protocol.pipeline.tables import BadTable
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from peer.content.state_file import HEADER_BYTES, state_bytes
@@ -40,6 +39,7 @@ from peer.training.model import FlatModel, initial_module, model_shapes
 from peer.training.optimizer import inner_optimizer
 from peer.training.step import Stepper
 from peer.training.tensor_file import FileUnusable, TensorFile
+from protocol.content.samples import Float32Vector
 from protocol.errors import LocoError
 from protocol.membership.group import WHOLE_MODEL
 from protocol.names import short_id
@@ -50,7 +50,6 @@ from .client import home_of, told
 
 STATE_TIMEOUT_S: Final = 3700.0
 """How long the daemon may take to write a state, or to fetch one on a slow line."""
-Float32Vector = npt.NDArray[np.float32]
 
 
 # --- export ---------------------------------------------------------------------------------------
@@ -243,8 +242,8 @@ def loss_judge(home: Home, spec: RunSpec) -> Callable[[Float32Vector], float]:
     precision = choose_precision("auto", device)
     stepper = Stepper(model, optimizer, precision, MICRO_BATCH)
     blocks = spec.data.validation_blocks
-    with open_corpus(prepared.folder, spec.model.context_length, blocks) as corpus:
-        blocks_BT = corpus.validation_blocks(blocks)
+    corpus = open_corpus(prepared.folder, spec.model.context_length, blocks)
+    blocks_BT = corpus.validation_blocks(blocks)
 
     def loss(slow_P: Float32Vector) -> float:
         model.theta_P.copy_(torch.from_numpy(slow_P))

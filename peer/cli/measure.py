@@ -20,11 +20,10 @@ import psutil
 import torch
 
 from peer.options.config import ConfigError
-from peer.training.calibrate import largest_power_of_two
 from peer.training.device import Precision, choose_device, choose_precision, is_out_of_memory
 from peer.training.model import FlatModel, initial_module
 from peer.training.optimizer import FlatOptimizer, inner_optimizer
-from peer.training.step import Stepper
+from peer.training.step import Stepper, largest_power_of_two
 from protocol.pipeline.pipelines import TRAINING_PER_FORWARD
 from protocol.pipeline.tables import OPTIONAL_PEER_COLUMNS, PEER_COLUMNS, USUAL_SLOTS
 from protocol.run.needs import parameters_of, vocabulary_of

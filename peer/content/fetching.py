@@ -28,9 +28,8 @@ from trio.lowlevel import ParkingLot
 
 from peer.network.conversation import Conversation, StreamStalled
 from peer.ports import Network, PeerId
-from peer.training.ports import Float32Vector
 from protocol.content.manifest import DIGEST_BYTES, CorpusManifest, blob_name, digest_of
-from protocol.content.samples import SAMPLE_BYTES, sample_from
+from protocol.content.samples import SAMPLE_BYTES, Float32Vector, sample_from
 from protocol.content.scheduler import Request
 from protocol.content.state_plan import OWN, StatePlan
 from protocol.errors import LocoError, RemoteProtocolError

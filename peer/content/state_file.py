@@ -28,8 +28,8 @@ import numpy as np
 from msgspec.structs import asdict
 
 from peer.ports.files import sync_folder
-from peer.training.ports import Float32Vector
 from protocol.content.manifest import digest_of
+from protocol.content.samples import Float32Vector
 from protocol.errors import RemoteProtocolError
 from protocol.limits import STATE_CHUNK_BYTES
 from protocol.wire.content_messages import StateScalars

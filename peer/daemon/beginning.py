@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from peer.facts import HeldPart
-from peer.training.ports import Float32Vector
+from protocol.content.samples import Float32Vector
 from protocol.run.amendments import AmendedSpec
 
 from .ports import Ports

@@ -54,8 +54,8 @@ from peer.rounds.way import TrainerLine, Way
 from peer.state.checkpoints import TRAINER_FILE, Checkpoint, CheckpointStore, Manifest, write_outer
 from peer.state.home import HomeError
 from peer.state.uploads import UploadFailed, Uploads
-from peer.training.kept import keep_nothing
 from peer.training.messages import Keep, Kept, Load
+from peer.training.tensor_file import keep_nothing
 from protocol.names import size_text
 from protocol.run.needs import DiskNeeds, least_parameters_of
 from protocol.run.run_spec import RunSpec

@@ -37,13 +37,13 @@ from peer.content.state_file import StateManifest
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
 from peer.ports import PeerId
-from peer.training.ports import Float32Vector
 from protocol.content.samples import (
     BLOCK_VALUES,
     LEAST_BLOCKS,
     LEAST_WITNESSES,
     NUM_WITNESSES,
     SEED_BYTES,
+    Float32Vector,
     block_starts,
     blocks_of,
     is_unlike,

@@ -29,9 +29,9 @@ from peer.rounds.way import AveragingParts
 from peer.stages.company import StageCompany, keep_balance
 from peer.stages.exchange import StageExchange
 from peer.state.kept_files import ProofFile
-from peer.training.ports import Float32Vector, StartTrainer
+from peer.training.ports import StartTrainer
 from peer.training.warm import warmed_up
-from protocol.content.samples import sample_of
+from protocol.content.samples import Float32Vector, sample_of
 from protocol.errors import Refused
 from protocol.membership.group import Group
 from protocol.membership.view import View

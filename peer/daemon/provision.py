@@ -51,9 +51,10 @@ from peer.training.corpus import (
 )
 from peer.training.corpus.tokenizer import BYTES, FileTokenizer, tokenizer_file, tokenizer_path
 from peer.training.messages import ModelCreated, TrainerSettings
-from peer.training.ports import Float32Vector, StartTrainer, TrainerDied
+from peer.training.ports import StartTrainer, TrainerDied
 from peer.training.process import create_model, trainer_starter
 from peer.training.shared import SharedVector
+from protocol.content.samples import Float32Vector
 from protocol.errors import InvalidRunSpec
 from protocol.membership.group import WHOLE_MODEL, Group
 from protocol.membership.view import Roster, View, heeded

@@ -18,7 +18,7 @@ from peer.content.fetching import ExpectedState, Fetcher, fetch_from, whole_stat
 from peer.facts import Facts, PeerState
 from peer.ports import Network, PeerId
 from peer.state.home import HomeError
-from peer.training.ports import Float32Vector
+from protocol.content.samples import Float32Vector
 from protocol.errors import InvalidRunSpec, LocoError, Refused, RemoteProtocolError
 from protocol.membership.book import BackOff
 from protocol.membership.view import Member, Roster, View

@@ -20,7 +20,8 @@ from peer.facts import HeldPart, RoundTiming
 from peer.ports import PeerId
 from peer.state.kept_files import ProofFile
 from peer.training.messages import Kept, Load, Ready, RoundClosed, SyncEvent, TrainerCommand
-from peer.training.ports import Float32Vector, Trainer, TrainerDied
+from peer.training.ports import Trainer, TrainerDied
+from protocol.content.samples import Float32Vector
 from protocol.gossip.matchmaking import RoundSnapshot
 from protocol.membership.book import Fault
 from protocol.membership.view import Member

@@ -23,9 +23,10 @@ from peer.facts import PartShape
 from peer.network.pacing import NO_LIMITS, BandwidthLimits
 from peer.ports import PeerId
 from peer.training.messages import Failed, TrainerCommand, TrainerEvent
-from peer.training.ports import Float32Vector, StartTrainer, Trainer
+from peer.training.ports import StartTrainer, Trainer
 from peer.training.simulated import SimulatedSpeed, ToyProblem, simulated_layout, simulated_starter
 from protocol.admission.statements import Token
+from protocol.content.samples import Float32Vector
 from protocol.errors import InvalidRunSpec
 from protocol.membership.group import WHOLE_MODEL
 from protocol.run.run_spec import FrozenSection, RunSpec

@@ -53,8 +53,8 @@ from peer.ports.work import SimulatedEntropy, SimulatedWork
 from peer.rounds.loop import TrainingImpossible
 from peer.state.checkpoints import CheckpointStore
 from peer.state.kept_files import Acquaintances, AdmissionFile
-from peer.training.ports import Float32Vector
 from peer.training.simulated import ToyProblem
+from protocol.content.samples import Float32Vector
 from protocol.errors import LocoError, leaves
 from protocol.membership.view import Roster, View
 from protocol.run.run_spec import RunSpec

@@ -28,7 +28,7 @@ import trio
 from peer.network.conversation import Conversation, StreamStalled
 from peer.ports import PeerId, Work
 from peer.rounds.way import TrainerLine
-from peer.training.ring import BoundaryRing
+from peer.training.shared import BoundaryRing
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.microbatch.iterations import SEVERAL
 from protocol.microbatch.sizes import BoundarySizes, SizeVerdict

@@ -22,7 +22,7 @@ from peer.observe.events import Events
 from peer.ports import PeerId, Stream
 from peer.rounds.surroundings import Surroundings
 from peer.rounds.way import TrainerLine
-from peer.training.ring import MIN_SLOTS, RING_PER_SLOT, SLOTS
+from peer.training.shared import MIN_SLOTS, RING_PER_SLOT, SLOTS
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.membership.view import TRAINING, Member
 from protocol.microbatch.core import MAX_REMEMBERED, AnswerOffer, Command, SendBoundary, Tell

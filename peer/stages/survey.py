@@ -18,7 +18,7 @@ import trio
 from peer.network.conversation import Conversation
 from peer.ports import PeerId
 from peer.rounds.surroundings import Surroundings
-from peer.training.ring import SLOTS
+from peer.training.shared import SLOTS
 from protocol.errors import LocoError
 from protocol.limits import MAX_LINK_VECTOR_BYTES, MAX_SNAPSHOT_BYTES
 from protocol.membership.view import TRAINING

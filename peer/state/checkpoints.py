@@ -4,7 +4,7 @@
       000041-step-2050/       one checkpoint; numbers say the order in which they were written
       000042-step-2100-end/   that of the run's end
         outer.safetensors     slow weights, and outer momentum unless it is zero, fp32 [P]
-        trainer.safetensors   fast weights and the optimizer's moments (peer/training/kept.py)
+        trainer.safetensors   fast weights and the optimizer's moments (training/tensor_file.py)
         manifest.json         where it stands, and size and blake3 digest of each file
       ahead-000041-step-2050/ one that was set aside: others go on from an older one
       .partial/               one that is being written
@@ -37,8 +37,8 @@ from annotated_types import Ge
 from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt
 
 from peer.ports.files import replace_file, sync_folder
-from peer.training.ports import Float32Vector
 from peer.training.tensor_file import FileUnusable, TensorFile, write_tensors
+from protocol.content.samples import Float32Vector
 from protocol.names import size_text
 from protocol.run.needs import SPARE_BYTES, DiskNeeds, checkpoint_bytes, disk_needs
 

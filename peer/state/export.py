@@ -35,7 +35,7 @@ from transformers.utils import logging as transformers_logging
 from peer.ports.files import USUAL_FILE
 from peer.training.corpus.tokenizer import BYTES, ByteTokenizer, FileTokenizer, Tokenizer
 from peer.training.model import model_config, model_shapes
-from peer.training.ports import Float32Vector
+from protocol.content.samples import Float32Vector
 from protocol.run.layout import Layout, stage_layers
 from protocol.run.run_spec import RunSpec
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from peer.training.ports import Float32Vector
+from protocol.content.samples import Float32Vector
 from protocol.run.layout import Layout, LayoutEntry, layer_of
 
 

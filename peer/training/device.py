@@ -59,8 +59,3 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-
-
-def is_of_device(error: BaseException) -> bool:
-    """Whether the device itself failed, in which case it may work the next time."""
-    return isinstance(error, torch.AcceleratorError)

@@ -52,7 +52,7 @@ from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec
 from protocol.run.sections import DilocoSection
 
-from .errors import NonFinite
+from .ports import NonFinite
 from .shared import CodeRegions
 
 

@@ -25,9 +25,7 @@ from protocol.run.run_spec import RunSpec
 from protocol.trainer_messages import Merge
 
 from .corpus import Corpus, PieceCorpus
-from .errors import NonFinite
 from .fragments import FragmentDeltas, FragmentSnapshots, regions_of, values_of
-from .kept import keep_weights, take_over_weights
 from .messages import (
     Evaluate,
     Evaluated,
@@ -45,10 +43,12 @@ from .messages import (
 )
 from .model import FlatModel
 from .optimizer import FlatOptimizer
+from .ports import NonFinite
 from .round_machine import Action, RoundMachine, SettleStep, TrainStep, Wait
 from .shared import CodeRegions, map_vector
 from .step import StepResult
 from .sync import sync_of
+from .tensor_file import keep_weights, take_over_weights
 
 
 class InnerStepper(Protocol):

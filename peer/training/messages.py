@@ -196,7 +196,7 @@ class Evaluate(TrainerMessage, frozen=True):
 
 
 class Keep(TrainerMessage, frozen=True):
-    """Write fast weights and optimizer moments to this file, between two steps (kept.py)."""
+    """Write fast weights and optimizer moments to this file, between two steps (tensor_file.py)."""
 
     path: str
 

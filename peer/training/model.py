@@ -9,7 +9,6 @@ Shapes: P padded parameters, B sequences, T tokens of a sequence, V vocabulary.
 """
 
 import json
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -131,14 +130,6 @@ def model_shapes(spec: RunSpec, vocabulary_size: int) -> dict[str, tuple[int, ..
     return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterGroup:
-    """Neighbouring parts of the flat vector that share a weight decay, as leaf parameters."""
-
-    parameters: list[nn.Parameter]
-    decays: bool
-
-
 class FlatModel:
     """A module whose parameters are views of one vector.
 
@@ -174,9 +165,14 @@ class FlatModel:
             logits_BTV.reshape(-1, logits_BTV.shape[-1]).float(), tokens_BT[:, 1:].reshape(-1)
         )
 
-    def groups(self, *, without_block_matrices: bool = False) -> list[ParameterGroup]:
-        """The vector cut into matrices, which decay, and the rest, which does not."""
-        groups = [ParameterGroup([], decays=True), ParameterGroup([], decays=False)]
+    def groups(
+        self, *, without_block_matrices: bool = False
+    ) -> list[tuple[list[nn.Parameter], bool]]:
+        """The vector cut into matrices and the rest, as leaves; and whether their weights decay.
+
+        Neighbours of one kind are one leaf.
+        """
+        matrices, rest = list[nn.Parameter](), list[nn.Parameter]()
 
         def kind(entry: LayoutEntry) -> tuple[bool, bool]:
             return _is_matrix(entry), without_block_matrices and _is_block_matrix(entry)
@@ -185,8 +181,8 @@ class FlatModel:
             entries = list(run)
             part = slice(entries[0].offset, entries[-1].offset + entries[-1].padded_size)
             if not is_left_out:
-                groups[0 if decays else 1].parameters.append(self._leaf(part))
-        return [group for group in groups if group.parameters]
+                (matrices if decays else rest).append(self._leaf(part))
+        return [(leaves, decays) for leaves, decays in ((matrices, True), (rest, False)) if leaves]
 
     def block_matrices(self) -> list[nn.Parameter]:
         """The matrices of the transformer blocks, each as a leaf parameter of its own shape."""

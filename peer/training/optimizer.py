@@ -102,21 +102,26 @@ class OptimizerPart:
 
 
 class FlatOptimizer:
-    """An inner optimizer over a FlatModel, of parts that share one clipping norm."""
+    """An inner optimizer over a FlatModel, of parts that share one clipping norm.
+
+    Attributes:
+        clip_norm: at which a step's gradient is clipped.
+        num_steps: that the moments have seen.
+    """
 
     def __init__(
         self, model: FlatModel, section: OptimizerSection, parts: list[OptimizerPart]
     ) -> None:
         self._model = model
-        self._clip_norm = section.clip_norm
+        self.clip_norm = section.clip_norm
         self._parts = parts
-        self._num_steps = 0
+        self.num_steps = 0
 
     def reset(self) -> None:
         """Forget the moments: the weights were replaced."""
         for part in self._parts:
             part.optimizer.state.clear()
-        self._num_steps = 0
+        self.num_steps = 0
 
     def moments(self) -> dict[str, torch.Tensor]:
         """The moments by name, as flat views, fp32; none before the first step."""
@@ -126,16 +131,6 @@ class FlatOptimizer:
                 if (moment := part.optimizer.state[parameter].get(name)) is not None:
                     found[f"{name}.{index}"] = moment.view(-1)
         return found
-
-    @property
-    def clip_norm(self) -> float:
-        """The norm at which a step's gradient is clipped."""
-        return self._clip_norm
-
-    @property
-    def num_steps(self) -> int:
-        """Steps that the moments have seen."""
-        return self._num_steps
 
     def take_over(self, num_steps: int, fill: Callable[[str, torch.Tensor], None]) -> None:
         """Go on from moments that were kept.
@@ -151,7 +146,7 @@ class FlatOptimizer:
             for name in part.moments:
                 state[name] = torch.empty_like(parameter, memory_format=torch.contiguous_format)
                 fill(f"{name}.{index}", state[name].view(-1))
-        self._num_steps = num_steps
+        self.num_steps = num_steps
 
     def _parameters(self) -> Iterator[tuple[OptimizerPart, int, torch.nn.Parameter]]:
         """Each parameter with its part and its number in it."""
@@ -165,12 +160,12 @@ class FlatOptimizer:
         """Clip, step, and zero the gradient. Returns its norm before clipping (a scalar)."""
         gradient_P = self._model.gradient_P
         norm: torch.Tensor = torch.linalg.vector_norm(gradient_P)
-        gradient_P.mul_((self._clip_norm / (norm + _CLIP_EPSILON)).clamp_(max=1.0))
+        gradient_P.mul_((self.clip_norm / (norm + _CLIP_EPSILON)).clamp_(max=1.0))
         for part in self._parts:
             for group in part.optimizer.param_groups:
                 group["lr"] = learning_rate * part.rate_ratio
             part.optimizer.step()
-        self._num_steps += 1
+        self.num_steps += 1
         gradient_P.zero_()
         return norm
 
@@ -184,9 +179,7 @@ def inner_optimizer(
     """
     with_muon = section.name == "muon"
     groups = model.groups(without_block_matrices=with_muon)
-    decaying = [
-        (group.parameters, section.weight_decay if group.decays else 0.0) for group in groups
-    ]
+    decaying = [(leaves, section.weight_decay if decays else 0.0) for leaves, decays in groups]
     parts = [OptimizerPart(AdamW(decaying, section.betas), ADAMW_MOMENTS)]
     if with_muon:
         muon = section.muon or MuonSection()

@@ -8,15 +8,29 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-import numpy.typing as npt
+from protocol.content.samples import Float32Vector
+from protocol.errors import LocoError
 
 from .messages import TrainerCommand, TrainerEvent
 
 if TYPE_CHECKING:  # it imports torch, for seconds, and a command looks at its usage before
-    from .ring import BoundaryRing
+    from .shared import BoundaryRing
 
-Float32Vector = npt.NDArray[np.float32]
+
+class CannotTrain(LocoError):
+    """What the trainer was given cannot be used on this machine, and a new try changes nothing."""
+
+
+class NonFinite(Exception):
+    """A loss, a gradient or a weight is NaN or infinite; the message says which and where."""
+
+
+class WrongCommand(Exception):
+    """A command that does not fit the trainer's state; the message says why."""
+
+
+class Interrupted(Exception):
+    """The daemon wants the trainer to stop, in the middle of a step."""
 
 
 class TrainerDied(Exception):

@@ -1,7 +1,7 @@
 """The trainer as a child process: the real Trainer port.
 
     with SharedVector(padded_parameters) as slow:
-        start = trainer_starter(settings, slow)
+        start = trainer_starter(settings, slow, spare)
         async with start(slow.array, None) as trainer:
             ready = await trainer.receive()
 
@@ -26,6 +26,7 @@ import trio
 from msgspec.structs import replace
 
 from peer.codec import get_codec
+from protocol.content.samples import Float32Vector
 from protocol.run.run_spec import RunSpec
 
 from .child_process import STOP_GRACE_S, SpareChild, TrainerChild
@@ -42,9 +43,8 @@ from .messages import (
     TrainerSettings,
     Waiting,
 )
-from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
-from .ring import BoundaryRing, boundary_bytes
-from .shared import CodeRegions, SharedVector, code_memory
+from .ports import StartTrainer, Trainer, TrainerDied
+from .shared import BoundaryRing, CodeRegions, SharedVector, boundary_bytes, code_memory
 
 START_TIMEOUT_S: Final = 900.0
 """Longest time to import, build, compile and calibrate."""
@@ -114,9 +114,7 @@ class ProcessTrainer:
 
 
 def trainer_starter(
-    settings: TrainerSettings,
-    slow: SharedVector,
-    spare: SpareChild | None = None,
+    settings: TrainerSettings, slow: SharedVector, spare: SpareChild
 ) -> StartTrainer:
     """The StartTrainer of real life.
 
@@ -125,7 +123,7 @@ def trainer_starter(
         slow: the slow weights; every start must be given `slow.array`.
         spare: its child is taken first, if it has one.
     """
-    spec, children = settings.run_spec(), spare or SpareChild(settings.threads)
+    spec = settings.run_spec()
 
     @contextlib.asynccontextmanager
     async def start(vector: Float32Vector, micro_batch_cap: int | None) -> AsyncIterator[Trainer]:
@@ -135,7 +133,7 @@ def trainer_starter(
         made = [code_memory() for _ in range(1 if settings.stage is None else 2)]
 
         try:
-            child = await children.take()
+            child = await spare.take()
             try:
                 await child.begin("train", told, (slow.read_only_fd, *made))
                 yield ProcessTrainer(child, spec, made)
@@ -153,7 +151,7 @@ def trainer_starter(
 
 
 async def create_model(
-    settings: TrainerSettings, weights_path: Path, spare: SpareChild | None = None
+    settings: TrainerSettings, weights_path: Path, spare: SpareChild
 ) -> ModelCreated:
     """Make initial weights, as a run's founder does, or the first holder of a stage.
 
@@ -164,7 +162,7 @@ async def create_model(
     Raises:
         TrainerDied: the child failed; the message says how, or holds its last words.
     """
-    child = await (spare or SpareChild(settings.threads)).take()
+    child = await spare.take()
     answer: Said | None = None
     try:
         with weights_path.open("wb") as file, trio.move_on_after(START_TIMEOUT_S):
@@ -177,8 +175,5 @@ async def create_model(
     except BaseException:
         await child.aclose()
         raise
-    if spare is None:
-        await child.aclose()
-    else:
-        spare.put_back(child)
+    spare.put_back(child)
     return answer

@@ -49,7 +49,7 @@ Rules:
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -59,7 +59,6 @@ from protocol.run.sections import OptimizerSection
 from protocol.schedule.data_plan import DataPlan, TakenBlocks
 from protocol.trainer_messages import Merge, Yield
 
-from .errors import WrongCommand
 from .messages import (
     PROGRESS_INTERVAL_S,
     CloseRound,
@@ -76,6 +75,7 @@ from .messages import (
     TrainerProgress,
     TrainRound,
 )
+from .ports import WrongCommand
 from .schedule import learning_rate, total_steps_of
 from .sync import Sync
 
@@ -103,35 +103,22 @@ class RoundData:
         self._next: TakenBlocks | None = None
 
     def blocks(self, steps: int) -> npt.NDArray[np.int64]:
-        """Those of the step that follows on the first `steps` of the round; steps in order.
-
-        They may be asked for again as long as that step is not done.
-        """
-        self._pass_over(steps)
-        if self._next is None:
-            self._next = self._taken(1)
+        """The blocks of the step after the first `steps` of the round; steps in order."""
+        self.after(steps)
+        self._next = self._next or self._take(1)
         return self._next.blocks
 
     def after(self, steps: int) -> tuple[int, int]:
         """Epoch and position after so many steps."""
-        self._pass_over(steps)
+        if left := steps - self._taken_steps:
+            taken = self._next if self._next is not None and left == 1 else self._take(left)
+            self._epoch, self._position, self._taken_steps = taken.epoch, taken.position, steps
+            self._next = None
         return self._epoch, self._position
 
-    def _pass_over(self, steps: int) -> None:
-        if steps > self._taken_steps and self._next is not None:
-            self._pass(self._next, 1)
-        if steps > self._taken_steps:
-            left = steps - self._taken_steps
-            self._pass(self._taken(left), left)
-
-    def _taken(self, steps: int) -> TakenBlocks:
+    def _take(self, steps: int) -> TakenBlocks:
         count = steps * self._batch_size
         return self._plan.take(self._epoch, self._position, count, self._peer_id, self._members)
-
-    def _pass(self, taken: TakenBlocks, steps: int) -> None:
-        self._epoch, self._position = taken.epoch, taken.position
-        self._taken_steps += steps
-        self._next = None
 
 
 # --- round in progress ----------------------------------------------------------------------------
@@ -144,7 +131,7 @@ class RoundInProgress:
     Attributes:
         unsettled: the numbers of the last step are not known.
         is_progress_wanted: it is time to tell.
-        close_at_steps: own steps after which it closes because it was asked to; None if it was not.
+        is_asked_to_close: at once; but not without a step.
         learning_rate, gradient_norm: of the last step, and of the last whose numbers are known.
         untold_steps, untold_loss, untold_s: steps since `told_s` whose numbers are known, their
             losses added up, and what training took.
@@ -154,21 +141,17 @@ class RoundInProgress:
     data: RoundData
     tokens_per_step: int
     started_s: float
+    told_s: float
     steps: int = 0
     unsettled: bool = False
     is_progress_wanted: bool = False
-    close_at_steps: int | None = None
+    is_asked_to_close: bool = False
     loss_sum: float = 0.0
     learning_rate: float = 0.0
     gradient_norm: float = 0.0
-    told_s: float = field(init=False)
     untold_steps: int = 0
     untold_loss: float = 0.0
     untold_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Nothing has been told."""
-        self.told_s = self.started_s
 
     @property
     def nominal_step(self) -> float:
@@ -176,22 +159,13 @@ class RoundInProgress:
         return self.order.start_step + self.order.stride * self.steps
 
     @property
-    def steps_to_due(self) -> int:
-        """Steps until it can be closed; none or less when it can."""
-        due = self.order.quota
-        if self.close_at_steps is not None:
-            due = min(due, self.close_at_steps)
-        return due - self.steps
+    def is_due(self) -> bool:
+        """Whether it can be closed."""
+        return self.steps >= self.order.quota or (self.is_asked_to_close and self.steps > 0)
 
-    def steps_to(self, total_steps: int) -> int:
-        """Steps until it is due and at the end of the run; none or less when it is."""
-        to_end = math.ceil((total_steps - self.nominal_step) / self.order.stride - 1e-6)
-        return max(self.steps_to_due, to_end)
-
-    def ask_to_close(self) -> None:
-        """Close it at once; but not without a step."""
-        asked = max(1, self.steps)
-        self.close_at_steps = min(asked, self.close_at_steps or asked)
+    def is_at_end(self, total_steps: int) -> bool:
+        """Whether it is due, and the run is at its end."""
+        return self.is_due and (total_steps - self.nominal_step) / self.order.stride <= 1e-6
 
     def stepped(self, learning_rate: float, now_s: float, seconds: float) -> None:
         """One more step is done, which took so long; its numbers follow."""
@@ -213,13 +187,6 @@ class RoundInProgress:
         self.untold_steps += 1
         self.untold_loss += loss
         self.untold_s += seconds
-
-    def steps_to_progress(self, end_s: float, step_s: float) -> int:
-        """Steps to the next `Progress`, if the next ends at `end_s` and each takes `step_s`."""
-        wait_s = self.told_s + PROGRESS_INTERVAL_S - end_s
-        usual = max(1, 1 + math.ceil(wait_s / step_s - 1e-6))
-        to_half = math.ceil(self.order.quota / 2) - self.steps
-        return min(usual, to_half) if to_half > 0 else usual
 
     def progress(self, now_s: float) -> TrainerProgress:
         """What is told of it now."""
@@ -376,7 +343,7 @@ class RoundMachine:
     def _ask_to_close(self, round_: int) -> None:
         current = self._state.round
         if current is not None and current.order.round == round_:
-            current.ask_to_close()
+            current.is_asked_to_close = True
         elif round_ > self._state.last_closed:
             raise WrongCommand(f"CloseRound({round_}), a round that has not begun")
 
@@ -415,14 +382,14 @@ class RoundMachine:
         return Wait()
 
     def _closes(self, current: RoundInProgress) -> bool:
-        return current.steps_to_due <= 0 and not self._sync.holds_close
+        return current.is_due and not self._sync.holds_close
 
     def _step_or_wait(self, current: RoundInProgress) -> TrainStep | Wait:
         if current.order.quota == 0 or self._sync.holds_training:
             return Wait()
         step, own_steps = current.nominal_step, self._state.steps
         total_steps = total_steps_of(self._spec, current.order)
-        if current.steps_to(total_steps) <= 0:
+        if current.is_at_end(total_steps):
             return Wait()
         rate = learning_rate(self._section_of(current.order), step, total_steps, own_steps)
         return TrainStep(current.order.round, current.steps, step, rate)
@@ -433,20 +400,6 @@ class RoundMachine:
         if peak is not None and peak != section.learning_rate:
             section = section.model_copy(update={"learning_rate": peak})
         return section
-
-    def steps_to_event(self, end_s: float, step_s: float) -> float:
-        """Steps until one may have an event, if the next ends at `end_s` and each takes `step_s`.
-
-        For a driver in virtual time, which has no need to wake up in between.
-        """
-        if (current := self._state.round) is None:
-            return math.inf
-        if (to_end := current.steps_to(total_steps_of(self._spec, current.order))) <= 0:
-            return math.inf
-        to_progress = current.steps_to_progress(end_s, step_s)
-        to_sync = self._sync.steps_to_event(current.order, current.steps)
-        to_close = math.inf if self._sync.holds_close else current.steps_to_due
-        return min(to_progress, to_sync, to_close, to_end)
 
     # --- what the driver has done ---------------------------------------------------------------
 
@@ -463,7 +416,7 @@ class RoundMachine:
         """
         current = self._current
         current.stepped(step.learning_rate, now_s, seconds)
-        if current.steps_to(total_steps_of(self._spec, current.order)) <= 0:
+        if current.is_at_end(total_steps_of(self._spec, current.order)):
             current.is_progress_wanted = True  # nothing may follow at the end of the run
         self._state.steps += 1
         self._sync.stepped(current.order, current.steps, self._spec.tokens_per_step)
@@ -511,7 +464,7 @@ class RoundMachine:
         if (order := state.next_order) is None:
             return
         data = RoundData(self._plan, self._peer_id, spec.training.batch_size, order)
-        state.round = RoundInProgress(order, data, spec.tokens_per_step, now_s)
+        state.round = RoundInProgress(order, data, spec.tokens_per_step, now_s, told_s=now_s)
         state.next_order = None
         self._sync.begin(order)
 

@@ -1,9 +1,16 @@
 """Memory that the daemon and its trainer share.
 
-Two pieces, or three (ring.py). `SharedVector` holds the slow weights: the daemon writes, the
-trainer maps it read-only through a descriptor that was opened read-only. `CodeRegions` hold codes:
-the trainer writes, the daemon reads. Each fragment has one region; a whole model that is averaged
-in pairs is one fragment.
+`SharedVector` holds the slow weights: the daemon writes, the trainer maps it read-only through a
+descriptor that was opened read-only. `CodeRegions` hold codes: the trainer writes, the daemon
+reads. Each fragment has one region; a whole model that is averaged in pairs is one fragment.
+`BoundaryRing` holds boundaries, where the trainer has a stage: slots that the daemon fills, and
+slots that the trainer fills.
+
+Rules of the slots: 0 to n - 1 are inbound (the daemon writes), n to 2 n - 1 outbound. A slot
+belongs to its writer until it is named in a message, then to its reader until that gives it back.
+What others have sent is measured in its slot, before the trainer is told of it: a boundary that
+cannot be decoded is its sender's fault, and one of a size that cannot be right goes another way
+(protocol/microbatch/sizes.py).
 
 Rules of the regions, so that a kill at any moment harms nothing:
     1. Codes that are on their way lie still: a fragment's region is written again only when its
@@ -17,15 +24,21 @@ file that is unlinked at once. The descriptors are inherited by the child.
 """
 
 import itertools
+import math
 import mmap
 import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
-import numpy.typing as npt
+
+from peer.codec import BLOCK, Codec, codes_as_tensor
+from peer.codec.base import root_mean_square
+from protocol.content.samples import Float32Vector
+from protocol.run.run_spec import RunSpec
+from protocol.run.ways import CODECS
 
 
 class SharedVector:
@@ -33,25 +46,21 @@ class SharedVector:
 
     Attributes:
         array: our writable view, [padded_parameters].
+        read_only_fd: the trainer's descriptor.
     """
 
     def __init__(self, padded_parameters: int) -> None:
-        self._bytes = padded_parameters * 4
-        self._fd, self._read_only_fd = _anonymous_file("loco-slow-weights", self._bytes)
-        memory = mmap.mmap(self._fd, self._bytes)
-        self.array: npt.NDArray[np.float32] = np.frombuffer(memory, dtype=np.float32)
-
-    @property
-    def read_only_fd(self) -> int:
-        """The trainer's descriptor."""
-        return self._read_only_fd
+        size_bytes = padded_parameters * 4
+        self._fd, self.read_only_fd = _anonymous_file("loco-slow-weights", size_bytes)
+        memory = mmap.mmap(self._fd, size_bytes)
+        self.array: Float32Vector = np.frombuffer(memory, dtype=np.float32)
 
     def close(self) -> None:
         """Give back the descriptors. Views stay valid."""
-        for fd in (self._fd, self._read_only_fd):
+        for fd in (self._fd, self.read_only_fd):
             if fd >= 0:
                 os.close(fd)
-        self._fd = self._read_only_fd = -1
+        self._fd = self.read_only_fd = -1
 
     def __enter__(self) -> Self:
         return self
@@ -60,7 +69,7 @@ class SharedVector:
         self.close()
 
 
-def map_vector(fd: int) -> npt.NDArray[np.float32]:
+def map_vector(fd: int) -> Float32Vector:
     """The child's view of a SharedVector, read-only."""
     return np.frombuffer(mmap.mmap(fd, 0, access=mmap.ACCESS_READ), dtype=np.float32)
 
@@ -116,3 +125,83 @@ def _anonymous_file(name: str, size_bytes: int) -> tuple[int, int]:
         return fd, os.open(path, os.O_RDONLY)
     finally:
         Path(path).unlink()
+
+
+# --- sizes on which daemon and trainer agree: of boundaries, and of the memory for them -----------
+
+SLOTS: Final = 4
+"""Microbatches that a machine is taken to hold at once, where its memory is not known."""
+MIN_SLOTS: Final = 2
+MAX_SLOTS: Final = 8
+"""More would hide longer ways than the internet has, and cost memory for boundaries."""
+RING_PER_SLOT: Final = 2
+"""Slots of a ring, each way, for each: a boundary may wait while another is under way."""
+
+
+def boundary_shape(spec: RunSpec) -> tuple[int, int, int]:
+    """Sequences of a microbatch, tokens, and width of the model."""
+    return spec.microbatch_sequences, spec.model.context_length, spec.model.hidden_size
+
+
+def boundary_bytes(spec: RunSpec) -> int:
+    """Bytes of one boundary of a run, coded."""
+    return CODECS[spec.pipeline.codec].code_bytes(math.prod(boundary_shape(spec)))
+
+
+# --- ring -----------------------------------------------------------------------------------------
+
+
+class BoundaryRing:
+    """The slots of both directions, in one shared memory.
+
+    Args:
+        slots: of each direction.
+        slot_bytes: of one boundary, coded.
+        codec: in which boundaries are; None where nobody asks how large they are.
+    """
+
+    def __init__(self, fd: int, slots: int, slot_bytes: int, codec: Codec | None = None) -> None:
+        self.slots = slots
+        self.slot_bytes = slot_bytes
+        self._codec = codec
+        self._memory = memoryview(mmap.mmap(fd, 2 * slots * slot_bytes))
+
+    @classmethod
+    def create_in(cls, fd: int, slots: int, slot_bytes: int) -> Self:
+        """Empty slots in memory of whatever size."""
+        os.ftruncate(fd, 2 * slots * slot_bytes)
+        return cls(fd, slots, slot_bytes)
+
+    @classmethod
+    def open(cls, fd: int, slot_bytes: int, codec: Codec | None = None) -> Self:
+        """The memory that the other end has made, of as many slots as there are."""
+        return cls(fd, os.fstat(fd).st_size // (2 * slot_bytes), slot_bytes, codec)
+
+    @property
+    def inbound(self) -> range:
+        """Numbers of the slots that the daemon fills."""
+        return range(self.slots)
+
+    @property
+    def outbound(self) -> range:
+        """Numbers of the slots that the trainer fills."""
+        return range(self.slots, 2 * self.slots)
+
+    def slot(self, number: int) -> memoryview:
+        """The bytes of a slot. Raises IndexError."""
+        if not 0 <= number < 2 * self.slots:
+            raise IndexError(f"no slot {number}; there are {2 * self.slots}")
+        return self._memory[number * self.slot_bytes : (number + 1) * self.slot_bytes]
+
+    def size(self, number: int) -> float:
+        """Root mean square of the values in a slot; infinite where they cannot be decoded.
+
+        It takes less time than checking that they can.
+        """
+        if self._codec is None:
+            return 0.0
+        codes = codes_as_tensor(self.slot(number))
+        if not self._codec.validate(codes):
+            return math.inf
+        num_values = self.slot_bytes // sum(self._codec.planes) * BLOCK
+        return root_mean_square(codes, self._codec, num_values)

@@ -1,18 +1,26 @@
 """One inner step: forward and backward over micro-batches, clip, optimizer.
 
+Before the first round it is found out how many sequences fit at once, and how fast the trainer is
+alone; on held-out blocks, which are here before any piece of the corpus. Nothing of it is left:
+`Load` sets the weights, and forgets the moments.
+
 Shapes: B sequences of a step, b sequences of a micro-batch, T tokens of a sequence.
 """
 
+import statistics
+import time
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 import torch
 
-from .device import Precision, autocast
-from .errors import NonFinite
+from .device import CPU_MEMORY_SHARE, Precision, autocast, is_out_of_memory
 from .model import FlatModel
 from .optimizer import FlatOptimizer
+from .ports import NonFinite
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +77,57 @@ class Stepper:
             tokens_BT = tokens_BT.pin_memory().to(self._model.device, non_blocking=True)
         parts: tuple[torch.Tensor, ...] = tokens_BT.split(self.micro_batch)
         return parts
+
+
+# --- micro-batch and speed ------------------------------------------------------------------------
+
+MEASURED_STEPS: Final = 5
+"""The median of so many: the first one or two, which warm up, are above it."""
+
+
+def largest_power_of_two(batch_size: int) -> int:
+    """The largest power of two that divides `batch_size`."""
+    return batch_size & -batch_size
+
+
+def starting_micro_batch(setting: int | str, batch_size: int, cap: int) -> int:
+    """Where the search starts: the setting; for `auto` a power of two that divides the batch."""
+    size = largest_power_of_two(batch_size) if isinstance(setting, str) else setting
+    return max(1, min(size, batch_size, cap or batch_size))
+
+
+def cpu_micro_batch(start: int, sequence_bytes: int) -> int:
+    """`start`, halved until its activations are a fair share of the free memory."""
+    budget_bytes = psutil.virtual_memory().available * CPU_MEMORY_SHARE
+    while start > 1 and start * sequence_bytes > budget_bytes:
+        start //= 2
+    return start
+
+
+def fit_micro_batch(stepper: Stepper, blocks_BT: npt.NDArray[np.int64]) -> None:
+    """Halve the micro-batch of `stepper` until one whole step runs.
+
+    Raises:
+        torch.OutOfMemoryError: not even one sequence fits.
+    """
+    while True:
+        try:
+            _seconds_of_step(stepper, blocks_BT)
+            return
+        except RuntimeError as error:
+            if not is_out_of_memory(error) or stepper.micro_batch == 1:
+                raise
+        stepper.micro_batch //= 2
+        torch.cuda.empty_cache()
+
+
+def measure_steps_per_s(stepper: Stepper, blocks_BT: npt.NDArray[np.int64]) -> float:
+    """Inner steps per second of the trainer alone."""
+    durations_s = [_seconds_of_step(stepper, blocks_BT) for _ in range(MEASURED_STEPS)]
+    return 1 / max(1e-9, statistics.median(durations_s))
+
+
+def _seconds_of_step(stepper: Stepper, blocks_BT: npt.NDArray[np.int64]) -> float:
+    started_s = time.perf_counter()
+    float(stepper.step(blocks_BT, 0.0).loss)  # which waits until it is done
+    return time.perf_counter() - started_s

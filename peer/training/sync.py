@@ -56,13 +56,13 @@ from protocol.trainer_messages import (
     Yielded,
 )
 
-from .errors import WrongCommand
 from .fragments import FragmentDeltas, FragmentSnapshots
 from .messages import SyncCommand, SyncEvent, TrainRound
+from .ports import WrongCommand
 from .schedule import total_steps_of
 
 _EPSILON: Final = 1e-6
-"""Three thirds of a step are one."""
+"""What a sum of nominal steps may lack of a whole number: fp64 makes 0.999... of three thirds."""
 
 # --- what both share ------------------------------------------------------------------------------
 
@@ -158,10 +158,6 @@ class Sync(ABC):
         """Whether `advance` will send: the weights must be known to be sound before."""
 
     @abstractmethod
-    def steps_to_event(self, order: TrainRound, steps: int) -> float:
-        """Steps, after the round's `steps`-th, until `advance` has something to do."""
-
-    @abstractmethod
     def obey(self, command: SyncCommand) -> None:
         """Take a command of averaging. Raises WrongCommand."""
 
@@ -192,14 +188,6 @@ class Sync(ABC):
         if cycle is not None and (not lane.in_flight or lane.cycle != cycle or lane.merge):
             raise WrongCommand(f"{command}, but its fragment is {lane}")
         return lane
-
-    def _steps_to_moment(self, nominal: int) -> int:
-        """Nominal steps to the next moment of a fragment."""
-        return min(
-            1 + (offset(fragment, len(self._lanes), self._inner_steps) - nominal - 1)
-            % self._inner_steps
-            for fragment in range(len(self._lanes))
-        )  # fmt: skip
 
     def _passed(self, before: int, now: int) -> Iterator[tuple[int, int]]:
         """Fragments and cycles whose moments lie between two nominal steps."""
@@ -242,14 +230,6 @@ class PairSync(Sync):
     def is_send_due(self) -> bool:
         """Whether a fragment that is due can be sent."""
         return self._in_round and any(lane.is_due and not lane.in_flight for lane in self._lanes)
-
-    def steps_to_event(self, order: TrainRound, steps: int) -> float:
-        """Steps, after the round's `steps`-th, to the next moment of a fragment."""
-        if self._is_whole:
-            return math.inf
-        step = order.start_step + order.stride * steps
-        to_moment = _whole(step) + self._steps_to_moment(_whole(step)) - step
-        return max(1, math.ceil(to_moment / order.stride - _EPSILON))
 
     def begin(self, order: TrainRound) -> None:
         """Go on at the nominal step at which the round begins."""
@@ -336,14 +316,6 @@ class FragmentSync(Sync):
     def is_send_due(self) -> bool:
         """Whether the moment of a fragment has come."""
         return bool(self._due)
-
-    def steps_to_event(self, order: TrainRound, steps: int) -> float:
-        """Steps, after the round's `steps`-th, until a send or a held merge is due."""
-        of_round = self._nominal - order.round * self._inner_steps
-        nominal = of_round + self._steps_to_moment(self._nominal)
-        to_send = -(-nominal * order.quota // self._inner_steps) - steps
-        held = (lane.merge_at_step - self._steps for lane in self._lanes if lane.merge)
-        return min([to_send, *held])
 
     def begin(self, order: TrainRound) -> None:
         """Count from the round's first nominal step."""

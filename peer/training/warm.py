@@ -11,15 +11,12 @@ state that was fetched is seen for what it is before it is used.
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Final
 
-from .errors import CannotTrain
+from protocol.content.samples import Float32Vector
+
 from .messages import Evaluate, Evaluated, Failed, TrainerCommand, TrainerEvent
-from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
-from .ring import BoundaryRing
-
-BEFORE_ALL_ROUNDS: Final = -1
-"""The round of the first such question; those after it count down."""
+from .ports import CannotTrain, StartTrainer, Trainer, TrainerDied
+from .shared import BoundaryRing
 
 
 class _Heard:
@@ -28,7 +25,7 @@ class _Heard:
     def __init__(self, trainer: Trainer, first: TrainerEvent) -> None:
         self._trainer = trainer
         self._first: TrainerEvent | None = first
-        self._questions = itertools.count(BEFORE_ALL_ROUNDS, -1)
+        self._questions = itertools.count(-1, -1)  # before all rounds
 
     @property
     def boundaries(self) -> BoundaryRing | None:
@@ -44,9 +41,10 @@ class _Heard:
         first, self._first = self._first, None
         if first is not None:
             return first
-        while _is_early(event := await self._trainer.receive()):
-            pass  # whoever asked was cancelled
-        return event
+        while True:
+            event = await self._trainer.receive()
+            if not isinstance(event, Evaluated) or event.round >= 0:
+                return event  # else whoever asked was cancelled
 
     async def loss(self) -> float | None:
         """The validation loss of the slow weights. Raises TrainerDied."""
@@ -60,10 +58,6 @@ class _Heard:
     def codes(self, region: int) -> memoryview:
         """The codes that lie in a region."""
         return self._trainer.codes(region)
-
-
-def _is_early(event: TrainerEvent) -> bool:
-    return isinstance(event, Evaluated) and event.round <= BEFORE_ALL_ROUNDS
 
 
 class WarmTrainer:

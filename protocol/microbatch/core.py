@@ -6,7 +6,7 @@ said, to the trainer (trainer_messages.py) or to others (protocol/wire/stage_mes
 commanded as the very message that is sent. What is counted of microbatches is in status and metrics
 by the names that it has here.
 
-Slots are those of the memory that daemon and trainer share (peer/training/ring.py); a
+Slots are those of the memory that daemon and trainer share (peer/training/shared.py); a
 *number* is what a microbatch is called between those two.
 """
 

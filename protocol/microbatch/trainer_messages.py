@@ -2,7 +2,7 @@
 
 A *boundary* is what travels between two stages: activations on the way forward, their gradient on
 the way back. It never passes through the socket: it lies in a slot of shared memory
-(peer/training/ring.py), and messages name the slot. A *leg* says which way it travels:
+(peer/training/shared.py), and messages name the slot. A *leg* says which way it travels:
 `forward` or `backward`, or `score`, a forward for validation alone, which relays answer between
 their steps too.
 

@@ -9,9 +9,9 @@ import numpy.typing as npt
 import pytest
 from training_worlds import MEMBERS, PAUSE, World, build_world, order, run, tiny_spec
 
-from peer.training.errors import NonFinite, WrongCommand
 from peer.training.fragments import FragmentSnapshots
 from peer.training.messages import CloseRound, Evaluate, Load, RoundClosed, TrainRound
+from peer.training.ports import NonFinite, WrongCommand
 from protocol.fragment.fragments import Span
 from protocol.trainer_messages import FragmentMerged, FragmentSent, Merge, Yield, Yielded
 

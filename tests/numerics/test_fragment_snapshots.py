@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 from fragment_worlds import Replica, random_replica
 
-from peer.training.errors import NonFinite
+from peer.training.ports import NonFinite
 
 FRAGMENTS = (0, 1, 2)
 

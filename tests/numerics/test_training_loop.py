@@ -17,7 +17,6 @@ from training_worlds import (
     tiny_spec,
 )
 
-from peer.training.errors import NonFinite, WrongCommand
 from peer.training.fragments import FragmentDeltas
 from peer.training.messages import (
     CloseRound,
@@ -31,6 +30,7 @@ from peer.training.messages import (
     Waiting,
 )
 from peer.training.model import initial_module
+from peer.training.ports import NonFinite, WrongCommand
 from peer.training.schedule import learning_rate
 from peer.training.step import Stepper
 from protocol.run.sections import OptimizerSection

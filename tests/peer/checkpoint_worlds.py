@@ -14,8 +14,8 @@ from peer.state.checkpoints import (
     Manifest,
     write_outer,
 )
-from peer.training.ports import Float32Vector
 from peer.training.tensor_file import write_tensors
+from protocol.content.samples import Float32Vector
 from protocol.wire.content_messages import StateScalars
 
 P: Final = 64

@@ -32,7 +32,8 @@ from peer.rounds.pace import Pace
 from peer.rounds.validation import Validation
 from peer.rounds.way import AveragingParts, TrainerLine
 from peer.training.messages import Ready, RoundClosed, SyncEvent
-from peer.training.ports import Float32Vector, StartTrainer
+from peer.training.ports import StartTrainer
+from protocol.content.samples import Float32Vector
 from protocol.diloco.commands import GroupSeen, HoldOutcome, SendEnded, Sent
 from protocol.diloco.peers import LATE_ROUNDS, FragmentCounts
 from protocol.fragment.fragments import fragments_of_run, last_sent

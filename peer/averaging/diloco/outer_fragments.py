@@ -39,6 +39,7 @@ import torch
 from peer.codec import BLOCK, Codec, codes_as_tensor
 from peer.codec.base import root_mean_square
 from peer.codec.compiled import COMPILED_FROM
+from protocol.content.samples import Float32Vector
 from protocol.diloco.chunk_ledger import NEVER
 from protocol.diloco.commands import (
     ChunkFetched,
@@ -121,8 +122,6 @@ than what it is of, and ours is about as long as others', for as many steps."""
 FIRST_OF_CHUNK: Final = 16.0
 """The same in lengths of the chunk, for a peer that has sent nothing: early steps move weights by
 more than they are."""
-
-Float32Vector = npt.NDArray[np.float32]
 
 
 class OuterFragments:

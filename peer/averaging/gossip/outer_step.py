@@ -50,7 +50,7 @@ import torch
 
 from peer.codec import BLOCK, TILE, CodeBuffer, Codec, codes_as_tensor
 from peer.codec.compiled import in_chunks
-from peer.training.ports import Float32Vector
+from protocol.content.samples import Float32Vector
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 
 WAY: Final = "noloco"

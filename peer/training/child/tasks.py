@@ -1,6 +1,5 @@
 """What runs in the child process: build the parts, say `Ready`, run the loop, say how it ended."""
 
-import itertools
 import json
 import os
 import traceback
@@ -10,14 +9,11 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
-from peer.training import calibrate
-from peer.training.corpus import Corpus, PieceCorpus, open_corpus
-from peer.training.device import choose_device, choose_precision, is_of_device, is_out_of_memory
-from peer.training.errors import Interrupted, NonFinite
+from peer.training.corpus import open_corpus
+from peer.training.device import choose_device, choose_precision, is_out_of_memory
 from peer.training.loop import Channel, InnerLoop, TrainerParts, ready_of, trainer_parts
 from peer.training.messages import MAX_FAILURE_CHARS, Failed, ModelCreated, Ready, TrainerSettings
 from peer.training.model import (
@@ -30,7 +26,14 @@ from peer.training.model import (
 )
 from peer.training.optimizer import inner_optimizer
 from peer.training.pipe import PipeError, SocketChannel
-from peer.training.step import Stepper
+from peer.training.ports import Interrupted, NonFinite
+from peer.training.step import (
+    Stepper,
+    cpu_micro_batch,
+    fit_micro_batch,
+    measure_steps_per_s,
+    starting_micro_batch,
+)
 from protocol.errors import LocoError
 from protocol.run.needs import sequence_bytes
 from protocol.run.run_spec import RunSpec
@@ -55,10 +58,10 @@ def serve(channel: SocketChannel) -> int:
             case "train", (slow_fd, codes_fd):
                 return train(channel, partial(build, settings, slow_fd, codes_fd, channel))
             case "train", (slow_fd, codes_fd, ring_fd):
-                from peer.training.stages.build import StageMemory, build_stage
+                from peer.training.stages.build import build_stage
 
-                memory = StageMemory(slow_fd, codes_fd, ring_fd)
-                return train(channel, partial(build_stage, settings, memory, channel))
+                memory = slow_fd, codes_fd
+                return train(channel, partial(build_stage, settings, memory, ring_fd, channel))
             case _:
                 raise PipeError(f"{begin.task} with {len(descriptors)} descriptors")
 
@@ -98,7 +101,8 @@ def _failed(channel: SocketChannel, error: Exception, *, unknown: str) -> int:
         channel.emit(Failed("non_finite", str(error)))
         return 1
     traceback.print_exc()
-    reason = "error" if is_of_device(error) else unknown
+    # Where the device itself failed it may work the next time.
+    reason = "error" if isinstance(error, torch.AcceleratorError) else unknown
     if is_out_of_memory(error):
         reason = "out_of_memory"
     told = isinstance(error, (LocoError, ValueError, OSError))  # their messages are for people
@@ -150,33 +154,24 @@ def build(
         Path(settings.corpus_path), spec.model.context_length, spec.data.validation_blocks
     )
     stepper = Stepper(model, optimizer, precision, _first_micro_batch(settings, spec, device))
-    blocks = _sample_blocks(corpus, spec)
-    calibrate.fit_micro_batch(stepper, blocks())
-    steps_per_s = calibrate.measure_steps_per_s(stepper, blocks)
-    calibrate.forget(model, optimizer)
+    held_out = corpus.validation_blocks(spec.data.validation_blocks)
+    blocks_BT = held_out[np.arange(spec.training.batch_size) % len(held_out)]
+    fit_micro_batch(stepper, blocks_BT)
+    steps_per_s = measure_steps_per_s(stepper, blocks_BT)
     parts = trainer_parts(settings, (slow_fd, codes_fd), corpus, model, optimizer, stepper)
     return parts, ready_of(parts, precision, stepper.micro_batch, steps_per_s), channel
 
 
 def _first_micro_batch(settings: TrainerSettings, spec: RunSpec, device: torch.device) -> int:
-    start = calibrate.starting_micro_batch(
+    start = starting_micro_batch(
         spec.training.micro_batch, spec.training.batch_size, settings.micro_batch_cap
     )
     if device.type != "cpu" or spec.training.micro_batch != "auto":
         return start
     model = spec.model
-    return calibrate.cpu_micro_batch(
+    return cpu_micro_batch(
         start,
         sequence_bytes(
             model.context_length, model.hidden_size, model.num_layers, settings.vocabulary_size
         ),
     )
-
-
-def _sample_blocks(
-    corpus: Corpus | PieceCorpus, spec: RunSpec
-) -> Callable[[], npt.NDArray[np.int64]]:
-    """A function that gives batches of held-out blocks in order, which are always here."""
-    held_out, size = corpus.validation_blocks(spec.data.validation_blocks), spec.training.batch_size
-    counter, offsets = itertools.count(0, size), np.arange(size, dtype=np.int64)
-    return lambda: held_out[(next(counter) + offsets) % len(held_out)]

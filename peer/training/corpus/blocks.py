@@ -14,7 +14,7 @@ that a disk that lies, or lost power, is noticed here and not in the weights.
 
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -61,12 +61,6 @@ class PieceCorpus:
         self._mapped: OrderedDict[int, Tokens] = OrderedDict()
         self.num_blocks = manifest.num_blocks
         self.piece_blocks = manifest.piece_blocks
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._mapped.clear()
 
     def missing(self, indices: npt.NDArray[np.int64]) -> tuple[int, ...]:
         """The pieces of these blocks that are not here."""
@@ -125,7 +119,7 @@ class Corpus:
         num_blocks: training blocks of an epoch.
         train: tokens to train on.
         piece_blocks: blocks of a piece; None where it is not known.
-        vocabulary_size, tokenizer_digest: of a packed corpus; None for a raw token file.
+        tokenizer_digest: of a packed corpus; None for a raw token file.
     """
 
     def __init__(
@@ -134,7 +128,6 @@ class Corpus:
         validation: Tokens,
         context_length: int,
         *,
-        vocabulary_size: int | None = None,
         tokenizer_digest: str | None = None,
         piece_blocks: int | None = None,
     ) -> None:
@@ -143,19 +136,12 @@ class Corpus:
         self._validation = validation
         self._context_length = context_length
         self.num_blocks = (len(train) - 1) // context_length
-        self.vocabulary_size = vocabulary_size
         self.tokenizer_digest = tokenizer_digest
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        del self.train, self._validation
 
     @property
     def held_out_blocks(self) -> int:
         """Blocks that could be validated with."""
-        return _num_blocks(self._validation, self._context_length)
+        return max(0, (len(self._validation) - 1) // self._context_length)
 
     def missing(self, indices: npt.NDArray[np.int64]) -> tuple[int, ...]:
         """The pieces of these blocks that are not here: none."""
@@ -167,13 +153,8 @@ class Corpus:
 
     def validation_blocks(self, count: int) -> npt.NDArray[np.int64]:
         """The fixed validation blocks: [count, context_length + 1] tokens."""
-        available = _num_blocks(self._validation, self._context_length)
-        indices = np.arange(count, dtype=np.int64) * available // count
+        indices = np.arange(count, dtype=np.int64) * self.held_out_blocks // count
         return _cut(self._validation, indices * self._context_length, self._context_length)
-
-
-def _num_blocks(tokens: Tokens, context_length: int) -> int:
-    return max(0, (len(tokens) - 1) // context_length)
 
 
 def _cut(tokens: Tokens, starts: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
@@ -229,7 +210,6 @@ def _open_packed(path: Path, context_length: int, piece_blocks: int | None) -> C
         tokens[: header.train_tokens],
         tokens[header.train_tokens :],
         context_length,
-        vocabulary_size=header.vocabulary_size,
         tokenizer_digest=header.tokenizer_digest,
         piece_blocks=piece_blocks,
     )

@@ -76,22 +76,21 @@ def glob_texts(pattern: str) -> list[Text]:
     Raises:
         InvalidCorpus: none does, or one has a name that is not UTF-8.
     """
-    expanded = str(Path(pattern).expanduser())
-    # Path.glob takes no absolute pattern.
-    found = glob.glob(expanded, recursive=True)  # noqa: PTH207
-    paths = [Path(name) for name in found if Path(name).is_file()]
-    if not paths:
-        raise InvalidCorpus(f"no file matches text:{pattern}")
-    root = _fixed_part(Path(expanded))
+    root = Path(pattern).expanduser().parent
+    while glob.has_magic(str(root)):
+        root = root.parent
+    paths = _matching("text", pattern)
     return [Text(check_name(path.relative_to(root).as_posix()), path) for path in paths]
 
 
-def _fixed_part(pattern: Path) -> Path:
-    """The folder above the first part with a wildcard."""
-    fixed = pattern.parent
-    while glob.has_magic(str(fixed)):
-        fixed = fixed.parent
-    return fixed
+def _matching(kind: str, pattern: str) -> list[Path]:
+    """Files that match a glob, sorted. Raises InvalidCorpus: none does."""
+    # Path.glob takes no absolute pattern.
+    found = glob.glob(str(Path(pattern).expanduser()), recursive=True)  # noqa: PTH207
+    paths = sorted(path for path in map(Path, found) if path.is_file())
+    if not paths:
+        raise InvalidCorpus(f"no file matches {kind}:{pattern}")
+    return paths
 
 
 # --- documents ------------------------------------------------------------------------------------
@@ -185,14 +184,9 @@ def _unreadable(shard: Shard, after: int | None, error: Exception) -> InvalidCor
 
 
 def _files(kind: str, pattern: str, column: str) -> list[Shard]:
-    # Path.glob takes no absolute pattern.
-    expanded = str(Path(pattern).expanduser())
-    paths = sorted(Path(name) for name in glob.glob(expanded, recursive=True))  # noqa: PTH207
-    files = [path.absolute() for path in paths if path.is_file()]
-    if not files:
-        raise InvalidCorpus(f"no file matches {kind}:{pattern}")
     return [
-        Shard(kind, check_name(path.name), _identity(path), str(path), column) for path in files
+        Shard(kind, check_name(path.name), _identity(path), str(path.absolute()), column)
+        for path in _matching(kind, pattern)
     ]
 
 

@@ -240,13 +240,13 @@ def _kept(
     Args:
         is_ours: the file may be moved into the cache.
     """
-    with open_file(tokens, spec.model.context_length, spec.data.validation_blocks) as corpus:
-        if corpus.tokenizer_digest not in (None, tokenizer.digest):
-            raise InvalidCorpus(f"{tokens} was made with another tokenizer than data.tokenizer")
-        held_out = corpus.validation_blocks(spec.data.validation_blocks)
-        dtype = token_dtype(tokenizer.vocabulary_size)
-        blob = held_out.astype(dtype).tobytes()
-        manifest = _manifest(spec, corpus, tokenizer, blob, check)
+    corpus = open_file(tokens, spec.model.context_length, spec.data.validation_blocks)
+    if corpus.tokenizer_digest not in (None, tokenizer.digest):
+        raise InvalidCorpus(f"{tokens} was made with another tokenizer than data.tokenizer")
+    held_out = corpus.validation_blocks(spec.data.validation_blocks)
+    dtype = token_dtype(tokenizer.vocabulary_size)
+    blob = held_out.astype(dtype).tobytes()
+    manifest = _manifest(spec, corpus, tokenizer, blob, check)
     folder = corpus_folder(cache_dir, manifest.name)
     if is_ours:
         folder.mkdir(parents=True, exist_ok=True)

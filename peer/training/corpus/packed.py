@@ -19,13 +19,13 @@ import hashlib
 import struct
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from errno import EIO
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Annotated, Any, Final
 
 import blake3
-import msgpack
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -49,7 +49,7 @@ def go_on() -> None:
 HELD_OUT_OF: Final = 20
 """A text in so many is held out for validation; of one text alone the last of so many parts."""
 PART_BYTES: Final = 1 << 20
-"""What is read at once, and as far as an end of the line is then looked for."""
+"""What is read or tokenised at once, and as far as an end of the line is then looked for."""
 _CONTINUES: Final = range(0x80, 0xC0)
 """Bytes of UTF-8 that go on with a character."""
 
@@ -103,8 +103,10 @@ class InvalidCorpus(LocoError):
     """The corpus cannot be used; the message says why, and what to change."""
 
 
-@dataclass(frozen=True, slots=True)
-class CorpusFile:
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class CorpusFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One text: its name within the corpus, and the digest (32 hex digits) of its bytes."""
 
     name: str
@@ -113,15 +115,14 @@ class CorpusFile:
     held_out: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PackedHeader:
+class PackedHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a packed corpus holds."""
 
     tokenizer_digest: str
-    vocabulary_size: int
-    dtype: str
-    train_tokens: int
-    validation_tokens: int
+    vocabulary_size: _Count
+    dtype: Annotated[str, msgspec.Meta(pattern=r"^(\|u1|<u2|<u4)$")]
+    train_tokens: _Count
+    validation_tokens: _Count
     files: tuple[CorpusFile, ...]
 
 
@@ -167,7 +168,7 @@ def token_dtype(vocabulary_size: int) -> np.dtype[Any]:
     return np.dtype("<u4")
 
 
-def pack(texts: Iterable[Text], tokenizer: Tokenizer, out_path: Path, check: Check = go_on) -> None:
+def pack(texts: Iterable[Text], tokenizer: Tokenizer, out_path: Path, check: Check) -> None:
     """Tokenise the texts and write the packed file, whole or not at all.
 
     Texts that are not UTF-8 are left out. Of a single text the tail is held out.
@@ -185,7 +186,7 @@ def pack(texts: Iterable[Text], tokenizer: Tokenizer, out_path: Path, check: Che
         held_out = held_out_names([text.name for text in readable])
     dtype = token_dtype(tokenizer.vocabulary_size)
     separator = np.array(tokenizer.separator, dtype=dtype).tobytes()
-    files = []
+    files = list[CorpusFile]()
     with (
         tempfile.TemporaryFile(dir=out_path.parent) as train,
         tempfile.TemporaryFile(dir=out_path.parent) as validation,
@@ -209,15 +210,8 @@ def pack(texts: Iterable[Text], tokenizer: Tokenizer, out_path: Path, check: Che
         else:
             for text in readable:
                 add(text, [text.path.read_bytes().decode()], is_held_out=text.name in held_out)
-        header = PackedHeader(
-            tokenizer.digest,
-            tokenizer.vocabulary_size,
-            dtype.str,
-            train.tell() // dtype.itemsize,
-            validation.tell() // dtype.itemsize,
-            tuple(files),
-        )
-        write_packed(out_path, header, (train, validation), check)
+        sizes_bytes = train.tell(), validation.tell()
+        write_packed(out_path, tokenizer, sizes_bytes, (train, validation), check, files)
 
 
 def _unreadable(path: Path, check: Check) -> str | None:
@@ -240,16 +234,31 @@ def _none_of(whys: Mapping[str, str]) -> InvalidCorpus:
 
 
 def write_packed(
-    out_path: Path, contents: PackedHeader, parts: Iterable[IO[bytes]], check: Check = go_on
+    out_path: Path,
+    tokenizer: Tokenizer,
+    sizes_bytes: tuple[int, int],
+    parts: Iterable[IO[bytes]],
+    check: Check,
+    files: Sequence[CorpusFile] = (),
 ) -> None:
-    """Write a packed file of these files of tokens, whole or not at all."""
-    header = msgpack.packb(asdict(contents))
+    """Write a packed file of these files of tokens, whole or not at all.
+
+    Args:
+        sizes_bytes: of the parts to train on, which come first, and of those that are held out.
+    """
+    dtype = token_dtype(tokenizer.vocabulary_size)
+    train, held_out = (size // dtype.itemsize for size in sizes_bytes)
+    header = msgspec.msgpack.encode(
+        PackedHeader(
+            tokenizer.digest, tokenizer.vocabulary_size, dtype.str, train, held_out, tuple(files)
+        )
+    )
     with replacing(out_path) as out:
         out.write(MAGIC + _LENGTH.pack(len(header)) + header)
         out.write(bytes(-out.tell() % _ALIGNMENT))
         for part in parts:
             part.seek(0)
-            while chunk := part.read(1 << 20):
+            while chunk := part.read(PART_BYTES):
                 check()
                 out.write(chunk)
 
@@ -267,7 +276,10 @@ def read_header(path: Path) -> tuple[PackedHeader, int]:
         (length,) = _LENGTH.unpack_from(prefix, len(MAGIC))
         if length > path.stat().st_size:
             raise InvalidCorpus(f"{path} announces a header of {length} bytes")
-        header = _parse_header(path, file.read(length))
+        try:
+            header = msgspec.msgpack.decode(file.read(length), type=PackedHeader)
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            raise InvalidCorpus(f"{path} has no readable header: {error}") from error
         offset = file.tell() + -file.tell() % _ALIGNMENT
     tokens = header.train_tokens + header.validation_tokens
     if path.stat().st_size != offset + tokens * np.dtype(header.dtype).itemsize:
@@ -275,25 +287,9 @@ def read_header(path: Path) -> tuple[PackedHeader, int]:
     return header, offset
 
 
-def _parse_header(path: Path, header: bytes) -> PackedHeader:
-    try:
-        tree = msgpack.unpackb(header)
-        files = tuple(CorpusFile(**file) for file in tree.pop("files"))
-        found = PackedHeader(**tree, files=files)
-    except (ValueError, TypeError, KeyError, AttributeError, msgpack.UnpackException) as error:
-        raise InvalidCorpus(f"{path} has no readable header: {error}") from error
-    counts = (found.vocabulary_size, found.train_tokens, found.validation_tokens)
-    if found.dtype not in ("|u1", "<u2", "<u4") or not all(
-        type(count) is int and count >= 0 for count in counts
-    ):
-        raise InvalidCorpus(f"{path} has a header that makes no sense")
-    return found
-
-
 # --- token files made elsewhere: .npy, or .bin of little-endian uint16 (.u32 for uint32) ----------
 
 RAW_SUFFIXES: Final = (".npy", ".bin", ".u32")
-_CHUNK_TOKENS: Final = 1 << 24
 
 Tokens = npt.NDArray[Any]
 
@@ -311,13 +307,13 @@ def map_tokens(path: Path) -> Tokens:
     return tokens
 
 
-def largest_token(path: Path, check: Check = go_on) -> int:
+def largest_token(path: Path, check: Check) -> int:
     """The largest token of a file; a negative one is an InvalidCorpus."""
     tokens = map_tokens(path)
-    largest = 0
-    for start in range(0, len(tokens), _CHUNK_TOKENS):
+    largest, at_once = 0, PART_BYTES // tokens.itemsize
+    for start in range(0, len(tokens), at_once):
         check()
-        chunk = tokens[start : start + _CHUNK_TOKENS]
+        chunk = tokens[start : start + at_once]
         if chunk.dtype.kind == "i" and chunk.min() < 0:
             raise InvalidCorpus(f"{path} holds negative tokens")
         largest = max(largest, int(chunk.max()))

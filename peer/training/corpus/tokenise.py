@@ -32,9 +32,9 @@ from peer.ports.files import replacing
 from .documents import Shard, documents, shards_of
 from .packed import (
     HELD_OUT_OF,
+    PART_BYTES,
     Check,
     InvalidCorpus,
-    PackedHeader,
     go_on,
     token_dtype,
     write_packed,
@@ -45,8 +45,6 @@ HELD_OUT_ROWS: Final = 10_000
 """Documents are held out of the first so many of each shard."""
 PACKING: Final = ".packing-"
 """Begins the name of a folder in which a corpus is put together."""
-BATCH_CHARS: Final = 1 << 20
-"""Text that is tokenised at once; then it is looked whether the caller is cancelled."""
 Told = Callable[[int, int], None]
 """Told of so many characters, and shards, that are done."""
 
@@ -77,22 +75,17 @@ def pack_documents(
     _tokenise(shards, tokenizer, folder, check)
     tokens = [outputs(folder, number) for number in range(len(shards))]
     train, held_out = ([paths[which] for paths in tokens] for which in (0, 1))
-    counts = [sum(path.stat().st_size for path in part) for part in (train, held_out)]
-    if not all(counts):
+    sizes_bytes = _bytes_of(train), _bytes_of(held_out)
+    if not all(sizes_bytes):
         raise InvalidCorpus(
             f"{kind}:{where} has too few documents: one in {HELD_OUT_OF} is held out for"
             " validation, and there has to be one of either"
         )
-    dtype = token_dtype(tokenizer.vocabulary_size)
-    header = PackedHeader(
-        tokenizer.digest,
-        tokenizer.vocabulary_size,
-        dtype.str,
-        counts[0] // dtype.itemsize,
-        counts[1] // dtype.itemsize,
-        (),
-    )
-    write_packed(out_path, header, _each_opened((*train, *held_out)), check)
+    write_packed(out_path, tokenizer, sizes_bytes, _each_opened((*train, *held_out)), check)
+
+
+def _bytes_of(paths: Iterable[Path]) -> int:
+    return sum(path.stat().st_size for path in paths)
 
 
 def _each_opened(paths: Iterable[Path]) -> Iterator[IO[bytes]]:
@@ -165,7 +158,7 @@ def _batches(texts: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]
     for document in texts:
         batch.append(document)
         characters += len(document[1])
-        if characters >= BATCH_CHARS:
+        if characters >= PART_BYTES:
             yield batch
             batch, characters = [], 0
     yield batch

@@ -6,7 +6,6 @@ memory once, those of the weights not. Most of a slot is this graph. One slot's 
 backward, which holds gradients of the same sizes (compute.py).
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +20,7 @@ from peer.training.messages import Ready, TrainerSettings
 from peer.training.model import FlatModel, model_config
 from peer.training.optimizer import inner_optimizer
 from peer.training.pipe import SocketChannel
-from peer.training.ring import MAX_SLOTS, MIN_SLOTS, RING_PER_SLOT, BoundaryRing, boundary_shape
+from peer.training.shared import MAX_SLOTS, MIN_SLOTS, RING_PER_SLOT, BoundaryRing, boundary_shape
 from protocol.run.layout import DATA_STAGE
 from protocol.run.run_spec import RunSpec
 
@@ -77,19 +76,10 @@ NOMINAL_STEPS_PER_S: Final = 1.0
 """Told by every stage: all take the same steps, so that nobody owes more of them than another."""
 
 
-@dataclass(frozen=True, slots=True)
-class StageMemory:
-    """Descriptors of the memory that daemon and trainer share."""
-
-    slow_fd: int
-    codes_fd: int
-    ring_fd: int
-
-
 def build_stage(
-    settings: TrainerSettings, memory: StageMemory, pipe: SocketChannel
+    settings: TrainerSettings, memory: tuple[int, int], ring_fd: int, pipe: SocketChannel
 ) -> tuple[TrainerParts, Ready, StageChannel]:
-    """Model, optimizer, corpus and channel."""
+    """Model, optimizer, corpus and channel; `memory` as for `trainer_parts`."""
     spec, stage = settings.run_spec(), settings.stage
     assert stage is not None
     if settings.threads:
@@ -108,7 +98,7 @@ def build_stage(
     coder = BoundaryCoder(get_codec(spec.pipeline.codec), boundary_shape(spec), device)
     compute = StageCompute(module, device, precision)
     slots = measured_slots(compute, spec, device, embeds=stage == DATA_STAGE)
-    ring = BoundaryRing.create_in(memory.ring_fd, RING_PER_SLOT * slots, coder.code_bytes)
+    ring = BoundaryRing.create_in(ring_fd, RING_PER_SLOT * slots, coder.code_bytes)
     channel = StageChannel(pipe, ring, coder)
     stepper: DataPeerStepper | RelayStepper
     if stage == DATA_STAGE:
@@ -120,8 +110,7 @@ def build_stage(
     corpus = open_corpus(
         Path(settings.corpus_path), spec.model.context_length, spec.data.validation_blocks
     )
-    shared = (memory.slow_fd, memory.codes_fd)
-    parts = trainer_parts(settings, shared, corpus, model, optimizer, stepper)
+    parts = trainer_parts(settings, memory, corpus, model, optimizer, stepper)
     return parts, ready_of(parts, precision, sequences, NOMINAL_STEPS_PER_S), channel
 
 

@@ -17,10 +17,10 @@ from collections.abc import Callable
 import torch
 
 from peer.codec import Codec, codes_as_tensor, codes_on
-from peer.training.errors import Interrupted
 from peer.training.messages import Said, Stop, TrainerCommand
 from peer.training.pipe import SocketChannel
-from peer.training.ring import BoundaryRing
+from peer.training.ports import Interrupted
+from peer.training.shared import BoundaryRing
 from protocol.microbatch.trainer_messages import (
     Drop,
     Filled,

@@ -1,26 +1,19 @@
 """A stage's work on microbatches: forwards that wait for gradients, and gradients that add up.
 
-A forward keeps its graph until the gradient of what it produced comes back; then the gradient of
-what it was given goes on to the stage before, and only then that of the weights is computed and
-added to the flat gradient (`add_weights`). The weights must be the same at both
-moments: whoever steps, does so when nothing waits.
-
-Shapes: b sequences of a microbatch, T tokens, D width of the model.
-
-Also here: linear layers whose weights' gradient is computed later, so that the input's leaves at
-once.
+A forward keeps its graph until the gradient of what it produced comes back. The weights must be the
+same at both moments: whoever steps, does so when nothing waits.
 
 Theory. A backward has two halves that need nothing of each other: what goes on to the stage before
 (the gradient of the input) and what stays here (that of the weights). Others wait for the first
 only. In a Llama nearly all weights are in linear layers; each puts its second half, one product of
-matrices, into a queue, which is worked off when the input's gradient is on its way. Nothing is
-computed twice. What it costs is memory: until then the gradients of all layers' outputs are held.
-
-Norms and embeddings add at once, as autograd does; their weights are few.
+matrices, into a queue, which is worked off when the input's gradient is on its way (`add_weights`).
+Nothing is computed twice. What it costs is memory: until then the gradients of all layers' outputs
+are held. Norms and embeddings add at once, as autograd does; their weights are few.
 
 Source: Zero Bubble Pipeline Parallelism (Qi et al., ICLR 2024) splits the backward like this.
 
-Shapes: N rows (sequences times tokens), I and O width of a layer's input and output.
+Shapes: b sequences of a microbatch, T tokens, D width of the model; N rows (sequences times
+tokens), I and O width of a layer's input and output.
 """
 
 from collections.abc import Callable
@@ -214,20 +207,17 @@ class StageCompute:
         self._put_off.add()
 
     # --- without gradients ------------------------------------------------------------------------
-    @torch.no_grad()
     def score_embed(self, tokens_bT: torch.Tensor) -> torch.Tensor:
         """[b, T+1] tokens to [b, T, D]."""
-        with autocast(self._device, self._precision):
+        with torch.no_grad(), autocast(self._device, self._precision):
             return self._module.embed(tokens_bT[:, :-1])
 
-    @torch.no_grad()
     def score_through(self, given_bTD: torch.Tensor) -> torch.Tensor:
         """Through a relay's layers."""
-        with autocast(self._device, self._precision):
+        with torch.no_grad(), autocast(self._device, self._precision):
             return self._module.through(given_bTD)
 
-    @torch.no_grad()
     def score_loss(self, given_bTD: torch.Tensor, tokens_bT: torch.Tensor) -> float:
         """The loss of [b, T+1] tokens, nats per token."""
-        with autocast(self._device, self._precision):
+        with torch.no_grad(), autocast(self._device, self._precision):
             return float(self._module.loss(given_bTD, tokens_bT[:, 1:]))

@@ -15,16 +15,13 @@ What is lost: a microbatch that does not come back counts nowhere but in the hea
 before it left for the last time. What comes once more, because others lost it, counts once: the
 daemon says so at a relay, and the head knows what it has seen.
 
+The gradient of a step is the sum over its microbatches. A backward adds to the model's flat
+gradient, which is measured after each microbatch, moved into a second vector by as much as the
+microbatch counts (protocol/microbatch/sizes.py), and emptied. (What has come over the line does not
+say what it adds to the weights.) At a data peer a microbatch adds twice: for the head when it comes
+to the loss, for the first layers when its gradient is back. These are compared with their own kind.
+
 Shapes: B sequences of a step, b of a microbatch, T tokens.
-
-The gradient of a stage's step: the sum over its microbatches, each measured before it is added.
-
-A backward adds to the model's flat gradient. Here that is emptied after each microbatch into a
-second vector, by as much as the microbatch counts (protocol/microbatch/sizes.py). It has
-to be measured when it is there: what it adds to the weights is not known from what has come.
-
-At a data peer a microbatch adds twice: for the head when it comes to the loss, for the first layers
-when its gradient is back. These are compared with their own kind.
 """
 
 import math
@@ -129,10 +126,10 @@ class _StageStepper:
         self._last_loss = 0.0
 
     def _take(self, microbatches: int, learning_rate: float) -> StepResult:
-        """Step with the mean gradient of so many, and say so.
+        """Step with the mean gradient of so many microbatches, and tell the daemon.
 
-        Told are the gradient's norm before clipping, and the mean loss of the step's microbatches,
-        nats per token; where there was none, that of the step before.
+        Returns the gradient's norm before clipping, and the mean loss of the microbatches, nats per
+        token; where there was none, the loss of the step before.
         """
         clipped = self._gradients.take()
         norm = torch.zeros((), device=self._model.device)

@@ -28,7 +28,7 @@ from peer.observe.status import Status
 from peer.options.config import PeerConfig
 from peer.options.exit_codes import ExitCode
 from peer.state.home import Home
-from peer.training.errors import CannotTrain
+from peer.training.ports import CannotTrain
 from protocol.errors import Refused, StreamLost
 from protocol.outcomes import RefusalReason
 from protocol.run.run_spec import RunSpec

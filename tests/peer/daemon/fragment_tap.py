@@ -15,12 +15,13 @@ import torch
 import trio
 
 from peer.averaging.diloco.fragment_exchange import FragmentExchange
-from peer.averaging.diloco.outer_fragments import Float32Vector, OuterFragments
+from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import codes_as_tensor
 from peer.network.conversation import Conversation
 from peer.simulation.machine import _GatedTrainer
 from peer.simulation.swarm import SimulatedSwarm
 from peer.training.messages import TrainerEvent
+from protocol.content.samples import Float32Vector
 from protocol.diloco.chunk_ledger import ChunkLedger
 from protocol.diloco.commands import Sent
 from protocol.wire.fields import Message

@@ -26,7 +26,7 @@ from peer.rounds.loop import MAX_FAILURES_IN_A_ROW, TrainingImpossible
 from peer.rounds.validation import MAX_VALIDATION_SHARE
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import GRACE_S, SwarmOptions, open_swarm
-from peer.training.errors import CannotTrain
+from peer.training.ports import CannotTrain
 from peer.training.simulated import SimulatedSpeed
 from protocol.schedule.rounds import VARIED
 from protocol.wire.versions import CONTENT

@@ -4,7 +4,6 @@ import itertools
 from collections import Counter, defaultdict
 from typing import Any
 
-import blake3
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -16,7 +15,7 @@ from swarm_worlds import STEP_S, simulated, start
 from peer.network.simulated import LinkModel
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
-from peer.training.simulated import SimulatedSpeed, ToyProblem, optimum
+from peer.training.simulated import SimulatedSpeed, ToyNoise, ToyProblem, optimum
 from peer.training.sync import FragmentSync
 from protocol.trainer_messages import FragmentMerged, FragmentSent
 from protocol.wire.fields import Message
@@ -36,17 +35,14 @@ def plain_diloco(start_P: npt.NDArray[Any], names: str, rounds: int) -> npt.NDAr
     """DiLoCo as its paper has it, straight down, and the mean of all at the end."""
     problem, rate, momentum = ToyProblem(), np.float32(0.4), np.float32(0.9)
     best_P = optimum(SEED, start_P.size)
-    noises = {}
-    for name in names:
-        digest = blake3.blake3(identity_of(SEED, name).peer_id.encode()).digest(length=8)
-        noises[name] = np.random.default_rng([SEED, int.from_bytes(digest, "big")])
+    noises = {name: ToyNoise(SEED, identity_of(SEED, name).peer_id) for name in names}
     phi, v = start_P.copy(), np.zeros_like(start_P)
     for round_ in range(rounds):
         thetas = []
         for name in sorted(names, key=lambda each: identity_of(SEED, each).peer_id):
             theta = phi.copy()
             for _step in range(H):
-                noise = noises[name].standard_normal(theta.size, dtype=np.float32)
+                noise = noises[name].of_step(theta.size)
                 gradient = theta - best_P + np.float32(problem.sigma) * noise
                 theta -= np.float32(problem.rate) * gradient
             thetas.append(theta)

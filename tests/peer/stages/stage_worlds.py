@@ -21,8 +21,7 @@ from peer.rounds.surroundings import Surroundings
 from peer.rounds.way import TrainerLine
 from peer.stages.company import StageCompany
 from peer.stages.exchange import StageExchange
-from peer.training.ring import RING_PER_SLOT, SLOTS, BoundaryRing
-from peer.training.shared import code_memory
+from peer.training.shared import RING_PER_SLOT, SLOTS, BoundaryRing, code_memory
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.membership.group import Group
 from protocol.membership.view import Progress, Roster

@@ -11,8 +11,7 @@ from peer.network.conversation import Conversation, StreamStalled
 from peer.network.simulated import LinkModel, SimulatedInternet
 from peer.ports.work import SimulatedWork
 from peer.stages.arrivals import FLOOR_S, Arrivals, Line, Unusual
-from peer.training.ring import BoundaryRing
-from peer.training.shared import code_memory
+from peer.training.shared import BoundaryRing, code_memory
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
 from protocol.microbatch.iterations import SEVERAL

@@ -11,7 +11,7 @@ from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.simulation.virtual_time import run_in_virtual_time
 from peer.stages.exchange import PATIENCE_S, TICK_S
-from peer.training.ring import SLOTS
+from peer.training.shared import SLOTS
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
 from protocol.membership.group import Group
 from protocol.membership.view import Progress

@@ -9,14 +9,13 @@ import torch
 from existing import existing
 from msgspec.structs import replace
 
-from peer.training import calibrate
 from peer.training.child import tasks
 from peer.training.corpus.packed import InvalidCorpus
 from peer.training.device import choose_device, choose_precision, is_out_of_memory
-from peer.training.errors import NonFinite
 from peer.training.messages import Begin, Failed, Ready, TrainerSettings
 from peer.training.pipe import PipeError, SocketChannel
-from peer.training.step import Stepper
+from peer.training.ports import NonFinite
+from peer.training.step import Stepper, cpu_micro_batch, fit_micro_batch, starting_micro_batch
 from protocol.run.run_spec import RunSpec
 
 SETTINGS = TrainerSettings(b"", "me", "corpus", 256)
@@ -111,10 +110,10 @@ class FullDevice(Stepper):
 
 def test_the_dry_run_halves_until_it_fits():
     stepper = FullDevice(16)
-    calibrate.fit_micro_batch(stepper, BLOCKS_BT)
+    fit_micro_batch(stepper, BLOCKS_BT)
     assert stepper.tried == [16, 8, 4, 2]
     with pytest.raises(torch.OutOfMemoryError):
-        calibrate.fit_micro_batch(FullDevice(4, room=0), BLOCKS_BT)
+        fit_micro_batch(FullDevice(4, room=0), BLOCKS_BT)
 
 
 @pytest.mark.parametrize(
@@ -122,12 +121,12 @@ def test_the_dry_run_halves_until_it_fits():
     [("auto", 8, 0, 8), ("auto", 12, 0, 4), ("auto", 8, 2, 2), (3, 8, 0, 3), (16, 8, 0, 8)],
 )
 def test_the_search_starts_at_a_power_of_two(setting, batch_size, cap, expected):
-    assert calibrate.starting_micro_batch(setting, batch_size, cap) == expected
+    assert starting_micro_batch(setting, batch_size, cap) == expected
 
 
 def test_a_cpu_keeps_memory_for_others():
-    assert calibrate.cpu_micro_batch(8, 1) == 8
-    assert calibrate.cpu_micro_batch(8, 1 << 60) == 1
+    assert cpu_micro_batch(8, 1) == 8
+    assert cpu_micro_batch(8, 1 << 60) == 1
 
 
 def test_devices_that_are_not_here_are_refused():

@@ -56,9 +56,9 @@ def test_the_same_texts_give_the_same_digest_anywhere(texts, tmp_path):
 def test_no_held_out_text_is_in_a_training_block(texts, tmp_path):
     prepared = prepare_corpus(_spec(f"text:{texts}/**/*.txt"), tmp_path / "cache")
     manifest, _ = read_header(prepared.folder / PACKED)
-    with open_corpus(prepared.folder, 8, 2) as corpus:
-        trained = corpus.blocks(np.arange(corpus.num_blocks, dtype=np.int64))
-        validation = bytes(corpus.validation_blocks(2)[0].astype(np.uint8))
+    corpus = open_corpus(prepared.folder, 8, 2)
+    trained = corpus.blocks(np.arange(corpus.num_blocks, dtype=np.int64))
+    validation = bytes(corpus.validation_blocks(2)[0].astype(np.uint8))
     text = b"".join(bytes(block[:-1].astype(np.uint8)) for block in trained)
     for file in manifest.files:
         number = int(file.name[-6:-4])
@@ -70,11 +70,11 @@ def test_no_held_out_text_is_in_a_training_block(texts, tmp_path):
 
 def test_neighbouring_blocks_share_one_token_and_leave_none_out(texts, tmp_path):
     prepared = prepare_corpus(_spec(f"text:{texts}/**/*.txt"), tmp_path / "cache")
-    with open_corpus(prepared.folder, 8, 2) as corpus:
-        assert corpus.num_blocks == prepared.manifest.num_blocks
-        first, second = corpus.blocks(np.array([0, 1]))
-        assert first[-1] == second[0]
-        assert first.shape == (9,)
+    corpus = open_corpus(prepared.folder, 8, 2)
+    assert corpus.num_blocks == prepared.manifest.num_blocks
+    first, second = corpus.blocks(np.array([0, 1]))
+    assert first[-1] == second[0]
+    assert first.shape == (9,)
 
 
 def test_a_corpus_that_comes_in_pieces_is_the_founders(texts, tmp_path):
@@ -166,9 +166,9 @@ def test_a_token_file_is_used_where_it_lies_and_its_end_is_held_out(tmp_path, su
         tokens.tofile(path)
     prepared = prepare_corpus(_spec(f"tokens:{path}"), tmp_path / "cache")
     assert prepared.whole == path
-    with open_corpus(prepared.folder, 8, 2) as corpus:
-        trained = corpus.blocks(np.arange(corpus.num_blocks, dtype=np.int64))
-        validation = corpus.validation_blocks(2)
+    corpus = open_corpus(prepared.folder, 8, 2)
+    trained = corpus.blocks(np.arange(corpus.num_blocks, dtype=np.int64))
+    validation = corpus.validation_blocks(2)
     assert validation.max() == 199
     assert not set(trained.ravel()) & set(validation.ravel())
 
@@ -197,8 +197,8 @@ def test_any_tokenizer_file_will_do(texts, tmp_path):
     prepared = prepare_corpus(spec, tmp_path / "cache")
     assert prepared.manifest.vocabulary_size == 33
     assert prepared.manifest.tokenizer_digest != "bytes"
-    with open_corpus(prepared.folder, 8, 2) as corpus:
-        assert set(corpus.blocks(np.array([0]))[0]) <= set(range(33))
+    corpus = open_corpus(prepared.folder, 8, 2)
+    assert set(corpus.blocks(np.array([0]))[0]) <= set(range(33))
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"not a tokenizer\.json"):
         prepare_corpus(spec, tmp_path / "cache")

@@ -44,8 +44,8 @@ def json_lines(folder: Path, column: str = "text") -> None:
 
 
 def trained_text(prepared) -> bytes:
-    with prepared.open() as corpus:
-        return bytes(np.asarray(corpus.train, np.uint8))
+    corpus = prepared.open()
+    return bytes(np.asarray(corpus.train, np.uint8))
 
 
 def test_json_lines_become_the_same_corpus_anywhere(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from peer.cli.new import METHODS, PRESETS, preset_toml
-from peer.training.child_process import spare_child
+from peer.training.child_process import SpareChild, spare_child
 from peer.training.corpus import prepare_corpus
 from peer.training.messages import (
     Evaluate,
@@ -129,7 +129,9 @@ async def founded(spec, folder, cache):
         )
         with SharedVector(layout.padded_parameters) as slow:
             slow.array[:] = weights = np.fromfile(cache / "weights", "<f4")
-            async with trainer_starter(settings, slow)(slow.array, None) as trainer:
+            async with trainer_starter(settings, slow, SpareChild(settings.threads))(
+                slow.array, None
+            ) as trainer:
                 ready = await trainer.receive()
                 assert isinstance(ready, Ready), ready
                 assert ready.layout.digest == layout.digest

@@ -11,11 +11,16 @@ from safetensors.torch import load_file
 from trainer_worlds import H, Life, real_life, simulated_life, spec_of
 
 from peer.training.corpus import prepare_corpus
-from peer.training.kept import keep_weights, take_over_weights
 from peer.training.messages import Keep, Kept, Load
 from peer.training.model import FlatModel, empty_module
 from peer.training.optimizer import inner_optimizer
-from peer.training.tensor_file import FileUnusable, TensorFile, write_tensors
+from peer.training.tensor_file import (
+    FileUnusable,
+    TensorFile,
+    keep_weights,
+    take_over_weights,
+    write_tensors,
+)
 from protocol.run.run_spec import DataSection, RunSpec
 from protocol.trainer_messages import FragmentSent
 

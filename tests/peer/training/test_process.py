@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from peer.training import pipe
 from peer.training.child.tasks import NICENESS_ON_CPU
-from peer.training.child_process import spare_child
+from peer.training.child_process import SpareChild, spare_child
 from peer.training.corpus import prepare_corpus
 from peer.training.messages import (
     Begin,
@@ -82,7 +82,9 @@ async def _trainer(settings):
     model = FlatModel(initial_module(spec, 256), torch.device("cpu"))
     with SharedVector(model.theta_P.numel()) as slow, trio.fail_after(LIMIT_S):
         slow.array[:] = model.theta_P.numpy()
-        async with trainer_starter(settings, slow)(slow.array, None) as trainer:
+        async with trainer_starter(settings, slow, SpareChild(settings.threads))(
+            slow.array, None
+        ) as trainer:
             ready = await trainer.receive()
             assert isinstance(ready, Ready)
             assert ready.layout.digest == model.layout.digest
@@ -213,7 +215,9 @@ async def test_weights_that_are_not_numbers_are_reported(corpus):
 async def test_a_child_that_cannot_start_says_why(corpus, tmp_path):
     with SharedVector(128) as slow, trio.fail_after(LIMIT_S):
         settings = _settings(tmp_path / "no-corpus")
-        async with trainer_starter(settings, slow)(slow.array, None) as trainer:
+        async with trainer_starter(settings, slow, SpareChild(settings.threads))(
+            slow.array, None
+        ) as trainer:
             failed = await trainer.receive()
             assert isinstance(failed, Failed)
             assert failed.reason == "unusable"
@@ -290,5 +294,7 @@ async def test_a_spare_child_that_died_is_replaced_and_one_that_nobody_took_is_e
 
 async def test_only_the_shared_weights_will_do(corpus):
     with SharedVector(128) as slow, pytest.raises(ValueError, match="shared"):
-        async with trainer_starter(_settings(corpus), slow)(np.zeros(128, "f4"), None):
+        async with trainer_starter(_settings(corpus), slow, SpareChild(1))(
+            np.zeros(128, "f4"), None
+        ):
             pass

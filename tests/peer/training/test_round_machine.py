@@ -1,6 +1,5 @@
 """The round machine by itself: commands, steps and clock readings in, actions and events out."""
 
-import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,9 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.training.errors import WrongCommand
 from peer.training.messages import (
-    PROGRESS_INTERVAL_S,
     CloseRound,
     Evaluate,
     Evaluated,
@@ -24,6 +21,7 @@ from peer.training.messages import (
     TrainerProgress,
     TrainRound,
 )
+from peer.training.ports import WrongCommand
 from peer.training.round_machine import RoundData, RoundMachine, SettleStep, TrainStep, Wait
 from peer.training.schedule import learning_rate
 from protocol.run.run_spec import RunSpec, SyncSection, TrainingSection
@@ -49,11 +47,7 @@ class FakeSync:
     holds_training: bool = False
     holds_close: bool = False
     is_send_due: bool = False
-    to_event: float = math.inf
     told: list[object] = field(default_factory=list)
-
-    def steps_to_event(self, order, steps):
-        return self.to_event
 
     def load(self):
         self.told.append("load")
@@ -322,40 +316,6 @@ def test_progress_is_told_at_half_the_quota_and_now_and_then():
     assert [event.learning_rate for event in told] == [rates[event.steps - 1] for event in told]
     assert {event.step_s for event in told} == {0.0625}
     assert {event.gradient_norm for event in told} == {0.5}
-
-
-@pytest.mark.slow
-@settings(deadline=None)
-@given(
-    step_s=st.floats(0.001, 1.0),
-    quota=st.integers(1, 40),
-    to_event=st.one_of(st.just(math.inf), st.integers(1, 50)),
-    holds_close=st.booleans(),
-    done=st.integers(0, 60),
-)
-def test_nothing_happens_before_the_steps_to_the_next_event(
-    step_s, quota, to_event, holds_close, done
-):
-    """A driver in virtual time may sleep so long; and not much longer."""
-    driver = Driver(step_s)
-    driver.sync.holds_close = holds_close
-    driver.order(0, quota=quota)
-    driver.train(done)
-    driver.events.clear()
-    driver.sync.to_event = to_event
-    steps = driver.machine.steps_to_event(driver.now_s + step_s, step_s)
-    if not isinstance(driver.next_action(), TrainStep):
-        assert steps == math.inf
-        return
-    assert 1 <= steps <= min(to_event, 2 + PROGRESS_INTERVAL_S / step_s)
-    driver.train(int(steps) - 1)
-    assert not driver.events
-    driver.train(2)  # one more: sums of durations are rounded
-    assert driver.events or steps == to_event or driver.next_action() == Wait()
-
-
-def test_without_a_round_nothing_happens_by_itself():
-    assert Driver().machine.steps_to_event(1.0, 1.0) == math.inf
 
 
 # --- data -----------------------------------------------------------------------------------------

@@ -36,8 +36,8 @@ def test_the_tail_of_one_text_is_held_out_from_the_beginning_of_a_line(
     assert train.rstrip("\0") + held_out.rstrip("\0") == LINES
     assert held_out.startswith("line ")
     assert len(held_out) == pytest.approx(len(LINES) / 20, abs=40)
-    with open_corpus(prepared.folder, 8, 2) as corpus:
-        assert np.array_equal(corpus.validation_blocks(2)[0], list(held_out[:9].encode()))
+    corpus = open_corpus(prepared.folder, 8, 2)
+    assert np.array_equal(corpus.validation_blocks(2)[0], list(held_out[:9].encode()))
 
 
 def test_a_text_without_lines_is_cut_between_two_characters(tmp_path):

@@ -4,8 +4,7 @@ import pytest
 import torch
 from test_stages import Stage, run_spec
 
-from peer.training.ring import MAX_SLOTS, MIN_SLOTS, BoundaryRing
-from peer.training.shared import code_memory
+from peer.training.shared import MAX_SLOTS, MIN_SLOTS, BoundaryRing, code_memory
 from peer.training.stages.build import graph_bytes, slots_for
 
 

@@ -12,8 +12,7 @@ from transformers import LlamaForCausalLM
 from peer.codec import get_codec
 from peer.training.model import FlatModel, model_config
 from peer.training.optimizer import inner_optimizer
-from peer.training.ring import BoundaryRing
-from peer.training.shared import code_memory
+from peer.training.shared import BoundaryRing, code_memory
 from peer.training.stages.channel import BoundaryCoder, StageChannel
 from peer.training.stages.compute import StageCompute
 from peer.training.stages.module import StageModule, initial_stage

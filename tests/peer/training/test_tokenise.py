@@ -18,7 +18,7 @@ class Stop(BaseException):
 def test_a_caller_that_is_cancelled_ends_it_and_keeps_whole_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenise, "BATCH_CHARS", 10)
+    monkeypatch.setattr(tokenise, "PART_BYTES", 10)
     for number in range(2):
         lines = (json.dumps({"text": f"document {row}"}) + "\n" for row in range(40))
         (tmp_path / f"{number}.jsonl").write_text("".join(lines))

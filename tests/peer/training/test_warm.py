@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import trio
 
-from peer.training.errors import CannotTrain
 from peer.training.messages import Evaluate, Evaluated, Failed, Load, Ready, TrainerEvent
-from peer.training.ports import TrainerDied
-from peer.training.warm import BEFORE_ALL_ROUNDS, warmed_up
+from peer.training.ports import CannotTrain, TrainerDied
+from peer.training.warm import warmed_up
 
 SLOW = np.zeros(128, np.float32)
 READY = Ready("cpu", "fp32", 1, 1.0)
@@ -112,7 +111,7 @@ async def test_what_fails_in_its_life_is_told_and_it_ends():
         assert trainers.living == 0
 
 
-MEASURED = Evaluated(BEFORE_ALL_ROUNDS, 2.5, 0.1)
+MEASURED = Evaluated(-1, 2.5, 0.1)
 
 
 async def test_the_one_at_hand_measures_the_slow_weights_before_it_trains():
@@ -120,7 +119,7 @@ async def test_the_one_at_hand_measures_the_slow_weights_before_it_trains():
     async with warmed_up(trainers.start, SLOW) as warm:
         trainers.answers.append(MEASURED)
         assert await warm.loss() == 2.5
-        assert trainers.sent == [(1, Evaluate(BEFORE_ALL_ROUNDS))]
+        assert trainers.sent == [(1, Evaluate(-1))]
         async with warm.start(SLOW, None) as first:
             assert await first.receive() == READY
         assert await warm.loss() is None
@@ -132,7 +131,7 @@ async def test_an_answer_to_a_question_that_was_cancelled_is_not_taken_for_that_
         with trio.CancelScope() as scope:
             scope.cancel()
             await warm.loss()
-        trainers.answers.extend([MEASURED, Evaluated(BEFORE_ALL_ROUNDS - 1, 1.5, 0.1)])
+        trainers.answers.extend([MEASURED, Evaluated(-2, 1.5, 0.1)])
         assert await warm.loss() == 1.5
 
 

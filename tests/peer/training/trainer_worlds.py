@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import trio
 
+from peer.training.child_process import SpareChild
 from peer.training.corpus import open_corpus
 from peer.training.messages import (
     Failed,
@@ -180,7 +181,9 @@ async def real_life(spec: RunSpec, corpus_path: str) -> AsyncIterator[Life]:
     corpus = open_corpus(Path(corpus_path), spec.model.context_length, spec.data.validation_blocks)
     with SharedVector(model.theta_P.numel()) as slow, trio.fail_after(LIMIT_S):
         slow.array[:] = model.theta_P.numpy()
-        async with trainer_starter(settings, slow)(slow.array, None) as trainer:
+        async with trainer_starter(settings, slow, SpareChild(settings.threads))(
+            slow.array, None
+        ) as trainer:
             assert isinstance(await trainer.receive(), Ready)
             assert isinstance(trainer, ProcessTrainer)
             kill = partial(os.kill, trainer.process_id, signal.SIGKILL)
