@@ -10,8 +10,8 @@ from trio.lowlevel import ParkingLot
 from peer.averaging.gossip.exchanges import Agreement
 from peer.averaging.gossip.gossip import Gossip
 from peer.observe.events import EventLog
-from peer.ports import Network, PeerId, Work
 from peer.rounds.way import Company
+from peer.runtime import Network, PeerId, Work
 from protocol.gossip.matchmaking import RoundSnapshot
 from protocol.membership.book import Fault
 

@@ -27,8 +27,8 @@ from peer.network.conversation import Conversation
 from peer.network.identity import load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
 from peer.observe.events import EventLog
-from peer.ports import Stream
-from peer.ports.work import RealEntropy, RealWork
+from peer.runtime import Stream
+from peer.runtime.work import RealEntropy, RealWork
 from protocol.wire.content_messages import Part
 
 from .bare import Buffers, Bytes, TcpBytes, answer_swap, echo, echo_times, swap_all

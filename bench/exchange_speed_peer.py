@@ -29,7 +29,7 @@ from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import get_codec
 from peer.network.identity import Identity, load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
-from peer.ports.work import RealEntropy, RealWork
+from peer.runtime.work import RealEntropy, RealWork
 from protocol.diloco.commands import GroupSeen, HoldOutcome, SendEnded, Sent
 from protocol.diloco.peers import FragmentCounts
 from protocol.fragment.fragments import Fragment, cut_fragments

@@ -23,7 +23,7 @@ from peer.averaging.gossip.gossip import Gossip, GossipServer
 from peer.codec import get_codec
 from peer.network.simulated import LinkModel, SimulatedInternet, SimulatedNetwork
 from peer.observe.events import EventLog
-from peer.ports.work import SimulatedWork
+from peer.runtime.work import SimulatedWork
 from peer.simulation.swarm import identity_of
 from peer.simulation.virtual_time import run_in_virtual_time
 from protocol.gossip.matchmaking import RoundSnapshot

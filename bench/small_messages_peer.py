@@ -11,8 +11,8 @@ from peer.network.conversation import Conversation
 from peer.network.identity import load_or_create
 from peer.network.libp2p import open_libp2p_network
 from peer.network.pacing import NO_LIMITS, Pacing
-from peer.ports import Network, PeerId, Stream
-from peer.ports.work import RealEntropy
+from peer.runtime import Network, PeerId, Stream
+from peer.runtime.work import RealEntropy
 from protocol.wire.content_messages import Part
 from protocol.wire.messages import Beat
 from protocol.wire.versions import HELLO

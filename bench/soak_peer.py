@@ -28,8 +28,8 @@ from peer.codec import get_codec
 from peer.network.identity import load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
 from peer.observe.events import EventLog, LineFile
-from peer.ports import Network, PeerId, Stream, StreamHandler
-from peer.ports.work import RealEntropy, RealWork
+from peer.runtime import Network, PeerId, Stream, StreamHandler
+from peer.runtime.work import RealEntropy, RealWork
 from protocol.errors import StreamLost
 
 from .children import Answer, answer_parent

@@ -86,7 +86,7 @@ def test_the_protocol_imports_nothing_of_the_peer() -> None:
     assert not any(room.startswith("peer") for room in reached)
 
 
-FOR_THE_TRAINER = {"codec", "ports", "training"}
+FOR_THE_TRAINER = {"codec", "runtime", "training"}
 """The rooms of the peer that the trainer may know of."""
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 import trio
 
 from peer.network.conversation import Conversation
-from peer.ports import Address, Network, PeerId, Stream
+from peer.runtime import Address, Network, PeerId, Stream
 from protocol.errors import LocoError
 from protocol.gossip.exchange import exchange_id
 from protocol.wire.fields import Message

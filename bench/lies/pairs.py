@@ -26,7 +26,7 @@ from peer.averaging.gossip.lane import FARTHEST_AT_FIRST, PairLane
 from peer.averaging.gossip.outer_step import NolocoFactors, OuterState
 from peer.codec import Codec, get_codec
 from peer.facts import Facts
-from peer.ports.work import SimulatedWork
+from peer.runtime.work import SimulatedWork
 from protocol.gossip.final_averaging import Meeting
 from protocol.gossip.matchmaking import pair_rank, resting
 from protocol.membership.book import Fault

@@ -11,7 +11,7 @@ from typing import Final
 from bench.real_peers import HERE, RealPeer, home_in
 from bench.router.network import RoutedNetwork
 from peer.network.identity import load_or_create
-from peer.ports.work import RealEntropy
+from peer.runtime.work import RealEntropy
 from protocol.pipeline.simulator import Plan
 
 from .given_paths import GIVEN, GivenPaths

@@ -12,9 +12,9 @@ import trio
 from peer.options.config import ConfigError, PeerConfig, check_options
 from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import corpus_tokens_of, say_needs
-from peer.ports.imports import large_imports
 from peer.process.rejoin import JoinAgain, rejoin_command
 from peer.process.terminal import hold_back_sigterm
+from peer.runtime.imports import large_imports
 from peer.state.export_folder import check_export_folder
 from peer.state.home import Home, OtherRun
 from peer.training.child_process import spare_child

@@ -27,7 +27,7 @@ import trio
 from trio.lowlevel import ParkingLot
 
 from peer.network.conversation import Conversation, StreamStalled
-from peer.ports import Network, PeerId
+from peer.runtime import Network, PeerId
 from protocol.content.manifest import DIGEST_BYTES, CorpusManifest, blob_name, digest_of
 from protocol.content.samples import SAMPLE_BYTES, Float32Vector, sample_from
 from protocol.content.scheduler import Request

@@ -26,9 +26,9 @@ import numpy as np
 import trio
 
 from peer.observe.event_names import EventName
-from peer.ports import PeerId
-from peer.ports.files import replace_file
 from peer.rounds.surroundings import Surroundings
+from peer.runtime import PeerId
+from peer.runtime.files import replace_file
 from peer.training.corpus import Corpus, KeptCorpus
 from peer.training.corpus.blocks import PIECE_SUFFIX, cut_piece, piece_path
 from protocol.content.manifest import CorpusManifest

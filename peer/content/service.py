@@ -26,7 +26,7 @@ from trio.lowlevel import ParkingLot
 
 from peer.network.conversation import Conversation
 from peer.network.handlers import Readers
-from peer.ports import Network, Stream, Work
+from peer.runtime import Network, Stream, Work
 from protocol.content.scheduler import AtOnce
 from protocol.errors import Refused
 from protocol.limits import (

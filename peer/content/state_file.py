@@ -27,7 +27,7 @@ import msgpack
 import numpy as np
 from msgspec.structs import asdict
 
-from peer.ports.files import sync_folder
+from peer.runtime.files import sync_folder
 from protocol.content.manifest import digest_of
 from protocol.content.samples import Float32Vector
 from protocol.errors import RemoteProtocolError

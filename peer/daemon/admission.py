@@ -27,7 +27,7 @@ from peer.facts import Facts
 from peer.network.identity import Identity
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.ports import PeerId
+from peer.runtime import PeerId
 from peer.state.kept_files import KeptAdmission
 from protocol.admission.register import Mode, Register
 from protocol.admission.statements import Ruling, Token, Verdict

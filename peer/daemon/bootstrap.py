@@ -21,7 +21,7 @@ from peer.network.dial_errors import BACKOFF, cure_of, mismatch_sentence
 from peer.network.tls_probe import read_peer_id
 from peer.observe.event_names import EventName
 from peer.options.values import parse_host_port
-from peer.ports import Address, PeerId
+from peer.runtime import Address, PeerId
 from protocol.address.multiaddr import split_peer_id
 from protocol.errors import LocoError, Refused, StreamLost
 from protocol.outcomes import RefusalReason

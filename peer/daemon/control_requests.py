@@ -19,8 +19,8 @@ from peer.content.fetching import ExpectedState, fetch_from, whole_state
 from peer.facts import Facts, HeldPart, PeerState
 from peer.network.identity import SEED_BYTES
 from peer.observe.control import Handler, NotNow
-from peer.ports import Entropy, PeerId
 from peer.rounds.pause import Pause, PauseRefused
+from peer.runtime import Entropy, PeerId
 from protocol.address.peer_id import peer_id_to_bytes
 from protocol.admission.statements import Verdict
 from protocol.errors import LocoError, RemoteProtocolError

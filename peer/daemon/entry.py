@@ -14,7 +14,7 @@ import trio
 from peer.content.fetching import Fetcher
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
-from peer.ports import PeerId
+from peer.runtime import PeerId
 from peer.stages.company import StageCompany
 from protocol.membership.group import Group
 from protocol.run.assignment import needed_stage, newcomers_stage

@@ -22,8 +22,8 @@ from peer.network.conversation import Conversation
 from peer.network.identity import load_or_create
 from peer.network.libp2p import open_libp2p_network
 from peer.network.relay import reserve
-from peer.ports import Address, Network, PeerId
-from peer.ports.work import RealEntropy
+from peer.runtime import Address, Network, PeerId
+from peer.runtime.work import RealEntropy
 from peer.state.home import Home
 from peer.state.kept_files import AdmissionFile
 from protocol.address.multiaddr import split_peer_id

@@ -36,7 +36,7 @@ from peer.content.fetching import ExpectedState, Fetcher, Gathering, fetch_from
 from peer.content.state_file import StateManifest
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
-from peer.ports import PeerId
+from peer.runtime import PeerId
 from protocol.content.samples import (
     BLOCK_VALUES,
     LEAST_BLOCKS,

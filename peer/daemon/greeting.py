@@ -27,7 +27,7 @@ from typing import Final
 
 import trio
 
-from peer.ports import PeerId
+from peer.runtime import PeerId
 from protocol.limits import ALIVE_WITNESSES, MAX_LINKS, MAX_LINKS_PER_PEER, MAX_LINKS_PER_PREFIX
 from protocol.membership.book import Shares
 from protocol.membership.clock_offset import ClockOffsetEstimator

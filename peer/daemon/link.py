@@ -9,7 +9,7 @@ import trio
 from peer.facts import Facts
 from peer.network.conversation import Conversation
 from peer.network.pacing import Pacing
-from peer.ports import PeerId
+from peer.runtime import PeerId
 from protocol.limits import LINK_MESSAGES_PER_S, MAX_FRAGMENTS_FREE
 from protocol.membership.book import Allowance
 from protocol.membership.view import Progress

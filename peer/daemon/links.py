@@ -33,7 +33,7 @@ from trio.lowlevel import ParkingLot
 from peer.facts import PeerState
 from peer.network.conversation import Conversation, StreamStalled
 from peer.observe.event_names import EventName
-from peer.ports import Address, PeerId, Stream
+from peer.runtime import Address, PeerId, Stream
 from protocol.errors import Declined, LocoError, Refused, RemoteProtocolError, StreamLost
 from protocol.limits import (
     ANSWER_S,

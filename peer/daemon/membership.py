@@ -13,8 +13,8 @@ from typing import Final
 import trio
 
 from peer.facts import PeerState
-from peer.ports import DirectoryUnrecoverable, PeerId
 from peer.process.rejoin import JoinAgain, addresses_of
+from peer.runtime import DirectoryUnrecoverable, PeerId
 from protocol.errors import RemoteProtocolError
 from protocol.gossip.matchmaking import RoundSnapshot
 from protocol.membership.records import (

@@ -23,7 +23,7 @@ from peer.network.conversation import Conversation
 from peer.network.reachability import is_loopback
 from peer.network.relay import Relay, reserve
 from peer.observe.event_names import EventName
-from peer.ports import Address, Network, PeerId, Stream
+from peer.runtime import Address, Network, PeerId, Stream
 from protocol.address.multiaddr import is_relayed, split_peer_id
 from protocol.errors import LocoError
 from protocol.limits import ANSWER_S, DIAL_BACK_EVERY_S, MAX_DIAL_BACKS, MAX_LINKS

@@ -21,11 +21,11 @@ from peer.content.service import ContentService
 from peer.content.state_file import StateManifest, copy_state, seal_state
 from peer.facts import Facts, HeldPart, PeerState
 from peer.observe.event_names import EventName
-from peer.ports import Work
 from peer.process.rejoin import JoinAgain, addresses_of
 from peer.rounds.loop import RoundLoop
 from peer.rounds.shares import DataShares
 from peer.rounds.way import AveragingParts
+from peer.runtime import Work
 from peer.stages.company import StageCompany, keep_balance
 from peer.stages.exchange import StageExchange
 from peer.state.kept_files import ProofFile

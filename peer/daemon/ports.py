@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from peer.network.identity import Identity
 from peer.network.pacing import Pacing
 from peer.observe.events import EventLog
-from peer.ports import Directory
 from peer.rounds.surroundings import Surroundings
+from peer.runtime import Directory
 from peer.state.checkpoints import CheckpointStore
 from peer.state.kept_files import Acquaintances, AdmissionFile, Pins
 from protocol.admission.statements import Token

@@ -34,8 +34,8 @@ from peer.content.pieces import PieceStore, open_store
 from peer.facts import PartShape
 from peer.observe.event_names import EventName
 from peer.options.config import PeerConfig
-from peer.ports import PeerId, Work
-from peer.ports.files import replace_file
+from peer.runtime import PeerId, Work
+from peer.runtime.files import replace_file
 from peer.state.home import Home, HomeError
 from peer.state.rebuilt_stage import Neighbour, rebuild
 from peer.training.child_process import SpareChild

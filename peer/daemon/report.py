@@ -15,7 +15,7 @@ from peer.network.reachability import Scope, address_to_join, scope_of
 from peer.observe.events import EventLog
 from peer.observe.metrics import Metrics, Now
 from peer.observe.status import Outcomes, PeerStatus, Status, amendments_json, progress_line
-from peer.ports import Address, Network
+from peer.runtime import Address, Network
 from peer.training.schedule import learning_rate
 from protocol.membership.dial_back import Reach
 from protocol.membership.group import WHOLE_MODEL, Group

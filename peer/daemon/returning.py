@@ -33,7 +33,7 @@ import trio
 from peer.content.fetching import BlobSource, own_digests
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
-from peer.ports import PeerId
+from peer.runtime import PeerId
 from peer.state.checkpoints import Checkpoint
 from peer.state.home import OtherRun
 from peer.training.tensor_file import FileUnusable

@@ -29,9 +29,9 @@ from peer.options.config import DEFAULT_PORT, ConfigError, Origin, PeerConfig, c
 from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import say_needs
 from peer.options.values import HostPort
-from peer.ports.work import RealEntropy, RealWork
 from peer.process.rejoin import JoinAgain
 from peer.process.signals import run_until_signalled
+from peer.runtime.work import RealEntropy, RealWork
 from peer.state.checkpoints import CheckpointStore
 from peer.state.home import Home
 from peer.state.kept_files import Acquaintances, AdmissionFile, Pins

@@ -16,7 +16,7 @@ import trio
 
 from peer.content.fetching import ExpectedState, Fetcher, fetch_from, whole_state
 from peer.facts import Facts, PeerState
-from peer.ports import Network, PeerId
+from peer.runtime import Network, PeerId
 from peer.state.home import HomeError
 from protocol.content.samples import Float32Vector
 from protocol.errors import InvalidRunSpec, LocoError, Refused, RemoteProtocolError

@@ -23,7 +23,7 @@ from typing import Any, Final, Self, TypedDict, TypeVar, Unpack, cast, overload
 
 import trio
 
-from peer.ports import OnBytes, Stream
+from peer.runtime import OnBytes, Stream
 from protocol.errors import LocalProtocolError, Refused, RemoteProtocolError, StreamLost
 from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES, SEND_STALL_S
 from protocol.outcomes import RefusalReason

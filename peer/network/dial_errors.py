@@ -12,7 +12,7 @@ from typing import Final
 
 import trio
 
-from peer.ports import PeerId
+from peer.runtime import PeerId
 from protocol.address import multiaddr
 from protocol.limits import ANSWER_S
 

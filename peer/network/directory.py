@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from peer.ports import Address, DirectoryUnrecoverable
+from peer.runtime import Address, DirectoryUnrecoverable
 from protocol.errors import StreamLost
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class _NodeThread:
 
 
 class HivemindDirectory:
-    """Implements `peer.ports.Directory`; made by `open_hivemind_directory`.
+    """Implements `peer.runtime.Directory`; made by `open_hivemind_directory`.
 
     Attributes:
         failures: by reason: `timeout`, `hung`, `detached`, or the name of what was raised.

@@ -37,7 +37,7 @@ from typing import Final
 
 import trio
 
-from peer.ports import (
+from peer.runtime import (
     Address,
     Judge,
     NetworkStatistics,
@@ -71,7 +71,7 @@ from .pacing import Pacing
 
 # --- a stream to one peer -------------------------------------------------------------------------
 class PeerStream(ABC):
-    """Implements `peer.ports.Stream`, but for what moves the bytes."""
+    """Implements `peer.runtime.Stream`, but for what moves the bytes."""
 
     def __init__(
         self, network: "BaseNetwork", protocol: str, peer_id: PeerId, address: Address = ""

@@ -16,8 +16,8 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from peer.ports import Entropy, PeerId
-from peer.ports.files import PRIVATE_FILE
+from peer.runtime import Entropy, PeerId
+from peer.runtime.files import PRIVATE_FILE
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.errors import LocoError
 

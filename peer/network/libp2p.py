@@ -33,7 +33,7 @@ from typing import Final
 import trio
 from trio.lowlevel import ParkingLot
 
-from peer.ports import Address, PeerId, StreamHandler
+from peer.runtime import Address, PeerId, StreamHandler
 from protocol.address import multiaddr
 from protocol.address.peer_id import peer_id_from_bytes, peer_id_to_bytes
 from protocol.errors import LocoError, StreamLost, leaves
@@ -214,7 +214,7 @@ MAX_CONTROL_REQUESTS: Final = 64
 
 
 class Libp2pNetwork(BaseNetwork):
-    """Implements `peer.ports.Network`. Made by `open_libp2p_network`."""
+    """Implements `peer.runtime.Network`. Made by `open_libp2p_network`."""
 
     def __init__(self, config: P2pdConfig, listener_path: Path) -> None:
         super().__init__()

@@ -50,7 +50,7 @@ from typing import Final, NamedTuple
 
 import trio
 
-from peer.ports import Address
+from peer.runtime import Address
 from protocol.address import multiaddr
 from protocol.address.varint import read_delimited
 from protocol.errors import LocoError, RemoteProtocolError

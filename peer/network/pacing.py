@@ -41,7 +41,7 @@ from typing import Final
 import trio
 from trio.lowlevel import ParkingLot
 
-from peer.ports import PeerId
+from peer.runtime import PeerId
 from protocol.limits import MAX_MEMBERS
 
 WIRE_FACTOR: Final = 1.06

@@ -23,7 +23,7 @@ from typing import Final
 
 import psutil
 
-from peer.ports import Address
+from peer.runtime import Address
 from protocol.address.multiaddr import (
     HOST_PROTOCOLS,
     InvalidAddress,

@@ -30,7 +30,7 @@ from typing import Final
 
 import trio
 
-from peer.ports import Network, PeerId, Stream
+from peer.runtime import Network, PeerId, Stream
 from protocol.address.multiaddr import is_relayed
 from protocol.address.peer_id import peer_id_from_bytes, peer_id_to_bytes
 from protocol.address.varint import read_delimited

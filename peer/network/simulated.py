@@ -38,7 +38,7 @@ import blake3
 import trio
 from trio.lowlevel import ParkingLot
 
-from peer.ports import Address, PeerId
+from peer.runtime import Address, PeerId
 from protocol.address import multiaddr
 from protocol.address.peer_id import peer_id_to_bytes
 from protocol.errors import StreamLost
@@ -430,7 +430,7 @@ class SimulatedInternet:
 
 
 class SimulatedNetwork(BaseNetwork):
-    """Implements `peer.ports.Network`. Made by `SimulatedInternet.open_network`."""
+    """Implements `peer.runtime.Network`. Made by `SimulatedInternet.open_network`."""
 
     def __init__(self, internet: SimulatedInternet, peer_id: PeerId, address: Address) -> None:
         super().__init__()
@@ -619,7 +619,7 @@ class SimulatedDhtWorld:
 
 
 class SimulatedDirectory:
-    """One peer's handle on a `SimulatedDhtWorld`; implements `peer.ports.Directory`.
+    """One peer's handle on a `SimulatedDhtWorld`; implements `peer.runtime.Directory`.
 
     Attributes:
         online: False while the peer is cut off from the table.

@@ -29,7 +29,7 @@ import trio
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from peer.ports import PeerId
+from peer.runtime import PeerId
 from protocol.address.peer_id import (
     KEY_PROTOBUF_PREFIX,
     PUBLIC_KEY_BYTES,

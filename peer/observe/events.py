@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol, TextIO
 import trio
 
 from peer.options.values import LogFormat
-from peer.ports import PeerId
+from peer.runtime import PeerId
 from protocol.names import short_id
 
 from .event_names import EventName

@@ -35,7 +35,7 @@ from prometheus_client.registry import Collector
 
 from peer.facts import CheckpointOutcome, Facts, PeerState
 from peer.options.values import HostPort
-from peer.ports import NetworkStatistics
+from peer.runtime import NetworkStatistics
 from protocol.errors import LocoError
 from protocol.membership.book import Fault
 from protocol.membership.dial_back import Reach

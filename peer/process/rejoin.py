@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from peer.options.config import OPTIONS, SECRETS, Origin, PeerConfig
-from peer.ports import Address
+from peer.runtime import Address
 from protocol.errors import LocoError
 from protocol.membership.view import Member
 

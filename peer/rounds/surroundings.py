@@ -7,7 +7,7 @@ from trio.lowlevel import ParkingLot
 from peer.facts import Facts
 from peer.network.pacing import Pacing
 from peer.observe.events import Events
-from peer.ports import Network, Work
+from peer.runtime import Network, Work
 from protocol.membership.records import Sign
 from protocol.membership.view import Roster
 

@@ -17,7 +17,7 @@ from typing import Protocol
 import trio
 
 from peer.facts import HeldPart, RoundTiming
-from peer.ports import PeerId
+from peer.runtime import PeerId
 from peer.state.kept_files import ProofFile
 from peer.training.messages import Kept, Load, Ready, RoundClosed, SyncEvent, TrainerCommand
 from peer.training.ports import Trainer, TrainerDied

@@ -21,7 +21,7 @@ from peer.daemon.fetched import Fetched
 from peer.daemon.provision import ChooseStage, Supplies
 from peer.facts import PartShape
 from peer.network.pacing import NO_LIMITS, BandwidthLimits
-from peer.ports import PeerId
+from peer.runtime import PeerId
 from peer.training.messages import Failed, TrainerCommand, TrainerEvent
 from peer.training.ports import StartTrainer, Trainer
 from peer.training.simulated import SimulatedSpeed, ToyProblem, simulated_layout, simulated_starter

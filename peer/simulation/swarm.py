@@ -48,9 +48,9 @@ from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.status import Status
 from peer.options.config import check_overlap_steps
-from peer.ports import PeerId
-from peer.ports.work import SimulatedEntropy, SimulatedWork
 from peer.rounds.loop import TrainingImpossible
+from peer.runtime import PeerId
+from peer.runtime.work import SimulatedEntropy, SimulatedWork
 from peer.state.checkpoints import CheckpointStore
 from peer.state.kept_files import Acquaintances, AdmissionFile
 from peer.training.simulated import ToyProblem

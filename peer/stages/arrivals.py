@@ -26,8 +26,8 @@ from typing import Final
 import trio
 
 from peer.network.conversation import Conversation, StreamStalled
-from peer.ports import PeerId, Work
 from peer.rounds.way import TrainerLine
+from peer.runtime import PeerId, Work
 from peer.training.shared import BoundaryRing
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.microbatch.iterations import SEVERAL

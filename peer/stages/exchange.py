@@ -19,9 +19,9 @@ from peer.facts import Facts, PeerState
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
-from peer.ports import PeerId, Stream
 from peer.rounds.surroundings import Surroundings
 from peer.rounds.way import TrainerLine
+from peer.runtime import PeerId, Stream
 from peer.training.shared import MIN_SLOTS, RING_PER_SLOT, SLOTS
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.membership.view import TRAINING, Member

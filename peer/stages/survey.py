@@ -16,8 +16,8 @@ from typing import Final
 import trio
 
 from peer.network.conversation import Conversation
-from peer.ports import PeerId
 from peer.rounds.surroundings import Surroundings
+from peer.runtime import PeerId
 from peer.training.shared import SLOTS
 from protocol.errors import LocoError
 from protocol.limits import MAX_LINK_VECTOR_BYTES, MAX_SNAPSHOT_BYTES

@@ -33,7 +33,7 @@ import trio
 
 from peer.network.conversation import Conversation
 from peer.network.pacing import Pacing
-from peer.ports import Network, PeerId
+from peer.runtime import Network, PeerId
 from protocol.errors import LocoError, Refused
 from protocol.microbatch.core import SendBoundary
 from protocol.wire.stage_messages import (

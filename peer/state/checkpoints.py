@@ -36,7 +36,7 @@ import torch
 from annotated_types import Ge
 from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt
 
-from peer.ports.files import replace_file, sync_folder
+from peer.runtime.files import replace_file, sync_folder
 from peer.training.tensor_file import FileUnusable, TensorFile, write_tensors
 from protocol.content.samples import Float32Vector
 from protocol.names import size_text

@@ -32,7 +32,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from peer.ports.files import USUAL_FILE
+from peer.runtime.files import USUAL_FILE
 from peer.training.corpus.tokenizer import BYTES, ByteTokenizer, FileTokenizer, Tokenizer
 from peer.training.model import model_config, model_shapes
 from protocol.content.samples import Float32Vector

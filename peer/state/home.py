@@ -42,7 +42,7 @@ from typing import Any, Final
 
 import blake3
 
-from peer.ports.files import PRIVATE_FILE, replace_file
+from peer.runtime.files import PRIVATE_FILE, replace_file
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.run.signed_spec import SignedSpec
 

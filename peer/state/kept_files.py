@@ -21,8 +21,8 @@ from typing import Any, Final, TypeVar
 
 import msgpack
 
-from peer.ports import PeerId
-from peer.ports.files import PRIVATE_FILE, replace_file
+from peer.runtime import PeerId
+from peer.runtime.files import PRIVATE_FILE, replace_file
 from protocol.limits import MAX_ADDRESSES_PER_PEER, MAX_CONVICTED, MAX_KEPT_EVIDENCE_BYTES
 from protocol.membership.view import Member
 

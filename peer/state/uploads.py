@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from peer.ports.files import PRIVATE_FILE, replace_file
+from peer.runtime.files import PRIVATE_FILE, replace_file
 from peer.training.corpus import Corpus, adopt_held_out, adopt_manifest, kept_corpus
 from peer.training.corpus.blocks import PIECE_SUFFIX, cut_piece, piece_path
 from peer.training.corpus.folder import HELD_OUT, MANIFEST, PACKED, corpus_folder

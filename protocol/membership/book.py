@@ -87,7 +87,7 @@ WEIGHTS: Final = {Fault.BROKEN_RULE: 1.0, Fault.BAD_VECTOR: 2.0, Fault.IMPLAUSIB
 # --- budgets --------------------------------------------------------------------------------------
 IPV4_PREFIX_BITS: Final = 24
 IPV6_PREFIX_BITS: Final = 48
-"""Of the addresses of one customer of a provider."""
+"""Addresses of one customer of a provider."""
 
 
 def prefix_of(address: str) -> str | None:

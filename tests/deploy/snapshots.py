@@ -16,7 +16,7 @@ from peer.facts import (
 )
 from peer.observe.metrics import Metrics, Now
 from peer.observe.status import PeerStatus, Status
-from peer.ports import NetworkStatistics
+from peer.runtime import NetworkStatistics
 from protocol.membership.dial_back import Reach
 from protocol.membership.group import Group
 from protocol.outcomes import SkipReason

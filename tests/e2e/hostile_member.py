@@ -21,8 +21,8 @@ from bench.fuzzing.values import World
 from peer.codec import get_codec
 from peer.network.conversation import Conversation
 from peer.network.identity import Identity, load_or_create
-from peer.ports import Network
-from peer.ports.work import RealEntropy
+from peer.runtime import Network
+from peer.runtime.work import RealEntropy
 from protocol.address.multiaddr import split_peer_id
 from protocol.membership.group import Group
 from protocol.run.run_spec import RunSpec, parse_bytes

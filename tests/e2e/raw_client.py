@@ -8,7 +8,7 @@ import trio
 
 from peer.network.identity import load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
-from peer.ports.work import RealEntropy
+from peer.runtime.work import RealEntropy
 from protocol.errors import LocoError
 
 ANSWER_S = 15.0

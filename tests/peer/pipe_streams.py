@@ -6,7 +6,7 @@ from typing import Any
 import trio
 import trio.testing
 
-from peer.ports import OnBytes
+from peer.runtime import OnBytes
 from protocol.errors import StreamLost
 
 OTHER = "12D3KooWOther"

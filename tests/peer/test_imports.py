@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from peer.ports.imports import large_imports
+from peer.runtime.imports import large_imports
 
 
 def test_nothing_is_collected_meanwhile_and_everything_afterwards():

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from peer.ports import Entropy, Work
-from peer.ports.work import RealEntropy, RealWork, SimulatedEntropy, SimulatedWork
+from peer.runtime import Entropy, Work
+from peer.runtime.work import RealEntropy, RealWork, SimulatedEntropy, SimulatedWork
 
 
 @pytest.fixture(params=[RealWork, SimulatedWork])

@@ -11,8 +11,8 @@ from peer.daemon import run as daemon
 from peer.daemon.membership import Membership
 from peer.options.config import load_config
 from peer.options.exit_codes import ExitCode
-from peer.ports import DirectoryUnrecoverable
 from peer.process.rejoin import JoinAgain, rejoin_command
+from peer.runtime import DirectoryUnrecoverable
 from peer.state.home import Home
 from protocol.membership.view import Roster
 

@@ -19,7 +19,7 @@ from peer.network.p2pd import P2pdClient, P2pdConfig, P2pdFailed, attach
 from peer.network.protobuf import delimited
 from peer.network.reachability import num_relayed, understood
 from peer.network.relay import HOP, HOP_ANSWER, CircuitStatus, HopKind, parse_status
-from peer.ports.work import RealEntropy
+from peer.runtime.work import RealEntropy
 from protocol.address.multiaddr import is_relayed, to_bytes
 from protocol.address.peer_id import peer_id_to_bytes
 

@@ -29,7 +29,7 @@ import trio
 from peer.codec import Codec, codes_as_tensor, get_codec
 from peer.codec.leaves import code_digest, leaf_digests, leaf_of, leaves_of_chunk, values_of_leaf
 from peer.network.conversation import Conversation
-from peer.ports import Network, PeerId, Work
+from peer.runtime import Network, PeerId, Work
 from protocol.diloco.audits import (
     Contradiction,
     Evidence,

@@ -18,7 +18,7 @@ import blake3
 import trio
 
 from peer.network.conversation import Conversation
-from peer.ports import Network, PeerId, Stream, Work
+from peer.runtime import Network, PeerId, Stream, Work
 from protocol.diloco import commands
 from protocol.diloco.commands import GroupSeen, HoldOutcome, Parts, SendEnded, Sent, WriteOrder
 from protocol.diloco.core import FragmentCore

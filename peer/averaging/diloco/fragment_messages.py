@@ -30,7 +30,7 @@ from peer.codec import Codec, codes_as_tensor
 from peer.codec.base import root_mean_square
 from peer.codec.leaves import code_digest
 from peer.network.conversation import Conversation, Payload
-from peer.ports import Network, PeerId, Work
+from peer.runtime import Network, PeerId, Work
 from protocol.diloco.commands import Contribute, Parts
 from protocol.errors import LocoError, RemoteProtocolError, StreamLost
 from protocol.limits import MAX_CONTRIBUTION_WEIGHT, MAX_EVIDENCE_BYTES, MAX_PAYLOAD_BYTES

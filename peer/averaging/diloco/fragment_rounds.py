@@ -25,12 +25,12 @@ import trio
 from peer.codec import get_codec
 from peer.facts import Facts, PeerState, RoundTiming
 from peer.observe.event_names import EventName
-from peer.ports import PeerId
 from peer.process.rejoin import join_the_finished
 from peer.rounds.loop import RoundLoop
 from peer.rounds.pace import Pace
 from peer.rounds.validation import Validation
 from peer.rounds.way import AveragingParts, TrainerLine
+from peer.runtime import PeerId
 from peer.training.messages import Ready, RoundClosed, SyncEvent
 from peer.training.ports import StartTrainer
 from protocol.content.samples import Float32Vector

@@ -30,7 +30,7 @@ from typing import Any, Final
 import trio
 
 from peer.network.conversation import Conversation, StreamStalled
-from peer.ports import Network, PeerId
+from peer.runtime import Network, PeerId
 from protocol.errors import LocoError, Refused, RemoteProtocolError, StreamLost
 from protocol.gossip.exchange import ExchangeEvent, ExchangeMachine, ExchangeState, Marks, map_of
 from protocol.gossip.matchmaking import RoundSnapshot

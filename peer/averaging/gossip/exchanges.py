@@ -15,7 +15,7 @@ import trio
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
-from peer.ports import Network, PeerId, Stream
+from peer.runtime import Network, PeerId, Stream
 from protocol.errors import RemoteProtocolError, StreamLost
 from protocol.gossip.exchange import ExchangeState, exchange_id
 from protocol.limits import MAX_STRIPES, PIECE_BYTES, STRIPE_FROM_BYTES

@@ -21,10 +21,10 @@ import trio
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
-from peer.ports import PeerId, Stream
 from peer.process.rejoin import join_the_finished
 from peer.rounds.validation import Validation
 from peer.rounds.way import AveragingParts, Company, TrainerLine
+from peer.runtime import PeerId, Stream
 from protocol.errors import LocoError, Refused
 from protocol.gossip.final_averaging import MIN_WAIT_S, Meeting, meetings, roster_digest
 from protocol.gossip.matchmaking import MAX_EXCHANGE_ROUNDS, WAIT_ROUNDS

@@ -18,8 +18,8 @@ from peer.facts import PackingFacts
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
-from peer.ports import Network, PeerId, Stream, Work
 from peer.rounds.way import Company
+from peer.runtime import Network, PeerId, Stream, Work
 from protocol.errors import LocoError, Refused
 from protocol.gossip import matchmaking as mm
 from protocol.membership.book import Fault

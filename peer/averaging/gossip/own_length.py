@@ -16,8 +16,8 @@ import trio
 
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
-from peer.ports import PeerId
 from peer.rounds.surroundings import Surroundings
+from peer.runtime import PeerId
 from protocol.gossip.round_length import FIRST_INNER_STEPS, RoundLength, TimedAverage
 from protocol.membership.view import View
 from protocol.outcomes import SkipReason

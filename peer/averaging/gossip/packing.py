@@ -26,7 +26,7 @@ from peer.codec.differences import (
     widths_for,
 )
 from peer.facts import PackingFacts
-from peer.ports import Work
+from peer.runtime import Work
 from protocol.errors import RemoteProtocolError
 from protocol.gossip.exchange import Answering, Asking, Marks
 from protocol.run.ways import CODECS

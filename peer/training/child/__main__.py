@@ -6,7 +6,7 @@ python -m peer.training.child SOCKET_FD
 import signal
 import sys
 
-from peer.ports.imports import large_imports
+from peer.runtime.imports import large_imports
 from peer.training.pipe import SocketChannel
 
 

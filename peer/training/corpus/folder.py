@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from msgspec import structs
 
-from peer.ports.files import replacing
+from peer.runtime.files import replacing
 from protocol.content.manifest import (
     MAX_PIECES,
     CorpusManifest,

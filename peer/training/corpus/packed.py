@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from peer.ports.files import replacing
+from peer.runtime.files import replacing
 from protocol.errors import LocoError
 
 from .tokenizer import Tokenizer

@@ -27,7 +27,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from peer.ports.files import replacing
+from peer.runtime.files import replacing
 
 from .documents import Shard, documents, shards_of
 from .packed import (

@@ -20,8 +20,8 @@ from peer.facts import PackingFacts
 from peer.network.conversation import Conversation
 from peer.network.simulated import LinkModel, SimulatedInternet, SimulatedNetwork
 from peer.observe.events import EventLog
-from peer.ports import PeerId
-from peer.ports.work import SimulatedWork
+from peer.runtime import PeerId
+from peer.runtime.work import SimulatedWork
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.gossip.exchange import exchange_id
 from protocol.gossip.matchmaking import RoundSnapshot

@@ -14,7 +14,7 @@ from peer.averaging.diloco.nesterov import NesterovFactors
 from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import get_codec
 from peer.network.simulated import SimulatedInternet
-from peer.ports.work import SimulatedWork
+from peer.runtime.work import SimulatedWork
 from protocol.diloco.commands import GroupSeen, HoldOutcome, SendEnded, Sent
 from protocol.diloco.owner import MAX_COLLECT_S
 from protocol.diloco.peers import FragmentCounts

@@ -8,7 +8,7 @@ from pipe_streams import pipe
 from peer.averaging.diloco.fragment_messages import FragmentInbound, OtherGroup
 from peer.codec.leaves import code_digest
 from peer.network.conversation import Conversation
-from peer.ports.work import SimulatedWork
+from peer.runtime.work import SimulatedWork
 from protocol.errors import RemoteProtocolError
 from protocol.wire.fragment_messages import (
     ChunkResult,

@@ -9,7 +9,7 @@ from peer.averaging.diloco.averages import ChunkAverages
 from peer.averaging.diloco.fragment_messages import FragmentInbound
 from peer.codec.base import LARGEST_MAGNITUDE
 from peer.network.conversation import Conversation
-from peer.ports.work import SimulatedWork
+from peer.runtime.work import SimulatedWork
 from protocol.diloco import owner as owner_file
 from protocol.diloco.commands import Average, Averages, FragmentCommand, GroupSeen
 from protocol.diloco.owner import MAX_COLLECT_S, MAX_COLLECTIONS, Owner

@@ -10,7 +10,7 @@ from owner_worlds import FRAGMENT, GROUP, IDS, outer_copy
 from peer.averaging.diloco.fragment_messages import FragmentQuestions
 from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedInternet
-from peer.ports.work import SimulatedWork
+from peer.runtime.work import SimulatedWork
 from protocol.errors import LocoError
 from protocol.outcomes import RefusalReason
 from protocol.wire.fields import Message

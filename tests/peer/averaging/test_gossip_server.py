@@ -29,8 +29,8 @@ from peer.averaging.gossip.gossip import Gossip, GossipServer
 from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedNetwork
 from peer.observe.events import EventLog
-from peer.ports import PeerId, Stream
-from peer.ports.work import SimulatedWork
+from peer.runtime import PeerId, Stream
+from peer.runtime.work import SimulatedWork
 from protocol.errors import Refused
 from protocol.gossip.exchange import exchange_id
 from protocol.outcomes import RefusalReason

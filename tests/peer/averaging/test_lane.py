@@ -22,7 +22,7 @@ from peer.averaging.gossip.lane import EXPECTED_AT_FIRST, PairLane
 from peer.averaging.gossip.outer_step import NolocoFactors, OuterState
 from peer.codec import get_codec
 from peer.facts import Facts
-from peer.ports.work import SimulatedWork
+from peer.runtime.work import SimulatedWork
 from protocol.gossip.final_averaging import Meeting
 from protocol.outcomes import SkipReason
 from protocol.plausible import CLIP_FACTOR, FIRST, LEAST_CLIP

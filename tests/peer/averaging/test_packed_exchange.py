@@ -28,7 +28,7 @@ from peer.codec import get_codec
 from peer.codec.differences import pack
 from peer.facts import PackingFacts
 from peer.network.conversation import Conversation
-from peer.ports.work import SimulatedWork
+from peer.runtime.work import SimulatedWork
 from protocol.errors import StreamLost
 from protocol.gossip.exchange import map_of
 from protocol.outcomes import SkipReason

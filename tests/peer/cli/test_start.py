@@ -25,7 +25,7 @@ from peer.facts import Facts
 from peer.network.identity import Identity, load, load_or_create
 from peer.options.config import ConfigError, PeerConfig, load_config
 from peer.options.exit_codes import ExitCode
-from peer.ports.work import RealEntropy
+from peer.runtime.work import RealEntropy
 from peer.state.checkpoints import CheckpointStore
 from peer.state.home import Home, HomeError, OtherRun
 from protocol.errors import InvalidRunSpec

@@ -16,8 +16,8 @@ from peer.facts import Facts
 from peer.network.simulated import LinkModel, SimulatedInternet, SimulatedLink, SimulatedNetwork
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.ports.work import SimulatedWork
 from peer.rounds.surroundings import Surroundings
+from peer.runtime.work import SimulatedWork
 from peer.simulation.swarm import identity_of
 from peer.training.corpus import Corpus, KeptCorpus, prepare_corpus
 from protocol.membership.view import Progress, Roster

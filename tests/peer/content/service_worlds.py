@@ -14,7 +14,7 @@ from peer.content.fetching import fetch_from
 from peer.content.service import ContentService
 from peer.content.state_file import StateManifest
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
-from peer.ports.work import SimulatedWork
+from peer.runtime.work import SimulatedWork
 from peer.simulation.swarm import identity_of
 from protocol.content.samples import sample_of
 from protocol.limits import STATE_CHUNK_BYTES

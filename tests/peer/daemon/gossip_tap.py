@@ -10,7 +10,7 @@ from swarm_worlds import exchanges
 from peer.averaging.gossip.exchange_session import Averaged, ExchangeSession, RoundOutcome
 from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedStream
-from peer.ports import PeerId
+from peer.runtime import PeerId
 from peer.simulation.swarm import SimulatedPeer
 from protocol.wire.fields import Message
 from protocol.wire.versions import GOSSIP

@@ -4,7 +4,7 @@ import pytest
 from swarm_worlds import simulated, start, toy_spec
 
 from peer.daemon.control_requests import ControlRequests, named_peer
-from peer.ports.work import SimulatedEntropy
+from peer.runtime.work import SimulatedEntropy
 from peer.simulation.swarm import SimulatedPeer, identity_of, open_swarm
 from protocol.errors import LocoError
 from protocol.names import short_id

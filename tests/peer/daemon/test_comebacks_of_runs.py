@@ -16,8 +16,8 @@ from swarm_worlds import simulated, start, toy_spec
 
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
-from peer.ports.files import replace_file
 from peer.process.rejoin import JoinAgain
+from peer.runtime.files import replace_file
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, open_swarm
 from peer.state import checkpoints as checkpoints_module

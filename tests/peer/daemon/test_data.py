@@ -10,7 +10,7 @@ import pytest
 
 from peer.daemon import provision as data_module
 from peer.daemon.provision import freeze_data, obtain_data
-from peer.ports.work import SimulatedWork
+from peer.runtime.work import SimulatedWork
 from peer.state.home import HomeError
 from peer.training.corpus import KeptCorpus
 from protocol.errors import InvalidRunSpec

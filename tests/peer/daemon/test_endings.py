@@ -11,7 +11,7 @@ from swarm_worlds import simulated, start, toy_spec
 from peer.daemon.checkpointing import CheckpointPlan
 from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
-from peer.ports.work import SimulatedWork
+from peer.runtime.work import SimulatedWork
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import (
     GRACE_S,

@@ -12,7 +12,7 @@ from peer.codec import codes_as_tensor, get_codec
 from peer.codec.leaves import code_digest
 from peer.network.identity import Identity
 from peer.observe.event_names import EventName
-from peer.ports import PeerId
+from peer.runtime import PeerId
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
 from protocol.diloco import audits

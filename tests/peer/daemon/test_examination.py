@@ -30,7 +30,7 @@ from peer.daemon.outside import be_reached
 from peer.network.identity import load
 from peer.network.simulated import LinkModel, SimulatedInternet, SimulatedNetwork
 from peer.observe.event_names import EventName
-from peer.ports.work import SimulatedWork
+from peer.runtime.work import SimulatedWork
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
 from peer.state.home import Home

@@ -12,7 +12,7 @@ from test_audited_swarm import convicted
 from peer.codec.leaves import code_digest
 from peer.network.conversation import Conversation
 from peer.network.identity import Identity
-from peer.ports import Network
+from peer.runtime import Network
 from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
 from protocol.diloco.owners import may_own
 from protocol.errors import LocoError

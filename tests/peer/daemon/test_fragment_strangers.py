@@ -14,7 +14,7 @@ from streaming_worlds import (
 )
 from swarm_worlds import simulated, start
 
-from peer.ports import Network
+from peer.runtime import Network
 from peer.simulation.swarm import identity_of, open_swarm
 from protocol.errors import LocoError
 from protocol.wire.versions import FRAGMENT

@@ -9,7 +9,7 @@ from test_admission import beat, greet
 
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
-from peer.ports import Network
+from peer.runtime import Network
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
 from peer.training.simulated import SimulatedSpeed

@@ -15,7 +15,7 @@ from peer.facts import Facts
 from peer.network.identity import Identity
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.observe.events import EventLog
-from peer.ports import PeerId
+from peer.runtime import PeerId
 from protocol.errors import LocoError
 from protocol.membership.dial_back import NatKind, Reach
 from protocol.membership.view import Roster

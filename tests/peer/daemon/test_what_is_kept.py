@@ -22,8 +22,8 @@ from peer.daemon.returning import TELL_EVERY_S, RememberedPeers
 from peer.facts import Facts, PeerState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.ports.work import SimulatedWork
 from peer.process.rejoin import JoinAgain
+from peer.runtime.work import SimulatedWork
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import CHECKPOINTS_KEPT, SimulatedPeer, SimulatedSwarm, open_swarm
 from peer.state.checkpoints import CheckpointStore, NoRoom

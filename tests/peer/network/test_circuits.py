@@ -24,7 +24,7 @@ from peer.network.relay import (
     reserve,
 )
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
-from peer.ports import Stream
+from peer.runtime import Stream
 from protocol.address.peer_id import peer_id_to_bytes
 from protocol.errors import LocoError
 from protocol.limits import ANSWER_S, MAX_CIRCUITS_PER_PEER

@@ -17,7 +17,7 @@ from peer.network.conversation import (
     Conversation,
     StreamStalled,
 )
-from peer.ports import OnBytes
+from peer.runtime import OnBytes
 from protocol.content.samples import SAMPLE_BYTES
 from protocol.errors import LocalProtocolError, Refused, RemoteProtocolError, StreamLost
 from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES, MAX_HEADER_BYTES

@@ -5,7 +5,7 @@ import trio.testing
 
 from peer.network.conversation import READ_BYTES, Conversation
 from peer.network.simulated import SimulatedInternet
-from peer.ports import Stream
+from peer.runtime import Stream
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.wire.messages import Leaving, Vector
 

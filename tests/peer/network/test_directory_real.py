@@ -9,7 +9,7 @@ from directory_worlds import eventually, real_world
 
 from peer.network import directory as directory_module
 from peer.network.directory import open_hivemind_directory
-from peer.ports import DirectoryUnrecoverable
+from peer.runtime import DirectoryUnrecoverable
 from protocol.errors import StreamLost
 from protocol.limits import MAX_RECORDS_PER_SHARD
 from protocol.membership.records import place_of, record_keys

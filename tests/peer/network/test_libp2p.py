@@ -14,7 +14,7 @@ from network_worlds import WAIT_S, peer_id_of, real_network, wait_until
 
 from peer.network.p2pd import P2pdFailed
 from peer.network.tls_probe import read_peer_id
-from peer.ports import Stream
+from peer.runtime import Stream
 from protocol.address import multiaddr
 from protocol.errors import StreamLost
 

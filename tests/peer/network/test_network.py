@@ -12,7 +12,7 @@ import trio.testing
 from network_worlds import AnyNetwork, Pair, peer_id_of, real_network, wait_until
 
 from peer.network.simulated import SimulatedInternet
-from peer.ports import Stream
+from peer.runtime import Stream
 from protocol.address.multiaddr import InvalidAddress
 from protocol.errors import LocalProtocolError, LocoError, StreamLost
 from protocol.limits import MAX_INBOUND_STREAMS_PER_PEER

@@ -14,7 +14,7 @@ from peer.network.simulated import (
     SimulatedInternet,
     SimulatedNetwork,
 )
-from peer.ports import Stream
+from peer.runtime import Stream
 from protocol.errors import StreamLost
 from protocol.limits import DIAL_TIMEOUT_S
 

@@ -22,7 +22,7 @@ from peer.network.pacing import (
     Pacing,
 )
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
-from peer.ports import Stream
+from peer.runtime import Stream
 from protocol.wire.messages import Leaving, Vector
 from protocol.wire.versions import GOSSIP, HELLO
 

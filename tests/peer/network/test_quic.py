@@ -7,7 +7,7 @@ import trio
 from network_worlds import real_network
 
 from peer.network.libp2p import Libp2pNetwork, is_quic
-from peer.ports import Stream
+from peer.runtime import Stream
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 

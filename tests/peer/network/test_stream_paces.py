@@ -4,7 +4,7 @@ import pytest
 import trio
 
 from peer.network.simulated import SimulatedInternet
-from peer.ports import Network, PeerId, Stream
+from peer.runtime import Network, PeerId, Stream
 from peer.simulation.swarm import identity_of
 from protocol.errors import LocoError
 from protocol.limits import INBOUND_STREAMS_BURST_S, INBOUND_STREAMS_PER_S

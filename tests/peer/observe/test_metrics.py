@@ -31,7 +31,7 @@ from peer.observe.metrics import (
 )
 from peer.observe.status import PeerStatus, Status
 from peer.options.values import HostPort
-from peer.ports import NetworkStatistics
+from peer.runtime import NetworkStatistics
 from protocol.membership.dial_back import Reach
 from protocol.membership.group import Group
 from protocol.outcomes import RefusalReason, SkipReason

@@ -16,9 +16,9 @@ from trio.lowlevel import ParkingLot
 from peer.codec import Codec
 from peer.facts import Facts, PeerState
 from peer.network.simulated import LinkModel, SimulatedInternet
-from peer.ports.work import SimulatedWork
 from peer.rounds.surroundings import Surroundings
 from peer.rounds.way import TrainerLine
+from peer.runtime.work import SimulatedWork
 from peer.stages.company import StageCompany
 from peer.stages.exchange import StageExchange
 from peer.training.shared import RING_PER_SLOT, SLOTS, BoundaryRing, code_memory

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from checkpoint_worlds import P, write, write_state_file
 
-from peer.ports.files import replace_file
+from peer.runtime.files import replace_file
 from peer.state.checkpoints import CheckpointStore
 from protocol.wire.content_messages import StateScalars
 

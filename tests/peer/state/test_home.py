@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from peer.ports.files import replace_file
+from peer.runtime.files import replace_file
 from peer.state.home import (
     LONGEST_SOCKET_NAME_BYTES,
     MAX_UNIX_PATH_BYTES,

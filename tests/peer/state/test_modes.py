@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peer.network.identity import load_or_create
 from peer.observe.events import LineFile
-from peer.ports.work import RealEntropy
+from peer.runtime.work import RealEntropy
 from peer.state.checkpoints import TRAINER_FILE, CheckpointStore, Manifest, write_outer
 from peer.state.export import export_hugging_face
 from peer.state.home import Home

@@ -7,7 +7,7 @@ import pytest
 from checkpoint_worlds import write
 
 from peer.network.identity import Identity, load_or_create
-from peer.ports.work import RealEntropy
+from peer.runtime.work import RealEntropy
 from peer.state.checkpoints import MANIFEST_FILE, OUTER_FILE, CheckpointStore
 from peer.state.home import Home, OtherRun
 from peer.state.kept_files import AdmissionFile, KeptAdmission
