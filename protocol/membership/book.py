@@ -26,9 +26,9 @@ Hearsay. Naming a peer costs nothing, so what it costs us is within budgets of w
 Budgets and paces.
   8. A budget has so many places in all, so many for one identity, and so many for one network: an
      identity costs nothing, an address something, a network more. A network is the /24 of an IPv4
-     address or the /48 of an IPv6 address; a relayed address counts as its relay. Who is at an
-     address that is not of the open internet already stands beside us, and people run many peers on
-     one machine: those have no network, and share the whole budget.
+     address or the /48 of an IPv6 address; a relayed address counts as its relay. Addresses
+     that are not of the open internet have no network, and share the whole budget: their peers are
+     beside us already, and people run many on one machine.
   9. One peer, and all of one network, may begin so many things a second, and a burst of them. What
      goes beyond that waits until its turn has come, and is not refused: where a peer's messages are
      read at such a pace, its flood piles up on its own line.
