@@ -48,7 +48,7 @@ class Nowhere:
 
 def _membership(roster: Roster) -> Membership:
     ports: Any = SimpleNamespace(
-        incarnation=1,
+        facts=SimpleNamespace(incarnation=1),
         network=Nowhere(),
         directory=BrokenDirectory(),
         roster=roster,

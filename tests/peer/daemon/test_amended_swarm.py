@@ -99,10 +99,10 @@ def test_a_shortened_run_ends_at_the_new_end_with_its_mean(tmp_path, method):
 def test_fragments_are_averaged_plainly_at_the_new_end_and_nowhere_else(tmp_path, monkeypatch):
     plain, write = set(), OuterFragments.write
 
-    def note(self, fragment, result):
+    def note(self, fragment, result, **how):
         if self.is_last(result.cycle):
             plain.add(result.cycle)
-        return write(self, fragment, result)
+        return write(self, fragment, result, **how)
 
     monkeypatch.setattr(OuterFragments, "write", note)
 

@@ -164,9 +164,9 @@ async def test_replicas_that_forget_nothing_believe_each_other_over_unequal_line
             assert not peer.events(EventName.PEER_IGNORED)
 
 
-@simulated()
+@simulated(2)
 async def test_the_end_waits_for_a_peer_that_is_in_a_long_exchange(tmp_path):
-    async with open_swarm(1, auto_spec(640), tmp_path, OPTIONS) as swarm:
+    async with open_swarm(2, auto_spec(640), tmp_path, OPTIONS) as swarm:
         await start(swarm, "a", "b", "c", "d")
         set_lines_of(swarm, "d", line(12.0))
         await swarm.finished()
