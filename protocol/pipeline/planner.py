@@ -53,7 +53,7 @@ from typing import Final, NamedTuple
 from protocol.errors import LocalProtocolError
 
 from .problem import THOUSAND, Draws, Problem, Relays, Stages, cheapest_relays, stage_orders
-from .simulator import Order, Plan, Simulator, fits, jobs_of
+from .simulator import Order, Plan, Simulator, jobs_of
 
 
 class NoPlan(LocalProtocolError):
@@ -156,14 +156,13 @@ class _Dealer:
         self.room: dict[int, int] = {}
 
     def open_wave(self, microbatches: int) -> None:
-        """Give relays their slots back; where waves need not fit, their shares of this wave."""
+        """Give relays their shares of this wave."""
         for members in self.members[1:]:
             visits = -(-microbatches * (self.problem.visited - 1) // (self.problem.num_stages - 1))
             speeds = sum(RATE_UNIT // self.problem.peers[m].forward_us for m in members)
             for machine in members:
-                peer = self.problem.peers[machine]
-                share = -(-visits * (RATE_UNIT // peer.forward_us) // speeds)
-                self.room[machine] = peer.slots if self.problem.rules.waves_fit else share
+                speed = RATE_UNIT // self.problem.peers[machine].forward_us
+                self.room[machine] = -(-visits * speed // speeds)
 
     def by_need(
         self, quotas: Mapping[int, int], paths: Mapping[int, list[Relays]]
@@ -247,25 +246,17 @@ def _changes(
     """
     problem, prices = legal.problem, legal.prices
     work_us: Counter[int] = Counter()
-    held: Counter[tuple[int, int]] = Counter()
-    for origin, place, path in plan.each():
+    for _, _, path in plan.each():
         work_us.update({relay: problem.peers[relay].forward_us for relay in path})
-        held.update((place // problem.peers[origin].slots, relay) for relay in path)
     for origin, place, path in plan.each():
         by_stage = {plan.stages[relay]: [relay] for relay in path}
         if crowded not in by_stage:
             continue
-        wave = place // problem.peers[origin].slots
         round_trip = zip((origin, *path), (*path, origin), strict=True)
         before = sum(prices[a][b] for a, b in round_trip)
         del by_stage[crowded]
         for stage in set(under) - set(by_stage):
-            takers = [
-                m
-                for m, held_stage in enumerate(plan.stages)
-                if held_stage == stage
-                and (not problem.rules.waves_fit or held[wave, m] < problem.peers[m].slots)
-            ]
+            takers = [m for m, held in enumerate(plan.stages) if held == stage]
             if cheapest := legal.cheapest(origin, {**by_stage, stage: takers}):
                 length, other = cheapest
                 busy = sum(work_us[m] for m in takers if m in other)
@@ -293,8 +284,7 @@ def grouped_plan(legal: Legal, draws: Draws) -> Plan | None:
     if stages is None:
         return None
     paths = {origin: (tuple(relays),) * quotas[origin] for origin, *relays in groups}
-    even = evened_out(legal, _plan_of(stages, paths))
-    return even if even and fits(problem, even) else None
+    return evened_out(legal, _plan_of(stages, paths))
 
 
 def round_trip_us(problem: Problem, prices: Sequence[Sequence[int]], group: Sequence[int]) -> int:
@@ -556,9 +546,9 @@ class _Search:
         self.known: dict[Plan, Priced | None] = {}
 
     def price(self, plan: Plan) -> Priced | None:
-        """What it costs; None if it asks too much of slots, or is stuck."""
+        """What it costs; None if it is stuck."""
         if plan not in self.known:
-            self.known[plan] = self._price(plan) if fits(self.problem, plan) else None
+            self.known[plan] = self._price(plan)
         return self.known[plan]
 
     def _price(self, plan: Plan) -> Priced | None:
@@ -643,11 +633,8 @@ class LocalSearch(_Search):
         grouped = grouped_plan(self.legal, self.draws)
         if grouped is not None:
             return grouped
-        try:
-            return self._dealt_to_most(first_arrangement(self.legal))
-        except NoPlan:
-            # One data peer with the fewest slots alone never asks too much of a relay.
-            return self._dealt_to_most(first_arrangement(self.legal, fewest_slots=True))
+        stages = first_arrangement(self.legal)
+        return self.dealt(stages, even_quotas(self.problem, stages))
 
     def dealt_near(self, plan: Plan) -> Plan | None:
         """Paths dealt anew over a plan's arrangement with two machines exchanged."""
@@ -673,19 +660,6 @@ class LocalSearch(_Search):
             return first_paths(self.legal, stages, quotas, rising=True)
         return plan
 
-    def _dealt_to_most(self, stages: tuple[int, ...]) -> Plan:
-        """First paths for as many data peers at work as the relays' slots allow.
-
-        Raises:
-            NoPlan: not even for one.
-        """
-        for idle in range(self.problem.stage_sizes[0]):
-            try:
-                return self.dealt(stages, even_quotas(self.problem, stages, idle))
-            except NoPlan as error:
-                refusal = error
-        raise refusal
-
 
 def even_quotas(problem: Problem, stages: Sequence[int], idle: int = 0) -> dict[int, int]:
     """The same number of microbatches for each data peer but `idle` with the most slots."""
@@ -698,8 +672,8 @@ def even_quotas(problem: Problem, stages: Sequence[int], idle: int = 0) -> dict[
     return {o: share + (i < rest) if i < busy else 0 for i, o in enumerate(origins)}
 
 
-def first_arrangement(legal: Legal, *, fewest_slots: bool = False) -> tuple[int, ...]:
-    """Machines on stages: those with the cheapest company, or the fewest slots, hold the data.
+def first_arrangement(legal: Legal) -> tuple[int, ...]:
+    """Machines on stages: those with the cheapest company hold the data.
 
     The others are dealt out stage by stage in the same order, so that each stage has near ones and
     far ones; the search does the rest.
@@ -707,11 +681,7 @@ def first_arrangement(legal: Legal, *, fewest_slots: bool = False) -> tuple[int,
     problem, prices = legal.problem, legal.prices
     near = sorted(
         range(len(problem.peers)),
-        key=lambda m: (
-            problem.peers[m].slots if fewest_slots else 0,
-            sum(sorted(prices[m])[: problem.visited]),
-            m,
-        ),
+        key=lambda m: (sum(sorted(prices[m])[: problem.visited]), m),
     )
     stages = [0] * len(problem.peers)
     rest = near[problem.stage_sizes[0] :]

@@ -12,9 +12,10 @@ walks the same path in reverse. `visited` = S is the full pipeline; fewer is Ski
          below it is a swap of distance frontier - stage. Their number, their largest distance and
          the sum of distances are bounded, and so is the jump |stage - frontier|
     TC1  memory: a machine holds at most `slots` microbatches. A forward takes a slot, its backward
-         frees it; with `waves_fit`, no wave may ask a relay for more (wave = place in the data
-         peer's order // its slots)
-    TC2  collisions: a machine does one thing at a time. They are not forbidden but priced
+         frees it
+    TC2  collisions: a machine does one thing at a time
+
+CC1 to CC3 are kept by every plan; the simulator keeps TC1 and TC2, and prices the waiting.
 
 A `Problem` is a snapshot: everything is an integer (microseconds, bytes, parts in a thousand), its
 canonical bytes are JSON with sorted keys, and their blake3 names it. All that hold the snapshot
@@ -96,14 +97,13 @@ class StageWork:
 
 @dataclass(frozen=True, slots=True)
 class PathRules:
-    """The limits of CC2, CC3 and TC1; those of SkipPipe's last release by default."""
+    """The limits of CC2 and CC3; those of SkipPipe's last release by default."""
 
     max_swaps: int = 2
     max_swap_distance: int = 1
     max_swap_sum: int = 2
     max_jump: int = 4
     stage_slack: int = 0
-    waves_fit: bool = True
 
 
 NO_SWAPS: Final = PathRules(max_swaps=0, max_swap_distance=0, max_swap_sum=0, max_jump=3)

@@ -17,7 +17,7 @@ fewer changes that could help; `told` says so to the user.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, get_args
 
 from protocol.errors import LocalProtocolError, LocoError
@@ -164,8 +164,6 @@ def effort_for(machines: int, evaluations: int | None = None) -> Effort:
 
 # --- question -------------------------------------------------------------------------------------
 REAL_BACKWARD_PERMILLE: Final = 2000
-REAL_RULES: Final = PathRules(waves_fit=False)
-"""Waves of different data peers are not in step; slots are kept to by the simulation."""
 MOST_BY_DEFAULT: Final = 256
 MAX_MICROBATCHES: Final = 4096
 
@@ -192,7 +190,7 @@ class PlanQuestion:
     visited: int
     microbatches: int | None = None
     codec: str = "bf16"
-    rules: PathRules = REAL_RULES
+    rules: PathRules = field(default_factory=PathRules)
     full_every: int = 0
     evaluations: int | None = None
 
@@ -219,9 +217,8 @@ def too_small_of(offers: Sequence[MachineOffer], state_bytes: int) -> tuple[Mach
 
 
 def rules_of(pipeline: PipelineSection) -> PathRules:
-    """The limits of paths that a run spec gives to real machines."""
-    return replace(
-        REAL_RULES,
+    """The limits of paths that a run spec gives."""
+    return PathRules(
         max_swaps=pipeline.max_swaps,
         max_swap_distance=pipeline.max_swap_distance,
         max_swap_sum=pipeline.max_swap_sum,

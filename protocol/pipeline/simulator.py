@@ -27,14 +27,10 @@ A plan says which machine holds which stage, and the path of each microbatch. A 
 microbatches in the order of its paths. It has as many tracks as slots: microbatch i goes on track i
 modulo slots, and starts when the one before it on that track has come home. The tracks start one
 forward after another.
-
-A plan is never changed: a move of the planner makes another one. What is legal by construction is
-not checked again (sizes of stages, order of stages, microbatches in all and on each stage); the
-memory of waves (TC1) is.
 """
 
 import heapq
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -343,15 +339,3 @@ def jobs_of(problem: Problem, plan: Plan) -> list[Job]:
             after = first + place - peer.slots if place >= peer.slots else None
             jobs.append(Job(origin, relays, track * peer.forward_us, after))
     return jobs
-
-
-def fits(problem: Problem, plan: Plan) -> bool:
-    """Whether a plan keeps TC1: no wave asks a relay for more than its slots."""
-    if not problem.rules.waves_fit:
-        return True
-    held: Counter[tuple[int, int]] = Counter()
-    peers = problem.peers
-    for origin, place, path in plan.each():
-        wave = place // peers[origin].slots
-        held.update((wave, relay) for relay in path)
-    return all(count <= peers[relay].slots for (_, relay), count in held.items())
