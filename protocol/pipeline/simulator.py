@@ -1,9 +1,9 @@
 """The event simulator: what an iteration of given paths takes, to the microsecond.
 
-Idea: a microbatch on the path d, p1 .. pm is a chain of 2m + 3 pieces of work, forward at d, p1 ..
-pm, the loss at d, backward at pm .. p1, d. A piece of work arrives at its machine when the one
-before has ended and its result has travelled; there it waits for the machine, and a forward also
-for a slot. What is run is decided by these rules alone, so a schedule is a consequence of paths:
+Idea: a microbatch on the path d, p1 .. pm is a chain of 2m + 3 pieces of work: forward at d, p1 ..
+pm, the loss at d, backward at pm .. p1, d. A piece arrives at its machine when the one before has
+ended and its result has travelled; there it waits for the machine, and a forward also for a slot.
+These rules alone decide what is run, so a schedule is a consequence of paths:
 
 1. A machine does one piece at a time, and stays busy for a gap after it.
 2. It takes what arrived first (ARRIVAL), or backwards and losses before forwards
@@ -15,18 +15,18 @@ for a slot. What is run is decided by these rules alone, so a schedule is a cons
    then is the slot free.
 5. With `queued_links` a link carries one boundary after another.
 
-Pieces that arrive at the same moment are taken in the order in which they were sent. Paths that
-block each other's slots in a circle never end: such an iteration is `stuck`.
+Pieces that arrive at the same moment are taken in the order of sending. Paths that block each
+other's slots in a circle never end: such an iteration is `stuck`.
 
-An event is a number: the loop has no objects, for the planner calls it thousands of times.
+Events are plain tuples, not objects, because the planner runs the loop thousands of times.
 
 Source: the model of SkipPipe's schedulers/com_sym.py, restated; rules 4 and 5 are ours. Its four
 published times come out within 0.4%.
 
 A plan says which machine holds which stage, and the path of each microbatch. A data peer sends its
-microbatches in the order of its paths. It has as many tracks as slots: microbatch i goes on track i
-modulo slots, and starts when the one before it on that track has come home. The tracks start one
-forward after another.
+microbatches in the order of its paths, on as many tracks as it has slots: microbatch i goes on
+track i modulo slots, and starts when the one before it on that track has come home. The tracks
+start one forward after another.
 """
 
 import heapq
@@ -45,12 +45,7 @@ from .problem import THOUSAND, Problem, Relays, canonical
 
 
 class Job(NamedTuple):
-    """A microbatch.
-
-    Attributes:
-        release_us: not started before.
-        after: index of the job that must have come home first, if there is one.
-    """
+    """A microbatch, not started before a moment, and before another job has come home."""
 
     origin: int
     relays: Relays
@@ -59,8 +54,6 @@ class Job(NamedTuple):
 
 
 class Order(Enum):
-    """What a machine takes first."""
-
     ARRIVAL = "arrival"
     BACKWARD_FIRST = "backward_first"
 
@@ -129,7 +122,6 @@ class Simulator:
         self._piece = cache(self._new_piece)
 
     def _route(self, origin: int, relays: Relays) -> Route:
-        """The chain of work of a microbatch on this path."""
         path = (origin, *relays)
         there = [*path, origin, *reversed(path), -1]
         kinds = [*([FORWARD] * len(path)), LOSS, *([BACKWARD] * len(path))]
@@ -139,7 +131,6 @@ class Simulator:
         )
 
     def _new_piece(self, machine: int, kind: int, then: int, first: bool) -> WorkPiece:
-        """A piece of work, and the way of its result to the machine `then` (-1: there is none)."""
         problem, work = self.problem, self.problem.work
         permille = (THOUSAND, work.loss_permille, work.backward_permille)[kind]
         whole_us = problem.peers[machine].forward_us * permille // THOUSAND
@@ -158,11 +149,7 @@ class Simulator:
         )
 
     def run(self, jobs: Sequence[Job], record: list[Stretch] | None = None) -> Outcome:
-        """Simulate one iteration.
-
-        Args:
-            record: gets every piece of work as it was done.
-        """
+        """Simulate one iteration; `record` gets every piece of work as it was done."""
         iteration = _Iteration(self, jobs, record)
         iteration.play()
         stuck = -1 in iteration.done
@@ -170,8 +157,6 @@ class Simulator:
 
 
 class _Iteration:
-    """The state of one run."""
-
     def __init__(
         self, simulator: Simulator, jobs: Sequence[Job], record: list[Stretch] | None
     ) -> None:
@@ -200,7 +185,6 @@ class _Iteration:
                 self.send(job.release_us, index, 0)
 
     def play(self) -> None:
-        """Do all that can be done."""
         events, routes, busy_until, wakes = self.events, self.routes, self.busy_until, self.wakes
         pop = heapq.heappop
         while events:
@@ -298,7 +282,6 @@ class Plan:
     paths: tuple[tuple[Relays, ...], ...]
 
     def data_peers(self) -> list[int]:
-        """The machines of stage 0."""
         return [machine for machine, stage in enumerate(self.stages) if stage == 0]
 
     def each(self) -> Iterator[tuple[int, int, Relays]]:
@@ -315,7 +298,6 @@ class Plan:
         return Plan(self.stages, tuple(paths))
 
     def to_json(self, problem: Problem) -> dict[str, Any]:
-        """Arrangement and paths by name."""
         names = [peer.name for peer in problem.peers]
         named = {
             names[origin]: [[names[relay] for relay in path] for path in self.paths[origin]]

@@ -1,14 +1,14 @@
 """What a peer measures of its links and of its own work, and the signed vector that tells others.
 
-Samples. A sample of a transfer is the time that the line needs, and whatever else was in the way:
-another transfer, a busy processor. Nothing makes a sample too short, so of the last WINDOW samples
-the lower quartile is taken; of work, whose times spread both ways, the median. Bad luck and single
-outliers move neither. What is known of a peer goes when it is gone.
+Samples. Whatever is in the way of a transfer, another one or a busy processor, makes its time
+longer, and nothing makes it too short. So of the last WINDOW samples of a link the lower quartile
+is taken; of work, whose times spread both ways, the median. Single outliers move neither. What is
+known of a peer goes when it is gone.
 
 Hysteresis. A vector is told again only when a value has moved by more than CHANGE from what was
-told last, and by more than LEAST_US; so noise of a quarter moves nothing. The time on the line is
-judged together with the round trip: it is the difference of two times, and noise of these is much
-for a short one. A value that was unknown is told at once. At least TELL_EVERY_S lie between two
+told last, and by more than LEAST_US, so noise of a quarter moves nothing. The time on the line is
+judged together with the round trip: it is the difference of two times, and their noise is much for
+a short one. A value that was unknown is told at once. At least TELL_EVERY_S lie between two
 vectors.
 
 Vectors:
@@ -59,7 +59,6 @@ class LinkTimes(Struct, frozen=True, order=True, array_like=True):
 
     @property
     def out_s(self) -> float:
-        """`out_us` in seconds."""
         return self.out_us / US_PER_S
 
 
@@ -76,14 +75,6 @@ class WorkTimes(Struct, frozen=True, array_like=True):
 
 
 class LinkVector(Struct, frozen=True, array_like=True):
-    """What one peer has measured of its links and of its own work.
-
-    Attributes:
-        number: of this peer's vectors in this incarnation.
-        slots: microbatches that it holds at once.
-        links: by peer id.
-    """
-
     peer_id: PeerIdText
     incarnation: Count
     number: Count
@@ -94,7 +85,6 @@ class LinkVector(Struct, frozen=True, array_like=True):
 
     @property
     def version(self) -> tuple[int, int]:
-        """What is newer is greater."""
         return self.incarnation, self.number
 
 
@@ -152,8 +142,6 @@ LEAST_US: Final = 1000
 """Times that have moved by less are not, whatever part that is."""
 TELL_EVERY_S: Final = 5.0
 WORK: Final = WorkTimes.__struct_fields__
-LEAST_LINE_S: Final = 20e-6
-"""No boundary is taken to be on the line for less."""
 
 
 class Samples:
@@ -163,7 +151,6 @@ class Samples:
         self._last: deque[float] = deque(maxlen=WINDOW)
 
     def add(self, seconds: float) -> None:
-        """One more sample."""
         self._last.append(seconds)
 
     def at(self, part: float) -> float | None:
@@ -183,11 +170,10 @@ class _LinkSamples:
 
 
 class Measures:
-    """The medians of what was measured, and whether they are worth telling. All times are seconds.
+    """What was measured, in seconds, and whether it is worth telling.
 
     Attributes:
-        forward: what microbatches take through the stage.
-        backward: what their gradients do.
+        forward, backward: of a microbatch through the stage.
         loss: of head and loss, there and back.
     """
 
@@ -212,13 +198,13 @@ class Measures:
         link = self._link(peer_id)
         if link is None:
             return None
-        link.out.add(max(LEAST_LINE_S, seconds - (link.rtt.at(0.25) or 0.0)))
+        link.out.add(max(1 / US_PER_S, seconds - (link.rtt.at(0.25) or 0.0)))
         return link.out.at(0.25)
 
     def received(self, peer_id: str, seconds: float) -> None:
         """A boundary came from a peer: from its first byte until all of it was there."""
         if link := self._link(peer_id):
-            link.back.add(max(LEAST_LINE_S, seconds))
+            link.back.add(seconds)
 
     def line_s(self, peer_id: str) -> float | None:
         """How long a boundary to this peer occupies the line; None while that is not known."""
@@ -233,13 +219,11 @@ class Measures:
 
     # --- what is told -----------------------------------------------------------------------------
     def work(self) -> WorkTimes:
-        """What a microbatch takes here."""
         return WorkTimes(
             *(_whole(samples.at(0.5)) for samples in (self.forward, self.backward, self.loss))
         )
 
     def links(self) -> tuple[LinkTimes, ...]:
-        """The links, by peer id."""
         return tuple(
             LinkTimes(
                 peer_id, *(_whole(times.at(0.25)) for times in (link.rtt, link.out, link.back))
