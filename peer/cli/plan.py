@@ -238,7 +238,6 @@ def _named(names: list[str]) -> str:
 
 # --- tables ---------------------------------------------------------------------------------------
 def _of_replicas(question: PlanQuestion, estimate: Estimate) -> Table:
-    """What each machine does, where no pipeline was planned."""
     table = Table("peer", "location", "speed by", "tokens/s", "busy", "MB/h sent", "dollars/h")
     for offer in question.offers:
         alone = question.workload.tokens / (TRAINING_PER_FORWARD * offer.compute_us / 1e6)

@@ -109,7 +109,6 @@ def _draw_iteration(axes: "Axes", title: str, iteration: PricedIteration, end_s:
 def _draw_work(
     axes: "Axes", record: Sequence[Stretch], rows: dict[int, int], colours: Sequence[str]
 ) -> None:
-    """The pieces of work, each kind of each machine as one collection."""
     for machine, row in rows.items():
         own = [stretch for stretch in record if stretch.machine == machine]
         if own:
@@ -135,7 +134,6 @@ def _shade(kind: int, colour: str) -> tuple[float, float, float]:
 def _draw_ways(
     axes: "Axes", record: Sequence[Stretch], rows: dict[int, int], colours: Sequence[str]
 ) -> None:
-    """What travels, if that are not too many lines to see anything."""
     from matplotlib.collections import LineCollection
 
     chains: dict[int, list[Stretch]] = {}

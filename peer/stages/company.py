@@ -43,12 +43,10 @@ class StageCompany:
         return tuple(tuple(m.peer_id for m in relayed_last(members)) for members in training)
 
     def holders(self) -> tuple[tuple[str, ...], ...]:
-        """The others that hold each stage, whatever they do."""
         now_s = trio.current_time()
         return tuple(tuple(m.peer_id for m in view.alive(now_s)) for view in self._views)
 
     def newcomers(self) -> tuple[str, ...]:
-        """Those that have chosen a stage, and not begun."""
         others = self.others()
         return tuple(m.peer_id for m in others if m.progress.state == PeerState.DOWNLOADING)
 

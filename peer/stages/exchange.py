@@ -116,8 +116,6 @@ waited for; this is for what nobody notices, so it is longer than slow swarms' i
 
 
 class StageExchange:
-    """Carries out what the core of a data peer or of a relay commands."""
-
     def __init__(
         self,
         amended: AmendedSpec,
@@ -197,7 +195,6 @@ class StageExchange:
 
     # --- other peers ------------------------------------------------------------------------------
     async def serve(self) -> None:
-        """Serve other peers, and see to it that nothing is waited for in vain, until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             await self._network.serve(STAGE, self._answer)

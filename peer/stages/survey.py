@@ -83,7 +83,6 @@ class Survey:
 
     # --- our own ----------------------------------------------------------------------------------
     async def run(self) -> None:
-        """Measure, tell and plan, until cancelled."""
         while True:
             await trio.sleep(LOOK_S)
             self._look()
@@ -91,7 +90,6 @@ class Survey:
                 await self._agree(self._router)
 
     def _look(self) -> None:
-        """Take the newest round trips, and tell what has changed."""
         others = self._company.others()
         self.measures.keep(member.peer_id for member in others)
         for member in others:
@@ -107,7 +105,6 @@ class Survey:
             self._proposals.take(vector, self._signed)
 
     async def _agree(self, router: PlannedRouter) -> None:
-        """Come to the snapshot that is planned from; plan when it is a new one."""
         ours = self._around.network.peer_id
         training = [m.peer_id for m in self._company.data_peers() if m.progress.state == TRAINING]
         proposer = proposer_of([ours, *training])

@@ -58,7 +58,7 @@ KEPT_S: Final = 60.0
 MAX_AHEAD: Final = 64
 """Moves offered ahead at once: more than a machine has microbatches, there and back."""
 DRAINED: Final = 0.9
-"""Part of a boundary's time on the line after which the next one is handed to p2pd."""
+"""Part of a boundary's time on the line after which p2pd is given the next one."""
 
 
 @dataclass(slots=True)
@@ -82,8 +82,6 @@ class Transfers:
 
     Args:
         credit_s: longest wait for an answer to an offer.
-        stopwatch: is told how long everything took.
-        pacing: is told how fast boundaries go.
     """
 
     def __init__(
@@ -103,7 +101,6 @@ class Transfers:
 
     # --- ahead ------------------------------------------------------------------------------------
     def plan_ahead(self, trip: Trip) -> None:
-        """A move will be offered ahead: `offer_ahead` follows."""
         if len(self._ahead) < MAX_AHEAD:
             self._ahead.setdefault(trip, _Ahead())
 
@@ -176,7 +173,6 @@ class Transfers:
         return talk
 
     async def _offered(self, receiver: PeerId, trip: Trip) -> Conversation:
-        """A stream on which the move was offered. Raises LocoError."""
         async with _closed_after_failure(await self._take(receiver)) as talk:
             await talk.send(trip, stall_s=ANSWER_S)
         return talk
@@ -209,7 +205,6 @@ class Transfers:
         return Conversation(await self._network.open_stream(peer_id, STAGE))
 
     def _keep(self, peer_id: PeerId, talk: Conversation) -> None:
-        """Use it again: what it was used for has ended well (rule 3)."""
         self._idle[peer_id].append((trio.current_time(), talk))
 
     async def _failed(self, peer_id: PeerId, error: LocoError) -> None:
@@ -221,7 +216,6 @@ class Transfers:
 
 @contextlib.asynccontextmanager
 async def _closed_after_failure(talk: Conversation) -> AsyncIterator[Conversation]:
-    """Close the stream if the block fails or is cancelled."""
     try:
         yield talk
     except BaseException:

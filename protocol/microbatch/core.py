@@ -27,8 +27,6 @@ first make room."""
 
 # --- counts ---------------------------------------------------------------------------------------
 class Counted(StrEnum):
-    """What has happened to a microbatch here."""
-
     BEGUN = "begun"
     """It set out (at its data peer)."""
     DONE = "done"

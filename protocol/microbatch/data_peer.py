@@ -155,12 +155,10 @@ class Away:
     accusers: set[str] = field(default_factory=set)
 
     def is_due(self, trip: Trip) -> bool:
-        """Whether a trip is of the present attempt."""
         is_for_this = (trip.leg is Leg.SCORE) == (self.leg is Leg.SCORE)
         return is_for_this and trip.attempt == self.attempt and not (self.waits or self.home)
 
     def lost(self) -> Tell:
-        """What the relays of its path are told when it does not go on over them."""
         return Tell(self.path.relays, Lost(self.microbatch, self.attempt))
 
 
@@ -243,7 +241,6 @@ class DataPeerCore(StageCore):
         return Refusal(RefusalReason.OTHER_GROUP, sentence), []
 
     def noted(self, peer_id: str, message: Notice, answer: Noted) -> list[Command]:
-        """A relay was told something, and has answered."""
         match message:
             case Announcement(iteration):
                 self._heard.add(peer_id, answer.iteration)
@@ -407,7 +404,6 @@ class DataPeerCore(StageCore):
         return [*self._announce(self.iteration), *self._leave(now_s), *self._offer_ahead()]
 
     def _announce(self, iteration: int) -> list[Command]:
-        """Tell all relays, unless they know."""
         if iteration <= self.announced:
             return []
         self.announced, self._deaf = iteration, set(self._relays.all)
@@ -428,7 +424,6 @@ class DataPeerCore(StageCore):
         return Microbatch(self._peer_id, self.iteration, self._next_index)
 
     def _leave(self, now_s: float) -> list[Command]:
-        """Send what is ready, as far as there are paths."""
         present, commands = self._present, list[Command]()
         while present.ready and (present.named or present.paths):
             number, slot = present.ready.pop(0)
@@ -455,7 +450,6 @@ class DataPeerCore(StageCore):
         return [self._send(away, slot)]
 
     def _score(self, number: int, slot: int, now_s: float) -> list[Command]:
-        """Send what is to be scored, through all stages."""
         stages = () if self._relays.missing else self._relays.stages
         path = self._router.whole(self._next_index, stages) if stages else None
         if path is None:
@@ -474,7 +468,6 @@ class DataPeerCore(StageCore):
         return None
 
     def _failed(self, away: Away | None, attempt: int, relay: str) -> list[Command]:
-        """This attempt cannot go on over a relay."""
         if away is None or attempt != away.attempt or relay not in away.path.relays:
             return []
         self._relays.failed.add(relay)

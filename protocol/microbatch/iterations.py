@@ -61,7 +61,6 @@ class Announced:
         self.newest_of: dict[str, int] = {}
 
     def add(self, teller: str, iteration: int) -> None:
-        """A peer has come to an iteration, or has heard of it."""
         self.newest_of[teller] = max(iteration, self.newest_of.get(teller, 0))
 
     def look(self, present: Iterable[str]) -> None:
@@ -88,7 +87,6 @@ SEVERAL: Final = 4
 """Times the usual that is at least waited for, doubled by the deadline."""
 FLOOR_S: Final = 20.0
 MOST_LEFT_OUT: Final = 64
-"""Iterations."""
 
 
 class Awaited:
@@ -170,7 +168,6 @@ class PresentIteration(Announced):
         return max(self.number or 0, self.middle_of(others))
 
     def ends(self, now_s: float) -> bool:
-        """Whether nothing more of it is waited for, since this moment."""
         if self.number is None or self.is_finishing:
             return False
         if self.present:
@@ -183,7 +180,6 @@ class PresentIteration(Announced):
         return self.is_finishing
 
     def stepped(self, now_s: float) -> None:
-        """The trainer has stepped: the next one begins."""
         assert self.number is not None, "a step belongs to an iteration"
         self.number = next_iteration(self.number, self.least)
         self._began_s, self.is_finishing, self._has_stepped = now_s, False, True
@@ -194,6 +190,5 @@ class PresentIteration(Announced):
         return is_due or trip.leg is Leg.SCORE
 
     def is_after(self, trip: Trip) -> bool:
-        """Whether a trip is of an iteration before."""
         is_past = self.number is not None and trip.microbatch.iteration < self.number
         return is_past and trip.leg is not Leg.SCORE

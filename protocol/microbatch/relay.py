@@ -186,7 +186,6 @@ class RelayCore(StageCore):
 
     # --- boundaries -------------------------------------------------------------------------------
     def offered(self, ticket: int, trip: Trip) -> list[Command]:
-        """A boundary is offered; it is answered now, or when its time has come."""
         held, refusal = self._held.get(trip.microbatch), self._refusal(trip)
         if trip.leg is Leg.BACKWARD:
             self.counts[Counted.LATE] += refusal is RefusalReason.UNAVAILABLE
@@ -204,7 +203,6 @@ class RelayCore(StageCore):
         return self._grant()
 
     def withdrawn(self, ticket: int) -> list[Command]:
-        """An offer that waits is no longer there; nothing happens where it was answered."""
         self._waiting.pop(ticket, None)
         return []
 
@@ -219,7 +217,6 @@ class RelayCore(StageCore):
         return [Filled(trip.leg, held.number, slot, loss, adds=held.adds)]
 
     def broke_off(self, trip: Trip, now_s: float, *, refused: bool = False) -> list[Command]:
-        """What was welcome has not come whole, or was refused (rule 7)."""
         self.counts[Counted.REFUSED] += refused
         told = _lost(trip.microbatch, trip.attempt, trip.sender, refused=True)
         commands: list[Command] = [told] if refused else []
@@ -279,7 +276,6 @@ class RelayCore(StageCore):
         return [*self._refuse(self._present.is_after), *self._advance(now_s)]
 
     def restarted(self, slots: int) -> list[Command]:
-        """The trainer is a new one, holds nothing, and has room for so many."""
         self._slots = slots
         lost = [_lost(each.trip.microbatch, each.trip.attempt) for each in self._held.values()]
         self.counts[Counted.LOST] += sum(held.adds for held in self._held.values())
@@ -300,7 +296,6 @@ class RelayCore(StageCore):
 
     # --- what is known of microbatches ------------------------------------------------------------
     def _is_stale(self, trip: Trip) -> bool:
-        """Whether a trip is of an attempt that was given up."""
         return trip.attempt < self._newest.get(trip.microbatch, 0)
 
     def _refusal(self, trip: Trip) -> RefusalReason | None:
@@ -340,7 +335,6 @@ class RelayCore(StageCore):
         ]
 
     def _forget(self, microbatch: Microbatch) -> list[Command]:
-        """Let a microbatch go, and say so."""
         told = _lost(microbatch, self._held[microbatch].trip.attempt)
         return [told, *self._let_go(microbatch)]
 

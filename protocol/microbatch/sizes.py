@@ -106,7 +106,6 @@ class _Direction:
             del self.voices[oldest]
 
     def refused(self, sender: str) -> None:
-        """Rule 6."""
         self._odd_times += 1
         if sender in self.voices:
             self._odd.add(sender)
@@ -117,8 +116,6 @@ class _Direction:
 
 
 class BoundarySizes:
-    """What one peer expects of boundaries that come to it."""
-
     def __init__(self) -> None:
         self._kinds: dict[tuple[bool, int | None], _Direction] = {}
 

@@ -69,8 +69,7 @@ class Estimate:
     Attributes:
         fits: whether the model's state fits in the memory of all; None if a table is silent.
         iteration_s: for as many microbatches as an iteration of the pipelines has.
-        bytes_per_hour: sent, by machine.
-        utilisation: share of the time in which a machine computes, by machine.
+        bytes_per_hour, utilisation: sent, and the share of computing, by machine.
     """
 
     fits: bool | None
@@ -87,7 +86,6 @@ def cost_per_billion_tokens(offers: Sequence[MachineOffer], tokens_per_s: float)
 
 
 def state_fits(offers: Sequence[MachineOffer], state_bytes: int) -> bool | None:
-    """Whether every machine has the memory for so much training state."""
     if too_small_of(offers, state_bytes):
         return False
     return None if any(offer.memory_bytes is None for offer in offers) else True
@@ -227,8 +225,6 @@ class PricedIteration:
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """What holds an iteration up, and the machine to help first."""
-
     machine: int
     sentence: str
 
@@ -262,10 +258,9 @@ def full_pipeline(question: PlanQuestion) -> Pipeline:
 
 
 def skipping_pipeline(question: PlanQuestion) -> Pipeline:
-    """The best that is found when stages are skipped, but for every k-th iteration if so asked.
+    """The best that is found when all iterations, or all but every k-th, skip stages.
 
-    Raises:
-        CannotPlan
+    Raises CannotPlan.
     """
     every = question.full_every
     if every == 1:
@@ -284,7 +279,6 @@ def searched(problem: Problem, effort: Effort, searches: int) -> list[Planned]:
 
 
 def _best(question: PlanQuestion, visited: int) -> PricedIteration:
-    """The best plan with each number of data peers that is tried."""
     effort = effort_for(len(question.offers), question.evaluations)
     sizes = list(numbers_of_data_peers(question, visited))[: effort.numbers]
     microbatches = microbatches_of(question, visited)
@@ -342,7 +336,6 @@ def _mean(weighted: Sequence[tuple[int, int]]) -> int:
 
 
 def _estimate(question: PlanQuestion, iterations: Sequence[PricedIteration]) -> Estimate:
-    """What the iterations amount to, each as often as it comes."""
     names = [offer.name for offer in question.offers]
     total_s = sum(i.planned.makespan_us * i.times for i in iterations) / US_PER_S
     rounds = sum(i.times for i in iterations)

@@ -108,8 +108,7 @@ def first_paths(
     Args:
         rising: whether paths visit stages in rising order alone.
 
-    Raises:
-        NoPlan
+    Raises NoPlan.
     """
     orders = [order for order in legal.orders if not rising or list(order) == sorted(order)]
     dealer = _Dealer(legal, stages, orders, sum(quotas.values()))
@@ -123,13 +122,10 @@ def first_paths(
 
 
 def _plan_of(stages: tuple[int, ...], paths: Mapping[int, Sequence[Relays]]) -> Plan:
-    """A plan where machines that are not named send nothing."""
     return Plan(stages, ((),) * len(stages)).with_paths(paths)
 
 
 class _Dealer:
-    """What is left of stages, in the iteration and in the wave."""
-
     def __init__(
         self, legal: Legal, stages: tuple[int, ...], orders: Sequence[Stages], microbatches: int
     ) -> None:
@@ -146,7 +142,6 @@ class _Dealer:
         self.room: dict[int, int] = {}
 
     def open_wave(self, microbatches: int) -> None:
-        """Give relays their shares of this wave."""
         for members in self.members[1:]:
             visits = -(-microbatches * (self.problem.visited - 1) // (self.problem.num_stages - 1))
             speeds = sum(RATE_UNIT // self.problem.peers[m].forward_us for m in members)
@@ -256,7 +251,7 @@ def _changes(
 # --- groups ---------------------------------------------------------------------------------------
 MAX_LABEL_STEPS: Final = 2_000
 EXCHANGES: Final = 100
-"""Exchanges of two machines that are tried, for each machine."""
+"""Of two machines, for each machine."""
 
 
 def grouped_plan(legal: Legal, draws: Draws) -> Plan | None:
@@ -323,7 +318,6 @@ def _seated(legal: Legal, number: int, draws: Draws) -> list[int]:
 
 
 def _nearest_first(prices: Sequence[Sequence[int]], number: int, size: int) -> list[int]:
-    """Groups filled one by one with what is nearest to the group's last machine."""
     left = list(range(len(prices)))
     seats: list[int] = []
     while len(seats) < number * size:
@@ -349,7 +343,6 @@ class _Labels:
         self.steps = 0
 
     def found(self, spare: Sequence[int]) -> tuple[int, ...] | None:
-        """The stage of each machine."""
         if not self._choose(0):
             return None
         left = [stage for stage, count in enumerate(self.machines_left) for _ in range(count)]
@@ -405,7 +398,6 @@ class Moves:
         return put(plan, [(origin, place, tuple(by_stage[stage] for stage in order))])
 
     def exchange_stage(self, plan: Plan, origin: int) -> Plan | None:
-        """Trade a stage of one path for a stage of another."""
         place, path = self._pick(plan, origin)
         their_origin = self.any_sender(plan)
         their_place, theirs = self._pick(plan, their_origin)
@@ -452,7 +444,6 @@ class Moves:
         return shifted(plan, origin, self.draws.below(len(plan.paths[origin])), receiver)
 
     def any_sender(self, plan: Plan) -> int:
-        """One of the data peers that send anything."""
         return self.draws.of([origin for origin, paths in enumerate(plan.paths) if paths])
 
     def _pick(self, plan: Plan, origin: int) -> tuple[int, Relays]:
@@ -581,7 +572,6 @@ class LocalSearch(_Search):
         self.moves = Moves(self.draws, self.legal)
 
     def descend(self, plan: Plan, choice: Sequence[Move]) -> None:
-        """Move on from this plan until nothing gets better."""
         now, idle = self.price(plan), 0
         while now is not None and idle < STANDSTILL and self.evaluations < self.most:
             idle += 1
@@ -672,8 +662,6 @@ def mended(
 
 
 class _Mending(_Search):
-    """A descent by moves of one microbatch to another machine of the same stage."""
-
     def run(self, plan: Plan, now: Priced) -> None:
         before: Priced | None = None
         while now != before and self.evaluations < self.most:
@@ -684,7 +672,6 @@ class _Mending(_Search):
                 plan, now = self._improved(plan, origin, place, now)
 
     def _improved(self, plan: Plan, origin: int, place: int, now: Priced) -> tuple[Plan, Priced]:
-        """Move one microbatch to the first machine with which the iteration is better."""
         for candidate in _neighbours(self.problem, plan, origin, place):
             if self.evaluations >= self.most:
                 break

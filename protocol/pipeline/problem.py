@@ -176,7 +176,6 @@ class Problem:
 
 
 def canonical(tree: object) -> bytes:
-    """JSON, keys sorted, no spaces."""
     return json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()
 
 

@@ -110,7 +110,6 @@ class Effort:
 
     @property
     def simulated(self) -> int:
-        """Iterations simulated for a plan, at most."""
         return self.numbers * self.searches * self.evaluations
 
     def told(self, machines: int) -> str:
@@ -197,7 +196,6 @@ def too_small_of(offers: Sequence[MachineOffer], state_bytes: int) -> tuple[Mach
 
 
 def rules_of(pipeline: PipelineSection) -> PathRules:
-    """The limits of paths that a run spec gives."""
     return PathRules(
         max_swaps=pipeline.max_swaps,
         max_swap_distance=pipeline.max_swap_distance,
@@ -262,14 +260,12 @@ def _likely_data_peers(question: PlanQuestion, visited: int) -> int:
 
 
 def microbatches_of(question: PlanQuestion, visited: int) -> int:
-    """The microbatches of an iteration: as asked for, or two waves of the likely data peers."""
     slots = sorted((offer.slots for offer in question.offers), reverse=True)
     two_waves = 2 * sum(slots[: _likely_data_peers(question, visited)])
     return question.microbatches or min(two_waves, MOST_BY_DEFAULT)
 
 
 def problem_of(question: PlanQuestion, visited: int, data_peers: int, microbatches: int) -> Problem:
-    """The problem with this number of data peers, and the relays shared out evenly."""
     relays = question.stages - 1
     share, rest = divmod(len(question.offers) - data_peers, relays)
     sizes = (data_peers, *(share + (stage < rest) for stage in range(relays)))

@@ -62,13 +62,12 @@ class WorkPiece(NamedTuple):
     """A piece of work in the chain of a microbatch.
 
     Attributes:
-        kind: FORWARD, LOSS or BACKWARD.
         work_us: until its result can leave.
         later_us: work left for later, the second part of a split backward.
         gap_us: how long the machine stays busy afterwards.
         transfer_us: how long the result occupies the link to the next machine.
         flight_us: from leaving the link to being there.
-        next: the machine to which the result goes; -1 at the end.
+        next: where the result goes; -1 at the end.
     """
 
     machine: int
@@ -91,8 +90,6 @@ Route = tuple[WorkPiece, ...]
 
 
 class Stretch(NamedTuple):
-    """A piece of work as it was done, for pictures and utilisation."""
-
     machine: int
     job: int
     kind: int
@@ -203,12 +200,10 @@ class _Iteration:
                 self.wake(machine)
 
     def send(self, moment: int, index: int, place: int) -> None:
-        """Let a job arrive at a place of its route, or something else happen."""
         self.sent += 1
         heapq.heappush(self.events, (moment, self.sent, index, place))
 
     def wake(self, machine: int) -> None:
-        """Let a machine look for work when it is free."""
         self.wakes[machine] = True
         self.send(self.busy_until[machine], WAKE, machine)
 
@@ -271,12 +266,7 @@ class _Iteration:
 # --- plan -----------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Machines are numbered as in the problem.
-
-    Attributes:
-        stages: of each machine.
-        paths: of each machine, those of the microbatches that it sends; relays send none.
-    """
+    """The stage of each machine, and the paths of the microbatches that it sends."""
 
     stages: tuple[int, ...]
     paths: tuple[tuple[Relays, ...], ...]
@@ -291,7 +281,6 @@ class Plan:
                 yield origin, place, path
 
     def with_paths(self, changed: Mapping[int, Iterable[Relays]]) -> "Plan":
-        """Other paths for some data peers."""
         paths = list(self.paths)
         for origin, own in changed.items():
             paths[origin] = tuple(own)
@@ -306,13 +295,11 @@ class Plan:
         return {"arrangement": dict(zip(names, self.stages, strict=True)), "paths": named}
 
     def digest(self, problem: Problem) -> str:
-        """The plan's name, which depends on the snapshot: 32 hex digits."""
         tree = {"problem": problem.digest(), **self.to_json(problem)}
         return blake3.blake3(canonical(tree)).hexdigest(length=16)
 
 
 def jobs_of(problem: Problem, plan: Plan) -> list[Job]:
-    """What the simulator runs for an iteration of a plan."""
     jobs: list[Job] = []
     for origin, paths in enumerate(plan.paths):
         peer, first = problem.peers[origin], len(jobs)

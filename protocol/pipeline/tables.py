@@ -169,8 +169,6 @@ T4                8.1  16
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One model of card; see the top of the file."""
-
     name: str
     peak_flops: float
     memory_bytes: int
@@ -226,10 +224,9 @@ class MachineOffer:
     """A machine that could take part.
 
     Attributes:
-        compute_us: of `compute_s`.
         memory_bytes: of its device; None where the table does not say.
-        card: its name, where the time was estimated from that; None where the table has the time.
-        where: the line of the table that says so, for messages.
+        card: its name, where the time was estimated from that.
+        where: the line of the table, for messages.
     """
 
     name: str

@@ -62,12 +62,7 @@ class Gain(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Help:
-    """What would help.
-
-    Attributes:
-        gains: the changes worth telling, best first.
-        noise: what two searches for the plan of now differ by, or LEAST_HELP.
-    """
+    """The changes worth telling, best first, and what counts as noise."""
 
     gains: tuple[Gain, ...]
     noise: float
@@ -121,7 +116,6 @@ def _anew_us(problem: Problem, effort: Effort) -> int:
 
 
 def _changes(question: PlanQuestion, now: Pipeline) -> Iterator[_Change]:
-    """Changes of the machines that are there."""
     problem, plan, one = now.problem, now.planned.plan, now.bottleneck.machine
     work, name = problem.work, problem.peers[one].name
     for coarser in BOUNDARY_CODECS[BOUNDARY_CODECS.index(question.codec) + 1 :][:1]:
@@ -164,7 +158,6 @@ def _far_us(problem: Problem, machine: int) -> int:
 
 
 def _busiest_stages(now: Pipeline) -> list[int]:
-    """Stages by the mean work of their machines."""
     worked: defaultdict[int, int] = defaultdict(int)
     for stretch in now.iterations[0].record:
         worked[now.planned.plan.stages[stretch.machine]] += stretch.end_us - stretch.start_us
@@ -185,7 +178,6 @@ def _ordinal(there: int) -> str:
 
 
 def _with_twin(problem: Problem, model: int, stage: int) -> Problem:
-    """One more machine on a stage, beside the one that it is like."""
     taken: Sequence[str] = [peer.name for peer in problem.peers]
     name = problem.peers[model].name
     while name in taken:
@@ -207,12 +199,10 @@ def _with_twin(problem: Problem, model: int, stage: int) -> Problem:
 # --- the first answer -----------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class RunEstimate:
-    """A run on these machines, by one way.
+    """A run on these machines, by one way (noloco, diloco, full or skippipe).
 
     Attributes:
-        way: noloco, diloco, full or skippipe.
-        cost: of all machines, in the currency of the table's prices.
-        tokens: of all peers with data together.
+        cost: in the currency of the table's prices.
     """
 
     way: str

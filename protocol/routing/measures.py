@@ -133,20 +133,15 @@ def _signed_bytes(run_id: str, peer_id: str, body: bytes) -> bytes:
 
 # --- measures -------------------------------------------------------------------------------------
 WINDOW: Final = 32
-"""Samples of which the quartile or median counts."""
 ENOUGH: Final = 3
 """Samples before which nothing is told."""
 CHANGE: Final = 0.4
-"""A value that has moved by more than this part is told again."""
 LEAST_US: Final = 1000
-"""Times that have moved by less are not, whatever part that is."""
 TELL_EVERY_S: Final = 5.0
 WORK: Final = WorkTimes.__struct_fields__
 
 
 class Samples:
-    """The last WINDOW samples of one time, in seconds."""
-
     def __init__(self) -> None:
         self._last: deque[float] = deque(maxlen=WINDOW)
 
@@ -154,7 +149,6 @@ class Samples:
         self._last.append(seconds)
 
     def at(self, part: float) -> float | None:
-        """The quantile; None while there are too few samples."""
         if len(self._last) < ENOUGH:
             return None
         return sorted(self._last)[int(part * (len(self._last) - 1))]
@@ -162,8 +156,6 @@ class Samples:
 
 @dataclass(slots=True)
 class _LinkSamples:
-    """Times of one link: there and back, and of a boundary on the line, either way."""
-
     rtt: Samples = field(default_factory=Samples)
     out: Samples = field(default_factory=Samples)
     back: Samples = field(default_factory=Samples)
@@ -185,7 +177,6 @@ class Measures:
 
     # --- samples ----------------------------------------------------------------------------------
     def round_trip(self, peer_id: str, seconds: float) -> None:
-        """Something small went to a peer and came back."""
         if link := self._link(peer_id):
             link.rtt.add(seconds)
 
@@ -207,12 +198,10 @@ class Measures:
             link.back.add(seconds)
 
     def line_s(self, peer_id: str) -> float | None:
-        """How long a boundary to this peer occupies the line; None while that is not known."""
         link = self._links.get(peer_id)
         return None if link is None else link.out.at(0.25)
 
     def keep(self, peer_ids: Iterable[str]) -> None:
-        """Forget all others."""
         there = set(peer_ids)
         for gone in self._links.keys() - there:
             del self._links[gone]
@@ -256,7 +245,6 @@ def _whole(seconds: float | None) -> int:
 
 
 def _has_moved(before: LinkVector, now: LinkVector) -> bool:
-    """Whether any value has moved too far to be left as it was told."""
     then, there = ({link.peer_id: link for link in each.links} for each in (before, now))
     if then.keys() != there.keys() or before.slots != now.slots:
         return True

@@ -67,7 +67,6 @@ class RandomRouter:
         self._full_every = full_every
 
     def is_full(self, iteration: int, relays: Relays) -> bool:
-        """Whether paths of this iteration visit all stages."""
         return self._full_every > 0 and iteration % self._full_every == 0 and all(relays)
 
     def paths(self, iteration: int, microbatches: int, relays: Relays) -> Sequence[Path]:
@@ -218,12 +217,10 @@ class PlannedRouter(RandomRouter):
     full: PlannedPaths | None = None
 
     def own(self, iteration: int, relays: Relays) -> tuple[Path, ...]:
-        """Our paths in the plan; empty where it has none."""
         plan = self.full if self.is_full(iteration, relays) else self.plan
         return () if plan is None else plan.paths.get(self._origin, ())
 
     def paths(self, iteration: int, microbatches: int, relays: Relays) -> Sequence[Path]:
-        """One for each microbatch; none where a path finds no relay."""
         own = self.own(iteration, relays)
         if not own:
             return super().paths(iteration, microbatches, relays)

@@ -179,7 +179,6 @@ class _LinkTable:
         )
 
     def matrix(self, value: Callable[[int, LinkTimes], int]) -> Matrix:
-        """One value of each link and the peer that sends over it."""
         return tuple(
             tuple(value(sender, self._filled(link)) for link in row)
             for sender, row in enumerate(self._links)
@@ -221,7 +220,6 @@ def _move_us(rtt_us: int, sender: PipelinePeer, work: StageWork) -> int:
 
 
 def _usual(values: Iterable[int], otherwise: int) -> int:
-    """The median of what is known."""
     known = [value for value in values if value]
     return median_low(known) if known else otherwise
 

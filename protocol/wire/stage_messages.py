@@ -50,8 +50,6 @@ RelayStages = Annotated[
 
 # --- a microbatch on its way ----------------------------------------------------------------------
 class Leg(StrEnum):
-    """Which way, and what for."""
-
     FORWARD = "forward"
     BACKWARD = "backward"
     SCORE = "score"
@@ -143,7 +141,6 @@ class Trip(Message, frozen=True, tag="trip"):
         return self.back() if self.leg is Leg.FORWARD else None
 
     def onward(self) -> "Trip":
-        """The next move of the same leg."""
         return replace(self, place=self.place + (-1 if self.leg is Leg.BACKWARD else 1))
 
     def back(self) -> "Trip":
