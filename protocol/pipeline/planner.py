@@ -251,7 +251,7 @@ def _changes(
 # --- groups ---------------------------------------------------------------------------------------
 MAX_LABEL_STEPS: Final = 2_000
 EXCHANGES: Final = 100
-"""Of two machines, for each machine."""
+"""Exchanges of two machines that are tried, for each machine."""
 
 
 def grouped_plan(legal: Legal, draws: Draws) -> Plan | None:
