@@ -87,7 +87,7 @@ def _drawn(random: Random) -> Problem:
     cuts = sorted(random.sample(range(1, machines), num_stages - 1))
     sizes = tuple(b - a for a, b in zip([0, *cuts], [*cuts, machines], strict=True))
     numbers = range(machines)
-    rules = PathRules(waves_fit=bool(random.randint(0, 1)), stage_slack=random.randint(0, 1))
+    rules = PathRules(stage_slack=random.randint(0, 1))
     return Problem(
         peers=tuple(
             PipelinePeer(f"p{m}", random.randint(50_000, 500_000), random.randint(1, 3))

@@ -18,7 +18,7 @@ def violations(problem: Problem, plan: Plan) -> list[str]:
         return [f"the plan is for {len(plan.stages)} machines, the problem has {number}"]
     found = [*_arrangement(problem, plan), *_origins(problem, plan)]
     if not found:  # what follows reads stages of machines that exist
-        found = [*_paths(problem, plan), *_shares(problem, plan), *_memory(problem, plan)]
+        found = [*_paths(problem, plan), *_shares(problem, plan)]
     return found
 
 
@@ -78,16 +78,3 @@ def _shares(problem: Problem, plan: Plan) -> Iterator[str]:
     for stage in range(1, stages + 1):
         if visits[stage] > fair:
             yield f"CC2: stage {stage} trains {visits[stage]} microbatches, allowed are {fair}"
-
-
-def _memory(problem: Problem, plan: Plan) -> Iterator[str]:
-    if not problem.rules.waves_fit:
-        return
-    held: Counter[tuple[int, int]] = Counter()
-    for machine, paths in enumerate(plan.paths):
-        for place, path in enumerate(paths):
-            held.update((place // problem.peers[machine].slots, relay) for relay in path)
-    for (wave, relay), count in sorted(held.items()):
-        peer = problem.peers[relay]
-        if count > peer.slots:
-            yield f"TC1: {peer.name} gets {count} microbatches of wave {wave}, holds {peer.slots}"

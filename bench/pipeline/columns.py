@@ -6,8 +6,7 @@ relay stage has machines; microbatches are dealt out to them in turn.
 
 `full_pipelines` lets one data peer feed each column (SkipPipe's baseline); `shared_pipelines` lets
 all data peers feed all columns: each microbatch goes to the column that would be done with it
-first, if it did what it has been given one after another. Slots are kept at every moment, not by
-waves.
+first, if it did what it has been given one after another.
 """
 
 from dataclasses import replace
@@ -24,8 +23,7 @@ Column = tuple[int, ...]
 
 def at_full_depth(problem: Problem) -> Problem:
     """The same machines and microbatches, without skipping."""
-    rules = replace(problem.rules, waves_fit=False)
-    return replace(problem, visited=problem.num_stages, rules=rules)
+    return replace(problem, visited=problem.num_stages)
 
 
 def columns_of(problem: Problem, stages: Stages) -> list[Column]:

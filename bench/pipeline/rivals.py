@@ -38,7 +38,7 @@ class Rival:
 
     def posed(self, problem: Problem) -> Problem:
         """The problem as this rival is given it."""
-        return at_full_depth(problem) if self.full_depth else _by_moments(self, problem)
+        return at_full_depth(problem) if self.full_depth else problem
 
 
 def skippipe(problem: Problem, stages: Stages) -> Plan:
@@ -71,13 +71,6 @@ def blind(problem: Problem, stages: Stages) -> Plan:
 def priced_us(problem: Problem, plan: Plan) -> int:
     """What the simulator says; very much where paths block each other."""
     return Simulator(problem).run(jobs_of(problem, plan)).makespan_us or NEVER_US
-
-
-def _by_moments(rival: Rival, problem: Problem) -> Problem:
-    """Planners that choose on the way keep to slots at every moment, not by waves."""
-    if rival.plan in (swarm, agora):
-        return replace(problem, rules=replace(problem.rules, waves_fit=False))
-    return problem
 
 
 RIVALS: Final = (

@@ -1,8 +1,8 @@
 """`loco-peer plan`: what machines would do together, before anybody pays for them.
 
-It reads files, asks, and prints; all that it says is computed in protocol/pipeline. Hours and money
-come first. Pipelines are planned where they are asked for, by the run spec's [pipeline] or by an
-option, or where the model does not fit a machine. Options override the run spec.
+All that it says is computed in protocol/pipeline. Hours and money come first. Pipelines are planned
+where the run spec's [pipeline] or an option asks for them, or where the model does not fit a
+machine. Options override the run spec.
 """
 
 import json
@@ -41,7 +41,7 @@ from .options import PlanOptions, read_spec
 
 MAX_TABLE_BYTES: Final = 8 << 20
 USUAL_STAGES: Final = 4
-"""Stages that are planned for where the run spec has no pipeline."""
+"""Where the run spec has no pipeline."""
 MOST_NAMED: Final = 8
 SMALL_PARAMETERS: Final = 100_000_000
 """Below this a step is mostly waiting for small pieces of work, on any card."""
@@ -114,7 +114,6 @@ def show_plan(run_toml: Path, peers: Path, links: Path | None, options: PlanOpti
 def question_of(
     spec: RunSpec, peers: Path, links: Path | None, options: PlanOptions
 ) -> PlanQuestion:
-    """What is asked for by a run spec, tables and options."""
     pipeline, workload = spec.pipeline, workload_of(spec, options.sequences)
     codec = pipeline.codec if options.codec is None else options.codec
     if codec not in BOUNDARY_CODECS:
@@ -239,7 +238,6 @@ def _named(names: list[str]) -> str:
 
 # --- tables ---------------------------------------------------------------------------------------
 def _of_replicas(question: PlanQuestion, estimate: Estimate) -> Table:
-    """What each machine does, where no pipeline was planned."""
     table = Table("peer", "location", "speed by", "tokens/s", "busy", "MB/h sent", "dollars/h")
     for offer in question.offers:
         alone = question.workload.tokens / (TRAINING_PER_FORWARD * offer.compute_us / 1e6)
@@ -272,7 +270,6 @@ def _ways(answer: Answer) -> Table:
 
 
 def _working(answer: Answer) -> Table:
-    """Iterations of the same plans under other rules of work."""
     table = Table("way of working", "full: s", "", "SkipPipe: s", "")
     for way, words in WORKING.items():
         cells: list[str] = []

@@ -1,12 +1,11 @@
 """`loco-peer plan --picture`: the timeline of the planned pipelines.
 
-One row is one machine, the stages from top to bottom; the full pipeline stands above SkipPipe on
-the same axis of time. A colour is a data peer: its microbatches are pale forward, dark backward,
-black for the loss. A thin line leads from where a piece of work ended to where the next one of the
-same microbatch began, so a long line is a long way or a long wait.
+A row is a machine, the stages from top to bottom; the full pipeline stands above SkipPipe on the
+same axis of time. A colour is a data peer: its microbatches are pale forward, dark backward, black
+for the loss. A thin line leads from the end of a piece of work to the begin of the next one of the
+same microbatch, so a long line is a long way or a long wait.
 
-matplotlib draws, as it does for the demo. Only the extra `plot` brings it, so it is imported here
-alone, and only if a picture is asked for.
+Only the extra `plot` brings matplotlib, so it is imported only if a picture is asked for.
 """
 
 from collections.abc import Collection, Sequence
@@ -32,9 +31,8 @@ KINDS: Final = {
 }  # fmt: skip
 LOSS_COLOUR: Final = "#111111"
 ROW_INCHES: Final = 0.27
-MOST_INCHES: Final = 30.0
 MOST_NAMED: Final = 80
-"""Rows that still have room for a name each."""
+"""Rows of a plan that have room for a name each; more make no larger picture."""
 MOST_LINES: Final = 600
 """Transfers that are still readable as lines."""
 
@@ -64,8 +62,8 @@ def draw(answer: Answer, path: Path) -> None:
     from matplotlib.figure import Figure
 
     shown = _shown(answer)
-    rows = len(answer.skippipe.problem.peers)
-    height = min(MOST_INCHES, len(shown) * (0.9 + ROW_INCHES * rows))
+    rows = min(MOST_NAMED, len(answer.skippipe.problem.peers))
+    height = len(shown) * (0.9 + ROW_INCHES * rows)
     end_s = max(each.planned.makespan_us for _, each in shown) / US_PER_S
     with mpl.rc_context({"svg.hashsalt": "loco-peer", "font.size": 9}):
         figure = Figure(figsize=(12.0, max(3.0, height)), dpi=120, layout="constrained")
@@ -111,7 +109,6 @@ def _draw_iteration(axes: "Axes", title: str, iteration: PricedIteration, end_s:
 def _draw_work(
     axes: "Axes", record: Sequence[Stretch], rows: dict[int, int], colours: Sequence[str]
 ) -> None:
-    """The pieces of work, each kind of each machine as one collection."""
     for machine, row in rows.items():
         own = [stretch for stretch in record if stretch.machine == machine]
         if own:
@@ -137,7 +134,6 @@ def _shade(kind: int, colour: str) -> tuple[float, float, float]:
 def _draw_ways(
     axes: "Axes", record: Sequence[Stretch], rows: dict[int, int], colours: Sequence[str]
 ) -> None:
-    """What travels, if that are not too many lines to see anything."""
     from matplotlib.collections import LineCollection
 
     chains: dict[int, list[Stretch]] = {}
@@ -164,7 +160,6 @@ def _draw_ways(
 
 
 def _draw_stages(axes: "Axes", stages: Sequence[int]) -> None:
-    """A rule between the machines of two stages."""
     for row, (one, other) in enumerate(pairwise(stages)):
         if one != other:
             axes.axhline(row + 0.5, color="#888888", linewidth=0.6)

@@ -1,20 +1,20 @@
 """Boundaries that come in: each gets a slot with its credit, and has to begin in time.
 
-A slot of the memory is taken when a boundary is welcome, and whoever was welcomed and sends nothing
+A slot of the memory is taken when a boundary is welcome, and a welcome sender that sends nothing
 keeps it from others. What an honest sender needs until its first byte: it may have offered the move
 with the first byte of the one before (transfers.py, rule 1), so the rest of that has to come, and
-the trainer's queue and the line to us to be free. That takes as long as microbatches take there:
-seconds, or minutes where machines are slow. So the wait is bounded by what it usually is here, and
-not by what an iteration may take at most. What was waited for in vain counts as well: where all
-have become slow, nothing would come in time to show it.
+the trainer's queue and the line to us to be free. That takes seconds, or minutes where machines are
+slow, so the wait is bounded by what it usually is here, and not by what an iteration may take at
+most. What was waited for in vain counts as well: where all have become slow, nothing would come in
+time to show it.
 
-What has come whole is measured before a trainer sees it. Where it cannot be right it is as good as
-broken off: what cannot be decoded, or is larger than any honest peer's, breaks the protocol; what
-is far larger than usual is refused, and held against nobody (protocol/microbatch/sizes.py). To look
-at megabytes of values takes time, which others need for their beats, so that is done in `Work`.
+A boundary is measured before a trainer sees it. One that cannot be right counts as broken off: what
+cannot be decoded, or is larger than any honest peer's, breaks the protocol; what is far larger than
+usual is refused, and nobody is blamed (protocol/microbatch/sizes.py). To look at megabytes of
+values takes time, which others need for their beats, so that is done in `Work`.
 
 Also here: one life of the trainer, as microbatches see it (`Line`): a queue of commands, and shared
-memory. Nothing of an old life reaches a new one: each has a line of its own.
+memory. Nothing of an old life reaches a new one.
 """
 
 import math
@@ -44,11 +44,7 @@ from .transfers import ANSWER_S
 
 
 class Line:
-    """The present life of the trainer: its queue of commands, and its shared memory.
-
-    Attributes:
-        ring: that memory.
-    """
+    """The present life of the trainer: its queue of commands, and its shared memory."""
 
     def __init__(self, ring: BoundaryRing) -> None:
         self.ring, self._inbound = ring, ring.inbound
@@ -91,12 +87,10 @@ class Line:
                 self._commands.send_nowait(Freed(slot))
 
     async def run(self, line: TrainerLine) -> None:
-        """Pass the commands on, in order."""
         async for command in self._sent:
             await line.send(command)
 
     async def take_slot(self) -> int:
-        """An inbound slot to fill; waits for one."""
         return await self._free.receive()
 
 
@@ -107,7 +101,7 @@ FLOOR_S: Final = 60.0
 
 
 class Unusual(LocoError):
-    """A boundary has come that is far larger than usual, and its sender was told so."""
+    """A boundary is far larger than usual, and its sender was told so."""
 
 
 class Arrivals:

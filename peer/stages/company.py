@@ -1,10 +1,7 @@
-"""The peers of a pipeline: who holds which stage, and trains.
+"""The peers of a pipeline by stage, as the roster knows them now, and the balance between stages.
 
-Views are of one group; a pipeline needs all stages' at once, and the roster knows them.
-
-`keep_balance` sees to it that no stage is short of peers while ours has too many. A peer that
-should hold another stage begins anew: its process joins again, and goes over to that one, for its
-checkpoints are of the one it leaves (peer/process/rejoin.py).
+A peer that should hold another stage begins anew: its process joins again, and goes over to that
+one, for its checkpoints are of the one it leaves (peer/process/rejoin.py).
 """
 
 from typing import Final
@@ -21,8 +18,6 @@ from protocol.wire.stage_messages import Relays
 
 
 class StageCompany:
-    """The other peers of a pipeline, by stage, as the roster knows them now."""
-
     def __init__(self, roster: Roster, run_id: str, stages: int) -> None:
         self._groups = [Group(run_id, part_of_stage(stage)).digest for stage in range(stages)]
         self._roster = roster
@@ -38,7 +33,6 @@ class StageCompany:
         return tuple(member for member in alive if member.progress.group in self._groups)
 
     def stages(self) -> dict[str, int]:
-        """The stage of each of them."""
         held = ((member.peer_id, member.progress.group) for member in self.others())
         return {peer_id: self._groups.index(group) for peer_id, group in held if group}
 
@@ -49,12 +43,10 @@ class StageCompany:
         return tuple(tuple(m.peer_id for m in relayed_last(members)) for members in training)
 
     def holders(self) -> tuple[tuple[str, ...], ...]:
-        """The others that hold each stage, whatever they do."""
         now_s = trio.current_time()
         return tuple(tuple(m.peer_id for m in view.alive(now_s)) for view in self._views)
 
     def newcomers(self) -> tuple[str, ...]:
-        """Those that have chosen a stage, and not begun."""
         others = self.others()
         return tuple(m.peer_id for m in others if m.progress.state == PeerState.DOWNLOADING)
 

@@ -65,7 +65,6 @@ class LeftOut:
         self._since_s: dict[int, float] = {}
 
     def look(self, core: DataPeerCore) -> None:
-        """Say what has changed."""
         now_s = trio.current_time()
         for stage in core.left_out:
             if stage not in self._since_s:
@@ -80,7 +79,6 @@ class LeftOut:
 
 
 def _doing(missing: Sequence[int], left_out: Sequence[int]) -> str:
-    """What a data peer does, in a sentence."""
     if not missing:
         return "training"
     stages = " and ".join(map(str, missing))
@@ -97,7 +95,6 @@ class OtherPlans:
         self._newest_of: dict[PeerId, str] = {}
 
     def look(self, trip: Trip, data_peers: Collection[PeerId]) -> None:
-        """A microbatch comes, while these data peers are there."""
         for gone in self._newest_of.keys() - set(data_peers):
             del self._newest_of[gone]
         plan = trip.path.plan
@@ -112,20 +109,13 @@ class OtherPlans:
 TICK_S: Final = 0.5
 """Between two looks around, and before what had no answer is said again."""
 LOST_TOLD: Final = 3
-"""Times that a peer is told that something is lost, at most."""
+"""Times that a peer is told of a loss, at most."""
 PATIENCE_S: Final = 600.0
-"""Longest time for an iteration. A peer that is gone, or says that it has lost something, is not
-waited for; this is for what nobody notices, so it is longer than the iterations of slow swarms."""
+"""Longest time for an iteration. Peers that are gone, or say that they have lost something, are not
+waited for; this is for what nobody notices, so it is longer than slow swarms' iterations."""
 
 
 class StageExchange:
-    """Carries out what the core of a data peer or of a relay commands.
-
-    Args:
-        stage: ours.
-        plan: makes the paths of a data peer.
-    """
-
     def __init__(
         self,
         amended: AmendedSpec,
@@ -163,7 +153,6 @@ class StageExchange:
 
     # --- the trainer ------------------------------------------------------------------------------
     def began(self, line: TrainerLine) -> None:
-        """A trainer has started."""
         ring = line.trainer.boundaries
         assert ring is not None, "a trainer of a stage has boundaries"
         self._line = Line(ring)
@@ -173,7 +162,6 @@ class StageExchange:
         self._do(self._core.restarted(self._survey.slots))
 
     async def took(self, event: StageEvent) -> None:
-        """The trainer has said something."""
         now_s = trio.current_time()
         self._stopwatch.took(event, now_s)
         self._do(self._core.took(event, now_s))
@@ -207,7 +195,6 @@ class StageExchange:
 
     # --- other peers ------------------------------------------------------------------------------
     async def serve(self) -> None:
-        """Serve other peers, and see to it that nothing is waited for in vain, until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             await self._network.serve(STAGE, self._answer)
@@ -281,7 +268,6 @@ class StageExchange:
         return None
 
     async def _take(self, talk: Conversation, trip: Trip, sender: PeerId) -> None:
-        """Take a boundary, if and when it is welcome."""
         if trip.leg is Leg.FORWARD and isinstance(self._core, RelayCore):
             there = {member.peer_id for member in self._company.data_peers()}
             self._other_plans.look(trip, there)
@@ -391,11 +377,9 @@ class StageExchange:
             self._start(self._transfers.offer_ahead, receiver, trip)
 
     def _take_back(self, onward: Trip | None) -> None:
-        """Take back the offer that the first byte of a move has led to: nothing comes of it."""
         if onward is not None:
             self._start(self._transfers.take_back, onward)
 
     def _withdraw(self, lost: Lost) -> None:
-        """Take back what was offered ahead of a microbatch that is lost."""
         self._ended.append((lost.microbatch, lost.attempt))
         self._start(self._transfers.withdraw, lost.microbatch, lost.attempt)

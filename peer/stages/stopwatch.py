@@ -19,9 +19,7 @@ from protocol.wire.stage_messages import Leg
 
 
 class Stopwatch:
-    """Times the way of each microbatch through this peer.
-
-    It feeds the measures that are told, and the facts that are shown.
+    """Feeds the measures that are told, and the facts that are shown.
 
     Args:
         has_loss: whether head and loss are ours, as a data peer's are.
@@ -40,13 +38,11 @@ class Stopwatch:
 
     # --- the trainer ------------------------------------------------------------------------------
     def restarted(self, now_s: float) -> None:
-        """The trainer is a new one."""
         self._delivered.clear()
         self._gradients.clear()
         self._began_s, self._idle_since_s = None, now_s
 
     def told(self, command: Command, now_s: float) -> None:
-        """The trainer is told something: it is given a boundary, or is to forget a microbatch."""
         if isinstance(command, Filled):
             self._delivered[command.leg, command.number] = now_s
         elif isinstance(command, Drop):
@@ -55,7 +51,6 @@ class Stopwatch:
             self._gradients.pop(command.number, None)
 
     def took(self, event: StageEvent, now_s: float) -> None:
-        """The trainer says something."""
         match event:
             case Filled(leg, number):
                 self._produced(leg, number, now_s)

@@ -4,9 +4,9 @@
     vectors of all -> Proposals -> snapshot                      <- asked for by other data peers
     snapshot -> plan, in a thread -> PlannedRouter -> paths of the iterations that set out from now
 
-Every LOOK_S each data peer looks who proposes (protocol/routing/snapshots.py): itself gathers the
-vectors of all, another is asked for its snapshot. Nothing is sent unasked. A peer that does not
-answer is asked again with the next look; until then what was known of it stands.
+Every LOOK_S each data peer looks who proposes (protocol/routing/snapshots.py). The proposer gathers
+the vectors of all, another asks for its snapshot. Nothing is sent unasked; until a peer answers,
+what was known of it stands.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,8 +35,7 @@ from .transfers import ANSWER_S
 
 LOOK_S: Final = 2.0
 Planner = Callable[[LinkSnapshot, Terms, int], PlannedPaths | None]
-"""Makes the plan for a snapshot, in which a path visits so many stages; None where there is none.
-It runs in a thread."""
+"""Plans for a snapshot and a number of visited stages, in a thread; None where there is no plan."""
 
 
 class Survey:
@@ -44,10 +43,8 @@ class Survey:
 
     Args:
         router: takes the plans; None at relays, and where paths are drawn.
-        plan: makes the plans, `plan_of` but for measurements.
 
     Attributes:
-        measures: of our links and work.
         slots: microbatches that our trainer has room for.
     """
 
@@ -75,7 +72,6 @@ class Survey:
 
     # --- asked by others --------------------------------------------------------------------------
     async def answer(self, talk: Conversation, question: GetLinks | GetSnapshot) -> None:
-        """Tell another peer what we have measured, or from what we plan."""
         if isinstance(question, GetLinks):
             await talk.send(LinksReply(), self._signed, stall_s=ANSWER_S)
             return
@@ -87,7 +83,6 @@ class Survey:
 
     # --- our own ----------------------------------------------------------------------------------
     async def run(self) -> None:
-        """Measure, tell and plan, until cancelled."""
         while True:
             await trio.sleep(LOOK_S)
             self._look()
@@ -95,7 +90,6 @@ class Survey:
                 await self._agree(self._router)
 
     def _look(self) -> None:
-        """Take the newest round trips, and tell what has changed."""
         others = self._company.others()
         self.measures.keep(member.peer_id for member in others)
         for member in others:
@@ -111,7 +105,6 @@ class Survey:
             self._proposals.take(vector, self._signed)
 
     async def _agree(self, router: PlannedRouter) -> None:
-        """Come to the snapshot that is planned from; plan when it is a new one."""
         ours = self._around.network.peer_id
         training = [m.peer_id for m in self._company.data_peers() if m.progress.state == TRAINING]
         proposer = proposer_of([ours, *training])

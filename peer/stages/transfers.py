@@ -8,16 +8,15 @@ Rules
   1. A move is offered *ahead*, with the first byte of the move before it: while the boundary comes
      in and the trainer works on it, the credit for the next hop is on its way. So a hop takes the
      line's latency once, not three times, and a slot is taken little sooner than it is needed. Such
-     an offer holds a stream, and a slot at its receiver, so it is taken back when there will be
-     nothing to send: the microbatch is lost, or the move before broke off or was in vain.
+     an offer holds a stream, and a slot at its receiver, so it is taken back when the microbatch is
+     lost, or the move before broke off or was in vain.
   2. To one peer boundaries go one after another, in the order in which they are ready: two that
      share a line would both be there as late as the second. p2pd takes more than the line carries,
      so the next one waits for most of the time that the line was measured to need, or until the
      receiver has the one before.
-  3. Streams are used again, one for each move that is under way. A fresh stream begins with a small
-     window (yamux: 256 KiB), and needs some round trips until it fills a long line; that was most
-     of a boundary's time. So a stream on which a move has ended well is kept, so many to one peer
-     as moves were under way at once.
+  3. A stream on which a move has ended well is used again. A fresh one begins with a small window
+     (yamux: 256 KiB), and needs some round trips until it fills a long line; that was most of a
+     boundary's time. So many are kept to one peer as moves were under way at once.
   4. A boundary is written at the pace of the line. All streams to a peer share one connection, and
      what waits in its buffers holds up yamux's window updates for what comes the other way: two
      boundaries that met took three times as long.
@@ -50,19 +49,16 @@ from protocol.wire.versions import STAGE
 from .stopwatch import Stopwatch
 
 SERVED_IDLE_S: Final = 120.0
-"""How long the side that serves waits for the next message on a stream. One that was idle for half
-of that is not used again: the other side may just be ending it."""
-MAX_KEPT: Final = 8
-"""Idle streams to one peer."""
+"""How long the side that serves waits for the next message on a stream. One idle for half of it is
+not used again: the other side may just be ending it."""
 ANSWER_S: Final = 10.0
 """Patience for small answers, and for the next part of a boundary."""
 KEPT_S: Final = 60.0
 """Patience for the receipt: what we have sent may still be under way on a thin line."""
 MAX_AHEAD: Final = 64
-"""Moves offered ahead at once: more than a machine has microbatches, there and back. A further one
-is offered when it is there."""
+"""Moves offered ahead at once: more than a machine has microbatches, there and back."""
 DRAINED: Final = 0.9
-"""Part of a boundary's time on the line after which the next one is handed to p2pd."""
+"""Part of a boundary's time on the line after which p2pd is given the next one."""
 
 
 @dataclass(slots=True)
@@ -86,8 +82,6 @@ class Transfers:
 
     Args:
         credit_s: longest wait for an answer to an offer.
-        stopwatch: is told how long everything took.
-        pacing: is told how fast boundaries go.
     """
 
     def __init__(
@@ -107,7 +101,6 @@ class Transfers:
 
     # --- ahead ------------------------------------------------------------------------------------
     def plan_ahead(self, trip: Trip) -> None:
-        """A move will be offered ahead: `offer_ahead` follows."""
         if len(self._ahead) < MAX_AHEAD:
             self._ahead.setdefault(trip, _Ahead())
 
@@ -155,7 +148,7 @@ class Transfers:
             return False
         if line_s is not None and self._pacing is not None:  # keep to it (rule 4)
             self._pacing.measured(receiver, len(codes) / line_s)
-        await self._keep(receiver, talk)
+        self._keep(receiver, talk)
         return True
 
     async def _drained(self, talk: Conversation, receiver: PeerId, began_s: float) -> bool:
@@ -180,7 +173,6 @@ class Transfers:
         return talk
 
     async def _offered(self, receiver: PeerId, trip: Trip) -> Conversation:
-        """A stream on which the move was offered. Raises LocoError."""
         async with _closed_after_failure(await self._take(receiver)) as talk:
             await talk.send(trip, stall_s=ANSWER_S)
         return talk
@@ -194,7 +186,7 @@ class Transfers:
         except LocoError as error:
             await self._failed(peer_id, error)
             return None
-        await self._keep(peer_id, talk)
+        self._keep(peer_id, talk)
         return answer
 
     # --- streams ----------------------------------------------------------------------------------
@@ -212,12 +204,8 @@ class Transfers:
             await talk.aclose()
         return Conversation(await self._network.open_stream(peer_id, STAGE))
 
-    async def _keep(self, peer_id: PeerId, talk: Conversation) -> None:
-        """Use it again: what it was used for has ended well (rule 3)."""
-        idle = self._idle[peer_id]
-        idle.append((trio.current_time(), talk))
-        if len(idle) > MAX_KEPT:
-            await idle.pop(0)[1].aclose()
+    def _keep(self, peer_id: PeerId, talk: Conversation) -> None:
+        self._idle[peer_id].append((trio.current_time(), talk))
 
     async def _failed(self, peer_id: PeerId, error: LocoError) -> None:
         """A stream has: other kept ones to that peer may be as dead. No refusal is a failure."""
@@ -228,7 +216,6 @@ class Transfers:
 
 @contextlib.asynccontextmanager
 async def _closed_after_failure(talk: Conversation) -> AsyncIterator[Conversation]:
-    """Close the stream if the block fails or is cancelled."""
     try:
         yield talk
     except BaseException:

@@ -1,13 +1,12 @@
 """What the two kinds of cores have in common: commands and counts.
 
 Events come from trainer and streams; relay.py and data_peer.py say what they mean. Every event
-returns what is to be done by the streams to other peers and by the trainer: commands. What is to be
-said, to the trainer (trainer_messages.py) or to others (protocol/wire/stage_messages.py), is
-commanded as the very message that is sent. What is counted of microbatches is in status and metrics
-by the names that it has here.
+returns commands: what the streams to other peers and the trainer are to do. A message, to the
+trainer (trainer_messages.py) or to others (protocol/wire/stage_messages.py), is commanded as the
+very message that is sent. Status and metrics have the counts of microbatches by their names here.
 
-Slots are those of the memory that daemon and trainer share (peer/training/shared.py); a
-*number* is what a microbatch is called between those two.
+Slots are those of the memory that daemon and trainer share (peer/training/shared.py); a *number*
+names a microbatch between those two.
 """
 
 from abc import ABC, abstractmethod
@@ -22,21 +21,18 @@ from protocol.wire.stage_messages import Leg, Notice, Trip
 from .trainer_messages import Begun, Filled, Freed, GradientAdded, StageCommand, StageEvent, Stepped
 
 MAX_REMEMBERED: Final = 1024
-"""Microbatches that were halted or lost, or peers that do not train, of which something is known
-still; those known first make room."""
+"""Lost microbatches, or peers that do not train, of which something is known still; those known
+first make room."""
 
 
 # --- counts ---------------------------------------------------------------------------------------
 class Counted(StrEnum):
-    """What has happened to a microbatch here."""
-
     BEGUN = "begun"
     """It set out (at its data peer)."""
     DONE = "done"
     """Its gradient has been added here."""
     WITHOUT = "without"
-    """It is done, and had set out while a stage had nobody, which got no gradient of it (at its
-    data peer)."""
+    """It is done, without a stage that had nobody when it set out (at its data peer)."""
     AGAIN = "again"
     """It was lost on its way to the loss, and set out again (at its data peer)."""
     MENDED = "mended"
@@ -63,11 +59,7 @@ class Counted(StrEnum):
 # --- commands -------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class AnswerOffer:
-    """Answer an offer: it is welcome, or why not.
-
-    Attributes:
-        ticket: of the offer.
-    """
+    """Answer the offer with this ticket: it is welcome, or why not."""
 
     ticket: int
     refusal: RefusalReason | None = None
@@ -84,8 +76,6 @@ class SendBoundary:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Say this to each of these peers."""
-
     to: tuple[str, ...]
     message: Notice
 
@@ -96,17 +86,12 @@ Command = StageCommand | AnswerOffer | SendBoundary | Trip | Tell
 
 # --- events ---------------------------------------------------------------------------------------
 class StageCore(ABC):
-    """The core of a peer that holds a stage. Every event returns what is to be done.
-
-    Attributes:
-        counts: since the start.
-    """
+    """The core of a peer that holds a stage; `counts` are since the start."""
 
     def __init__(self) -> None:
         self.counts: Counter[Counted] = Counter()
 
     def took(self, event: StageEvent, now_s: float) -> list[Command]:
-        """The trainer has said something."""
         match event:
             case Filled(leg, number, slot, loss):
                 return self.produced(leg, number, slot, loss, now_s)
@@ -131,9 +116,7 @@ class StageCore(ABC):
         """The trainer has added a microbatch's gradient, if it was to."""
 
     def begun(self, microbatches: int, now_s: float) -> list[Command]:
-        """The trainer begins an iteration; only a data peer's does."""
         return []
 
     def stepped(self, now_s: float) -> list[Command]:
-        """The trainer has stepped."""
         return []

@@ -5,12 +5,12 @@ Rules
      have told: that of the furthest stage, for each is needed. So data peers that are behind catch
      up, by a bounded leap (iterations.py), and one relay that lies among others moves nobody. A
      data peer announces an iteration when nothing of the one before is under way any more
-     (relay.py). A relay that misses this waits for us, and others wait for the relay. So every tick
-     it is said again, until it is noted or a later one is announced.
-  2. A router chooses paths when an iteration sets out, over the relays that are there then. A stage
-     that nobody holds any more is left out by all of them, if paths may be so; where they may not,
-     and before anything has been trained, the iteration waits for somebody to come, and its
-     microbatches stay where they are. What is left out gets no gradient (`without`).
+     (relay.py). A relay that misses this waits for us, and others for the relay, so it is said
+     again every tick, until it is noted or a later one is announced.
+  2. A router chooses paths when an iteration sets out, over the relays that are there then. All of
+     them leave out a stage that nobody holds any more, if paths may be so; where they may not, and
+     before anything has been trained, the iteration waits for somebody to come. What is left out
+     gets no gradient (`without`).
   3. A microbatch is lost when a trip of it fails, when a relay says so, or when a relay of its path
      is no longer there. The relays of its path are told to forget this *attempt*, and the
      microbatch sets out again in the next one, under the same name, ATTEMPTS times at most.
@@ -18,24 +18,24 @@ Rules
      the relays that have failed in this iteration.
      If it had, some relays may have added its gradient already. The microbatch waits until every
      relay of its path has noted the loss, or is gone. Its new path keeps all relays that are there
-     and replaces those that are gone. A relay that has added the gradient does not add it again,
-     and neither does the head. So a stage counts a gradient twice only if the data peer has lost
-     sight of a relay that lives on for its stage.
+     and replaces the others. Neither a relay that has added the gradient nor the head adds it
+     again. So a stage counts a gradient twice only if the data peer has lost sight of a relay that
+     lives on for its stage.
      From the second loss on, and where there is no path, the microbatch waits for the next tick: by
      then it is known who is gone.
   4. A microbatch for which there is no other way is given up, and so is one that is not back after
      `patience_s`.
   5. What a relay had added goes with it if it dies before the step; it is counted (`gone`). A relay
-     steps with an iteration's gradients before it takes a microbatch of the next; so what has come
-     through it in a later iteration says that it has stepped with those before, and so does the end
-     of a later one: no relay begins that until all data peers have, and then this one steps, too.
+     steps with an iteration's gradients before it takes a microbatch of the next, and begins none
+     until all data peers have. So it has stepped once something has come through it in a later
+     iteration, or a later one has ended.
   6. The next microbatches, as many as the trainer keeps under way, are named and offered to their
      first relays before the trainer has produced them: when an iteration sets out, and when one is
      about to come home.
-  7. Of what comes to us each move is let come once in each attempt, again only if it breaks off.
-  8. What comes and cannot be right (sizes.py), here or at a relay, makes its sender one that has
+  7. Each move to us is welcome once in each attempt, again only if it breaks off.
+  8. A boundary that cannot be right (sizes.py), here or at a relay, makes its sender one that has
      failed. So does a relay's word against another, whose gradient it has refused; that is believed
-     once for each microbatch: who refuses those of two is the odd one itself.
+     once for each microbatch: a relay that refuses those of two is the odd one itself.
 
 Invariant: the trainer is told exactly one end of every microbatch: its gradient, or that it is
 dropped.
@@ -75,7 +75,6 @@ class RelaysThere:
 
     Attributes:
         stages: the peers of each stage from the second on that train, sorted.
-        all: all of them.
         failed: those that have lost a microbatch in this iteration; others are preferred.
         trained: whether the run has been: before that a stage has not come yet, rather than gone.
         unstepped: the newest iteration of which each has added gradients, and how many (rule 5).
@@ -135,8 +134,7 @@ class Away:
         turned: whether it has come to the loss: stages may have added its gradient.
         home: whether its gradient is here.
         unheard: relays that have not noted yet that it was lost.
-        accused: relays whose gradient was refused.
-        accusers: relays that have refused one.
+        accused, accusers: relays whose gradient was refused, and that have refused one.
     """
 
     number: int
@@ -157,12 +155,10 @@ class Away:
     accusers: set[str] = field(default_factory=set)
 
     def is_due(self, trip: Trip) -> bool:
-        """Whether a trip is of the present attempt."""
         is_for_this = (trip.leg is Leg.SCORE) == (self.leg is Leg.SCORE)
         return is_for_this and trip.attempt == self.attempt and not (self.waits or self.home)
 
     def lost(self) -> Tell:
-        """What the relays of its path are told when it does not go on over them."""
         return Tell(self.path.relays, Lost(self.microbatch, self.attempt))
 
 
@@ -191,8 +187,6 @@ class DataPeerCore(StageCore):
     """Sends the microbatches of a data peer on their ways, and again what is lost.
 
     Args:
-        peer_id: ours.
-        router: chooses paths.
         patience_s: longest time from a microbatch's beginning to its end.
         in_flight: microbatches that the trainer keeps under way, at most; rule 6 is about so many.
 
@@ -247,7 +241,6 @@ class DataPeerCore(StageCore):
         return Refusal(RefusalReason.OTHER_GROUP, sentence), []
 
     def noted(self, peer_id: str, message: Notice, answer: Noted) -> list[Command]:
-        """A relay was told something, and has answered."""
         match message:
             case Announcement(iteration):
                 self._heard.add(peer_id, answer.iteration)
@@ -288,7 +281,6 @@ class DataPeerCore(StageCore):
         self._relays.failed.add(relay)
 
     def offered(self, ticket: int, trip: Trip) -> list[Command]:
-        """A boundary is offered."""
         away = self._find(trip.microbatch)
         path = self._present.named.get(trip.microbatch) if away is None else away.path
         is_here = trip.place in (0, len(trip.path.relays) + 1)
@@ -308,7 +300,6 @@ class DataPeerCore(StageCore):
         return []
 
     def arrived(self, trip: Trip, slot: int, loss: float | None) -> list[Command]:
-        """What was welcome lies in this inbound slot."""
         away = self._find(trip.microbatch)
         if away is None or not away.is_due(trip):
             return [Freed(slot)]
@@ -323,7 +314,6 @@ class DataPeerCore(StageCore):
         return [Filled(trip.leg, away.number, slot, loss)]
 
     def broke_off(self, trip: Trip, now_s: float, *, refused: bool = False) -> list[Command]:
-        """What was welcome has not come whole, or was refused (rule 8)."""
         self._present.welcomed.discard((trip.microbatch, trip.leg, trip.attempt))
         away = self._find(trip.microbatch)
         if refused:
@@ -334,13 +324,11 @@ class DataPeerCore(StageCore):
         return [] if away is None or not away.is_due(trip) else self._lose(away)
 
     def sent(self, trip: Trip, now_s: float, *, taken: bool) -> list[Command]:
-        """What was to be sent has been taken by the other, or has not."""
         away = self._find(trip.microbatch)
         return [] if taken else self._failed(away, trip.attempt, trip.receiver)
 
     # --- what the trainer says --------------------------------------------------------------------
     def begun(self, microbatches: int, now_s: float) -> list[Command]:
-        """The trainer begins an iteration."""
         self._present = OwnIteration(microbatches)
         self._relays.failed.clear()
         unstepped, ended = self._relays.unstepped.items(), self.iteration
@@ -350,7 +338,6 @@ class DataPeerCore(StageCore):
     def produced(
         self, leg: Leg, number: int, slot: int, loss: float | None, now_s: float
     ) -> list[Command]:
-        """The trainer has made what leaves."""
         present, away = self._present, self._away.get(number)
         if leg is Leg.SCORE:
             return self._score(number, slot, now_s)
@@ -368,7 +355,6 @@ class DataPeerCore(StageCore):
         return [SendBoundary(trip, slot, loss)]
 
     def returned(self, number: int, now_s: float) -> list[Command]:
-        """The trainer has added the gradient."""
         away = self._away.pop(number, None)
         if away is None:
             return []
@@ -377,7 +363,6 @@ class DataPeerCore(StageCore):
         return self._end_one()
 
     def restarted(self, slots: int) -> list[Command]:
-        """The trainer is a new one, knows of no microbatch, and has room for so many."""
         lost = list(self._away.values())
         self.counts[Counted.LOST] += sum(away.leg is not Leg.SCORE for away in lost)
         self._away.clear()
@@ -388,7 +373,6 @@ class DataPeerCore(StageCore):
         return [*told, *offered, *self._announce(self.iteration + 1)] if self.iteration else told
 
     def ticked(self, now_s: float) -> list[Command]:
-        """Time has passed."""
         commands: list[Command] = []
         if self._deaf:
             commands.append(Tell(tuple(sorted(self._deaf)), Announcement(self.announced)))
@@ -405,7 +389,6 @@ class DataPeerCore(StageCore):
     # --- setting out ------------------------------------------------------------------------------
     @property
     def missing_stages(self) -> tuple[int, ...]:
-        """The stages that nobody holds; counted from 1, for the data peers hold stage 0."""
         return self._relays.missing
 
     def _set_out(self, now_s: float) -> list[Command]:
@@ -421,7 +404,6 @@ class DataPeerCore(StageCore):
         return [*self._announce(self.iteration), *self._leave(now_s), *self._offer_ahead()]
 
     def _announce(self, iteration: int) -> list[Command]:
-        """Tell all relays, unless they know."""
         if iteration <= self.announced:
             return []
         self.announced, self._deaf = iteration, set(self._relays.all)
@@ -442,7 +424,6 @@ class DataPeerCore(StageCore):
         return Microbatch(self._peer_id, self.iteration, self._next_index)
 
     def _leave(self, now_s: float) -> list[Command]:
-        """Send what is ready, as far as there are paths."""
         present, commands = self._present, list[Command]()
         while present.ready and (present.named or present.paths):
             number, slot = present.ready.pop(0)
@@ -469,7 +450,6 @@ class DataPeerCore(StageCore):
         return [self._send(away, slot)]
 
     def _score(self, number: int, slot: int, now_s: float) -> list[Command]:
-        """Send what is to be scored, through all stages."""
         stages = () if self._relays.missing else self._relays.stages
         path = self._router.whole(self._next_index, stages) if stages else None
         if path is None:
@@ -488,7 +468,6 @@ class DataPeerCore(StageCore):
         return None
 
     def _failed(self, away: Away | None, attempt: int, relay: str) -> list[Command]:
-        """This attempt cannot go on over a relay."""
         if away is None or attempt != away.attempt or relay not in away.path.relays:
             return []
         self._relays.failed.add(relay)

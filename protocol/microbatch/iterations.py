@@ -1,25 +1,23 @@
 """The iteration that a relay is in: its number, whether it is over, and what belongs to it.
 
-The rules stand in relay.py (1, 3 and 5) and below. One more is for a relay that is new: the first
-number that it hears is one peer's word. Until it has stepped it goes back to the middle of those
-that train, where that is lower: it would refuse what they send, and wait for them.
+The rules stand in relay.py (1, 3 and 5) and below. One more is for a new relay, whose first number
+is one peer's word. Until it has stepped it goes back to the middle of those that train, where that
+is lower: else it would refuse what they send, and wait for them.
 
-What others have told: data peers to a relay, and relays to a data peer. A data peer announces an
-iteration once. That may be before the relay hears that it trains, by a beat a second later, and
-while the link between them breaks and comes again. So what was announced stands, whoever trains:
-forgotten, the relay would wait for an announcement that the data peer has made, and the data peer
-for the relay. One that does not train is not waited for, and moves nobody.
+Announcements (data peers tell a relay, and relays a data peer). A data peer announces an iteration
+once. That may be before the relay hears that it trains, by a beat a second later, and while the
+link between them breaks and comes again. So what was announced stands, whoever trains: forgotten,
+each would wait for the other. A peer that does not train is not waited for, and moves nobody.
 
 Numbers of iterations are words. So the middle of what several say counts, and nobody goes further
-in one step than MAX_LEAP, wherever the others are said to be: a lie costs the others one leap to
-follow, and the numbers, at whose end nobody could go on (MAX_ITERATION), last for 2^33 of them. Of
-two the lower counts, so whose word it is that is behind must not count for itself: it would be told
-to stay there.
+in one step than MAX_LEAP: a lie costs the others one leap to follow, and the numbers, at whose end
+nobody could go on (MAX_ITERATION), last for 2^33 of them. Of two the lower counts, so the word of
+one that is behind must not count for itself: it would be told to stay there.
 
-Which data peers an iteration of a relay is waited for, and for how long. A relay steps when all
-data peers have come to a later iteration. One that says it trains and announces nothing would hold
-up all others. They show what is usual: how long iterations last that all come through, and that
-this one is over for them. So a silent one is left out soon, and for longer each time.
+Waiting. A relay steps when all data peers have come to a later iteration, so one that says it
+trains and announces nothing would hold up all others. They show how long iterations last that all
+come through, and that this one is over for them. So a silent one is left out soon, and for longer
+each time.
 
   1. An iteration that half of the data peers are through with, at least, is waited for SEVERAL
      times as long as is usual, within FLOOR_S and the relay's patience. Any other, and the first
@@ -63,11 +61,9 @@ class Announced:
         self.newest_of: dict[str, int] = {}
 
     def add(self, teller: str, iteration: int) -> None:
-        """A peer has come to an iteration, or has heard of it."""
         self.newest_of[teller] = max(iteration, self.newest_of.get(teller, 0))
 
     def look(self, present: Iterable[str]) -> None:
-        """These peers train."""
         self.present = tuple(present)
         absent = [teller for teller in self.newest_of if teller not in self.present]
         for teller in absent[:-MAX_REMEMBERED]:
@@ -91,15 +87,10 @@ SEVERAL: Final = 4
 """Times the usual that is at least waited for, doubled by the deadline."""
 FLOOR_S: Final = 20.0
 MOST_LEFT_OUT: Final = 64
-"""Iterations."""
 
 
 class Awaited:
-    """For how long a relay waits for the data peers of an iteration.
-
-    Args:
-        patience_s: longest time for an iteration.
-    """
+    """For how long a relay waits for the data peers of an iteration; at most `patience_s`."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
@@ -142,9 +133,6 @@ class Awaited:
 class PresentIteration(Announced):
     """The iteration that a relay is in, and whether all of it has come.
 
-    Args:
-        patience_s: longest time for an iteration.
-
     Attributes:
         number: None before the first announcement.
         is_finishing: whether it is over, and the trainer has not stepped yet.
@@ -159,18 +147,13 @@ class PresentIteration(Announced):
         self.is_finishing = False
 
     def announced(self, origin: str, iteration: int, now_s: float) -> None:
-        """A data peer has come to an iteration."""
         self.add(origin, iteration)
         if self.number is None:
             self.number, self._began_s = next_iteration(0, iteration), now_s
         self._go_back()
 
     def look_at(self, origins: Iterable[str], *, ended: bool) -> None:
-        """These data peers train.
-
-        Args:
-            ended: whether there are data peers, and all have come to the end of the run.
-        """
+        """These data peers train; `ended`: all there are have come to the end of the run."""
         self.look(origins)
         self._ended = ended
         self._go_back()
@@ -181,12 +164,10 @@ class PresentIteration(Announced):
             self.number = min(self.number, middle)
 
     def newest_for(self, origin: str) -> int:
-        """Where the data peers beside this one are, and no earlier than where we are."""
         others = [each for each in self.present if each != origin]
         return max(self.number or 0, self.middle_of(others))
 
     def ends(self, now_s: float) -> bool:
-        """Whether nothing more of it is waited for, since this moment."""
         if self.number is None or self.is_finishing:
             return False
         if self.present:
@@ -199,7 +180,6 @@ class PresentIteration(Announced):
         return self.is_finishing
 
     def stepped(self, now_s: float) -> None:
-        """The trainer has stepped: the next one begins."""
         assert self.number is not None, "a step belongs to an iteration"
         self.number = next_iteration(self.number, self.least)
         self._began_s, self.is_finishing, self._has_stepped = now_s, False, True
@@ -210,6 +190,5 @@ class PresentIteration(Announced):
         return is_due or trip.leg is Leg.SCORE
 
     def is_after(self, trip: Trip) -> bool:
-        """Whether a trip is of an iteration before."""
         is_past = self.number is not None and trip.microbatch.iteration < self.number
         return is_past and trip.leg is not Leg.SCORE

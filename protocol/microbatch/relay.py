@@ -5,25 +5,24 @@ forward until the gradient comes back, so a relay takes no more microbatches tha
 and its weights must be the same at both moments. So training goes in *iterations*, which the data
 peers number and the relays keep apart:
 
-  1. A data peer announces an iteration to every relay when nothing of the ones before is under
-     way for it, and says so once: it stands (iterations.py). A relay answers where the others are
+  1. A data peer announces an iteration to every relay when nothing of the ones before is under way
+     for it; what is announced stands (iterations.py). A relay answers where the others are
      (`newest_for`), and one that is behind goes on there, by a bounded leap: nobody hands out
      numbers.
   2. An offer of a forward waits until its iteration is the present one and a slot is free; the
      answer *is* the credit. A forward of a past iteration is refused (`behind`), a full queue is
      `busy`, and costs nothing. The gradient of what is held is welcome at any time, once: a
      repeated offer is refused (`twice`).
-  3. The iteration is over when every data peer that trains has announced a later one. Then the
-     relay steps; it is in the next iteration when the trainer has stepped. Until then a microbatch
-     that was lost elsewhere may still come by. At the end of the run, when there is no data peer
-     left that trains, it is over as well.
+  3. The iteration is over when every data peer that trains has announced a later one, or, at the
+     end of the run, when none is left that trains. Then the relay steps; it is in the next
+     iteration when the trainer has stepped. Until then a microbatch that was lost elsewhere may
+     still come by.
   4. A microbatch that is lost anywhere sets out once more in another *attempt* (data_peer.py). Its
      data peer has us forget the one before; until we have, the new one waits. A relay that has
      added its gradient computes it without adding then.
-  5. A relay does not wait for ever. After `patience_s`, or sooner where the other data peers are
-     through (iterations.py), it steps with the gradients that it has and forgets the microbatches
-     that it still holds. It tells their data peers so, and they wait no longer. A gradient that
-     arrives later is refused and counted as late.
+  5. After `patience_s`, or sooner where the other data peers are through (iterations.py), a relay
+     steps with the gradients that it has, forgets the microbatches that it still holds, and tells
+     their data peers. A gradient that arrives later is refused and counted as late.
      A data peer that has been away for GONE_S is gone (a link that breaks may be back in a moment).
      Its microbatches are forgotten and its offers refused, because others need the slots.
      A score belongs to no iteration. It goes through once: no gradient is taken for it, and it is
@@ -32,7 +31,7 @@ peers number and the relays keep apart:
      Where paths go back to lower stages, some slots are left to those that are nearer to their
      end: a microbatch with c descents ahead of it gets a slot only while for each d from
      0 to c fewer than slots - d are held that have d or more ahead.
-  7. What comes and cannot be right (sizes.py) is refused. Its data peer is told at once who sent
+  7. A boundary that cannot be right (sizes.py) is refused. Its data peer is told at once who sent
      it, and has the microbatch go another way.
 
 Invariants: a microbatch's gradient counts once at most (it is held once, its name is refused after
@@ -65,7 +64,7 @@ from .trainer_messages import Drop, Filled, Finish, Freed
 GONE_S: Final = 10.0
 """A data peer that loses a link to a relay sends what it had there another way at once."""
 MAX_WAITING: Final = 256
-"""Offers without an answer at once."""
+"""Offers without an answer."""
 
 
 @dataclass(slots=True)
@@ -78,7 +77,7 @@ class HeldMicrobatch:
         is_here: whether its activations are.
         is_welcome: whether its gradient is, and has not come.
         has_turned: whether its gradient is here.
-        seen_s: when it was seen to be held first; None before.
+        seen_s: when it was seen to be held first.
     """
 
     number: int
@@ -90,7 +89,6 @@ class HeldMicrobatch:
     seen_s: float | None = None
 
     def awaits(self, trip: Trip) -> bool:
-        """Whether this gradient is the one that is waited for."""
         waits = self.is_here and not self.has_turned and self.trip.leg is Leg.FORWARD
         return waits and replace(trip, leg=Leg.FORWARD) == self.trip
 
@@ -127,17 +125,14 @@ class RelayCore(StageCore):
         return Noted(self.newest_for(sender)), commands
 
     def announced(self, origin: str, iteration: int, now_s: float) -> list[Command]:
-        """A data peer has come to an iteration."""
         self._present.announced(origin, iteration, now_s)
         return self._advance(now_s)
 
     @property
     def iteration(self) -> int | None:
-        """The present one; None before the first announcement."""
         return self._present.number
 
     def newest_for(self, origin: str) -> int:
-        """Where the data peers beside this one are, and no earlier than where we are."""
         return self._present.newest_for(origin)
 
     def present(
@@ -191,7 +186,6 @@ class RelayCore(StageCore):
 
     # --- boundaries -------------------------------------------------------------------------------
     def offered(self, ticket: int, trip: Trip) -> list[Command]:
-        """A boundary is offered; it is answered now, or when its time has come."""
         held, refusal = self._held.get(trip.microbatch), self._refusal(trip)
         if trip.leg is Leg.BACKWARD:
             self.counts[Counted.LATE] += refusal is RefusalReason.UNAVAILABLE
@@ -209,12 +203,10 @@ class RelayCore(StageCore):
         return self._grant()
 
     def withdrawn(self, ticket: int) -> list[Command]:
-        """An offer that waits is no longer there; nothing happens where it was answered."""
         self._waiting.pop(ticket, None)
         return []
 
     def arrived(self, trip: Trip, slot: int, loss: float | None) -> list[Command]:
-        """What was welcome lies in this inbound slot."""
         held = self._held.get(trip.microbatch)
         if held is not None and held.trip == trip and not held.is_here:
             held.is_here = True
@@ -225,7 +217,6 @@ class RelayCore(StageCore):
         return [Filled(trip.leg, held.number, slot, loss, adds=held.adds)]
 
     def broke_off(self, trip: Trip, now_s: float, *, refused: bool = False) -> list[Command]:
-        """What was welcome has not come whole, or was refused (rule 7)."""
         self.counts[Counted.REFUSED] += refused
         told = _lost(trip.microbatch, trip.attempt, trip.sender, refused=True)
         commands: list[Command] = [told] if refused else []
@@ -237,7 +228,6 @@ class RelayCore(StageCore):
         return commands
 
     def sent(self, trip: Trip, now_s: float, *, taken: bool) -> list[Command]:
-        """What was to be sent has been taken by the other, or has not."""
         microbatch, attempt = trip.microbatch, trip.attempt
         held, is_stale = self._held.get(microbatch), self._is_stale(trip)
         told = _lost(microbatch, attempt, trip.receiver)
@@ -257,7 +247,6 @@ class RelayCore(StageCore):
     def produced(
         self, leg: Leg, number: int, slot: int, loss: float | None, now_s: float
     ) -> list[Command]:
-        """What goes on lies in this outbound slot."""
         held = self.numbered(number)
         if held is None or self._is_stale(held.trip):
             return [Freed(slot)]
@@ -265,7 +254,6 @@ class RelayCore(StageCore):
         return [SendBoundary(onward, slot, loss)]
 
     def returned(self, number: int, now_s: float) -> list[Command]:
-        """The trainer has added a microbatch's gradient, if it was to."""
         held = self.numbered(number)
         if held is None:
             return []
@@ -276,21 +264,18 @@ class RelayCore(StageCore):
         return self._settle(held.trip.microbatch)
 
     def numbered(self, number: int) -> HeldMicrobatch | None:
-        """What the trainer knows by this number, while it is held."""
         for held in self._held.values():
             if held.number == number:
                 return held
         return None
 
     def stepped(self, now_s: float) -> list[Command]:
-        """The trainer has stepped."""
         self._present.stepped(now_s)
         for each in (self._added, self._ended, self._newest):
             each.clear()
         return [*self._refuse(self._present.is_after), *self._advance(now_s)]
 
     def restarted(self, slots: int) -> list[Command]:
-        """The trainer is a new one, holds nothing, and has room for so many."""
         self._slots = slots
         lost = [_lost(each.trip.microbatch, each.trip.attempt) for each in self._held.values()]
         self.counts[Counted.LOST] += sum(held.adds for held in self._held.values())
@@ -311,7 +296,6 @@ class RelayCore(StageCore):
 
     # --- what is known of microbatches ------------------------------------------------------------
     def _is_stale(self, trip: Trip) -> bool:
-        """Whether a trip is of an attempt that was given up."""
         return trip.attempt < self._newest.get(trip.microbatch, 0)
 
     def _refusal(self, trip: Trip) -> RefusalReason | None:
@@ -341,7 +325,6 @@ class RelayCore(StageCore):
 
     # --- decisions --------------------------------------------------------------------------------
     def _refuse(self, which: Callable[[Trip], bool]) -> list[Command]:
-        """Refuse offers that wait."""
         refused = {ticket: trip for ticket, trip in self._waiting.items() if which(trip)}
         for ticket in refused:
             del self._waiting[ticket]
@@ -352,18 +335,15 @@ class RelayCore(StageCore):
         ]
 
     def _forget(self, microbatch: Microbatch) -> list[Command]:
-        """Let a microbatch go, and say so."""
         told = _lost(microbatch, self._held[microbatch].trip.attempt)
         return [told, *self._let_go(microbatch)]
 
     def _let_go(self, microbatch: Microbatch) -> list[Command]:
-        """Have the trainer forget a microbatch."""
         held = self._held[microbatch]
         self.counts[Counted.LOST] += held.adds
         return [Drop(held.number), *self._settle(microbatch)]
 
     def _settle(self, microbatch: Microbatch) -> list[Command]:
-        """Nothing of this microbatch is held any more."""
         trip = self._held.pop(microbatch).trip
         if trip.leg is Leg.FORWARD:
             self._ended.add((microbatch, trip.attempt))
@@ -398,5 +378,4 @@ class RelayCore(StageCore):
 def _lost(
     microbatch: Microbatch, attempt: int, failed: str | None = None, *, refused: bool = False
 ) -> Tell:
-    """What its data peer is told of a microbatch."""
     return Tell((microbatch.origin,), Lost(microbatch, attempt, failed, refused))

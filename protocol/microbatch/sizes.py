@@ -1,14 +1,13 @@
-"""Whether what others send is of a size that can be right, by what several have sent of late.
+"""Plausible sizes: of boundaries, and of the gradients of weights.
 
-Boundaries. The activations that leave a stage are about as large today as they were in the last
+Boundaries. The activations that leave a stage are about as large as they were in the last
 microbatches, whoever sent them, and so are the gradients that come back from it. One that is many
 times as large is a fault or a lie: it makes numbers infinite, or outweighs all others. It is
-refused before a trainer sees it, and its microbatch goes another way. What is smaller than usual
-says nothing and harms nobody.
+refused before a trainer sees it, and its microbatch goes another way. A small one harms nobody.
 
 A size says that something is wrong, not whose fault it is: a peer passes on what it makes of what
-it was given, and what is chosen well grows on its way through honest layers. So what is refused for
-being unusual is held against nobody; only what no honest peer can have come to is.
+it was given, and a well-chosen value grows on its way through honest layers. So nobody is blamed
+for an unusual size, only for one that no honest peer can come to.
 
 Rules
   1. A size is the root mean square of a boundary's values. Sizes are compared with those of the
@@ -24,36 +23,29 @@ Rules
   5. A voice that was not heard among the last AGE sizes of its kind is forgotten: scales move as
      training goes on.
   6. If ODD_TIMES are refused in a row, and more than half of those that have a voice are among
-     their senders, then it is the scale that has moved: what was seen is forgotten, and rule 4
-     holds.
+     their senders, the scale has moved: what was seen is forgotten, and rule 4 holds.
 
-FACTOR is generous on purpose. Sizes of honest peers lie within a few times their median, also while
-the learning rate warms up; but where paths differ, a stage's activations may be some tens of times
-as large in one microbatch as in the next (a few tokens hold most of their length).
+FACTOR is generous. Sizes of honest peers lie within a few times their median, also while the
+learning rate warms up; but where paths differ, a stage's activations may be some tens of times as
+large in one microbatch as in the next (a few tokens hold most of their length).
 
-Invariant: at most AGE voices of OF_ONE numbers are kept for a direction and stage.
-
-Gradients of weights: how much that of one microbatch counts in a stage's step. A step is clipped by
-the length of the whole gradient. So one microbatch of many whose gradient is long enough takes what
-all others have learnt to nothing, also where no number becomes infinite: clipping looks at the sum
-alone. Hence each is measured before it is added. One that is much longer than they usually are
-counts for as long as CLIP of them, and no more.
-
-It is measured where it is added, because nothing that is seen on the way there bounds it. A
-gradient that arrives may be of the usual size, and be the same for each token: then what the tokens
-add to the weights is all in one direction, and many times as long as usual.
+Gradients of weights. A step is clipped by the length of the whole gradient, the sum. So a single
+long gradient takes what all others have learnt to nothing, also where no number becomes infinite.
+Each is therefore measured before it is added, and one that is much longer than usual counts for as
+long as CLIP of them. Nothing that is seen on the way bounds it: a gradient that arrives may be of
+the usual size and the same for each token, so that all tokens pull the weights in one direction.
 
 Rules of lengths
   1. The last WINDOW lengths are kept; the bound is CLIP times their middle (of two middle ones the
-     larger). One beyond it counts as if it were there, and is remembered so: whoever sends fewer
-     than half of the microbatches does not move the middle beyond honest ones, and a scale that
-     rises as training goes on is followed.
+     larger). One beyond it counts as if it were there, and is remembered so: a sender of fewer than
+     half of the microbatches does not move the middle beyond honest ones, and a scale that rises
+     as training goes on is followed.
   2. Before the first, the bound is what the caller gives.
   3. One that is no number, or infinite, counts nothing.
-  4. Nothing at all (a length of 0) says nothing of what is usual.
+  4. A length of 0 says nothing of what is usual.
 
-What honest microbatches differ by from each other is less than CLIP, so in a run without liars
-nothing is changed, and a spike of a few hard ones counts less than it would.
+Honest microbatches differ by less than CLIP, so in a run without liars nothing is changed, and a
+spike of a few hard ones counts less than it would.
 """
 
 import math
@@ -73,8 +65,6 @@ ODD_TIMES: Final = 8
 
 
 class SizeVerdict(StrEnum):
-    """What is thought of a boundary's size."""
-
     USUAL = "usual"
     UNUSUAL = "unusual"
     """Far larger than what several have sent: it is refused, and nobody is blamed."""
@@ -86,7 +76,7 @@ class _Direction:
     """What comes in one direction from one stage.
 
     Attributes:
-        voices: the last sizes of each sender, and when it was heard, in sizes let through.
+        voices: of each sender when it was heard, in sizes let through, and its last sizes.
     """
 
     def __init__(self) -> None:
@@ -116,7 +106,6 @@ class _Direction:
             del self.voices[oldest]
 
     def refused(self, sender: str) -> None:
-        """Rule 6."""
         self._odd_times += 1
         if sender in self.voices:
             self._odd.add(sender)
@@ -127,8 +116,6 @@ class _Direction:
 
 
 class BoundarySizes:
-    """What one peer expects of boundaries that come to it."""
-
     def __init__(self) -> None:
         self._kinds: dict[tuple[bool, int | None], _Direction] = {}
 
@@ -161,9 +148,6 @@ class GradientShares:
 
     Args:
         first: the bound before anything was seen.
-
-    Attributes:
-        num_clipped: those that counted less than others, since the start.
     """
 
     def __init__(self, first: float) -> None:
@@ -173,7 +157,6 @@ class GradientShares:
 
     @property
     def bound(self) -> float:
-        """The length from which on a gradient counts less."""
         return CLIP * median_high(self._lengths) if self._lengths else self._first
 
     def share(self, length: float) -> float:

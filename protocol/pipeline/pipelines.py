@@ -4,15 +4,14 @@ A SkipPipe whose every k-th iteration skips nothing has two kinds of iterations 
 stages stay on their machines, the paths of the k-th are planned for themselves. Its figures are the
 mean over k iterations.
 
-What holds an iteration up is told in words. The data peer that is home last decides when the
-iteration ends. Its microbatches' time is work, the way over links, or waiting for busy machines,
-busy links and slots. Where work and waiting weigh more, the machine that works most is named; where
-the way does, the machine of its paths whose links take most of it.
+Bottleneck: the data peer that is home last decides when the iteration ends. Its microbatches' time
+is work, the way over links, or waiting for busy machines, links and slots. Where work and waiting
+weigh more, the machine that works most is named; where the way does, the machine of its paths whose
+links take most of it.
 
-Beside pipelines stand plain replicas, each with the whole model: NoLoCo and DiLoCo.
-
-A round is H inner steps; the exchange of a round overlaps with the next one's training, so a round
-takes whichever is longer. Lines are taken to be free of other traffic.
+Beside pipelines stand plain replicas with the whole model. A round is H inner steps; its exchange
+overlaps with the next one's training, so a round takes whichever is longer. Lines are taken to be
+free of other traffic.
 
     noloco   each machine trains at its own pace and sends the whole vector to one partner, any of
              the others; its exchange takes the mean over partners of the slower way
@@ -20,19 +19,18 @@ takes whichever is longer. Lines are taken to be free of other traffic.
              machine; every machine sends each other one 1/n of the vector as a contribution and 1/n
              as a result. The slowest line decides
 
-Lower bounds: times that no arrangement, no quotas and no paths can beat.
+Lower bounds, which no arrangement, quotas and paths can beat:
 
     tracks    a data peer sends at most `slots` microbatches at once, each takes at least its
               shortest closed walk (below), and only so many machines hold the data
     work      all machines together do all the work there is
 
-No path of a microbatch can be shorter than the shortest walk over priced hops. A path visits
-different machines, which makes the shortest one hard to find among many. A walk is a relaxation
-that is not: from its origin, over so many hops and back, never through the origin on the way, and
-never straight back to the machine that it came from. Up to four hops that is a path; longer ones
-may come round in a circle, and are only shorter for it. For every end of a walk the two shortest
-are kept that come from different machines: where the next hop would go straight back, the second
-one counts.
+No path can be shorter than the shortest walk over priced hops. Paths visit different machines,
+which makes the shortest one hard to find; walks are easy: over so many hops from an origin and
+back, never through it on the way, and never straight back to the machine before. Up to four hops
+that is a path; longer walks may go round in a circle, and are only shorter for it. For every end of
+a walk the two shortest are kept that come from different machines: where the next hop would go
+straight back, the second one counts.
 """
 
 from bisect import bisect_left
@@ -56,7 +54,7 @@ from .question import (
     problem_of,
     too_small_of,
 )
-from .simulator import Job, Outcome, Simulator, Stretch, jobs_of
+from .simulator import Job, Simulator, Stretch, jobs_of
 from .tables import MachineOffer
 
 # --- replicas -------------------------------------------------------------------------------------
@@ -71,8 +69,7 @@ class Estimate:
     Attributes:
         fits: whether the model's state fits in the memory of all; None if a table is silent.
         iteration_s: for as many microbatches as an iteration of the pipelines has.
-        bytes_per_hour: sent, by machine.
-        utilisation: share of the time in which a machine computes, by machine.
+        bytes_per_hour, utilisation: sent, and the share of computing, by machine.
     """
 
     fits: bool | None
@@ -84,13 +81,11 @@ class Estimate:
 
 
 def cost_per_billion_tokens(offers: Sequence[MachineOffer], tokens_per_s: float) -> float:
-    """What a billion tokens cost on all these machines."""
     price_per_s = sum(offer.price_per_hour for offer in offers) / 3600
     return price_per_s / tokens_per_s * 1e9
 
 
 def state_fits(offers: Sequence[MachineOffer], state_bytes: int) -> bool | None:
-    """Whether every machine has the memory for so much training state."""
     if too_small_of(offers, state_bytes):
         return False
     return None if any(offer.memory_bytes is None for offer in offers) else True
@@ -127,7 +122,7 @@ def _of_rounds(
     sent_bytes: float,
     shares: Sequence[float],
 ) -> Estimate:
-    """Put together what (seconds of training, seconds in all) of a round of each machine give."""
+    """What rounds of (seconds of training, seconds in all) of each machine amount to."""
     offers, workload = question.offers, question.workload
     quota = workload.inner_steps * workload.batch_microbatches * workload.tokens
     tokens_per_s = sum(
@@ -149,7 +144,6 @@ NEVER: Final = 1 << 60
 
 
 def lower_bound_us(problem: Problem) -> int:
-    """A bound over all plans of a problem."""
     peers, all_home, origins = problem.peers, problem.microbatches, problem.stage_sizes[0]
     trips = [
         trip_us + loss_us(problem, origin)
@@ -208,64 +202,6 @@ def _by_work_us(problem: Problem) -> int:
     return problem.microbatches * fastest_us * permille // THOUSAND // len(problem.peers)
 
 
-# --- what holds an iteration up -------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Bottleneck:
-    """What holds an iteration up.
-
-    Attributes:
-        machine: the one to help first.
-    """
-
-    machine: int
-    sentence: str
-
-
-def bottleneck_of(
-    problem: Problem, jobs: Sequence[Job], outcome: Outcome, record: Sequence[Stretch]
-) -> Bottleneck:
-    """Judge a simulated iteration."""
-    names = [peer.name for peer in problem.peers]
-    last = jobs[outcome.done_us.index(max(outcome.done_us))].origin
-    own = [index for index, job in enumerate(jobs) if job.origin == last]
-    started = {index: min(s.start_us for s in record if s.job == index) for index in own}
-    total = sum(outcome.done_us[index] - started[index] for index in own)
-    work, way, ways = _shares(problem, [jobs[index] for index in own])
-    waiting = total - work - way
-    busy = Counter[int]()
-    for stretch in record:
-        busy[stretch.machine] += stretch.end_us - stretch.start_us
-    busiest = min(busy, key=lambda m: (-busy[m], m))
-    shares = (
-        f"{names[last]} is home last; {_percent(way, total)} of its microbatches' time passes on"
-        f" links, {_percent(work, total)} in work, {_percent(waiting, total)} in waiting"
-    )
-    if way >= work + waiting:
-        far = min(ways, key=lambda m: (-ways[m], m))
-        return Bottleneck(far, f"{shares}. The links of {names[far]} take most of the way")
-    makespan = outcome.makespan_us or max(outcome.done_us)
-    load = _percent(busy[busiest], makespan)
-    return Bottleneck(busiest, f"{shares}. {names[busiest]} works most: {load} of the iteration")
-
-
-def _shares(problem: Problem, jobs: Sequence[Job]) -> tuple[int, int, Counter[int]]:
-    """Work, the way over links, and the way by each machine at either end of a link."""
-    simulator, work, way = Simulator(problem), 0, 0
-    ways: Counter[int] = Counter()
-    for job in jobs:
-        for piece in simulator.route(job.origin, job.relays):
-            travel = piece.transfer_us + piece.flight_us
-            work += piece.work_us
-            way += travel
-            if travel:
-                ways.update({piece.machine: travel, piece.next: travel})
-    return work, way, ways
-
-
-def _percent(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.0f}%" if whole else "0%"
-
-
 # --- pipelines ------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class PricedIteration:
@@ -284,8 +220,13 @@ class PricedIteration:
 
     @property
     def jobs(self) -> list[Job]:
-        """Its microbatches, as the record numbers them."""
         return jobs_of(self.problem, self.planned.plan)
+
+
+@dataclass(frozen=True, slots=True)
+class Bottleneck:
+    machine: int
+    sentence: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,12 +245,10 @@ class Pipeline:
 
     @property
     def problem(self) -> Problem:
-        """The problem of the usual iteration."""
         return self.iterations[0].problem
 
     @property
     def planned(self) -> Planned:
-        """The plan of the usual iteration."""
         return self.iterations[0].planned
 
 
@@ -319,10 +258,9 @@ def full_pipeline(question: PlanQuestion) -> Pipeline:
 
 
 def skipping_pipeline(question: PlanQuestion) -> Pipeline:
-    """The best that is found when stages are skipped, but for every k-th iteration if so asked.
+    """The best that is found when all iterations, or all but every k-th, skip stages.
 
-    Raises:
-        CannotPlan
+    Raises CannotPlan.
     """
     every = question.full_every
     if every == 1:
@@ -341,7 +279,6 @@ def searched(problem: Problem, effort: Effort, searches: int) -> list[Planned]:
 
 
 def _best(question: PlanQuestion, visited: int) -> PricedIteration:
-    """The best plan with each number of data peers that is tried."""
     effort = effort_for(len(question.offers), question.evaluations)
     sizes = list(numbers_of_data_peers(question, visited))[: effort.numbers]
     microbatches = microbatches_of(question, visited)
@@ -385,14 +322,12 @@ def _simulated(problem: Problem, planned: Planned, next_us: int = 0) -> PricedIt
 def _put_together(
     question: PlanQuestion, iterations: Sequence[PricedIteration], *, bound: bool = True
 ) -> Pipeline:
-    usual = iterations[0]
-    outcome = Simulator(usual.problem).run(usual.jobs)
     bounded = bound and effort_for(len(question.offers)).bound
     return Pipeline(
         tuple(iterations),
         _mean([(lower_bound_us(i.problem), i.times) for i in iterations]) if bounded else None,
         _estimate(question, iterations),
-        bottleneck_of(usual.problem, usual.jobs, outcome, usual.record),
+        _bottleneck_of(iterations[0]),
     )
 
 
@@ -401,7 +336,6 @@ def _mean(weighted: Sequence[tuple[int, int]]) -> int:
 
 
 def _estimate(question: PlanQuestion, iterations: Sequence[PricedIteration]) -> Estimate:
-    """What the iterations amount to, each as often as it comes."""
     names = [offer.name for offer in question.offers]
     total_s = sum(i.planned.makespan_us * i.times for i in iterations) / US_PER_S
     rounds = sum(i.times for i in iterations)
@@ -423,3 +357,49 @@ def _estimate(question: PlanQuestion, iterations: Sequence[PricedIteration]) -> 
         {name: worked_us[i] / US_PER_S / total_s for i, name in enumerate(names)},
         cost_per_billion_tokens(question.offers, tokens_per_s),
     )
+
+
+# --- what holds an iteration up -------------------------------------------------------------------
+def _bottleneck_of(iteration: PricedIteration) -> Bottleneck:
+    problem, jobs = iteration.problem, iteration.jobs
+    names = [peer.name for peer in problem.peers]
+    started: dict[int, int] = {}
+    home: dict[int, int] = {}
+    busy = Counter[int]()
+    for stretch in iteration.record:
+        started.setdefault(stretch.job, stretch.start_us)
+        home[stretch.job] = stretch.end_us
+        busy[stretch.machine] += stretch.end_us - stretch.start_us
+    last = jobs[min(home, key=lambda job: (-home[job], job))].origin
+    own = [index for index, job in enumerate(jobs) if job.origin == last]
+    total = sum(home[index] - started[index] for index in own)
+    work, way, ways = _shares(problem, [jobs[index] for index in own])
+    waiting = total - work - way
+    shares = (
+        f"{names[last]} is home last; {_percent(way, total)} of its microbatches' time passes on"
+        f" links, {_percent(work, total)} in work, {_percent(waiting, total)} in waiting"
+    )
+    if way >= work + waiting:
+        far = min(ways, key=lambda m: (-ways[m], m))
+        return Bottleneck(far, f"{shares}. The links of {names[far]} take most of the way")
+    busiest = min(busy, key=lambda m: (-busy[m], m))
+    load = _percent(busy[busiest], iteration.planned.makespan_us)
+    return Bottleneck(busiest, f"{shares}. {names[busiest]} works most: {load} of the iteration")
+
+
+def _shares(problem: Problem, jobs: Sequence[Job]) -> tuple[int, int, Counter[int]]:
+    """Work, the way over links, and the way by each machine at either end of a link."""
+    simulator, work, way = Simulator(problem), 0, 0
+    ways: Counter[int] = Counter()
+    for job in jobs:
+        for piece in simulator.route(job.origin, job.relays):
+            travel = piece.transfer_us + piece.flight_us
+            work += piece.work_us
+            way += travel
+            if travel:
+                ways.update({piece.machine: travel, piece.next: travel})
+    return work, way, ways
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.0f}%" if whole else "0%"

@@ -1,48 +1,44 @@
 """The planner: arrangement, quotas and paths for a problem, the same on every machine.
 
-Idea: a first plan, then iterated local search (Lourenco, Martin and Stutzle 2003). A move changes
-the plan a little, the event simulator prices what comes of it, and a change stays if it is not
-worse. A search that stands still goes on near the best plan: a few machines exchanged, and paths
-dealt anew, for single moves do not lead from slots that fit one arrangement to those of another.
+Idea: iterated local search (Lourenco, Martin and Stutzle 2003) from a first plan. A move changes
+the plan a little, the event simulator prices it, and it stays if the plan is not worse. A search
+that stands still goes on near the best plan, with two machines exchanged and paths dealt anew:
+single moves do not lead from slots that fit one arrangement to those of another.
 
-The price of a plan is the moment at which the last microbatch is done, plus the mean moment over
-all of them: a plateau of equal ends still has a slope. The plan that is kept is the one that ends
-first. Moves begin mostly at the data peer that comes home last.
+Price: the moment at which the last microbatch is done, plus the mean moment over all of them, so
+that a plateau of equal ends still has a slope. The plan that ends first is kept. Half of the moves
+begin at the data peer that comes home last.
 
-Everything is an integer, draws are seeded with the problem's digest, and the budget is counted in
-evaluations, never in seconds. So all machines walk the same way. An evaluation is an iteration that
-is simulated; no plan is twice. Dealing paths anew takes about as long as one for each machine.
+All numbers are integers, draws are seeded with the problem's digest, and the budget is counted in
+simulated iterations, never in seconds, so all machines walk the same way. No plan is simulated
+twice. Dealing paths anew takes about as long as one iteration for each machine.
 
-First plans for paths alone: every microbatch gets a cheap path, the dearest data peers choosing
-first. In every wave the data peers choose a path for each of their slots, those with the dearest
-cheapest path first (they decide when the iteration ends), and each takes the cheapest that leaves
-enough for all others. Enough is: the stages that are left can still be dealt out so that no path
-visits one twice, in this wave (TC1) and in the iteration (CC2). Where waves need not fit, every
-relay has a share of its stage instead, as its speed is: else the nearest would be given everything.
-As a path takes at most one visit of each stage, R paths of m visits can be dealt from visits v_s
-exactly when sum over s of min(v_s, R) >= R * m (limits of order aside).
+First plans for paths alone: wave by wave (as many microbatches as a data peer has slots) the data
+peers choose paths, those with the dearest cheapest path first, for they decide when the iteration
+ends. Each takes the cheapest path that leaves enough for the others, by wave and by iteration: R
+paths of m visits can be dealt from visits v_s exactly when sum over s of min(v_s, R) >= R * m, as a
+path takes at most one visit of each stage (limits of order aside). A relay has a share of its
+stage's visits in each wave, by its speed; else the nearest would get everything.
 
 First plans for all together: every data peer gets relays of its own, near to it.
 
-1. Machines are dealt into groups of one data peer and `visited` - 1 relays, and exchanged between
-   them until the groups together train fastest: rate = sum over groups of slots / time of a
-   microbatch that meets nobody. Stages do not matter yet, so a try costs two sums.
-2. Microbatches are dealt out one by one, each to the track that would be done with it first: slow
-   groups get few (quotas).
-3. Stages are given to the relays, each group's in a legal order, so that every stage has its number
-   of machines. A backtracking search finds them: changing labels changes no price.
-4. Visits move from stages that have more than their share (CC2) to stages with room. One path gives
-   up its visit to the first and goes to a machine of the second instead, all its machines in their
-   cheapest legal order: the path that pays least for it, in detour and in what the new machine does
-   already. Every step takes one visit off what is too much, so it ends; where no path can change,
-   there is no such plan.
+1. Machines are dealt into groups of one data peer and `visited` - 1 relays, and exchanged until the
+   groups together train fastest: rate = sum over groups of slots / time of a microbatch that meets
+   nobody. Stages do not matter yet, so a try costs two sums.
+2. Microbatches are dealt out one by one, each to the track that would be done with it first, so
+   slow groups get few (quotas).
+3. Stages are given to each group's relays in a legal order, so that every stage has its number of
+   machines. Backtracking finds them; labels change no price.
+4. Visits move from stages that have more than their share (CC2) to stages with room: the path that
+   pays least for it, in detour and in work that the new machine has already, goes to a machine of
+   the other stage, all its machines in their cheapest legal order. Every step takes one visit off
+   the excess, so it ends; where no path can change, there is no such plan.
 
-Where machines are too few for a group of each data peer, the data peers left over rest at first.
+Data peers for whom there are too few machines to form a group rest at first.
 
-Mending: a plan that is there, made to fit a problem that has changed a little. Microbatches move
-one by one to another machine of the same stage, at first those that come home last, and a move
-stays if the simulated iteration is better for it. Stages stay where they are. It is a plain
-descent, so two problems that differ little are judged alike.
+Mending fits a plan to a problem that has changed a little: a descent in which microbatches move one
+by one to another machine of the same stage, those that come home last first. Nothing is drawn, so
+two problems that differ little are judged alike.
 """
 
 from collections import Counter
@@ -53,7 +49,7 @@ from typing import Final, NamedTuple
 from protocol.errors import LocalProtocolError
 
 from .problem import THOUSAND, Draws, Problem, Relays, Stages, cheapest_relays, stage_orders
-from .simulator import Order, Plan, Simulator, fits, jobs_of
+from .simulator import Order, Plan, Simulator, jobs_of
 
 
 class NoPlan(LocalProtocolError):
@@ -76,13 +72,7 @@ def hop_prices(problem: Problem) -> list[list[int]]:
 
 
 class Legal:
-    """What is legal in a problem, and what it costs.
-
-    Attributes:
-        orders: of stages.
-        by_set: the same, by the set of their stages.
-        prices: of hops.
-    """
+    """The legal orders of stages, also by the set of their stages, and the prices of hops."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -118,8 +108,7 @@ def first_paths(
     Args:
         rising: whether paths visit stages in rising order alone.
 
-    Raises:
-        NoPlan
+    Raises NoPlan.
     """
     orders = [order for order in legal.orders if not rising or list(order) == sorted(order)]
     dealer = _Dealer(legal, stages, orders, sum(quotas.values()))
@@ -133,13 +122,10 @@ def first_paths(
 
 
 def _plan_of(stages: tuple[int, ...], paths: Mapping[int, Sequence[Relays]]) -> Plan:
-    """A plan where machines that are not named send nothing."""
     return Plan(stages, ((),) * len(stages)).with_paths(paths)
 
 
 class _Dealer:
-    """What is left of stages, in the iteration and in the wave."""
-
     def __init__(
         self, legal: Legal, stages: tuple[int, ...], orders: Sequence[Stages], microbatches: int
     ) -> None:
@@ -156,14 +142,12 @@ class _Dealer:
         self.room: dict[int, int] = {}
 
     def open_wave(self, microbatches: int) -> None:
-        """Give relays their slots back; where waves need not fit, their shares of this wave."""
         for members in self.members[1:]:
             visits = -(-microbatches * (self.problem.visited - 1) // (self.problem.num_stages - 1))
             speeds = sum(RATE_UNIT // self.problem.peers[m].forward_us for m in members)
             for machine in members:
-                peer = self.problem.peers[machine]
-                share = -(-visits * (RATE_UNIT // peer.forward_us) // speeds)
-                self.room[machine] = peer.slots if self.problem.rules.waves_fit else share
+                speed = RATE_UNIT // self.problem.peers[machine].forward_us
+                self.room[machine] = -(-visits * speed // speeds)
 
     def by_need(
         self, quotas: Mapping[int, int], paths: Mapping[int, list[Relays]]
@@ -247,25 +231,17 @@ def _changes(
     """
     problem, prices = legal.problem, legal.prices
     work_us: Counter[int] = Counter()
-    held: Counter[tuple[int, int]] = Counter()
-    for origin, place, path in plan.each():
+    for _, _, path in plan.each():
         work_us.update({relay: problem.peers[relay].forward_us for relay in path})
-        held.update((place // problem.peers[origin].slots, relay) for relay in path)
     for origin, place, path in plan.each():
         by_stage = {plan.stages[relay]: [relay] for relay in path}
         if crowded not in by_stage:
             continue
-        wave = place // problem.peers[origin].slots
         round_trip = zip((origin, *path), (*path, origin), strict=True)
         before = sum(prices[a][b] for a, b in round_trip)
         del by_stage[crowded]
         for stage in set(under) - set(by_stage):
-            takers = [
-                m
-                for m, held_stage in enumerate(plan.stages)
-                if held_stage == stage
-                and (not problem.rules.waves_fit or held[wave, m] < problem.peers[m].slots)
-            ]
+            takers = [m for m, held in enumerate(plan.stages) if held == stage]
             if cheapest := legal.cheapest(origin, {**by_stage, stage: takers}):
                 length, other = cheapest
                 busy = sum(work_us[m] for m in takers if m in other)
@@ -293,8 +269,7 @@ def grouped_plan(legal: Legal, draws: Draws) -> Plan | None:
     if stages is None:
         return None
     paths = {origin: (tuple(relays),) * quotas[origin] for origin, *relays in groups}
-    even = evened_out(legal, _plan_of(stages, paths))
-    return even if even and fits(problem, even) else None
+    return evened_out(legal, _plan_of(stages, paths))
 
 
 def round_trip_us(problem: Problem, prices: Sequence[Sequence[int]], group: Sequence[int]) -> int:
@@ -343,7 +318,6 @@ def _seated(legal: Legal, number: int, draws: Draws) -> list[int]:
 
 
 def _nearest_first(prices: Sequence[Sequence[int]], number: int, size: int) -> list[int]:
-    """Groups filled one by one with what is nearest to the group's last machine."""
     left = list(range(len(prices)))
     seats: list[int] = []
     while len(seats) < number * size:
@@ -354,7 +328,7 @@ def _nearest_first(prices: Sequence[Sequence[int]], number: int, size: int) -> l
 
 
 class _Labels:
-    """The search for stages of the groups' relays: groups with the most microbatches first."""
+    """The stages of the groups' relays: groups with the most microbatches choose first."""
 
     def __init__(
         self, legal: Legal, groups: Sequence[Sequence[int]], quotas: Mapping[int, int]
@@ -369,7 +343,6 @@ class _Labels:
         self.steps = 0
 
     def found(self, spare: Sequence[int]) -> tuple[int, ...] | None:
-        """The stage of each machine; None if none were found."""
         if not self._choose(0):
             return None
         left = [stage for stage, count in enumerate(self.machines_left) for _ in range(count)]
@@ -403,16 +376,12 @@ class _Labels:
 # --- moves ----------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Small changes of a plan that keep it nearly legal; None where there is nothing to change.
-
-    Each takes a plan and the data peer that should gain by it.
-    """
+    """Small changes of a plan, for the gain of a data peer; None where there is none to make."""
 
     draws: Draws
     legal: Legal
 
     def change_relay(self, plan: Plan, origin: int) -> Plan | None:
-        """Take another replica of one stage."""
         place, path = self._pick(plan, origin)
         at = self.draws.below(len(path))
         stage = plan.stages[path[at]]
@@ -423,14 +392,12 @@ class Moves:
         return put(plan, [(origin, place, (*path[:at], other, *path[at + 1 :]))])
 
     def reorder(self, plan: Plan, origin: int) -> Plan | None:
-        """Visit the same machines in another order."""
         place, path = self._pick(plan, origin)
         by_stage = {plan.stages[relay]: relay for relay in path}
         order = self.draws.of(self.legal.by_set[frozenset(by_stage)])
         return put(plan, [(origin, place, tuple(by_stage[stage] for stage in order))])
 
     def exchange_stage(self, plan: Plan, origin: int) -> Plan | None:
-        """Trade a stage of one path for a stage of another."""
         place, path = self._pick(plan, origin)
         their_origin = self.any_sender(plan)
         their_place, theirs = self._pick(plan, their_origin)
@@ -447,7 +414,6 @@ class Moves:
         return put(plan, [(origin, place, mine[1]), (their_origin, their_place, their[1])])
 
     def exchange_path(self, plan: Plan, origin: int) -> Plan | None:
-        """Trade a whole path for another one."""
         place, path = self._pick(plan, origin)
         their_origin = self.any_sender(plan)
         their_place, theirs = self._pick(plan, their_origin)
@@ -472,24 +438,20 @@ class Moves:
         )
 
     def shift_quota(self, plan: Plan, origin: int) -> Plan | None:
-        """Give a microbatch, with its path, to another data peer."""
         receiver = self.draws.of(plan.data_peers())
         if receiver == origin:
             return None
         return shifted(plan, origin, self.draws.below(len(plan.paths[origin])), receiver)
 
     def any_sender(self, plan: Plan) -> int:
-        """One of the data peers that send anything."""
         return self.draws.of([origin for origin, paths in enumerate(plan.paths) if paths])
 
     def _pick(self, plan: Plan, origin: int) -> tuple[int, Relays]:
-        """One of a data peer's microbatches."""
         place = self.draws.below(len(plan.paths[origin]))
         return place, plan.paths[origin][place]
 
 
 def put(plan: Plan, changes: Sequence[tuple[int, int, Relays]]) -> Plan:
-    """Other paths at these places."""
     changed = {origin: list(plan.paths[origin]) for origin, _, _ in changes}
     for origin, place, path in changes:
         changed[origin][place] = path
@@ -497,7 +459,6 @@ def put(plan: Plan, changes: Sequence[tuple[int, int, Relays]]) -> Plan:
 
 
 def shifted(plan: Plan, origin: int, place: int, receiver: int) -> Plan:
-    """A microbatch, with its path, at another data peer."""
     own = plan.paths[origin]
     rest = (*own[:place], *own[place + 1 :])
     return plan.with_paths({origin: rest, receiver: (*plan.paths[receiver], own[place])})
@@ -513,11 +474,7 @@ OF_ALL: Final[tuple[Move, ...]] = (*OF_PATHS, Moves.exchange_machines, Moves.shi
 # --- the search -----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan and its price.
-
-    Attributes:
-        evaluations: iterations simulated.
-    """
+    """A plan, its price, and the iterations simulated for it."""
 
     plan: Plan
     makespan_us: int
@@ -528,24 +485,18 @@ class Priced(NamedTuple):
     """What a plan costs.
 
     Attributes:
-        price: what is compared.
-        end_us: of the iteration.
+        price: what is compared; see the top of the file.
         done_us: when each microbatch is home, data peer by data peer.
         last: the data peer that is home last.
     """
 
     price: int
-    end_us: int
     done_us: tuple[int, ...]
     last: int
 
 
 class _Search:
-    """Simulates plans of one problem, counts them, and keeps the one that ends first.
-
-    Args:
-        most: iterations simulated, at most.
-    """
+    """Simulates at most so many plans of one problem, and keeps the one that ends first."""
 
     def __init__(self, problem: Problem, most: int, order: Order) -> None:
         self.problem = problem
@@ -556,9 +507,9 @@ class _Search:
         self.known: dict[Plan, Priced | None] = {}
 
     def price(self, plan: Plan) -> Priced | None:
-        """What it costs; None if it asks too much of slots, or is stuck."""
+        """What it costs; None if it is stuck."""
         if plan not in self.known:
-            self.known[plan] = self._price(plan) if fits(self.problem, plan) else None
+            self.known[plan] = self._price(plan)
         return self.known[plan]
 
     def _price(self, plan: Plan) -> Priced | None:
@@ -570,7 +521,7 @@ class _Search:
         if self.best is None or end_us < self.best[0]:
             self.best = end_us, plan
         last = jobs[done_us.index(max(done_us))].origin
-        return Priced(end_us + sum(done_us) // len(done_us), end_us, done_us, last)
+        return Priced(end_us + sum(done_us) // len(done_us), done_us, last)
 
     def found(self) -> Planned:
         """The best plan. Raises NoPlan: none of those that were tried ends."""
@@ -614,8 +565,6 @@ def plan(problem: Problem, evaluations: int, seed: int = 0) -> Planned:
 
 
 class LocalSearch(_Search):
-    """One search by drawn moves."""
-
     def __init__(self, problem: Problem, evaluations: int, seed: int, order: Order) -> None:
         super().__init__(problem, evaluations, order)
         self.legal = Legal(problem)
@@ -623,7 +572,6 @@ class LocalSearch(_Search):
         self.moves = Moves(self.draws, self.legal)
 
     def descend(self, plan: Plan, choice: Sequence[Move]) -> None:
-        """Move on from this plan until nothing gets better."""
         now, idle = self.price(plan), 0
         while now is not None and idle < STANDSTILL and self.evaluations < self.most:
             idle += 1
@@ -635,19 +583,12 @@ class LocalSearch(_Search):
                 plan, now = candidate, found
 
     def first_plan(self) -> Plan:
-        """Groups; paths by need where groups are too few or none are legal.
-
-        Raises:
-            NoPlan
-        """
+        """Groups; paths by need where no groups are legal. Raises NoPlan."""
         grouped = grouped_plan(self.legal, self.draws)
         if grouped is not None:
             return grouped
-        try:
-            return self._dealt_to_most(first_arrangement(self.legal))
-        except NoPlan:
-            # One data peer with the fewest slots alone never asks too much of a relay.
-            return self._dealt_to_most(first_arrangement(self.legal, fewest_slots=True))
+        stages = first_arrangement(self.legal)
+        return self.dealt(stages, even_quotas(self.problem, stages))
 
     def dealt_near(self, plan: Plan) -> Plan | None:
         """Paths dealt anew over a plan's arrangement with two machines exchanged."""
@@ -663,28 +604,13 @@ class LocalSearch(_Search):
     def dealt(self, stages: tuple[int, ...], quotas: Mapping[int, int]) -> Plan:
         """First paths that end: in rising order of stages, where others would block each other.
 
-        Paths that visit stages in rising order cannot wait for each other in a circle.
-
-        Raises:
-            NoPlan
+        Paths that visit stages in rising order cannot wait for each other in a circle. Raises
+        NoPlan.
         """
         plan = first_paths(self.legal, stages, quotas)
         if self.price(plan) is None:
             return first_paths(self.legal, stages, quotas, rising=True)
         return plan
-
-    def _dealt_to_most(self, stages: tuple[int, ...]) -> Plan:
-        """First paths for as many data peers at work as the relays' slots allow.
-
-        Raises:
-            NoPlan: not even for one.
-        """
-        for idle in range(self.problem.stage_sizes[0]):
-            try:
-                return self.dealt(stages, even_quotas(self.problem, stages, idle))
-            except NoPlan as error:
-                refusal = error
-        raise refusal
 
 
 def even_quotas(problem: Problem, stages: Sequence[int], idle: int = 0) -> dict[int, int]:
@@ -698,8 +624,8 @@ def even_quotas(problem: Problem, stages: Sequence[int], idle: int = 0) -> dict[
     return {o: share + (i < rest) if i < busy else 0 for i, o in enumerate(origins)}
 
 
-def first_arrangement(legal: Legal, *, fewest_slots: bool = False) -> tuple[int, ...]:
-    """Machines on stages: those with the cheapest company, or the fewest slots, hold the data.
+def first_arrangement(legal: Legal) -> tuple[int, ...]:
+    """Machines on stages: those with the cheapest company hold the data.
 
     The others are dealt out stage by stage in the same order, so that each stage has near ones and
     far ones; the search does the rest.
@@ -707,11 +633,7 @@ def first_arrangement(legal: Legal, *, fewest_slots: bool = False) -> tuple[int,
     problem, prices = legal.problem, legal.prices
     near = sorted(
         range(len(problem.peers)),
-        key=lambda m: (
-            problem.peers[m].slots if fewest_slots else 0,
-            sum(sorted(prices[m])[: problem.visited]),
-            m,
-        ),
+        key=lambda m: (sum(sorted(prices[m])[: problem.visited]), m),
     )
     stages = [0] * len(problem.peers)
     rest = near[problem.stage_sizes[0] :]
@@ -740,10 +662,7 @@ def mended(
 
 
 class _Mending(_Search):
-    """A descent by moves of one microbatch to another machine of the same stage."""
-
     def run(self, plan: Plan, now: Priced) -> None:
-        """Go on until nothing gets better."""
         before: Priced | None = None
         while now != before and self.evaluations < self.most:
             before = now
@@ -753,7 +672,6 @@ class _Mending(_Search):
                 plan, now = self._improved(plan, origin, place, now)
 
     def _improved(self, plan: Plan, origin: int, place: int, now: Priced) -> tuple[Plan, Priced]:
-        """Move one microbatch to the first machine with which the iteration is better."""
         for candidate in _neighbours(self.problem, plan, origin, place):
             if self.evaluations >= self.most:
                 break

@@ -1,9 +1,9 @@
 """The planning problem of a pipeline, as data: machines, links, work, and the rules of paths.
 
-A model is cut into S stages. A machine holds one stage; those that hold stage 0 are *data peers*
-(embedding, first layers, head and loss), all others are *relays*. A microbatch starts at its data
-peer, visits relays of `visited` - 1 different stages, comes back for the loss, and its gradient
-walks the same path in reverse. `visited` = S is the full pipeline; fewer is SkipPipe.
+A model is cut into S stages, and a machine holds one. Those that hold stage 0 (embedding, first
+layers, head and loss) are *data peers*, all others *relays*. A microbatch starts at its data peer,
+visits relays of `visited` - 1 different stages and comes back for the loss; its gradient walks the
+same path in reverse. `visited` = S is the full pipeline, fewer is SkipPipe.
 
     CC1  stage 0 is never skipped nor moved: each path begins and ends at its data peer
     CC2  every relay stage trains the same number of microbatches: at most the rounded-up mean
@@ -12,24 +12,23 @@ walks the same path in reverse. `visited` = S is the full pipeline; fewer is Ski
          below it is a swap of distance frontier - stage. Their number, their largest distance and
          the sum of distances are bounded, and so is the jump |stage - frontier|
     TC1  memory: a machine holds at most `slots` microbatches. A forward takes a slot, its backward
-         frees it; with `waves_fit`, no wave may ask a relay for more (wave = place in the data
-         peer's order // its slots)
-    TC2  collisions: a machine does one thing at a time. They are not forbidden but priced
+         frees it
+    TC2  collisions: a machine does one thing at a time
 
-A `Problem` is a snapshot: everything is an integer (microseconds, bytes, parts in a thousand), its
-canonical bytes are JSON with sorted keys, and their blake3 names it. All that hold the snapshot
-compute the same prices and the same plan.
+Plans keep CC1 to CC3; the simulator keeps TC1 and TC2, and prices the waiting.
 
-Source: SkipPipe (arXiv 2502.19913) and its published code, from which the constants of `StageWork`
-and the two sets of limits are taken; the published versions differ, so all of them are fields.
+A `Problem` is a snapshot of integers (microseconds, bytes, parts in a thousand), named by the
+blake3 of its canonical bytes: JSON with sorted keys. All that hold it compute the same plan.
 
-There are few legal orders of stages (22 for six stages of which four are visited, with SkipPipe's
-limits), so they are enumerated once; where a choice of stages and limits has too many, it is
-refused. The cheapest machines along one order are found by dynamic programming, stage by stage:
-price of a path = the sum of what its hops cost both ways.
+Source: SkipPipe (arXiv 2502.19913) and its published code, of which the constants of `StageWork`
+and both sets of limits are; the published versions differ, so all of them are fields.
 
-Draws are seeded: the same numbers on every machine, for a search that all peers run alike. The
-generator is SplitMix64 (Steele, Lea and Flood 2014): a counter, mixed. It is no secret.
+Legal orders of stages are few (22 for six stages of which four are visited, with SkipPipe's
+limits), so they are enumerated once; a problem with too many is refused. The cheapest machines
+along one order are found by dynamic programming over the prices of hops, both ways.
+
+Draws come from SplitMix64 (Steele, Lea and Flood 2014), a mixed counter: the same on every machine,
+and no secret.
 """
 
 import json
@@ -47,9 +46,8 @@ from protocol.limits import MAX_STAGES
 Relays = tuple[int, ...]
 """The machines that a microbatch visits after its data peer, in order."""
 Stages = tuple[int, ...]
-"""Those that it visits, in order."""
 Matrix = tuple[tuple[int, ...], ...]
-"""One row for each source, one column for each destination."""
+"""A row for each source, a column for each destination."""
 
 MAX_PEERS: Final = 1024
 US_PER_S: Final = 1_000_000
@@ -61,7 +59,7 @@ class PipelinePeer:
     """A machine.
 
     Attributes:
-        forward_us: one microbatch through one stage, forward.
+        forward_us: of one microbatch through one stage.
         slots: microbatches whose activations it can hold.
     """
 
@@ -96,14 +94,13 @@ class StageWork:
 
 @dataclass(frozen=True, slots=True)
 class PathRules:
-    """The limits of CC2, CC3 and TC1; those of SkipPipe's last release by default."""
+    """The limits of CC2 and CC3; those of SkipPipe's last release by default."""
 
     max_swaps: int = 2
     max_swap_distance: int = 1
     max_swap_sum: int = 2
     max_jump: int = 4
     stage_slack: int = 0
-    waves_fit: bool = True
 
 
 NO_SWAPS: Final = PathRules(max_swaps=0, max_swap_distance=0, max_swap_sum=0, max_jump=3)
@@ -134,7 +131,7 @@ class Problem:
     queued_links: bool = False
 
     def __post_init__(self) -> None:
-        """Check that it is a problem at all. Raises LocalProtocolError."""
+        """Raises LocalProtocolError: it is no problem."""
         number = len(self.peers)
         checks = (
             (2 <= len(self.stage_sizes) <= MAX_STAGES, "a pipeline has two stages or more"),
@@ -154,7 +151,6 @@ class Problem:
 
     @property
     def num_stages(self) -> int:
-        """S."""
         return len(self.stage_sizes)
 
     @property
@@ -173,16 +169,13 @@ class Problem:
         return waiting + self.transfer_us(source, destination)
 
     def to_bytes(self) -> bytes:
-        """The canonical bytes."""
         return canonical(asdict(self))
 
     def digest(self) -> str:
-        """The snapshot's name: 32 hex digits."""
         return blake3.blake3(self.to_bytes()).hexdigest(length=16)
 
 
 def canonical(tree: object) -> bytes:
-    """JSON, keys sorted, no spaces."""
     return json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -279,8 +272,6 @@ _MIX: Final = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 class Draws:
-    """A stream of draws, named by its seed."""
-
     def __init__(self, seed: str) -> None:
         self._state = int.from_bytes(blake3.blake3(seed.encode()).digest(length=8), "big")
 
@@ -293,5 +284,4 @@ class Draws:
         return (mixed ^ (mixed >> 31)) % bound
 
     def of(self, choices: Sequence[T]) -> T:
-        """One of several, each as likely."""
         return choices[self.below(len(choices))]

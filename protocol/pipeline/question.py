@@ -1,23 +1,20 @@
-"""What a pipeline is asked for: machines on offer, the work, and the problem that they make.
+"""The question to a planner: machines on offer, the work, and the problem that they make.
 
 Links are queued (one boundary at a time), a backward takes two forwards, and a stage is an equal
 share of the model; copies and gaps are not counted, so figures are those of a good implementation.
 The number of data peers follows from how often relays are visited: with equal slots they are n / L
 of n machines.
 
-A run spec asks for parameters, tokens, and bytes between stages and replicas. A microbatch is some
-sequences that go through the model together. Between two stages travels one value for each token
-and hidden unit. Training state is counted in fp32: weights, gradient and AdamW's two moments of
-each parameter, or Muon's one of those in the matrices of the blocks; activations are what `slots`
-speaks of.
+Between two stages travels one value for each token and hidden unit. Training state is counted in
+fp32: weights, gradient and AdamW's two moments of each parameter, or Muon's one of those in the
+matrices of the blocks; activations are limited by `slots`.
 
 The time of a simulated iteration grows with the machines, that of a start and of a bound with their
-square and cube. So many machines get fewer simulated iterations, fewer numbers of data peers and
-fewer changes that could help; `told` says so to the user.
+square and cube. So with many machines less is tried; `told` says so to the user.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, get_args
 
 from protocol.errors import LocalProtocolError, LocoError
@@ -26,7 +23,7 @@ from protocol.run.run_spec import RunSpec
 from protocol.run.sections import BOUNDARY_BITS, BoundaryCodec, PipelineSection
 from protocol.run.ways import CODECS
 
-from .problem import Matrix, PathRules, PipelinePeer, Problem, StageWork, stage_orders
+from .problem import THOUSAND, Matrix, PathRules, PipelinePeer, Problem, StageWork, stage_orders
 from .tables import MachineOffer
 
 # --- workload -------------------------------------------------------------------------------------
@@ -56,16 +53,14 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """Tokens of one microbatch."""
         return self.sequences * self.context_length
 
     def boundary_bytes(self, codec: str) -> int:
-        """What travels between two stages for one microbatch."""
         return self.tokens * self.hidden_size * BOUNDARY_BITS[codec] // 8
 
 
 def workload_of(spec: RunSpec, sequences: int | None = None) -> Workload:
-    """Read a run spec; `sequences` of a microbatch stand in it, unless they are given here.
+    """That of a run spec, whose microbatch is as large as is said here, if anything is.
 
     Raises:
         InvalidRunSpec: its model's sizes are not in it.
@@ -92,9 +87,9 @@ class Effort:
     """What is tried.
 
     Attributes:
-        machines: up to so many get this effort.
-        numbers: numbers of data peers; one is the likeliest alone.
-        searches: for a plan with each of them, with different seeds; the best one counts.
+        machines: the most that get this effort.
+        numbers: of data peers; one is the likeliest alone.
+        searches: with each of them, with different seeds.
         evaluations: iterations simulated by a search, at most.
         judging: evaluations by which it is mended for other ways of working and for changes.
         places: stages and places at which one more machine is tried.
@@ -115,7 +110,6 @@ class Effort:
 
     @property
     def simulated(self) -> int:
-        """Iterations simulated for a plan, at most."""
         return self.numbers * self.searches * self.evaluations
 
     def told(self, machines: int) -> str:
@@ -141,31 +135,16 @@ EFFORTS: Final = (
     Effort(48, 3, 1, 300, judging=60, places=8, brief=30, planned_anew=1),
     Effort(128, 2, 1, 250, judging=40, places=6, brief=20, planned_anew=0),
     Effort(256, 1, 1, 300, judging=40, places=3, brief=20, planned_anew=0),
-    Effort(
-        1024,
-        1,
-        1,
-        40,
-        judging=8,
-        places=1,
-        brief=8,
-        planned_anew=0,
-        bound=False,
-    ),
+    Effort(1024, 1, 1, 40, judging=8, places=1, brief=8, planned_anew=0, bound=False),
 )
-"""The next ones are for more machines than the one before is for."""
 
 
 def effort_for(machines: int, evaluations: int | None = None) -> Effort:
-    """The effort for so many machines; evaluations that are given replace its own."""
     effort = next((each for each in EFFORTS if machines <= each.machines), EFFORTS[-1])
     return effort if evaluations is None else replace(effort, evaluations=evaluations)
 
 
 # --- question -------------------------------------------------------------------------------------
-REAL_BACKWARD_PERMILLE: Final = 2000
-REAL_RULES: Final = PathRules(waves_fit=False)
-"""Waves of different data peers are not in step; slots are kept to by the simulation."""
 MOST_BY_DEFAULT: Final = 256
 MAX_MICROBATCHES: Final = 4096
 
@@ -192,7 +171,7 @@ class PlanQuestion:
     visited: int
     microbatches: int | None = None
     codec: str = "bf16"
-    rules: PathRules = REAL_RULES
+    rules: PathRules = field(default_factory=PathRules)
     full_every: int = 0
     evaluations: int | None = None
 
@@ -204,12 +183,10 @@ class PlanQuestion:
 
     @property
     def too_small(self) -> tuple[MachineOffer, ...]:
-        """Machines without the memory for a stage, as far as the table says."""
         return too_small_of(self.offers, self.stage_state_bytes)
 
     @property
     def too_small_for_the_whole(self) -> tuple[MachineOffer, ...]:
-        """Machines that are known to lack the memory for the whole model's state."""
         return too_small_of(self.offers, self.workload.state_bytes)
 
 
@@ -219,9 +196,7 @@ def too_small_of(offers: Sequence[MachineOffer], state_bytes: int) -> tuple[Mach
 
 
 def rules_of(pipeline: PipelineSection) -> PathRules:
-    """The limits of paths that a run spec gives to real machines."""
-    return replace(
-        REAL_RULES,
+    return PathRules(
         max_swaps=pipeline.max_swaps,
         max_swap_distance=pipeline.max_swap_distance,
         max_swap_sum=pipeline.max_swap_sum,
@@ -230,7 +205,7 @@ def rules_of(pipeline: PipelineSection) -> PathRules:
 
 
 def check(question: PlanQuestion) -> None:
-    """Refuse what no machines can do, and what these cannot. Raises CannotPlan."""
+    """Raises CannotPlan: no machines can do this, or these cannot."""
     machines, stages, layers = len(question.offers), question.stages, question.workload.num_layers
     if layers < 2:
         raise CannotPlan(f"a model of {layers} layer cannot be cut into stages")
@@ -285,14 +260,12 @@ def _likely_data_peers(question: PlanQuestion, visited: int) -> int:
 
 
 def microbatches_of(question: PlanQuestion, visited: int) -> int:
-    """The microbatches of an iteration: as asked for, or two waves of the likely data peers."""
     slots = sorted((offer.slots for offer in question.offers), reverse=True)
     two_waves = 2 * sum(slots[: _likely_data_peers(question, visited)])
     return question.microbatches or min(two_waves, MOST_BY_DEFAULT)
 
 
 def problem_of(question: PlanQuestion, visited: int, data_peers: int, microbatches: int) -> Problem:
-    """The problem with this number of data peers, and the relays shared out evenly."""
     relays = question.stages - 1
     share, rest = divmod(len(question.offers) - data_peers, relays)
     sizes = (data_peers, *(share + (stage < rest) for stage in range(relays)))
@@ -300,10 +273,8 @@ def problem_of(question: PlanQuestion, visited: int, data_peers: int, microbatch
         PipelinePeer(offer.name, max(1, offer.compute_us // question.stages), offer.slots)
         for offer in question.offers
     )
-    work = StageWork(
-        question.workload.boundary_bytes(question.codec),
-        backward_permille=REAL_BACKWARD_PERMILLE,
-    )  # fmt: skip
+    boundary_bytes = question.workload.boundary_bytes(question.codec)
+    work = StageWork(boundary_bytes, backward_permille=2 * THOUSAND)
     return Problem(
         peers,
         question.latency_us,

@@ -1,9 +1,9 @@
 """The event simulator: what an iteration of given paths takes, to the microsecond.
 
-Idea: a microbatch on the path d, p1 .. pm is a chain of 2m + 3 pieces of work, forward at d, p1 ..
-pm, the loss at d, backward at pm .. p1, d. A piece of work arrives at its machine when the one
-before has ended and its result has travelled; there it waits for the machine, and a forward also
-for a slot. What is run is decided by these rules alone, so a schedule is a consequence of paths:
+Idea: a microbatch on the path d, p1 .. pm is a chain of 2m + 3 pieces of work: forward at d, p1 ..
+pm, the loss at d, backward at pm .. p1, d. A piece arrives at its machine when the one before has
+ended and its result has travelled; there it waits for the machine, and a forward also for a slot.
+These rules alone decide what is run, so a schedule is a consequence of paths:
 
 1. A machine does one piece at a time, and stays busy for a gap after it.
 2. It takes what arrived first (ARRIVAL), or backwards and losses before forwards
@@ -15,26 +15,22 @@ for a slot. What is run is decided by these rules alone, so a schedule is a cons
    then is the slot free.
 5. With `queued_links` a link carries one boundary after another.
 
-Pieces that arrive at the same moment are taken in the order in which they were sent. Paths that
-block each other's slots in a circle never end: such an iteration is `stuck`.
+Pieces that arrive at the same moment are taken in the order of sending. Paths that block each
+other's slots in a circle never end: such an iteration is `stuck`.
 
-An event is a number: the loop has no objects, for the planner calls it thousands of times.
+Events are plain tuples, not objects, because the planner runs the loop thousands of times.
 
 Source: the model of SkipPipe's schedulers/com_sym.py, restated; rules 4 and 5 are ours. Its four
 published times come out within 0.4%.
 
 A plan says which machine holds which stage, and the path of each microbatch. A data peer sends its
-microbatches in the order of its paths. It has as many tracks as slots: microbatch i goes on track i
-modulo slots, and starts when the one before it on that track has come home. The tracks start one
-forward after another.
-
-A plan is never changed: a move of the planner makes another one. What is legal by construction is
-not checked again (sizes of stages, order of stages, microbatches in all and on each stage); the
-memory of waves (TC1) is.
+microbatches in the order of its paths, on as many tracks as it has slots: microbatch i goes on
+track i modulo slots, and starts when the one before it on that track has come home. The tracks
+start one forward after another.
 """
 
 import heapq
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -49,12 +45,7 @@ from .problem import THOUSAND, Problem, Relays, canonical
 
 
 class Job(NamedTuple):
-    """A microbatch.
-
-    Attributes:
-        release_us: not started before.
-        after: index of the job that must have come home first, if there is one.
-    """
+    """A microbatch, not started before a moment, and before another job has come home."""
 
     origin: int
     relays: Relays
@@ -63,8 +54,6 @@ class Job(NamedTuple):
 
 
 class Order(Enum):
-    """What a machine takes first."""
-
     ARRIVAL = "arrival"
     BACKWARD_FIRST = "backward_first"
 
@@ -73,13 +62,12 @@ class WorkPiece(NamedTuple):
     """A piece of work in the chain of a microbatch.
 
     Attributes:
-        kind: FORWARD, LOSS or BACKWARD.
         work_us: until its result can leave.
         later_us: work left for later, the second part of a split backward.
         gap_us: how long the machine stays busy afterwards.
         transfer_us: how long the result occupies the link to the next machine.
         flight_us: from leaving the link to being there.
-        next: the machine to which the result goes; -1 at the end.
+        next: where the result goes; -1 at the end.
     """
 
     machine: int
@@ -102,8 +90,6 @@ Route = tuple[WorkPiece, ...]
 
 
 class Stretch(NamedTuple):
-    """A piece of work as it was done, for pictures and utilisation."""
-
     machine: int
     job: int
     kind: int
@@ -133,7 +119,6 @@ class Simulator:
         self._piece = cache(self._new_piece)
 
     def _route(self, origin: int, relays: Relays) -> Route:
-        """The chain of work of a microbatch on this path."""
         path = (origin, *relays)
         there = [*path, origin, *reversed(path), -1]
         kinds = [*([FORWARD] * len(path)), LOSS, *([BACKWARD] * len(path))]
@@ -143,7 +128,6 @@ class Simulator:
         )
 
     def _new_piece(self, machine: int, kind: int, then: int, first: bool) -> WorkPiece:
-        """A piece of work, and the way of its result to the machine `then` (-1: there is none)."""
         problem, work = self.problem, self.problem.work
         permille = (THOUSAND, work.loss_permille, work.backward_permille)[kind]
         whole_us = problem.peers[machine].forward_us * permille // THOUSAND
@@ -162,11 +146,7 @@ class Simulator:
         )
 
     def run(self, jobs: Sequence[Job], record: list[Stretch] | None = None) -> Outcome:
-        """Simulate one iteration.
-
-        Args:
-            record: gets every piece of work as it was done.
-        """
+        """Simulate one iteration; `record` gets every piece of work as it was done."""
         iteration = _Iteration(self, jobs, record)
         iteration.play()
         stuck = -1 in iteration.done
@@ -174,8 +154,6 @@ class Simulator:
 
 
 class _Iteration:
-    """The state of one run."""
-
     def __init__(
         self, simulator: Simulator, jobs: Sequence[Job], record: list[Stretch] | None
     ) -> None:
@@ -204,7 +182,6 @@ class _Iteration:
                 self.send(job.release_us, index, 0)
 
     def play(self) -> None:
-        """Do all that can be done."""
         events, routes, busy_until, wakes = self.events, self.routes, self.busy_until, self.wakes
         pop = heapq.heappop
         while events:
@@ -223,12 +200,10 @@ class _Iteration:
                 self.wake(machine)
 
     def send(self, moment: int, index: int, place: int) -> None:
-        """Let a job arrive at a place of its route, or something else happen."""
         self.sent += 1
         heapq.heappush(self.events, (moment, self.sent, index, place))
 
     def wake(self, machine: int) -> None:
-        """Let a machine look for work when it is free."""
         self.wakes[machine] = True
         self.send(self.busy_until[machine], WAKE, machine)
 
@@ -291,18 +266,12 @@ class _Iteration:
 # --- plan -----------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Machines are numbered as in the problem.
-
-    Attributes:
-        stages: of each machine.
-        paths: of each machine, those of the microbatches that it sends; relays send none.
-    """
+    """The stage of each machine, and the paths of the microbatches that it sends."""
 
     stages: tuple[int, ...]
     paths: tuple[tuple[Relays, ...], ...]
 
     def data_peers(self) -> list[int]:
-        """The machines of stage 0."""
         return [machine for machine, stage in enumerate(self.stages) if stage == 0]
 
     def each(self) -> Iterator[tuple[int, int, Relays]]:
@@ -312,14 +281,12 @@ class Plan:
                 yield origin, place, path
 
     def with_paths(self, changed: Mapping[int, Iterable[Relays]]) -> "Plan":
-        """Other paths for some data peers."""
         paths = list(self.paths)
         for origin, own in changed.items():
             paths[origin] = tuple(own)
         return Plan(self.stages, tuple(paths))
 
     def to_json(self, problem: Problem) -> dict[str, Any]:
-        """Arrangement and paths by name."""
         names = [peer.name for peer in problem.peers]
         named = {
             names[origin]: [[names[relay] for relay in path] for path in self.paths[origin]]
@@ -328,13 +295,11 @@ class Plan:
         return {"arrangement": dict(zip(names, self.stages, strict=True)), "paths": named}
 
     def digest(self, problem: Problem) -> str:
-        """The plan's name, which depends on the snapshot: 32 hex digits."""
         tree = {"problem": problem.digest(), **self.to_json(problem)}
         return blake3.blake3(canonical(tree)).hexdigest(length=16)
 
 
 def jobs_of(problem: Problem, plan: Plan) -> list[Job]:
-    """What the simulator runs for an iteration of a plan."""
     jobs: list[Job] = []
     for origin, paths in enumerate(plan.paths):
         peer, first = problem.peers[origin], len(jobs)
@@ -343,15 +308,3 @@ def jobs_of(problem: Problem, plan: Plan) -> list[Job]:
             after = first + place - peer.slots if place >= peer.slots else None
             jobs.append(Job(origin, relays, track * peer.forward_us, after))
     return jobs
-
-
-def fits(problem: Problem, plan: Plan) -> bool:
-    """Whether a plan keeps TC1: no wave asks a relay for more than its slots."""
-    if not problem.rules.waves_fit:
-        return True
-    held: Counter[tuple[int, int]] = Counter()
-    peers = problem.peers
-    for origin, place, path in plan.each():
-        wave = place // peers[origin].slots
-        held.update((wave, relay) for relay in path)
-    return all(count <= peers[relay].slots for (_, relay), count in held.items())

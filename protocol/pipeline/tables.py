@@ -3,24 +3,22 @@
     peers    peer,location,price_per_hour, then compute_s or card; if you like, slots, memory_gb
     links    a,b,latency_ms,bandwidth_mbps; one way, from a to b
 
-`compute_s` is the forward pass of one microbatch through the whole model; where it is not given it
-is estimated for the `card` (below). `slots` says how many microbatches the machine can hold of one
-stage. The first line names the columns, in any order; empty lines and lines that begin with # are
-passed over. A pair without a link is looked up by its locations in the table of regions; where that
-does not know them, the link of the other way counts. Every error names its line.
+`compute_s` is the forward pass of one microbatch through the whole model; without it, it is
+estimated for the `card`. `slots` are microbatches of one stage that the machine can hold. The first
+line names the columns, in any order; empty lines and lines that begin with # are passed over. A
+pair without a link is looked up by its locations in the table of regions; where that does not know
+them, the link of the other way counts. Every error names its line.
 
-The table of regions serves pairs of machines of which only the locations are known. Its rows are
-one-way latency in milliseconds and bandwidth in GiB/s, measured between regions of one cloud; both
-ways of a pair are taken to be equal. Machines at the same place have the link of `SAME_PLACE`.
+Regions: one-way latency in milliseconds and bandwidth in GiB/s, measured between regions of one
+cloud; both ways of a pair are taken to be equal. Machines at the same place have SAME_PLACE.
+Source: schedulers/communication_costs.py of SkipPipe (MIT), with NL to London as in the copy that
+CheckFree has of it: the original has a hundredth of that, a slip of the pen.
 
-Source: the table in schedulers/communication_costs.py of SkipPipe (MIT), with NL to London as in
-the copy that CheckFree has of it: the original has a hundredth of that, a slip of the pen.
+Cards, by their makers' data sheets:
 
-The table of cards has what their makers say:
-
-    peak      TFLOP/s of dense bf16 products that are summed in fp32, from the makers' data sheets;
-              the sheets' larger figures are of sparse matrices, which nobody trains with. Cards
-              without bf16 (V100, T4) train in fp32 here, so theirs are fp32's
+    peak      TFLOP/s of dense bf16 products that are summed in fp32; the sheets' larger figures are
+              of sparse matrices, which nobody trains with. Cards without bf16 (V100, T4) train in
+              fp32 here, so theirs are fp32's
     memory    GB of the card
 
 Nothing here was measured. A forward pass is taken to reach MFU of the peak, which large models on
@@ -121,19 +119,12 @@ Taiwan    London    109.5 0.00896
 """
 
 
-def _table(rows: str) -> dict[frozenset[str], RegionLink]:
-    table = {}
-    for row in rows.split("\n"):
-        if row:
-            one, other, latency_ms, gib_per_s = row.split()
-            latency_us = round(float(latency_ms) * THOUSAND)
-            table[frozenset((one, other))] = RegionLink(
-                latency_us, round(float(gib_per_s) * (1 << 30))
-            )
-    return table
-
-
-REGION_LINES: Final[Mapping[frozenset[str], RegionLink]] = _table(_ROWS)
+REGION_LINES: Final[Mapping[frozenset[str], RegionLink]] = {
+    frozenset((one, other)): RegionLink(
+        round(float(latency_ms) * THOUSAND), round(float(gib_per_s) * (1 << 30))
+    )
+    for one, other, latency_ms, gib_per_s in map(str.split, _ROWS.strip().splitlines())
+}
 REGIONS: Final = tuple(sorted({name for pair in REGION_LINES for name in pair}))
 
 
@@ -178,25 +169,18 @@ T4                8.1  16
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One model of card; see the top of the file."""
-
     name: str
     peak_flops: float
     memory_bytes: int
 
     def forward_s(self, flops: float) -> float:
-        """Seconds of a forward pass of so many operations."""
         return flops / (self.peak_flops * MFU)
 
 
-def _cards() -> dict[str, Card]:
-    rows = (line.split() for line in _CARDS.strip().splitlines())
-    return {
-        name: Card(name, float(peak) * 1e12, int(memory) * 10**9) for name, peak, memory in rows
-    }
-
-
-CARDS: Final[Mapping[str, Card]] = _cards()
+CARDS: Final[Mapping[str, Card]] = {
+    name: Card(name, float(peak) * 1e12, int(memory) * 10**9)
+    for name, peak, memory in map(str.split, _CARDS.strip().splitlines())
+}
 
 
 def card_named(name: str) -> Card | None:
@@ -205,7 +189,6 @@ def card_named(name: str) -> Card | None:
 
 
 def nearest_names(name: str) -> list[str]:
-    """Names of cards that are like this one."""
     near = difflib.get_close_matches(_key(name), _BY_KEY, n=3, cutoff=0.4)
     return [_BY_KEY[key].name for key in near]
 
@@ -224,7 +207,6 @@ _BY_KEY: Final = {_key(name): card for name, card in CARDS.items()}
 PEER_COLUMNS: Final = ("peer", "location", "price_per_hour")
 OPTIONAL_PEER_COLUMNS: Final = ("compute_s", "card", "slots", "memory_gb")
 USUAL_SLOTS: Final = 4
-"""Slots of a machine whose line does not say."""
 LINK_COLUMNS: Final = ("a", "b", "latency_ms", "bandwidth_mbps")
 BYTE_ORDER_MARK: Final = "\ufeff"
 """Some spreadsheets begin a file with it."""
@@ -242,10 +224,9 @@ class MachineOffer:
     """A machine that could take part.
 
     Attributes:
-        compute_us: forward of one microbatch through the whole model.
         memory_bytes: of its device; None where the table does not say.
-        card: its name, where the time was estimated from that; None where the table has the time.
-        where: the line of the table that says so, for messages.
+        card: its name, where the time was estimated from that.
+        where: the line of the table, for messages.
     """
 
     name: str
@@ -336,7 +317,6 @@ def _line(
 
 
 def _unknown(missing: Sequence[tuple[MachineOffer, MachineOffer]]) -> str:
-    """What is said of pairs of which nothing is known."""
     a, b = missing[0]
     strange = next(offer for offer in (a, b) if offer.location not in REGIONS)
     more = f" (and one for each of {len(missing)} such pairs)" if len(missing) > 1 else ""

@@ -3,13 +3,12 @@
 All ways train the same microbatches, so their iterations compare; what a skipped stage costs in
 learning does not show here.
 
-The first answer is what people ask of machines on offer: how long, for what money, which way.
-Replicas are the way where every machine holds the whole model; a pipeline where one does not, and
-then one that skips nothing, for skipping costs learning that no table shows. A run ends when a
-machine of middling speed has done its steps, and all train meanwhile: N machines train N times the
-tokens of one.
+The first answer is how long, for what money, which way: replicas where every machine holds the
+whole model, else a pipeline that skips nothing, for skipping costs learning that no table shows. A
+run ends when a machine of middling speed has done its steps, and all train meanwhile: N machines
+train N times the tokens of one.
 
-Ways of working: what the same plan takes when machines work by other rules.
+Ways of working are other rules for the same arrangement; paths are mended for each:
 
     arrival    what arrived first is done first; an iteration ends before the next one begins. Plans
                are made for this way
@@ -18,19 +17,15 @@ Ways of working: what the same plan takes when machines work by other rules.
                when there is time
     both       the two together, as trainers of stages work
 
-Stages stay where the plan has them, and paths are mended for the rules of each way.
+Help: single changes of machines and links, and what each does to an iteration. The present plan,
+mended for the change, is compared with the present plan, mended as much: both begin alike, so
+chance in the search does not come in. One more machine asks for other groups. It is tried on every
+stage and at every place where a machine stands, as a twin of the fastest one there, briefly at
+first; then each stage's best place is planned anew by a few searches.
 
-What would help: single changes of machines and links, and what each does to an iteration.
-
-A change is judged by the plan of now, mended for it, beside the plan of now, mended as much: both
-begin at the same plan, so what a search leaves to chance does not come in. One more machine asks
-for other groups. It is tried on every stage and at every place where a machine stands, as a twin of
-the fastest one there, briefly at first; then each stage's best place is planned anew by a few
-searches.
-
-Noise: a gain by mending counts above LEAST_HELP. (Changes of one percent, which nobody would pay
-for, seemed to gain up to 2.8%.) A gain by searches counts only above what the two best of the
-searches for the plan of now differ by, and those were more.
+Noise: a gain by mending counts above LEAST_HELP, for changes of one percent, which nobody would pay
+for, seemed to gain up to 2.8%. A gain by searches counts above what the two best searches for the
+present plan differ by, if that is more.
 """
 
 from collections import defaultdict
@@ -55,7 +50,6 @@ from .simulator import Order, Plan, Simulator, jobs_of
 
 # --- changes --------------------------------------------------------------------------------------
 LEAST_HELP: Final = 0.03
-"""A gain of less is not told, however little noise there is."""
 ORDINALS: Final = ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
 
 
@@ -68,19 +62,14 @@ class Gain(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Help:
-    """What would help.
-
-    Attributes:
-        gains: the changes worth telling, best first.
-        noise: what two searches for the plan of now differ by, or LEAST_HELP.
-    """
+    """The changes worth telling, best first, and what counts as noise."""
 
     gains: tuple[Gain, ...]
     noise: float
 
 
 class _Change(NamedTuple):
-    """A change that is tried; the plan is that of now, with room for what the change adds."""
+    """A change; its plan is the present one, with room for what the change adds."""
 
     words: str
     problem: Problem
@@ -88,7 +77,6 @@ class _Change(NamedTuple):
 
 
 def what_helps(question: PlanQuestion, now: Pipeline) -> Help:
-    """Judge every change."""
     effort = effort_for(len(question.offers), question.evaluations)
     unchanged = _Change("nothing", now.problem, now.planned.plan)
     base = _mended_us(unchanged, effort.judging)
@@ -119,7 +107,6 @@ def _mended_us(change: _Change, evaluations: int) -> int:
 
 
 def _anew_us(problem: Problem, effort: Effort) -> int:
-    """What new searches find, if there are to be any."""
     if not effort.planned_anew:
         return NEVER
     try:
@@ -129,7 +116,6 @@ def _anew_us(problem: Problem, effort: Effort) -> int:
 
 
 def _changes(question: PlanQuestion, now: Pipeline) -> Iterator[_Change]:
-    """Changes of the machines that are there."""
     problem, plan, one = now.problem, now.planned.plan, now.bottleneck.machine
     work, name = problem.work, problem.peers[one].name
     for coarser in BOUNDARY_CODECS[BOUNDARY_CODECS.index(question.codec) + 1 :][:1]:
@@ -167,13 +153,11 @@ def _places(question: PlanQuestion, now: Pipeline) -> list[tuple[int, int]]:
 
 
 def _far_us(problem: Problem, machine: int) -> int:
-    """The ways to all others together."""
     others = (other for other in range(len(problem.peers)) if other != machine)
     return sum(problem.travel_us(machine, other) for other in others)
 
 
 def _busiest_stages(now: Pipeline) -> list[int]:
-    """Stages by the work of their machines, in the mean."""
     worked: defaultdict[int, int] = defaultdict(int)
     for stretch in now.iterations[0].record:
         worked[now.planned.plan.stages[stretch.machine]] += stretch.end_us - stretch.start_us
@@ -190,12 +174,10 @@ def _one_more(question: PlanQuestion, now: Pipeline, stage: int, model: int) -> 
 
 
 def _ordinal(there: int) -> str:
-    """How one more machine is called where so many are there."""
     return f"a {ORDINALS[there - 1]}" if there <= len(ORDINALS) else "one more"
 
 
 def _with_twin(problem: Problem, model: int, stage: int) -> Problem:
-    """One more machine on a stage, beside the one that it is like."""
     taken: Sequence[str] = [peer.name for peer in problem.peers]
     name = problem.peers[model].name
     while name in taken:
@@ -217,12 +199,10 @@ def _with_twin(problem: Problem, model: int, stage: int) -> Problem:
 # --- the first answer -----------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class RunEstimate:
-    """A run on these machines, by one way.
+    """A run on these machines, by one way (noloco, diloco, full or skippipe).
 
     Attributes:
-        way: noloco, diloco, full or skippipe.
-        cost: of all machines, in the currency of the table's prices.
-        tokens: of all peers with data together.
+        cost: in the currency of the table's prices.
     """
 
     way: str
@@ -235,7 +215,6 @@ class RunEstimate:
 def verdict_of(
     question: PlanQuestion, way: str, estimate: Estimate, tokens_per_peer: int, data_peers: int
 ) -> RunEstimate:
-    """How long the run takes this way, and what it costs."""
     tokens = tokens_per_peer * data_peers
     hours = tokens / estimate.tokens_per_s / 3600
     price = sum(offer.price_per_hour for offer in question.offers)
@@ -267,7 +246,6 @@ def by_way_of_working(
 
 
 def _us(iteration: PricedIteration, way: str, mending: int) -> int | None:
-    """An iteration as planned, or mended for another way; None where paths block each other."""
     problem, plan = iteration.problem, iteration.planned.plan
     if way == "arrival":
         return Simulator(problem).run(jobs_of(problem, plan)).makespan_us
@@ -295,7 +273,6 @@ class Answer:
     help: Help
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         chosen, ways = self.skippipe, self.estimates
         bound_us = chosen.lower_bound_us
         return {

@@ -1,14 +1,14 @@
 """What a peer measures of its links and of its own work, and the signed vector that tells others.
 
-Samples. A sample of a transfer is the time that the line needs, and whatever else was in the way:
-another transfer, a busy processor. Nothing makes a sample too short, so of the last WINDOW samples
-the lower quartile is taken; of work, whose times spread both ways, the median. Bad luck and single
-outliers move neither. What is known of a peer goes when it is gone.
+Samples. Whatever is in the way of a transfer, another one or a busy processor, makes its time
+longer, and nothing makes it too short. So of the last WINDOW samples of a link the lower quartile
+is taken; of work, whose times spread both ways, the median. Single outliers move neither. What is
+known of a peer goes when it is gone.
 
 Hysteresis. A vector is told again only when a value has moved by more than CHANGE from what was
-told last, and by more than LEAST_US; so noise of a quarter moves nothing. The time on the line is
-judged together with the round trip: it is the difference of two times, and noise of these is much
-for a short one. A value that was unknown is told at once. At least TELL_EVERY_S lie between two
+told last, and by more than LEAST_US, so noise of a quarter moves nothing. The time on the line is
+judged together with the round trip: it is the difference of two times, and their noise is much for
+a short one. A value that was unknown is told at once. At least TELL_EVERY_S lie between two
 vectors.
 
 Vectors:
@@ -59,7 +59,6 @@ class LinkTimes(Struct, frozen=True, order=True, array_like=True):
 
     @property
     def out_s(self) -> float:
-        """`out_us` in seconds."""
         return self.out_us / US_PER_S
 
 
@@ -76,14 +75,6 @@ class WorkTimes(Struct, frozen=True, array_like=True):
 
 
 class LinkVector(Struct, frozen=True, array_like=True):
-    """What one peer has measured of its links and of its own work.
-
-    Attributes:
-        number: of this peer's vectors in this incarnation.
-        slots: microbatches that it holds at once.
-        links: by peer id.
-    """
-
     peer_id: PeerIdText
     incarnation: Count
     number: Count
@@ -94,7 +85,6 @@ class LinkVector(Struct, frozen=True, array_like=True):
 
     @property
     def version(self) -> tuple[int, int]:
-        """What is newer is greater."""
         return self.incarnation, self.number
 
 
@@ -143,31 +133,22 @@ def _signed_bytes(run_id: str, peer_id: str, body: bytes) -> bytes:
 
 # --- measures -------------------------------------------------------------------------------------
 WINDOW: Final = 32
-"""Samples of which the quartile or median counts."""
 ENOUGH: Final = 3
 """Samples before which nothing is told."""
 CHANGE: Final = 0.4
-"""A value that has moved by more than this part is told again."""
 LEAST_US: Final = 1000
-"""Times that have moved by less are not, whatever part that is."""
 TELL_EVERY_S: Final = 5.0
 WORK: Final = WorkTimes.__struct_fields__
-LEAST_LINE_S: Final = 20e-6
-"""No boundary is taken to be on the line for less."""
 
 
 class Samples:
-    """The last WINDOW samples of one time, in seconds."""
-
     def __init__(self) -> None:
         self._last: deque[float] = deque(maxlen=WINDOW)
 
     def add(self, seconds: float) -> None:
-        """One more sample."""
         self._last.append(seconds)
 
     def at(self, part: float) -> float | None:
-        """The quantile; None while there are too few samples."""
         if len(self._last) < ENOUGH:
             return None
         return sorted(self._last)[int(part * (len(self._last) - 1))]
@@ -175,19 +156,16 @@ class Samples:
 
 @dataclass(slots=True)
 class _LinkSamples:
-    """Times of one link: there and back, and of a boundary on the line, either way."""
-
     rtt: Samples = field(default_factory=Samples)
     out: Samples = field(default_factory=Samples)
     back: Samples = field(default_factory=Samples)
 
 
 class Measures:
-    """The medians of what was measured, and whether they are worth telling. All times are seconds.
+    """What was measured, in seconds, and whether it is worth telling.
 
     Attributes:
-        forward: what microbatches take through the stage.
-        backward: what their gradients do.
+        forward, backward: of a microbatch through the stage.
         loss: of head and loss, there and back.
     """
 
@@ -199,7 +177,6 @@ class Measures:
 
     # --- samples ----------------------------------------------------------------------------------
     def round_trip(self, peer_id: str, seconds: float) -> None:
-        """Something small went to a peer and came back."""
         if link := self._link(peer_id):
             link.rtt.add(seconds)
 
@@ -212,34 +189,30 @@ class Measures:
         link = self._link(peer_id)
         if link is None:
             return None
-        link.out.add(max(LEAST_LINE_S, seconds - (link.rtt.at(0.25) or 0.0)))
+        link.out.add(max(1 / US_PER_S, seconds - (link.rtt.at(0.25) or 0.0)))
         return link.out.at(0.25)
 
     def received(self, peer_id: str, seconds: float) -> None:
         """A boundary came from a peer: from its first byte until all of it was there."""
         if link := self._link(peer_id):
-            link.back.add(max(LEAST_LINE_S, seconds))
+            link.back.add(seconds)
 
     def line_s(self, peer_id: str) -> float | None:
-        """How long a boundary to this peer occupies the line; None while that is not known."""
         link = self._links.get(peer_id)
         return None if link is None else link.out.at(0.25)
 
     def keep(self, peer_ids: Iterable[str]) -> None:
-        """Forget all others."""
         there = set(peer_ids)
         for gone in self._links.keys() - there:
             del self._links[gone]
 
     # --- what is told -----------------------------------------------------------------------------
     def work(self) -> WorkTimes:
-        """What a microbatch takes here."""
         return WorkTimes(
             *(_whole(samples.at(0.5)) for samples in (self.forward, self.backward, self.loss))
         )
 
     def links(self) -> tuple[LinkTimes, ...]:
-        """The links, by peer id."""
         return tuple(
             LinkTimes(
                 peer_id, *(_whole(times.at(0.25)) for times in (link.rtt, link.out, link.back))
@@ -272,7 +245,6 @@ def _whole(seconds: float | None) -> int:
 
 
 def _has_moved(before: LinkVector, now: LinkVector) -> bool:
-    """Whether any value has moved too far to be left as it was told."""
     then, there = ({link.peer_id: link for link in each.links} for each in (before, now))
     if then.keys() != there.keys() or before.slots != now.slots:
         return True

@@ -1,12 +1,11 @@
 """Routers: which paths the microbatches of one data peer take, and the router of a run.
 
-Random paths: latencies are not looked at, and every stage is used alike. Which stages a microbatch
-leaves out decides what it trains, so all relay stages must be visited equally often (CC2,
-protocol/pipeline/problem.py). Each microbatch therefore takes the stages that its data peer has
-used least in this iteration, as far as the limits of paths allow (CC3); where several are used
-alike, and which relay of a stage is taken, is drawn. Swaps are drawn too, within the same limits.
-Draws are seeded with the run's seed, the data peer and the iteration: data peers do not move in
-step, and a run can be repeated.
+Random paths do not look at latencies, and use every stage alike: which stages a microbatch leaves
+out decides what it trains, so all relay stages must be visited equally often (CC2,
+protocol/pipeline/problem.py). Each microbatch takes the stages that its data peer has used least in
+this iteration, as far as the limits of paths allow (CC3); ties, the relay of a stage, and swaps are
+drawn. Draws are seeded with the run's seed, the data peer and the iteration: data peers do not move
+in step, and a run can be repeated.
 
 A stage that nobody holds is left out, as long as others are left for paths of that length. An
 iteration that would skip nothing then has paths like all others.
@@ -14,10 +13,9 @@ iteration that would skip nothing then has paths like all others.
 Invariant: within an iteration of one data peer no two stages differ by more than one visit, unless
 the limits of paths forbid it; nor do two relays of a stage.
 
-The plan of a snapshot is the same for all that hold it. Paths are planned for machines that keep
-their stages, each data peer with the microbatches of its own batch
-(protocol/pipeline/planner.py). Where the stages cannot be shared out evenly to the last microbatch,
-a little more is allowed (`stage_slack`), until there is a plan.
+The plan of a snapshot is the same for all that hold it. Machines keep their stages, and each data
+peer the microbatches of its own batch (protocol/pipeline/planner.py). Where the stages cannot be
+shared out evenly to the last microbatch, more is allowed (`stage_slack`), until there is a plan.
 
 Planned paths: those of the newest plan, mended where relays are not there, else random ones.
   1. An iteration takes the data peer's paths in the plan that holds when it sets out.
@@ -69,7 +67,6 @@ class RandomRouter:
         self._full_every = full_every
 
     def is_full(self, iteration: int, relays: Relays) -> bool:
-        """Whether paths of this iteration visit all stages."""
         return self._full_every > 0 and iteration % self._full_every == 0 and all(relays)
 
     def paths(self, iteration: int, microbatches: int, relays: Relays) -> Sequence[Path]:
@@ -104,7 +101,6 @@ class RandomRouter:
         return path if path is not None and kept.issubset(path.stages) else None
 
     def whole(self, turn: int, relays: Relays) -> Path | None:
-        """Through all stages in order."""
         draws = Draws(f"{self._name}/whole/{turn}")
         return _through(tuple(range(1, len(relays) + 1)), relays, draws, Used())
 
@@ -150,7 +146,6 @@ def _through(
 
 # --- the plan of a snapshot -----------------------------------------------------------------------
 EVALUATIONS: Final = 400
-SLACKS: Final = (0, 1, 2, 4, 8, 16, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +153,7 @@ class PlannedPaths:
     """A plan, as its data peers use it.
 
     Attributes:
-        snapshot: digest of the snapshot that it is made from.
-        digest: of the plan itself.
-        iteration_us: what an iteration takes, as planned.
+        snapshot: digest of the one that it is made from.
         paths: of each data peer, in the order in which its microbatches set out.
     """
 
@@ -171,7 +164,6 @@ class PlannedPaths:
 
     @property
     def iteration_s(self) -> float:
-        """`iteration_us` in seconds."""
         return self.iteration_us / US_PER_S
 
 
@@ -182,7 +174,8 @@ def plan_of(snapshot: LinkSnapshot, terms: Terms, visited: int) -> PlannedPaths 
         return None
     stages = snapshot.stages
     quotas = {peer: terms.microbatches for peer, stage in enumerate(stages) if stage == 0}
-    for slack in SLACKS:
+    # A slack as large as the iteration is no limit any more.
+    for slack in (0, *(1 << power for power in range(problem.microbatches.bit_length() + 1))):
         looser = replace(problem, rules=replace(problem.rules, stage_slack=slack))
         try:
             found = plan_paths(looser, stages, quotas, EVALUATIONS, order=Order.BACKWARD_FIRST)
@@ -224,12 +217,10 @@ class PlannedRouter(RandomRouter):
     full: PlannedPaths | None = None
 
     def own(self, iteration: int, relays: Relays) -> tuple[Path, ...]:
-        """Our paths in the plan; empty where it has none."""
         plan = self.full if self.is_full(iteration, relays) else self.plan
         return () if plan is None else plan.paths.get(self._origin, ())
 
     def paths(self, iteration: int, microbatches: int, relays: Relays) -> Sequence[Path]:
-        """One for each microbatch; none where a path finds no relay."""
         own = self.own(iteration, relays)
         if not own:
             return super().paths(iteration, microbatches, relays)
@@ -252,7 +243,6 @@ class PlannedRouter(RandomRouter):
 
 # --- the router of a run --------------------------------------------------------------------------
 def terms_of(spec: RunSpec) -> Terms:
-    """What plans need to know of a run."""
     sequences, model = spec.microbatch_sequences, spec.model
     values = prod((sequences, model.context_length, model.hidden_size))
     return Terms(

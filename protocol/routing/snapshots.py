@@ -3,9 +3,9 @@
     bytes   msgpack [run id, [vector, ...]], by peer id
     name    blake3 of these bytes, 32 hex digits
 
-All data peers that hold the same snapshot make the same problem of it, and so the same plan
-(routers.py). Every vector in it is signed by its peer, so a peer that proposes a snapshot can leave
-others out, or name older vectors, and can make nothing up.
+All data peers that hold the same snapshot make the same plan of it (routers.py). Every vector in it
+is signed by its peer, so a proposer can leave others out, or name older vectors, and can make
+nothing up.
 
 A link is measured at both ends, and the worse of two values counts: a peer that praises its links
 gains nothing, and one that runs them down keeps work away from itself alone. What nobody has
@@ -16,7 +16,7 @@ A move takes half a round trip: it is offered ahead, while its sender works on w
 rest of it. Plans that left this out sent microbatches over far relays, and took twice as long as
 they said.
 
-Which snapshot is proposed, by whom, and when: no coordinator, and seldom:
+Proposals (no coordinator):
   1. Of the data peers that train, the one with the lowest peer id proposes. It gathers the link
      vectors of all peers of the pipeline; the others take the snapshot that it names. Where views
      differ two may propose for a while: each data peer follows the one that it sees, and plans
@@ -55,7 +55,7 @@ from .measures import LinkTimes, LinkVector, decode_vector
 
 USUAL_US: Final = 100_000
 USUAL_LINE_US: Final = 10_000
-"""Where nothing at all is known."""
+"""Both where nothing at all is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +77,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class LinkSnapshot:
-    """Link vectors of the peers of a pipeline, under one digest.
-
-    Attributes:
-        vectors: by peer id.
-        data: the bytes.
-    """
+    """Link vectors of the peers of a pipeline, by peer id, and the bytes that name them."""
 
     vectors: tuple[LinkVector, ...]
     data: bytes
@@ -125,20 +120,14 @@ class LinkSnapshot:
 
     @property
     def digest(self) -> str:
-        """The snapshot's name."""
         return blake3.blake3(self.data).hexdigest(length=16)
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """The stage of each peer."""
         return tuple(vector.stage for vector in self.vectors)
 
     def problem(self, terms: Terms, visited: int) -> Problem | None:
-        """What is to be planned for; None while a stage has nobody.
-
-        Args:
-            visited: stages of a path.
-        """
+        """What is to be planned for; None while a stage has nobody."""
         stages = self.stages
         sizes = tuple(stages.count(stage) for stage in range(terms.stages))
         if min(sizes) < 1 or sum(sizes) != len(stages):
@@ -190,7 +179,6 @@ class _LinkTable:
         )
 
     def matrix(self, value: Callable[[int, LinkTimes], int]) -> Matrix:
-        """One value of each link and the peer that sends over it."""
         return tuple(
             tuple(value(sender, self._filled(link)) for link in row)
             for sender, row in enumerate(self._links)
@@ -232,7 +220,6 @@ def _move_us(rtt_us: int, sender: PipelinePeer, work: StageWork) -> int:
 
 
 def _usual(values: Iterable[int], otherwise: int) -> int:
-    """The median of what is known."""
     known = [value for value in values if value]
     return median_low(known) if known else otherwise
 
@@ -242,13 +229,10 @@ REPLAN_EVERY_S: Final = 20.0
 
 
 def proposer_of(data_peers: Iterable[str]) -> str | None:
-    """The data peer that proposes; None where there is none."""
     return min(data_peers, default=None)
 
 
 class Proposals:
-    """What a data peer has gathered."""
-
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self._vectors: dict[str, tuple[LinkVector, bytes]] = {}
@@ -263,7 +247,6 @@ class Proposals:
         return True
 
     def keep(self, stages: Mapping[str, int]) -> None:
-        """Forget the vectors of all but these peers, and of those that say another stage."""
         for peer_id, (vector, _) in list(self._vectors.items()):
             if stages.get(peer_id) != vector.stage:
                 del self._vectors[peer_id]

@@ -1,7 +1,7 @@
 """Messages between peers of a pipeline, on `/loco/stage/3`, and the things that they name.
 
-What is meant by them stands in protocol/microbatch, and in protocol/routing for links and
-snapshots; the dialogues and the codec stand in messages.py.
+Their meaning stands in protocol/microbatch, and in protocol/routing for links and snapshots; the
+dialogues and the codec stand in messages.py.
 
 A microbatch starts at its data peer, which holds stage 0, visits relays, comes back for the loss,
 and its gradient walks the same way back:
@@ -50,8 +50,6 @@ RelayStages = Annotated[
 
 # --- a microbatch on its way ----------------------------------------------------------------------
 class Leg(StrEnum):
-    """Which way, and what for."""
-
     FORWARD = "forward"
     BACKWARD = "backward"
     SCORE = "score"
@@ -72,11 +70,9 @@ class Microbatch(Struct, frozen=True, order=True):
 
 
 class Path(Struct, frozen=True):
-    """The relays that a microbatch visits, in order.
+    """The relays that a microbatch visits, in order, and the stage of each.
 
     Attributes:
-        relays: peer ids.
-        stages: of each of them.
         plan: digest of the plan that it was taken from, which relays only compare; None where there
             was none.
     """
@@ -110,7 +106,6 @@ class Trip(Message, frozen=True, tag="trip"):
 
     @property
     def sender(self) -> str:
-        """The peer that it comes from."""
         return self._at(self.place + (1 if self.leg is Leg.BACKWARD else -1))
 
     def _at(self, place: int) -> str:
@@ -146,7 +141,6 @@ class Trip(Message, frozen=True, tag="trip"):
         return self.back() if self.leg is Leg.FORWARD else None
 
     def onward(self) -> "Trip":
-        """The next move of the same leg."""
         return replace(self, place=self.place + (-1 if self.leg is Leg.BACKWARD else 1))
 
     def back(self) -> "Trip":

@@ -66,5 +66,4 @@ class MeasuredWorld:
         return [p.peer_id for s, p in zip(self.stages, self.peers, strict=True) if s == 0]
 
     def terms(self, visited=3, microbatches=8):
-        rules = PathRules(waves_fit=False)
-        return Terms(max(self.stages) + 1, visited, microbatches, 1_000_000, rules)
+        return Terms(max(self.stages) + 1, visited, microbatches, 1_000_000, PathRules())

@@ -11,7 +11,6 @@ from bench.pipeline.brute_force import every_plan
 from bench.pipeline.checker import violations
 from bench.planner_settings import published_problem
 from protocol.pipeline.pipelines import lower_bound_us, round_trips
-from protocol.pipeline.problem import PathRules
 from protocol.pipeline.simulator import Simulator, jobs_of
 from protocol.pipeline.tables import REGIONS
 
@@ -33,7 +32,6 @@ def best_of_all(problem):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("waves_fit", [True, False])
 @given(
     case=st.sampled_from(
         [((1, 1, 1), 2, 3), ((2, 1, 1), 2, 3), ((1, 2, 1), 3, 3), ((2, 1, 1), 3, 3), ((2, 2), 2, 4)]
@@ -43,11 +41,9 @@ def best_of_all(problem):
     compute=COMPUTE,
 )
 @settings(max_examples=12, deadline=None)
-def test_no_plan_is_faster_than_the_bound(waves_fit, case, slots, places, compute):
+def test_no_plan_is_faster_than_the_bound(case, slots, places, compute):
     sizes, visited, microbatches = case
-    problem = small_problem(
-        sizes, visited, microbatches, slots=slots, rules=PathRules(waves_fit=waves_fit)
-    )
+    problem = small_problem(sizes, visited, microbatches, slots=slots)
     number = sum(sizes)
     problem = unequal(problem, compute[:number], places[:number], slots)
     assert lower_bound_us(problem) <= best_of_all(problem)

@@ -65,11 +65,3 @@ def test_limits_of_order(rules, path, sentence):
     found = violations(replace(PROBLEM, rules=rules, microbatches=1), plan)
     assert [each.partition(":")[0] for each in found] == ["CC3"]
     assert sentence in found[0]
-
-
-def test_a_wave_that_asks_too_much_of_a_relay_is_told():
-    problem = small_problem((2, 2), 2, 4, slots=2)
-    plan = Plan((0, 0, 1, 1), (((2,), (2,)), ((2,), (3,)), (), ()))
-    found = violations(problem, plan)
-    assert found == ["TC1: p2 gets 3 microbatches of wave 0, holds 2"]
-    assert violations(replace(problem, rules=PathRules(waves_fit=False)), plan) == []

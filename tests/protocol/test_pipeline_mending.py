@@ -1,13 +1,10 @@
 """Mending a plan: what it finds, what it keeps to, and when it gives up."""
 
-from dataclasses import replace
-
 from existing import existing
 from pipeline_settings import small_problem
 
 from bench.pipeline.checker import violations
 from protocol.pipeline.planner import mended
-from protocol.pipeline.problem import PathRules, PipelinePeer
 from protocol.pipeline.simulator import Order, Plan, Simulator, jobs_of
 
 ONE_RELAY = Plan((0, 1, 1), (((1,),) * 4, (), ()))
@@ -39,17 +36,6 @@ def test_it_tries_no_more_than_it_may():
     alone = existing(mended(problem, ONE_RELAY, 1))
     assert (alone.plan, alone.evaluations) == (ONE_RELAY, 1)
     assert all(existing(mended(problem, ONE_RELAY, n)).evaluations <= n for n in range(1, 12))
-
-
-def test_slots_of_waves_are_kept_where_they_count():
-    usual = small_problem((1, 2), 2, 4, slots=2)
-    peers = (*usual.peers[:2], PipelinePeer("fast", 1000, 1))
-    even = Plan((0, 1, 1), (((1,), (2,), (1,), (2,)), (), ()))
-    for waves_fit in (True, False):
-        problem = replace(usual, peers=peers, rules=PathRules(waves_fit=waves_fit))
-        found = existing(mended(problem, even, 100))
-        assert violations(problem, found.plan) == []
-        assert (found.plan == even) is waves_fit
 
 
 def test_a_plan_that_blocks_itself_is_not_mended():

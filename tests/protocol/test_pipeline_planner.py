@@ -54,7 +54,7 @@ def test_the_same_snapshot_and_seed_give_the_same_bytes():
     digests = [plan(problem, 40).plan.digest(problem) for _ in range(2)]
     other = plan(problem, 40, seed=1).plan.digest(problem)
     assert digests[0] == digests[1] != other
-    assert digests[0] == "02a98ec4aab077e7bcbd62e3db1f5b54"
+    assert digests[0] == "13a625c968a6932da87e84a4377ba37a"
 
 
 SMALL = [
@@ -106,7 +106,7 @@ def test_drawn_small_cases_are_as_good_as_brute_force():
     visited=st.integers(2, 5),
     microbatches=st.integers(1, 7),
     slots=st.integers(1, 3),
-    rules=st.sampled_from([PathRules(), NO_SWAPS, PathRules(waves_fit=False, stage_slack=1)]),
+    rules=st.sampled_from([PathRules(), NO_SWAPS, PathRules(stage_slack=1)]),
     compute=st.lists(st.integers(1, 500_000), min_size=14, max_size=14),
 )
 @settings(max_examples=40, deadline=None)
@@ -138,23 +138,3 @@ def test_limits_that_leave_no_order_are_refused():
         stage_orders(9, 2, PathRules(max_jump=0))
     with pytest.raises(LocalProtocolError, match="more than 20000"):
         stage_orders(24, 12, PathRules())
-
-
-def test_too_few_slots_for_a_wave_are_told():
-    problem = small_problem((1, 1, 1), 3, 3, slots=3)
-    far, *near = problem.peers
-    problem = replace(problem, peers=(far, *(replace(peer, slots=1) for peer in near)))
-    with pytest.raises(NoPlan, match="no path is left for p"):
-        plan_paths(problem, (0, 1, 2), {0: 3}, 50)
-    planned = plan(problem, 50)  # a machine of one slot holds the data
-    assert violations(problem, planned.plan) == []
-    assert planned.plan.stages[0] > 0
-    roomy = replace(problem, rules=PathRules(waves_fit=False))
-    assert violations(roomy, plan(roomy, 50).plan) == []
-
-
-def test_data_peers_rest_where_relays_have_too_few_slots_for_all():
-    problem = small_problem((3, 1, 1), 3, 6, slots=2)
-    planned = plan(problem, 50)
-    assert violations(problem, planned.plan) == []
-    assert sorted(len(paths) for paths in planned.plan.paths) == [0, 0, 0, 0, 6]

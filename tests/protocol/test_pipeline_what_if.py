@@ -83,7 +83,7 @@ def test_muon_keeps_one_moment_of_the_blocks_matrices_where_adamw_keeps_two():
 
 @pytest.mark.slow
 def test_all_ways_are_told_for_the_same_microbatches():
-    asked = question(workload=replace(WORKLOAD, hidden_size=40_000))
+    asked = question(workload=replace(WORKLOAD, hidden_size=60_000))
     answer = what_if(asked)
     told = answer.to_json()
     assert set(told["iteration_s"]) == {"noloco", "diloco", "full", "skippipe"}
@@ -170,7 +170,7 @@ def test_data_peers_with_relays_of_their_own_are_tried_first(machines, visited, 
 
 
 def test_paths_that_cannot_reach_every_stage_are_told():
-    rules = PathRules(max_jump=4, waves_fit=False)  # the last of five relay stages is too far
+    rules = PathRules(max_jump=4)  # the last of five relay stages is too far
     far = question(stages=6, visited=2, microbatches=10, rules=rules)
     with pytest.raises(CannotPlan, match="raise pipeline.max_jump, or give the machines more"):
         what_if(far)
