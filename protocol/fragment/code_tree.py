@@ -8,10 +8,10 @@ Rules
   1. Leaf: digest of 0 and the leaf's codes. Node: digest of 1, left and right. An odd node moves up
      unchanged. So no leaf can be made that reads as a node.
   2. A leaf has a MOST_LEAVES-th of the chunk's blocks, but LEAST_BLOCKS to MOST_BLOCKS: it is small
-     beside the chunk, and hashing small leaves takes long. How many there are follows from the
+     beside the chunk, and hashing small leaves takes long. The number of leaves follows from the
      length of the chunk, which all know; a path of another length fits none.
 
-Digest: blake3, 16 bytes.
+Digest: blake3.
 """
 
 from collections.abc import Sequence
@@ -19,35 +19,34 @@ from typing import Final
 
 import blake3
 
+from protocol.wire.fragment_messages import DIGEST_BYTES
+
 LEAST_BLOCKS: Final = 8
 MOST_BLOCKS: Final = 32
 MOST_LEAVES: Final = 64
 LEAF_PREFIX: Final = b"\0"
-_BYTES: Final = 16
 
 
 def blocks_of_leaf(num_blocks: int) -> int:
-    """Blocks of each leaf of a chunk of so many blocks; the last leaf may have fewer (rule 2)."""
+    """Blocks of each leaf of a chunk; the last may have fewer (rule 2)."""
     return min(MOST_BLOCKS, max(LEAST_BLOCKS, num_blocks // MOST_LEAVES))
 
 
 def num_leaves(num_blocks: int) -> int:
-    """Leaves of a chunk of so many blocks."""
     return -(-num_blocks // blocks_of_leaf(num_blocks))
 
 
 def digest_of(data: bytes | memoryview) -> bytes:
-    """A digest of what has its prefix."""
-    return blake3.blake3(data).digest(length=_BYTES)
+    """A digest of data that has its prefix."""
+    return blake3.blake3(data).digest(length=DIGEST_BYTES)
 
 
 def leaf_digest(codes: bytes) -> bytes:
-    """The digest of one leaf."""
     return digest_of(LEAF_PREFIX + codes)
 
 
 def root_of(leaves: Sequence[bytes]) -> bytes:
-    """The root over the digests of all leaves, in order; there is at least one."""
+    """The root over the digests of all leaves, in order."""
     level = list(leaves)
     while len(level) > 1:
         level = _above(level)
@@ -55,7 +54,7 @@ def root_of(leaves: Sequence[bytes]) -> bytes:
 
 
 def path_of(leaves: Sequence[bytes], index: int) -> bytes:
-    """The digests beside the way of a leaf to the root, from below, one after another."""
+    """The digests beside a leaf's way to the root, from below, joined."""
     path, level = [], list(leaves)
     while len(level) > 1:
         if (beside := index ^ 1) < len(level):
@@ -71,7 +70,7 @@ def is_leaf(codes: bytes, index: int, count: int, path: bytes, root: bytes) -> b
     digest, at = leaf_digest(codes), 0
     while count > 1:
         if (index ^ 1) < count:
-            beside, at = path[at : at + _BYTES], at + _BYTES
+            beside, at = path[at : at + DIGEST_BYTES], at + DIGEST_BYTES
             digest = _node(beside, digest) if index & 1 else _node(digest, beside)
         index, count = index // 2, (count + 1) // 2
     return at == len(path) and digest == root

@@ -1,27 +1,25 @@
 """The outer copy of a model, fragment by fragment: values, momentum, and what may be undone.
 
 phi and v lie in the caller's memory, in the order of the flat vector, where a chunk lies in one
-piece or several; it is stepped where it lies. What a chunk was before its last step is kept in a
+piece or several; it is stepped where it lies. The state before a chunk's last step is kept in a
 second pair of vectors, so that the step can be taken back, or anew with a result that wins. They
 are used again with each step: fresh memory costs several times what the step does.
 
-Which state each chunk is in, and what may be applied to it, is known to the core of the exchange
+The core of the exchange knows which state each chunk is in, and what may be applied to it
 (protocol/diloco/chunk_ledger.py): it is given the stamp that comes of each step.
 
 Everything here is blocking work of some milliseconds per chunk, for one thread at a time.
 
 `SpareMemory` keeps memory for codes on their way. Fresh memory from the kernel is zeroed page by
-page when it is first touched, which takes several times longer than to copy the codes there.
-
-  1. It is spare again as soon as the last view of it is gone: nobody has to give anything back.
-  2. Of what is spare at most `max_spare_bytes` are kept, the newest.
-  3. It is handed out with whatever was in it: who asks fills all of it.
+page when it is first touched, which takes several times longer than to copy the codes there. It is
+spare again as soon as the last view of it is gone. At most `max_spare_bytes` are kept, the newest.
+It is handed out with any content.
 
 `memory_check` tells whether memory still holds what was written there. The sum of a block's words
 of 8 bytes, modulo 2^64, changes with any one of them, and the digest of the sums in their order
-with any sum. So whatever happens to single words or whole pages is seen, in a quarter of the time
-of a digest of all bytes. Changes within one block that cancel each other are not seen: it is no
-protection against malice. What peers compare are stamps.
+with any sum. So every change of single words or whole pages is seen, in a quarter of the time of a
+digest of all bytes. Changes within one block that cancel each other are not seen: it is no
+protection against malice. Peers compare stamps.
 """
 
 import math
@@ -58,11 +56,10 @@ from protocol.wire.fragment_messages import Stamp
 
 from .nesterov import PLAIN_AVERAGE, ChunkValues, NesterovFactors, state_digest, step_pieces
 
+
 # --- memory check ---------------------------------------------------------------------------------
-
-
 def memory_check(vectors: Iterable[torch.Tensor]) -> bytes:
-    """The check of fp32 vectors of whole blocks in main memory, in their order."""
+    """The check of fp32 vectors of whole blocks in main memory."""
     digest = blake3.blake3()
     for vector in vectors:
         words = vector.numpy().view(np.uint64).reshape(-1, BLOCK // 2)
@@ -71,7 +68,6 @@ def memory_check(vectors: Iterable[torch.Tensor]) -> bytes:
 
 
 # --- spare memory ---------------------------------------------------------------------------------
-
 Memory = npt.NDArray[np.uint8]
 
 MOST_WASTED: Final = 2
@@ -79,7 +75,7 @@ MOST_WASTED: Final = 2
 
 
 class SpareMemory:
-    """Hands out memory, and keeps what was used. Any thread may let go of it."""
+    """Any thread may let go of what it hands out."""
 
     def __init__(self, max_spare_bytes: int) -> None:
         self._max_spare_bytes = max_spare_bytes
@@ -87,7 +83,6 @@ class SpareMemory:
 
     @property
     def spare_bytes(self) -> int:
-        """What is kept now."""
         return sum(map(len, list(self._spare)))  # a copy: other threads may let go meanwhile
 
     def take(self, num_bytes: int) -> memoryview:
@@ -115,7 +110,6 @@ class SpareMemory:
 
 
 # --- the outer copy -------------------------------------------------------------------------------
-
 FIRST_RESULTS: Final = 2.0
 """How long a chunk's first results may be, in lengths of our own contribution: a mean is not longer
 than what it is of, and ours is about as long as others', for as many steps."""
@@ -128,13 +122,10 @@ class OuterFragments:
     """phi and v of all fragments; the values must be there.
 
     Args:
-        factors: of the outer steps.
         is_last: whether a cycle is that of the sends after the run's last inner step, which are
             averaged plainly.
 
     Attributes:
-        fragments: of the model.
-        is_last: see above.
         spare: memory for codes that come and go.
     """
 
@@ -162,7 +153,7 @@ class OuterFragments:
         ]
 
     def first_stamps(self) -> list[list[Stamp]]:
-        """The state of every chunk of each fragment, as of the start of a run."""
+        """The states of all chunks at the start of a run."""
         return [
             [
                 self._stamp(fragment.index, chunk, NEVER, 0, 0)
@@ -173,12 +164,11 @@ class OuterFragments:
 
     # --- sizes ------------------------------------------------------------------------------------
     def chunk_values(self, fragment: int, chunk: int) -> int:
-        """Values of a chunk, padding included."""
+        """Padding included."""
         start, stop = self.fragments[fragment].chunks[chunk]
         return stop - start
 
     def chunk_code_bytes(self, fragment: int, chunk: int) -> int:
-        """Bytes of its codes."""
         return self.codec.code_bytes(self.chunk_values(fragment, chunk))
 
     @property
@@ -188,7 +178,6 @@ class OuterFragments:
 
     @property
     def code_bytes(self) -> int:
-        """Bytes of the codes of all chunks of all fragments."""
         return sum(
             self.chunk_code_bytes(fragment.index, chunk)
             for fragment in self.fragments
@@ -214,7 +203,7 @@ class OuterFragments:
 
     # --- what the core orders ---------------------------------------------------------------------
     def carry_out(self, order: WriteOrder) -> Mapping[int, Stamp]:
-        """Do it. Returned are the stamps of what was written, or of chunks that were spoilt."""
+        """Returned are the stamps of what was written, or of chunks that were spoilt."""
         match order:
             case Verify(fragment, cycles):
                 return self.verify(fragment, cycles)
@@ -237,7 +226,7 @@ class OuterFragments:
 
     # --- steps ------------------------------------------------------------------------------------
     def write(self, fragment: int, result: ResultArrived, *, again: bool = False) -> Stamp:
-        """Step from the present state, or from the one before the last step; the new state."""
+        """Step from the present state, or from the one before the last step."""
         before = self._states(self._before_phi, self._before_v, fragment, result.chunk)
         now = self._states(self._phi, self._v, fragment, result.chunk)
         factors = PLAIN_AVERAGE if self.is_last(result.cycle) else self._factors
@@ -331,9 +320,6 @@ class OuterFragments:
 
         So is every difference from them. Under the stamps that are returned, which are behind all
         others', they are left out of the averages, and healed.
-
-        Args:
-            cycles: of each chunk's last step.
         """
         checks, spoilt = self._checks[fragment], {}
         for chunk, (known, cycle) in enumerate(zip(checks, cycles, strict=True)):
@@ -346,7 +332,7 @@ class OuterFragments:
     def fitting(
         self, fragment: int, states: Iterable[tuple[int, Stamp]]
     ) -> list[tuple[int, Stamp]]:
-        """Those of these stamps, each after a step in its cycle, that the values here have."""
+        """Those of these stamps, each with its cycle, that the values here have."""
         return [
             (cycle, stamp)
             for cycle, stamp in states
@@ -361,7 +347,6 @@ class OuterFragments:
     def _states(
         self, phi_P: torch.Tensor, v_P: torch.Tensor, fragment: int, chunk: int
     ) -> list[ChunkValues]:
-        """The pieces of a chunk in a pair of vectors, in order."""
         pieces = self._pieces(fragment, chunk)
         return [ChunkValues(phi_P[start:stop], v_P[start:stop]) for start, stop in pieces]
 
@@ -372,7 +357,6 @@ class OuterFragments:
         )
 
     def _pieces(self, fragment: int, chunk: int) -> tuple[Span, ...]:
-        """Where a chunk's values lie in the flat vector."""
         return self.fragments[fragment].chunk_spans(chunk)
 
 
