@@ -138,12 +138,9 @@ def check_opening(leaf: Leaf, opening: bytes) -> list[OpenedLeaf]:
     opened, places = _unpacked(opening, MAX_CONTRIBUTORS), leaf.of_chunk.places
     if len(opened) != len(places):
         raise RemoteProtocolError("an opening of another number of contributions")
-    leaves, lengths = [], []
-    for each, place in zip(opened, places, strict=True):
-        codes, length = _opened(leaf, each, place)
-        leaves.append(codes)
-        lengths.append(length)
-    return list(zip(leaves, contribution_shares(lengths), strict=True))
+    leaves = [_opened(leaf, each, place) for each, place in zip(opened, places, strict=True)]
+    shares = contribution_shares([length for _, length in leaves])
+    return [(codes, share) for (codes, _), share in zip(leaves, shares, strict=True)]
 
 
 def _opened(leaf: Leaf, packed: Any, contributor: int) -> tuple[bytes, float]:
@@ -355,7 +352,7 @@ class Audits:
             self._to_all(Doubt(self._group, *key))
 
     def proved(self, owner: str, proof: bytes) -> None:
-        """Rule 2."""
+        """An owner has lied; it is proved, here or elsewhere (rule 2)."""
         if owner in self._proofs or owner == self._peers.own_id:
             return
         kept_bytes = sum(map(len, self._proofs.values())) + len(proof)

@@ -150,7 +150,7 @@ class ChunkLedger:
 
 
 def _on_base(base: Stamp, ours: Stamp, outcome: ResultRank, same: ResultVerdict) -> ResultVerdict:
-    """Rules 1 and 4."""
+    """What a result on this base means for one who is on `ours` (rules 1 and 4)."""
     if base == ours:
         return same
     if base.is_ahead_of(ours):

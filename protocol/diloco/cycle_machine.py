@@ -128,18 +128,12 @@ class LateWrite:
 
 
 class CycleMachine:
-    """The state machine of one fragment.
-
-    Attributes:
-        settled: cycle and digest of the last flight that is over; None before. A joiner begins with
-            the last cycle that it has no part in.
-    """
+    """The state machine of one fragment."""
 
     def __init__(self, fragment: int, stamps: Iterable[Stamp], context: Context) -> None:
         self.ledger = ChunkLedger(stamps)
         self.healing = Healing(fragment, self.ledger, context)
         self.writes = ChunkWrites(fragment, self.ledger, self.healing, context)
-        self.settled: tuple[int, bytes] | None = None
         self._fragment = fragment
         self._context = context
         self._peers = context.peers
@@ -362,10 +356,14 @@ class CycleMachine:
             self._settle(self.settled[0])
 
     # --- where we are -----------------------------------------------------------------------------
+    @property
+    def settled(self) -> tuple[int, bytes] | None:
+        """Cycle and digest of the last flight that is over; a joiner has no part in its first."""
+        return self._peers.settled(self._fragment, self._peers.own_id)
+
     def note_settled(self, cycle: int) -> bytes:
-        """Note where we are after this cycle."""
+        """We are through with this cycle."""
         digest = digest_of_stamps(self.ledger.stamps)
-        self.settled = (cycle, digest)
         self._peers.note_settled(self._fragment, self._peers.own_id, cycle, digest)
         return digest
 

@@ -172,7 +172,7 @@ class Peers:
         forget_oldest(self._unopened)
 
     def forget_absent(self) -> None:
-        """Rule 3."""
+        """Forget every peer that is not there (rule 3)."""
         present = self.seen.present | {self.own_id}
         self._brought_nothing &= present | self.seen.rounds.keys()  # also of those that are stuck
         self.late &= self.seen.present

@@ -21,6 +21,7 @@ spans one after another.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -56,7 +57,6 @@ class Fragment:
 
     @property
     def size(self) -> int:
-        """Values, padding included."""
         return sum(stop - start for start, stop in self.spans)
 
     def chunk_spans(self, chunk: int) -> tuple[Span, ...]:
@@ -75,7 +75,8 @@ def cut_fragments(
     layout: Layout, pattern: Pattern, blocks_per_fragment: int
 ) -> tuple[Fragment, ...]:
     """The fragments of a model (rules 1 and 4)."""
-    groups = [_outside_blocks(layout), *_grouped(_blocks(layout), pattern, blocks_per_fragment)]
+    outside, blocks = _blocks(layout)
+    groups = [outside, *_grouped(blocks, pattern, blocks_per_fragment)]
     if pattern == "whole":
         groups = [sorted(span for group in groups for span in group)]
     return tuple(
@@ -94,21 +95,15 @@ def fragment_layout_digest(layout_digest: str, fragment: Fragment) -> str:
     return blake3.blake3(f"{layout_digest}/{spans}".encode()).hexdigest(length=16)
 
 
-def _outside_blocks(layout: Layout) -> list[Span]:
-    return [
-        (entry.offset, entry.offset + entry.padded_size)
-        for entry in layout.entries
-        if not BLOCK_OF.search(entry.name)
-    ]
-
-
-def _blocks(layout: Layout) -> list[list[Span]]:
-    spans: dict[int, list[Span]] = {}
+def _blocks(layout: Layout) -> tuple[list[Span], list[list[Span]]]:
+    """The spans outside of transformer blocks, and those of each block, in order."""
+    outside: list[Span] = []
+    blocks = defaultdict[int, list[Span]](list)
     for entry in layout.entries:
-        if found := BLOCK_OF.search(entry.name):
-            span = (entry.offset, entry.offset + entry.padded_size)
-            spans.setdefault(int(found[1]), []).append(span)
-    return [spans[block] for block in sorted(spans)]
+        found = BLOCK_OF.search(entry.name)
+        spans = blocks[int(found[1])] if found else outside
+        spans.append((entry.offset, entry.offset + entry.padded_size))
+    return outside, [blocks[block] for block in sorted(blocks)]
 
 
 def _grouped(
@@ -133,7 +128,7 @@ def _merged(spans: Sequence[Span]) -> tuple[Span, ...]:
 
 
 def cut_chunks(num_values: int) -> tuple[Span, ...]:
-    """Rule 4."""
+    """Start and stop of each chunk of so many values (rule 4)."""
     blocks = num_values // ALIGNMENT
     count = min(MAX_CHUNKS_PER_FRAGMENT, max(1, num_values // MIN_CHUNK_VALUES))
     cuts = [chunk * blocks // count * ALIGNMENT for chunk in range(count + 1)]

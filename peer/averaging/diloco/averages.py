@@ -90,7 +90,7 @@ class ChunkAverages:
         self._scratch = torch.empty(0)
 
     def averaged(self, order: Average) -> Averages | None:
-        """None for values at the very bound of what codes take."""
+        """The result of a collection; none for values at the bound of what codes take."""
         fragment = order.fragment
         num_bytes = sum(self._outer.chunk_code_bytes(fragment, chunk) for chunk in order.admitted)
         codes = self._outer.spare.take(num_bytes)
@@ -262,7 +262,6 @@ class FragmentAudits:
                 del self._made[key]
 
     async def answer(self, talk: Conversation, asked: GetOpening) -> None:
-        """Open a result of ours, or refuse."""
         made = self._made.get((asked.fragment, asked.cycle))
         of_chunk = None if made is None else made.result.chunk(asked.chunk)
         count = leaves_of_chunk(self._outer.chunk_values(asked.fragment, asked.chunk))
@@ -276,7 +275,6 @@ class FragmentAudits:
 
     # --- those of others --------------------------------------------------------------------------
     async def audit(self, order: Audit) -> tuple[AuditOutcome, bytes]:
-        """Have an owner open its result, and work it out."""
         result, chunk = order.result, order.chunk
         num_values = self._outer.chunk_values(result.fragment, chunk)
         count = leaves_of_chunk(num_values)
@@ -291,21 +289,18 @@ class FragmentAudits:
 
     async def _opening(self, leaf: Leaf) -> bytes | None:
         """What the owner shows; None if it refuses, or sends something else."""
+        result, network = leaf.result, self._network
+        asked = GetOpening(self._group, result.fragment, result.cycle, leaf.chunk, leaf.index)
         while True:
             try:
-                return await self._asked(leaf)
+                async with Conversation(await network.open_stream(result.owner, FRAGMENT)) as talk:
+                    await talk.send(asked)
+                    _, opening = await talk.receive(Opening, max_payload_bytes=MAX_EVIDENCE_BYTES)
+                    return opening
             except (Refused, RemoteProtocolError):
                 return None
             except LocoError:
                 await trio.sleep(AGAIN_S)
-
-    async def _asked(self, leaf: Leaf) -> bytes:
-        result = leaf.result
-        asked = GetOpening(self._group, result.fragment, result.cycle, leaf.chunk, leaf.index)
-        async with Conversation(await self._network.open_stream(result.owner, FRAGMENT)) as talk:
-            await talk.send(asked)
-            _, opening = await talk.receive(Opening, max_payload_bytes=MAX_EVIDENCE_BYTES)
-        return opening
 
     async def check(self, message: Proof, proof: bytes) -> None:
         """Raises RemoteProtocolError: this does not show that the owner has lied."""

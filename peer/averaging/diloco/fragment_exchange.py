@@ -148,7 +148,7 @@ class FragmentExchange:
         self._core = FragmentCore(
             plan, network.peer_id, outer.first_stamps(), seed, self._carry_out, around.counts
         )
-        self._posts = Posts(network)
+        self._posts = Posts(network, self._start)
         self._averages = ChunkAverages(
             group, network.peer_id, around.incarnation, outer, around.sign, trims=around.trims
         )
@@ -175,7 +175,6 @@ class FragmentExchange:
             nursery = self._nursery
             if self._outer.is_long:  # before the first contributions wait for it
                 nursery.start_soon(self._work.run, load_loops, self._outer.codec)
-            await nursery.start(self._posts.run)
             nursery.start_soon(self._average_all)
             nursery.start_soon(self._contribute_all)
             nursery.start_soon(self._tick)

@@ -15,10 +15,10 @@ Each question has a stream of its own, but for results, which are asked for behi
 show them. protocol/diloco/healing.py decides what is asked, and what becomes of the answers.
 """
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, get_args
 
 import trio
 from msgspec.structs import replace
@@ -69,33 +69,28 @@ class _Box:
 
 
 class Posts:
-    """All that is sent. `run` must be running.
+    """All that is sent.
+
+    Args:
+        start: a task, which lasts until the exchange ends.
 
     Attributes:
         posted, lost: messages, since the start.
     """
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, start: Callable[..., None]) -> None:
         self._network = network
+        self._start = start
         self._boxes: dict[PeerId, _Box] = {}
-        self._nursery: trio.Nursery | None = None
         self.posted = self.lost = 0
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Carry what is posted, until cancelled."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            task_status.started()
-            await trio.sleep_forever()
 
     def post(self, peer_id: PeerId, message: Message, payload: Payload = b"") -> None:
         """Send this to a peer, some time soon; the payload must lie still until then."""
-        assert self._nursery is not None
         box = self._boxes.get(peer_id)
         if box is None:
             put, take = trio.open_memory_channel[tuple[Message, Payload]](MAX_POSTED)
             box = self._boxes[peer_id] = _Box(put, trio.CancelScope())
-            self._nursery.start_soon(self._carry, peer_id, box, take)
+            self._start(self._carry, peer_id, box, take)
         self.posted += 1
         try:
             box.put.send_nowait((message, payload))
@@ -217,16 +212,8 @@ class FragmentInbound:
             StreamLost, RemoteProtocolError (OtherGroup)
         """
         message, _ = await talk.receive(
-            Contribution,
-            Result,
-            NoResult,
-            FragmentSettled,
-            Doubt,
+            *get_args(Inbound),
             Proof,
-            GetStamps,
-            GetResult,
-            GetChunkState,
-            GetOpening,
             place=self._place,
             max_payload_bytes=MAX_PAYLOAD_BYTES,  # the place says what is right
             stall_s=STALL_S,
@@ -235,8 +222,7 @@ class FragmentInbound:
             return message, bytes(self._taken())
         assert isinstance(message, Inbound)
         if isinstance(message, Contribution | Result):
-            sender = talk.remote_peer_id
-            return message, await self._work.run(self._checked, message, self._taken(), sender)
+            return message, await self._checked_codes(message, talk)
         self._check_place(message)
         return message, {}
 
@@ -246,8 +232,10 @@ class FragmentInbound:
         if isinstance(message, Refusal):
             return None, {}
         assert isinstance(message, Result)
-        sender = talk.remote_peer_id
-        return message, await self._work.run(self._checked, message, self._taken(), sender)
+        return message, await self._checked_codes(message, talk)
+
+    async def _checked_codes(self, message: Contribution | Result, talk: Conversation) -> Parts:
+        return await self._work.run(self._checked, message, self._taken(), talk.remote_peer_id)
 
     def _taken(self) -> memoryview:
         """The receiver alone knows for how long the codes are needed."""
@@ -256,10 +244,13 @@ class FragmentInbound:
 
     # --- checks -----------------------------------------------------------------------------------
     def _place(self, message: Message, num_bytes: int) -> memoryview:
-        if isinstance(message, Proof):
-            return self._place_of_proof(message, num_bytes)
-        assert isinstance(message, Contribution | Result)
+        assert isinstance(message, Contribution | Result | Proof)
         self._check_place(message)
+        if isinstance(message, Proof):
+            if num_bytes > MAX_EVIDENCE_BYTES:
+                raise RemoteProtocolError(f"a proof of {num_bytes} bytes")
+            self._room = memoryview(bytearray(num_bytes))
+            return self._room
         fragment = message.fragment
         expected = sum(self._outer.chunk_code_bytes(fragment, c) for c in _carried(message))
         if num_bytes != expected:
@@ -267,18 +258,12 @@ class FragmentInbound:
         self._room = self._outer.spare.take(num_bytes)
         return self._room
 
-    def _place_of_proof(self, message: Proof, num_bytes: int) -> memoryview:
+    def _check_place(self, message: Inbound | Proof) -> None:
+        """Our group, and a fragment and chunks that there are; a proof names none."""
         if message.group != self._group:
             raise OtherGroup(other_group_sentence(self._group, message.group))
-        if num_bytes > MAX_EVIDENCE_BYTES:
-            raise RemoteProtocolError(f"a proof of {num_bytes} bytes")
-        self._room = memoryview(bytearray(num_bytes))
-        return self._room
-
-    def _check_place(self, message: Inbound) -> None:
-        """Our group, and a fragment and chunks that there are."""
-        if message.group != self._group:
-            raise OtherGroup(other_group_sentence(self._group, message.group))
+        if isinstance(message, Proof):
+            return
         if message.fragment >= len(self._outer.fragments):
             raise RemoteProtocolError(f"there is no fragment {message.fragment}")
         num_chunks = len(self._outer.fragments[message.fragment].chunks)

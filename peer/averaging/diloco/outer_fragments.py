@@ -50,7 +50,7 @@ from protocol.diloco.commands import (
 )
 from protocol.diloco.peers import never
 from protocol.errors import RemoteProtocolError
-from protocol.fragment.fragments import Fragment, Span
+from protocol.fragment.fragments import Fragment
 from protocol.plausible import Plausibility
 from protocol.wire.fragment_messages import Stamp
 
@@ -86,7 +86,6 @@ class SpareMemory:
         return sum(map(len, list(self._spare)))  # a copy: other threads may let go meanwhile
 
     def take(self, num_bytes: int) -> memoryview:
-        """So many bytes, of any content."""
         memory = self._fitting(num_bytes)
         lent = memory[:num_bytes]
         weakref.finalize(lent, self._came_back, memory).atexit = False
@@ -143,14 +142,12 @@ class OuterFragments:
         self._factors = factors
         self.is_last = is_last
         self._phi, self._v = torch.from_numpy(phi_P), torch.from_numpy(v_P)
-        self._before_phi, self._before_v = torch.empty_like(self._phi), torch.empty_like(self._v)
+        self._now = self._pieces(self._phi, self._v)
+        self._before = self._pieces(torch.empty_like(self._phi), torch.empty_like(self._v))
         self.spare = SpareMemory(self.code_bytes)
         self._sent: dict[int, tuple[memoryview, float]] = {}
         self._seen = defaultdict[tuple[int, int], Plausibility](Plausibility)
-        self._checks = [
-            [self._check(fragment.index, chunk) for chunk in range(len(fragment.chunks))]
-            for fragment in self.fragments
-        ]
+        self._checks = {key: memory_check(_vectors(pieces)) for key, pieces in self._now.items()}
 
     def first_stamps(self) -> list[list[Stamp]]:
         """The states of all chunks at the start of a run."""
@@ -173,8 +170,7 @@ class OuterFragments:
 
     @property
     def is_long(self) -> bool:
-        """Whether compiled loops are worth loading."""
-        return len(self._phi) >= COMPILED_FROM
+        return len(self._phi) >= COMPILED_FROM  # compiled loops are worth loading
 
     @property
     def code_bytes(self) -> int:
@@ -227,23 +223,21 @@ class OuterFragments:
     # --- steps ------------------------------------------------------------------------------------
     def write(self, fragment: int, result: ResultArrived, *, again: bool = False) -> Stamp:
         """Step from the present state, or from the one before the last step."""
-        before = self._states(self._before_phi, self._before_v, fragment, result.chunk)
-        now = self._states(self._phi, self._v, fragment, result.chunk)
         factors = PLAIN_AVERAGE if self.is_last(result.cycle) else self._factors
-        pieces = list(zip(before, now, strict=True))
+        chunk = fragment, result.chunk
+        pieces = list(zip(self._before[chunk], self._now[chunk], strict=True))
         step_pieces(pieces, codes_as_tensor(result.codes), self.codec, factors, keep=not again)
-        self._checks[fragment][result.chunk] = self._check(fragment, result.chunk)
+        self._checks[chunk] = self._check(*chunk)
         base = result.of_chunk.base_stamp
         weight = base.weight + result.rank.weight
         return self._stamp(fragment, result.chunk, result.cycle, base.steps + 1, weight)
 
     def undo(self, fragment: int, chunk: int) -> None:
-        """Go back to the state before the last step."""
-        before = self._states(self._before_phi, self._before_v, fragment, chunk)
-        now = self._states(self._phi, self._v, fragment, chunk)
-        for then, piece in zip(before, now, strict=True):
-            piece.copy_from(then)
-        self._checks[fragment][chunk] = self._check(fragment, chunk)
+        for now, before in zip(
+            self._now[fragment, chunk], self._before[fragment, chunk], strict=True
+        ):
+            now.copy_from(before)
+        self._checks[fragment, chunk] = self._check(fragment, chunk)
 
     def is_plausible(self, fragment: int, result: ResultArrived, *, again: bool = False) -> bool:
         """Whether a result moves its chunk no further than results of late can explain.
@@ -277,19 +271,14 @@ class OuterFragments:
             codes = self.split_codes(fragment, chunks, sent)[chunk]
             if part and (ours := root_mean_square(codes_as_tensor(codes), self.codec, size)):
                 return FIRST_RESULTS * ours / part
-        pieces = [self._phi[start:stop] for start, stop in self._pieces(fragment, chunk)]
-        length = math.sqrt(sum(float(torch.dot(each, each)) for each in pieces) / size)
+        vectors = [piece.phi_C for piece in self._now[fragment, chunk]]
+        length = math.sqrt(sum(float(torch.dot(each, each)) for each in vectors) / size)
         return FIRST_OF_CHUNK * length or math.inf
 
     # --- whole chunks -----------------------------------------------------------------------------
     def read(self, fragment: int, chunk: int) -> bytes:
         """phi and v of a chunk, fp32, one after the other."""
-        pieces = self._pieces(fragment, chunk)
-        return b"".join(
-            vector[start:stop].numpy().tobytes()
-            for vector in (self._phi, self._v)
-            for start, stop in pieces
-        )
+        return b"".join(vector.numpy().tobytes() for vector in _vectors(self._now[fragment, chunk]))
 
     def heal(self, fetched: ChunkFetched) -> None:
         """Take over a chunk from another peer.
@@ -309,11 +298,11 @@ class OuterFragments:
         if not bool(torch.isfinite(both).all()):
             raise RemoteProtocolError("a chunk's values are not finite")
         done = 0
-        for piece in self._states(self._phi, self._v, fragment, chunk):
+        for piece in self._now[fragment, chunk]:
             stop = done + len(piece.phi_C)
             piece.copy_from(ChunkValues(state.phi_C[done:stop], state.v_C[done:stop]))
             done = stop
-        self._checks[fragment][chunk] = self._check(fragment, chunk)
+        self._checks[fragment, chunk] = self._check(fragment, chunk)
 
     def verify(self, fragment: int, cycles: Sequence[int]) -> dict[int, Stamp]:
         """See which chunks are no longer what was written: their memory was spoilt.
@@ -321,11 +310,11 @@ class OuterFragments:
         So is every difference from them. Under the stamps that are returned, which are behind all
         others', they are left out of the averages, and healed.
         """
-        checks, spoilt = self._checks[fragment], {}
-        for chunk, (known, cycle) in enumerate(zip(checks, cycles, strict=True)):
+        spoilt = {}
+        for chunk, cycle in enumerate(cycles):
             now = self._check(fragment, chunk)
-            if now != known:
-                checks[chunk] = now
+            if now != self._checks[fragment, chunk]:
+                self._checks[fragment, chunk] = now
                 spoilt[chunk] = self._stamp(fragment, chunk, cycle, 0, 0)
         return spoilt
 
@@ -340,24 +329,28 @@ class OuterFragments:
         ]
 
     # --- memory -----------------------------------------------------------------------------------
-    def _stamp(self, fragment: int, chunk: int, cycle: int, steps: int, weight: int) -> Stamp:
-        pieces = self._states(self._phi, self._v, fragment, chunk)
-        return _stamp(pieces, chunk, cycle, steps, weight)
+    def _pieces(
+        self, phi_P: torch.Tensor, v_P: torch.Tensor
+    ) -> dict[tuple[int, int], list[ChunkValues]]:
+        """The pieces of each chunk of each fragment in a pair of vectors."""
+        return {
+            (fragment.index, chunk): [
+                ChunkValues(phi_P[start:stop], v_P[start:stop])
+                for start, stop in fragment.chunk_spans(chunk)
+            ]
+            for fragment in self.fragments
+            for chunk in range(len(fragment.chunks))
+        }
 
-    def _states(
-        self, phi_P: torch.Tensor, v_P: torch.Tensor, fragment: int, chunk: int
-    ) -> list[ChunkValues]:
-        pieces = self._pieces(fragment, chunk)
-        return [ChunkValues(phi_P[start:stop], v_P[start:stop]) for start, stop in pieces]
+    def _stamp(self, fragment: int, chunk: int, cycle: int, steps: int, weight: int) -> Stamp:
+        return _stamp(self._now[fragment, chunk], chunk, cycle, steps, weight)
 
     def _check(self, fragment: int, chunk: int) -> bytes:
-        pieces = self._pieces(fragment, chunk)
-        return memory_check(
-            vector[start:stop] for vector in (self._phi, self._v) for start, stop in pieces
-        )
+        return memory_check(_vectors(self._now[fragment, chunk]))
 
-    def _pieces(self, fragment: int, chunk: int) -> tuple[Span, ...]:
-        return self.fragments[fragment].chunk_spans(chunk)
+
+def _vectors(pieces: Sequence[ChunkValues]) -> list[torch.Tensor]:
+    return [*(piece.phi_C for piece in pieces), *(piece.v_C for piece in pieces)]
 
 
 def _stamp(pieces: Sequence[ChunkValues], chunk: int, cycle: int, steps: int, weight: int) -> Stamp:
