@@ -132,8 +132,7 @@ def pack_opening(opened: Iterable[tuple[Contribution, bytes, bytes]]) -> bytes:
 def check_opening(leaf: Leaf, opening: bytes) -> list[OpenedLeaf]:
     """What the leaf of a genuine result was made of, in the order of the sum.
 
-    Raises:
-        RemoteProtocolError: this is not what the result names; nothing follows from it.
+    Raises RemoteProtocolError: it is not what the result names; nothing follows from it.
     """
     opened, places = _unpacked(opening, MAX_CONTRIBUTORS), leaf.of_chunk.places
     if len(opened) != len(places):
@@ -170,11 +169,7 @@ def _opened(leaf: Leaf, packed: Any, contributor: int) -> tuple[bytes, float]:
 # --- proofs ---------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One leaf of a result and of all that it was made of, to show that its owner has lied.
-
-    Attributes:
-        codes, path: of the leaf of the result.
-    """
+    """A leaf of a result, with its path, and of all that it was made of: it shows a lie."""
 
     result: Result
     chunk: int
@@ -191,8 +186,7 @@ class Evidence:
     def checked(self, count: int) -> list[OpenedLeaf]:
         """What the leaf, one of `count` of the chunk, must follow from.
 
-        Raises:
-            RemoteProtocolError: the result does not name this; nothing follows from it.
+        Raises RemoteProtocolError: the result does not name this; nothing follows from it.
         """
         leaf = Leaf(self.result, self.chunk, self.index, count)
         if not self.result.is_genuine():
@@ -263,11 +257,7 @@ Key = tuple[int, int, str]
 
 
 class Audits:
-    """What one peer audits, and which owners it believes no more.
-
-    Args:
-        seed: 32 bytes that nobody else knows.
-    """
+    """What one peer audits, and which owners it believes no more."""
 
     def __init__(self, context: Context, seed: bytes) -> None:
         self._context = context

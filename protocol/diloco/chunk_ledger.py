@@ -71,8 +71,6 @@ class _ChunkEntry:
 
 
 class ChunkLedger:
-    """The stamps of one fragment's chunks."""
-
     def __init__(self, stamps: Iterable[Stamp]) -> None:
         self._entries = [_ChunkEntry(stamp) for stamp in stamps]
 
@@ -121,7 +119,7 @@ class ChunkLedger:
 
     def redone(self, chunk: int, outcome: ResultRank, stamp: Stamp) -> None:
         """A winning result took the place of the one applied."""
-        self.before(chunk)
+        self.before(chunk)  # must be kept
         entry = self._entries[chunk]
         entry.applied, entry.stamp = outcome, stamp
 

@@ -54,17 +54,15 @@ Key = tuple[int, int]
 """Fragment and cycle."""
 
 
-# --- what is collected ----------------------------------------------------------------------------
 class Collection:
     """The contributions to an owner's chunks of one fragment and cycle.
 
     Args:
-        expected: peer ids, our own among them.
         begun: whether all states must have some steps by now.
 
     Attributes:
         codes: by chunk and contributor.
-        messages: what came with them, by contributor.
+        messages: what came with them.
     """
 
     def __init__(
@@ -80,11 +78,7 @@ class Collection:
         self.messages: dict[str, Contribution] = {}
 
     def add(self, peer_id: str, stamps: Mapping[int, Stamp]) -> bool:
-        """Take a contribution; False if it is not the peer's first.
-
-        Args:
-            stamps: of those chunks that it is for.
-        """
+        """Take a contribution to these chunks; False if it is not the peer's first."""
         if peer_id in self._contributions:
             return False
         self._awaited.discard(peer_id)
@@ -97,12 +91,10 @@ class Collection:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further peer can be named in a result."""
         return len(self._contributions) >= MAX_CONTRIBUTORS
 
     @property
     def has_begun(self) -> bool:
-        """Whether the owner itself has come to it, or more than half of the expected."""
         return self._own_id in self._contributions or 2 * len(self._contributions) > self._expected
 
     @property
@@ -135,13 +127,8 @@ class Collection:
         return Admitted(base, tuple(sorted(p for p, stamp in stamps.items() if stamp == base)))
 
 
-# --- all collections ------------------------------------------------------------------------------
 class Owner:
-    """All collections of one peer.
-
-    Attributes:
-        over: what is over, until the core has told it (rule 4).
-    """
+    """All collections of one peer; `over` are those of which the core is yet to tell (rule 4)."""
 
     def __init__(self, context: Context) -> None:
         self.over: deque[Key] = deque()
@@ -159,7 +146,6 @@ class Owner:
         return None if due_s == math.inf else due_s
 
     def look(self) -> None:
-        """See who is not expected any more, and whose time is up."""
         for key, collecting in list(self._open.items()):
             self._start_clock(key)
             for peer_id in collecting.awaited - self._peers.expected(*key):
@@ -214,7 +200,7 @@ class Owner:
         return None
 
     def _learn_from_late(self, fragment: int, cycle: int) -> None:
-        """The last collection was cut short, and this is what it lacked (rule 1)."""
+        """This is what the last collection lacked, if it was cut short (rule 1)."""
         missed = self._cut_short_of.get(fragment)
         if missed is not None and missed[0] == cycle:
             del self._cut_short_of[fragment]

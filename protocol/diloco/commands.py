@@ -169,11 +169,7 @@ class SendMessage:
 
 @dataclass(frozen=True, slots=True)
 class Contribute:
-    """Send an owner, perhaps ourselves, the codes of those of its chunks that the stamps name.
-
-    Attributes:
-        stamps: none says that nothing will come.
-    """
+    """Send an owner, perhaps us, the codes of the chunks of the stamps; none: nothing will come."""
 
     owner: str
     sent: Sent
@@ -205,7 +201,6 @@ class Audit:
 
     Attributes:
         draw: its remainder by the number of leaves chooses one.
-        codes: the chunk's, as the result has them.
     """
 
     result: Result
@@ -225,12 +220,7 @@ class Convict:
 # --- arithmetic -----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The peers that go into the average of one chunk.
-
-    Attributes:
-        base: the stamp that all of them stand on.
-        contributors: in the order of the sum.
-    """
+    """The peers, in the order of the sum, that go into a chunk's average: all stand on `base`."""
 
     base: Stamp
     contributors: tuple[str, ...]
@@ -238,27 +228,19 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Average:
-    """Average the admitted contributions of each chunk, sign the result; ended by `averaged`.
-
-    Attributes:
-        codes: of each chunk, by contributor.
-        contributions: by contributor.
-    """
+    """Average the admitted contributions of each chunk, sign the result; ended by `averaged`."""
 
     fragment: int
     cycle: int
     admitted: Mapping[int, Admitted]
     codes: Mapping[int, Mapping[str, memoryview]]
+    """Each chunk's, by contributor."""
     contributions: Mapping[str, Contribution]
 
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """See which chunks are no longer what was written; ended by `verified`.
-
-    Attributes:
-        cycles: of each chunk's last step.
-    """
+    """See which chunks are not as their last steps, of these cycles, wrote them."""
 
     fragment: int
     cycles: tuple[int, ...]

@@ -115,16 +115,13 @@ class FragmentCore:
 
     @property
     def remembered(self) -> frozenset[str]:
-        """The peers of which anything is remembered."""
         of_machines = (each.remembered for each in self.machines)
         return frozenset().union(self._acquainted, self._peers.remembered, *of_machines)
 
     def ledger(self, fragment: int) -> ChunkLedger:
-        """Not to be written to."""
         return self.machines[fragment].ledger
 
     def result_of(self, fragment: int, cycle: int, chunk: int) -> tuple[Result, memoryview] | None:
-        """The result that we applied to a chunk in this cycle, with its codes and no others."""
         return self.machines[fragment].writes.result_of(cycle, chunk)
 
     def is_convicted(self, owner: str) -> bool:
@@ -132,11 +129,9 @@ class FragmentCore:
 
     # --- time, and the group ----------------------------------------------------------------------
     def at(self, now_s: float) -> None:
-        """Set the time of whatever is told next."""
         self._context.now_s = now_s
 
     def see(self, seen: GroupSeen) -> None:
-        """Take how the group looks now: not as before."""
         self._peers.seen = seen
         self.tick()
 

@@ -91,7 +91,6 @@ def digest_of_stamps(stamps: Iterable[Stamp]) -> bytes:
     return short_digest(b"".join(stamp.digest for stamp in stamps))
 
 
-# --- where a fragment is --------------------------------------------------------------------------
 @dataclass(slots=True)
 class Flight:
     """A send, until it is merged.
@@ -156,12 +155,10 @@ class CycleMachine:
 
     @property
     def remembered(self) -> frozenset[str]:
-        """The peers of which anything is remembered."""
         return frozenset(self._passed)
 
     # --- what is told -----------------------------------------------------------------------------
     def put(self, *items: Item) -> None:
-        """Take items that came together."""
         for item in items:
             self._keep(self._inbox, item, MAX_WAITING)
         self.look()
@@ -192,7 +189,6 @@ class CycleMachine:
 
     # --- one after another ------------------------------------------------------------------------
     def look(self) -> None:
-        """Go on until something has to be waited for."""
         while not self.writes.is_busy:
             match self._state:
                 case _ if self.writes.has_more:
@@ -249,7 +245,6 @@ class CycleMachine:
         return [*for_send, *(item for early in cycles for item in self._early.pop(early))]
 
     def _missing(self, cycle: int) -> set[int]:
-        """Chunks that have not come to this cycle."""
         return {chunk for chunk in self._chunks if self.ledger.cycle(chunk) < cycle}
 
     def _owing(self, flight: Flight) -> set[str]:
@@ -362,7 +357,6 @@ class CycleMachine:
         return self._peers.settled(self._fragment, self._peers.own_id)
 
     def note_settled(self, cycle: int) -> bytes:
-        """We are through with this cycle."""
         digest = digest_of_stamps(self.ledger.stamps)
         self._peers.note_settled(self._fragment, self._peers.own_id, cycle, digest)
         return digest
@@ -384,7 +378,6 @@ class CycleMachine:
             self._context.tell(peer_id, FragmentSettled(group, self._fragment, *self.settled))
 
     def forget_absent(self) -> None:
-        """The absent bring nothing to flights to come."""
         present = self._peers.seen.present
         self._passed = {peer: cycle for peer, cycle in self._passed.items() if peer in present}
         self.healing.forget_absent()

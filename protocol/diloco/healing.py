@@ -53,7 +53,6 @@ from .commands import Answer, Ask, ChunkFetched, Parts, Question, ResultArrived
 from .peers import BEGUN_FROM, Context
 
 
-# --- votes ----------------------------------------------------------------------------------------
 def state_to_take(
     ours: Stamp,
     said: Mapping[str, Stamp],
@@ -108,7 +107,6 @@ def _place(stamp: Stamp) -> tuple[int, int, int]:
     return stamp.steps, stamp.weight, -int.from_bytes(stamp.digest, "big")
 
 
-# --- what a fragment lacks ------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class _Wish:
     """A chunk that others may have better than we.
@@ -171,8 +169,7 @@ class Healing:
     def _count_votes(self) -> list[ChunkFetched]:
         """Fetch what is wished for and voted for; let go what cannot be any more.
 
-        Returns:
-            Chunks that are here, and that most say the same of by now.
+        Returned are chunks that are here, and that most say the same of by now.
         """
         confirmed = []
         others, settled = self._peers.others, self._peers.all_settled(self._fragment)
@@ -211,11 +208,7 @@ class Healing:
     def answered(
         self, peer_id: str, question: Question, answer: Answer | None, codes: Parts
     ) -> list[ChunkFetched]:
-        """A peer answers a question; None: it says nothing more.
-
-        Returns:
-            The chunks that are to be taken.
-        """
+        """A peer answers, or (None) says nothing more. Returned are chunks that are to be taken."""
         confirmed: list[ChunkFetched] = []
         match question, answer:
             case _, Stamps():
@@ -262,7 +255,6 @@ class Healing:
         return part if verdict in (ResultVerdict.STEP, ResultVerdict.REDO) else None
 
     def no_result_helps(self, peer_id: str, chunk: int) -> None:
-        """Wish for the chunk itself, if theirs is better."""
         theirs, ours = self._said.get(peer_id, {}).get(chunk), self._ledger.stamp(chunk)
         if theirs is None or ours.is_ahead_of(theirs):
             return

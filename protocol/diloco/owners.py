@@ -42,12 +42,7 @@ MAX_UNSEEN: Final = 16
 
 
 def owners_of_chunks(key: str, num_chunks: int, members: Sequence[str]) -> tuple[str, ...]:
-    """The owner of each chunk.
-
-    Args:
-        key: names the group, the fragment and the cycle.
-        members: not empty.
-    """
+    """The owner of each chunk; the key names the group, the fragment and the cycle."""
     return _first_free(_ranked(key, num_chunks, members), frozenset(members))
 
 
@@ -57,7 +52,6 @@ def may_own(
     """The chunks that a peer owns by a view that is near to ours.
 
     Args:
-        members: our view.
         unseen: other peers, which somebody else's view may hold.
     """
     view, further = frozenset({*members, peer_id}), sorted(set(unseen))[:MAX_UNSEEN]

@@ -46,7 +46,6 @@ class SendPlan:
         return self.num_fragments if self.is_last(cycle) else 1
 
 
-# --- peers ----------------------------------------------------------------------------------------
 BEGUN_FROM: Final = 2
 """In this round every chunk has had its first step, wherever all went well."""
 LATE_ROUNDS: Final = 3
@@ -157,7 +156,6 @@ class Peers:
         self._brought_nothing.discard(peer_id)
 
     def note_brought_nothing(self, owners: set[str]) -> None:
-        """These were waited for in vain."""
         self._brought_nothing |= owners - {self.own_id}
 
     def note_untrue(self, owner: str) -> None:
@@ -179,14 +177,13 @@ class Peers:
         self._settled = {key: at for key, at in self._settled.items() if key[1] in present}
 
 
-# --- what the parts of the core share -------------------------------------------------------------
 @dataclass(slots=True)
 class FragmentCounts:
     """Counts since the start.
 
     Attributes:
-        diverged: chunks found to differ from a better state of another peer.
-        healed: those that were fetched; `healed_s`: what that took, all together.
+        diverged: chunks found to differ from a better state of another peer; `healed`: those that
+            were fetched; `healed_s`: what that took, all together.
         cut_short: collections that somebody has not contributed to, or that were lost.
         lost_items: what came for a fragment and did not fit.
         refused: contributions and results of others that were not taken.
@@ -203,12 +200,7 @@ class FragmentCounts:
 
 @dataclass(slots=True)
 class Context:
-    """What the parts of the core share.
-
-    Attributes:
-        do: has a command carried out.
-        now_s: the time of what is being told.
-    """
+    """What the parts of the core share; `do` has a command carried out."""
 
     plan: SendPlan
     peers: Peers

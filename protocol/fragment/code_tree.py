@@ -11,7 +11,7 @@ Rules
      beside the chunk, and hashing small leaves takes long. The number of leaves follows from the
      length of the chunk, which all know; a path of another length fits none.
 
-Digest: blake3.
+Digest: blake3, 16 bytes.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,11 @@ from typing import Final
 
 import blake3
 
-from protocol.wire.fragment_messages import DIGEST_BYTES
-
 LEAST_BLOCKS: Final = 8
 MOST_BLOCKS: Final = 32
 MOST_LEAVES: Final = 64
 LEAF_PREFIX: Final = b"\0"
+_BYTES: Final = 16
 
 
 def blocks_of_leaf(num_blocks: int) -> int:
@@ -38,7 +37,7 @@ def num_leaves(num_blocks: int) -> int:
 
 def digest_of(data: bytes | memoryview) -> bytes:
     """A digest of data that has its prefix."""
-    return blake3.blake3(data).digest(length=DIGEST_BYTES)
+    return blake3.blake3(data).digest(length=_BYTES)
 
 
 def leaf_digest(codes: bytes) -> bytes:
@@ -70,7 +69,7 @@ def is_leaf(codes: bytes, index: int, count: int, path: bytes, root: bytes) -> b
     digest, at = leaf_digest(codes), 0
     while count > 1:
         if (index ^ 1) < count:
-            beside, at = path[at : at + DIGEST_BYTES], at + DIGEST_BYTES
+            beside, at = path[at : at + _BYTES], at + _BYTES
             digest = _node(beside, digest) if index & 1 else _node(digest, beside)
         index, count = index // 2, (count + 1) // 2
     return at == len(path) and digest == root

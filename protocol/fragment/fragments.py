@@ -141,11 +141,8 @@ def offset(fragment: int, num_fragments: int, inner_steps: int) -> int:
 
 
 def last_sent(fragment: int, num_fragments: int, inner_steps: int, round_: int) -> int:
-    """The last cycle of a fragment that is sent before this round's first step (rule 2); -1: none.
-
-    A fragment that goes at the end of a round has no cycle 0.
-    """
-    if round_ == 0:
+    """The last cycle of a fragment before this round's first step (rule 2); -1: none."""
+    if round_ == 0:  # no round before has sent cycle 0
         return -1
     return round_ - (offset(fragment, num_fragments, inner_steps) > 0)
 

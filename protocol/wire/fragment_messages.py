@@ -80,7 +80,7 @@ class Contribution(Message, frozen=True, tag="contribution"):
 
     Attributes:
         cycle: which send of the fragment.
-        weight: what they count; 0 says that nothing will come (and no codes follow).
+        weight: 0 says that nothing will come (and no codes follow).
         steps, tokens: trained since the fragment's last send.
         stamps: what the codes are differences from.
         digests: of the codes of each chunk, in the order of `stamps`.
@@ -169,7 +169,7 @@ class ChunkResult(Struct, frozen=True):
 
     @property
     def rank(self) -> "ResultRank":
-        """What decides between two results for the chunk: all who are in it weigh the same."""
+        """All who are in it weigh the same."""
         return ResultRank(len(self.places) * MAX_CONTRIBUTION_WEIGHT, self.digest)
 
     @property
@@ -187,7 +187,7 @@ def mask_of(places: Iterable[int]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ResultRank:
-    """One result for one chunk: the weight that went into it, and the digest of its codes."""
+    """The weight that went into a result for one chunk, and the digest of its codes."""
 
     weight: int
     digest: bytes

@@ -65,11 +65,7 @@ from .outer_fragments import OuterFragments
 
 # --- our own averages ---------------------------------------------------------------------------
 class ChunkAverages:
-    """Averages the contributions to the chunks that we own.
-
-    Args:
-        trims: take the trimmed mean (nesterov.py).
-    """
+    """Averages the contributions to the chunks that we own."""
 
     def __init__(
         self,
@@ -156,7 +152,6 @@ class ChunkAverages:
 
 
 def _weighted(codes: memoryview, share: float) -> nesterov.WeightedCodes:
-    """All contributions weigh the same."""
     return nesterov.WeightedCodes(codes_as_tensor(codes), MAX_CONTRIBUTION_WEIGHT, share)
 
 
@@ -166,8 +161,7 @@ def leaf_average(
 ) -> bytes | None:
     """The codes of a leaf; None if what went in has no average that codes take.
 
-    Raises:
-        RemoteProtocolError: codes that are malformed: no owner may take them.
+    Raises RemoteProtocolError: codes that are malformed: no owner may take them.
     """
     size = codec.code_bytes(num_values)
     weighted = [_weighted(memoryview(bytearray(codes)), share) for codes, share in opened]
@@ -204,7 +198,7 @@ def audit(
 
     Args:
         num_values: of the chunk.
-        codes: of the result that is here, which are those that its owner has signed.
+        codes: the result's, which are here.
     """
     ours, size = leaf_of(codec, codes, leaf.index), values_of_leaf(num_values, leaf.index)
     try:

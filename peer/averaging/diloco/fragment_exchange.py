@@ -97,10 +97,7 @@ class FragmentSurroundings:
 
     Attributes:
         group: digest of ours.
-        incarnation: which life of ours this is.
-        ended: told of the end of each send.
         convict: bans a peer that was proved to have lied.
-        proofs: those that this home keeps.
         lock: held while the outer state moves or is read as a whole.
         trims: whether averages are trimmed means (nesterov.py).
         last_sent: the last cycle of each fragment that was sent before our first round; -1 before
@@ -170,7 +167,6 @@ class FragmentExchange:
         self._nursery: trio.Nursery | None = None
 
     async def run(self) -> None:
-        """Serve, collect, average and keep, until cancelled."""
         async with trio.open_nursery() as self._nursery:
             nursery = self._nursery
             if self._outer.is_long:  # before the first contributions wait for it
@@ -279,7 +275,6 @@ class FragmentExchange:
             self._machine_now(order.fragment).written(stamps)
 
     async def _written(self, order: WriteOrder) -> Mapping[int, Stamp]:
-        """Write the outer copy when nobody reads all of it."""
         while True:
             await self._around.trainer.may_write()
             async with self._around.lock:
@@ -295,13 +290,10 @@ class FragmentExchange:
 
     # --- what is sent -----------------------------------------------------------------------------
     async def _contribute_all(self) -> None:
-        """Copy each owner's part of the codes, and send it."""
-        around = self._around
         async for order in self._to_contribute:
-            made = await self._work.run(
-                contribution_of, order, around.group, self._outer, around.sign
+            contribution, codes, own = await self._work.run(
+                contribution_of, order, self._around.group, self._outer, self._around.sign
             )
-            contribution, codes, own = made
             if order.owner == self._own_id:
                 self._core_now().received(order.owner, contribution, own)
             else:
@@ -330,7 +322,6 @@ class FragmentExchange:
             self._core_now().answered(peer_id, question, answer, values)
 
     async def _ask_stamps(self, peer_id: PeerId, question: GetStamps) -> None:
-        """Ask for stamps, and then for the results that the core wants."""
         further = self._further[question.fragment, peer_id] = deque[GetResult]()
         with suppress(LocoError):  # the stamps of the next cycle show it again
             async with self._questions.stream_to(peer_id) as talk:
@@ -346,7 +337,7 @@ class FragmentExchange:
     async def _adopt_stamps(self) -> None:
         """A joiner has values, but not their stamps: it takes those that most of the asked name.
 
-        Chunks that were stepped since the values were taken are healed when that shows.
+        Chunks that were stepped since are healed when that shows.
         """
         answers: dict[PeerId, list[Stamps]] = {}
         others = sorted(self._around.company.seen().present - {self._own_id})

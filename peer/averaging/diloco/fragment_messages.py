@@ -69,13 +69,10 @@ class _Box:
 
 
 class Posts:
-    """All that is sent.
+    """All that is sent: so many messages were `posted`, so many of these `lost`.
 
     Args:
         start: a task, which lasts until the exchange ends.
-
-    Attributes:
-        posted, lost: messages, since the start.
     """
 
     def __init__(self, network: Network, start: Callable[..., None]) -> None:
@@ -208,8 +205,7 @@ class FragmentInbound:
     async def next(self, talk: Conversation) -> tuple[Inbound | Proof, Parts | bytes]:
         """The next message, with its codes by chunk; a proof as it came.
 
-        Raises:
-            StreamLost, RemoteProtocolError (OtherGroup)
+        Raises StreamLost, RemoteProtocolError (OtherGroup).
         """
         message, _ = await talk.receive(
             *get_args(Inbound),

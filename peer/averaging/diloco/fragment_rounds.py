@@ -127,7 +127,6 @@ class CurrentTrainer:
 
     # --- its life ---------------------------------------------------------------------------------
     def began(self, line: TrainerLine) -> None:
-        """A trainer has started, and loads the outer copy."""
         self._line = line
         self._loaded = trio.Event()
 
@@ -197,14 +196,7 @@ class CurrentTrainer:
 
 # --- fragment rounds ------------------------------------------------------------------------------
 class FragmentRounds:
-    """The rounds of one peer, with fragments that all average: a `Way` (peer/rounds/way.py).
-
-    `serve` must be running.
-
-    Args:
-        momentum_P: v, in the order of the flat vector.
-        lock: held while slow weights and momentum move.
-    """
+    """The rounds of one peer: a `Way` (peer/rounds/way.py). `serve` must be running."""
 
     def __init__(
         self,
@@ -234,14 +226,12 @@ class FragmentRounds:
         self._begun = trio.Event()
 
     async def serve(self) -> None:
-        """Average with the others, from the first trainer on."""
         await self._begun.wait()
         assert self._exchange is not None
         await self._exchange.run()
 
     # --- which rounds are trained -----------------------------------------------------------------
     def enter(self, others: Sequence[Member]) -> None:
-        """Go on with the round that the others are in, if they are ahead."""
         theirs = middle(self._heard_rounds(others), self._next_round)
         self._next_round = max(self._next_round, int(theirs))
 
@@ -289,7 +279,6 @@ class FragmentRounds:
         self._trainer.loaded()
 
     async def closed(self, closed: RoundClosed, others: Sequence[Member]) -> None:
-        """Validate if it is due; the next round may begin at once."""
         self._trainer.loaded()
         self._parts.observe_round(RoundTiming(closed.seconds, 0.0, 0.0, 0.0))
         if self._validation.is_due(closed.round):

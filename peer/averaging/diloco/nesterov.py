@@ -76,13 +76,7 @@ def num_trimmed(contributions: int) -> int:
 
 
 def trimmed_mean(values_NC: torch.Tensor, weights: Sequence[int], out_C: torch.Tensor) -> None:
-    """Write the weighted mean of what is left.
-
-    Args:
-        values_NC: fp32, of N contributions, clipped.
-        weights: above 0.
-        out_C: fp32, overwritten.
-    """
+    """Write the weighted mean of what is left of N clipped contributions, fp32."""
     num, total = len(weights), sum(weights)
     shares_N = torch.tensor([weight / total for weight in weights], dtype=torch.float32)
     order_NC = values_NC.argsort(dim=0, stable=True)
@@ -121,7 +115,7 @@ class ChunkValues:
 
 @dataclass(frozen=True, slots=True)
 class WeightedCodes:
-    """What one peer sent: codes of D_i, valid ones (`codec.validate`), and w_i >= 0.
+    """What one peer sent: valid codes of D_i, and w_i >= 0.
 
     Attributes:
         share: 1, or less where D_i is clipped: it is made so many times as long.
@@ -145,7 +139,6 @@ def average_codes(
 
     Args:
         contributions: in the order of their peer ids.
-        codec: the code of all, and of the result.
         out_codes: uint8 [code_bytes(num_values)], overwritten; none of the contributions' memory.
         scratch: fp32, at least `num_values` long; taken anew if not given.
         trims: take the trimmed mean.
@@ -217,15 +210,7 @@ def outer_step(
     factors: NesterovFactors,
     after: ChunkValues,
 ) -> None:
-    """Take the outer step of a chunk whose values lie one after another.
-
-    Args:
-        result_codes: codes of D, valid ones.
-        after: overwritten; other memory than `before`, or the very same.
-
-    Raises:
-        ValueError: lengths or types do not fit; nothing was written.
-    """
+    """Take the outer step of a chunk that lies in one piece, as `step_pieces` does."""
     step_pieces([(before, after)], result_codes, codec, factors)
 
 
@@ -240,11 +225,13 @@ def step_pieces(
     """Take the outer step of a chunk that lies in several pieces of whole blocks, in order.
 
     Args:
-        pieces: of each the state before and after, as `outer_step` has them.
+        pieces: of each the state before, which is only read, and after, which is overwritten: other
+            memory, or the very same.
+        result_codes: codes of D for the whole chunk, valid ones.
         keep: the state to step from is in the memory of that after, and is copied to that before.
 
     Raises:
-        ValueError: as there.
+        ValueError: lengths or types do not fit; nothing was written.
     """
     for before, after in pieces:
         _check_state(before, after)
@@ -308,12 +295,7 @@ def fused_step(
 ) -> bool:
     """Take the outer step of the chunk's values from `start` on; lengths and types are checked.
 
-    Args:
-        factors: learning rate and momentum.
-        keep: as `step_pieces` has it.
-
-    Returns:
-        False, and nothing done, if no compiled loop fits.
+    Returned is False, and nothing done, if no compiled loop fits. `keep` is as in `step_pieces`.
     """
     fused = codec.fused_loops(WAY, [result_codes], vectors, start)
     if fused is None:
@@ -348,19 +330,20 @@ def load_loops(codec: Codec) -> None:
     outer_step(state, codes[1], codec, PLAIN_AVERAGE, state)
 
 
+def vectors_of(pieces: Sequence[ChunkValues]) -> list[torch.Tensor]:
+    """phi of all pieces, then v of all."""
+    return [*(piece.phi_C for piece in pieces), *(piece.v_C for piece in pieces)]
+
+
 def state_digest(pieces: Sequence[ChunkValues], cycle: int, num_steps: int, weight: int) -> bytes:
     """Digest of a chunk's state: 16 bytes. All that goes in is little endian.
 
-    blake3 over the bytes of phi and of v (fp32), then three int64: cycle, steps, weight.
-
-    Args:
-        pieces: in order.
-        cycle: round of the step that made this state; -1 before the first.
-        num_steps: outer steps taken since the start of the run.
-        weight: sum of the weights that the steps' results admitted.
+    blake3 over the bytes of phi and of v (fp32), then three int64: the cycle of the step that made
+    this state (-1 before the first), outer steps since the start of the run, and the weight that
+    all of them admitted.
     """
     digest = blake3.blake3()
-    for vector in (*(piece.phi_C for piece in pieces), *(piece.v_C for piece in pieces)):
+    for vector in vectors_of(pieces):
         values = vector.detach().cpu().numpy().astype("<f4", copy=False)
         digest.update(values.view(np.uint8).data)
     digest.update(struct.pack("<qqq", cycle, num_steps, weight))

@@ -54,7 +54,14 @@ from protocol.fragment.fragments import Fragment
 from protocol.plausible import Plausibility
 from protocol.wire.fragment_messages import Stamp
 
-from .nesterov import PLAIN_AVERAGE, ChunkValues, NesterovFactors, state_digest, step_pieces
+from .nesterov import (
+    PLAIN_AVERAGE,
+    ChunkValues,
+    NesterovFactors,
+    state_digest,
+    step_pieces,
+    vectors_of,
+)
 
 
 # --- memory check ---------------------------------------------------------------------------------
@@ -110,8 +117,8 @@ class SpareMemory:
 
 # --- the outer copy -------------------------------------------------------------------------------
 FIRST_RESULTS: Final = 2.0
-"""How long a chunk's first results may be, in lengths of our own contribution: a mean is not longer
-than what it is of, and ours is about as long as others', for as many steps."""
+"""How long a chunk's first results may be, in lengths of our own contribution, which is about as
+long as others' for as many steps: a mean is not longer."""
 FIRST_OF_CHUNK: Final = 16.0
 """The same in lengths of the chunk, for a peer that has sent nothing: early steps move weights by
 more than they are."""
@@ -147,7 +154,7 @@ class OuterFragments:
         self.spare = SpareMemory(self.code_bytes)
         self._sent: dict[int, tuple[memoryview, float]] = {}
         self._seen = defaultdict[tuple[int, int], Plausibility](Plausibility)
-        self._checks = {key: memory_check(_vectors(pieces)) for key, pieces in self._now.items()}
+        self._checks = {key: memory_check(vectors_of(pieces)) for key, pieces in self._now.items()}
 
     def first_stamps(self) -> list[list[Stamp]]:
         """The states of all chunks at the start of a run."""
@@ -183,11 +190,7 @@ class OuterFragments:
     def split_codes(
         self, fragment: int, chunks: Sequence[int], codes: memoryview
     ) -> dict[int, memoryview]:
-        """The codes of each of these chunks, which lie one after another.
-
-        Raises:
-            RemoteProtocolError: they have another length.
-        """
+        """Codes that lie one after another. Raises RemoteProtocolError: another length."""
         parts, start = {}, 0
         for chunk in chunks:
             stop = start + self.chunk_code_bytes(fragment, chunk)
@@ -233,17 +236,15 @@ class OuterFragments:
         return self._stamp(fragment, result.chunk, result.cycle, base.steps + 1, weight)
 
     def undo(self, fragment: int, chunk: int) -> None:
-        for now, before in zip(
-            self._now[fragment, chunk], self._before[fragment, chunk], strict=True
-        ):
+        key = fragment, chunk
+        for now, before in zip(self._now[key], self._before[key], strict=True):
             now.copy_from(before)
-        self._checks[fragment, chunk] = self._check(fragment, chunk)
+        self._checks[key] = self._check(*key)
 
     def is_plausible(self, fragment: int, result: ResultArrived, *, again: bool = False) -> bool:
         """Whether a result moves its chunk no further than results of late can explain.
 
-        All peers have seen the same results, so nearly always all judge the same; one that does not
-        heals.
+        All have seen the same results, so nearly always all judge the same; else one heals.
         """
         size = self.chunk_values(fragment, result.chunk)
         length = root_mean_square(codes_as_tensor(result.codes), self.codec, size)
@@ -257,8 +258,7 @@ class OuterFragments:
         """Note what we contribute: results of a fragment are about as long.
 
         Args:
-            part: of the steps that a peer of median speed has made; a slow peer's are fewer, and
-                its contribution is shorter.
+            part: of the steps of a peer of median speed: a slow peer's contribution is shorter.
         """
         self._sent[fragment] = (codes, part)
 
@@ -278,14 +278,11 @@ class OuterFragments:
     # --- whole chunks -----------------------------------------------------------------------------
     def read(self, fragment: int, chunk: int) -> bytes:
         """phi and v of a chunk, fp32, one after the other."""
-        return b"".join(vector.numpy().tobytes() for vector in _vectors(self._now[fragment, chunk]))
+        vectors = vectors_of(self._now[fragment, chunk])
+        return b"".join(vector.numpy().tobytes() for vector in vectors)
 
     def heal(self, fetched: ChunkFetched) -> None:
-        """Take over a chunk from another peer.
-
-        Raises:
-            RemoteProtocolError: the values are not those of the stamp; nothing was written.
-        """
+        """Take over a chunk. Raises RemoteProtocolError: it is not that of its stamp."""
         fragment, chunk, stamp = fetched.fragment, fetched.chunk, fetched.stamp
         size = self.chunk_values(fragment, chunk)
         if len(fetched.values) != 8 * size:
@@ -305,10 +302,10 @@ class OuterFragments:
         self._checks[fragment, chunk] = self._check(fragment, chunk)
 
     def verify(self, fragment: int, cycles: Sequence[int]) -> dict[int, Stamp]:
-        """See which chunks are no longer what was written: their memory was spoilt.
+        """Chunks that are no longer what was written: their memory, and each difference, is spoilt.
 
-        So is every difference from them. Under the stamps that are returned, which are behind all
-        others', they are left out of the averages, and healed.
+        Under the stamps that are returned, which are behind all others', they are left out of the
+        averages, and healed.
         """
         spoilt = {}
         for chunk, cycle in enumerate(cycles):
@@ -346,11 +343,7 @@ class OuterFragments:
         return _stamp(self._now[fragment, chunk], chunk, cycle, steps, weight)
 
     def _check(self, fragment: int, chunk: int) -> bytes:
-        return memory_check(_vectors(self._now[fragment, chunk]))
-
-
-def _vectors(pieces: Sequence[ChunkValues]) -> list[torch.Tensor]:
-    return [*(piece.phi_C for piece in pieces), *(piece.v_C for piece in pieces)]
+        return memory_check(vectors_of(self._now[fragment, chunk]))
 
 
 def _stamp(pieces: Sequence[ChunkValues], chunk: int, cycle: int, steps: int, weight: int) -> Stamp:
