@@ -1,21 +1,21 @@
 """Audits: averages that are worked out again, and what follows for owners that lie.
 
-Idea. An owner averages what all have sent it and signs the result. Each contribution is signed by
-its sender, and a result names those that it was made of. So an owner can be asked to *open* its
-result: to show what went in. One leaf of one chunk is enough (code_tree.py): a lie that moves a
-chunk is in most of its leaves, and a leaf of all contributions is small beside the chunk itself.
-The auditor works out the average of that leaf from the opening, bit for bit, and compares.
+Idea. Each contribution is signed by its sender; an owner signs the average, and names the
+contributions that it was made of. So an owner can be asked to *open* its result: to show what went
+in. One leaf of one chunk is enough (code_tree.py): a lie that moves a chunk is in most of its
+leaves, and a leaf of all contributions is small beside the chunk. The auditor works out the average
+of that leaf from the opening, bit for bit, and compares.
 
     owner     Result (signed; names the contributions) ------------> all
     auditor   GetOpening(chunk, leaf) -> owner;  Opening: contributions, each with its leaf
               the same: true | another: a lie, proved -> Proof to all | none: Doubt to all
-    all       a Proof convinces whoever checks it;  after a Doubt each asks for itself
+    all       a Proof convinces all who check it;  after a Doubt each asks for itself
 
 What is signed. A contribution: group, fragment, cycle, weight, the chunks with the states that they
 stand on, and of each the root over its codes and its length. A result: the same of what came out,
 its contributors, and the digest of each one's signed contribution. How much contributions count
 follows from their lengths alone (protocol/plausible.py), which owners hold against the codes before
-they take them: so nothing has to be known of a chunk beyond the leaf.
+they take them: nothing has to be known of a chunk beyond the leaf.
 
 What travels:
 
@@ -33,28 +33,27 @@ Rules
      it, and which chunk and leaf of it; so that about AUDITS_PER_RESULT of all do. Nobody else can
      know beforehand. An owner keeps what it has averaged for as long as it is likely to be asked.
   2. A leaf that does not follow from the contributions that the result names is a *lie*, and the
-     opening is its proof: all that is in it is signed by somebody. The proof goes to all, and to
-     newcomers; whoever checks it convicts the owner: it is banned here, and what it has averaged
-     is taken back (rule 4).
+     opening is its proof. The proof goes to all, and to newcomers; each that checks it bans the
+     owner, and takes back what it has averaged (rule 4).
   3. An owner that is there, is asked and does not open, in time or at all, is not believed in that
-     result. That proves nothing to others: they are told of the doubt, and ask for themselves. One
-     that has gone proves nothing either way: the audit is inconclusive.
-  4. What is not believed is not applied, and is undone where it was: until a fragment is sent again
-     the state before its last step is there (chunk_ledger.py). The chunk has no step in that cycle
-     then, as if its owner had died. Such a state is not taken back from others in that cycle.
-  5. Nobody is blamed for a doubt: lines and processes fail. One peer's doubts are followed up once
-     for each result, MAX_AUDITS at once.
-  6. Two different results that one life of an owner has signed for a fragment and cycle contradict
-     each other, and are a proof, whatever went into them: an owner averages a cycle once (owner.py)
-     and signs one result for all its chunks. One that was started again has forgotten that, so a
-     result names the life that signed it; one that its owner itself sends must name the life that
-     we know. Peers that were told different things see that they differ when they are through with
-     the cycle, and ask each other for the results. Of each fragment and owner the newest two are
-     kept for that.
+     result. That proves nothing to others: they are told of the doubt, and ask for themselves. If
+     the owner has gone the audit is inconclusive.
+  4. A result that is not believed is not applied, and is undone while the state before is kept
+     (chunk_ledger.py). The chunk has no step in that cycle then, as if its owner had died. Such a
+     state is not taken back from others in that cycle.
+  5. Nobody is blamed for a doubt: lines and processes fail. Doubts about a result are followed up
+     once, MAX_AUDITS at once.
+  6. Two different results that one life of an owner has signed for a fragment and cycle are a
+     proof, whatever went into them: an owner averages a cycle once (collecting.py) and signs one
+     result for all its chunks. An owner that was started again has forgotten that; therefore a
+     result names the life that signed it, and one that its owner itself sends must name the life
+     that we know. Peers that were told different things see that they differ when they are through
+     with the cycle, and ask each other for the results. Of each fragment and owner the newest two
+     are kept for that.
 
-Why nobody honest is convicted. An owner signs what it averages, and nothing twice in a life:
-whatever it opens is what it has averaged. One that has started again has nothing to open, which is
-no lie. Views that differ make two owners of one chunk, each with its own contributions, each true.
+Why nobody honest is convicted. An owner signs what it averages, and nothing twice in a life. One
+that has started again has nothing to open, which is no lie. Views that differ make two owners of
+one chunk, each with its own contributions, each true.
 
 Not seen: a lie in so few leaves that none is drawn; two results of an owner that tells each of two
 peers another incarnation; and contributions that are longer than they say, where the owner is in
@@ -68,6 +67,7 @@ from typing import Any, Final
 
 import blake3
 import msgpack
+import msgspec
 from msgspec.structs import replace
 
 from protocol.errors import RemoteProtocolError
@@ -95,8 +95,8 @@ from .commands import Audit, Convict, Parts
 from .peers import Context, forget_oldest
 
 AUDITS_PER_RESULT: Final = 2.0
-"""How many of the others audit a result, on the average: with one, two lies of five are not seen,
-and what they cost in learning was measured (docs/results/hostile.md)."""
+"""How many of the others audit a result, on the average: with one, two lies of five are not seen
+(docs/results/hostile.md)."""
 KEPT_OF_A_FRAGMENT: Final = 2
 """Results of one owner for one fragment that later ones are held against."""
 
@@ -108,7 +108,7 @@ OpenedLeaf = tuple[bytes, float]
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """Which leaf of which chunk of a result is looked at, and of how many."""
+    """One of `count` leaves of a chunk of a result."""
 
     result: Result
     chunk: int
@@ -117,39 +117,33 @@ class Leaf:
 
     @property
     def of_chunk(self) -> ChunkResult:
-        """What the result says of the chunk. Raises RemoteProtocolError: nothing."""
+        """Raises RemoteProtocolError: the result says nothing of the chunk."""
         if (found := self.result.chunk(self.chunk)) is None:
             raise RemoteProtocolError(f"a result that says nothing of chunk {self.chunk}")
         return found
 
 
 def pack_opening(opened: Iterable[tuple[Contribution, bytes, bytes]]) -> bytes:
-    """An opening: contributions, each with its leaf and the path of that."""
-    packed: bytes = msgpack.packb(
+    return msgspec.msgpack.encode(
         [[encode_message(message), codes, path] for message, codes, path in opened]
     )
-    return packed
 
 
 def check_opening(leaf: Leaf, opening: bytes) -> list[OpenedLeaf]:
-    """What the leaf of a result, which is genuine, was made of, in the order of the sum.
+    """What the leaf of a genuine result was made of, in the order of the sum.
 
-    Raises:
-        RemoteProtocolError: this is not what the result names; nothing follows from it.
+    Raises RemoteProtocolError: it is not what the result names; nothing follows from it.
     """
     opened, places = _unpacked(opening, MAX_CONTRIBUTORS), leaf.of_chunk.places
     if len(opened) != len(places):
         raise RemoteProtocolError("an opening of another number of contributions")
-    leaves, lengths = [], []
-    for each, place in zip(opened, places, strict=True):
-        codes, length = _opened(leaf, each, place)
-        leaves.append(codes)
-        lengths.append(length)
-    return list(zip(leaves, contribution_shares(lengths), strict=True))
+    leaves = [_opened(leaf, each, place) for each, place in zip(opened, places, strict=True)]
+    shares = contribution_shares([length for _, length in leaves])
+    return [(codes, share) for (codes, _), share in zip(leaves, shares, strict=True)]
 
 
 def _opened(leaf: Leaf, packed: Any, contributor: int) -> tuple[bytes, float]:
-    """The codes of a contribution's leaf, and its length; all is as the result names it."""
+    """The codes of a contribution's leaf, and its length."""
     match packed:
         case [bytes(header), bytes(codes), bytes(path)]:
             message = decode_message(header)
@@ -175,11 +169,7 @@ def _opened(leaf: Leaf, packed: Any, contributor: int) -> tuple[bytes, float]:
 # --- proofs ---------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One leaf of a result and of all that it was made of, to show that its owner has lied.
-
-    Attributes:
-        codes, path: of the leaf of the result.
-    """
+    """A leaf of a result, with its path, and of all that it was made of: it shows a lie."""
 
     result: Result
     chunk: int
@@ -189,20 +179,14 @@ class Evidence:
     opening: bytes
 
     def packed(self) -> bytes:
-        """Its bytes."""
         header = encode_message(replace(self.result, carried=()))
         body = [header, self.chunk, self.index, self.codes, self.path, self.opening]
-        packed: bytes = msgpack.packb(body)
-        return packed
+        return msgspec.msgpack.encode(body)
 
     def checked(self, count: int) -> list[OpenedLeaf]:
-        """What the leaf must follow from.
+        """What the leaf, one of `count` of the chunk, must follow from.
 
-        Args:
-            count: leaves of the chunk.
-
-        Raises:
-            RemoteProtocolError: the result does not name this; nothing follows from it.
+        Raises RemoteProtocolError: the result does not name this; nothing follows from it.
         """
         leaf = Leaf(self.result, self.chunk, self.index, count)
         if not self.result.is_genuine():
@@ -220,10 +204,8 @@ class Contradiction:
     other: Result
 
     def packed(self) -> bytes:
-        """Its bytes."""
         body = [encode_message(replace(each, carried=())) for each in (self.result, self.other)]
-        packed: bytes = msgpack.packb(body)
-        return packed
+        return msgspec.msgpack.encode(body)
 
     def check(self) -> None:
         """Raises RemoteProtocolError: this does not show that the owner has lied."""
@@ -240,7 +222,7 @@ def contradict(one: Result, other: Result) -> bool:
 
 
 def read_proof(data: bytes) -> Evidence | Contradiction:
-    """A proof as it came, of either kind. Raises RemoteProtocolError: it is none."""
+    """Raises RemoteProtocolError: it is none."""
     match _unpacked(data, 6):
         case [bytes(one), bytes(other)]:
             return Contradiction(_result(one), _result(other))
@@ -257,7 +239,7 @@ def _result(header: bytes) -> Result:
 
 
 def _unpacked(data: bytes, max_items: int) -> list[Any]:
-    """A list of a stranger's. Raises RemoteProtocolError: it is none."""
+    """A list of a stranger's. Raises RemoteProtocolError."""
     try:
         found = msgpack.unpackb(
             data, max_map_len=0, max_ext_len=0, max_array_len=max_items, max_bin_len=len(data)
@@ -275,11 +257,7 @@ Key = tuple[int, int, str]
 
 
 class Audits:
-    """What one peer audits, and whom it believes no more.
-
-    Args:
-        seed: 32 bytes that nobody else knows.
-    """
+    """What one peer audits, and which owners it believes no more."""
 
     def __init__(self, context: Context, seed: bytes) -> None:
         self._context = context
@@ -293,12 +271,11 @@ class Audits:
         self._signed: OrderedDict[tuple[int, str], list[Result]] = OrderedDict()
 
     def is_convicted(self, owner: str) -> bool:
-        """Whether an owner was proved to have lied."""
         return owner in self._proofs
 
     # --- what is audited --------------------------------------------------------------------------
     def arrived(self, result: Result, codes: Parts) -> None:
-        """A result came from its owner, whom we believe so far (rule 1)."""
+        """A believed result came from its owner (rule 1)."""
         key = result.fragment, result.cycle, result.owner
         if key in self._doubted or not codes:
             return
@@ -312,7 +289,7 @@ class Audits:
             self._audit(key)
 
     def doubted(self, doubt: Doubt) -> None:
-        """Another peer was not shown what a result was made of: ask for ourselves (rule 3)."""
+        """Another peer was not shown what a result was made of (rule 3)."""
         self._audit((doubt.fragment, doubt.cycle, doubt.owner))
 
     def _audit(self, key: Key) -> None:
@@ -332,7 +309,7 @@ class Audits:
         return int.from_bytes(digest[:8], "big") / 2**64, int.from_bytes(digest[8:16], "big")
 
     def noted(self, result: Result) -> None:
-        """Hold a result, which is genuine, against those that its owner has signed (rule 6)."""
+        """Hold a genuine result against those that its owner has signed (rule 6)."""
         if result.owner not in self._peers.others:
             return
         key = result.fragment, result.owner
@@ -348,7 +325,6 @@ class Audits:
 
     # --- what comes of it -------------------------------------------------------------------------
     def audited(self, result: Result, outcome: AuditOutcome, proof: bytes) -> None:
-        """Note the end of an audit."""
         key = result.fragment, result.cycle, result.owner
         self._under_way.discard(key)
         if outcome is AuditOutcome.UNOPENED and result.owner not in self._peers.others:
@@ -366,7 +342,7 @@ class Audits:
             self._to_all(Doubt(self._group, *key))
 
     def proved(self, owner: str, proof: bytes) -> None:
-        """It is proved, here or elsewhere, that an owner has lied (rule 2)."""
+        """An owner has lied; it is proved, here or elsewhere (rule 2)."""
         if owner in self._proofs or owner == self._peers.own_id:
             return
         kept_bytes = sum(map(len, self._proofs.values())) + len(proof)
@@ -380,7 +356,7 @@ class Audits:
         self._to_all(Proof(self._group, owner), proof, but=owner)
 
     def tell(self, newcomer: str) -> None:
-        """Tell a newcomer who has lied, as far as that can still be proved."""
+        """Tell a newcomer of the liars, as far as they can still be proved."""
         for owner, proof in self._proofs.items():
             if proof and owner != newcomer:
                 self._context.tell(newcomer, Proof(self._group, owner), memoryview(proof))
@@ -391,5 +367,4 @@ class Audits:
 
 
 def _life(result: Result) -> tuple[int, int]:
-    """The cycle that a result is of, and the life of its owner."""
     return result.cycle, result.incarnation

@@ -2,34 +2,32 @@
 
 Idea. Everybody holds the same outer copy, although nobody hands it out: each peer applies the same
 results to the same values with the same arithmetic. A chunk's state is named by a *stamp*, and a
-result says to which stamp it is to be applied. So a peer sees from any header whether it is where
-the others are, and every difference has a winner that all agree on.
+result says to which stamp it is to be applied. A peer sees from any header whether it is where the
+others are, and every difference has a winner that all agree on.
 
 Rules
   1. A stamp is (outer steps taken, weight admitted in all of them, digest of values and momentum).
      One with more steps is ahead, then one with more weight: a chunk that went on with more peers
-     has learnt more. Of equal ones nobody can tell by themselves which is right; the next result
-     decides, whose owner has seen how many stand on which (owner.py): who is not on its base
-     heals, if more than one peer stands there, or if there its digest is lower than ours. (So the
-     majority's bytes never move for one peer whose memory was spoilt; two peers that differ have
-     no majority, and the digest breaks the tie.)
+     has learnt more. Between equals the next result decides, whose owner has seen how many stand on
+     which (collecting.py): a peer that is not on its base heals, if more than one peer stands
+     there, or if there its digest is lower than ours. (The majority's bytes never move for one peer
+     whose memory was spoilt; two peers that differ have no majority, and the digest breaks the
+     tie.)
   2. Of two results for one chunk and cycle, on the same base, the larger weight wins, then the
      lower digest of the codes. A result beats none.
   3. The state before the last step is kept until the fragment is sent again. Until then a winning
      result replaces the one that was applied (redo).
   4. A result on a base that is not ours: if that base is right (rule 1), we are the ones that
-     differ, and take the chunk from who has it (heal); else it is for others to heal.
+     differ, and take the chunk from a peer that has it (heal); else it is for others to heal.
   5. A cycle is never stepped twice, and none before the last: what comes for an older cycle is
      over.
   6. A step whose result is believed no more is undone while the state before is kept (rule 3). The
      cycle is over then, without a step.
+  7. No honest state has more than one step for each cycle until then, and in each step more weight
+     than that of all contributors that there can be.
 
-  7. A state has at most one step for each cycle until then, and in each at most the weight of all
-     contributors that there can be. More has no honest peer.
-
-Invariant: two peers that have seen the same set of results, each before its next send of the
-fragment, and had equal stamps before them, have equal stamps after them, in whatever order they
-came.
+Invariant: two peers that had equal stamps and have seen the same set of results, each before its
+next send of the fragment, have equal stamps, in whatever order the results came.
 """
 
 from collections.abc import Iterable
@@ -39,32 +37,25 @@ from typing import Final
 
 from protocol.errors import LocalProtocolError
 from protocol.limits import MAX_CONTRIBUTION_WEIGHT, MAX_CONTRIBUTORS
-from protocol.wire.fragment_messages import Contribution, ResultRank, Stamp
+from protocol.wire.fragment_messages import ResultRank, Stamp
 
 NEVER: Final = -1
-"""Cycle of a chunk that was not stepped yet."""
+"""Cycle of a chunk without a step."""
 
 
 def can_be(stamp: Stamp, cycle: int) -> bool:
-    """Whether a state after this cycle (-1 before the first) can have such a stamp (rule 7)."""
+    """Whether a state after this cycle, or NEVER, can have such a stamp (rule 7)."""
     most = MAX_CONTRIBUTORS * MAX_CONTRIBUTION_WEIGHT
     return stamp.steps <= cycle + 1 and stamp.weight <= stamp.steps * most
 
 
-def can_stand(message: Contribution) -> bool:
-    """Whether a contribution stands on states that there can be (a healed one is of its cycle)."""
-    return all(can_be(stamp, message.cycle) for stamp in message.stamps)
-
-
 class ResultVerdict(Enum):
-    """What to do about a result."""
-
     STEP = "step"
     """Apply it to the present state."""
     REDO = "redo"
     """Apply it to the state before the last step, in place of what was applied there."""
     HEAL = "heal"
-    """Take the chunk's state from who made or sent it."""
+    """Take the chunk's state from the peer that made or sent it."""
     IGNORE = "ignore"
 
 
@@ -80,13 +71,10 @@ class _ChunkEntry:
 
 
 class ChunkLedger:
-    """The stamps of one fragment's chunks."""
-
     def __init__(self, stamps: Iterable[Stamp]) -> None:
         self._entries = [_ChunkEntry(stamp) for stamp in stamps]
 
     def stamp(self, chunk: int) -> Stamp:
-        """The chunk's present state."""
         return self._entries[chunk].stamp
 
     def cycle(self, chunk: int) -> int:
@@ -94,7 +82,7 @@ class ChunkLedger:
         return self._entries[chunk].cycle
 
     def before(self, chunk: int) -> Stamp:
-        """The state before its last step. Raises LocalProtocolError when that was let go."""
+        """The state before its last step. Raises LocalProtocolError: it was let go."""
         before = self._entries[chunk].before
         if before is None:
             raise LocalProtocolError(f"chunk {chunk} has no step that could be redone")
@@ -102,12 +90,10 @@ class ChunkLedger:
 
     @property
     def stamps(self) -> list[Stamp]:
-        """All present states."""
         return [entry.stamp for entry in self._entries]
 
     @property
     def cycles(self) -> list[int]:
-        """The cycle of each chunk's last step."""
         return [entry.cycle for entry in self._entries]
 
     def judge(self, chunk: int, cycle: int, base: Stamp, outcome: ResultRank) -> ResultVerdict:
@@ -133,12 +119,11 @@ class ChunkLedger:
 
     def redone(self, chunk: int, outcome: ResultRank, stamp: Stamp) -> None:
         """A winning result took the place of the one applied."""
-        self.before(chunk)
+        self.before(chunk)  # must be kept
         entry = self._entries[chunk]
         entry.applied, entry.stamp = outcome, stamp
 
     def can_undo(self, chunk: int) -> bool:
-        """Whether the state before the last step is kept."""
         return self._entries[chunk].before is not None
 
     def undone(self, chunk: int) -> None:
@@ -148,15 +133,15 @@ class ChunkLedger:
         self._entries[chunk] = _ChunkEntry(stamp, entry.before_cycle, over=over, undone=True)
 
     def is_undone(self, chunk: int) -> bool:
-        """Whether its step of the last cycle was taken back; the fragment was not sent since."""
+        """Whether its last step was taken back, and the fragment not sent since."""
         return self._entries[chunk].undone
 
     def healed(self, chunk: int, cycle: int, stamp: Stamp) -> None:
-        """The chunk's state was taken from another peer, as it stood after `cycle`."""
+        """The chunk is in the state of another peer, as it stood after `cycle`."""
         self._entries[chunk] = _ChunkEntry(stamp, cycle, over=self._entries[chunk].over)
 
     def sent(self) -> None:
-        """The fragment was sent again: what lies before its last steps is let go (rule 3)."""
+        """What lies before the last steps is let go (rule 3)."""
         for entry in self._entries:
             entry.before = entry.applied = None
             entry.undone = False

@@ -1,16 +1,15 @@
 """What is written into a fragment's outer copy, and what that means to the trainer.
 
-One write at a time is under way. Results are judged by the ledger when their turn comes
-(protocol/diloco/chunk_ledger.py); what was written is noted there when it has been. A chunk that
-must be healed first is asked for, and its results are kept: they belong on top of it, however long
-the fetch takes.
+One write at a time is under way. Results are judged by the ledger when their turn comes; what was
+written is noted there when it has been. A chunk that must be healed first is asked for, and its
+results are kept: they belong on top of it, however long the fetch takes.
 
-The trainer is told of each chunk as stepped, moved or redone (cycle_machine.py). Of a chunk whose
-memory was spoilt it is told nothing when it is healed: the way from a spoilt phi leads nowhere, and
+The trainer is told of each chunk as stepped, moved or redone (cycle_machine.py). It is told nothing
+of a chunk whose memory was spoilt when that is healed: the way from a spoilt phi leads nowhere, and
 theta stays where it is.
 
-What an owner made that is believed no more (audits.py) is undone: of a chunk in flight the trainer
-is told nothing, for it is as it was sent; of any other, that it was redone or moved, as it stepped.
+A step that is believed no more (audits.py) is undone. The trainer is told nothing of a chunk in
+flight, for it is as it was sent; any other was redone or moved, as it stepped.
 """
 
 import math
@@ -46,7 +45,6 @@ class Occasion:
         until_s: what could not be begun by then is not written.
         stepped, moved, redone: chunks that changed, by what the trainer has to do about them.
         contributors: peers in a result that was written, at most.
-        has_written: whether anything was.
     """
 
     until_s: float = math.inf
@@ -57,14 +55,12 @@ class Occasion:
     has_written: bool = False
 
     def merge(self, fragment: int, cycle: int | None) -> Merge:
-        """What the trainer is told of it; no cycle for a fragment that it has yielded."""
+        """For the trainer; no cycle for a fragment that it has yielded."""
         of_kind = map(sorted, (self.stepped, self.moved, self.redone))
         return Merge(fragment, cycle, *map(tuple, of_kind))
 
 
 class ChunkWrites:
-    """Decides what a result or a chunk that has come changes in the outer copy and the trainer."""
-
     def __init__(
         self, fragment: int, ledger: ChunkLedger, healing: Healing, context: Context
     ) -> None:
@@ -81,7 +77,6 @@ class ChunkWrites:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a write is under way."""
         return self._write is not None
 
     @property
@@ -97,12 +92,12 @@ class ChunkWrites:
         return structs.replace(kept.result, carried=(chunk,)), kept.codes
 
     def sent(self) -> None:
-        """The fragment was sent again: its last steps stand."""
+        """The last steps stand."""
         self._ledger.sent()
         self._results = {}
 
     def verified(self, spoilt: Mapping[int, Stamp]) -> None:
-        """These chunks are no longer what was written; their stamps are behind all others'."""
+        """These chunks are spoilt; their stamps are behind all others'."""
         for chunk, stamp in spoilt.items():
             self._ledger.healed(chunk, self._ledger.cycle(chunk), stamp)
             self._spoilt.add(chunk)
@@ -135,7 +130,7 @@ class ChunkWrites:
             self._begin(WriteResults(self._fragment, wanted, again, occasion.until_s), occasion)
 
     def write_chunk(self, item: ChunkFetched, occasion: Occasion) -> None:
-        """Write a chunk of another peer, unless we have got further meanwhile."""
+        """Write a chunk, unless we have got further meanwhile."""
         ours = self._ledger.stamp(item.chunk)
         if item.stamp != ours and not ours.is_ahead_of(item.stamp):
             self._begin(WriteChunk(self._fragment, item, occasion.until_s), occasion)
@@ -151,13 +146,11 @@ class ChunkWrites:
         ]
 
     def undo(self, item: Withdrawn, occasion: Occasion) -> None:
-        """Take these steps back, if there are any."""
         stamps = {chunk: self._ledger.before(chunk) for chunk in self.undoable(item)}
         if stamps:
             self._begin(UndoSteps(self._fragment, stamps, occasion.until_s), occasion)
 
     def write_on_top(self) -> None:
-        """Write the next result on top of a chunk that was fetched."""
         item, occasion = self._on_top.popleft()
         self.write_results([item], occasion)
 
@@ -167,7 +160,6 @@ class ChunkWrites:
 
     # --- what was written -------------------------------------------------------------------------
     def written(self, stamps: Mapping[int, Stamp]) -> None:
-        """Note the end of the write that is under way, and the new stamps."""
         assert self._write is not None
         (order, occasion), self._write = self._write, None
         occasion.has_written |= bool(stamps)
@@ -187,7 +179,6 @@ class ChunkWrites:
     def _note_result(
         self, item: ResultArrived, stamp: Stamp, told: Occasion, *, redone: bool
     ) -> None:
-        """Where the chunk is now, and what the trainer has to do about it."""
         chunk = item.chunk
         self._results[chunk] = item
         told.contributors = max(told.contributors, len(item.of_chunk.places))
@@ -205,7 +196,6 @@ class ChunkWrites:
             told.moved.add(chunk)
 
     def _note_undone(self, chunk: int, told: Occasion) -> None:
-        """The chunk is where it was before its last step."""
         undone = self._results.pop(chunk)
         self._ledger.undone(chunk)
         if chunk in told.stepped:

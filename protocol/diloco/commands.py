@@ -1,10 +1,10 @@
 """What the core of the fragment exchange wants done, and what it is told besides messages.
 
-The rules are in core.py. What peers and the trainer are told is the very message that they get.
-Codes and values are views of memory that the core holds, hands on, and never reads.
+What peers and the trainer are told is the very message that they get. Codes and values are views of
+memory that the core holds, hands on, and never reads.
 
 Commands to write are carried out one after another, of all fragments, in order; so are those to the
-trainer. Those that end say by which method of the core it is told.
+trainer. A command that ends says by which method of the core it is told.
 """
 
 from collections.abc import Mapping
@@ -57,12 +57,11 @@ class GroupSeen:
     """How the group looks now.
 
     Attributes:
-        round: the one that we are in.
-        present: peers that hold an outer copy, ourselves among them: those that train, and those
-            that have finished.
+        round: ours.
+        present: peers that hold an outer copy, we too: they train, or have finished.
         rounds: of the others that train.
         is_over: whether the run has ended here.
-        known: peers that hold an outer copy or did so of late, those that are present or not.
+        known: peers that hold an outer copy or did so of late.
         relayed: those, perhaps we, that others reach through relays alone.
         lives: of the others, the incarnation of each that we know.
     """
@@ -102,10 +101,9 @@ class ResultArrived:
     """A result for one chunk.
 
     Attributes:
-        of_chunk: what the result says of it.
         codes: the chunk's alone.
         sender: the peer that it came from, not always its owner.
-        asked: it is an answer to a question of ours; else it came by itself.
+        asked: whether it answers a question of ours.
     """
 
     result: Result
@@ -116,17 +114,14 @@ class ResultArrived:
 
     @property
     def chunk(self) -> int:
-        """Which chunk it is for."""
         return self.of_chunk.chunk
 
     @property
     def cycle(self) -> int:
-        """Which send of the fragment it is of."""
         return self.result.cycle
 
     @property
     def rank(self) -> ResultRank:
-        """What the ledger compares."""
         return self.of_chunk.rank
 
 
@@ -141,7 +136,6 @@ class ChunkFetched:
 
     @property
     def chunk(self) -> int:
-        """Which chunk it is."""
         return self.stamp.chunk
 
 
@@ -166,7 +160,7 @@ Item = Sent | ResultArrived | ChunkFetched | CyclePassed | Withdrawn
 # --- commands: to other peers ---------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class SendMessage:
-    """Send this to a peer, some time soon, behind what it was sent before."""
+    """Send this to a peer some time soon, in order."""
 
     peer_id: str
     message: Result | NoResult | FragmentSettled | Doubt | Proof
@@ -175,11 +169,7 @@ class SendMessage:
 
 @dataclass(frozen=True, slots=True)
 class Contribute:
-    """Send an owner, perhaps ourselves, the codes of its chunks: those that the stamps name.
-
-    Attributes:
-        stamps: none says that nothing will come.
-    """
+    """Send an owner, perhaps us, the codes of the chunks of the stamps; none: nothing will come."""
 
     owner: str
     sent: Sent
@@ -197,8 +187,8 @@ class ForgetOthers:
 class Ask:
     """Ask a peer; each ends in one `answered`.
 
-    A question for a result is asked behind one for stamps, on the same stream; after the answer to
-    the last of them another `answered` tells that the question for stamps has ended.
+    A question for a result is asked behind one for stamps, on the same stream. After its answer
+    another `answered` tells that the question for stamps has ended.
     """
 
     peer_id: str
@@ -210,8 +200,7 @@ class Audit:
     """Have the owner of a result open a leaf of a chunk, and work it out; ended by `audited`.
 
     Attributes:
-        draw: chooses the leaf: its remainder by their number.
-        codes: the chunk's, as the result has them.
+        draw: its remainder by the number of leaves chooses one.
     """
 
     result: Result
@@ -222,7 +211,7 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class Convict:
-    """An owner was proved to have lied: have nothing to do with it any more, and keep the proof."""
+    """Ban an owner that was proved to have lied, and keep the proof."""
 
     owner: str
     proof: bytes
@@ -231,12 +220,7 @@ class Convict:
 # --- arithmetic -----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The peers that go into the average of one chunk.
-
-    Attributes:
-        base: the stamp that all of them stand on.
-        contributors: peer ids, in the order of the sum.
-    """
+    """The peers, in the order of the sum, that go into a chunk's average: all stand on `base`."""
 
     base: Stamp
     contributors: tuple[str, ...]
@@ -244,27 +228,19 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Average:
-    """Average the admitted contributions of each chunk, sign the result; ended by `averaged`.
-
-    Attributes:
-        codes: of each chunk, by contributor.
-        contributions: what came with them, by contributor.
-    """
+    """Average the admitted contributions of each chunk, sign the result; ended by `averaged`."""
 
     fragment: int
     cycle: int
     admitted: Mapping[int, Admitted]
     codes: Mapping[int, Mapping[str, memoryview]]
+    """Each chunk's, by contributor."""
     contributions: Mapping[str, Contribution]
 
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """See which chunks are no longer what was written; ended by `verified`.
-
-    Attributes:
-        cycles: of each chunk's last step.
-    """
+    """See which chunks are not as their last steps, of these cycles, wrote them."""
 
     fragment: int
     cycles: tuple[int, ...]
@@ -297,11 +273,7 @@ class WriteChunk:
 
 @dataclass(frozen=True, slots=True)
 class UndoSteps:
-    """Take these chunks back to the states before their last steps.
-
-    Attributes:
-        stamps: of those states, by chunk.
-    """
+    """Take these chunks back to the states before their last steps, which have these stamps."""
 
     fragment: int
     stamps: Mapping[int, Stamp]
@@ -317,7 +289,7 @@ class SendEnded:
         contributors: peers in the results, at most; 0 when none came.
         missing: chunks without a result.
         moved: chunks whose result is without us, or that were healed.
-        digest: of all chunks' states, now; the same for all who are where we are.
+        digest: of all chunks' states; the same for all who are where we are.
     """
 
     fragment: int

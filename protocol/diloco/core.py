@@ -5,27 +5,27 @@
     Owner: Contribution... --Average--> averaged
                       --Result--> all, and our CycleMachine
 
-The parts: one `CycleMachine` per fragment, which knows what becomes of it (cycle_machine.py); one
-`Owner` of what others have us average (owner.py); and `Peers`, what is known of the others. All
-have commands carried out themselves, but know nothing of each other: what concerns more than one of
-them is told here.
+There is one `CycleMachine` per fragment (cycle_machine.py), one `Owner` of what others have us
+average (collecting.py), and `Peers`, what is known of the others. They know nothing of each other:
+what concerns more than one of them is told here.
 
 Rules
   1. A machine that is through with a cycle tells all peers where that has led it, and compares with
      those that have said the same of themselves. A peer that ended elsewhere is asked (healing.py).
   2. A peer that is new is told what we are through with, before we contribute: it would wait for
-     our part of it. So is a peer whose contribution came too late; it gets what was made without.
+     our part of it. A peer whose contribution came too late is told too, and gets what was made
+     without it.
   3. When our part of a cycle is over our own machine learns of it, and the others if nothing came
      of it: nobody must wait for what will never be.
   4. What a contribution stands on shows whether its sender has a better state than we. Others are
      asked before that is believed; results are believed of their owners alone (owners.py).
-  5. Of a peer that is gone nothing is kept, once a fragment has settled without it.
+  5. Nothing is kept of a peer that is gone, once a fragment has settled without it.
   6. Results are audited as they come from their owners; what turns out to be a lie, or cannot be
      shown, is taken back (audits.py).
 
 Time comes in with each call, in order; `next_deadline_s` says when the next `tick` is due. The
-caller tells how the group looks before anything else, whenever that changes, and looks at least
-every so often whether it has. It carries out commands in their order.
+caller tells how the group looks before anything else, whenever that changes, and carries out
+commands in their order.
 Source: docs/decisions/0011-diloco-without-a-coordinator.md.
 """
 
@@ -43,7 +43,8 @@ from protocol.wire.fragment_messages import (
 )
 
 from .audits import Audits
-from .chunk_ledger import ChunkLedger, can_stand
+from .chunk_ledger import ChunkLedger, can_be
+from .collecting import Owner
 from .commands import (
     Answer,
     Averages,
@@ -57,13 +58,11 @@ from .commands import (
     Withdrawn,
 )
 from .cycle_machine import CycleMachine
-from .owner import Owner
 from .owners import Beliefs
 from .peers import Context, FragmentCounts, Peers, SendPlan
 
 
 def parts_of(result: Result, codes: Parts, sender: str) -> list[ResultArrived]:
-    """The parts of a result, by chunk."""
     return [
         ResultArrived(result, of_chunk, part, sender)
         for chunk, part in codes.items()
@@ -80,7 +79,6 @@ class FragmentCore:
         do: has a command carried out.
 
     Attributes:
-        counts: since the start.
         machines: of the fragments. Each is told by itself what concerns it alone: what the trainer
             has sent (`put`), and the ends of `Yield` and of writes.
     """
@@ -111,35 +109,29 @@ class FragmentCore:
     # --- what can be asked ------------------------------------------------------------------------
     @property
     def next_deadline_s(self) -> float | None:
-        """When a `tick` is due, in the time of `see`; None while nothing waits."""
+        """When a `tick` is due; None while nothing waits."""
         due = (self._owner.next_deadline_s, *(each.next_deadline_s for each in self.machines))
         return min((at_s for at_s in due if at_s is not None), default=None)
 
     @property
     def remembered(self) -> frozenset[str]:
-        """The peers of which anything is remembered."""
         of_machines = (each.remembered for each in self.machines)
         return frozenset().union(self._acquainted, self._peers.remembered, *of_machines)
 
     def ledger(self, fragment: int) -> ChunkLedger:
-        """The states of a fragment's chunks; not to be written to."""
         return self.machines[fragment].ledger
 
     def result_of(self, fragment: int, cycle: int, chunk: int) -> tuple[Result, memoryview] | None:
-        """The result that we applied to a chunk in this cycle, with its codes and no others."""
         return self.machines[fragment].writes.result_of(cycle, chunk)
 
     def is_convicted(self, owner: str) -> bool:
-        """Whether an owner was proved to have lied."""
         return self._audits.is_convicted(owner)
 
     # --- time, and the group ----------------------------------------------------------------------
     def at(self, now_s: float) -> None:
-        """Set the time of whatever is told next."""
         self._context.now_s = now_s
 
     def see(self, seen: GroupSeen) -> None:
-        """Take how the group looks now: not as before."""
         self._peers.seen = seen
         self.tick()
 
@@ -151,7 +143,7 @@ class FragmentCore:
 
     # --- from other peers -------------------------------------------------------------------------
     def received(self, sender: str, message: Told, codes: Parts) -> None:
-        """A message came, checked, with the codes that it carries; or a contribution of our own."""
+        """A message came, checked; or a contribution of our own."""
         self._peers.note_heard(sender)
         machine = self.machines[message.fragment]
         match message:
@@ -170,7 +162,7 @@ class FragmentCore:
                 machine.healing.compare(sender)
 
     def _contributed(self, sender: str, message: Contribution, codes: Parts) -> None:
-        if not can_stand(message):
+        if not all(can_be(stamp, message.cycle) for stamp in message.stamps):
             self.counts.refused[RefusalReason.IMPLAUSIBLE] += 1
             return
         machine = self.machines[message.fragment]
@@ -205,7 +197,7 @@ class FragmentCore:
         self._withdraw()
 
     def _is_believed(self, part: ResultArrived) -> bool:
-        """Whether a part of a result is no lie; one is counted."""
+        """A doubt is counted."""
         if doubt := self._beliefs.doubt(part.result, part.of_chunk):
             self.counts.refused[doubt] += 1
         return doubt is None
@@ -213,7 +205,7 @@ class FragmentCore:
     def answered(
         self, peer_id: str, question: Question, answer: Answer | None, codes: Parts
     ) -> None:
-        """What a peer says to an `Ask`; None if nothing, or once nothing more is asked.
+        """A peer answers an `Ask`; None if it says nothing, or when nothing more is asked.
 
         Args:
             codes: of the result, or the values of the chunk, by chunk.
@@ -235,12 +227,11 @@ class FragmentCore:
 
     # --- audits -----------------------------------------------------------------------------------
     def audited(self, result: Result, outcome: AuditOutcome, proof: bytes = b"") -> None:
-        """The end of `Audit`; the proof is that of a lie."""
         self._audits.audited(result, outcome, proof)
         self._withdraw()
 
     def proved(self, owner: str, proof: bytes) -> None:
-        """Another peer has sent a proof that an owner has lied; it is one."""
+        """Another peer has sent a valid proof that an owner has lied."""
         self._audits.proved(owner, proof)
         self._withdraw()
 
@@ -253,7 +244,7 @@ class FragmentCore:
 
     # --- our own part -----------------------------------------------------------------------------
     def averaged(self, fragment: int, cycle: int, made: Averages | None) -> None:
-        """The end of `Average`; nothing came of it if the values have no average that codes take.
+        """The end of `Average`; None if the values have no average that codes take.
 
         A result of ours goes to all, and to our own machine.
         """
@@ -281,16 +272,13 @@ class FragmentCore:
                 self._context.tell(peer_id, NoResult(self._plan.group, fragment, cycle))
 
     def verified(self, fragment: int, spoilt: Mapping[int, Stamp]) -> None:
-        """The end of `Verify`: chunks whose memory was spoilt, with the stamp that they have now.
-
-        Newcomers are told what we are through with before we contribute (rule 2).
-        """
-        self._introduce()
+        """The end of `Verify`: chunks whose memory was spoilt, with their present stamps."""
+        self._introduce()  # before we contribute
         self.machines[fragment].verified(spoilt)
 
     # --- beginning --------------------------------------------------------------------------------
     def adopt(self, fragment: int, states: Iterable[tuple[int, Stamp]]) -> None:
-        """A joiner's values have these stamps: each with the cycle of its chunk's last step."""
+        """A joiner's values have these stamps, each after the step of its cycle."""
         ledger = self.ledger(fragment)
         for cycle, stamp in states:
             if stamp.is_ahead_of(ledger.stamp(stamp.chunk)):

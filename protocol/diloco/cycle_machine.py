@@ -11,11 +11,10 @@ hold still first. Nothing is written but at its command, one write after another
     at rest --a result, a chunk--> Yield --trainer_held--> LateWrite --Merge--> at rest
 
 A flight ends when every chunk has its result or an owner that will bring nothing more, for it says
-so or is gone; when its patience ends; or when the trainer sends again (it is a new trainer: the old
-one's flight is over).
+so or is gone; when its patience ends; or when the trainer sends again (it is a new trainer).
 
-What the trainer is told about each chunk that has changed (its fast weights are theta, the outer
-copy was phi when it sent and is phi' now):
+The trainer is told about each chunk that has changed (its fast weights are theta, the outer copy
+was phi when it sent and is phi' now):
 
     stepped    our codes are in the result            theta <- a theta + (1 - a) phi'
     moved      they are not, or the chunk was healed  theta <- theta + (phi' - phi)
@@ -25,9 +24,9 @@ A chunk that was moved keeps all that was trained on it since the last send, and
 the next: a peer that was left out loses nothing. A chunk without a result is left alone, which is
 the same.
 
-How long results are waited for follows how long they took before, within twice the bounds of what
-an owner collects (owner.py): they come after that. After the run's last step all
-fragments are sent at once and share the line, so each is given as many times longer.
+The patience follows how long results took before, within twice the bounds of what an owner collects
+(collecting.py): results come after that. After the run's last step all fragments are sent at once
+and share the line, so each is given as many times longer.
 
 Before each contribution the fragment's memory is checked: what was sent as the way from memory that
 was spoilt must not reach the others.
@@ -51,14 +50,11 @@ import blake3
 
 from protocol.schedule.deadline import ObservedDeadline
 from protocol.trainer_messages import Yield
-from protocol.wire.fragment_messages import (
-    DIGEST_BYTES,
-    FragmentSettled,
-    Stamp,
-)
+from protocol.wire.fragment_messages import DIGEST_BYTES, FragmentSettled, Stamp
 
 from .chunk_ledger import ChunkLedger, ResultVerdict
 from .chunk_writes import ChunkWrites, Occasion
+from .collecting import MAX_COLLECT_S, MIN_COLLECT_S
 from .commands import (
     ChunkFetched,
     Contribute,
@@ -73,23 +69,20 @@ from .commands import (
     Withdrawn,
 )
 from .healing import Healing
-from .owner import MAX_COLLECT_S, MIN_COLLECT_S
 from .owners import owners_of_chunks
 from .peers import Context
 
 ItemT = TypeVar("ItemT")
 
 MAX_WAITING: Final = 4096
-"""Items in the inbox, as many that wait for a send on its way, and parts of our own codes that wait
-to be signed and sent."""
+"""Items in the inbox, items for a send on its way, and parts of our own codes to be sent."""
 MAX_EARLY_CYCLES: Final = 2
-"""Results for sends that we have not come to yet are kept this far ahead."""
+"""Results for sends to come are kept this far ahead."""
 MAX_EARLY_FOR_A_CHUNK: Final = 4
 """Results kept for a chunk in one cycle: views that differ make several owners of it."""
 
 
 def short_digest(data: bytes | memoryview) -> bytes:
-    """The digest of codes, for messages."""
     return blake3.blake3(data).digest(length=DIGEST_BYTES)
 
 
@@ -98,13 +91,12 @@ def digest_of_stamps(stamps: Iterable[Stamp]) -> bytes:
     return short_digest(b"".join(stamp.digest for stamp in stamps))
 
 
-# --- where a fragment is --------------------------------------------------------------------------
 @dataclass(slots=True)
 class Flight:
     """A send, until it is merged.
 
     Attributes:
-        owners: of the fragment's chunks, in order; none before it leaves: its memory is checked.
+        owners: of the fragment's chunks; none before it leaves: its memory is checked.
         answered: chunks for which a result has come, whether it could be applied or not.
         occasion: its time is our patience.
     """
@@ -126,7 +118,7 @@ class LateWrite:
     """Something came that is to be written at another time.
 
     Attributes:
-        held: how the trainer stands; None while it is told to hold still.
+        held: None while the trainer is told to hold still.
     """
 
     item: ResultArrived | ChunkFetched | Withdrawn
@@ -135,21 +127,12 @@ class LateWrite:
 
 
 class CycleMachine:
-    """The state machine of one fragment.
-
-    Attributes:
-        ledger: the states of its chunks.
-        healing: what it lacks, and which peers are asked for it.
-        writes: what is written into it.
-        settled: cycle and digest of the last flight that is over; None before. A joiner begins with
-            the last cycle that it has no part in.
-    """
+    """The state machine of one fragment."""
 
     def __init__(self, fragment: int, stamps: Iterable[Stamp], context: Context) -> None:
         self.ledger = ChunkLedger(stamps)
         self.healing = Healing(fragment, self.ledger, context)
         self.writes = ChunkWrites(fragment, self.ledger, self.healing, context)
-        self.settled: tuple[int, bytes] | None = None
         self._fragment = fragment
         self._context = context
         self._peers = context.peers
@@ -165,7 +148,6 @@ class CycleMachine:
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When `look` is due; None while nothing waits for a time."""
         match self._state:
             case Flight(is_away=True, occasion=occasion) if not self.writes.is_busy:
                 return occasion.until_s
@@ -173,12 +155,10 @@ class CycleMachine:
 
     @property
     def remembered(self) -> frozenset[str]:
-        """The peers of which anything is remembered."""
         return frozenset(self._passed)
 
     # --- what is told -----------------------------------------------------------------------------
     def put(self, *items: Item) -> None:
-        """Take items that came together; what does not fit is lost, and counted."""
         for item in items:
             self._keep(self._inbox, item, MAX_WAITING)
         self.look()
@@ -204,13 +184,11 @@ class CycleMachine:
         self.look()
 
     def written(self, stamps: Mapping[int, Stamp]) -> None:
-        """Go on behind what was written."""
         self.writes.written(stamps)
         self.look()
 
     # --- one after another ------------------------------------------------------------------------
     def look(self) -> None:
-        """Go on until something has to be waited for: the flight's time, or the group, may have."""
         while not self.writes.is_busy:
             match self._state:
                 case _ if self.writes.has_more:
@@ -235,7 +213,6 @@ class CycleMachine:
             self.writes.write_results([item], occasion)
 
     def _keep(self, where: deque[ItemT] | list[ItemT], item: ItemT, most: int) -> None:
-        """Keep what cannot be used yet, unless there is too much of it."""
         if len(where) < most:
             where.append(item)
         else:
@@ -268,11 +245,10 @@ class CycleMachine:
         return [*for_send, *(item for early in cycles for item in self._early.pop(early))]
 
     def _missing(self, cycle: int) -> set[int]:
-        """Chunks that have not come to this cycle."""
         return {chunk for chunk in self._chunks if self.ledger.cycle(chunk) < cycle}
 
     def _owing(self, flight: Flight) -> set[str]:
-        """Owners that have brought nothing yet, and have not said that they will not."""
+        """Owners that have brought nothing yet, and may still."""
         cycle = flight.sent.cycle
         owners = {flight.owners[chunk] for chunk in self._missing(cycle) - flight.answered}
         return {owner for owner in owners if self._passed.get(owner, -1) < cycle}
@@ -353,7 +329,6 @@ class CycleMachine:
                 self._context.do(Yield(self._fragment))
 
     def _keep_early(self, item: ResultArrived) -> None:
-        """Keep a result for a send to come."""
         cycle = item.cycle
         if self._cycle >= 0 and cycle > self._cycle + MAX_EARLY_CYCLES:
             return
@@ -362,7 +337,6 @@ class CycleMachine:
             del self._early[min(self._early)]
 
     def _is_wanted_late(self, item: ResultArrived) -> bool:
-        """Whether a result that came after its flight is to be written."""
         late = item.cycle == self._cycle and not item.asked
         if late and self._missed_since_s is not None:
             self._patience.observe(self._context.now_s - self._missed_since_s)
@@ -372,16 +346,18 @@ class CycleMachine:
     def _end_late_write(self, late: LateWrite) -> None:
         self._state = None
         if late.held is HoldOutcome.YIELDED:
-            occasion = late.occasion
-            self._context.do(occasion.merge(self._fragment, None))
+            self._context.do(late.occasion.merge(self._fragment, None))
         if late.occasion.has_written and self.settled is not None:
             self._settle(self.settled[0])
 
     # --- where we are -----------------------------------------------------------------------------
+    @property
+    def settled(self) -> tuple[int, bytes] | None:
+        """Cycle and digest of the last flight that is over; a joiner has no part in its first."""
+        return self._peers.settled(self._fragment, self._peers.own_id)
+
     def note_settled(self, cycle: int) -> bytes:
-        """Note where we are after this cycle; returned is the digest of that."""
         digest = digest_of_stamps(self.ledger.stamps)
-        self.settled = (cycle, digest)
         self._peers.note_settled(self._fragment, self._peers.own_id, cycle, digest)
         return digest
 
@@ -397,13 +373,11 @@ class CycleMachine:
         return digest
 
     def tell_settled(self, peer_id: str) -> None:
-        """Tell one peer where we are, if we are anywhere yet."""
         if self.settled is not None:
             group = self._context.plan.group
             self._context.tell(peer_id, FragmentSettled(group, self._fragment, *self.settled))
 
     def forget_absent(self) -> None:
-        """Forget every peer that is not there: it brings nothing to flights to come."""
         present = self._peers.seen.present
         self._passed = {peer: cycle for peer, cycle in self._passed.items() if peer in present}
         self.healing.forget_absent()

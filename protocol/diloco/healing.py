@@ -1,19 +1,19 @@
 """What a fragment lacks, and which peers are asked for it.
 
-Two questions. *Which states are your chunks in?* is asked of a peer that ended a cycle with another
-digest than ours: what it has better than we is then fetched, as the result that we lack if that can
-be applied here (one byte a value), else as the chunk itself (eight). *Send me this chunk* is also
-asked when a header shows at once that we differ. What comes goes to the fragment's machine; a
-question that fails is not repeated: the next cycle's headers show what is still wrong.
+*Which states are your chunks in?* is asked of a peer that ended a cycle with another digest than
+ours: what it has better than we is then fetched, as the result that we lack if that can be applied
+here (one byte a value), else as the chunk itself (eight). *Send me this chunk* is also asked when a
+header shows at once that we differ. What comes goes to the fragment's machine; a question that
+fails is not repeated: the next cycle's headers show what is still wrong.
 
-Of two states with equal histories the next result decides (protocol/diloco/chunk_ledger.py, rule
-1). When the run is over there is none, and the lower digest wins.
+Of two states with equal histories the next result decides (chunk_ledger.py, rule 1). When the run
+is over there is none, and the lower digest wins.
 
 No chunk is taken on the word of one peer. A peer that says, or shows, that it has a better state
-makes a *wish*; then all the others are asked which states they are in, and the chunk is fetched if
-that makes it the one to take (votes, below), from a peer that is in it. Should what comes be in
-another state than that, for all have stepped meanwhile, then all are asked once more, and it is
-taken if they say the same by now. With one other peer there is nobody to ask.
+makes a *wish*; then all the others are asked which states they are in, and the chunk is fetched
+from a peer in the state that wins (votes, below). Should it come in another state, for all have
+stepped meanwhile, all are asked once more, and it is taken if they say the same by now. With one
+other peer there is nobody to ask.
 
 At most one question about a chunk, and one about the states of a peer's chunks, is under way.
 
@@ -21,20 +21,16 @@ At most one question about a chunk, and one about the states of a peer's chunks,
                      ^                          |
                      +------ in another state, for the first time
 
-Votes: what the peers of a group say of a chunk's state, and which state that makes the one to take.
-A state is taken over from another peer only when others say the same of it: of many states the one
-that most peers are in. What only one peer says moves nothing while others say otherwise.
-
 Rules of votes
-  1. Each peer has one vote for each chunk, ourselves too: the state that it is in.
+  1. Each peer, we too, has one vote for each chunk: the state that it is in.
   2. A state that more than half of all are in is taken, unless ours has more behind it: they may be
      on their way to where we are.
   3. Without such a majority, and when everybody has said where it is, the state that most are in is
      taken, but not one that a single peer is in while others are on their way (a step is not taken
-     by all at once): only when all have settled the same cycle and differ. Of as many the one with
-     more behind it is taken, then the lower digest.
-  4. A state without a step says nothing once others must have some: it is that of a joiner that has
-     values, and does not know of when. It has no vote.
+     by all at once): only when all have settled the same cycle and differ. Among equals the one
+     with more behind it is taken, then the lower digest.
+  4. A state without a step has no vote once others must have some: it is that of a joiner that has
+     values, and does not know of when.
   5. Of two peers each is the other's only company: what is ahead is taken.
 """
 
@@ -57,7 +53,6 @@ from .commands import Answer, Ask, ChunkFetched, Parts, Question, ResultArrived
 from .peers import BEGUN_FROM, Context
 
 
-# --- votes ----------------------------------------------------------------------------------------
 def state_to_take(
     ours: Stamp,
     said: Mapping[str, Stamp],
@@ -70,7 +65,6 @@ def state_to_take(
 
     Args:
         said: by the others that have said it.
-        num_others: how many others there are.
         settled: whether all have settled the same cycle.
         begun: whether all must have some steps by now.
     """
@@ -90,7 +84,7 @@ def state_to_take(
 def most_say(answers: Sequence[Stamps]) -> list[tuple[int, Stamp]]:
     """The states of one fragment's chunks that most peers name, with the cycles that they name.
 
-    States that cannot be are nobody's. Of as many the one with more behind it counts.
+    States that cannot be are nobody's. Among equals the one with more behind it counts.
     """
     votes = [Counter[Stamp]() for _ in answers[0].stamps]
     for answer in answers:
@@ -113,7 +107,6 @@ def _place(stamp: Stamp) -> tuple[int, int, int]:
     return stamp.steps, stamp.weight, -int.from_bytes(stamp.digest, "big")
 
 
-# --- what a fragment lacks ------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class _Wish:
     """A chunk that others may have better than we.
@@ -121,7 +114,7 @@ class _Wish:
     Attributes:
         of: the peer that may; none in particular once a chunk came that is doubted.
         since_s: when it was begun to be fetched; None while all are asked.
-        to_take: the state that is fetched; None where there is nobody to vote.
+        to_take: None where there is nobody to vote.
         doubted: a chunk that came in another state than was voted for.
     """
 
@@ -146,7 +139,6 @@ class Healing:
 
     @property
     def is_fetching(self) -> bool:
-        """Whether a chunk is being fetched."""
         return any(wish.since_s is not None for wish in self._wishes.values())
 
     # --- asking -----------------------------------------------------------------------------------
@@ -204,7 +196,7 @@ class Healing:
         return confirmed
 
     def compare(self, peer_id: str) -> None:
-        """Ask a peer that ended the same cycle as we, elsewhere."""
+        """Ask a peer that ended the same cycle elsewhere."""
         ours = self._peers.settled(self._fragment, self._peers.own_id)
         theirs = self._peers.settled(self._fragment, peer_id)
         if ours is None or theirs is None or peer_id in self._asking:
@@ -216,10 +208,7 @@ class Healing:
     def answered(
         self, peer_id: str, question: Question, answer: Answer | None, codes: Parts
     ) -> list[ChunkFetched]:
-        """A peer says which states its chunks are in, or how a chunk is; or says nothing more.
-
-        Returned are the chunks that are to be taken.
-        """
+        """A peer answers, or (None) says nothing more. Returned are chunks that are to be taken."""
         confirmed: list[ChunkFetched] = []
         match question, answer:
             case _, Stamps():
@@ -266,7 +255,6 @@ class Healing:
         return part if verdict in (ResultVerdict.STEP, ResultVerdict.REDO) else None
 
     def no_result_helps(self, peer_id: str, chunk: int) -> None:
-        """Wish for the chunk itself, if theirs is better."""
         theirs, ours = self._said.get(peer_id, {}).get(chunk), self._ledger.stamp(chunk)
         if theirs is None or ours.is_ahead_of(theirs):
             return
@@ -288,6 +276,5 @@ class Healing:
         return []
 
     def forget_absent(self) -> None:
-        """Forget what peers said that are not there."""
         present = self._peers.seen.present
         self._said = {peer_id: said for peer_id, said in self._said.items() if peer_id in present}

@@ -1,4 +1,4 @@
-"""The owner of each chunk, who averages it; and which results are believed of whom.
+"""The owner of each chunk, who averages it; and which results are believed.
 
 Idea. Each chunk of each round has one owner, to whom all send their codes. Nobody hands out the
 chunks: every peer ranks the members for each chunk by a hash (rendezvous hashing), and takes the
@@ -11,14 +11,13 @@ Rules of owners
      order of their number.
   3. The key names group, fragment and cycle, so that the chunks go round.
 
-Anybody can sign anything, and a result moves the outer copy of all. So it is believed only when
-what it says of itself can be true by what we see ourselves.
+Anybody can sign anything, and a result moves the outer copy of all. It is believed only when what
+it says of itself can be true by what we see ourselves.
 
 Rules of beliefs
   4. Its owner owns the chunk by our view, by one of the last few, or by one that differs from them
-     in one member: honest views differ by a peer that has just come or gone. Two peers whose views
-     differ may both own a chunk; their results are ordered (chunk_ledger.py). What is refused here
-     although the others took it is healed afterwards (healing.py).
+     in one member: honest views differ by a peer that has just come or gone. A chunk that we refuse
+     and the others took is healed afterwards (healing.py).
   5. Its contributors are peers that we know: linked now, or of late. Each counts as much as any
      other (the message allows no other weight), so the largest weight is that of all whom we know.
   6. It is of a cycle near our own round; for any other we have no view to judge by.
@@ -39,16 +38,11 @@ from .chunk_ledger import can_be
 from .peers import LATE_ROUNDS, Peers, SendPlan
 
 MAX_UNSEEN: Final = 16
-"""Peers that others may see although we do not: so many are tried."""
+"""So many peers are tried that others may see although we do not."""
 
 
 def owners_of_chunks(key: str, num_chunks: int, members: Sequence[str]) -> tuple[str, ...]:
-    """The owner of each chunk.
-
-    Args:
-        key: names the group, the fragment and the cycle.
-        members: peer ids, in any order; not empty.
-    """
+    """The owner of each chunk; the key names the group, the fragment and the cycle."""
     return _first_free(_ranked(key, num_chunks, members), frozenset(members))
 
 
@@ -58,7 +52,6 @@ def may_own(
     """The chunks that a peer owns by a view that is near to ours.
 
     Args:
-        members: our view.
         unseen: other peers, which somebody else's view may hold.
     """
     view, further = frozenset({*members, peer_id}), sorted(set(unseen))[:MAX_UNSEEN]
@@ -81,8 +74,7 @@ def _ranked(key: str, num_chunks: int, members: Iterable[str]) -> list[list[str]
 
 
 def _first_free(ranked: Sequence[Sequence[str]], members: AbstractSet[str]) -> tuple[str, ...]:
-    """The owner of each chunk in one view (rule 2)."""
-    share = -(-len(ranked) // len(members))
+    share = -(-len(ranked) // len(members))  # rule 2
     owned: Counter[str] = Counter()
     owners = []
     for order in ranked:
@@ -93,16 +85,11 @@ def _first_free(ranked: Sequence[Sequence[str]], members: AbstractSet[str]) -> t
 
 
 def _place(key: str, chunk: int, member: str) -> tuple[bytes, str]:
-    """What members are ordered by (rule 1)."""
     return blake3.blake3(f"{key}/{chunk}/{member}".encode()).digest(length=8), member
 
 
 class Beliefs:
-    """What one peer believes of results.
-
-    Args:
-        num_chunks: of each fragment.
-    """
+    """What one peer believes of results."""
 
     def __init__(self, plan: SendPlan, peers: Peers, num_chunks: Sequence[int]) -> None:
         self._plan = plan
@@ -113,7 +100,6 @@ class Beliefs:
         self._owned_near = lru_cache()(may_own)
 
     def is_of_our_time(self, cycle: int) -> bool:
-        """Whether we have a view to judge by (rule 6)."""
         return bool(self._peers.contributors(cycle))
 
     def doubt(self, result: Result, chunk: ChunkResult) -> RefusalReason | None:

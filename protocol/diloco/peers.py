@@ -1,9 +1,9 @@
-"""What is known of the peers that hold the same outer copy: who is there, and how far each is.
+"""The peers that hold the same outer copy: who is there, and how far each is.
 
 Rules
-  1. Peers contribute to a cycle that is within LATE_ROUNDS of their round and of ours. To any other
-     nobody is expected, and a peer that says it is through with a cycle is not expected to it.
-  2. Peers choose owners among those that they expect, but for owners that brought nothing until our
+  1. Peers contribute to a cycle that is within LATE_ROUNDS of their round and of ours. A peer that
+     says it is through with a cycle is not expected to it.
+  2. Owners are chosen among those that are expected, but for owners that brought nothing until our
      patience ended, or until they were stuck. One of these is chosen again when anything but a
      question comes from it. Peers that depend on relays are chosen only where there are no others.
   3. Whatever is remembered of a peer goes with it, but that it has lied.
@@ -21,19 +21,16 @@ from protocol.wire.fragment_messages import Doubt, FragmentSettled, NoResult, Pr
 from .commands import NO_CODES, FragmentCommand, GroupSeen, SendMessage
 
 
-# --- the sends that all peers know of before a run begins -----------------------------------------
 def never(_cycle: int) -> bool:
-    """No cycle is the last."""
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class SendPlan:
-    """The sends of one group.
+    """The sends of one group, which all peers know before a run begins.
 
     Attributes:
         group: its digest.
-        num_fragments: fragments of its model.
         is_last: whether a cycle is that of the sends after the run's last inner step.
     """
 
@@ -42,7 +39,6 @@ class SendPlan:
     is_last: Callable[[int], bool] = never
 
     def owners_key(self, fragment: int, cycle: int) -> str:
-        """What the owners of a fragment's chunks are chosen by (owners.py)."""
         return f"{self.group}/{fragment}/{cycle}"
 
     def sends_at_once(self, cycle: int) -> int:
@@ -50,7 +46,6 @@ class SendPlan:
         return self.num_fragments if self.is_last(cycle) else 1
 
 
-# --- peers ----------------------------------------------------------------------------------------
 BEGUN_FROM: Final = 2
 """In this round every chunk has had its first step, wherever all went well."""
 LATE_ROUNDS: Final = 3
@@ -60,19 +55,16 @@ MAX_REMEMBERED: Final = 1024
 
 
 def forget_oldest(kept: OrderedDict[Any, Any], most: int = MAX_REMEMBERED) -> None:
-    """Keep the newest alone."""
     while len(kept) > most:
         kept.popitem(last=False)
 
 
 class Peers:
-    """Which peers are there, how far each is, and which owners are believed no more.
+    """What is known of the peers, and which owners are believed no more.
 
     Attributes:
-        own_id: our own peer id.
-        seen: how the group looks now.
         late: those that let the deadline of a collection of ours pass, and have not contributed
-            since (owner.py, rule 1).
+            since (collecting.py, rule 1).
         withdrawn: owners of which something is believed no more, until it is undone.
     """
 
@@ -90,12 +82,10 @@ class Peers:
     # --- what is known ----------------------------------------------------------------------------
     @property
     def others(self) -> frozenset[str]:
-        """The other peers that hold an outer copy."""
         return self.seen.present - {self.own_id}
 
     @property
     def known(self) -> frozenset[str]:
-        """Those that are present, and those that were of late."""
         return self.seen.known | self.seen.present
 
     @property
@@ -105,7 +95,7 @@ class Peers:
         return frozenset(self._brought_nothing | self.late | of_fragments)
 
     def contributors(self, cycle: int) -> set[str]:
-        """The peers that should contribute to a cycle about now, ourselves among them (rule 1)."""
+        """The peers that should contribute to a cycle about now, we too (rule 1)."""
         near = range(cycle - LATE_ROUNDS, cycle + LATE_ROUNDS)
         if self.seen.round not in near:
             return set()
@@ -136,11 +126,11 @@ class Peers:
         return max([self.seen.round, self._own_cycles[fragment], *heard])
 
     def settled(self, fragment: int, peer_id: str) -> tuple[int, bytes] | None:
-        """Cycle and digest of the last cycle that a peer, perhaps we, is through with."""
+        """The last cycle that a peer, perhaps we, is through with, and its digest."""
         return self._settled.get((fragment, peer_id))
 
     def all_settled(self, fragment: int) -> bool:
-        """Whether all who are present have said that they are through with the same cycle as we."""
+        """Whether all who are present are through with the same cycle as we."""
         told = [self._settled.get((fragment, peer_id)) for peer_id in self.seen.present]
         return None not in told and len({each[0] for each in told if each is not None}) == 1
 
@@ -156,29 +146,25 @@ class Peers:
 
     # --- what is learnt ---------------------------------------------------------------------------
     def note_sent(self, fragment: int, cycle: int) -> None:
-        """Learn that we have come to this cycle."""
         self._own_cycles[fragment] = cycle
 
     def note_settled(self, fragment: int, peer_id: str, cycle: int, digest: bytes) -> None:
-        """Learn that a peer, perhaps we, is through with a cycle, and where that has led it."""
+        """A peer, perhaps we, is through with a cycle; the digest is of where that led it."""
         self._settled[fragment, peer_id] = (cycle, digest)
 
     def note_heard(self, peer_id: str) -> None:
-        """Learn that something came from a peer."""
         self._brought_nothing.discard(peer_id)
 
     def note_brought_nothing(self, owners: set[str]) -> None:
-        """Learn that these were waited for in vain."""
         self._brought_nothing |= owners - {self.own_id}
 
     def note_untrue(self, owner: str) -> None:
-        """Learn that an owner has lied."""
         self._untrue[owner] = None
         self.withdrawn.append(owner)
         forget_oldest(self._untrue, MAX_CONVICTED)
 
     def note_unopened(self, fragment: int, cycle: int, owner: str) -> None:
-        """Learn that an owner does not show what its result was made of."""
+        """An owner does not show what its result was made of."""
         self._unopened[fragment, cycle, owner] = None
         self.withdrawn.append(owner)
         forget_oldest(self._unopened)
@@ -191,19 +177,16 @@ class Peers:
         self._settled = {key: at for key, at in self._settled.items() if key[1] in present}
 
 
-# --- what the parts of the core share -------------------------------------------------------------
 @dataclass(slots=True)
 class FragmentCounts:
     """Counts since the start.
 
     Attributes:
-        diverged: chunks found to differ from a better state of another peer.
-        healed: those that were fetched.
-        healed_s: what that took, all together.
+        diverged: chunks found to differ from a better state of another peer; `healed`: those that
+            were fetched; `healed_s`: what that took, all together.
         cut_short: collections that somebody has not contributed to, or that were lost.
         lost_items: what came for a fragment and did not fit.
-        refused: contributions and results of others that were not taken, by reason.
-        audits: those that have ended.
+        refused: contributions and results of others that were not taken.
     """
 
     diverged: int = 0
@@ -217,12 +200,7 @@ class FragmentCounts:
 
 @dataclass(slots=True)
 class Context:
-    """What the parts of the core share.
-
-    Attributes:
-        do: has a command carried out.
-        now_s: the time of what is being told.
-    """
+    """What the parts of the core share; `do` has a command carried out."""
 
     plan: SendPlan
     peers: Peers
@@ -236,5 +214,4 @@ class Context:
         message: Result | NoResult | FragmentSettled | Doubt | Proof,
         codes: memoryview = NO_CODES,
     ) -> None:
-        """Send a peer a message."""
         self.do(SendMessage(peer_id, message, codes))

@@ -8,7 +8,7 @@ Rules
   1. Leaf: digest of 0 and the leaf's codes. Node: digest of 1, left and right. An odd node moves up
      unchanged. So no leaf can be made that reads as a node.
   2. A leaf has a MOST_LEAVES-th of the chunk's blocks, but LEAST_BLOCKS to MOST_BLOCKS: it is small
-     beside the chunk, and hashing small leaves takes long. How many there are follows from the
+     beside the chunk, and hashing small leaves takes long. The number of leaves follows from the
      length of the chunk, which all know; a path of another length fits none.
 
 Digest: blake3, 16 bytes.
@@ -27,27 +27,25 @@ _BYTES: Final = 16
 
 
 def blocks_of_leaf(num_blocks: int) -> int:
-    """Blocks of each leaf of a chunk of so many blocks; the last leaf may have fewer (rule 2)."""
+    """Blocks of each leaf of a chunk; the last may have fewer (rule 2)."""
     return min(MOST_BLOCKS, max(LEAST_BLOCKS, num_blocks // MOST_LEAVES))
 
 
 def num_leaves(num_blocks: int) -> int:
-    """Leaves of a chunk of so many blocks."""
     return -(-num_blocks // blocks_of_leaf(num_blocks))
 
 
 def digest_of(data: bytes | memoryview) -> bytes:
-    """A digest of what has its prefix."""
+    """A digest of data that has its prefix."""
     return blake3.blake3(data).digest(length=_BYTES)
 
 
 def leaf_digest(codes: bytes) -> bytes:
-    """The digest of one leaf."""
     return digest_of(LEAF_PREFIX + codes)
 
 
 def root_of(leaves: Sequence[bytes]) -> bytes:
-    """The root over the digests of all leaves, in order; there is at least one."""
+    """The root over the digests of all leaves, in order."""
     level = list(leaves)
     while len(level) > 1:
         level = _above(level)
@@ -55,7 +53,7 @@ def root_of(leaves: Sequence[bytes]) -> bytes:
 
 
 def path_of(leaves: Sequence[bytes], index: int) -> bytes:
-    """The digests beside the way of a leaf to the root, from below, one after another."""
+    """The digests beside a leaf's way to the root, from below, joined."""
     path, level = [], list(leaves)
     while len(level) > 1:
         if (beside := index ^ 1) < len(level):

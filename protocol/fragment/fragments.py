@@ -1,8 +1,8 @@
 """Fragments of a model: what is sent when, and in which pieces it is averaged.
 
-Idea. A model need not be averaged all at once. It is cut into fragments of a few transformer
-blocks, and each fragment is sent at its own moment of the round, so that the link carries a little
-all the time and not everything at its end. (Streaming DiLoCo, arXiv 2501.18512, algorithm 2.)
+Idea. A model is cut into fragments of a few transformer blocks, and each fragment is sent at its
+own moment of the round, so that the link carries a little all the time and not everything at its
+end. (Streaming DiLoCo, arXiv 2501.18512, algorithm 2.)
 
 Rules
   1. The fragments partition the flat vector. One holds what belongs to no block (embeddings, final
@@ -16,11 +16,12 @@ Rules
   4. A fragment is averaged in chunks, each by itself: a chunk is what one peer collects and
      averages for all. The chunks of a fragment are as even as whole code blocks allow.
 
-`Fragment.spans` say where the fragment's values lie in the flat vector; everything else counts in
-the fragment's own values: the spans one after another.
+Only `Fragment.spans` lie in the flat vector; all else counts in the fragment's own values: the
+spans one after another.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -47,7 +48,7 @@ class Fragment:
     Attributes:
         index: p.
         spans: where its values lie in the flat vector, ascending; whole code blocks.
-        chunks: start and stop of each chunk, in the fragment's own values; whole code blocks.
+        chunks: of its own values; whole code blocks.
     """
 
     index: int
@@ -56,7 +57,6 @@ class Fragment:
 
     @property
     def size(self) -> int:
-        """Values, padding included."""
         return sum(stop - start for start, stop in self.spans)
 
     def chunk_spans(self, chunk: int) -> tuple[Span, ...]:
@@ -74,12 +74,9 @@ class Fragment:
 def cut_fragments(
     layout: Layout, pattern: Pattern, blocks_per_fragment: int
 ) -> tuple[Fragment, ...]:
-    """The fragments of a model (rules 1 and 4).
-
-    Args:
-        blocks_per_fragment: at most so many transformer blocks in one.
-    """
-    groups = [_outside_blocks(layout), *_grouped(_blocks(layout), pattern, blocks_per_fragment)]
+    """The fragments of a model (rules 1 and 4)."""
+    outside, blocks = _blocks(layout)
+    groups = [outside, *_grouped(blocks, pattern, blocks_per_fragment)]
     if pattern == "whole":
         groups = [sorted(span for group in groups for span in group)]
     return tuple(
@@ -89,38 +86,29 @@ def cut_fragments(
 
 
 def fragments_of_run(section: FragmentsSection, layout: Layout) -> tuple[Fragment, ...]:
-    """The fragments of a run's model."""
     return cut_fragments(layout, section.fragments, section.blocks_per_fragment)
 
 
 def fragment_layout_digest(layout_digest: str, fragment: Fragment) -> str:
-    """What names the values of one fragment of a model, in order: 32 hex digits."""
+    """Names the values of one fragment of a model: 32 hex digits."""
     spans = ",".join(f"{start}-{stop}" for start, stop in fragment.spans)
     return blake3.blake3(f"{layout_digest}/{spans}".encode()).hexdigest(length=16)
 
 
-def _outside_blocks(layout: Layout) -> list[Span]:
-    return [
-        (entry.offset, entry.offset + entry.padded_size)
-        for entry in layout.entries
-        if not BLOCK_OF.search(entry.name)
-    ]
-
-
-def _blocks(layout: Layout) -> list[list[Span]]:
-    """The spans of each transformer block, in the order of the model."""
-    spans: dict[int, list[Span]] = {}
+def _blocks(layout: Layout) -> tuple[list[Span], list[list[Span]]]:
+    """The spans outside of transformer blocks, and those of each block, in order."""
+    outside: list[Span] = []
+    blocks = defaultdict[int, list[Span]](list)
     for entry in layout.entries:
-        if found := BLOCK_OF.search(entry.name):
-            span = (entry.offset, entry.offset + entry.padded_size)
-            spans.setdefault(int(found[1]), []).append(span)
-    return [spans[block] for block in sorted(spans)]
+        found = BLOCK_OF.search(entry.name)
+        spans = blocks[int(found[1])] if found else outside
+        spans.append((entry.offset, entry.offset + entry.padded_size))
+    return outside, [blocks[block] for block in sorted(blocks)]
 
 
 def _grouped(
     blocks: Sequence[list[Span]], pattern: Pattern, blocks_per_fragment: int
 ) -> list[list[Span]]:
-    """The spans of each fragment of blocks."""
     count = -(-len(blocks) // blocks_per_fragment)
     groups: list[list[Span]] = [[] for _ in range(count)]
     for block, spans in enumerate(blocks):
@@ -153,11 +141,8 @@ def offset(fragment: int, num_fragments: int, inner_steps: int) -> int:
 
 
 def last_sent(fragment: int, num_fragments: int, inner_steps: int, round_: int) -> int:
-    """The last cycle of a fragment that is sent before this round's first step (rule 2); -1: none.
-
-    What goes at the end of a round has no cycle 0, for there is no round before the first.
-    """
-    if round_ == 0:
+    """The last cycle of a fragment before this round's first step (rule 2); -1: none."""
+    if round_ == 0:  # no round before has sent cycle 0
         return -1
     return round_ - (offset(fragment, num_fragments, inner_steps) > 0)
 
@@ -165,12 +150,10 @@ def last_sent(fragment: int, num_fragments: int, inner_steps: int, round_: int) 
 def sends_between(
     before: int, now: int, num_fragments: int, inner_steps: int
 ) -> Iterator[tuple[int, int]]:
-    """What is due after a step that took the nominal count from `before` to `now` (rule 2).
+    """Fragment and cycle of the sends due between two nominal counts of steps (rule 2).
 
-    A peer that is slower than the swarm passes several nominal steps in one of its own.
-
-    Yields:
-        Fragment and cycle, in order; cycle k of fragment p is sent at step k H + t_p.
+    A peer that is slower than the swarm passes several nominal steps in one of its own. Cycle k of
+    fragment p is sent at step k H + t_p.
     """
     for step in range(before + 1, now + 1):
         for fragment in range(num_fragments):

@@ -6,14 +6,12 @@ on streams of their own.
 
 A contribution is signed by its sender: its owner can prove what it was sent, and with it that the
 result follows from that (protocol/diloco/audits.py). A result is signed by its owner, so that
-anybody who holds it can give it to somebody who lacks it: what is signed lists every chunk of the
+every peer that holds it can give it to one that lacks it: what is signed lists every chunk of the
 owner's batch with base, contributors and the digest of its codes, and which contributions it was
 made of; the codes that follow may be those of some chunks only (`carried`). The digest of a chunk's
 codes is the root over its leaves (protocol/fragment/code_tree.py).
 
 What is about a group carries its digest (group.py); so does what an owner signs.
-
-The rules of audits, averages that are worked out again, are in protocol/diloco/audits.py.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,7 +19,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 import blake3
-import msgpack
+import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
@@ -78,11 +76,11 @@ ChunkStamps = Annotated[tuple[Stamp, ...], OfChunks]
 
 
 class Contribution(Message, frozen=True, tag="contribution"):
-    """The sender's codes of those chunks that the receiver owns follow, in the order of `stamps`.
+    """The codes of those chunks that the receiver owns follow, in the order of `stamps`.
 
     Attributes:
         cycle: which send of the fragment.
-        weight: what they count; 0 says that nothing will come (and no codes follow).
+        weight: 0 says that nothing will come (and no codes follow).
         steps, tokens: trained since the fragment's last send.
         stamps: what the codes are differences from.
         digests: of the codes of each chunk, in the order of `stamps`.
@@ -109,7 +107,7 @@ class Contribution(Message, frozen=True, tag="contribution"):
         return blake3.blake3(contribution_bytes(self)).digest(length=DIGEST_BYTES)
 
     def place(self, chunk: int) -> int | None:
-        """Where a chunk stands in `stamps`, `digests` and `lengths`; None if it is not there."""
+        """Where a chunk stands in `stamps`, `digests` and `lengths`, if it is there."""
         named = (place for place, stamp in enumerate(self.stamps) if stamp.chunk == chunk)
         return next(named, None)
 
@@ -126,7 +124,6 @@ class Contribution(Message, frozen=True, tag="contribution"):
 
 
 def contribution_bytes(contribution: Contribution) -> bytes:
-    """What the sender signs."""
     body = (
         contribution.group,
         contribution.fragment,
@@ -138,12 +135,10 @@ def contribution_bytes(contribution: Contribution) -> bytes:
         contribution.digests,
         [float(length) for length in contribution.lengths],
     )
-    packed: bytes = msgpack.packb(body)
-    return CONTRIBUTION_DOMAIN + packed
+    return CONTRIBUTION_DOMAIN + msgspec.msgpack.encode(body)
 
 
 def signed_contribution(unsigned: Contribution, sign: Callable[[bytes], bytes]) -> Contribution:
-    """The same, under its sender's signature."""
     return replace(unsigned, signature=sign(contribution_bytes(unsigned)))
 
 
@@ -170,17 +165,16 @@ class ChunkResult(Struct, frozen=True):
 
     @property
     def base_stamp(self) -> Stamp:
-        """The stamp of the base."""
         return Stamp(self.chunk, self.steps, self.weight, self.base)
 
     @property
     def rank(self) -> "ResultRank":
-        """What decides between two results for the chunk: all who are in it weigh the same."""
+        """All who are in it weigh the same."""
         return ResultRank(len(self.places) * MAX_CONTRIBUTION_WEIGHT, self.digest)
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Places of those who are in it among the result's contributors, in order."""
+        """Their places among the result's contributors, in order."""
         bits = int.from_bytes(self.mask, "little")
         return tuple(place for place in range(bits.bit_length()) if bits >> place & 1)
 
@@ -193,7 +187,7 @@ def mask_of(places: Iterable[int]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ResultRank:
-    """One result for one chunk: the weight that went into it, and the digest of its codes."""
+    """The weight that went into a result for one chunk, and the digest of its codes."""
 
     weight: int
     digest: bytes
@@ -229,11 +223,9 @@ class Result(Message, frozen=True, tag="result"):
     signature: Signature
 
     def chunk(self, index: int) -> ChunkResult | None:
-        """What is said of a chunk, if anything."""
         return next((chunk for chunk in self.chunks if chunk.chunk == index), None)
 
     def contributors_of(self, chunk: ChunkResult) -> tuple[str, ...]:
-        """The peers that are in the average of a chunk."""
         return tuple(self.contributors[place] for place in chunk.places)
 
     def is_genuine(self, verify: Verify = verify_with_peer_id) -> bool:
@@ -245,7 +237,6 @@ class Result(Message, frozen=True, tag="result"):
 
 
 def signed_bytes(result: Result) -> bytes:
-    """What the owner signs."""
     body = (
         result.group,
         result.fragment,
@@ -257,12 +248,10 @@ def signed_bytes(result: Result) -> bytes:
         result.statements,
         [(c.chunk, c.steps, c.weight, c.base, c.mask, c.digest) for c in result.chunks],
     )
-    packed: bytes = msgpack.packb(body)
-    return DOMAIN + packed
+    return DOMAIN + msgspec.msgpack.encode(body)
 
 
 def signed_result(unsigned: Result, sign: Callable[[bytes], bytes]) -> Result:
-    """The same, under its owner's signature."""
     return replace(unsigned, signature=sign(signed_bytes(unsigned)))
 
 

@@ -1,7 +1,7 @@
 """An owner averages what is there, on one base, in one order."""
 
+from protocol.diloco.collecting import Collection
 from protocol.diloco.commands import Admitted
-from protocol.diloco.owner import Collection
 from protocol.wire.fragment_messages import Stamp
 
 BASE = Stamp(0, 3, 9, b"base")

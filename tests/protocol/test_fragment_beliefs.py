@@ -8,8 +8,8 @@ from test_fragment_core import Alone, asked_of, of_kind
 
 from protocol.diloco import commands as e
 from protocol.diloco.chunk_ledger import can_be
+from protocol.diloco.collecting import MAX_COLLECT_S, Collection
 from protocol.diloco.healing import most_say, state_to_take
-from protocol.diloco.owner import MAX_COLLECT_S, Collection
 from protocol.diloco.owners import may_own, owners_of_chunks
 from protocol.limits import MAX_CONTRIBUTORS
 from protocol.outcomes import RefusalReason

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from protocol.diloco import commands as e
-from protocol.diloco.owner import MAX_COLLECT_S
+from protocol.diloco.collecting import MAX_COLLECT_S
 from protocol.diloco.peers import LATE_ROUNDS
 from protocol.outcomes import RefusalReason
 from protocol.trainer_messages import Merge

@@ -4,7 +4,7 @@ import msgpack
 import pytest
 from msgspec.structs import replace
 
-from protocol.diloco.owner import Collection
+from protocol.diloco.collecting import Collection
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.limits import (
     MAX_CHUNKS_PER_FRAGMENT,

@@ -1,20 +1,20 @@
 """Averages of what an owner has collected, and audits of what other owners have made.
 
-Which contributions go into which average is decided in protocol/diloco/owner.py; whether and what
-to audit, and what follows, in protocol/diloco/audits.py. Here are buffers and arithmetic, and the
+Which contributions go into which average is decided in protocol/diloco/collecting.py; what is
+audited, and what follows, in protocol/diloco/audits.py. Here are buffers, arithmetic, and the
 streams on which owners open what they have signed.
 
 A contribution that is longer than most others is clipped to a little more than their length
 (protocol/plausible.py), so that none of them pulls the mean far. Two have no majority: the shorter
-is the measure. Lengths are those that contributions tell, so that whoever works the average out
-again comes to the same; they were held against the codes before.
+is the measure. Lengths are those that contributions tell, so that everybody who works the average
+out again comes to the same; they were held against the codes before.
 
-The average of one leaf is worked out again by the same arithmetic as the owner's, bit for bit. That
-is blocking work, for any thread. The codec is one's own: it holds scratch memory.
+The average of one leaf is worked out again by the same arithmetic, bit for bit. That is blocking
+work, for any thread. The codec is one's own: it holds scratch memory.
 
 An owner is given STALL_S to open, for its line may be full of what it averages; a stream that
-breaks is opened again until then. What we have averaged ourselves is kept until MAX_OPENABLE newer
-results of ours are there, and no longer than OPENABLE_S.
+breaks is opened again until then. Our own averages are kept until MAX_OPENABLE newer ones are
+there, and no longer than OPENABLE_S.
 """
 
 from collections import OrderedDict
@@ -65,11 +65,7 @@ from .outer_fragments import OuterFragments
 
 # --- our own averages ---------------------------------------------------------------------------
 class ChunkAverages:
-    """Averages the contributions to the chunks that we own.
-
-    Args:
-        trims: take the trimmed mean (nesterov.py).
-    """
+    """Averages the contributions to the chunks that we own."""
 
     def __init__(
         self,
@@ -90,7 +86,7 @@ class ChunkAverages:
         self._scratch = torch.empty(0)
 
     def averaged(self, order: Average) -> Averages | None:
-        """The result of a collection; none for values at the very bound of what codes take."""
+        """The result of a collection; none for values at the bound of what codes take."""
         fragment = order.fragment
         num_bytes = sum(self._outer.chunk_code_bytes(fragment, chunk) for chunk in order.admitted)
         codes = self._outer.spare.take(num_bytes)
@@ -122,7 +118,6 @@ class ChunkAverages:
         )
 
     def _shares(self, lengths: Sequence[float]) -> list[float]:
-        """How much each contribution to a chunk counts."""
         return contribution_shares(lengths)
 
     def _signed(self, order: Average, parts: Mapping[int, memoryview]) -> Result:
@@ -157,23 +152,16 @@ class ChunkAverages:
 
 
 def _weighted(codes: memoryview, share: float) -> nesterov.WeightedCodes:
-    """A contribution, of which each weighs as much as any other."""
     return nesterov.WeightedCodes(codes_as_tensor(codes), MAX_CONTRIBUTION_WEIGHT, share)
 
 
 # --- leaf average ---------------------------------------------------------------------------------
-
-
 def leaf_average(
     codec: Codec, num_values: int, opened: Sequence[OpenedLeaf], *, trims: bool
 ) -> bytes | None:
-    """The codes of a leaf of so many values; None if what went in has no average that codes take.
+    """The codes of a leaf; None if what went in has no average that codes take.
 
-    Args:
-        trims: whether owners take the trimmed mean.
-
-    Raises:
-        RemoteProtocolError: codes that are malformed: no owner may take them.
+    Raises RemoteProtocolError: codes that are malformed: no owner may take them.
     """
     size = codec.code_bytes(num_values)
     weighted = [_weighted(memoryview(bytearray(codes)), share) for codes, share in opened]
@@ -190,7 +178,7 @@ def leaf_average(
 def opening_of(
     codec: Codec, index: int, inputs: Sequence[tuple[Contribution, memoryview]]
 ) -> bytes:
-    """What an owner answers: this leaf of each contribution to a chunk, given with its codes."""
+    """This leaf of each contribution to a chunk, given with its codes."""
     return pack_opening(
         (message, leaf_of(codec, codes, index), path_of(leaf_digests(codec, codes), index))
         for message, codes in inputs
@@ -210,8 +198,7 @@ def audit(
 
     Args:
         num_values: of the chunk.
-        codes: of the result that is here, which are those that its owner has signed.
-        trims: whether owners take the trimmed mean.
+        codes: the result's, which are here.
     """
     ours, size = leaf_of(codec, codes, leaf.index), values_of_leaf(num_values, leaf.index)
     try:
@@ -234,28 +221,21 @@ def check_evidence(codec: Codec, num_values: int, found: Evidence, *, trims: boo
 
 
 # --- fragment audits ------------------------------------------------------------------------------
-
 AGAIN_S: Final = 2.0
 """After a stream that broke."""
-OPENABLE_S: Final = 90.0
-"""Three times as long as an owner is given: after a doubt others ask too."""
+OPENABLE_S: Final = 3 * STALL_S
+"""After a doubt others ask too."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A result of ours, and what it was made of."""
-
     order: Average
     result: Result
     at_s: float
 
 
 class FragmentAudits:
-    """Works averages of other owners out again, and opens ours to those that do.
-
-    Args:
-        trims: whether owners take the trimmed mean.
-    """
+    """Works averages of other owners out again, and opens ours to those that do."""
 
     def __init__(
         self, group: str, network: Network, outer: OuterFragments, work: Work, *, trims: bool
@@ -269,7 +249,6 @@ class FragmentAudits:
 
     # --- our own results --------------------------------------------------------------------------
     def keep(self, order: Average, result: Result) -> None:
-        """Keep what we have averaged, until nobody is likely to ask."""
         now_s = trio.current_time()
         self._made[result.fragment, result.cycle] = _Made(order, result, now_s)
         for key, made in list(self._made.items()):
@@ -277,7 +256,6 @@ class FragmentAudits:
                 del self._made[key]
 
     async def answer(self, talk: Conversation, asked: GetOpening) -> None:
-        """Open a result of ours, or refuse."""
         made = self._made.get((asked.fragment, asked.cycle))
         of_chunk = None if made is None else made.result.chunk(asked.chunk)
         count = leaves_of_chunk(self._outer.chunk_values(asked.fragment, asked.chunk))
@@ -291,7 +269,6 @@ class FragmentAudits:
 
     # --- those of others --------------------------------------------------------------------------
     async def audit(self, order: Audit) -> tuple[AuditOutcome, bytes]:
-        """Have an owner open its result, and work it out; with what proves it if it is a lie."""
         result, chunk = order.result, order.chunk
         num_values = self._outer.chunk_values(result.fragment, chunk)
         count = leaves_of_chunk(num_values)
@@ -306,21 +283,18 @@ class FragmentAudits:
 
     async def _opening(self, leaf: Leaf) -> bytes | None:
         """What the owner shows; None if it refuses, or sends something else."""
+        result, network = leaf.result, self._network
+        asked = GetOpening(self._group, result.fragment, result.cycle, leaf.chunk, leaf.index)
         while True:
             try:
-                return await self._asked(leaf)
+                async with Conversation(await network.open_stream(result.owner, FRAGMENT)) as talk:
+                    await talk.send(asked)
+                    _, opening = await talk.receive(Opening, max_payload_bytes=MAX_EVIDENCE_BYTES)
+                    return opening
             except (Refused, RemoteProtocolError):
                 return None
             except LocoError:
                 await trio.sleep(AGAIN_S)
-
-    async def _asked(self, leaf: Leaf) -> bytes:
-        result = leaf.result
-        asked = GetOpening(self._group, result.fragment, result.cycle, leaf.chunk, leaf.index)
-        async with Conversation(await self._network.open_stream(result.owner, FRAGMENT)) as talk:
-            await talk.send(asked)
-            _, opening = await talk.receive(Opening, max_payload_bytes=MAX_EVIDENCE_BYTES)
-        return opening
 
     async def check(self, message: Proof, proof: bytes) -> None:
         """Raises RemoteProtocolError: this does not show that the owner has lied."""
@@ -339,5 +313,5 @@ class FragmentAudits:
         await self._work.run(look, self._codec(), num_values, found)
 
     def _codec(self) -> Codec:
-        """One for a thread of its own."""
+        """For a thread of its own."""
         return get_codec(self._outer.codec.name)

@@ -20,11 +20,11 @@ import trio
 from peer.network.conversation import Conversation
 from peer.runtime import Network, PeerId, Stream, Work
 from protocol.diloco import commands
+from protocol.diloco.collecting import MAX_COLLECTIONS
 from protocol.diloco.commands import GroupSeen, HoldOutcome, Parts, SendEnded, Sent, WriteOrder
 from protocol.diloco.core import FragmentCore
 from protocol.diloco.cycle_machine import MAX_WAITING, CycleMachine
 from protocol.diloco.healing import most_say
-from protocol.diloco.owner import MAX_COLLECTIONS
 from protocol.diloco.peers import FragmentCounts, SendPlan
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import MAX_CONVICTED
@@ -57,32 +57,28 @@ from .nesterov import load_loops
 from .outer_fragments import OuterFragments
 
 
-# --- what the exchange asks of its surroundings ---------------------------------------------------
 class FragmentTrainer(Protocol):
-    """What is asked of the trainer."""
+    """The trainer's side."""
 
     @property
     def can_write(self) -> bool:
-        """Whether nobody reads the whole outer copy."""
+        """Whether the trainer does not read the whole outer copy."""
 
-    async def may_write(self) -> None:
-        """Wait until `can_write`."""
+    async def may_write(self) -> None: ...
 
     async def merge(self, message: Merge) -> None:
-        """Tell the trainer that a fragment has been written: its send is over, or its hold."""
+        """A fragment has been written: tell the trainer that sent it, or yielded it."""
 
     async def hold(self, message: Yield) -> HoldOutcome:
-        """Make it read nothing of the fragment until `merge`."""
+        """Make the trainer read nothing of the fragment until `merge`."""
 
 
 class CycleCompany(Protocol):
-    """The other peers of the group, as the exchange of fragments sees them."""
+    """The other peers of the group."""
 
-    def seen(self) -> GroupSeen:
-        """How the group looks now."""
+    def seen(self) -> GroupSeen: ...
 
-    def is_linked(self, peer_id: PeerId) -> bool:
-        """Whether we have a live link with a peer of the group."""
+    def is_linked(self, peer_id: PeerId) -> bool: ...
 
 
 class ProofStore(Protocol):
@@ -101,13 +97,8 @@ class FragmentSurroundings:
 
     Attributes:
         group: digest of ours.
-        incarnation: which life of ours this is.
-        ended: told of the end of each send.
         convict: bans a peer that was proved to have lied.
-        proofs: those that this home keeps.
         lock: held while the outer state moves or is read as a whole.
-        counts: what is refused and audited, among others; streams of those that we are not linked
-            with, and whatever is meant for another group, are refused too.
         trims: whether averages are trimmed means (nesterov.py).
         last_sent: the last cycle of each fragment that was sent before our first round; -1 before
             the first.
@@ -141,10 +132,7 @@ MAX_ASKED_FOR_STAMPS: Final = 5
 
 
 class FragmentExchange:
-    """One peer's part in the exchange: streams, threads and clock around its core.
-
-    `run` must be running.
-    """
+    """One peer's part in the exchange. `run` must be running."""
 
     def __init__(self, around: FragmentSurroundings, outer: OuterFragments) -> None:
         group, network, work = around.group, around.network, around.work
@@ -157,7 +145,7 @@ class FragmentExchange:
         self._core = FragmentCore(
             plan, network.peer_id, outer.first_stamps(), seed, self._carry_out, around.counts
         )
-        self._posts = Posts(network)
+        self._posts = Posts(network, self._start)
         self._averages = ChunkAverages(
             group, network.peer_id, around.incarnation, outer, around.sign, trims=around.trims
         )
@@ -179,12 +167,10 @@ class FragmentExchange:
         self._nursery: trio.Nursery | None = None
 
     async def run(self) -> None:
-        """Serve, collect, average and keep, until cancelled."""
         async with trio.open_nursery() as self._nursery:
             nursery = self._nursery
             if self._outer.is_long:  # before the first contributions wait for it
                 nursery.start_soon(self._work.run, load_loops, self._outer.codec)
-            await nursery.start(self._posts.run)
             nursery.start_soon(self._average_all)
             nursery.start_soon(self._contribute_all)
             nursery.start_soon(self._tick)
@@ -199,21 +185,19 @@ class FragmentExchange:
                     await self._work.run(self._around.proofs.keep, convict.owner, convict.proof)
 
     async def _convict_again(self) -> None:
-        """Have nothing to do with owners of whom this home keeps a proof."""
         for owner, proof in await self._work.run(self._around.proofs.read):
             with suppress(RemoteProtocolError):  # of another run, or a damaged file
                 await self._audits.check(Proof(self._around.group, owner), proof)
                 self._core_now().proved(owner, proof)
 
     def sent(self, sent: Sent) -> None:
-        """The trainer has sent a fragment."""
         part = min(1.0, sent.steps / self._around.inner_steps)
         self._outer.sends(sent.fragment, sent.codes, part)
         self._machine_now(sent.fragment).put(sent)
 
     # --- the core's side --------------------------------------------------------------------------
     def _core_now(self) -> FragmentCore:
-        """The core, to be told something: it knows the time, and how the group looks."""
+        """The core, which knows the time and how the group looks."""
         self._core.at(trio.current_time())
         seen = self._around.company.seen()
         if seen != self._seen:
@@ -223,7 +207,6 @@ class FragmentExchange:
         return self._core
 
     def _machine_now(self, fragment: int) -> CycleMachine:
-        """The core's part for one fragment, to be told something."""
         return self._core_now().machines[fragment]
 
     def _carry_out(self, command: commands.FragmentCommand) -> None:
@@ -292,7 +275,6 @@ class FragmentExchange:
             self._machine_now(order.fragment).written(stamps)
 
     async def _written(self, order: WriteOrder) -> Mapping[int, Stamp]:
-        """Write the outer copy when nobody reads all of it."""
         while True:
             await self._around.trainer.may_write()
             async with self._around.lock:
@@ -308,13 +290,10 @@ class FragmentExchange:
 
     # --- what is sent -----------------------------------------------------------------------------
     async def _contribute_all(self) -> None:
-        """Copy each owner's part of the codes, and send it, or take it if the owner is we."""
-        around = self._around
         async for order in self._to_contribute:
-            made = await self._work.run(
-                contribution_of, order, around.group, self._outer, around.sign
+            contribution, codes, own = await self._work.run(
+                contribution_of, order, self._around.group, self._outer, self._around.sign
             )
-            contribution, codes, own = made
             if order.owner == self._own_id:
                 self._core_now().received(order.owner, contribution, own)
             else:
@@ -343,7 +322,6 @@ class FragmentExchange:
             self._core_now().answered(peer_id, question, answer, values)
 
     async def _ask_stamps(self, peer_id: PeerId, question: GetStamps) -> None:
-        """Ask for stamps, and then for the results that the core wants."""
         further = self._further[question.fragment, peer_id] = deque[GetResult]()
         with suppress(LocoError):  # the stamps of the next cycle show it again
             async with self._questions.stream_to(peer_id) as talk:
@@ -357,10 +335,9 @@ class FragmentExchange:
         self._core_now().answered(peer_id, question, None, {})
 
     async def _adopt_stamps(self) -> None:
-        """A joiner has values, but does not know their stamps: the others do.
+        """A joiner has values, but not their stamps: it takes those that most of the asked name.
 
-        Several are asked, and the state that most of them are in counts. Chunks that were stepped
-        since the values were taken are healed when that shows.
+        Chunks that were stepped since are healed when that shows.
         """
         answers: dict[PeerId, list[Stamps]] = {}
         others = sorted(self._around.company.seen().present - {self._own_id})
@@ -398,7 +375,7 @@ class FragmentExchange:
     async def _take(
         self, talk: Conversation, message: Inbound | Proof, came: Parts | bytes
     ) -> None:
-        """Answer a question, or tell the core. Raises RemoteProtocolError: a proof is none."""
+        """Raises RemoteProtocolError: a proof is none."""
         match message:
             case GetStamps(fragment=fragment):
                 await talk.send(self._stamps(fragment))
@@ -426,6 +403,5 @@ class FragmentExchange:
                 self._core_now().received(talk.remote_peer_id, message, came)
 
     def _stamps(self, fragment: int) -> Stamps:
-        """The states of a fragment's chunks."""
         ledger = self._core.ledger(fragment)
         return Stamps(fragment, tuple(ledger.stamps), tuple(ledger.cycles))

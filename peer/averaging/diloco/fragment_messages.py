@@ -1,27 +1,24 @@
-"""Messages about fragments: what we post, ask and answer, and the checks of what comes.
+"""Messages about fragments: posts, questions and answers, and the checks of what comes.
 
-Lasting streams lead to the other peers: what we have to send, in order, one stream per peer. A
-stream that lasts costs no round trip to open and keeps the window that it has grown. Posting never
-waits: a peer that takes nothing must not hold up the others. What is posted to a peer whose box is
-full, or whose stream breaks while it is sent, is lost, and counted; the cycle's deadline and the
-stamps of the next one deal with that, as with every other loss.
+One lasting stream leads to each other peer, for all that we send it, in order: it costs no round
+trip to open and keeps the window that it has grown. Posting never waits: a peer that takes nothing
+must not hold up the others. A message to a peer whose box is full, or whose stream breaks while it
+is sent, is lost, and counted; the cycle's deadline and the stamps of the next one deal with that,
+as with every other loss.
 
-What comes on fragment streams is checked before anybody acts on it. A message is of our group,
-names a fragment and chunks that there are, and its codes have the size, the digest and the form
-that they must have; a contribution is signed by its sender and as long as it says, a result is
-signed by its owner. A peer that sends anything else has broken the protocol (RemoteProtocolError),
-and the stream ends.
+All that comes is checked before anybody acts on it. A message is of our group, names a fragment and
+chunks that there are, and its codes have the right size, digest and form; a contribution is signed
+by its sender and as long as it says, a result is signed by its owner. A peer that sends anything
+else has broken the protocol (RemoteProtocolError), and the stream ends.
 
-Questions to other peers are about what they hold: stamps, results, and the values of chunks. What
-is asked for, and what becomes of the answers, is decided in protocol/diloco/healing.py. Each
-question has a stream of its own, but for results, which are asked for behind the stamps that show
-them.
+Each question has a stream of its own, but for results, which are asked for behind the stamps that
+show them. protocol/diloco/healing.py decides what is asked, and what becomes of the answers.
 """
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, get_args
 
 import trio
 from msgspec.structs import replace
@@ -59,7 +56,6 @@ from protocol.wire.versions import FRAGMENT
 from .outer_fragments import OuterFragments
 
 # --- fragment posts -------------------------------------------------------------------------------
-
 STALL_S: Final = 30.0
 """A peer that takes no byte for so long has lost its stream."""
 MAX_POSTED: Final = 256
@@ -73,33 +69,25 @@ class _Box:
 
 
 class Posts:
-    """All that is sent. `run` must be running.
+    """All that is sent: so many messages were `posted`, so many of these `lost`.
 
-    Attributes:
-        posted, lost: messages, since the start.
+    Args:
+        start: a task, which lasts until the exchange ends.
     """
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, start: Callable[..., None]) -> None:
         self._network = network
+        self._start = start
         self._boxes: dict[PeerId, _Box] = {}
-        self._nursery: trio.Nursery | None = None
         self.posted = self.lost = 0
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Carry what is posted, until cancelled."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            task_status.started()
-            await trio.sleep_forever()
 
     def post(self, peer_id: PeerId, message: Message, payload: Payload = b"") -> None:
         """Send this to a peer, some time soon; the payload must lie still until then."""
-        assert self._nursery is not None
         box = self._boxes.get(peer_id)
         if box is None:
             put, take = trio.open_memory_channel[tuple[Message, Payload]](MAX_POSTED)
             box = self._boxes[peer_id] = _Box(put, trio.CancelScope())
-            self._nursery.start_soon(self._carry, peer_id, box, take)
+            self._start(self._carry, peer_id, box, take)
         self.posted += 1
         try:
             box.put.send_nowait((message, payload))
@@ -107,7 +95,6 @@ class Posts:
             self.lost += 1
 
     def keep_only(self, peer_ids: Collection[PeerId]) -> None:
-        """The others are gone; so is what was for them."""
         for peer_id in [peer_id for peer_id in self._boxes if peer_id not in peer_ids]:
             self._boxes.pop(peer_id).scope.cancel()
 
@@ -140,8 +127,7 @@ async def _closed(talk: Conversation | None) -> None:
             await talk.aclose()
 
 
-# --- our own contributions: an owner's part of the codes, with what we sign of it -----------------
-
+# --- our own contributions ------------------------------------------------------------------------
 NOT_SIGNED = bytes(64)
 
 
@@ -153,10 +139,7 @@ def length_of(codec: Codec, codes: memoryview, num_values: int) -> float:
 def contribution_of(
     order: Contribute, group: str, outer: OuterFragments, sign: Sign
 ) -> tuple[Contribution, memoryview, Parts]:
-    """What an owner, perhaps we, is sent: with its codes, all together and by chunk.
-
-    Blocking work.
-    """
+    """What an owner, perhaps we, is sent: with its codes, together and by chunk. Blocking work."""
     sent, chunks = order.sent, [stamp.chunk for stamp in order.stamps]
     fragment = sent.fragment
     parts = outer.split_codes(fragment, range(len(outer.fragments[fragment].chunks)), sent.codes)
@@ -182,7 +165,6 @@ def contribution_of(
 def signed_with(
     unsigned: Contribution, parts: Parts, outer: OuterFragments, sign: Sign
 ) -> Contribution:
-    """A contribution with what its sender says and signs of its codes."""
     codec, chunks = outer.codec, [stamp.chunk for stamp in unsigned.stamps]
     sizes = [outer.chunk_values(unsigned.fragment, chunk) for chunk in chunks]
     told = replace(
@@ -196,7 +178,6 @@ def signed_with(
 
 
 # --- fragment inbound -----------------------------------------------------------------------------
-
 Inbound = (
     Contribution
     | Result
@@ -211,12 +192,10 @@ Inbound = (
 
 
 class OtherGroup(RemoteProtocolError):
-    """A message is meant for another group than ours."""
+    """A message for another group than ours."""
 
 
 class FragmentInbound:
-    """Reads one stream."""
-
     def __init__(self, group: str, outer: OuterFragments, work: Work) -> None:
         self._group = group
         self._outer = outer
@@ -226,20 +205,11 @@ class FragmentInbound:
     async def next(self, talk: Conversation) -> tuple[Inbound | Proof, Parts | bytes]:
         """The next message, with its codes by chunk; a proof as it came.
 
-        Raises:
-            StreamLost, RemoteProtocolError (OtherGroup)
+        Raises StreamLost, RemoteProtocolError (OtherGroup).
         """
         message, _ = await talk.receive(
-            Contribution,
-            Result,
-            NoResult,
-            FragmentSettled,
-            Doubt,
+            *get_args(Inbound),
             Proof,
-            GetStamps,
-            GetResult,
-            GetChunkState,
-            GetOpening,
             place=self._place,
             max_payload_bytes=MAX_PAYLOAD_BYTES,  # the place says what is right
             stall_s=STALL_S,
@@ -248,8 +218,7 @@ class FragmentInbound:
             return message, bytes(self._taken())
         assert isinstance(message, Inbound)
         if isinstance(message, Contribution | Result):
-            sender = talk.remote_peer_id
-            return message, await self._work.run(self._checked, message, self._taken(), sender)
+            return message, await self._checked_codes(message, talk)
         self._check_place(message)
         return message, {}
 
@@ -259,20 +228,25 @@ class FragmentInbound:
         if isinstance(message, Refusal):
             return None, {}
         assert isinstance(message, Result)
-        sender = talk.remote_peer_id
-        return message, await self._work.run(self._checked, message, self._taken(), sender)
+        return message, await self._checked_codes(message, talk)
+
+    async def _checked_codes(self, message: Contribution | Result, talk: Conversation) -> Parts:
+        return await self._work.run(self._checked, message, self._taken(), talk.remote_peer_id)
 
     def _taken(self) -> memoryview:
-        """The codes of the message; their receiver alone knows for how long they are needed."""
+        """The receiver alone knows for how long the codes are needed."""
         room, self._room = self._room, memoryview(b"")
         return room
 
     # --- checks -----------------------------------------------------------------------------------
     def _place(self, message: Message, num_bytes: int) -> memoryview:
-        if isinstance(message, Proof):
-            return self._place_of_proof(message, num_bytes)
-        assert isinstance(message, Contribution | Result)
+        assert isinstance(message, Contribution | Result | Proof)
         self._check_place(message)
+        if isinstance(message, Proof):
+            if num_bytes > MAX_EVIDENCE_BYTES:
+                raise RemoteProtocolError(f"a proof of {num_bytes} bytes")
+            self._room = memoryview(bytearray(num_bytes))
+            return self._room
         fragment = message.fragment
         expected = sum(self._outer.chunk_code_bytes(fragment, c) for c in _carried(message))
         if num_bytes != expected:
@@ -280,18 +254,12 @@ class FragmentInbound:
         self._room = self._outer.spare.take(num_bytes)
         return self._room
 
-    def _place_of_proof(self, message: Proof, num_bytes: int) -> memoryview:
+    def _check_place(self, message: Inbound | Proof) -> None:
+        """Our group, and a fragment and chunks that there are; a proof names none."""
         if message.group != self._group:
             raise OtherGroup(other_group_sentence(self._group, message.group))
-        if num_bytes > MAX_EVIDENCE_BYTES:
-            raise RemoteProtocolError(f"a proof of {num_bytes} bytes")
-        self._room = memoryview(bytearray(num_bytes))
-        return self._room
-
-    def _check_place(self, message: Inbound) -> None:
-        """Our group, and a fragment and chunks that there are."""
-        if message.group != self._group:
-            raise OtherGroup(other_group_sentence(self._group, message.group))
+        if isinstance(message, Proof):
+            return
         if message.fragment >= len(self._outer.fragments):
             raise RemoteProtocolError(f"there is no fragment {message.fragment}")
         num_chunks = len(self._outer.fragments[message.fragment].chunks)
@@ -347,10 +315,8 @@ def _named(message: Inbound) -> tuple[int, ...]:
 
 
 # --- fragment questions ---------------------------------------------------------------------------
-
-
 class FragmentQuestions:
-    """Asks other peers for results and chunks, and checks what they answer."""
+    """Asks other peers, and checks what they answer."""
 
     def __init__(self, group: str, network: Network, outer: OuterFragments, work: Work) -> None:
         self._group = group
@@ -360,7 +326,7 @@ class FragmentQuestions:
 
     @asynccontextmanager
     async def stream_to(self, peer_id: PeerId) -> AsyncIterator[Conversation]:
-        """A stream for questions. Raises LocoError, also when the time is up."""
+        """Raises LocoError, also when the time is up."""
         with trio.move_on_after(2 * STALL_S) as scope:  # a question, and its answer
             async with Conversation(await self._network.open_stream(peer_id, FRAGMENT)) as talk:
                 yield talk
@@ -368,7 +334,7 @@ class FragmentQuestions:
             raise StreamLost(f"{peer_id} took longer than {2 * STALL_S:.0f} s to answer")
 
     async def stamps(self, talk: Conversation, fragment: int) -> Stamps:
-        """Each chunk's state as they have it. Raises LocoError."""
+        """Raises LocoError."""
         await talk.send(GetStamps(self._group, fragment))
         answer, _ = await talk.receive(Stamps)
         chunks = list(range(len(self._outer.fragments[fragment].chunks)))
@@ -378,12 +344,12 @@ class FragmentQuestions:
         return answer
 
     async def result(self, talk: Conversation, asked: GetResult) -> tuple[Result | None, Parts]:
-        """The result that led them where they are, if they still have it. Raises LocoError."""
+        """None if they do not have it any more. Raises LocoError."""
         await talk.send(asked)
         return await FragmentInbound(self._group, self._outer, self._work).answer(talk)
 
     async def fetch(self, peer_id: PeerId, asked: GetChunkState) -> tuple[ChunkStateReply, Parts]:
-        """A chunk as they have it, with its values. Raises LocoError."""
+        """A chunk as they have it. Raises LocoError."""
         fragment, chunk = asked.fragment, asked.chunk
         async with self.stream_to(peer_id) as talk:
             await talk.send(asked)

@@ -1,20 +1,17 @@
 """Rounds of Streaming DiLoCo: they pace data and schedule; averaging goes on beside them.
 
 A round is opened as soon as the one before is closed. The trainer sends each fragment at its moment
-of the round; what comes of it is the business of the exchange (fragment_exchange.py), to which
-`CurrentTrainer` is the trainer's side.
+of the round; the exchange (fragment_exchange.py) deals with it, and `CurrentTrainer` is its
+trainer.
 
 The last round trains nothing: every fragment that has not been sent since the last inner step is
 sent once more, and the run is over when all are back. All sends after that step, and no others, are
 of the cycle `total_rounds` (the fragment that goes at the end of a round has made its own by then).
 That cycle is averaged plainly, so a run ends with the mean of all peers' weights.
 
-Also here: the peers of the group and the trainer of now, as the exchange sees them.
-
-- Which sends of *this* trainer are in flight: a new trainer is not told of an old one's.
-- When the outer copy may be written: not while the trainer reads all of it (load, validation), and
-  a fragment that is not in flight only after the trainer has yielded it. A Yield that crosses a
-  send on its way is void; the fragment's machine goes on from that send.
+The outer copy is not written while the trainer reads all of it (load, validation), and a fragment
+that is not in flight only after the trainer has yielded it. A Yield that crosses a send on its way
+is void; the fragment's machine goes on from that send.
 """
 
 from collections.abc import Iterable, Sequence
@@ -54,9 +51,8 @@ from .fragment_exchange import FragmentExchange, FragmentSurroundings
 from .nesterov import NesterovFactors
 from .outer_fragments import OuterFragments
 
+
 # --- fragment company -----------------------------------------------------------------------------
-
-
 class FragmentCompany:
     """Implements `CycleCompany` (fragment_exchange.py)."""
 
@@ -67,7 +63,7 @@ class FragmentCompany:
         self._spec = spec
 
     def seen(self) -> GroupSeen:
-        """How the group looks now, without those that are stuck."""
+        """Without those that are stuck."""
         now_s = trio.current_time()
         alive = self._view.alive(now_s)
         states = (PeerState.TRAINING, PeerState.FINISHED)
@@ -88,12 +84,10 @@ class FragmentCompany:
         )
 
     def is_linked(self, peer_id: PeerId) -> bool:
-        """Whether we have a live link with a peer of the group."""
         return self._view.is_linked(peer_id, trio.current_time())
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other peer trains."""
         return not self._training(self._view.alive(trio.current_time()))
 
     def _is_stuck(self, member: Member, now_s: float) -> bool:
@@ -110,13 +104,8 @@ class FragmentCompany:
 
 
 # --- current trainer ------------------------------------------------------------------------------
-
-
 class CurrentTrainer:
-    """The trainer that runs now, with what it has sent and yielded.
-
-    Implements `FragmentTrainer` (fragment_exchange.py).
-    """
+    """The trainer that runs now, with what it has sent and yielded: a `FragmentTrainer`."""
 
     def __init__(self, validation: Validation) -> None:
         self._validation = validation
@@ -130,26 +119,21 @@ class CurrentTrainer:
 
     @property
     def line(self) -> TrainerLine:
-        """The line to the trainer; there must be one."""
         assert self._line is not None
         return self._line
 
     async def wait_all_back(self) -> None:
-        """Wait until no send is under way."""
         await self._all_back.wait()
 
     # --- its life ---------------------------------------------------------------------------------
     def began(self, line: TrainerLine) -> None:
-        """A trainer has started, and loads the outer copy."""
         self._line = line
         self._loaded = trio.Event()
 
     def loaded(self) -> None:
-        """The trainer has taken what it loaded."""
         self._loaded.set()
 
     def sent(self, event: FragmentSent) -> None:
-        """The trainer has sent a fragment."""
         self._in_flight[event.fragment] = event.cycle
         if self._all_back.is_set():
             self._all_back = trio.Event()
@@ -161,7 +145,7 @@ class CurrentTrainer:
         self._stop_holding(fragment)
 
     def died(self) -> None:
-        """Nothing is in flight any more: a new trainer is not told of an old one's sends."""
+        """Nothing is in flight: a new trainer is not told of an old one's sends."""
         self._line = None
         self._loaded.set()
         self._in_flight.clear()
@@ -176,18 +160,15 @@ class CurrentTrainer:
 
     # --- what the exchange asks of it -------------------------------------------------------------
     async def may_write(self) -> None:
-        """Wait until the trainer does not read the whole outer copy."""
         while not self.can_write:
             await self._validation.wait_idle()
             await self._loaded.wait()
 
     @property
     def can_write(self) -> bool:
-        """Whether it does not."""
         return self._validation.is_idle and self._loaded.is_set()
 
     async def merge(self, message: Merge) -> None:
-        """A fragment has been written: tell the trainer that sent it, or yielded it."""
         fragment = message.fragment
         if message.cycle is None:
             knows = fragment in self._yielded
@@ -200,7 +181,6 @@ class CurrentTrainer:
             self._all_back.set()
 
     async def hold(self, message: Yield) -> HoldOutcome:
-        """Make the trainer read nothing of the fragment until `merge`."""
         fragment = message.fragment
         if self._line is None:
             return HoldOutcome.FREE
@@ -215,17 +195,8 @@ class CurrentTrainer:
 
 
 # --- fragment rounds ------------------------------------------------------------------------------
-
-
 class FragmentRounds:
-    """The rounds of one peer, with fragments that all average. Implements `peer.rounds.way.Way`.
-
-    `serve` must be running.
-
-    Args:
-        momentum_P: v, in the order of the flat vector.
-        lock: held while slow weights and momentum move.
-    """
+    """The rounds of one peer: a `Way` (peer/rounds/way.py). `serve` must be running."""
 
     def __init__(
         self,
@@ -255,19 +226,16 @@ class FragmentRounds:
         self._begun = trio.Event()
 
     async def serve(self) -> None:
-        """Average with the others, until cancelled; from the first trainer on."""
         await self._begun.wait()
         assert self._exchange is not None
         await self._exchange.run()
 
     # --- which rounds are trained -----------------------------------------------------------------
     def enter(self, others: Sequence[Member]) -> None:
-        """Go on with the round that the others are in, if they are ahead."""
         theirs = middle(self._heard_rounds(others), self._next_round)
         self._next_round = max(self._next_round, int(theirs))
 
     def next_round(self, others: Sequence[Member]) -> RoundPlan | None:
-        """The next round of training; None when the training is over."""
         round_, inner_steps = self._next_round, self._spec.sync.round_steps
         if round_ >= self._amended.at_round(round_).total_rounds:
             return None
@@ -276,7 +244,6 @@ class FragmentRounds:
         return RoundPlan(round_, quota, step, inner_steps / quota)
 
     def closes_early(self, steps: int, others: Sequence[Member]) -> bool:
-        """Whether the others are in a newer round."""
         return is_left_behind(self._facts.round, self._heard_rounds(others))
 
     async def next_final_round(self) -> RoundPlan | None:
@@ -296,7 +263,7 @@ class FragmentRounds:
         return None
 
     def _heard_rounds(self, others: Sequence[Member]) -> list[int]:
-        """But for those that say they are past the end, where nobody can be."""
+        """But for those past the end, where nobody can be."""
         rounds = (member.progress.round for member in others)
         return [round_ for round_ in rounds if round_ <= self._amended.longest_rounds]
 
@@ -309,11 +276,9 @@ class FragmentRounds:
             self._begun.set()
 
     def progressed(self) -> None:
-        """The trainer has taken what it loaded."""
         self._trainer.loaded()
 
     async def closed(self, closed: RoundClosed, others: Sequence[Member]) -> None:
-        """Validate if it is due; the next round may begin at once."""
         self._trainer.loaded()
         self._parts.observe_round(RoundTiming(closed.seconds, 0.0, 0.0, 0.0))
         if self._validation.is_due(closed.round):
@@ -381,7 +346,6 @@ class FragmentRounds:
         )
 
     async def took(self, event: SyncEvent) -> None:
-        """A fragment was sent, merged or yielded."""
         self._trainer.loaded()
         match event:
             case FragmentSent():
@@ -398,22 +362,18 @@ class FragmentRounds:
         self._exchange.sent(Sent(event.fragment, event.cycle, codes, event.steps, event.tokens))
 
     async def died(self) -> None:
-        """Nothing is in flight any more."""
         self._trainer.died()
 
     def leave(self) -> None:
         """Nothing to do: an exchange begins with a round, or with a fragment, that ends."""
 
     async def wait_settled(self) -> None:
-        """Wait until no send is under way."""
         await self._trainer.wait_all_back()
 
 
 # --- the way of averaging -------------------------------------------------------------------------
-
-
 class FragmentAveraging:
-    """Streaming DiLoCo: fragments among all, and their rounds."""
+    """Streaming DiLoCo."""
 
     def __init__(self, parts: AveragingParts) -> None:
         self._parts = parts
@@ -439,7 +399,6 @@ class FragmentAveraging:
         """The vectors hold our first state. What each chunk lacks since, it heals."""
 
     def begin(self, start_trainer: StartTrainer) -> RoundLoop:
-        """The rounds."""
         parts = self._parts
         validation = Validation(parts.spec.sync.validate_every, parts.around)
         self._rounds = FragmentRounds(parts, self.momentum_P, self.lock, validation)
@@ -447,7 +406,6 @@ class FragmentAveraging:
         return RoundLoop(parts, self._rounds, validation, start_trainer)
 
     async def serve(self) -> None:
-        """Average with the others until cancelled."""
         await self._begun.wait()
         assert self._rounds is not None
         await self._rounds.serve()

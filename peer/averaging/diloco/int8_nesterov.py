@@ -1,8 +1,7 @@
 """The outer step of DiLoCo and the sum of its average on int8 codes, one pass over memory each.
 
-`nesterov.py` says what they are; here codes become values and all that follows in registers,
-through the very operations of the plain way in their order, so the results are the same to the last
-bit.
+Codes become values and all that follows in registers, through the very operations of the plain way
+(nesterov.py) in their order, so the results are the same to the last bit.
 
 Importing this file compiles it; go through `peer.codec.compiled.kernels_of`.
 """

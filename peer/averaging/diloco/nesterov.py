@@ -23,35 +23,30 @@ Rules:
       v'   = (mu v) + D
       phi' = phi - lr (D + (mu v'))             mu, lr: rounded to fp32 first
 
-- D is what the *codes* of the result say, for the owner as for all others. An average in fp32 of
-  its own would be another one.
+- D is what the *codes* of the result say, for the owner too.
 - The average adds in the order of the contributions given (sorted peer ids): two owners that admit
   the same peers write the same codes.
-- Weights are whole numbers (inner steps, say). Their sum is exact in any order, so results can be
-  compared by it; only their ratios count, w and 2 w give the same bytes; and a share is one
+- Weights are whole numbers. Only their ratios count, w and 2 w give the same bytes; a share is one
   division, rounded to fp32. Shares sum to 1 but for rounding, so the mean of values within a code's
   bounds cannot overflow. Weight 0 is as good as absent.
 - One contribution alone is its own average: its codes are the result, not coded a second time.
 - The last cycle of a run is a plain average (`PLAIN_AVERAGE`: lr 1, mu 0): phi - D, the mean of all
   theta but for what coding takes. Momentum leads to where training goes on; at the end, where it
   does not, the mean was better in every arm measured (docs/log.md).
-- A step goes from one state to another and leaves the first as it was: who keeps that can take the
-  step again with another result. Both may be the same memory; then it runs in place.
+- A step goes from one state to another and leaves the first as it was, so that it can be taken
+  again with another result. Both may be the same memory; then it runs in place.
 
-The trimmed mean of a chunk: in each coordinate the highest and the lowest are left out.
+The trimmed mean of a chunk. Clipping by length (protocol/plausible.py) bounds how far one
+contribution pulls in all; it says nothing of where it pulls. In each coordinate the values of n
+contributions are put in order, the k = floor(0.3 n) on either side are left out, and the weighted
+mean of the rest is taken (Yin et al. 2018, arXiv 1803.01498, with weights). So k contributions,
+however they agree, move no coordinate beyond what the others span.
 
-Idea. Clipping by length (protocol/plausible.py) bounds how far one contribution pulls in all; it
-says nothing of where it pulls. In each coordinate the values of n contributions are put in order,
-the k = floor(0.3 n) on either side are left out, and the weighted mean of the rest is taken (Yin et
-al. 2018, arXiv 1803.01498, with weights). So k contributions, however they agree, move no
-coordinate beyond what the others span.
-
-Rules:
-- Of fewer than LEAST_TRIMMED contributions none is left out: clipping is what there is, then. It
-  comes first in any case.
-- Equal bytes everywhere, also of a leaf that is worked out by itself (averages.py):
-  everything is done value by value, in one order, each operation rounded to fp32 by itself. Of
-  equal values the one whose contribution comes first is the lower.
+- Of fewer than LEAST_TRIMMED contributions none is left out: clipping, which comes first in any
+  case, is what there is then.
+- Equal bytes everywhere, also of a leaf that is worked out by itself (averages.py): everything is
+  done value by value, in one order, each operation rounded to fp32 by itself. Of equal values the
+  one whose contribution comes first is the lower.
 - What is left has other weights in each coordinate, so each is divided by its own.
 
 Steps and averages go through the codec's compiled loops where these fit (int8_nesterov.py).
@@ -71,7 +66,6 @@ from peer.codec import BLOCK, TILE, Codec
 from peer.codec.compiled import in_chunks
 
 # --- trimmed mean ---------------------------------------------------------------------------------
-
 TRIMMED_TENTHS: Final = 3
 LEAST_TRIMMED: Final = 5
 
@@ -82,13 +76,7 @@ def num_trimmed(contributions: int) -> int:
 
 
 def trimmed_mean(values_NC: torch.Tensor, weights: Sequence[int], out_C: torch.Tensor) -> None:
-    """Write the weighted mean of what is left.
-
-    Args:
-        values_NC: fp32, of N contributions, clipped.
-        weights: of each, above 0.
-        out_C: fp32, overwritten.
-    """
+    """Write the weighted mean of what is left of N clipped contributions, fp32."""
     num, total = len(weights), sum(weights)
     shares_N = torch.tensor([weight / total for weight in weights], dtype=torch.float32)
     order_NC = values_NC.argsort(dim=0, stable=True)
@@ -104,12 +92,8 @@ def trimmed_mean(values_NC: torch.Tensor, weights: Sequence[int], out_C: torch.T
 
 
 # --- nesterov -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class NesterovFactors:
-    """Those of the outer optimizer: its learning rate (lr) and momentum (mu)."""
-
     learning_rate: float
     momentum: float
 
@@ -119,20 +103,19 @@ PLAIN_AVERAGE: Final = NesterovFactors(learning_rate=1.0, momentum=0.0)
 
 @dataclass(frozen=True, slots=True)
 class ChunkValues:
-    """Slow weights phi and outer momentum v of a chunk: fp32 [C], of somebody's memory."""
+    """phi and v of a chunk, or of a piece of it: fp32 [C], of somebody's memory."""
 
     phi_C: torch.Tensor
     v_C: torch.Tensor
 
     def copy_from(self, other: "ChunkValues") -> None:
-        """Take over the values of another state of the same chunk."""
         self.phi_C.copy_(other.phi_C)
         self.v_C.copy_(other.v_C)
 
 
 @dataclass(frozen=True, slots=True)
 class WeightedCodes:
-    """What one peer sent: codes of D_i, valid ones (`codec.validate`), and w_i >= 0.
+    """What one peer sent: valid codes of D_i, and w_i >= 0.
 
     Attributes:
         share: 1, or less where D_i is clipped: it is made so many times as long.
@@ -156,8 +139,6 @@ def average_codes(
 
     Args:
         contributions: in the order of their peer ids.
-        codec: the code of all, and of the result.
-        num_values: of the chunk.
         out_codes: uint8 [code_bytes(num_values)], overwritten; none of the contributions' memory.
         scratch: fp32, at least `num_values` long; taken anew if not given.
         trims: take the trimmed mean.
@@ -202,7 +183,6 @@ def _average_tile(
     mean: torch.Tensor,
     spare: torch.Tensor,
 ) -> None:
-    """Write the mean of the values from `start` on."""
     stop, value = start + mean.numel(), spare[: mean.numel()]
     mean.zero_()
     for each in admitted:
@@ -216,7 +196,6 @@ def _average_tile(
 def _trimmed_tile(
     admitted: Sequence[WeightedCodes], codec: Codec, start: int, mean: torch.Tensor
 ) -> None:
-    """Write the trimmed mean of the values from `start` on."""
     values = torch.empty(len(admitted), mean.numel(), dtype=torch.float32, device=mean.device)
     for each, row in zip(admitted, values, strict=True):
         codec.decode_range(each.codes, start, start + mean.numel(), row)
@@ -231,18 +210,7 @@ def outer_step(
     factors: NesterovFactors,
     after: ChunkValues,
 ) -> None:
-    """Take the outer step of a chunk whose values lie one after another.
-
-    Args:
-        before: read only, unless it is `after`.
-        result_codes: codes of D, valid ones.
-        codec: their code.
-        factors: learning rate and momentum.
-        after: overwritten; other memory than `before`, or the very same.
-
-    Raises:
-        ValueError: lengths or types do not fit; nothing was written.
-    """
+    """Take the outer step of a chunk that lies in one piece, as `step_pieces` does."""
     step_pieces([(before, after)], result_codes, codec, factors)
 
 
@@ -257,12 +225,13 @@ def step_pieces(
     """Take the outer step of a chunk that lies in several pieces of whole blocks, in order.
 
     Args:
-        pieces: of each the state before and after, as `outer_step` has them.
-        result_codes, codec, factors: as there; of the whole chunk.
+        pieces: of each the state before, which is only read, and after, which is overwritten: other
+            memory, or the very same.
+        result_codes: codes of D for the whole chunk, valid ones.
         keep: the state to step from is in the memory of that after, and is copied to that before.
 
     Raises:
-        ValueError: as there.
+        ValueError: lengths or types do not fit; nothing was written.
     """
     for before, after in pieces:
         _check_state(before, after)
@@ -285,7 +254,6 @@ def _step_plainly(
     factors: NesterovFactors,
     after: ChunkValues,
 ) -> None:
-    """Step the piece that begins with the chunk's value `start`."""
     num_values = before.phi_C.numel()
     scratch = torch.empty(2, min(TILE, num_values), device=before.phi_C.device)
     for first, last in pairwise([*range(0, num_values, TILE), num_values]):
@@ -309,7 +277,6 @@ def _check_state(before: ChunkValues, after: ChunkValues) -> None:
 
 
 # --- compiled loops -------------------------------------------------------------------------------
-
 WAY: Final = "diloco"
 """The name under which a codec's row has loops for both (protocol/run/ways.py)."""
 
@@ -328,12 +295,7 @@ def fused_step(
 ) -> bool:
     """Take the outer step of the chunk's values from `start` on; lengths and types are checked.
 
-    Args:
-        factors: learning rate and momentum.
-        keep: as `step_pieces` has it.
-
-    Returns:
-        False, and nothing done, if no compiled loop fits.
+    Returned is False, and nothing done, if no compiled loop fits. `keep` is as in `step_pieces`.
     """
     fused = codec.fused_loops(WAY, [result_codes], vectors, start)
     if fused is None:
@@ -360,7 +322,7 @@ def fused_add(
 
 
 def load_loops(codec: Codec) -> None:
-    """Do everything once on a block of zeros: what has to be compiled or loaded is, from now on."""
+    """Do everything once on zeros, so that all is compiled and loaded from now on."""
     state = ChunkValues(torch.zeros(BLOCK), torch.zeros(BLOCK))
     codes = torch.zeros(2, codec.code_bytes(BLOCK), dtype=torch.uint8)
     codec.validate(codes[0])
@@ -368,19 +330,20 @@ def load_loops(codec: Codec) -> None:
     outer_step(state, codes[1], codec, PLAIN_AVERAGE, state)
 
 
+def vectors_of(pieces: Sequence[ChunkValues]) -> list[torch.Tensor]:
+    """phi of all pieces, then v of all."""
+    return [*(piece.phi_C for piece in pieces), *(piece.v_C for piece in pieces)]
+
+
 def state_digest(pieces: Sequence[ChunkValues], cycle: int, num_steps: int, weight: int) -> bytes:
     """Digest of a chunk's state: 16 bytes. All that goes in is little endian.
 
-    blake3 over the bytes of phi and of v (fp32), then three int64: cycle, steps, weight.
-
-    Args:
-        pieces: of the chunk, in order.
-        cycle: round of the step that made this state; -1 before the first.
-        num_steps: outer steps taken since the start of the run.
-        weight: sum of the weights that the last step's result admitted.
+    blake3 over the bytes of phi and of v (fp32), then three int64: the cycle of the step that made
+    this state (-1 before the first), outer steps since the start of the run, and the weight that
+    all of them admitted.
     """
     digest = blake3.blake3()
-    for vector in (*(piece.phi_C for piece in pieces), *(piece.v_C for piece in pieces)):
+    for vector in vectors_of(pieces):
         values = vector.detach().cpu().numpy().astype("<f4", copy=False)
         digest.update(values.view(np.uint8).data)
     digest.update(struct.pack("<qqq", cycle, num_steps, weight))

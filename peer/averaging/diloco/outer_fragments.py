@@ -1,27 +1,25 @@
 """The outer copy of a model, fragment by fragment: values, momentum, and what may be undone.
 
 phi and v lie in the caller's memory, in the order of the flat vector, where a chunk lies in one
-piece or several; it is stepped where it lies. What a chunk was before its last step is kept in a
+piece or several; it is stepped where it lies. The state before a chunk's last step is kept in a
 second pair of vectors, so that the step can be taken back, or anew with a result that wins. They
 are used again with each step: fresh memory costs several times what the step does.
 
-Which state each chunk is in, and what may be applied to it, is known to the core of the exchange
+The core of the exchange knows which state each chunk is in, and what may be applied to it
 (protocol/diloco/chunk_ledger.py): it is given the stamp that comes of each step.
 
 Everything here is blocking work of some milliseconds per chunk, for one thread at a time.
 
 `SpareMemory` keeps memory for codes on their way. Fresh memory from the kernel is zeroed page by
-page when it is first touched, which takes several times longer than to copy the codes there.
-
-  1. It is spare again as soon as the last view of it is gone: nobody has to give anything back.
-  2. Of what is spare at most `max_spare_bytes` are kept, the newest.
-  3. It is handed out with whatever was in it: who asks fills all of it.
+page when it is first touched, which takes several times longer than to copy the codes there. It is
+spare again as soon as the last view of it is gone. At most `max_spare_bytes` are kept, the newest.
+It is handed out with any content.
 
 `memory_check` tells whether memory still holds what was written there. The sum of a block's words
 of 8 bytes, modulo 2^64, changes with any one of them, and the digest of the sums in their order
-with any sum. So whatever happens to single words or whole pages is seen, in a quarter of the time
-of a digest of all bytes. Changes within one block that cancel each other are not seen: it is no
-protection against malice. What peers compare are stamps.
+with any sum. So every change of single words or whole pages is seen, in a quarter of the time of a
+digest of all bytes. Changes within one block that cancel each other are not seen: it is no
+protection against malice. Peers compare stamps.
 """
 
 import math
@@ -52,17 +50,23 @@ from protocol.diloco.commands import (
 )
 from protocol.diloco.peers import never
 from protocol.errors import RemoteProtocolError
-from protocol.fragment.fragments import Fragment, Span
+from protocol.fragment.fragments import Fragment
 from protocol.plausible import Plausibility
 from protocol.wire.fragment_messages import Stamp
 
-from .nesterov import PLAIN_AVERAGE, ChunkValues, NesterovFactors, state_digest, step_pieces
+from .nesterov import (
+    PLAIN_AVERAGE,
+    ChunkValues,
+    NesterovFactors,
+    state_digest,
+    step_pieces,
+    vectors_of,
+)
+
 
 # --- memory check ---------------------------------------------------------------------------------
-
-
 def memory_check(vectors: Iterable[torch.Tensor]) -> bytes:
-    """The check of fp32 vectors of whole blocks in main memory, in their order."""
+    """The check of fp32 vectors of whole blocks in main memory."""
     digest = blake3.blake3()
     for vector in vectors:
         words = vector.numpy().view(np.uint64).reshape(-1, BLOCK // 2)
@@ -71,7 +75,6 @@ def memory_check(vectors: Iterable[torch.Tensor]) -> bytes:
 
 
 # --- spare memory ---------------------------------------------------------------------------------
-
 Memory = npt.NDArray[np.uint8]
 
 MOST_WASTED: Final = 2
@@ -79,7 +82,7 @@ MOST_WASTED: Final = 2
 
 
 class SpareMemory:
-    """Hands out memory, and keeps what was used. Any thread may let go of it."""
+    """Any thread may let go of what it hands out."""
 
     def __init__(self, max_spare_bytes: int) -> None:
         self._max_spare_bytes = max_spare_bytes
@@ -87,11 +90,9 @@ class SpareMemory:
 
     @property
     def spare_bytes(self) -> int:
-        """What is kept now."""
         return sum(map(len, list(self._spare)))  # a copy: other threads may let go meanwhile
 
     def take(self, num_bytes: int) -> memoryview:
-        """So many bytes, of any content."""
         memory = self._fitting(num_bytes)
         lent = memory[:num_bytes]
         weakref.finalize(lent, self._came_back, memory).atexit = False
@@ -115,10 +116,9 @@ class SpareMemory:
 
 
 # --- the outer copy -------------------------------------------------------------------------------
-
 FIRST_RESULTS: Final = 2.0
-"""How long a chunk's first results may be, in lengths of our own contribution: a mean is not longer
-than what it is of, and ours is about as long as others', for as many steps."""
+"""How long a chunk's first results may be, in lengths of our own contribution, which is about as
+long as others' for as many steps: a mean is not longer."""
 FIRST_OF_CHUNK: Final = 16.0
 """The same in lengths of the chunk, for a peer that has sent nothing: early steps move weights by
 more than they are."""
@@ -128,13 +128,10 @@ class OuterFragments:
     """phi and v of all fragments; the values must be there.
 
     Args:
-        factors: of the outer steps.
         is_last: whether a cycle is that of the sends after the run's last inner step, which are
             averaged plainly.
 
     Attributes:
-        fragments: of the model.
-        is_last: see above.
         spare: memory for codes that come and go.
     """
 
@@ -152,17 +149,15 @@ class OuterFragments:
         self._factors = factors
         self.is_last = is_last
         self._phi, self._v = torch.from_numpy(phi_P), torch.from_numpy(v_P)
-        self._before_phi, self._before_v = torch.empty_like(self._phi), torch.empty_like(self._v)
+        self._now = self._pieces(self._phi, self._v)
+        self._before = self._pieces(torch.empty_like(self._phi), torch.empty_like(self._v))
         self.spare = SpareMemory(self.code_bytes)
         self._sent: dict[int, tuple[memoryview, float]] = {}
         self._seen = defaultdict[tuple[int, int], Plausibility](Plausibility)
-        self._checks = [
-            [self._check(fragment.index, chunk) for chunk in range(len(fragment.chunks))]
-            for fragment in self.fragments
-        ]
+        self._checks = {key: memory_check(vectors_of(pieces)) for key, pieces in self._now.items()}
 
     def first_stamps(self) -> list[list[Stamp]]:
-        """The state of every chunk of each fragment, as of the start of a run."""
+        """The states of all chunks at the start of a run."""
         return [
             [
                 self._stamp(fragment.index, chunk, NEVER, 0, 0)
@@ -173,22 +168,19 @@ class OuterFragments:
 
     # --- sizes ------------------------------------------------------------------------------------
     def chunk_values(self, fragment: int, chunk: int) -> int:
-        """Values of a chunk, padding included."""
+        """Padding included."""
         start, stop = self.fragments[fragment].chunks[chunk]
         return stop - start
 
     def chunk_code_bytes(self, fragment: int, chunk: int) -> int:
-        """Bytes of its codes."""
         return self.codec.code_bytes(self.chunk_values(fragment, chunk))
 
     @property
     def is_long(self) -> bool:
-        """Whether compiled loops are worth loading."""
-        return len(self._phi) >= COMPILED_FROM
+        return len(self._phi) >= COMPILED_FROM  # compiled loops are worth loading
 
     @property
     def code_bytes(self) -> int:
-        """Bytes of the codes of all chunks of all fragments."""
         return sum(
             self.chunk_code_bytes(fragment.index, chunk)
             for fragment in self.fragments
@@ -198,11 +190,7 @@ class OuterFragments:
     def split_codes(
         self, fragment: int, chunks: Sequence[int], codes: memoryview
     ) -> dict[int, memoryview]:
-        """The codes of each of these chunks, which lie one after another.
-
-        Raises:
-            RemoteProtocolError: they have another length.
-        """
+        """Codes that lie one after another. Raises RemoteProtocolError: another length."""
         parts, start = {}, 0
         for chunk in chunks:
             stop = start + self.chunk_code_bytes(fragment, chunk)
@@ -214,7 +202,7 @@ class OuterFragments:
 
     # --- what the core orders ---------------------------------------------------------------------
     def carry_out(self, order: WriteOrder) -> Mapping[int, Stamp]:
-        """Do it. Returned are the stamps of what was written, or of chunks that were spoilt."""
+        """Returned are the stamps of what was written, or of chunks that were spoilt."""
         match order:
             case Verify(fragment, cycles):
                 return self.verify(fragment, cycles)
@@ -237,30 +225,26 @@ class OuterFragments:
 
     # --- steps ------------------------------------------------------------------------------------
     def write(self, fragment: int, result: ResultArrived, *, again: bool = False) -> Stamp:
-        """Step from the present state, or from the one before the last step; the new state."""
-        before = self._states(self._before_phi, self._before_v, fragment, result.chunk)
-        now = self._states(self._phi, self._v, fragment, result.chunk)
+        """Step from the present state, or from the one before the last step."""
         factors = PLAIN_AVERAGE if self.is_last(result.cycle) else self._factors
-        pieces = list(zip(before, now, strict=True))
+        chunk = fragment, result.chunk
+        pieces = list(zip(self._before[chunk], self._now[chunk], strict=True))
         step_pieces(pieces, codes_as_tensor(result.codes), self.codec, factors, keep=not again)
-        self._checks[fragment][result.chunk] = self._check(fragment, result.chunk)
+        self._checks[chunk] = self._check(*chunk)
         base = result.of_chunk.base_stamp
         weight = base.weight + result.rank.weight
         return self._stamp(fragment, result.chunk, result.cycle, base.steps + 1, weight)
 
     def undo(self, fragment: int, chunk: int) -> None:
-        """Go back to the state before the last step."""
-        before = self._states(self._before_phi, self._before_v, fragment, chunk)
-        now = self._states(self._phi, self._v, fragment, chunk)
-        for then, piece in zip(before, now, strict=True):
-            piece.copy_from(then)
-        self._checks[fragment][chunk] = self._check(fragment, chunk)
+        key = fragment, chunk
+        for now, before in zip(self._now[key], self._before[key], strict=True):
+            now.copy_from(before)
+        self._checks[key] = self._check(*key)
 
     def is_plausible(self, fragment: int, result: ResultArrived, *, again: bool = False) -> bool:
         """Whether a result moves its chunk no further than results of late can explain.
 
-        All peers have seen the same results, so nearly always all judge the same; one that does not
-        heals.
+        All have seen the same results, so nearly always all judge the same; else one heals.
         """
         size = self.chunk_values(fragment, result.chunk)
         length = root_mean_square(codes_as_tensor(result.codes), self.codec, size)
@@ -274,8 +258,7 @@ class OuterFragments:
         """Note what we contribute: results of a fragment are about as long.
 
         Args:
-            part: of the steps that a peer of median speed has made; a slow peer's are fewer, and
-                its contribution is shorter.
+            part: of the steps of a peer of median speed: a slow peer's contribution is shorter.
         """
         self._sent[fragment] = (codes, part)
 
@@ -288,26 +271,18 @@ class OuterFragments:
             codes = self.split_codes(fragment, chunks, sent)[chunk]
             if part and (ours := root_mean_square(codes_as_tensor(codes), self.codec, size)):
                 return FIRST_RESULTS * ours / part
-        pieces = [self._phi[start:stop] for start, stop in self._pieces(fragment, chunk)]
-        length = math.sqrt(sum(float(torch.dot(each, each)) for each in pieces) / size)
+        vectors = [piece.phi_C for piece in self._now[fragment, chunk]]
+        length = math.sqrt(sum(float(torch.dot(each, each)) for each in vectors) / size)
         return FIRST_OF_CHUNK * length or math.inf
 
     # --- whole chunks -----------------------------------------------------------------------------
     def read(self, fragment: int, chunk: int) -> bytes:
         """phi and v of a chunk, fp32, one after the other."""
-        pieces = self._pieces(fragment, chunk)
-        return b"".join(
-            vector[start:stop].numpy().tobytes()
-            for vector in (self._phi, self._v)
-            for start, stop in pieces
-        )
+        vectors = vectors_of(self._now[fragment, chunk])
+        return b"".join(vector.numpy().tobytes() for vector in vectors)
 
     def heal(self, fetched: ChunkFetched) -> None:
-        """Take over a chunk from another peer.
-
-        Raises:
-            RemoteProtocolError: the values are not those of the stamp; nothing was written.
-        """
+        """Take over a chunk. Raises RemoteProtocolError: it is not that of its stamp."""
         fragment, chunk, stamp = fetched.fragment, fetched.chunk, fetched.stamp
         size = self.chunk_values(fragment, chunk)
         if len(fetched.values) != 8 * size:
@@ -320,33 +295,30 @@ class OuterFragments:
         if not bool(torch.isfinite(both).all()):
             raise RemoteProtocolError("a chunk's values are not finite")
         done = 0
-        for piece in self._states(self._phi, self._v, fragment, chunk):
+        for piece in self._now[fragment, chunk]:
             stop = done + len(piece.phi_C)
             piece.copy_from(ChunkValues(state.phi_C[done:stop], state.v_C[done:stop]))
             done = stop
-        self._checks[fragment][chunk] = self._check(fragment, chunk)
+        self._checks[fragment, chunk] = self._check(fragment, chunk)
 
     def verify(self, fragment: int, cycles: Sequence[int]) -> dict[int, Stamp]:
-        """See which chunks are no longer what was written: their memory was spoilt.
+        """Chunks that are no longer what was written: their memory, and each difference, is spoilt.
 
-        So is every difference from them. Under the stamps that are returned, which are behind all
-        others', they are left out of the averages, and healed.
-
-        Args:
-            cycles: of each chunk's last step.
+        Under the stamps that are returned, which are behind all others', they are left out of the
+        averages, and healed.
         """
-        checks, spoilt = self._checks[fragment], {}
-        for chunk, (known, cycle) in enumerate(zip(checks, cycles, strict=True)):
+        spoilt = {}
+        for chunk, cycle in enumerate(cycles):
             now = self._check(fragment, chunk)
-            if now != known:
-                checks[chunk] = now
+            if now != self._checks[fragment, chunk]:
+                self._checks[fragment, chunk] = now
                 spoilt[chunk] = self._stamp(fragment, chunk, cycle, 0, 0)
         return spoilt
 
     def fitting(
         self, fragment: int, states: Iterable[tuple[int, Stamp]]
     ) -> list[tuple[int, Stamp]]:
-        """Those of these stamps, each after a step in its cycle, that the values here have."""
+        """Those of these stamps, each with its cycle, that the values here have."""
         return [
             (cycle, stamp)
             for cycle, stamp in states
@@ -354,26 +326,24 @@ class OuterFragments:
         ]
 
     # --- memory -----------------------------------------------------------------------------------
-    def _stamp(self, fragment: int, chunk: int, cycle: int, steps: int, weight: int) -> Stamp:
-        pieces = self._states(self._phi, self._v, fragment, chunk)
-        return _stamp(pieces, chunk, cycle, steps, weight)
+    def _pieces(
+        self, phi_P: torch.Tensor, v_P: torch.Tensor
+    ) -> dict[tuple[int, int], list[ChunkValues]]:
+        """The pieces of each chunk of each fragment in a pair of vectors."""
+        return {
+            (fragment.index, chunk): [
+                ChunkValues(phi_P[start:stop], v_P[start:stop])
+                for start, stop in fragment.chunk_spans(chunk)
+            ]
+            for fragment in self.fragments
+            for chunk in range(len(fragment.chunks))
+        }
 
-    def _states(
-        self, phi_P: torch.Tensor, v_P: torch.Tensor, fragment: int, chunk: int
-    ) -> list[ChunkValues]:
-        """The pieces of a chunk in a pair of vectors, in order."""
-        pieces = self._pieces(fragment, chunk)
-        return [ChunkValues(phi_P[start:stop], v_P[start:stop]) for start, stop in pieces]
+    def _stamp(self, fragment: int, chunk: int, cycle: int, steps: int, weight: int) -> Stamp:
+        return _stamp(self._now[fragment, chunk], chunk, cycle, steps, weight)
 
     def _check(self, fragment: int, chunk: int) -> bytes:
-        pieces = self._pieces(fragment, chunk)
-        return memory_check(
-            vector[start:stop] for vector in (self._phi, self._v) for start, stop in pieces
-        )
-
-    def _pieces(self, fragment: int, chunk: int) -> tuple[Span, ...]:
-        """Where a chunk's values lie in the flat vector."""
-        return self.fragments[fragment].chunk_spans(chunk)
+        return memory_check(vectors_of(self._now[fragment, chunk]))
 
 
 def _stamp(pieces: Sequence[ChunkValues], chunk: int, cycle: int, steps: int, weight: int) -> Stamp:

@@ -4,6 +4,7 @@ import pytest
 from cycle_worlds import NUM_CHUNKS, World, amended, fetched, merged, result, send
 from owner_worlds import CYCLE, FRAGMENT, IDS
 
+from protocol.diloco.collecting import MAX_COLLECT_S
 from protocol.diloco.commands import (
     ChunkFetched,
     CyclePassed,
@@ -12,7 +13,6 @@ from protocol.diloco.commands import (
     WriteResults,
 )
 from protocol.diloco.cycle_machine import MAX_EARLY_FOR_A_CHUNK, MAX_WAITING
-from protocol.diloco.owner import MAX_COLLECT_S
 from protocol.wire.fragment_messages import Stamp
 
 MAX_RETURN_S = 2 * MAX_COLLECT_S

@@ -15,8 +15,8 @@ from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import get_codec
 from peer.network.simulated import SimulatedInternet
 from peer.runtime.work import SimulatedWork
+from protocol.diloco.collecting import MAX_COLLECT_S
 from protocol.diloco.commands import GroupSeen, HoldOutcome, SendEnded, Sent
-from protocol.diloco.owner import MAX_COLLECT_S
 from protocol.diloco.peers import FragmentCounts
 from protocol.fragment.fragments import cut_fragments
 from protocol.run.layout import Layout

@@ -10,9 +10,9 @@ from peer.averaging.diloco.fragment_messages import FragmentInbound
 from peer.codec.base import LARGEST_MAGNITUDE
 from peer.network.conversation import Conversation
 from peer.runtime.work import SimulatedWork
-from protocol.diloco import owner as owner_file
+from protocol.diloco import collecting
+from protocol.diloco.collecting import MAX_COLLECT_S, MAX_COLLECTIONS, Owner
 from protocol.diloco.commands import Average, Averages, FragmentCommand, GroupSeen
-from protocol.diloco.owner import MAX_COLLECT_S, MAX_COLLECTIONS, Owner
 from protocol.diloco.peers import Context, Peers, SendPlan
 from protocol.outcomes import RefusalReason
 
@@ -268,7 +268,7 @@ def test_what_averaging_cannot_keep_up_with_is_over_and_counted(world):
 
 
 def test_one_more_than_a_result_can_name_is_refused_with_a_reason(world, monkeypatch):
-    monkeypatch.setattr(owner_file, "MAX_CONTRIBUTORS", 2)
+    monkeypatch.setattr(collecting, "MAX_CONTRIBUTORS", 2)
     assert world.comes(0, {0: 2.0}) is None
     assert world.comes(1, {0: 3.0}) is None
     assert world.comes(2, {0: 100.0}) is RefusalReason.TOO_MANY

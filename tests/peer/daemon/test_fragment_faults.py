@@ -29,7 +29,7 @@ from peer.network.conversation import Conversation
 from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.swarm import SimulatedPeer, SwarmOptions, identity_of, open_swarm
-from protocol.diloco.owner import MAX_COLLECT_S, MIN_COLLECT_S
+from protocol.diloco.collecting import MAX_COLLECT_S, MIN_COLLECT_S
 from protocol.outcomes import RefusalReason
 from protocol.schedule.deadline import ObservedDeadline
 from protocol.wire.fields import Message

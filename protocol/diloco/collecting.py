@@ -1,34 +1,32 @@
 """The owner's part: what is collected, until when, and what is refused.
 
-One `Collection` per fragment and cycle that somebody has sent us something for. It is averaged when
-it is complete, or when its deadline has passed; the deadline follows what such collections took
-before.
+There is one `Collection` for each fragment and cycle that somebody has sent us something for. It is
+averaged when it is complete, or at its deadline, which follows how long such collections took.
 
 Rules
   1. A peer that let a deadline pass is not waited for again before it has contributed: a peer that
      stalls costs the others one deadline, however long it stalls. When what was missed comes later,
      the deadline learns how long it would have had to be: so it follows links that become slower.
-     Of a cycle to come no time runs before we have come to its round, or more than half of those
-     that are expected have contributed: a peer that is ahead cannot close it for all the others.
+     The time of a later cycle does not run before we have come to its round, or more than half of
+     those that are expected have contributed: a peer that is ahead cannot close it for the others.
   2. A contribution is refused that comes twice, or for a cycle that is over, or for one that is
      more than one ahead of any that others have come to: it would close the cycles between for all.
      One beyond MAX_CONTRIBUTORS is refused as `too_many`: no result could name its sender.
-  3. At most MAX_COLLECTIONS are open, and at most as many are being averaged. Of open ones the
-     oldest is closed as it is; what averaging cannot keep up with is lost, and counted.
+  3. At most MAX_COLLECTIONS are open, and as many are being averaged. Of open ones the oldest is
+     closed as it is; what averaging cannot keep up with is lost, and counted.
   4. Every collection is told to be over once: at once when nothing came for it or it is lost, else
      when its average is there.
 
 Rules of one collection
   5. It expects every peer that trains in the owner's view when it begins. It is complete when each
      of them has contributed, excused itself (weight 0: it is healing, or has nothing), or was lost.
-     The average is of what is there.
   6. The chunks are those that contributors send us: where views differ, two owners may both have
      one, and the results are ordered (chunk_ledger.py, rule 2).
-  7. A peer contributes once; what comes twice is not added.
-  8. Contributions to a chunk may stand on different stamps: the way since *another* outer copy
+  7. A peer contributes once.
+  8. Contributions to a chunk may stand on different stamps, but the way since *another* outer copy
      cannot be averaged with ours. The stamp on which most weight stands wins, whatever the owner's
-     own is: a stamp that one peer claims to be ahead excludes nobody. Of as many the owner's own
-     wins, then the one that is ahead (chunk_ledger.py, rule 1), then the lower digest. But one
+     own is: a stamp that one peer claims to be ahead excludes nobody. Among equals the owner's own
+     wins, then the one that is ahead (chunk_ledger.py, rule 1), then the lower digest. But a stamp
      without any step, once there must be some, gives way to every other: it is that of joiners that
      have values and do not know of when. The others are left out, and see that from the result.
   9. Contributors are listed in the order of their peer ids: the sum has one order.
@@ -56,19 +54,15 @@ Key = tuple[int, int]
 """Fragment and cycle."""
 
 
-# --- what is collected ----------------------------------------------------------------------------
 class Collection:
-    """The contributions to an owner's chunks of one fragment and cycle, from `began_s` on.
+    """The contributions to an owner's chunks of one fragment and cycle.
 
     Args:
-        expected: peer ids, our own among them.
-        own_id: our own.
         begun: whether all states must have some steps by now.
 
     Attributes:
-        deadline_s: when its time is up.
         codes: by chunk and contributor.
-        messages: what came with them, by contributor.
+        messages: what came with them.
     """
 
     def __init__(
@@ -84,11 +78,7 @@ class Collection:
         self.messages: dict[str, Contribution] = {}
 
     def add(self, peer_id: str, stamps: Mapping[int, Stamp]) -> bool:
-        """A contribution came. Returns whether it is the peer's first.
-
-        Args:
-            stamps: of each chunk that it is for: those that we own, as the contributor sees it.
-        """
+        """Take a contribution to these chunks; False if it is not the peer's first."""
         if peer_id in self._contributions:
             return False
         self._awaited.discard(peer_id)
@@ -101,27 +91,22 @@ class Collection:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further peer can be named in a result."""
         return len(self._contributions) >= MAX_CONTRIBUTORS
 
     @property
     def has_begun(self) -> bool:
-        """Whether the owner itself has come to it, or more than half of the expected."""
         return self._own_id in self._contributions or 2 * len(self._contributions) > self._expected
 
     @property
     def chunks(self) -> tuple[int, ...]:
-        """Chunks that some peer has contributed to."""
         return tuple(sorted({chunk for each in self._contributions.values() for chunk in each}))
 
     @property
     def is_complete(self) -> bool:
-        """Whether nobody is awaited any more."""
         return not self._awaited
 
     @property
     def awaited(self) -> frozenset[str]:
-        """The peers that have not come yet."""
         return frozenset(self._awaited)
 
     def admitted(self, chunk: int) -> Admitted:
@@ -142,13 +127,8 @@ class Collection:
         return Admitted(base, tuple(sorted(p for p, stamp in stamps.items() if stamp == base)))
 
 
-# --- all collections ------------------------------------------------------------------------------
 class Owner:
-    """All collections of one peer.
-
-    Attributes:
-        over: what is over, until the core has told it (rule 4).
-    """
+    """All collections of one peer; `over` are those of which the core is yet to tell (rule 4)."""
 
     def __init__(self, context: Context) -> None:
         self.over: deque[Key] = deque()
@@ -162,12 +142,10 @@ class Owner:
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When the next collection's time is up; None while none runs."""
         due_s = min((each.deadline_s for each in self._open.values()), default=math.inf)
         return None if due_s == math.inf else due_s
 
     def look(self) -> None:
-        """See who is not expected any more, and whose time is up."""
         for key, collecting in list(self._open.items()):
             self._start_clock(key)
             for peer_id in collecting.awaited - self._peers.expected(*key):
@@ -206,7 +184,7 @@ class Owner:
         return None
 
     def averaged(self, fragment: int, cycle: int) -> None:
-        """Note that an average is there, or will never be."""
+        """An average is there, or will never be."""
         self._num_averaging -= 1
         self.over.append((fragment, cycle))
 
@@ -222,7 +200,7 @@ class Owner:
         return None
 
     def _learn_from_late(self, fragment: int, cycle: int) -> None:
-        """The last collection was cut short, and this is what it lacked (rule 1)."""
+        """This is what the last collection lacked, if it was cut short (rule 1)."""
         missed = self._cut_short_of.get(fragment)
         if missed is not None and missed[0] == cycle:
             del self._cut_short_of[fragment]
