@@ -1,8 +1,7 @@
 """`loco-peer plan`: what machines would do together, before anybody pays for them.
 
-It reads files, asks, and prints; all that it says is computed in protocol/pipeline. Hours and money
-come first. Pipelines are planned where they are asked for, by the run spec's [pipeline] or by an
-option, or where the model does not fit a machine. Options override the run spec.
+All figures are computed in protocol/pipeline. Pipelines are planned where the run spec's [pipeline]
+or an option asks for them, or where the model does not fit a machine.
 """
 
 import json
@@ -44,14 +43,14 @@ USUAL_STAGES: Final = 4
 """Stages that are planned for where the run spec has no pipeline."""
 MOST_NAMED: Final = 8
 SMALL_PARAMETERS: Final = 100_000_000
-"""Below this a step is mostly waiting for small pieces of work, on any card."""
+"""Below this a step mostly waits for small pieces of work, on any card."""
 WAYS: Final = {
     "noloco": ("replicas, NoLoCo", "replicas that average in pairs"),
     "diloco": ("replicas, DiLoCo", "replicas that average fragments among all"),
     "full": ("full pipeline", "a full pipeline"),
     "skippipe": ("SkipPipe", "a pipeline that skips stages"),
 }
-"""What a way is called in tables, and in sentences."""
+"""Names of the ways in tables, and in sentences."""
 WORKING: Final = {
     "arrival": "as things arrive",
     "1f1b": "backwards first (1F1B)",
@@ -61,11 +60,7 @@ WORKING: Final = {
 
 
 def show_plan(run_toml: Path, peers: Path, links: Path | None, options: PlanOptions) -> None:
-    """Plan for these machines, and print what comes out.
-
-    Raises:
-        LocoError: a file cannot be used, or the machines cannot form the pipeline.
-    """
+    """Raises LocoError: a file cannot be used, or the machines cannot form the pipeline."""
     picture, as_json = options.picture, options.as_json
     if picture is not None:
         from .plan_picture import check_picture
@@ -114,7 +109,6 @@ def show_plan(run_toml: Path, peers: Path, links: Path | None, options: PlanOpti
 def question_of(
     spec: RunSpec, peers: Path, links: Path | None, options: PlanOptions
 ) -> PlanQuestion:
-    """What is asked for by a run spec, tables and options."""
     pipeline, workload = spec.pipeline, workload_of(spec, options.sequences)
     codec = pipeline.codec if options.codec is None else options.codec
     if codec not in BOUNDARY_CODECS:
@@ -150,7 +144,6 @@ def _print(lines: Iterator[str] | list[str]) -> None:
 def _first(
     question: PlanQuestion, verdict: RunEstimate, others: Mapping[str, RunEstimate]
 ) -> Iterator[str]:
-    """How long, for what money, which way, known how."""
     number = len(question.offers)
     yield (
         f"{f'These {number} machines' if number > 1 else 'This machine'}:"
@@ -239,7 +232,6 @@ def _named(names: list[str]) -> str:
 
 # --- tables ---------------------------------------------------------------------------------------
 def _of_replicas(question: PlanQuestion, estimate: Estimate) -> Table:
-    """What each machine does, where no pipeline was planned."""
     table = Table("peer", "location", "speed by", "tokens/s", "busy", "MB/h sent", "dollars/h")
     for offer in question.offers:
         alone = question.workload.tokens / (TRAINING_PER_FORWARD * offer.compute_us / 1e6)
@@ -272,7 +264,6 @@ def _ways(answer: Answer) -> Table:
 
 
 def _working(answer: Answer) -> Table:
-    """Iterations of the same plans under other rules of work."""
     table = Table("way of working", "full: s", "", "SkipPipe: s", "")
     for way, words in WORKING.items():
         cells: list[str] = []

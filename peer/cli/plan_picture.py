@@ -1,12 +1,11 @@
 """`loco-peer plan --picture`: the timeline of the planned pipelines.
 
-One row is one machine, the stages from top to bottom; the full pipeline stands above SkipPipe on
-the same axis of time. A colour is a data peer: its microbatches are pale forward, dark backward,
-black for the loss. A thin line leads from where a piece of work ended to where the next one of the
-same microbatch began, so a long line is a long way or a long wait.
+A row is a machine, the stages from top to bottom; the full pipeline stands above SkipPipe on the
+same axis of time. A colour is a data peer: its microbatches are pale forward, dark backward, black
+for the loss. A thin line leads from the end of a piece of work to the beginning of the next one of
+the same microbatch: a long line is a long way or a long wait.
 
-matplotlib draws, as it does for the demo. Only the extra `plot` brings it, so it is imported here
-alone, and only if a picture is asked for.
+Only the extra `plot` brings matplotlib, so it is imported only if a picture is asked for.
 """
 
 from collections.abc import Collection, Sequence
@@ -35,12 +34,10 @@ ROW_INCHES: Final = 0.27
 MOST_INCHES: Final = 30.0
 MOST_NAMED: Final = 80
 """Rows that still have room for a name each."""
-MOST_LINES: Final = 600
-"""Transfers that are still readable as lines."""
 
 
 def check_picture(path: Path) -> None:
-    """Say now what would keep the picture from being drawn later. Raises ConfigError."""
+    """Raises ConfigError: the picture cannot be drawn later."""
     if path.suffix.lower() not in ENDINGS:
         raise ConfigError(f"--picture {path}: must end in {' or '.join(ENDINGS)}")
     try:
@@ -59,7 +56,7 @@ def check_picture(path: Path) -> None:
 
 
 def draw(answer: Answer, path: Path) -> None:
-    """Draw the plans of an answer. Raises ConfigError: the file cannot be written."""
+    """Raises ConfigError: the file cannot be written."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -126,7 +123,7 @@ def _draw_work(
 
 
 def _shade(kind: int, colour: str) -> tuple[float, float, float]:
-    """The colour of a piece of work: mixed with white, for lines must not shine through."""
+    """The colour, mixed with white: lines must not shine through."""
     from matplotlib.colors import to_rgb
 
     red, green, blue = to_rgb(LOSS_COLOUR if kind == LOSS else colour)
@@ -137,7 +134,6 @@ def _shade(kind: int, colour: str) -> tuple[float, float, float]:
 def _draw_ways(
     axes: "Axes", record: Sequence[Stretch], rows: dict[int, int], colours: Sequence[str]
 ) -> None:
-    """What travels, if that are not too many lines to see anything."""
     from matplotlib.collections import LineCollection
 
     chains: dict[int, list[Stretch]] = {}
@@ -150,8 +146,6 @@ def _draw_ways(
         for one, then in pairwise(chain)
         if one.machine != then.machine
     ]
-    if len(ways) > MOST_LINES:
-        return
     lines = [
         [(a.end_us / US_PER_S, rows[a.machine]), (b.start_us / US_PER_S, rows[b.machine])]
         for a, b in ways
@@ -164,7 +158,6 @@ def _draw_ways(
 
 
 def _draw_stages(axes: "Axes", stages: Sequence[int]) -> None:
-    """A rule between the machines of two stages."""
     for row, (one, other) in enumerate(pairwise(stages)):
         if one != other:
             axes.axhline(row + 0.5, color="#888888", linewidth=0.6)
