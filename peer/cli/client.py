@@ -74,7 +74,6 @@ def show_status(home: Home, *, as_json: bool, full_ids: bool = False) -> None:
 
 
 def leave_swarm(home: Home) -> None:
-    """Ask the daemon to leave, and wait until the home is free."""
     trio.run(_leave, home)
 
 

@@ -303,7 +303,6 @@ def _examine(config: PeerConfig, where: HostPort, visitor: Visitor | None) -> Ex
 
 
 def _listen(config: PeerConfig, home: Home) -> HostPort:
-    """The peer's address; port 0 is any that is free."""
     where, kept = config.listen, home.kept_port("listen")
     if where is None:
         return HostPort("0.0.0.0", kept or DEFAULT_PORT)  # noqa: S104 - peers come from anywhere

@@ -93,8 +93,6 @@ def measure_machine(
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """Steps of one model on random tokens, timed."""
-
     spec: RunSpec
     stepper: Stepper
     optimizer: FlatOptimizer

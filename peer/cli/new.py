@@ -12,14 +12,14 @@ import json
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from pydantic import BaseModel
 
 from peer.options.config import ConfigError, check_stages
 from peer.options.needs_told import corpus_tokens_of, told_needs
 from protocol.run.run_spec import KEYS_OF_WHOLE_MODELS, RunSpec, SyncSection
-from protocol.run.sections import OptimizerSection, PipelineSection, Section
+from protocol.run.sections import OptimizerSection, PipelineSection, Section, section_in
 from protocol.run.ways import CODECS, WAYS, others_keys
 
 SECTIONS: Final[Mapping[str, str]] = {
@@ -61,10 +61,8 @@ def _told(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str
                 ):
                     yield prefix + name, " ".join(words.split())
     for name, field in section.model_fields.items():
-        kinds = (field.annotation, *get_args(field.annotation))
-        for kind in kinds:
-            if isinstance(kind, type) and issubclass(kind, Section):
-                yield from _told(kind, f"{prefix}{name}.")
+        if inner := section_in(field.annotation):
+            yield from _told(inner, f"{prefix}{name}.")
 
 
 EXAMPLES: Final[Mapping[str, str]] = {
@@ -263,7 +261,6 @@ def _rest(spec: RunSpec, keys: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _keys(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Paths and values of the keys that the chosen ways use."""
     inner: list[tuple[str, BaseModel]] = []
     for name, value in section:
         path = prefix + name
@@ -276,7 +273,6 @@ def _keys(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _is_idle(section: BaseModel, name: str) -> bool:
-    """Whether the chosen method, optimizer or number of stages does not use a key."""
     if isinstance(section, PipelineSection):
         return section.stages == 1
     if isinstance(section, OptimizerSection):

@@ -92,7 +92,6 @@ def takes_peer_options(command: Handler) -> Handler:
 
 
 def takes_plan_options(command: Handler) -> Handler:
-    """Give a command the fields of `PlanOptions`, as `**given`."""
     kinds = get_type_hints(PlanOptions, include_extras=True)
     return _with_options(command, {f.name: (kinds[f.name], f.default) for f in fields(PlanOptions)})
 
@@ -225,8 +224,6 @@ EXAMPLES: Final[Mapping[str, tuple[str, str]]] = {
 
 
 class Command(TyperCommand):
-    """A command whose help has groups and an example."""
-
     def format_options(self, ctx: "Context", formatter: "HelpFormatter") -> None:
         shown = {p.name: r for p in self.get_params(ctx) if (r := _record(p, ctx)) is not None}
         arguments = [p.name for p in self.params if p.param_type_name == "argument"]

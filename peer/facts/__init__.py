@@ -34,8 +34,6 @@ RECENT_ROUNDS: Final = 50
 
 
 class PeerState(StrEnum):
-    """Other peers are told these names."""
-
     STARTING = "starting"
     CONNECTING = "connecting"
     """Looking for the swarm."""
@@ -56,8 +54,6 @@ class PeerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PartShape:
-    """What a part's layout says of it (protocol/run/layout.py)."""
-
     layout_digest: str
     padded_parameters: int
 
@@ -72,11 +68,7 @@ class PartShape:
 
 @dataclass(frozen=True, slots=True)
 class HeldPart:
-    """What belongs to the group that a peer is in.
-
-    Attributes:
-        view: who else is in the group.
-    """
+    """What belongs to the group that a peer is in; `view` holds its other peers."""
 
     group: Group
     shape: PartShape
@@ -128,7 +120,6 @@ class RoundTiming:
 
 
 def _plain(record: "PipelineFacts | ReachFacts") -> dict[str, Any]:
-    """The fields of a record, in values that JSON knows."""
     tree: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(record))
     return tree
 
@@ -389,7 +380,6 @@ class Facts:
 
     @property
     def inner_steps_per_average(self) -> int | None:
-        """H; None before it is known."""
         if self.chosen_inner_steps is not None or self.spec is None:
             return self.chosen_inner_steps
         return self.spec.founding.sync.round_steps

@@ -88,11 +88,7 @@ async def serve_control(
 
 
 class Clients:
-    """Clients of a local server: each ends its own connection alone, and they are few.
-
-    Args:
-        converse: serves one of them, until the connection is to be closed.
-    """
+    """Clients of a local server: each ends its own connection alone, and they are few."""
 
     def __init__(self, converse: Callable[[trio.SocketStream], Awaitable[None]]) -> None:
         self._converse = converse
@@ -149,7 +145,13 @@ async def ask(
     path: Path, request: str, *, timeout_s: float = ANSWER_S, **arguments: Any
 ) -> dict[str, Any]:
     """Ask the daemon whose control socket is at `path`. Raises NoDaemon, ControlFailed, NotNow."""
-    stream = await _connect(path)
+    try:
+        stream = await trio.open_unix_socket(str(path))
+    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
+        raise NoDaemon("no daemon is running in this home") from error
+    except OSError as error:
+        why = os.strerror(error.errno or errno.EIO)
+        raise ControlFailed(f"cannot reach the daemon at {path}: {why}") from error
     async with stream:
         line = b""
         with trio.move_on_after(timeout_s) as scope:
@@ -168,13 +170,3 @@ async def ask(
         raise (NotNow if answer.get("not_now") else ControlFailed)(answer["error"])
     reply: dict[str, Any] = answer["reply"]
     return reply
-
-
-async def _connect(path: Path) -> trio.SocketStream:
-    try:
-        return await trio.open_unix_socket(str(path))
-    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
-        raise NoDaemon("no daemon is running in this home") from error
-    except OSError as error:
-        why = os.strerror(error.errno or errno.EIO)
-        raise ControlFailed(f"cannot reach the daemon at {path}: {why}") from error

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -76,14 +77,10 @@ def _short(key: str, value: Any) -> str:
 
 
 class Events(Protocol):
-    """The log itself, or one that adds fields."""
-
     def emit(self, name: EventName | str, /, **fields: Any) -> None: ...
 
 
 class NamedEvents:
-    """Adds the same fields to every event."""
-
     def __init__(self, events: Events, **fields: Any) -> None:
         self._events = events
         self._fields = fields
@@ -183,8 +180,7 @@ def _plain(value: Any) -> Any:
 
 
 def _clock(time_s: float) -> str:
-    seconds = int(time_s) % 86400
-    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    return time.strftime("%H:%M:%S", time.gmtime(time_s))
 
 
 # --- the file -------------------------------------------------------------------------------------
@@ -246,5 +242,4 @@ def _opened(path: Path) -> int:
 
 
 def rotated(path: Path, number: int) -> Path:
-    """Such as `events.jsonl.3`."""
     return path.with_name(f"{path.name}.{number}")

@@ -300,11 +300,7 @@ def _of_faults(now: Now) -> dict[str, Row]:
 
 
 class Metrics(Collector):
-    """The metrics of one peer.
-
-    Args:
-        read: called at each scrape, in the daemon's own task.
-    """
+    """The metrics of one peer; `read` is called at each scrape, in the daemon's own task."""
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -82,7 +82,6 @@ def _paths(paths: tuple[str, ...]) -> str:
 
 
 def _links(told: tuple[Mapping[str, Any], ...]) -> str:
-    """Links that carried boundaries, the slowest first."""
     links = [link for link in (LinkTimes(**each) for each in told) if link.out_us]
     slowest = sorted(links, key=lambda link: -link.rtt_us - link.out_us)[:SHOWN]
     return "; ".join(
@@ -109,11 +108,7 @@ def reach_line(told: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Rounds that ended since this daemon started.
-
-    Attributes:
-        recent_share: of the last RECENT_ROUNDS rounds that were averaged; None before the first.
-    """
+    """Rounds that ended since this daemon started, and `Facts.averaged_share`."""
 
     averaged: int = 0
     skipped: Mapping[SkipReason, int] = field(default_factory=dict)
@@ -196,7 +191,6 @@ class Status:
     since_s: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as `loco-peer status --json` prints them."""
         tree: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))  # no NaN comes out
         skipped = tree["outcomes"]["skipped"]
         tree["outcomes"]["skipped"] = {reason: count for reason, count in skipped.items() if count}
@@ -265,12 +259,16 @@ def render(status: Status, *, full_ids: bool = False) -> "RenderableType":
 
 def _lines(status: Status) -> list[tuple[str, str]]:
     since = "" if status.since_s is None else f" ({status.since_s:.0f} s)"
+    rate = "" if (r := status.learning_rate) is None else f", learning rate {r:.3g}"
+    chosen = "" if (h := status.chosen_inner_steps) is None else f"  inner steps {h:,} (auto)"
+    only = status.reachable_from not in (None, "anywhere")
+    note = f"  (only reachable from {status.reachable_from})" if only else ""
     return [
         ("peer", status.peer_id or "-"),
         ("run", status.run_id or "-"),
         ("state", f"{status.state}: {status.doing}{since}" if status.doing else str(status.state)),
-        ("progress", _progress(status)),
-        ("round", _round(status)),
+        ("progress", progress_line(status, losses=False) + rate),
+        ("round", f"{_number(status.round)}{chosen}"),
         ("tokens", _number(status.tokens)),
         ("loss", f"train {_loss(status.train_loss)}  validation {_loss(status.validation_loss)}"),
         ("rounds", _rounds(status.outcomes)),
@@ -278,27 +276,9 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         *_part(status),
         ("codec", status.codec or "-"),
         ("reachable", "-" if status.reach is None else reach_line(status.reach)),
-        ("address", _address(status)),
+        ("address", (status.address or "-") + note),
         ("metrics", status.metrics or "-"),
     ]
-
-
-def _address(status: Status) -> str:
-    only = status.reachable_from not in (None, "anywhere")
-    note = f"  (only reachable from {status.reachable_from})" if only else ""
-    return (status.address or "-") + note
-
-
-def _round(status: Status) -> str:
-    chosen = status.chosen_inner_steps
-    length = "" if chosen is None else f"  inner steps {_number(chosen)} (auto)"
-    return f"{_number(status.round)}{length}"
-
-
-def _progress(status: Status) -> str:
-    rate = status.learning_rate
-    said = "" if rate is None else f", learning rate {rate:.3g}"
-    return progress_line(status, losses=False) + said
 
 
 def _part(status: Status) -> list[tuple[str, str]]:

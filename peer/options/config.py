@@ -58,8 +58,6 @@ class Origin(StrEnum):
 
 
 class OptionGroup(StrEnum):
-    """The heading under which `--help` shows an option."""
-
     RUN = "Run"
     MACHINE = "This machine"
     NETWORK = "Network"
@@ -97,7 +95,6 @@ class Option:
 
     @property
     def name(self) -> str:
-        """Name on the command line, without the dashes."""
         return self.key.replace("_", "-")
 
     @property
@@ -113,7 +110,6 @@ class Option:
 
     @property
     def told(self) -> str:
-        """The help, with the default."""
         if self.default in (None, (), False):
             return self.help
         default = f"{self.default:g}" if isinstance(self.default, float) else self.default
@@ -335,7 +331,6 @@ def default_home() -> Path:
 
 
 def resolve_home(command_line: Path | None, environment: Mapping[str, str]) -> Path:
-    """The home alone, for commands that need no other option."""
     check_environment(environment)
     return Path(command_line or environment.get("LOCO_HOME") or default_home()).absolute()
 

@@ -33,8 +33,7 @@ def say_needs(
 ) -> None:
     """Tell people what a run takes that is new to this home.
 
-    Args:
-        again: only the size of its corpus, for all else was said before the run was founded.
+    `again` tells of the corpus alone: the rest was said before the run was founded.
     """
     if again:
         lines = list(told_corpus(_steps(spec) * spec.tokens_per_step, corpus_tokens))
@@ -146,11 +145,7 @@ BYTES_PER_TOKEN: Final = 4
 
 
 def corpus_tokens_of(spec: RunSpec, source: str | None = None) -> int | None:
-    """Tokens of the run's corpus, roughly; None where that is not known yet.
-
-    Args:
-        source: on this machine, in place of the spec's.
-    """
+    """Tokens of the run's corpus, roughly, where known; `source` stands for the spec's."""
     kind, _, where = (source or spec.data.source).partition(":")
     each = 1 if spec.data.tokenizer == "bytes" else BYTES_PER_TOKEN
     if kind == "stdlib":

@@ -107,9 +107,6 @@ def log_format(value: Any) -> LogFormat:
 
 
 # --- addresses ------------------------------------------------------------------------------------
-_NEEDS_PORT: Final = (
-    "give a host and the port that the peer listens on, as HOST:PORT or a multiaddr"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +120,11 @@ class HostPort:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def multiaddr(self) -> str:
-        return f"/{_host_protocol(self.host)}/{self.host}/tcp/{self.port}"
-
-
-def _host_protocol(host: str) -> str:
-    try:
-        return f"ip{ipaddress.ip_address(host).version}"
-    except ValueError:
-        return "dns"
+        try:
+            protocol = f"ip{ipaddress.ip_address(self.host).version}"
+        except ValueError:
+            protocol = "dns"
+        return f"/{protocol}/{self.host}/tcp/{self.port}"
 
 
 def parse_host_port(value: Any) -> HostPort:
@@ -149,7 +143,9 @@ def parse_host_port(value: Any) -> HostPort:
         host = host[1:-1]
     elif ":" in host:
         raise ValueError(f"write an IPv6 address in brackets, as [{host}]:{port}")
-    where = HostPort(host, _port(port))
+    if not port.isdecimal() or int(port) > MAX_PORT:
+        raise ValueError(f"the port must be a number from 0 to {MAX_PORT}")
+    where = HostPort(host, int(port))
     try:
         multiaddr.to_bytes(where.multiaddr())
     except InvalidAddress as error:
@@ -157,12 +153,6 @@ def parse_host_port(value: Any) -> HostPort:
             "use HOST:PORT or a multiaddr such as /ip4/203.0.113.5/tcp/31337"
         ) from error
     return where
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > MAX_PORT:
-        raise ValueError(f"the port must be a number from 0 to {MAX_PORT}")
-    return int(text)
 
 
 def _parts(text: str) -> list[tuple[str, str]]:
@@ -192,10 +182,10 @@ def parse_bootstrap(text: str) -> str:
         if parts[-1][0] != "p2p":
             raise ValueError("after /p2p-circuit the peer must follow, as /p2p/PEER_ID")
         return text
-    if ":" not in text and not text.startswith("/"):
-        raise ValueError(_NEEDS_PORT)
-    if parse_host_port(text).port == 0:
-        raise ValueError(_NEEDS_PORT)
+    if not (":" in text or text.startswith("/")) or parse_host_port(text).port == 0:
+        raise ValueError(
+            "give a host and the port that the peer listens on, as HOST:PORT or a multiaddr"
+        )
     return text
 
 

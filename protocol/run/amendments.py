@@ -53,7 +53,6 @@ Changes = tuple[tuple[str, Value], ...]
 
 
 def changed(spec: RunSpec, changes: Changes) -> RunSpec:
-    """The spec with these changes. Raises InvalidRunSpec."""
     for key, value in changes:
         if key not in AMENDABLE:
             raise InvalidRunSpec(_not_amendable(key))
@@ -143,11 +142,7 @@ AMENDMENT: Final = "amendment"
 
 @dataclass(frozen=True, slots=True)
 class Amendment:
-    """One change of a run, signed by its founder.
-
-    Attributes:
-        sealed: the statement.
-    """
+    """A change of a run; `sealed` is the statement that its founder signed."""
 
     version: int
     from_round: int
@@ -164,7 +159,6 @@ class Amendment:
         founder: bytes,
         sign: Sign,
     ) -> Self:
-        """`founder` is the public key that belongs to `sign`."""
         pairs = [[key, value] for key, value in changes]
         sealed = seal([AMENDMENT, run_id, version, from_round, pairs, founder], sign)
         return cls(version, from_round, changes, sealed)
@@ -247,7 +241,6 @@ class AmendedSpec:
         return self.at_step(step).total_rounds * self.founding.sync.round_steps
 
     def is_last_round(self, round_: int) -> bool:
-        """Whether training ends where this round begins."""
         return self.at_round(round_).total_rounds == round_
 
     @property

@@ -48,8 +48,6 @@ class LayoutEntry:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The flat vector's table of contents, sorted by name."""
-
     entries: tuple[LayoutEntry, ...]
 
     @classmethod
@@ -72,14 +70,12 @@ class Layout:
         return sum(entry.size for entry in self.entries)
 
     @property
-    def padded_parameters(self) -> int:
-        """P: length of the flat vector."""
+    def padded_parameters(self) -> int:  # P
         last = self.entries[-1]
         return last.offset + last.padded_size
 
     @property
     def digest(self) -> str:
-        """32 hex digits."""
         table = [[entry.name, list(entry.shape)] for entry in self.entries]
         return blake3.blake3(msgpack.packb(table)).hexdigest(length=16)
 

@@ -75,7 +75,6 @@ def vocabulary_of(spec: RunSpec) -> int:
 
 
 def state_bytes_of(spec: RunSpec, parameters: int) -> int:
-    """Training state of the whole model."""
     values = 4 * parameters  # weight, gradient and two moments of each
     # The sizes of a checkpoint are not known here, and AdamW's state is the largest.
     if spec.optimizer.name == "muon" and spec.model.init_from is None:
@@ -124,7 +123,7 @@ class DiskNeeds:
     """Room for one peer.
 
     Attributes:
-        least_bytes: without so much no checkpoint can be written at all.
+        least_bytes: for one checkpoint.
         corpus_bytes: of the total, for what is still to come of the corpus.
     """
 
@@ -146,8 +145,7 @@ def disk_needs(
 ) -> DiskNeeds:
     """Room for a peer with so many (padded) parameters.
 
-    Args:
-        checkpoint_max_bytes: of all kept ones together; the newest stays in any case.
+    All kept checkpoints together take `checkpoint_max_bytes`; the newest stays in any case.
     """
     each = checkpoint_bytes(parameters)
     kept = each * checkpoint_keep

@@ -12,12 +12,11 @@ import difflib
 import json
 import tomllib
 from collections.abc import Iterator
-from typing import Annotated, Any, Final, Literal, Self, get_args
+from typing import Annotated, Any, Final, Literal, Self
 
 import blake3
 from pydantic import (
     AfterValidator,
-    BaseModel,
     Field,
     ValidationError,
     model_validator,
@@ -41,6 +40,7 @@ from .sections import (
     config_fault,
     misfit,
     overlaid,
+    section_in,
     with_section,
     without_streaming,
 )
@@ -353,15 +353,13 @@ def _leave_out_default(section: Any, tree: Any, path: list[str], key: str) -> No
 
 
 def run_id_of(spec_bytes: bytes, founder_public_key: bytes) -> str:
-    """32 hex digits."""
     return blake3.blake3(founder_public_key + spec_bytes).hexdigest(length=16)
 
 
 def parse_toml(text: str, *, beside: RunSpec | None = None) -> RunSpec:
-    """Read a run spec as people write it. Raises InvalidRunSpec.
+    """Read a run spec as people write it; `beside` stands for the defaults.
 
-    Args:
-        beside: has the values of keys that the text leaves out, in place of the defaults.
+    Raises InvalidRunSpec.
     """
     try:
         tree = tomllib.loads(text)
@@ -409,7 +407,6 @@ def _sentence(error: Any) -> str:
 
 
 def what_is_wrong(error: Any) -> str:
-    """Words for one of pydantic's errors."""
     said: str = KINDS.get(error["type"], error["msg"])
     return said.replace("Input should be", "must be")
 
@@ -420,12 +417,7 @@ def _shown(value: Any) -> str:
 
 
 def _field_names(path: list[str]) -> list[str]:
-    section: type[BaseModel] = RunSpec
+    section: type[Section] | None = RunSpec
     for part in path:
-        annotation = section.model_fields[part].annotation
-        kinds = [annotation, *get_args(annotation)]
-        found = [k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)]
-        if not found:
-            return []
-        section = found[0]
-    return list(section.model_fields)
+        section = section and section_in(section.model_fields[part].annotation)
+    return list(section.model_fields) if section else []

@@ -21,7 +21,7 @@ bounded, and MAX_PARAMETERS bounds the parameters that they make together.
 
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -61,7 +61,6 @@ class Section(BaseModel):
         return self
 
     def _faults(self) -> Iterator[PydanticCustomError]:
-        """What is wrong with values beside each other; the first is told."""
         yield from ()
 
     def _has_default(self, key: str) -> bool:
@@ -74,6 +73,11 @@ class Section(BaseModel):
 def misfit(key: str, what: str, value: Any) -> PydanticCustomError:
     """A value that is wrong beside others; `key` is dotted, from the section that finds it."""
     return PydanticCustomError(MISFIT, "{what}", {"what": what, "key": key, "value": value})
+
+
+def section_in(annotation: Any) -> type[Section] | None:
+    kinds = (annotation, *get_args(annotation))
+    return next((k for k in kinds if isinstance(k, type) and issubclass(k, Section)), None)
 
 
 def with_section(tree: dict[str, Any], name: str) -> dict[str, Any]:
@@ -230,7 +234,6 @@ class PipelineSection(Section):
 
 
 def visited_of(stages: int) -> int:
-    """How many of these stages a path visits, where nobody has said."""
     return max(min(2, stages), stages * 3 // 4)
 
 

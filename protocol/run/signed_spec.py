@@ -24,7 +24,6 @@ class SignedSpec:
     """A run spec that its founder has signed.
 
     Attributes:
-        spec_bytes: as `RunSpec.to_bytes` writes them.
         founder_public_key: Ed25519, 32 bytes.
         signature: Ed25519 over `DOMAIN + spec_bytes`, 64 bytes.
     """

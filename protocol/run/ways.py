@@ -113,7 +113,6 @@ CODECS: Final[Mapping[str, CodecRow]] = {
 
 
 def codecs_for(method: str) -> tuple[str, ...]:
-    """Names of the codecs that fit a way of averaging."""
     way = WAYS[method]
     return tuple(
         name

@@ -126,7 +126,9 @@ def full() -> Now:
         diverged=4,
         healed=3,
         healed_s=0.5,
-        refused=Counter({RefusalReason.TWICE: 2, RefusalReason.OTHER_GROUP: 3}),
+        refused=Counter(
+            {RefusalReason.TWICE: 2, RefusalReason.NOT_LINKED: 1, RefusalReason.OTHER_GROUP: 3}
+        ),
         checkpoints=Counter({CheckpointOutcome.WRITTEN: 8, CheckpointOutcome.FAILED: 9}),
         checkpoint_at_s=80.0,
         held=HeldPart(Group("ab" * 16, "stage/1"), NOTHING, "int8", NOTHING),
@@ -263,6 +265,8 @@ def test_numbers_are_read_at_each_scrape() -> None:
         for reason in REFUSED_CONTRIBUTIONS
     }
     assert refused == {RefusalReason.AHEAD: 0, RefusalReason.BEHIND: 0, RefusalReason.TWICE: 2}
+    assert found["loco_contributions_refused_total", "reason=not_linked"] == 1
+    assert ("loco_contributions_refused_total", "reason=other_group") not in found
     assert (found["loco_state_heal_seconds_count",], found["loco_state_heal_seconds_sum",]) == (
         3,
         0.5,
