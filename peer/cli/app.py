@@ -1,7 +1,6 @@
-"""`loco-peer`: the commands, their options, and how they end. Other files say what they do.
+"""`loco-peer`: the commands, their options, and how errors end them.
 
-`--help` must be quick, so nothing heavy is imported before a command needs it. An error ends a
-command with one sentence on stderr, and an exit code from the closed list.
+`--help` must be quick, so nothing heavy is imported before a command needs it.
 """
 
 import inspect
@@ -35,10 +34,7 @@ app = typer.Typer(
 
 
 # --- how errors end a command ---------------------------------------------------------------------
-
-
 def exit_code_of(error: LocoError) -> ExitCode:
-    """The exit code that goes with `error`."""
     # A command that goes well needs none of these.
     from peer.network.identity import IdentityUnusable
     from peer.network.p2pd import CannotListen
@@ -58,7 +54,7 @@ def exit_code_of(error: LocoError) -> ExitCode:
 
 
 def _report(error: BaseException, *, verbose: bool) -> ExitCode:
-    """Say what went wrong. Only a bug, or `verbose`, shows a traceback."""
+    """Only a bug, or `verbose`, shows a traceback."""
     found = leaves(error)
     if all(isinstance(leaf, KeyboardInterrupt) for leaf in found):
         return ExitCode.INTERRUPTED
@@ -77,15 +73,13 @@ def _report(error: BaseException, *, verbose: bool) -> ExitCode:
 
 
 # --- commands -------------------------------------------------------------------------------------
-
 QUIET: Final = ("new", "version")
-"""Commands without `--verbose`."""
 
 
 def command(handler: opt.Handler) -> opt.Handler:
     """Make a command, whose errors end it with a sentence and an exit code.
 
-    All take `--verbose` but those of QUIET; it is passed on where it is asked for by name.
+    All but QUIET take `--verbose`; it is passed on where the handler names it.
     """
     signature = inspect.signature(handler)
     asked = "verbose" in signature.parameters

@@ -1,7 +1,4 @@
-"""Commands that speak to the daemon of a home over its control socket.
-
-Where a daemon is asked, `NoDaemon`, `NotNow` and `ControlFailed` are raised as `ask_daemon` does.
-"""
+"""Commands that speak to the daemon of a home; they raise NoDaemon, NotNow and ControlFailed."""
 
 import json
 import os
@@ -33,27 +30,23 @@ _POLL_S: Final = 0.05
 
 
 def home_of(given: Path | None) -> Home:
-    """The home that a command is about."""
     return Home(resolve_home(given, os.environ))
 
 
 def told(home: Home, request: str, timeout_s: float = ANSWER_S, **arguments: Any) -> dict[str, Any]:
-    """The daemon's reply to a request."""
     return trio.run(lambda: ask_daemon(home, request, timeout_s, **arguments))
 
 
 async def ask_daemon(
     home: Home, request: str, timeout_s: float, **arguments: Any
 ) -> dict[str, Any]:
-    """The reply of the daemon. Raises as `ask`, and NotNow of one that starts or ends."""
     try:
         return await ask(home.control_socket, request, timeout_s=timeout_s, **arguments)
     except NoDaemon as error:
         if home.in_use():
-            since_s = home.held_s()
             raise NotNow(
                 f"the daemon of {home.root} takes no requests now: it is starting or ending"
-                f" (it has run for {since_s:.0f} s); try again in a few seconds"
+                f" (it has run for {home.held_s():.0f} s); try again in a few seconds"
             ) from error
         raise _none_in(home) from error
 
@@ -66,7 +59,6 @@ def _none_in(home: Home) -> NoDaemon:
 
 
 def show_status(home: Home, *, as_json: bool, full_ids: bool = False) -> None:
-    """Print the status, as JSON or as a table."""
     tree = told(home, "status")
     if as_json:
         print(json.dumps(tree))
@@ -82,7 +74,6 @@ def show_status(home: Home, *, as_json: bool, full_ids: bool = False) -> None:
 
 
 def leave_swarm(home: Home) -> None:
-    """Ask the daemon to leave, and wait until the home is free."""
     trio.run(_leave, home)
 
 
@@ -123,7 +114,7 @@ def print_invitation(home: Home, expires: str, uses: int) -> None:
 
 
 def rule(home: Home, verdict: Verdict, peer: str) -> None:
-    """Have the daemon rule on a peer. Raises ConfigError."""
+    """Raises ConfigError: no peer id."""
     if not SHORT_ID.fullmatch(peer):
         try:
             public_key_from_peer_id(peer)
@@ -137,7 +128,7 @@ def rule(home: Home, verdict: Verdict, peer: str) -> None:
 
 
 def duration_s(text: str) -> int:
-    """A time as users write it: a whole number and m, h, d or w. Raises ConfigError."""
+    """Read a whole number and m, h, d or w. Raises ConfigError."""
     found = re.fullmatch(r"([1-9][0-9]{0,5})([mhdw])", text)
     lasts_s = 0 if found is None else int(found[1]) * UNITS_S[found[2]]
     if not 0 < lasts_s <= MAX_LASTS_S:
@@ -149,7 +140,7 @@ def duration_s(text: str) -> int:
 
 # --- amend ----------------------------------------------------------------------------------------
 def amend_run(home: Home, run_toml: Path | None, at_round: int | None, *, dry_run: bool) -> None:
-    """Have the daemon amend its run, and print what changes. Raises ConfigError, InvalidRunSpec."""
+    """Amend, and print what changes. Raises ConfigError, InvalidRunSpec."""
     if run_toml is None:
         raise ConfigError("name the run spec with your changes: loco-peer amend RUN.toml")
     values = _written(run_toml, home.run())
@@ -170,7 +161,6 @@ def amend_run(home: Home, run_toml: Path | None, at_round: int | None, *, dry_ru
 
 
 def show_amendments(home: Home) -> None:
-    """Print what has been amended."""
     from peer.observe.status import amendment_lines  # slow to import, as the record is
 
     amended = amendment_lines(told(home, "status")["amendments"])
@@ -178,15 +168,10 @@ def show_amendments(home: Home) -> None:
 
 
 def _written(path: Path, signed: SignedSpec | None) -> dict[str, Any]:
-    """The keys that a file says, and their values; what it leaves out stays as it is.
+    """Values of the keys that a file names. Raises ConfigError, InvalidRunSpec.
 
     Args:
-        signed: the run's, beside whose keys those of the file are read where they are not enough
-            for a run spec by themselves.
-
-    Raises:
-        ConfigError: it cannot be read.
-        InvalidRunSpec: it is no run spec.
+        signed: the run's spec, to which the file's keys are added where they make none alone.
     """
     text = read_text(path, MAX_SPEC_BYTES)
     try:

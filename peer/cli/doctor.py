@@ -28,14 +28,13 @@ from protocol.address.multiaddr import split_peer_id
 from protocol.errors import LocoError
 from protocol.membership.dial_back import NatKind, Reach, host_and_port
 from protocol.names import size_text
+from protocol.run.needs import DAEMON_BYTES, TRAINER_BYTES
 
 from .client import told
 
 
 # --- findings -------------------------------------------------------------------------------------
 class Health(StrEnum):
-    """How a thing stands."""
-
     WELL = "ok"
     NOTE = "note"
     """Works, with something to know."""
@@ -47,11 +46,7 @@ WELL, NOTE, ILL = Health.WELL, Health.NOTE, Health.ILL
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        cure: what to do about it; empty where there is nothing to do.
-    """
+    """One thing that was looked at, and what to do about it."""
 
     subject: str
     health: Health
@@ -60,12 +55,10 @@ class Finding:
 
 
 def _judged(subject: str, good: bool, says: str, cure: str, bad: Health = ILL) -> Finding:
-    """A thing that is well, or that there is a cure for."""
     return Finding(subject, WELL, says) if good else Finding(subject, bad, says, cure)
 
 
 def lines_of(findings: Iterable[Finding]) -> Iterator[str]:
-    """The findings as people read them."""
     for finding in findings:
         yield f"{finding.health:4}  {finding.subject:<10}  {finding.says}"
         if finding.cure:
@@ -73,19 +66,16 @@ def lines_of(findings: Iterable[Finding]) -> Iterator[str]:
 
 
 def is_well(findings: Iterable[Finding]) -> bool:
-    """Whether nothing failed."""
     return all(finding.health is not ILL for finding in findings)
 
 
 # --- this machine ---------------------------------------------------------------------------------
 CONTAINER_MARKS: Final = (Path("/.dockerenv"), Path("/run/.containerenv"))
 MIN_DISK_BYTES: Final = 5e9
-MIN_MEMORY_BYTES: Final = 2e9
 SHOWN_PACKAGES: Final = ("loco-peer", "torch", "hivemind", "numpy")
 
 
 def machine_findings(home: Path) -> Iterator[Finding]:
-    """Versions, p2pd, disk, memory, GPU."""
     import psutil
     import torch
 
@@ -99,7 +89,7 @@ def machine_findings(home: Path) -> Iterator[Finding]:
     free = psutil.virtual_memory().available
     cure = "end other programs; the daemon needs 8 bytes per parameter beside the trainer, and more"
     says = f"{size_text(free)} of memory free"
-    yield _judged("memory", free >= MIN_MEMORY_BYTES, says, cure)
+    yield _judged("memory", free >= DAEMON_BYTES + TRAINER_BYTES, says, cure)
     seen = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         free, total = torch.cuda.mem_get_info(index)
@@ -111,7 +101,7 @@ def machine_findings(home: Path) -> Iterator[Finding]:
 
 
 def in_container() -> bool:
-    """Whether we run in one, as its files (Docker, Podman) or its variables (Kubernetes) say."""
+    """Whether files (Docker, Podman) or variables (Kubernetes) tell of one."""
     return "KUBERNETES_SERVICE_HOST" in os.environ or any(map(Path.exists, CONTAINER_MARKS))
 
 
@@ -127,7 +117,6 @@ def _versions() -> Finding:
 
 
 def disk_finding(home: Path, free_bytes: float) -> Finding:
-    """Whether the home has room for a corpus and a state."""
     says = f"{size_text(free_bytes)} free in {home}"
     cure = "free some, or choose another disk with --home; a state takes 8 bytes per parameter"
     return _judged("disk", free_bytes >= MIN_DISK_BYTES, says, cure)
@@ -146,7 +135,7 @@ ROUTERS: Final = {
 
 
 def network_findings(seen: Examination) -> Iterator[Finding]:
-    """Everything that was seen, in order of what others depend on, and what to do about it."""
+    """Findings in order of what the others depend on."""
     for met in seen.met:
         yield _peer(met)
     reached = [met for met in seen.met if met.failure is None]
@@ -212,7 +201,7 @@ def _bandwidth(reached: list[Met]) -> Finding:
 def announced(
     given: Sequence[str], seen: Iterable[str], port: int, *, in_container: bool
 ) -> str | None:
-    """What a container of this machine should announce; None where it cannot be told from here.
+    """The address that a container of this machine should announce; None if unknown here.
 
     Args:
         given: multiaddrs that the user announces.
@@ -227,7 +216,7 @@ def announced(
 
 
 def docker_line(port: int, bootstrap: tuple[str, ...], outer: str | None, *, gpu: bool) -> str:
-    """The exact line that runs this machine's peer in a container; `outer` as of `announced`."""
+    """The command that runs this machine's peer in a container; `outer` as of `announced`."""
     words = ["docker run", *(["--gpus all"] if gpu else []), "-v loco:/data"]
     words += [f"-p {port}:{port}", "loco-peer join"]
     words += [f"--bootstrap {address}" for address in bootstrap or ("ADDR",)]
@@ -240,11 +229,7 @@ def docker_line(port: int, bootstrap: tuple[str, ...], outer: str | None, *, gpu
 def examine_here(
     home: Path | None, bootstrap: list[str] | None, listen: str | None, invite: str | None
 ) -> ExitCode:
-    """Print what was found; 0 where nothing failed, else 1.
-
-    Raises:
-        LocoError: an option cannot be used.
-    """
+    """Print what was found; 0 where nothing failed, else 1. Raises LocoError."""
     given = {"home": home, "bootstrap": bootstrap, "listen": listen, "invite": invite}
     config = load_config(given, os.environ)
     findings = list(machine_findings(config.home))
@@ -269,7 +254,6 @@ def examine_here(
 
 
 def running_findings(status: dict[str, Any]) -> Iterator[Finding]:
-    """What a running peer knows of itself."""
     reach = status["reach"]
     peers = len(status["peers"])
     yield Finding("daemon", WELL, f"{status['state']}: {status['doing']}; other peers: {peers}")
@@ -319,7 +303,6 @@ def _examine(config: PeerConfig, where: HostPort, visitor: Visitor | None) -> Ex
 
 
 def _listen(config: PeerConfig, home: Home) -> HostPort:
-    """Where the peer would listen; port 0 is any that is free."""
     where, kept = config.listen, home.kept_port("listen")
     if where is None:
         return HostPort("0.0.0.0", kept or DEFAULT_PORT)  # noqa: S104 - peers come from anywhere

@@ -1,10 +1,9 @@
 """`loco-peer export` and `generate`: a run's model as a Hugging Face checkpoint, and its text.
 
 The daemon writes its state to a file, and this process converts it; where no daemon gives its
-state, it is that of the home's newest checkpoint. With `--swarm` it is the mean of the slow weights
-of all peers that can be reached: peers that average in pairs are some way apart, and their mean is
-better than each of them. It is made here, vector by vector, and measured on the run's held-out
-text.
+state, the home's newest checkpoint is converted. `--swarm` exports the mean of the slow weights of
+all peers that can be reached: peers that average in pairs are some way apart, and their mean is
+better than each of them.
 
 `generate` takes an export, or makes one in the home for as long as it writes. Stages that are left
 out are not fetched, so they need no peer that holds them.
@@ -54,16 +53,13 @@ STATE_TIMEOUT_S: Final = 3700.0
 
 # --- export ---------------------------------------------------------------------------------------
 class ExportFailed(LocoError):
-    """The state cannot be converted; the message says why."""
+    """The message says why."""
 
 
 def export_checkpoint(home: Home, directory: Path, without: Collection[int] = frozenset()) -> None:
-    """Have the daemon write its state, and convert that to a Hugging Face checkpoint.
-
-    Where none runs, or it has none yet, the newest checkpoint of the home is converted.
+    """Write this peer's state, or the home's newest checkpoint, as a Hugging Face checkpoint.
 
     Args:
-        directory: of the Hugging Face checkpoint.
         without: stages that are not fetched from others; their parameters become zeros.
 
     Raises:
@@ -83,13 +79,11 @@ def export_checkpoint(home: Home, directory: Path, without: Collection[int] = fr
 def export_state(
     home: Home, written: Mapping[str, Any], directory: Path, without: Collection[int] = frozenset()
 ) -> None:
-    """Convert what the daemon has written to a Hugging Face checkpoint in `directory`.
+    """Convert a state file. Raises as `export_checkpoint`.
 
     Args:
         written: the daemon's reply: `path` of the state file, `part` of the model that it is of,
             and `round` and `tokens` where it stands.
-
-    Raises: as `export_checkpoint`.
     """
     spec = spec_of(home)
     try:
@@ -115,14 +109,13 @@ def export_state(
 
 
 def _taken(path: Path) -> Float32Vector:
-    """Weights that the daemon has fetched for us, whose file goes. Raises OSError."""
+    """Read weights that the daemon has fetched for us, and remove their file. Raises OSError."""
     values = np.fromfile(path, "<f4")
     path.unlink()
     return values
 
 
 def _place(whole_P: Float32Vector, layout: Layout, values: Float32Vector, part: Layout) -> None:
-    """Put the weights of a part of the model where they belong in those of the whole."""
     places = {entry.name: entry.offset for entry in layout.entries}
     for entry in part.entries:
         start = places[entry.name]
@@ -132,7 +125,7 @@ def _place(whole_P: Float32Vector, layout: Layout, values: Float32Vector, part: 
 def export_weights(
     home: Home, weights_P: Float32Vector, directory: Path, round: int | None, tokens: int | None
 ) -> None:
-    """Write a whole model's weights, fp32 [P], as a Hugging Face checkpoint; raises as above."""
+    """Write a whole model's weights; raises as `export_checkpoint`."""
     spec = spec_of(home)
     try:
         export_hugging_face(
@@ -151,7 +144,7 @@ def export_weights(
 
 
 def spec_of(home: Home) -> RunSpec:
-    """The run spec of the run that a home belongs to. Raises HomeError."""
+    """Raises HomeError: the home belongs to no run."""
     signed = home.run()
     if signed is None:
         raise HomeError(f"{home.root} belongs to no run yet: there is no model")
@@ -159,12 +152,12 @@ def spec_of(home: Home) -> RunSpec:
 
 
 def whole_layout(home: Home, spec: RunSpec) -> Layout:
-    """The layout of the run's model. Raises ValueError, OSError."""
+    """Raises ValueError, OSError."""
     return Layout.from_shapes(model_shapes(spec, _vocabulary_size(home, spec)))
 
 
 def slow_weights_in(path: Path, layout: Layout) -> Float32Vector:
-    """The slow weights in a state file. Raises ValueError: it is of another size. OSError."""
+    """Raises ValueError: the file is of another size. OSError."""
     expected, found = state_bytes(layout.padded_parameters), path.stat().st_size
     if found != expected:
         raise ValueError(f"{path} has {found} bytes, the run's model needs {expected}")
@@ -195,10 +188,7 @@ def _tokenizer_json(home: Home, spec: RunSpec) -> bytes | None:
 
 # --- kept export ----------------------------------------------------------------------------------
 def _export_kept(home: Home, directory: Path, error: NoDaemon | NotNow) -> None:
-    """Write the slow weights of the newest checkpoint that is whole, and say which step that is.
-
-    Raises: the given error, of asking the daemon, where there is no checkpoint either.
-    """
+    """Export the newest whole checkpoint. Raises `error`, the daemon's, where there is none."""
 
     def refused(path: Path, why: str) -> None:
         print(f"{path} cannot be used: {why}", file=sys.stderr, flush=True)
@@ -210,8 +200,7 @@ def _export_kept(home: Home, directory: Path, error: NoDaemon | NotNow) -> None:
     manifest = found.manifest
     stage = stage_of_part(manifest.part)
     is_running = isinstance(error, NotNow)
-    says = "gives no state now" if is_running else "is not running"
-    why = f"the daemon of {home.root} {says}"
+    why = f"the daemon of {home.root} {'gives no state now' if is_running else 'is not running'}"
     if stage is not None:
         cure = "try again when it trains" if is_running else "start it, to fetch the other stages"
         raise ExportFailed(f"{why}, and its checkpoint holds only stage {stage}: {cure}") from error
@@ -225,13 +214,12 @@ def _export_kept(home: Home, directory: Path, error: NoDaemon | NotNow) -> None:
 
 
 # --- swarm export ---------------------------------------------------------------------------------
-MICRO_BATCH: Final = 4
 
 
 def loss_judge(home: Home, spec: RunSpec) -> Callable[[Float32Vector], float]:
-    """What measures weights on the held-out text, in nats per token.
+    """Measure weights on the held-out text, in nats per token. Raises ExportFailed.
 
-    It does so on the processor: the graphics card is training. Raises ExportFailed.
+    It runs on the CPU, for the GPU is training.
     """
     kept = kept_corpus(home.cache_dir, spec.data.manifest or "")
     if kept is None:
@@ -240,7 +228,7 @@ def loss_judge(home: Home, spec: RunSpec) -> Callable[[Float32Vector], float]:
     model = FlatModel(initial_module(spec, prepared.manifest.vocabulary_size), device)
     optimizer = inner_optimizer(model, spec.optimizer, "fp32")
     precision = choose_precision("auto", device)
-    stepper = Stepper(model, optimizer, precision, MICRO_BATCH)
+    stepper = Stepper(model, optimizer, precision, spec.microbatch_sequences)
     blocks = spec.data.validation_blocks
     corpus = open_corpus(prepared.folder, spec.model.context_length, blocks)
     blocks_BT = corpus.validation_blocks(blocks)
@@ -273,7 +261,7 @@ def export_swarm(home: Home, directory: Path) -> None:
 def _given(
     home: Home, spec: RunSpec, written: dict[str, Any]
 ) -> Iterator[tuple[str, int | None, Float32Vector]]:
-    """Name, step and slow weights: ours, then those of the others; who gives none is named."""
+    """Name, step and slow weights: ours, then the others'; peers that give none are named."""
     own = told(home, "status")
     layout = whole_layout(home, spec)
     own_P = slow_weights_in(Path(written["path"]), layout)
@@ -298,12 +286,7 @@ def write_text(
     prompt: str,
     sampling: Sampling,
 ) -> None:
-    """Print what follows the prompt.
-
-    Args:
-        export: the model; None takes that of the home.
-        without_stages: stages that are left out, as they were given.
-    """
+    """Print what follows the prompt; without an export the model is that of the home."""
     without = _numbers(without_stages)
     if export is None:
         home = home_of(given_home)
@@ -319,7 +302,7 @@ def write_text(
 
 @contextmanager
 def _folder_in(home: Home) -> Iterator[Path]:
-    """A folder in the home for as long as it is needed. Raises HomeError."""
+    """A folder in the home, which goes at the end. Raises HomeError."""
     try:
         home.state_dir.mkdir(exist_ok=True)
         folder = tempfile.TemporaryDirectory(dir=home.state_dir, prefix="generate-")

@@ -1,9 +1,8 @@
 """`loco-peer measure`: this machine's row for the table that `loco-peer plan` reads.
 
-The trainer's own step is timed, on random tokens and with nothing else around it: no averages, no
-daemon. Sequences at a time are doubled while they fit and a step stays short, as `auto` would do
-with more patience. A step of the run's whole batch is put together from that: the optimizer is
-timed by itself, for it works once however large the batch is.
+It times the trainer's own step on random tokens, without averages and daemon. Sequences at a time
+are doubled while they fit and a step stays short. The time of the run's whole batch follows: the
+optimizer is timed by itself, for it works once however large the batch is.
 """
 
 import csv
@@ -30,13 +29,13 @@ from protocol.run.needs import parameters_of, vocabulary_of
 from protocol.run.run_spec import RunSpec
 
 PARTS_OF_TIME: Final = 8
-"""A step may take so small a part of the time that is given, to be doubled once more."""
+"""A step is doubled while it takes less than this part of the given time."""
 COLUMNS: Final = ("peer", "location", "compute_s", "slots", "price_per_hour", "memory_gb")
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one machine does with a run, alone.
+    """The speed of one machine, alone.
 
     Attributes:
         sequences: that went through the model at once.
@@ -58,7 +57,7 @@ def measure_machine(
     seconds: float,
     clock_s: Callable[[], float] = time.perf_counter,
 ) -> Measured:
-    """Time the trainer's step on this machine for so long.
+    """Time the trainer's step for so many seconds.
 
     Raises:
         ConfigError: the device is not here, or has no room for one sequence.
@@ -94,8 +93,6 @@ def measure_machine(
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """Steps of one model on random tokens, timed."""
-
     spec: RunSpec
     stepper: Stepper
     optimizer: FlatOptimizer
@@ -103,7 +100,7 @@ class _Trial:
     clock_s: Callable[[], float]
 
     def widest(self, seconds: float) -> tuple[int, float]:
-        """Sequences at once, and the median of the seconds of such a step."""
+        """Sequences at once, and the median seconds of such a step."""
         end_s, size = self.clock_s() + seconds, 1
         most = largest_power_of_two(self.spec.training.batch_size)
         self._step_s(size)  # the first one compiles, and takes memory
@@ -124,7 +121,6 @@ class _Trial:
         return size, float(np.median(found))
 
     def optimizer_s(self) -> float:
-        """Seconds of the optimizer's part of a step."""
         return min(self._timed(lambda: float(self.optimizer.step(self._rate))) for _ in range(3))
 
     @property
@@ -153,7 +149,6 @@ def _memory_bytes(device: torch.device) -> int:
 
 
 def row_of(measured: Measured, name: str | None, location: str, price: str) -> dict[str, str]:
-    """The machine's line, by column."""
     return {
         "peer": name or socket.gethostname(),
         "location": location,
@@ -165,10 +160,9 @@ def row_of(measured: Measured, name: str | None, location: str, price: str) -> d
 
 
 def add_row(path: Path, row: dict[str, str]) -> None:
-    """Add a line to a table, which is made where it is not there.
+    """Add a line to a table, or make the table.
 
-    Raises:
-        ConfigError: the table has other columns, or cannot be written.
+    Raises ConfigError: the table has other columns, or cannot be written.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
@@ -193,7 +187,6 @@ def add_row(path: Path, row: dict[str, str]) -> None:
 
 
 def line_of(row: dict[str, str], columns: list[str]) -> str:
-    """A line of CSV."""
     text = io.StringIO()
     csv.writer(text, lineterminator="").writerow([row.get(column, "") for column in columns])
     return text.getvalue()

@@ -1,9 +1,9 @@
 """`loco-peer new`: a run spec with every key explained.
 
-The file is made from the run spec's own fields, so that a key cannot be forgotten: the values from
-a preset, the words from what stands below a field (protocol/run/sections.py). A key that has no
-value yet is written as a comment. Keys have their section before them (`model.num_layers = 4`), for
-TOML lets no section be begun twice, and what people change stands together at the top.
+The file is made from the run spec's own fields, so that no key is forgotten: values from a preset,
+words from below the fields (protocol/run/sections.py). A key without a value becomes a comment.
+Keys that people change stand at the top, so each has its section before it (`model.num_layers`):
+TOML lets no section begin twice.
 """
 
 import ast
@@ -12,14 +12,14 @@ import json
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from pydantic import BaseModel
 
 from peer.options.config import ConfigError, check_stages
 from peer.options.needs_told import corpus_tokens_of, told_needs
 from protocol.run.run_spec import KEYS_OF_WHOLE_MODELS, RunSpec, SyncSection
-from protocol.run.sections import OptimizerSection, PipelineSection, Section
+from protocol.run.sections import OptimizerSection, PipelineSection, Section, section_in
 from protocol.run.ways import CODECS, WAYS, others_keys
 
 SECTIONS: Final[Mapping[str, str]] = {
@@ -37,7 +37,7 @@ SECTIONS: Final[Mapping[str, str]] = {
 
 
 def of_codecs() -> str:
-    """What each codec takes, and which are for ways that send differences alone."""
+    """The size of each codec, and which ones need differences."""
     size = {name: f"{row.bytes_per_value:.1g}" for name, row in CODECS.items()}
     shown = {name: f"'{name}' {'<' * row.packs}{size[name]}" for name, row in CODECS.items()}
     everywhere = [shown[name] for name, row in CODECS.items() if not row.differences_only]
@@ -49,7 +49,7 @@ def of_codecs() -> str:
 
 
 def _told(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Every key of a section, and what its file says below it."""
+    """Every key of a section, and the words below it in its file."""
     for each in (cls for cls in reversed(section.__mro__) if issubclass(cls, Section)):
         (cls,) = ast.parse(inspect.getsource(each)).body
         assert isinstance(cls, ast.ClassDef)
@@ -61,10 +61,8 @@ def _told(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str
                 ):
                     yield prefix + name, " ".join(words.split())
     for name, field in section.model_fields.items():
-        kinds = (field.annotation, *get_args(field.annotation))
-        for kind in kinds:
-            if isinstance(kind, type) and issubclass(kind, Section):
-                yield from _told(kind, f"{prefix}{name}.")
+        if inner := section_in(field.annotation):
+            yield from _told(inner, f"{prefix}{name}.")
 
 
 EXAMPLES: Final[Mapping[str, str]] = {
@@ -73,12 +71,9 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "sync.gamma": "0.7",
 }
 """Values shown, commented out, for keys that have none."""
-
-
 SET_BY_START: Final = frozenset(
     {"data.manifest", "data.tokenizer_digest", "admission.secret_digest", "frozen"}
 )
-"""Keys that people do not write: the founder's `start` does."""
 EXPLANATIONS: Final[Mapping[str, str]] = {
     **{
         path: said
@@ -88,7 +83,6 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "sync.codec": of_codecs(),
     "sync.diloco.fragments": "'strided' or 'sequential' blocks, or 'whole': plain DiLoCo.",
 }
-"""What each key means."""
 
 PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
     "demo": {
@@ -127,9 +121,9 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
         "sync": {"inner_steps": 100, "validate_every": 5},
     },
 }
-"""Presets by name: the keys whose values differ from the run spec's defaults."""
+"""Keys that differ from the run spec's defaults, by preset."""
 UNTRIED: Final = frozenset({"125m", "1b"})
-"""Presets whose sizes and rates are those of the literature: none of them has been run."""
+"""Presets with sizes and rates from the literature, which nobody has run."""
 
 FIRST_KEYS: Final = (
     "name",
@@ -149,7 +143,7 @@ FIRST_KEYS: Final = (
     "pipeline.stages",
     "admission.mode",
 )
-"""The keys that people change, which stand on the first screen."""
+"""Keys of the first screen."""
 LINE: Final = (
     "# " + "-" * 76,
     "# Below stands the rest, which most runs keep as it is.",
@@ -166,11 +160,11 @@ UNTRIED_LINE: Final = (
     "# Nobody has run this preset, nor loco-peer on a GPU: its rates are those of the literature."
 )
 IN_FRAGMENTS: Final = "streaming"
-"""What people call NoLoCo of fragments."""
+"""The name of NoLoCo of fragments."""
 METHODS: Final = (*WAYS, IN_FRAGMENTS)
 OPTIMIZERS: Final = ("muon", "adamw")
 MUON_RATE: Final = 4.0
-"""Muon's rate for the matrices of the blocks, in AdamW's for the rest (decision 0039)."""
+"""Muon's rate over AdamW's (decision 0039)."""
 
 
 def write_new(
@@ -182,14 +176,11 @@ def write_new(
     *,
     force: bool,
 ) -> list[str]:
-    """Write the run spec of `preset` to `path`.
-
-    Returns:
-        What the run takes of a peer, in lines for people; the file has them, too.
+    """Write the run spec of `preset`, and return what the run takes of a peer, in lines.
 
     Raises:
-        ConfigError: no such preset, method or optimizer, more stages than layers, or the file is
-        there already, or cannot be written.
+        ConfigError: a name is unknown, there are more stages than layers, or the file is there
+            already or cannot be written.
         InvalidRunSpec: stages do not average by this method.
     """
     asked = {"method": method, "optimizer": optimizer, "preset": preset}
@@ -214,11 +205,7 @@ def write_new(
 def preset_spec(
     preset: str, method: str = METHODS[0], optimizer: str = OPTIMIZERS[0], stages: int = 1
 ) -> RunSpec:
-    """The run spec of a preset.
-
-    Peers choose how often they average by themselves, where the way of averaging lets them; holders
-    of stages do not.
-    """
+    """Peers choose how often they average, where the way lets them; holders of stages do not."""
     tree = PRESETS[preset]
     inner = {**tree["optimizer"], "name": optimizer}
     if optimizer == "muon":
@@ -233,7 +220,6 @@ def preset_spec(
 def preset_toml(
     preset: str, method: str = METHODS[0], optimizer: str = OPTIMIZERS[0], stages: int = 1
 ) -> str:
-    """The commented TOML of a preset: first the keys that people change, the rest below a line."""
     spec = preset_spec(preset, method, optimizer, stages)
     chosen = dict(_keys(spec))
     first = {path: chosen.pop(path) for path in FIRST_KEYS if path in chosen}
@@ -252,14 +238,13 @@ def _head(spec: RunSpec, preset: str) -> list[str]:
 
 
 def _beside(path: str, value: Any) -> str:
-    """A key of the first screen, with its meaning on the same line where there is room."""
+    """A key, with its meaning on the same line where there is room."""
     line, meaning = f"{path} = {_literal(value)}", EXPLANATIONS[path]
     whole = f"{line:<34}  # {meaning}"
     return whole if len(whole) <= MOST_COLUMNS else f"# {meaning}\n{line}"
 
 
 def _rest(spec: RunSpec, keys: Mapping[str, Any]) -> Iterator[str]:
-    """The other keys, section by section."""
     section = ""
     for path, value in keys.items():
         of = path.rpartition(".")[0]
@@ -276,7 +261,6 @@ def _rest(spec: RunSpec, keys: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _keys(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every key that the chosen ways use, by its path, and its value."""
     inner: list[tuple[str, BaseModel]] = []
     for name, value in section:
         path = prefix + name
@@ -289,7 +273,6 @@ def _keys(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _is_idle(section: BaseModel, name: str) -> bool:
-    """Whether the chosen method, optimizer or number of stages does not use a key."""
     if isinstance(section, PipelineSection):
         return section.stages == 1
     if isinstance(section, OptimizerSection):

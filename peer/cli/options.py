@@ -1,11 +1,9 @@
-"""What commands are given: options, run specs and tables; and their `--help`.
+"""Options and run specs of the commands, and their `--help`.
 
-The options of a peer are declared in peer/options/config.py. One that is not given is None:
-environment or file may still set it.
+An option of a peer that is not given is None: environment or file may still set it.
 
-`--help` shows options in groups, an example, and what comes next. typer groups options where rich
-draws the help, and rich takes longer to import than everything else that `--help` needs. So typer's
-plain formatter writes the groups. What is in no group comes last, under "Options".
+typer groups options only where rich draws the help, and rich takes longer to import than all else
+that `--help` needs. So typer's plain formatter writes the groups here.
 """
 
 import inspect
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 
 # --- options --------------------------------------------------------------------------------------
 def print_version(wanted: bool = True) -> None:
-    """Print the version and exit."""
     if wanted:
         from importlib.metadata import version as version_of
 
@@ -37,17 +34,14 @@ def print_version(wanted: bool = True) -> None:
 
 
 def option(name: str, metavar: str, help: str, *letter: str, **more: Any) -> Any:
-    """How typer takes an option; a flag has no metavar."""
     return typer.Option(name, *letter, metavar=metavar or None, help=help, **more)
 
 
 def argument(metavar: str, help: str, **more: Any) -> Any:
-    """How typer takes an argument."""
     return typer.Argument(metavar=metavar, help=help, **more)
 
 
 def _spelled(of: Option, hidden: bool = False) -> Any:
-    """How typer takes an option of a peer."""
     letter = [of.letter] if of.letter else []
     return option(f"--{of.name}", of.metavar, of.told, *letter, hidden=hidden)
 
@@ -85,10 +79,9 @@ Handler = Callable[..., None]
 
 
 def takes_peer_options(command: Handler) -> Handler:
-    """Give a command, which takes them as `**given`, all options that it may be given.
+    """Give a command the options of a peer, as `**given`.
 
-    The founder of a run is told which of them others alone take, where it gives one (`--bootstrap`)
-    or a variable does; the rest are unknown to it.
+    `start` takes `--bootstrap`, hidden, to say that it is for others.
     """
     founds = command.__name__ == "start"
     told = [o for o in OPTIONS.values() if o.founder or not founds or o.name == "bootstrap"]
@@ -99,7 +92,6 @@ def takes_peer_options(command: Handler) -> Handler:
 
 
 def takes_plan_options(command: Handler) -> Handler:
-    """Give a command, which takes them as `**given`, the fields of `PlanOptions`."""
     kinds = get_type_hints(PlanOptions, include_extras=True)
     return _with_options(command, {f.name: (kinds[f.name], f.default) for f in fields(PlanOptions)})
 
@@ -111,7 +103,7 @@ def _with_options(command: Handler, options: Mapping[str, tuple[Any, Any]]) -> H
 
 
 def extended(of: inspect.Signature, options: Mapping[str, tuple[Any, Any]]) -> inspect.Signature:
-    """A signature with options in place of `**given`: what each is, and its default, by name."""
+    """Put options in place of `**given`: type and default by name."""
     own = [p for p in of.parameters.values() if p.kind is not p.VAR_KEYWORD]
     more = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
@@ -122,13 +114,7 @@ def extended(of: inspect.Signature, options: Mapping[str, tuple[Any, Any]]) -> i
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The arguments of `start` that no peer's configuration has.
-
-    Attributes:
-        run_toml: the run spec; None goes on with the home's run.
-        new_run: put the home's run away, and found another.
-        restore: the URL of uploads to fill the home from, where it is empty.
-    """
+    """The arguments of `start` that no peer's configuration has."""
 
     run_toml: Path | None
     new_run: bool
@@ -137,7 +123,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """What the command line of `plan` says in place of the run spec; None leaves it to that."""
+    """Options of `plan`, in place of the run spec's values; None leaves these."""
 
     stages: Annotated[
         int | None, option("--stages", "N", "Stages of the pipeline. Default: the spec's.")
@@ -166,12 +152,7 @@ class PlanOptions:
 
 # --- files ----------------------------------------------------------------------------------------
 def read_spec(path: Path) -> "RunSpec":
-    """Read and check a run spec.
-
-    Raises:
-        ConfigError: it cannot be read.
-        InvalidRunSpec: names the file, and what to change.
-    """
+    """Raises ConfigError: the file cannot be read. InvalidRunSpec."""
     from protocol.errors import InvalidRunSpec  # here, for `--help` needs none of it
     from protocol.limits import MAX_SPEC_BYTES
     from protocol.run.run_spec import parse_toml
@@ -239,14 +220,11 @@ EXAMPLES: Final[Mapping[str, tuple[str, str]]] = {
     "invite": ("loco-peer invite --expires 12h --uses 4", "send the command that it prints"),
     "amend": ("loco-peer amend run.toml --dry-run", "the same without --dry-run"),
 }
-"""How a command is called, and what comes next, by command."""
+"""A call of each command, and what comes next."""
 
 
 class Command(TyperCommand):
-    """A command whose help has groups and an example."""
-
     def format_options(self, ctx: "Context", formatter: "HelpFormatter") -> None:
-        """Write arguments, then options group by group, then the example."""
         shown = {p.name: r for p in self.get_params(ctx) if (r := _record(p, ctx)) is not None}
         arguments = [p.name for p in self.params if p.param_type_name == "argument"]
         groups = {"Arguments": tuple(arguments)}
@@ -261,10 +239,9 @@ class Command(TyperCommand):
 
 
 class Commands(TyperGroup):
-    """All commands, in groups, each with its whole sentence."""
+    """Shows all commands in groups, each with its whole sentence."""
 
     def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:
-        """Write the commands."""
         told = {
             name: (name, _sentence(command.help))
             for name, command in self.commands.items()
@@ -291,7 +268,7 @@ def _write_groups(
 
 
 def _record(parameter: Any, ctx: "Context") -> tuple[str, str] | None:
-    """What a parameter is called and what is said of it: without types, and ranges of numbers."""
+    """A parameter's name and help, without types and ranges of numbers."""
     record = parameter.get_help_record(ctx)
     if record is None:
         return None

@@ -44,14 +44,14 @@ USUAL_STAGES: Final = 4
 """Where the run spec has no pipeline."""
 MOST_NAMED: Final = 8
 SMALL_PARAMETERS: Final = 100_000_000
-"""Below this a step is mostly waiting for small pieces of work, on any card."""
+"""Below this a step mostly waits for small pieces of work, on any card."""
 WAYS: Final = {
     "noloco": ("replicas, NoLoCo", "replicas that average in pairs"),
     "diloco": ("replicas, DiLoCo", "replicas that average fragments among all"),
     "full": ("full pipeline", "a full pipeline"),
     "skippipe": ("SkipPipe", "a pipeline that skips stages"),
 }
-"""What a way is called in tables, and in sentences."""
+"""Names of the ways in tables, and in sentences."""
 WORKING: Final = {
     "arrival": "as things arrive",
     "1f1b": "backwards first (1F1B)",
@@ -61,11 +61,7 @@ WORKING: Final = {
 
 
 def show_plan(run_toml: Path, peers: Path, links: Path | None, options: PlanOptions) -> None:
-    """Plan for these machines, and print what comes out.
-
-    Raises:
-        LocoError: a file cannot be used, or the machines cannot form the pipeline.
-    """
+    """Raises LocoError: a file cannot be used, or the machines cannot form the pipeline."""
     picture, as_json = options.picture, options.as_json
     if picture is not None:
         from .plan_picture import check_picture
@@ -149,7 +145,6 @@ def _print(lines: Iterator[str] | list[str]) -> None:
 def _first(
     question: PlanQuestion, verdict: RunEstimate, others: Mapping[str, RunEstimate]
 ) -> Iterator[str]:
-    """How long, for what money, which way, known how."""
     number = len(question.offers)
     yield (
         f"{f'These {number} machines' if number > 1 else 'This machine'}:"

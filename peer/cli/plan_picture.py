@@ -2,8 +2,8 @@
 
 A row is a machine, the stages from top to bottom; the full pipeline stands above SkipPipe on the
 same axis of time. A colour is a data peer: its microbatches are pale forward, dark backward, black
-for the loss. A thin line leads from the end of a piece of work to the begin of the next one of the
-same microbatch, so a long line is a long way or a long wait.
+for the loss. A thin line leads from the end of a piece of work to the beginning of the next one of
+the same microbatch: a long line is a long way or a long wait.
 
 Only the extra `plot` brings matplotlib, so it is imported only if a picture is asked for.
 """
@@ -32,13 +32,11 @@ KINDS: Final = {
 LOSS_COLOUR: Final = "#111111"
 ROW_INCHES: Final = 0.27
 MOST_NAMED: Final = 80
-"""Rows of a plan that have room for a name each; more make no larger picture."""
-MOST_LINES: Final = 600
-"""Transfers that are still readable as lines."""
+"""Rows that still have room for a name each."""
 
 
 def check_picture(path: Path) -> None:
-    """Say now what would keep the picture from being drawn later. Raises ConfigError."""
+    """Raises ConfigError: the picture cannot be drawn later."""
     if path.suffix.lower() not in ENDINGS:
         raise ConfigError(f"--picture {path}: must end in {' or '.join(ENDINGS)}")
     try:
@@ -57,7 +55,7 @@ def check_picture(path: Path) -> None:
 
 
 def draw(answer: Answer, path: Path) -> None:
-    """Draw the plans of an answer. Raises ConfigError: the file cannot be written."""
+    """Raises ConfigError: the file cannot be written."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -123,7 +121,7 @@ def _draw_work(
 
 
 def _shade(kind: int, colour: str) -> tuple[float, float, float]:
-    """The colour of a piece of work: mixed with white, for lines must not shine through."""
+    """The colour, mixed with white: lines must not shine through."""
     from matplotlib.colors import to_rgb
 
     red, green, blue = to_rgb(LOSS_COLOUR if kind == LOSS else colour)
@@ -146,8 +144,6 @@ def _draw_ways(
         for one, then in pairwise(chain)
         if one.machine != then.machine
     ]
-    if len(ways) > MOST_LINES:
-        return
     lines = [
         [(a.end_us / US_PER_S, rows[a.machine]), (b.start_us / US_PER_S, rows[b.machine])]
         for a, b in ways

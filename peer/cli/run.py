@@ -27,7 +27,7 @@ from .options import Start, read_spec
 
 
 async def _run_daemon(config: PeerConfig, spec: RunSpec | None, home: Home) -> ExitCode:
-    """Start the trainer's process, then the daemon: both import for seconds, at the same time."""
+    """The trainer's process starts first: both import for seconds, at the same time."""
     async with spare_child(config.threads or 0) as spare:
         with large_imports():
             _check_device(config)
@@ -37,7 +37,7 @@ async def _run_daemon(config: PeerConfig, spec: RunSpec | None, home: Home) -> E
 
 
 def _check_ports(config: PeerConfig) -> None:
-    """Refuse a port that another program holds, seconds before it is needed. Raises ConfigError."""
+    """Refuse a port that another program holds. Raises ConfigError."""
     for option, where in (("listen", config.listen), ("metrics", config.metrics)):
         if where is None or where.port == 0:
             continue
@@ -56,7 +56,7 @@ def _check_ports(config: PeerConfig) -> None:
 
 
 def _check_export(config: PeerConfig) -> None:
-    """Refuse a folder that the model could not be written to at the end. Raises ConfigError."""
+    """Refuse a folder that the model cannot be written to. Raises ConfigError."""
     if config.export_when_done is None:
         return
     try:
@@ -67,7 +67,7 @@ def _check_export(config: PeerConfig) -> None:
 
 
 def _check_device(config: PeerConfig) -> None:
-    """Refuse a device that is not here, as soon as torch can tell. Raises ConfigError."""
+    """Refuse a device that is not here. Raises ConfigError."""
     if config.device is None:
         return
     from peer.training.device import choose_device
@@ -79,14 +79,9 @@ def _check_device(config: PeerConfig) -> None:
 
 
 def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
-    """Run a daemon in the foreground until it ends.
+    """Run a daemon in the foreground until it ends; without `start` it joins.
 
-    Args:
-        config: of this machine.
-        start: the arguments of `start`; None joins.
-
-    Raises:
-        LocoError: configuration, run spec or home cannot be used, or the swarm refused this peer.
+    Raises LocoError: configuration, run spec or home cannot be used, or the swarm refused us.
     """
     home = Home(config.home)
     signed, spec = home.run(), None
@@ -132,11 +127,7 @@ def _join_again(config: PeerConfig, home: Home, again: JoinAgain) -> None:
 
 
 def _checked_start(config: PeerConfig, start: Start, signed: SignedSpec | None) -> RunSpec | None:
-    """The run spec that is founded, if one is. Refuse what `start` cannot do in this home.
-
-    Raises:
-        ConfigError, OtherRun, InvalidRunSpec
-    """
+    """The run spec that is founded, if one is. Raises ConfigError, OtherRun, InvalidRunSpec."""
     spec = None if start.run_toml is None else read_spec(start.run_toml)
     if config.bootstrap:
         raise ConfigError(
@@ -179,7 +170,7 @@ def _checked_start(config: PeerConfig, start: Start, signed: SignedSpec | None) 
 
 
 def _from_checkpoint(written: RunSpec) -> RunSpec:
-    """Check checkpoint and tokenizer before anything starts. Raises InvalidRunSpec."""
+    """Add what checkpoint and tokenizer say. Raises InvalidRunSpec."""
     if written.model.init_from is None and written.data.tokenizer == "bytes":
         return written
     from peer.training.init_from import rate_hint, with_checkpoint
@@ -191,7 +182,7 @@ def _from_checkpoint(written: RunSpec) -> RunSpec:
 
 
 def _as_founded(written: RunSpec, founded: RunSpec) -> RunSpec:
-    """What is written, with the tokenizer that it left to the checkpoint when it was founded."""
+    """Add the tokenizer that was left to the checkpoint when the run was founded."""
     if written.model.init_from is None or "tokenizer" in written.data.model_fields_set:
         return written
     tokenizer = {"tokenizer": founded.data.tokenizer}
@@ -199,7 +190,7 @@ def _as_founded(written: RunSpec, founded: RunSpec) -> RunSpec:
 
 
 def _check_source(source: str) -> None:
-    """Refuse files that are not there, seconds before the corpus is made. Raises ConfigError."""
+    """Refuse files that are not there. Raises ConfigError."""
     kind, _, pattern = source.partition(":")
     if kind == "tokens" and not Path(pattern).expanduser().is_file():
         raise ConfigError(f"data.source: there is no file {pattern}")
@@ -218,7 +209,7 @@ def _check_source(source: str) -> None:
 
 
 def _say_held_out(path: Path) -> None:
-    """Say what a corpus of one text is validated with. Raises ConfigError: it cannot be read."""
+    """Say what a corpus of one text is validated with. Raises ConfigError."""
     from peer.training.corpus.packed import HELD_OUT_OF, tail_start
 
     try:

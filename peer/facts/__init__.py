@@ -1,11 +1,7 @@
 """The record of what one peer is and does.
 
-It steers the daemon, and beats, `status`, metrics and events all read it. A field is written by the
-part that makes it true, or by a method here; a few still have several writers (docs/open.md).
-
-The run has spec, links, clock, data plan and admission, whichever part of the model a peer holds. A
-group has what is here, and the state: weights and momentum of the part, where they stand, and the
-rounds that move them (peer/averaging).
+The daemon, beats, `status`, metrics and events read it. A field is written by the part that makes
+it true, or by a method here; a few have several writers (docs/open.md).
 """
 
 import bisect
@@ -34,12 +30,10 @@ from protocol.run.layout import stage_of_part
 from protocol.run.run_spec import RunSpec
 
 RECENT_ROUNDS: Final = 50
-"""Rounds whose outcomes are kept, to tell the present share of those that were averaged."""
+"""Rounds of which the share that was averaged is told."""
 
 
 class PeerState(StrEnum):
-    """Stages in the life of a peer. It tells other peers too, under these names."""
-
     STARTING = "starting"
     CONNECTING = "connecting"
     """Looking for the swarm."""
@@ -60,14 +54,12 @@ class PeerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PartShape:
-    """What a part of a model looks like, as its layout says (protocol/run/layout.py)."""
-
     layout_digest: str
     padded_parameters: int
 
     @classmethod
     def of_whole_model(cls, spec: RunSpec) -> Self:
-        """The shape that the founder has frozen. Raises InvalidRunSpec when nobody has."""
+        """The shape that the founder froze. Raises InvalidRunSpec: nobody has."""
         frozen = spec.frozen
         if frozen is None:
             raise InvalidRunSpec("the run spec does not say what its model looks like")
@@ -76,13 +68,7 @@ class PartShape:
 
 @dataclass(frozen=True, slots=True)
 class HeldPart:
-    """What belongs to the group that a peer is in.
-
-    Attributes:
-        shape: of the part's flat vector.
-        codec: how the vector is coded.
-        view: who else is in the group.
-    """
+    """What belongs to the group that a peer is in; `view` holds its other peers."""
 
     group: Group
     shape: PartShape
@@ -98,8 +84,6 @@ ROUND_SECONDS_BUCKETS: Final = (
 
 
 class RoundPhase(StrEnum):
-    """Parts of a round."""
-
     TRAIN = "train"
     """Inner steps, from opening the round to closing it."""
     MATCH = "match"
@@ -111,7 +95,7 @@ class RoundPhase(StrEnum):
 
 
 class Durations:
-    """One histogram of durations. The library's own would read the wall clock, and expose it."""
+    """A histogram. The library's own would read the wall clock, and expose it."""
 
     def __init__(self) -> None:
         self._in_bucket = [0] * (len(ROUND_SECONDS_BUCKETS) + 1)
@@ -122,15 +106,13 @@ class Durations:
         self.sum_s += seconds
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Upper bounds, and how many durations are no longer."""
+        """Upper bounds, and the number of durations up to each."""
         bounds = [str(bound) for bound in ROUND_SECONDS_BUCKETS] + ["+Inf"]
         return list(zip(bounds, itertools.accumulate(self._in_bucket), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class RoundTiming:
-    """Seconds that one round spent in each phase."""
-
     train_s: float
     match_s: float
     exchange_s: float
@@ -138,7 +120,6 @@ class RoundTiming:
 
 
 def _plain(record: "PipelineFacts | ReachFacts") -> dict[str, Any]:
-    """The fields of a record, in values that JSON knows."""
     tree: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(record))
     return tree
 
@@ -147,7 +128,7 @@ def _plain(record: "PipelineFacts | ReachFacts") -> dict[str, Any]:
 
 
 class Spent(StrEnum):
-    """What time goes into, summed over microbatches, which are under way at once."""
+    """What time goes into, summed over microbatches that are under way at once."""
 
     COMPUTING = "computing"
     """The trainer works on one."""
@@ -165,11 +146,9 @@ class PipelineFacts:
         snapshot: digest of the snapshot that we plan from; None before the first.
         plan: digest of its plan; None while paths are drawn.
         planned_s: an iteration of that plan.
-        iteration_s: our last iterations, measured; the median.
+        iteration_s: the median of our last iterations.
         spent_s: since the start.
         other_plans: microbatches that came here by another plan than those of other data peers.
-        links: as measured here.
-        work: of a microbatch here.
         paths: our own in the plan, each hop as `stage:peer`.
         replicas_apart: distance of our weights to those of the replica of our stage that we
             averaged with last, over their size. About ten times the relative error of the gradient
@@ -203,12 +182,12 @@ class ReachFacts:
     """Whether and how others can reach this peer now.
 
     Attributes:
-        reach: whether others can dial us at all; `v4` and `v6` by family of addresses.
+        reach: by any family of addresses.
         given: addresses that the user has named.
-        working: those of ours where others get through.
+        working: ours at which others get through.
         observed: the IP addresses that others see.
         relays: peers that relay for us.
-        answers: peers that have told us.
+        answers: number of peers that have told us.
         relayed_peers: those that we are connected to through relays alone.
         reservations, circuits, carried_bytes: of our own relay.
     """
@@ -237,8 +216,6 @@ class ReachFacts:
 
 
 class CheckpointOutcome(StrEnum):
-    """How a checkpoint ended."""
-
     WRITTEN = "written"
     FAILED = "failed"
     """The disk refused, or the trainer died over it."""
@@ -253,9 +230,8 @@ class CorpusFacts:
 
     Attributes:
         pieces: of the whole corpus; 0 before it is known.
-        here: of them on this machine.
-        only_here: of them on no other machine that we have asked.
-        fetched_bytes: that have come from other peers.
+        only_here: on no other machine that we have asked.
+        fetched_bytes: from other peers.
         waited_s: time for which training stood still for pieces.
     """
 
@@ -271,12 +247,11 @@ class PackingFacts:
     """Vectors that travel packed, counted since the start.
 
     Attributes:
-        packed, plain: partners' vectors that came as differences, and that came as codes though
-            the run's codec packs.
+        packed, plain: partners' vectors that came as differences, and as codes.
         blocks: of those that came packed.
-        misread: blocks of these that were read wrongly, found by their sums, and sent again.
-        whole: vectors whose digest alone was wrong, and that were sent again as a whole.
-        code_bytes, sent_bytes: what the codes of our own vectors take, and what of them travelled.
+        misread: blocks of these whose sums showed a misreading, and that were sent again.
+        whole: vectors of which only the digest was wrong, and that were sent again as a whole.
+        code_bytes, sent_bytes: of our own vectors: what their codes take, and what was sent.
     """
 
     packed: int = 0
@@ -296,8 +271,8 @@ class Facts:
         fraction: share of our quota done in the round in training.
         free: the snapshots that we look for partners with, by fragment; 0 where the whole model is
             one vector.
-        ended, over: our last round of training is averaged; the final averaging is done, too, in
-            this life or before.
+        ended: our last round of training is averaged.
+        over: the final averaging is done, too, in this life or before.
         recent: whether each of the last RECENT_ROUNDS rounds was averaged, oldest first.
         replica_loss: validation loss of our own replica before the final averaging.
         inner_steps_per_round: of a nominal round.
@@ -305,19 +280,17 @@ class Facts:
         earlier_tokens: trained before the start, by the newest checkpoint that the home had.
         debt: nominal steps that rounds have trained more than their lengths.
         checkpoint_at_s, training_since_s: trio's time of the last, and of the first training.
-        steps_per_s: inner steps per second, smoothed.
+        steps_per_s: inner steps, smoothed.
         alone_steps_per_s: those of the trainer alone, by its calibration.
         gradient_norm: of an inner step, before clipping; 0 before the first.
-        spec: of the run, as amended so far.
-        held, chosen: the part of the model that we hold; the group that we shall be in before that.
+        held: the part of the model that we hold.
+        chosen: the group that we shall be in, before that.
         stalled_s: time for which training stood still for averages that were late.
-        diverged, healed, healed_s: chunks of the outer copy found to differ from a better one,
-            those that were fetched, and how long that took.
-        refused: contributions of others to fragments that were not taken, and whatever was meant
-            for another group.
-        audits: of averages that other peers have signed.
+        diverged: chunks of the outer copy found to differ from a better one.
+        healed, healed_s: those that were fetched, and how long that took.
+        refused: contributions to fragments that were not taken, and all for another group.
         convicted: peers that were proved to have lied.
-        stays_until_s: until then we stay with our weights, whoever says to be far ahead.
+        stays_until_s: until then we keep our weights, whoever claims to be far ahead.
         lost_blocks, repeated_blocks: of the whole swarm, by changes of its members.
         loops: what codes vectors, for `trainer` and `daemon` (`peer.codec.Codec.loops_for`).
     """
@@ -386,7 +359,6 @@ class Facts:
     doing_since_s: float = 0.0
 
     def now_doing(self, sentence: str, state: PeerState | None = None) -> None:
-        """Set what this peer is doing, and its state."""
         if state is not None:
             self.state = state
         if sentence != self.doing:
@@ -394,7 +366,7 @@ class Facts:
 
     @property
     def group(self) -> str | None:
-        """Digest of the group that we are in, or are about to enter."""
+        """Digest of the group that we are in, or shall be in."""
         group = self.chosen if self.held is None else self.held.group
         return None if group is None else group.digest
 
@@ -404,12 +376,10 @@ class Facts:
 
     @property
     def step(self) -> int:
-        """Nominal inner step, in whole ones."""
         return int(self.nominal_step)
 
     @property
     def inner_steps_per_average(self) -> int | None:
-        """H, chosen or of the run; None before it is known."""
         if self.chosen_inner_steps is not None or self.spec is None:
             return self.chosen_inner_steps
         return self.spec.founding.sync.round_steps
@@ -421,7 +391,7 @@ class Facts:
 
     @property
     def own_round_s(self) -> float:
-        """The same of a round of our own, where that is longer."""
+        """The same of one of our own rounds, where they are longer."""
         steps = max(self.inner_steps_per_round, self.chosen_inner_steps or 0)
         return steps / self.steps_per_s if self.steps_per_s else 0.0
 
@@ -439,16 +409,15 @@ class Facts:
 
     @property
     def averaged_share(self) -> float | None:
-        """Part of the last RECENT_ROUNDS rounds that were averaged; None before the first."""
+        """Share of the last RECENT_ROUNDS rounds; None before the first."""
         return sum(self.recent) / len(self.recent) if self.recent else None
 
     @property
     def holds_stage(self) -> bool:
-        """Whether the part that we hold is a stage of a pipeline."""
         return self.held is not None and stage_of_part(self.held.group.part) is not None
 
     def compute_utilisation(self, now_s: float) -> float | None:
-        """Tokens trained over what the trainer alone would have trained in the same wall time."""
+        """Tokens trained, over those that the trainer alone would have trained meanwhile."""
         if self.training_since_s is None or not self.alone_steps_per_s:
             return None
         possible = (now_s - self.training_since_s) * self.alone_steps_per_s * self.tokens_per_step

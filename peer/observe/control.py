@@ -1,16 +1,16 @@
 """The control socket: how a command in another terminal speaks to the daemon of its home.
 
-One JSON object per line over a unix socket in a directory that only its owner can enter; one
-request and one reply per connection.
+A connection carries one request and one reply, each one JSON object on a line. The unix socket lies
+in a directory that only its owner can enter.
 
     -> {"request": "status", ...arguments}
     <- {"reply": {...}}   or   {"error": "sentence"}   or, of NotNow, {..., "not_now": true}
 
 Rules:
-- The path may be left over from a daemon that was killed. The home's lock says that we are the only
-  daemon, so the socket is replaced.
-- A client can only end its own connection: length, time to ask and number of connections are
-  bounded. A request that fails, through a full disk or a bug, ends alone as well.
+- A killed daemon leaves its socket behind. The home's lock says that we are the only daemon, so the
+  socket is replaced.
+- A client can only end its own connection: length, time to ask (ANSWER_S) and number of connections
+  are bounded. A request that fails, through a full disk or a bug, ends alone as well.
 """
 
 import errno
@@ -28,8 +28,6 @@ from protocol.limits import ANSWER_S
 
 MAX_REQUEST_BYTES: Final = 64 * 1024
 MAX_CONNECTIONS: Final = 16
-ASK_TIMEOUT_S: Final = 5.0
-"""Time that a client has, from connecting to the end of its request."""
 
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 TellBug = Callable[[str, Exception], None]
@@ -55,13 +53,13 @@ async def serve_control(
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve requests at `path` until cancelled; a stale socket there is replaced.
+    """Serve requests until cancelled.
 
     Args:
         path: at most 107 bytes.
         handlers: by request name; each takes the request's arguments and returns the reply. A
-            `LocoError` or `OSError` becomes the client's error. A handler may answer and be cut off
-            later: cancel the nursery only after it returned.
+            `LocoError` or `OSError` becomes the client's error. Cancel the nursery only after a
+            handler returned.
         tell_bug: is told of a request that fails in any other way.
     """
     path.unlink(missing_ok=True)
@@ -69,13 +67,13 @@ async def serve_control(
 
     async def converse(stream: trio.SocketStream) -> None:
         line = b""
-        with trio.move_on_after(ASK_TIMEOUT_S):
+        with trio.move_on_after(ANSWER_S):
             line = await read_until(stream, b"\n", MAX_REQUEST_BYTES)
         if not line or len(line) > MAX_REQUEST_BYTES:
             return
         answer = await _answer_to(line, handlers, tell_bug)
         # Shielded, so that the answer to "leave" gets out although the daemon goes down with it.
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + ASK_TIMEOUT_S):
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + ANSWER_S):
             await stream.send_all(answer)
 
     try:
@@ -90,18 +88,13 @@ async def serve_control(
 
 
 class Clients:
-    """Those of a server of this machine: each ends its own connection alone, and they are few.
-
-    Args:
-        converse: with one of them, until the connection is to be closed.
-    """
+    """Clients of a local server: each ends its own connection alone, and they are few."""
 
     def __init__(self, converse: Callable[[trio.SocketStream], Awaitable[None]]) -> None:
         self._converse = converse
         self._connections = 0
 
     async def answer(self, stream: trio.SocketStream) -> None:
-        """Serve one connection, if there are not too many."""
         self._connections += 1
         try:
             if self._connections <= MAX_CONNECTIONS:
@@ -129,9 +122,8 @@ async def _answer_to(line: bytes, handlers: Mapping[str, Handler], tell_bug: Tel
         return _line_of({"error": str(error)})
     except Exception as bug:  # noqa: BLE001 - a command that fails must not end the run
         tell_bug(name, bug)
-        kind = type(bug).__name__
-        sentence = f"'{name}' failed, which is a bug in loco-peer: {kind}: {bug}"
-        return _line_of({"error": sentence})
+        said = f"'{name}' failed, which is a bug in loco-peer: {type(bug).__name__}: {bug}"
+        return _line_of({"error": said})
 
 
 def _line_of(answer: dict[str, Any]) -> bytes:
@@ -139,7 +131,7 @@ def _line_of(answer: dict[str, Any]) -> bytes:
 
 
 async def read_until(stream: trio.SocketStream, end: bytes, max_bytes: int) -> bytes:
-    """Read up to and with `end`, or just past `max_bytes`; empty when the stream ended before."""
+    """Read through `end`, or just past `max_bytes`; empty when the stream ended before."""
     data = bytearray()
     while end not in data and len(data) <= max_bytes:
         chunk = await stream.receive_some()
@@ -152,13 +144,14 @@ async def read_until(stream: trio.SocketStream, end: bytes, max_bytes: int) -> b
 async def ask(
     path: Path, request: str, *, timeout_s: float = ANSWER_S, **arguments: Any
 ) -> dict[str, Any]:
-    """Ask the daemon whose control socket is at `path`.
-
-    Raises:
-        NoDaemon: nobody listens there.
-        ControlFailed: it refused, or did not answer in time; NotNow: a later try may do.
-    """
-    stream = await _connect(path)
+    """Ask the daemon whose control socket is at `path`. Raises NoDaemon, ControlFailed, NotNow."""
+    try:
+        stream = await trio.open_unix_socket(str(path))
+    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
+        raise NoDaemon("no daemon is running in this home") from error
+    except OSError as error:
+        why = os.strerror(error.errno or errno.EIO)
+        raise ControlFailed(f"cannot reach the daemon at {path}: {why}") from error
     async with stream:
         line = b""
         with trio.move_on_after(timeout_s) as scope:
@@ -177,13 +170,3 @@ async def ask(
         raise (NotNow if answer.get("not_now") else ControlFailed)(answer["error"])
     reply: dict[str, Any] = answer["reply"]
     return reply
-
-
-async def _connect(path: Path) -> trio.SocketStream:
-    try:
-        return await trio.open_unix_socket(str(path))
-    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
-        raise NoDaemon("no daemon is running in this home") from error
-    except OSError as error:
-        why = os.strerror(error.errno or errno.EIO)
-        raise ControlFailed(f"cannot reach the daemon at {path}: {why}") from error

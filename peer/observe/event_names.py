@@ -1,12 +1,9 @@
-"""Every event of the event log: the closed list, and the sentence that people read of each.
+"""The closed list of events, and the console's sentence for each (docs/events.md).
 
-docs/events.md explains the fields. Names are in the past tense.
-
-People want to know which peers come and go, what failed and what to do; one line every few seconds
-shows the progress of the run (peer/daemon/report.py). So events that happen several times a minute
-in a healthy run have no sentence for the console. Nor have those that this line tells, or that
-`doing` tells while a peer starts (BootstrapFailing, NeighboursAwaited). Without a sentence an event
-is shown with `--verbose` only.
+People want to know which peers come and go, what failed and what to do. So events that happen
+several times a minute in a healthy run have no sentence, nor have those that the line of progress
+(peer/daemon/report.py) tells, or `doing` while a peer starts (BootstrapFailing, NeighboursAwaited).
+Without a sentence an event is shown with `--verbose` only.
 
 A sentence is a format string over the event's fields; ids in it are short, numbers are rounded.
 """
@@ -16,8 +13,6 @@ from typing import Self
 
 
 class EventName(StrEnum):
-    """Names of the events."""
-
     sentence: str | None
 
     def __new__(cls, name: str, sentence: str | None = None) -> Self:

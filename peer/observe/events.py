@@ -1,19 +1,18 @@
 """The event log: one line of JSON for everything that happens between peers, and one for people.
 
-An event is stamped (time, clock, peer) and shown on stderr; its line of JSON goes to the sink (a
-rotated file in real life, a simulated disk in simulation). Nothing here can end a run: a line that
-cannot be written is forgotten.
+Nothing here can end a run: a line that cannot be written is forgotten.
 
-Each line of the file is one `write` to a file opened with O_APPEND, so a crash of the process tears
-nothing, and a crash of the machine at most the end of the file. The writer closes a torn last line
-before it goes on; readers pass over what is no JSON. Files are rotated by size: `events.jsonl`,
-then `events.jsonl.1`, the older the higher, `keep_files` in all.
+Each line is one `write` to a file opened with O_APPEND, so a crash of the process tears nothing,
+and a crash of the machine at most the end of the file. The writer closes a torn last line before it
+goes on; readers pass over what is no JSON. Files are rotated by size: `events.jsonl`, then
+`events.jsonl.1`, the older the higher.
 """
 
 import json
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -34,14 +33,12 @@ MAX_LINE_BYTES: Final = 64 * 1024
 """A longer event is replaced by a short one that says so."""
 MAX_ERROR_CHARS: Final = 400
 """Kept of an error's message: a stranger may have written part of it."""
-
-
 _STAMPED: Final = ("time", "monotonic_s", "peer", "event")
 """What every event has."""
 
 
 def said_of(event: Mapping[str, Any], *, verbose: bool = False) -> str | None:
-    """What the console shows of an event: its sentence, or all its fields; None is nothing."""
+    """The console's words for an event: its sentence, or all its fields; None shows nothing."""
     sentence = EventName(event["event"]).sentence
     if sentence is None and not verbose:
         return None
@@ -80,15 +77,10 @@ def _short(key: str, value: Any) -> str:
 
 
 class Events(Protocol):
-    """What takes events: the log itself, or one that adds to them what they are about."""
-
-    def emit(self, name: EventName | str, /, **fields: Any) -> None:
-        """Record that `name` happened."""
+    def emit(self, name: EventName | str, /, **fields: Any) -> None: ...
 
 
 class NamedEvents:
-    """Adds the same fields to every event."""
-
     def __init__(self, events: Events, **fields: Any) -> None:
         self._events = events
         self._fields = fields
@@ -98,16 +90,14 @@ class NamedEvents:
 
 
 class EventLog:
-    """Writes events.
+    """Stamps and writes events.
 
     Args:
         write_line: takes one line without its newline (`LineFile.write_line`, or a simulated disk);
             may raise OSError.
         peer: our peer id.
         wall_time_s: the swarm's time, Unix seconds.
-        log_format: what goes to `stream`.
-        verbose: show people every event.
-        stream: where people look; None shows nothing.
+        log_format: of `stream`, where people look; None shows nothing.
     """
 
     def __init__(
@@ -128,15 +118,7 @@ class EventLog:
         self._stream = stream
 
     def emit(self, name: EventName | str, /, **fields: Any) -> None:
-        """Record that `name` happened.
-
-        Args:
-            name: one of `EventName`.
-            fields: see docs/events.md; values that JSON does not know are written as text.
-
-        Raises:
-            ValueError: no such event.
-        """
+        """Values that JSON does not know are written as text. Raises ValueError: no such event."""
         event: dict[str, Any] = {
             "time": round(self._wall_time_s(), 3),
             "monotonic_s": round(trio.current_time(), 6),
@@ -156,11 +138,9 @@ class EventLog:
             self._print(line)
 
     def stream_failed(self, peer_id: PeerId, protocol: str, error: BaseException) -> None:
-        """Record a stream that a bug has ended."""
         self._bug(EventName.STREAM_FAILED, error, remote=peer_id, protocol=protocol)
 
     def request_failed(self, request: str, error: BaseException) -> None:
-        """Record a request at the control socket that a bug has ended."""
         self._bug(EventName.REQUEST_FAILED, error, request=request)
 
     def _bug(self, name: EventName, error: BaseException, **where: str) -> None:
@@ -168,12 +148,12 @@ class EventLog:
         self.emit(name, **where, error=kind, detail=detail)
 
     def say(self, line: str) -> None:
-        """Say something to people that is no event; not among lines of JSON."""
+        """Show people what is no event, unless they see lines of JSON."""
         if self._log_format is LogFormat.CONSOLE:
             self._print(f"{_clock(self._wall_time_s())} {line}")
 
     def _print(self, line: str) -> None:
-        """Show a line, harmless on a terminal: names and reasons in it come from others, too."""
+        """Show a line, made harmless on a terminal: others have written part of it."""
         if self._stream is None:
             return
         if not line.isprintable():
@@ -200,8 +180,7 @@ def _plain(value: Any) -> Any:
 
 
 def _clock(time_s: float) -> str:
-    seconds = int(time_s) % 86400
-    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    return time.strftime("%H:%M:%S", time.gmtime(time_s))
 
 
 # --- the file -------------------------------------------------------------------------------------
@@ -216,7 +195,7 @@ class LineFile:
         max_file_bytes: int = MAX_LOG_FILE_BYTES,
         keep_files: int = KEEP_LOG_FILES,
     ) -> None:
-        """Open or make the file. Raises OSError."""
+        """Raises OSError."""
         self._path = path
         self._max_file_bytes = max_file_bytes
         self._keep_files = keep_files
@@ -224,11 +203,7 @@ class LineFile:
         self._take(_opened(path))
 
     def write_line(self, line: bytes) -> None:
-        """Append `line` and a newline.
-
-        Raises:
-            OSError: it was not written, or not whole.
-        """
+        """Append `line` and a newline. Raises OSError: it was not written, or not whole."""
         data = (b"\n" if self._torn else b"") + line + b"\n"
         if self._size_bytes and self._size_bytes + len(data) > self._max_file_bytes:
             self._rotate()
@@ -267,5 +242,4 @@ def _opened(path: Path) -> int:
 
 
 def rotated(path: Path, number: int) -> Path:
-    """The path of an older file: `events.jsonl.3` for number 3."""
     return path.with_name(f"{path.name}.{number}")

@@ -1,17 +1,12 @@
 """Prometheus metrics of one peer, and the page that they are on.
 
-At each scrape every number is read from the peer's record (`Facts`), its status, or what its
-network has carried. The registry is our own, so that many peers live in one process, and nothing
-but ours is exposed.
+The registry is our own, so that many peers live in one process, and nothing but ours is exposed.
+What is unknown is absent, never zero; every reason for a skipped round is there from the start, at
+zero. `loco_group_info` names the group, so the other metrics need no label for it.
 
-A peer is in one group, so its metrics need no label for it: `loco_group_info` names it, and joins
-with the others by `instance`. What is unknown is absent, never zero; every reason for a skipped
-round is there from the start, at zero.
-
-The server is a very small one, for `GET /metrics` and for HEAD of monitors. Anybody who can reach
-the port can ask, so everything is bounded: connections, the request's length and how long it may
-take. One request per connection; the answer is rendered in the daemon's own task, so no thread
-ever reads half-changed numbers.
+The server answers `GET /metrics`, and HEAD for monitors. Anybody who can reach the port can ask, so
+connections, the request's length and its time are bounded. The page is rendered in the daemon's own
+task, so no thread ever reads half-changed numbers.
 """
 
 import re
@@ -37,12 +32,13 @@ from peer.facts import CheckpointOutcome, Facts, PeerState
 from peer.options.values import HostPort
 from peer.runtime import NetworkStatistics
 from protocol.errors import LocoError
+from protocol.limits import ANSWER_S
 from protocol.membership.book import Fault
 from protocol.membership.dial_back import Reach
 from protocol.microbatch.core import Counted
 from protocol.outcomes import AuditOutcome, RefusalReason, SkipReason
 
-from .control import ASK_TIMEOUT_S, MAX_REQUEST_BYTES, Clients, read_until
+from .control import MAX_REQUEST_BYTES, Clients, read_until
 from .status import Status
 
 TRAINER_RESTART_REASONS: Final = (
@@ -50,15 +46,11 @@ TRAINER_RESTART_REASONS: Final = (
 )  # fmt: skip
 """Reasons that are there from the start; others may follow."""
 REFUSED_CONTRIBUTIONS: Final = (RefusalReason.AHEAD, RefusalReason.BEHIND, RefusalReason.TWICE)
-"""Reasons for which an owner does not take a contribution."""
+"""Reasons that are there from the start; an owner has them most often."""
 
 
 class Now(NamedTuple):
-    """One peer at one moment, by trio's clock.
-
-    Attributes:
-        carried: by the network, since it started.
-    """
+    """One peer at one moment of trio's clock."""
 
     facts: Facts
     status: Status
@@ -74,7 +66,7 @@ class Row(NamedTuple):
     found: float | Mapping[Any, float | None] | None
 
     def family(self, declared: str) -> Metric:
-        """The metric, as Prometheus knows it; it is declared as `name` or `name{label,label}`."""
+        """The metric that is declared as `name` or `name{label,label}`."""
         name, *labels = re.findall(r"\w+", declared)
         family = self.kind(name, self.said, labels=labels)
         values = self.found.items() if isinstance(self.found, Mapping) else [((), self.found)]
@@ -131,7 +123,6 @@ def _of_training(now: Now) -> dict[str, Row]:
 
 
 def _of_the_run(now: Now) -> dict[str, Row]:
-    """How far it is, and the part that this peer holds."""
     facts, status = now.facts, now.status
     held = facts.held
     return {
@@ -188,7 +179,8 @@ def _of_averaging(now: Now) -> dict[str, Row]:
         ),
         "loco_contributions_refused{reason}": _counter(
             "Contributions of other peers to fragments that were not taken, by reason.",
-            {reason: facts.refused[reason] for reason in REFUSED_CONTRIBUTIONS},
+            dict.fromkeys(REFUSED_CONTRIBUTIONS, 0)
+            | {why: n for why, n in facts.refused.items() if why is not RefusalReason.OTHER_GROUP},
         ),
         "loco_microbatches{what}": _counter(
             "Microbatches of a pipeline at this peer, by what has happened to them.",
@@ -220,7 +212,6 @@ def _of_packing(now: Now) -> dict[str, Row]:
 
 
 def _of_stages(now: Now) -> dict[str, Row]:
-    """Those of a peer that holds one: where the time goes, and what was planned."""
     pipeline = now.facts.pipeline
     return {
         "loco_pipeline_seconds{into}": _counter(
@@ -283,7 +274,6 @@ def _of_the_network(now: Now) -> dict[str, Row]:
 
 
 def _of_faults(now: Now) -> dict[str, Row]:
-    """What broke here, what others did wrong, and what is saved for later."""
     facts, carried, at_s = now.facts, now.carried, now.facts.checkpoint_at_s
     return {
         "loco_p2pd_restarts": _counter("Restarts of the libp2p daemon.", carried.restarts),
@@ -310,12 +300,7 @@ def _of_faults(now: Now) -> dict[str, Row]:
 
 
 class Metrics(Collector):
-    """The metrics of one peer.
-
-    Args:
-        read: makes the record of now; called at each scrape, in the daemon's own task.
-        version: of loco-peer.
-    """
+    """The metrics of one peer; `read` is called at each scrape, in the daemon's own task."""
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -326,11 +311,9 @@ class Metrics(Collector):
         self.registry.register(self)
 
     def render(self) -> bytes:
-        """The text that Prometheus scrapes."""
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
-        """All families, as of now."""
         now = self._read()
         facts = now.facts
         rows = _of_training(now) | _of_the_run(now) | _of_averaging(now) | _of_packing(now)
@@ -361,7 +344,7 @@ class Metrics(Collector):
 
 
 class EndpointUnavailable(LocoError):
-    """The daemon cannot listen on the address for metrics."""
+    pass
 
 
 async def serve_metrics(
@@ -371,7 +354,7 @@ async def serve_metrics(
     *,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve metrics until cancelled. `nursery.start` returns the URL, or raises as above."""
+    """Serve until cancelled. `nursery.start` returns the URL, or raises EndpointUnavailable."""
     try:
         listeners = await trio.open_tcp_listeners(where.port, host=where.host)
     except OSError as error:
@@ -386,10 +369,8 @@ async def serve_metrics(
 
 
 def clients_of(render: Callable[[], bytes], content_type: str) -> Clients:
-    """Those that ask for the page, each once."""
-
     async def converse(stream: trio.SocketStream) -> None:
-        with trio.move_on_after(ASK_TIMEOUT_S):
+        with trio.move_on_after(ANSWER_S):
             head = await read_until(stream, b"\r\n\r\n", MAX_REQUEST_BYTES)
             if not head:
                 return
@@ -411,7 +392,6 @@ def clients_of(render: Callable[[], bytes], content_type: str) -> Clients:
 
 
 def _page(head: bytes, render: Callable[[], bytes]) -> tuple[int, bytes]:
-    """Status and body of the answer."""
     words = head.split(b"\r\n", 1)[0].split(b" ")
     if len(head) > MAX_REQUEST_BYTES:
         return 431, b""

@@ -1,7 +1,4 @@
-"""The status of a peer: one snapshot for `loco-peer status`, the console, metrics and the demo.
-
-Here it becomes lines for people, too.
-"""
+"""The status of a peer, for `loco-peer status`, the console, metrics and the demo."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def amendments_json(spec: AmendedSpec | None) -> tuple[dict[str, Any], ...]:
-    """Plain values, in the order of their versions; none while the run is not known."""
+    """Plain values, in the order of versions; none while the run is not known."""
     if spec is None:
         return ()
     steps = spec.founding.sync.round_steps
@@ -40,7 +37,6 @@ def amendments_json(spec: AmendedSpec | None) -> tuple[dict[str, Any], ...]:
 
 
 def amendment_lines(amendments: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each; see `amendments_json`."""
     return [
         f"{each['version']}, from round {each['round']:,} (step {each['step']:,}) on: "
         + ", ".join(f"{key} = {value}" for key, value in each["changes"].items())
@@ -55,11 +51,7 @@ SHOWN: Final = 8
 
 
 def pipeline_lines(pipeline: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Names and values; none where nothing is known yet.
-
-    Args:
-        pipeline: as `PipelineFacts.to_json` writes it; may be empty.
-    """
+    """Names and values that are known, of what `PipelineFacts.to_json` writes."""
     apart = pipeline.get("replicas_apart")
     lines = {
         "iteration": _iteration(pipeline),
@@ -90,7 +82,6 @@ def _paths(paths: tuple[str, ...]) -> str:
 
 
 def _links(told: tuple[Mapping[str, Any], ...]) -> str:
-    """Those that boundaries have taken, the slowest first."""
     links = [link for link in (LinkTimes(**each) for each in told) if link.out_us]
     slowest = sorted(links, key=lambda link: -link.rtt_us - link.out_us)[:SHOWN]
     return "; ".join(
@@ -100,7 +91,7 @@ def _links(told: tuple[Mapping[str, Any], ...]) -> str:
 
 
 def reach_line(told: Mapping[str, Any]) -> str:
-    """What `ReachFacts.to_json` gave, in a line for people."""
+    """A line for people, of what `ReachFacts.to_json` writes."""
     families = ", ".join(f"IP{name} {told[name]}" for name in ("v4", "v6"))
     line = f"{told['reachable']} ({families}; router: {told['nat']})"
     if told["relays"]:
@@ -117,11 +108,7 @@ def reach_line(told: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Rounds that ended since this daemon started, by how they ended.
-
-    Attributes:
-        recent_share: of the last RECENT_ROUNDS rounds that were averaged; None before the first.
-    """
+    """Rounds that ended since this daemon started, and `Facts.averaged_share`."""
 
     averaged: int = 0
     skipped: Mapping[SkipReason, int] = field(default_factory=dict)
@@ -133,10 +120,10 @@ class PeerStatus:
     """Another peer, as we see it.
 
     Attributes:
-        round, step: the last that it told us of; None while unknown. With gossip a peer numbers its
-            rounds for itself, so only nominal steps compare.
-        rtt_s: smoothed round-trip time; None while unmeasured.
-        validation_loss: as it says, nats per token; None before it has one.
+        round, step: the last that it told us of. With gossip a peer numbers its rounds for itself,
+            so only nominal steps compare.
+        rtt_s: smoothed round-trip time.
+        validation_loss: as it says, nats per token.
     """
 
     peer_id: str
@@ -153,10 +140,10 @@ class Status:
 
     Attributes:
         step, total_steps: nominal.
-        learning_rate: in force at this step, without the warm-up of a trainer that began late.
-        tokens_per_s: that this peer trains; None where it holds a stage of a pipeline.
-        swarm_tokens_per_s: the same of all that train, by what they tell of their speed.
-        left_s: seconds to the end of the run, at the pace of the last minutes.
+        learning_rate: at this step, without the warm-up of a trainer that began late.
+        tokens_per_s: of this peer; None where it holds a stage of a pipeline.
+        swarm_tokens_per_s: of all that train, by what they tell of their speed.
+        left_s: to the end of the run, at the pace of the last minutes.
         chosen_inner_steps: of our rounds, where each peer chooses its own; None where the run says.
         tokens: trained by this peer, in its life before the last checkpoint too.
         train_loss: mean of the last round, nats per token.
@@ -165,14 +152,14 @@ class Status:
         metrics: URL of the Prometheus endpoint.
         part: of the model that this peer holds, `model` or `stage/N`.
         microbatches: what has happened to them here, where the part is a stage.
-        pipeline: its paths, links and times there (`PipelineFacts.to_json`).
-        amendments: of the run (`amendments_json`).
+        pipeline: `PipelineFacts.to_json`, there.
+        amendments: `amendments_json`.
         codec: of the run, and whether plain or compiled loops code with it here.
-        reach: how others reach us (`ReachFacts.to_json`).
-        address: what others join by; `reachable_from` says from where: `anywhere`, `this network`
-            or `this machine`.
+        reach: `ReachFacts.to_json`.
+        address: what others join by.
+        reachable_from: `anywhere`, `this network` or `this machine`.
         doing: one short sentence on what is going on, or what we wait for.
-        since_s: seconds since `doing` last changed.
+        since_s: since `doing` last changed.
     """
 
     peer_id: str | None = None
@@ -204,7 +191,6 @@ class Status:
     since_s: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as `loco-peer status --json` prints them."""
         tree: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))  # no NaN comes out
         skipped = tree["outcomes"]["skipped"]
         tree["outcomes"]["skipped"] = {reason: count for reason, count in skipped.items() if count}
@@ -212,7 +198,7 @@ class Status:
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`. Raises ValueError: not what that writes."""
+        """The inverse of `to_json`. Raises ValueError."""
         return msgspec.convert(tree, cls)
 
     @property
@@ -252,7 +238,6 @@ def duration(seconds: float) -> str:
 
 
 def render(status: Status, *, full_ids: bool = False) -> "RenderableType":
-    """The status as a table for people."""
     from rich.console import Group  # rich is slow to import, and only this needs it
     from rich.table import Table
     from rich.text import Text
@@ -274,12 +259,16 @@ def render(status: Status, *, full_ids: bool = False) -> "RenderableType":
 
 def _lines(status: Status) -> list[tuple[str, str]]:
     since = "" if status.since_s is None else f" ({status.since_s:.0f} s)"
+    rate = "" if (r := status.learning_rate) is None else f", learning rate {r:.3g}"
+    chosen = "" if (h := status.chosen_inner_steps) is None else f"  inner steps {h:,} (auto)"
+    only = status.reachable_from not in (None, "anywhere")
+    note = f"  (only reachable from {status.reachable_from})" if only else ""
     return [
         ("peer", status.peer_id or "-"),
         ("run", status.run_id or "-"),
         ("state", f"{status.state}: {status.doing}{since}" if status.doing else str(status.state)),
-        ("progress", _progress(status)),
-        ("round", _round(status)),
+        ("progress", progress_line(status, losses=False) + rate),
+        ("round", f"{_number(status.round)}{chosen}"),
         ("tokens", _number(status.tokens)),
         ("loss", f"train {_loss(status.train_loss)}  validation {_loss(status.validation_loss)}"),
         ("rounds", _rounds(status.outcomes)),
@@ -287,31 +276,12 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         *_part(status),
         ("codec", status.codec or "-"),
         ("reachable", "-" if status.reach is None else reach_line(status.reach)),
-        ("address", _address(status)),
+        ("address", (status.address or "-") + note),
         ("metrics", status.metrics or "-"),
     ]
 
 
-def _address(status: Status) -> str:
-    only = status.reachable_from not in (None, "anywhere")
-    note = f"  (only reachable from {status.reachable_from})" if only else ""
-    return (status.address or "-") + note
-
-
-def _round(status: Status) -> str:
-    chosen = status.chosen_inner_steps
-    length = "" if chosen is None else f"  inner steps {_number(chosen)} (auto)"
-    return f"{_number(status.round)}{length}"
-
-
-def _progress(status: Status) -> str:
-    rate = status.learning_rate
-    said = "" if rate is None else f", learning rate {rate:.3g}"
-    return progress_line(status, losses=False) + said
-
-
 def _part(status: Status) -> list[tuple[str, str]]:
-    """The stage that is held, and its microbatches; nothing for a peer with the whole model."""
     if status.part is None or status.part == WHOLE_MODEL:
         return []
     counted = ", ".join(f"{what} {n:,}" for what, n in status.microbatches.items() if n)

@@ -1,12 +1,10 @@
 """One peer's configuration: what is particular to this machine, and where each value came from.
 
-Command line over environment (`LOCO_...`) over file (`peer.toml` in the home) over default. An
-option is declared once, as a field of `PeerConfig`: its name in three spellings (`--log-format`,
-`LOCO_LOG_FORMAT`, `log_format = ...`), what it takes, its default, and what is said of it by
-`--help` and in docs/running.md. What nobody knows is refused, with the nearest valid name, before
-anything starts: a misspelt setting that is silently ignored costs its owner a night.
-
-What all peers of a run must agree on is not here but in the run spec (protocol/run/run_spec.py).
+Command line over environment (`LOCO_...`) over file (`peer.toml` in the home) over default. A field
+of `PeerConfig` declares an option: its name in three spellings (`--log-format`, `LOCO_LOG_FORMAT`,
+`log_format = ...`), what it takes, its default, and the words of `--help` and docs/running.md. An
+unknown name is refused, with the nearest valid one: a misspelt setting that is silently ignored
+costs its owner a night.
 """
 
 # ruff: noqa: RUF009 - `_option` makes a field, as dataclasses.field does
@@ -47,7 +45,7 @@ ENVIRONMENT_PREFIX: Final = "LOCO_"
 
 
 class ConfigError(LocoError):
-    """This machine's configuration cannot be used; the message says what to change."""
+    """The message says what to change."""
 
 
 class Origin(StrEnum):
@@ -60,8 +58,6 @@ class Origin(StrEnum):
 
 
 class OptionGroup(StrEnum):
-    """The heading under which `--help` shows an option."""
-
     RUN = "Run"
     MACHINE = "This machine"
     NETWORK = "Network"
@@ -75,8 +71,7 @@ class Option:
 
     Attributes:
         parse: turns text, or a TOML value, into the value; ValueError says what would be right.
-        metavar: what stands for its value in `--help`.
-        help: one or two sentences; the default, where it is a value, is said after them.
+        metavar: stands for its value in `--help`.
         see: what docs/running.md adds.
         letter: its short name, such as `-v`.
         founder: whether `start` takes it, too.
@@ -100,24 +95,21 @@ class Option:
 
     @property
     def name(self) -> str:
-        """Name on the command line, without the dashes: `log-format`."""
         return self.key.replace("_", "-")
 
     @property
     def environment_name(self) -> str:
-        """`LOCO_LOG_FORMAT` for `log-format`."""
         return ENVIRONMENT_PREFIX + self.key.upper()
 
     @property
     def kind(self) -> Any:
-        """What typer takes on a command line; None is not given there."""
+        """The type for typer; None is not given on the command line."""
         if self.parse is flag:
             return bool | None
         return list[str] | None if self.default == () else str | None
 
     @property
     def told(self) -> str:
-        """What `--help` says of it, with its default."""
         if self.default in (None, (), False):
             return self.help
         default = f"{self.default:g}" if isinstance(self.default, float) else self.default
@@ -127,7 +119,6 @@ class Option:
 def _option(
     group: OptionGroup, parse: Callable[[Any], Any], metavar: str, help: str, **more: Any
 ) -> Any:
-    """A field of `PeerConfig`, which is an `Option`."""
     return dataclasses.field(metadata={"option": Option(group, parse, metavar, help, **more)})
 
 
@@ -142,11 +133,7 @@ _mbps: Final = number("megabits per second", 1, 1e6)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerConfig:
-    """The options of `start` and `join`; where they came from is beside them.
-
-    Attributes:
-        origins: option name to the place its value came from.
-    """
+    """The options of `start` and `join`, and by name where each value came from."""
 
     home: Path = _run(
         Path,
@@ -306,7 +293,6 @@ class PeerConfig:
     origins: Mapping[str, Origin]
 
     def describe(self) -> list[str]:
-        """A line for each option."""
         return [self.told(name) for name in OPTIONS]
 
     def told(self, name: str) -> str:
@@ -325,13 +311,12 @@ class PeerConfig:
         return f"{name} = {shown} ({self.origins[name]})"
 
 
-_declared: Final = [
-    dataclasses.replace(field.metadata["option"], attribute=field.name)
+OPTIONS: Final[Mapping[str, Option]] = {
+    option.name: option
     for field in dataclasses.fields(PeerConfig)
     if field.metadata
-]
-OPTIONS: Final[Mapping[str, Option]] = {option.name: option for option in _declared}
-"""Every option of `start` and `join`, by its name."""
+    for option in [dataclasses.replace(field.metadata["option"], attribute=field.name)]
+}
 SECRETS: Final = frozenset({"invite"})
 """Options whose values are shown to nobody."""
 NOT_GIVEN: Final = "-"
@@ -340,27 +325,22 @@ NOT_GIVEN: Final = "-"
 
 
 def default_home() -> Path:
-    """The platform's user data directory for loco-peer."""
     import platformdirs  # here, because `--help` does not need it
 
     return Path(platformdirs.user_data_dir("loco-peer", appauthor=False))
 
 
 def resolve_home(command_line: Path | None, environment: Mapping[str, str]) -> Path:
-    """The home alone, for commands that need no other option."""
     check_environment(environment)
     return Path(command_line or environment.get("LOCO_HOME") or default_home()).absolute()
 
 
 def load_config(command_line: Mapping[str, Any], environment: Mapping[str, str]) -> PeerConfig:
-    """Put the four places together.
+    """Put the four places together. Raises ConfigError.
 
     Args:
-        command_line: option name (`log-format`) to value; None and empty lists mean not given.
+        command_line: value by option name (`log-format`); None and empty lists mean not given.
         environment: all of it; what does not begin with `LOCO_` is ignored.
-
-    Raises:
-        ConfigError: an unknown name, or a value that cannot be used; says what would be right.
     """
     home = resolve_home(command_line.get("home"), environment)
     in_file = _read_file(home / "peer.toml")
@@ -414,7 +394,7 @@ def _read_file(path: Path) -> Mapping[str, Any]:
 
 
 def read_text(path: Path, most_bytes: int) -> str:
-    """A file of text. Raises ConfigError: it cannot be read, is too long, or is not UTF-8."""
+    """Raises ConfigError: the file cannot be read, is too long, or is not UTF-8."""
     try:
         with path.open("rb") as file:
             data = file.read(most_bytes + 1)
@@ -449,7 +429,7 @@ def check_options(config: PeerConfig, spec: "RunSpec") -> None:
 
 
 def check_stages(spec: "RunSpec") -> None:
-    """Refuse a pipeline that begins or averages as stages cannot. Raises InvalidRunSpec."""
+    """Refuse a pipeline that stages cannot begin or average as. Raises InvalidRunSpec."""
     if spec.pipeline.stages == 1:
         return
     given = f"the run has pipeline.stages = {spec.pipeline.stages}"
@@ -480,7 +460,7 @@ def check_stages(spec: "RunSpec") -> None:
 
 
 def check_overlap_steps(overlap_steps: int | None, told: str, spec: "RunSpec") -> None:
-    """Refuse a tau where no fragment has one, and one that outlasts the way to the next send.
+    """Refuse a tau where fragments have none, and one that reaches the next send.
 
     Raises ConfigError, which begins with `told`: how it was given.
     """

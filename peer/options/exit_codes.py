@@ -4,18 +4,15 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Exit status of every command."""
-
     OK = 0
     """Done, or ended gracefully on the first SIGINT or SIGTERM."""
     FAILURE = 1
-    """Any failure that has no number of its own."""
+    """Any other failure."""
     USAGE = 2
     """Wrong usage, an invalid run spec, or a home, device or model that cannot be used."""
     REFUSED = 3
     """The swarm refused us; the reason is printed."""
     NO_DAEMON = 4
-    """There is no daemon in this home."""
     INTERRUPTED = 130
     """A second signal, SIGINT, ended us at once."""
     TERMINATED = 143

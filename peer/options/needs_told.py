@@ -1,11 +1,8 @@
-"""What a run will take, in lines for people: `new` writes them, `start` and `join` print them.
+"""The figures of protocol/run/needs.py in words: `new` writes them, `start` and `join` print them.
 
-The figures are those of protocol/run/needs.py; here they become words.
-
-The tokens of a corpus are told as far as the names and sizes of files say; nothing is read. Text is
-counted as bytes, a tokenizer's tokens as BYTES_PER_TOKEN of them each, which fits English and
-GPT-2's tokenizer; other texts differ by half. Of rows (`jsonl`, `parquet`) and of the hub nothing
-is known before they are read.
+The tokens of a corpus are told as far as the names and sizes of its files say: nothing is known of
+rows (`jsonl`, `parquet`) and of the hub. BYTES_PER_TOKEN fits English and GPT-2's tokenizer; other
+texts differ by half.
 """
 
 import glob
@@ -17,14 +14,14 @@ from typing import Final
 from protocol.errors import InvalidRunSpec
 from protocol.names import size_text
 from protocol.run.needs import Needs, needs_of
-from protocol.run.run_spec import RunSpec
+from protocol.run.run_spec import STDLIB_BYTES, RunSpec
 
 from .config import OPTIONS, PeerConfig
 from .values import LogFormat
 
 # --- needs told -----------------------------------------------------------------------------------
 USUAL_MBPS: Final = 100.0
-"""The line that is spoken of where no limit is given."""
+"""The line where no limit is given."""
 MANY_EPOCHS: Final = 10
 NOT_MEASURED: Final = (
     "estimates: memory was within a tenth in four runs on a CPU; on a GPU it was never measured"
@@ -34,10 +31,9 @@ NOT_MEASURED: Final = (
 def say_needs(
     config: PeerConfig, spec: RunSpec, corpus_tokens: int | None, *, again: bool = False
 ) -> None:
-    """Tell people what a run takes that is new to this home; not among lines of JSON.
+    """Tell people what a run takes that is new to this home.
 
-    Args:
-        again: all was said before the run was founded, but what its corpus came to.
+    `again` tells of the corpus alone: the rest was said before the run was founded.
     """
     if again:
         lines = list(told_corpus(_steps(spec) * spec.tokens_per_step, corpus_tokens))
@@ -51,17 +47,12 @@ def say_needs(
 def told_needs(
     spec: RunSpec, corpus_tokens: int | None = None, config: PeerConfig | None = None
 ) -> list[str]:
-    """What a run takes of a peer, one subject a line.
-
-    Args:
-        corpus_tokens: as far as that is known.
-        config: of this machine: how many checkpoints it keeps, and what its line may carry.
-    """
+    """What a run takes of a peer, one subject a line; `config` is that of this machine."""
     keep = OPTIONS["checkpoint-keep"].default if config is None else config.checkpoint_keep
-    most = None if config is None or config.checkpoint_max_gb is None else config.checkpoint_max_gb
+    max_gb = None if config is None else config.checkpoint_max_gb
     limit = None if config is None else config.max_upload_mbps
     try:
-        needs = needs_of(spec, keep, None if most is None else most * 1e9)
+        needs = needs_of(spec, keep, None if max_gb is None else max_gb * 1e9)
     except InvalidRunSpec:
         checkpoint = f"parameters, memory and disk are those of {spec.model.init_from}"
         return [f"{checkpoint}, which is not read yet; peers that join are told them"]
@@ -89,7 +80,7 @@ def _lines(
 
 
 def told_corpus(tokens_per_peer: int, corpus_tokens: int | None) -> Iterator[str]:
-    """How often the corpus is read, and what is wrong about that; nothing where it is unknown."""
+    """How often the corpus is read, and a warning if that is too much or too little."""
     if not corpus_tokens:
         return
     epochs = tokens_per_peer / corpus_tokens
@@ -145,26 +136,20 @@ def _count(number: float) -> str:
 
 
 def _steps(spec: RunSpec) -> int:
-    """Steps of the whole run, which ends with a whole round."""
+    """The run ends with a whole round."""
     return spec.total_rounds * spec.sync.round_steps
 
 
 # --- corpus size ----------------------------------------------------------------------------------
-STDLIB_TOKENS: Final = 8_000_000
-"""At most: what `stdlib` is cut to."""
 BYTES_PER_TOKEN: Final = 4
 
 
 def corpus_tokens_of(spec: RunSpec, source: str | None = None) -> int | None:
-    """Tokens of the run's corpus, roughly; None where that is not known yet.
-
-    Args:
-        source: in place of the spec's, on this machine.
-    """
+    """Tokens of the run's corpus, roughly, where known; `source` stands for the spec's."""
     kind, _, where = (source or spec.data.source).partition(":")
     each = 1 if spec.data.tokenizer == "bytes" else BYTES_PER_TOKEN
     if kind == "stdlib":
-        return STDLIB_TOKENS // each
+        return STDLIB_BYTES // each
     if kind != "text":
         return None
     try:
@@ -177,8 +162,8 @@ def corpus_tokens_of(spec: RunSpec, source: str | None = None) -> int | None:
 
 
 def least_corpus_bytes(spec: RunSpec, source: str | None = None) -> int:
-    """What the corpus will take on the disk at the least; 0 where nothing is known of that."""
+    """What the corpus will take on the disk at the least, as far as that is known."""
     if spec.data.manifest is not None:
         return 0  # it is made already, and comes in pieces
-    # Tokens of `bytes` take one each; other ones two at the least, and may be half as many as told.
+    # A token of `bytes` takes one byte; others take two or more, and may be half as many as told.
     return corpus_tokens_of(spec, source) or 0

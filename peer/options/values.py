@@ -1,13 +1,7 @@
 """The values of options, as a shell or TOML has them.
 
-Each function takes what was given and returns the value, or makes the function that does; a
-ValueError says what would be right.
-
-Addresses are typed as `host:port`, `[v6]:port`, a port alone, or a multiaddr.
-
-Kubernetes sets variables for the services of a namespace, and nobody has asked for them. A service
-called `loco-peer` brings `LOCO_PEER_SERVICE_HOST`, `LOCO_PEER_PORT=tcp://...` and more into every
-pod beside it. They are no settings of ours, and are passed over.
+A function parses what was given, or makes the function that does; a ValueError says what would be
+right.
 """
 
 import ipaddress
@@ -29,8 +23,6 @@ MAX_ADDRESSES: Final = 64
 
 
 class LogFormat(StrEnum):
-    """What goes to stderr."""
-
     CONSOLE = "console"
     """One short line per important event, for people."""
     JSON = "json"
@@ -38,7 +30,7 @@ class LogFormat(StrEnum):
 
 
 def flag(value: Any) -> bool:
-    """Yes or no, in the words of shells and TOML; nothing means no."""
+    """Read yes or no, in the words of shells and TOML; nothing means no."""
     text = str(value).strip().lower()
     if text in ("1", "true", "yes", "on"):
         return True
@@ -48,7 +40,7 @@ def flag(value: Any) -> bool:
 
 
 def many(parse: Callable[[str], str]) -> Callable[[Any], tuple[str, ...]]:
-    """Addresses, each once; in one text they are separated by spaces or commas."""
+    """Parse addresses, each once; spaces or commas separate them in one text."""
 
     def parse_all(value: Any) -> tuple[str, ...]:
         texts = value.replace(",", " ").split() if isinstance(value, str) else value
@@ -62,8 +54,6 @@ def many(parse: Callable[[str], str]) -> Callable[[Any], tuple[str, ...]]:
 
 
 def whole(lowest: int, highest: int) -> Callable[[Any], int]:
-    """A whole number from `lowest` to `highest`."""
-
     def parse(value: Any) -> int:
         digits = str(value).strip().removeprefix("-")
         if isinstance(value, bool) or not digits.isdecimal():
@@ -76,8 +66,6 @@ def whole(lowest: int, highest: int) -> Callable[[Any], int]:
 
 
 def number(unit: str, lowest: float, highest: float, zero: bool = False) -> Callable[[Any], float]:
-    """A number of `unit`s from `lowest` to `highest`, or 0 where `zero` says so."""
-
     def parse(value: Any) -> float:
         try:
             count = float(value)
@@ -91,14 +79,12 @@ def number(unit: str, lowest: float, highest: float, zero: bool = False) -> Call
 
 
 def source(value: Any) -> str:
-    """Where a corpus is, as `data.source` of the run spec says it, or a file of tokens."""
     if not isinstance(value, str) or not value.strip():
         raise ValueError("use a file of tokens, or a source as in data.source of the run spec")
     return value
 
 
 def token(value: Any) -> "Token":
-    """An invitation."""
     from protocol.admission.statements import BadToken, Token  # here: it imports cryptography
 
     try:
@@ -115,16 +101,12 @@ def device(value: Any) -> str:
 
 
 def log_format(value: Any) -> LogFormat:
-    """A format of the log on stderr."""
     if value not in tuple(LogFormat):
         raise ValueError(f"use {' or '.join(repr(str(known)) for known in LogFormat)}")
     return LogFormat(value)
 
 
 # --- addresses ------------------------------------------------------------------------------------
-_NEEDS_PORT: Final = (
-    "give a host and the port that the peer listens on, as HOST:PORT or a multiaddr"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +120,11 @@ class HostPort:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def multiaddr(self) -> str:
-        """`/ip4/...`, `/ip6/...` or `/dns/...`, then `/tcp/port`."""
-        return f"/{_host_protocol(self.host)}/{self.host}/tcp/{self.port}"
-
-
-def _host_protocol(host: str) -> str:
-    try:
-        return f"ip{ipaddress.ip_address(host).version}"
-    except ValueError:
-        return "dns"
+        try:
+            protocol = f"ip{ipaddress.ip_address(self.host).version}"
+        except ValueError:
+            protocol = "dns"
+        return f"/{protocol}/{self.host}/tcp/{self.port}"
 
 
 def parse_host_port(value: Any) -> HostPort:
@@ -165,7 +143,9 @@ def parse_host_port(value: Any) -> HostPort:
         host = host[1:-1]
     elif ":" in host:
         raise ValueError(f"write an IPv6 address in brackets, as [{host}]:{port}")
-    where = HostPort(host, _port(port))
+    if not port.isdecimal() or int(port) > MAX_PORT:
+        raise ValueError(f"the port must be a number from 0 to {MAX_PORT}")
+    where = HostPort(host, int(port))
     try:
         multiaddr.to_bytes(where.multiaddr())
     except InvalidAddress as error:
@@ -173,12 +153,6 @@ def parse_host_port(value: Any) -> HostPort:
             "use HOST:PORT or a multiaddr such as /ip4/203.0.113.5/tcp/31337"
         ) from error
     return where
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > MAX_PORT:
-        raise ValueError(f"the port must be a number from 0 to {MAX_PORT}")
-    return int(text)
 
 
 def _parts(text: str) -> list[tuple[str, str]]:
@@ -199,7 +173,7 @@ def _from_multiaddr(text: str) -> HostPort:
 
 
 def parse_bootstrap(text: str) -> str:
-    """An address to join by, as it is: `HOST:PORT`, or a multiaddr with or without a peer id.
+    """Check `HOST:PORT`, or a multiaddr with or without a peer id.
 
     A relayed address (`/p2p-circuit`) names the relay and the peer.
     """
@@ -208,15 +182,15 @@ def parse_bootstrap(text: str) -> str:
         if parts[-1][0] != "p2p":
             raise ValueError("after /p2p-circuit the peer must follow, as /p2p/PEER_ID")
         return text
-    if ":" not in text and not text.startswith("/"):
-        raise ValueError(_NEEDS_PORT)
-    if parse_host_port(text).port == 0:
-        raise ValueError(_NEEDS_PORT)
+    if not (":" in text or text.startswith("/")) or parse_host_port(text).port == 0:
+        raise ValueError(
+            "give a host and the port that the peer listens on, as HOST:PORT or a multiaddr"
+        )
     return text
 
 
 def parse_announce(text: str) -> str:
-    """The multiaddr, without a peer id, of an address for others; what none can dial is refused."""
+    """The multiaddr, without a peer id; an address that nobody can dial is refused."""
     where = parse_host_port(text)
     if where.port == 0:
         raise ValueError("port 0 cannot be announced: nobody can dial it")
@@ -228,6 +202,8 @@ def parse_announce(text: str) -> str:
 
 
 # --- service links --------------------------------------------------------------------------------
+# For a service called `loco-peer`, Kubernetes sets `LOCO_PEER_SERVICE_HOST`,
+# `LOCO_PEER_PORT=tcp://...` and more in every pod beside it. They are no settings of ours.
 _NAMES: Final = re.compile(
     r"\w+_SERVICE_HOST|\w+_SERVICE_PORT(_\w+)?|\w+_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?"
 )
@@ -235,6 +211,5 @@ _PORT_VALUE: Final = re.compile(r"(tcp|udp|sctp)://")
 
 
 def is_service_link(name: str, value: str) -> bool:
-    """Whether an environment variable is one of these."""
     link = name.endswith("_PORT") and _PORT_VALUE.match(value)
     return bool(link or _NAMES.fullmatch(name))

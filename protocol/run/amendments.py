@@ -2,26 +2,25 @@
 
     amendment   ["amendment", run id, version, from_round, [[key, value], ...], founder's key]
 
-Idea. The run id stays the digest of the spec that the run was founded by. Changes of it are sealed
+The run id stays the digest of the spec that the run was founded by. Amendments are sealed
 statements, which travel and are kept with those of admission (protocol/admission/statements.py).
 Peers are not in the same round at the same time, so an amendment says from which round on it is in
-force, and each peer applies it when it comes there itself: the spec in force is a pure function of
-the amendments and the round.
+force: the spec in force is a pure function of the amendments and the round.
 
 Rules
   1. Only the founder amends; what a delegate signs is none.
   2. Versions count up from 1. Of two with one version the one with the lower digest counts.
   3. Round r begins at the nominal step r * H, also where peers number rounds of their own. The spec
      in force at a round is that of the founding with the changes of all amendments from that round
-     or an earlier one, in the order of their versions: the later version wins, key by key.
-  4. A newcomer is in no round; so the mode of admission is that of the last version as soon as it
-     is heard, like a ban.
+     or an earlier one: the later version wins, key by key.
+  4. A newcomer is in no round; so the last version's mode of admission holds as soon as it is
+     heard, like a ban.
   5. The run is over at a step when the spec in force there says so.
   6. MAX_AMENDMENTS are kept at most.
 
-A change is one key of the run spec, with dots, and its new value: how long the run lasts, how fast
-it learns, and who may join. Model, data, seed and the way of averaging stay what they were, for
-weights that were trained in another way cannot be averaged.
+A change is a dotted key of the run spec and its new value: how long the run lasts, how fast it
+learns, and who may join. Model, data, seed and the way of averaging stay, for weights that were
+trained in another way cannot be averaged.
 """
 
 from collections.abc import Iterator, Mapping
@@ -45,7 +44,7 @@ LEARNING_RATE: Final = "optimizer.learning_rate"
 MODE: Final = "admission.mode"
 AMENDABLE: Final = (MODE, LEARNING_RATE, TOTAL_STEPS)
 FOUND_OUT: Final = ("frozen", "data.manifest", "data.tokenizer_digest", "admission.secret_digest")
-"""Keys that the founder's machine fills in."""
+"""Beginnings of keys that the founder's machine fills in."""
 PEERS: Final = "admission.peers"
 
 Value = int | float | str
@@ -54,11 +53,6 @@ Changes = tuple[tuple[str, Value], ...]
 
 
 def changed(spec: RunSpec, changes: Changes) -> RunSpec:
-    """The run spec with these changes.
-
-    Raises:
-        InvalidRunSpec: a key may not be amended, or its value cannot be used.
-    """
     for key, value in changes:
         if key not in AMENDABLE:
             raise InvalidRunSpec(_not_amendable(key))
@@ -78,23 +72,19 @@ def _with(section: Any, name: str, key: str, value: Value) -> Any:
 
 
 def values_of(spec: RunSpec, written: Mapping[str, Any]) -> dict[str, Any]:
-    """What `spec` says of each key in the tree of a user's TOML; plain values by dotted key."""
+    """The values in `spec`, by dotted key, of the keys in the tree of a user's TOML."""
     return {key: value_of(spec, key) for key in _keys(written)}
 
 
 def differing_keys(founding: RunSpec, wanted: RunSpec) -> list[str]:
-    """Keys in which a user's run spec is not that of a run that was founded by it.
-
-    Args:
-        founding: with what its founder found out, which no user writes.
-    """
+    """Keys in which a user's run spec differs from a founded one, but for FOUND_OUT."""
     keys = sorted({*_keys(founding.model_dump()), *_keys(wanted.model_dump())})
     written = (key for key in keys if not key.startswith(FOUND_OUT))
     return [key for key in written if value_of(founding, key) != value_of(wanted, key)]
 
 
 def value_of(spec: RunSpec, key: str) -> Any:
-    """What `spec` says of a key, as a plain value; None where its section is left out."""
+    """The plain value of a dotted key; None where its section is left out."""
     tree: Any = spec.model_dump(mode="json")
     for name in key.split("."):
         tree = None if tree is None else tree[name]
@@ -110,13 +100,12 @@ def _keys(tree: Mapping[str, Any]) -> Iterator[str]:
 
 
 def changes_between(spec: RunSpec, wanted: Mapping[str, Any]) -> Changes:
-    """What is to be amended so that `spec` says what is wanted, but for `admission.peers`.
+    """The changes that make `spec` as wanted, but for `admission.peers`.
 
     Args:
-        wanted: values by dotted key; a key that is not in it stays as it is.
+        wanted: values by dotted key; other keys stay.
 
-    Raises:
-        InvalidRunSpec: something else differs; the sentence names it.
+    Raises InvalidRunSpec: a key differs that cannot be amended.
     """
     found: list[tuple[str, Value]] = []
     for key, value in sorted(wanted.items()):
@@ -128,11 +117,7 @@ def changes_between(spec: RunSpec, wanted: Mapping[str, Any]) -> Changes:
 
 
 def new_peers(spec: RunSpec, wanted: Mapping[str, Any]) -> tuple[str, ...]:
-    """The peers that `admission.peers` names beside those of `spec`.
-
-    Raises:
-        InvalidRunSpec: it leaves some out.
-    """
+    """The peers that `admission.peers` adds. Raises InvalidRunSpec: it leaves some out."""
     if PEERS not in wanted:
         return ()
     listed = set(wanted[PEERS])
@@ -157,12 +142,7 @@ AMENDMENT: Final = "amendment"
 
 @dataclass(frozen=True, slots=True)
 class Amendment:
-    """One change of a run, signed by its founder.
-
-    Attributes:
-        from_round: the first round in which it is in force.
-        sealed: the statement.
-    """
+    """A change of a run; `sealed` is the statement that its founder signed."""
 
     version: int
     from_round: int
@@ -179,14 +159,13 @@ class Amendment:
         founder: bytes,
         sign: Sign,
     ) -> Self:
-        """A new amendment; `founder` is the public key that belongs to `sign`."""
         pairs = [[key, value] for key, value in changes]
         sealed = seal([AMENDMENT, run_id, version, from_round, pairs, founder], sign)
         return cls(version, from_round, changes, sealed)
 
     @classmethod
     def read(cls, data: bytes, run_id: str, founder: bytes) -> Self:
-        """An amendment of this run, its signature checked. Raises RemoteProtocolError."""
+        """Check an amendment of this run. Raises RemoteProtocolError."""
         fields, body, signature = opened(data)
         match fields:
             case ["amendment", str(run), int(version), int(from_round), list(pairs), bytes(key)]:
@@ -199,12 +178,12 @@ class Amendment:
 
 
 def is_amendment(data: bytes) -> bool:
-    """Whether a statement says that it is one. Raises RemoteProtocolError."""
+    """Raises RemoteProtocolError."""
     return opened(data)[0][:1] == [AMENDMENT]
 
 
 def _changes(pairs: list[object]) -> Changes:
-    """The changes, checked. Raises RemoteProtocolError."""
+    """Raises RemoteProtocolError."""
     found = []
     for pair in pairs:
         match pair:
@@ -224,7 +203,7 @@ def _changes(pairs: list[object]) -> Changes:
 
 
 def spec_at(founding: RunSpec, amendments: tuple[Amendment, ...], round_: int) -> RunSpec:
-    """The spec in force at a round (rule 3), by amendments in the order of their versions."""
+    """The spec in force at a round (rule 3); amendments are in the order of their versions."""
     for amendment in amendments:
         if amendment.from_round <= round_:
             founding = changed(founding, amendment.changes)
@@ -234,11 +213,7 @@ def spec_at(founding: RunSpec, amendments: tuple[Amendment, ...], round_: int) -
 class AmendedSpec:
     """The spec of a run, as it has been amended so far.
 
-    Args:
-        founder: the key that signed what the run was founded by.
-
     Attributes:
-        founding: what the run was founded by.
         amendments: in the order of their versions.
         last: the spec with all of them.
         longest_steps: no nominal step of the run is beyond, whoever has heard of which amendment.
@@ -262,21 +237,19 @@ class AmendedSpec:
         return self.at_round(int((step + EPSILON) // self.founding.sync.round_steps))
 
     def total_steps_at(self, step: float) -> int:
-        """Nominal steps of the whole run, in whole rounds, as is in force at a step."""
+        """Nominal steps of the whole run, in whole rounds, by the spec in force at a step."""
         return self.at_step(step).total_rounds * self.founding.sync.round_steps
 
     def is_last_round(self, round_: int) -> bool:
-        """Whether the training is over where this round begins, and was not before."""
         return self.at_round(round_).total_rounds == round_
 
     @property
     def longest_rounds(self) -> int:
-        """Rounds of the longest of the specs that have been in force."""
         return self.longest_steps // self.founding.sync.round_steps
 
     @property
     def end_round(self) -> int:
-        """The round at which the run is over, if nothing is amended any more."""
+        """The round at which the run is over, if nothing more is amended."""
         round_ = 0
         while (total := self.at_round(round_).total_rounds) > round_:
             ahead = (from_round for from_round, _ in self._in_force if from_round > round_)
@@ -289,10 +262,9 @@ class AmendedSpec:
 
     # --- what comes in ----------------------------------------------------------------------------
     def take(self, data: bytes) -> Amendment | None:
-        """An amendment that a member passes on. Returns it if it is new, and is kept.
+        """Keep an amendment that a member passes on; return it if it is new.
 
-        Raises:
-            RemoteProtocolError: it is none of this run.
+        Raises RemoteProtocolError: it is none of this run.
         """
         if any(data == known.sealed for known in self.amendments):
             return None  # signatures take time, and every new link brings all statements
@@ -305,16 +277,14 @@ class AmendedSpec:
         return amendment
 
     def _take_stock(self) -> None:
-        """Work out the specs that are in force from each round on."""
         ordered = tuple(self._by_version[version] for version in sorted(self._by_version))
         rounds = sorted({amendment.from_round for amendment in ordered})
         self.amendments = ordered
         self._in_force = [(round_, spec_at(self.founding, ordered, round_)) for round_ in rounds]
         self.last = self._in_force[-1][1] if self._in_force else self.founding
         specs = [self.founding, *(spec for _, spec in self._in_force)]
-        self.longest_steps = max(each.total_rounds for each in specs) * (
-            self.founding.sync.round_steps
-        )
+        longest = max(each.total_rounds for each in specs)
+        self.longest_steps = longest * self.founding.sync.round_steps
 
 
 def _digest(amendment: Amendment) -> bytes:

@@ -1,24 +1,24 @@
 """Which stage a peer holds: what a newcomer takes, and when a peer goes over to another stage.
 
 Nobody assigns stages. Every peer sees who holds what, and finds by the same rule what is out of
-balance and which one peer is to mend that.
+balance and which peer mends that.
 
 Rules
   1. A path visits stage 0 always, and each other stage with the chance
-     (visited - 1) / (stages - 1), as in SkipPipe's settings; so relays of one stage can serve that
+     (visited - 1) / (stages - 1), as in SkipPipe's settings: relays of one stage can serve that
      many more data peers. A stage's *load* is its peers over that share.
   2. A newcomer takes the stage with the smallest load; among equals, the first.
-  3. A peer goes from the stage with the largest load of those that have several to the one with the
-     smallest, if that stage is no better off with it than the one it left is without it. So no move
-     is undone by the next.
+  3. A peer goes from the stage with the largest load, of those that have several peers, to the one
+     with the smallest, if that stage is no better off with it than the one it left is without it.
+     So the next move never undoes this one.
   4. A stage that nobody holds stops all training: then it is enough that the other keeps a peer.
-  5. It goes when that has been so for a while without a pause: a machine that starts again is not
-     replaced meanwhile. Soon where nothing trains, late where it only would be faster.
-  6. Of the peers of a stage, the first by the digests of their ids goes first; each next one a
-     while later, if those before have not gone, since some are told to stay where they are.
-  7. Newcomers that come together may all choose one stage. So each looks again, some times, before
-     it begins. Of those in the source of such a move that have not begun, the first by the digests
-     goes at its first look, the next one at its second: that costs nobody anything yet.
+  5. It goes when that has lasted for a while, so that a machine that starts again is not replaced:
+     EMPTY_S where nothing trains, CROWDED_S where training would only be faster.
+  6. The peers of a stage go in the order of the digests of their ids, each one such while later
+     than the one before: some are told to stay where they are.
+  7. Newcomers that come together may all choose one stage. So each looks again, a few times, before
+     it begins. The nth of those that have not begun, in that order, goes at its nth look, when that
+     costs nothing yet.
 
 Views differ for moments, so now and then two peers go where one was needed; rule 3 mends that.
 """
@@ -37,10 +37,10 @@ CROWDED_S: Final = 300.0
 
 
 def needed_stage(holders: Sequence[int], visited: int) -> int:
-    """The stage that a newcomer is needed for most (rule 2).
+    """The stage that needs a newcomer most (rule 2).
 
     Args:
-        holders: peers that hold each stage.
+        holders: the number of peers that hold each stage.
         visited: stages of a path.
     """
     loads = _loads(holders, visited)
@@ -49,19 +49,12 @@ def needed_stage(holders: Sequence[int], visited: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A move of one peer from a stage to another."""
-
     source: int
     target: int
 
 
 def needed_move(holders: Sequence[int], visited: int) -> Move | None:
-    """The move that would help most; None where the stages are as even as they can be (rule 3).
-
-    Args:
-        holders: peers that hold each stage.
-        visited: stages of a path.
-    """
+    """The move that would help most; None where the stages are as even as they can be (rule 3)."""
     loads, target = _loads(holders, visited), needed_stage(holders, visited)
     several = [stage for stage, count in enumerate(holders) if count > 1]
     source = max(several, key=lambda stage: (loads[stage], -stage), default=target)
@@ -85,7 +78,6 @@ def newcomers_stage(
     Args:
         holders: the ids of the peers that hold each stage, ours among them.
         newcomers: those of them that have not begun, ours among them.
-        visited: stages of a path.
         look: our first look is 1.
     """
     (own,) = (stage for stage, peers in enumerate(holders) if peer_id in peers)

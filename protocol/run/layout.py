@@ -1,19 +1,17 @@
 """The order of the flat vector: which parameter lies where.
 
-Two peers may add their vectors only if every position means the same parameter to both. So the
-order is a pure function of names and shapes, and its digest goes into every proposal.
+Peers may add vectors only if every position means the same parameter to all. So the order is a
+pure function of names and shapes, and its digest goes into every proposal.
 
 Rules:
-    1. Parameters stand in sorted order of their names; tied tensors once, under the first of their
-       names.
+    1. Parameters are sorted by name; a tied tensor stands once, under the first of its names.
     2. Each tensor is padded with zeros to a multiple of `ALIGNMENT` values, so that no block of a
        code (peer/codec) mixes two tensors.
     3. The digest covers names and shapes, in that order, not values.
 
-A model may be cut into the stages of a pipeline. Stage 0 holds the embedding, the first layers, and
-the end of the model (final norm, head and loss); its peers hold the data (constraint CC1,
-protocol/pipeline/problem.py). The other stages hold layers only, dealt out in order, as evenly as
-can be; the later stages take what is left over.
+Stage 0 of a pipeline holds the embedding, the first layers, and the end of the model (final norm,
+head and loss); its peers hold the data (constraint CC1, protocol/pipeline/problem.py). The other
+stages hold layers only, dealt out in order and evenly; the later ones take what is left over.
 """
 
 import math
@@ -28,12 +26,12 @@ from protocol.errors import LocalProtocolError
 
 # --- layout ---------------------------------------------------------------------------------------
 ALIGNMENT: Final = 128
-"""Values; codecs code as many together (ways.py)."""
+"""Values that codecs code together (ways.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutEntry:
-    """One tensor: values [offset, offset + size) of the flat vector, followed by padding."""
+    """One tensor: values [offset, offset + size) of the flat vector, then padding."""
 
     name: str
     shape: tuple[int, ...]
@@ -50,8 +48,6 @@ class LayoutEntry:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The flat vector's table of contents, sorted by name."""
-
     entries: tuple[LayoutEntry, ...]
 
     @classmethod
@@ -74,14 +70,12 @@ class Layout:
         return sum(entry.size for entry in self.entries)
 
     @property
-    def padded_parameters(self) -> int:
-        """P: length of the flat vector."""
+    def padded_parameters(self) -> int:  # P
         last = self.entries[-1]
         return last.offset + last.padded_size
 
     @property
     def digest(self) -> str:
-        """Digest of names and shapes: 32 hex digits."""
         table = [[entry.name, list(entry.shape)] for entry in self.entries]
         return blake3.blake3(msgpack.packb(table)).hexdigest(length=16)
 
@@ -90,14 +84,11 @@ class Layout:
 DATA_STAGE: Final = 0
 _KIND: Final = "stage/"
 _LAYERS: Final = "model.layers."
-"""How names of parameters begin that belong to a layer; its number follows."""
+"""Prefix of the names of a layer's parameters; its number follows."""
 
 
 def stage_layers(num_layers: int, stages: int, stage: int) -> range:
-    """The layers of one stage, counted from 0.
-
-    Raises LocalProtocolError unless there is a layer for each stage, and such a stage.
-    """
+    """The layers of one stage. Raises LocalProtocolError: too few layers, or no such stage."""
     if not 1 <= stages <= num_layers:
         raise LocalProtocolError(f"{num_layers} layers cannot be cut into {stages} stages")
     if not 0 <= stage < stages:
@@ -106,13 +97,13 @@ def stage_layers(num_layers: int, stages: int, stage: int) -> range:
 
 
 def layer_of(parameter: str) -> int | None:
-    """The layer that a parameter of the model belongs to; None for one of the two ends."""
+    """The layer of a parameter; None at the two ends of the model."""
     words = parameter.removeprefix(_LAYERS).split(".")
     return int(words[0]) if parameter.startswith(_LAYERS) else None
 
 
 def stage_layouts(whole: Layout, stages: int) -> tuple[Layout, ...]:
-    """The layout of each stage of a model. Raises LocalProtocolError as `stage_layers`."""
+    """The layouts of the stages of a model. Raises LocalProtocolError as `stage_layers`."""
     layers = [layer_of(entry.name) for entry in whole.entries]
     num_layers = 1 + max((layer for layer in layers if layer is not None), default=-1)
     stage_of = {

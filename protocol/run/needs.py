@@ -1,7 +1,7 @@
-"""What a run takes of a peer, before it does: memory by device, disk, tokens, bytes on the line.
+"""Estimates of what a run takes of a peer: memory by device, disk, tokens, bytes on the line.
 
-All of it follows from the run spec; nothing is measured here. With P parameters of the part that a
-peer holds (the whole model, or its share of a pipeline):
+They follow from the run spec. With P parameters of the part that a peer holds (the whole model, or
+its share of a pipeline):
 
     device     training state + 4 P while weights are averaged + activations of the
                sequences that go through at once
@@ -11,11 +11,11 @@ peer holds (the whole model, or its share of a pipeline):
                state that joiners read, and what is not here yet of the corpus
     line       one vector of codes for each average; with rounds by the line what fills the line
 
-Memory was measured on a CPU alone: the constants fit three runs, and a fourth came within a tenth
-(docs/planning.md). On a GPU it was never measured; what the CUDA libraries take is a guess.
+The constants fit the memory of three runs on a CPU, and a fourth came within a tenth
+(docs/planning.md). On a GPU nothing was measured; what the CUDA libraries take is a guess.
 
-Training state is counted in fp32: weights, gradient and AdamW's two moments of each parameter, or
-Muon's one of those in the matrices of the blocks. On the disk all is the most that can be.
+Training state is counted in fp32: weights, gradient and two moments of each parameter; Muon keeps
+one moment of the matrices of the blocks. Figures of the disk are upper bounds.
 """
 
 import json
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from protocol.errors import InvalidRunSpec
+from protocol.gossip.round_length import LEAST_INNER_STEPS, LINE_SHARE
 
 from .run_spec import ModelSection, RunSpec
 from .sections import BOUNDARY_BITS
@@ -33,8 +34,6 @@ BYTE_VOCABULARY: Final = 256
 USUAL_VOCABULARY: Final = 50_257
 """GPT-2's, where the spec names a tokenizer that is not read here."""
 FP32_BYTES: Final = 4
-ADAMW_STATE_BYTES: Final = 4 * FP32_BYTES
-"""Training state of a parameter that AdamW trains; Muon keeps one moment less."""
 _BYTES_PER_HIDDEN_VALUE: Final = 24 * 4
 """Activations kept per layer, token and hidden value in fp32, roughly."""
 _BYTES_PER_LOGIT: Final = 12
@@ -43,8 +42,7 @@ _BYTES_PER_LOGIT: Final = 12
 def parameters_of(spec: RunSpec) -> int:
     """Parameters of the whole model: the frozen count, else by its sizes.
 
-    Raises:
-        InvalidRunSpec: the sizes are those of a checkpoint that is not read here.
+    Raises InvalidRunSpec: the sizes are those of a checkpoint that is not read here.
     """
     if spec.frozen is not None:
         return spec.frozen.parameters
@@ -73,17 +71,15 @@ def least_parameters_of(spec: RunSpec) -> int:
 
 
 def vocabulary_of(spec: RunSpec) -> int:
-    """Tokens that the model knows, as far as the spec says."""
     return BYTE_VOCABULARY if spec.data.tokenizer == "bytes" else USUAL_VOCABULARY
 
 
 def state_bytes_of(spec: RunSpec, parameters: int) -> int:
-    """Training state of the whole model."""
-    if spec.optimizer.name == "adamw" or spec.model.init_from is not None:
-        # Of a checkpoint the sizes are not known here, and AdamW's bytes are the most.
-        return parameters * ADAMW_STATE_BYTES
-    matrices = spec.model.num_layers * _layer_matrices(spec.model)
-    return parameters * ADAMW_STATE_BYTES - matrices * FP32_BYTES
+    values = 4 * parameters  # weight, gradient and two moments of each
+    # The sizes of a checkpoint are not known here, and AdamW's state is the largest.
+    if spec.optimizer.name == "muon" and spec.model.init_from is None:
+        values -= spec.model.num_layers * _layer_matrices(spec.model)
+    return values * FP32_BYTES
 
 
 def sequence_bytes(context_length: int, hidden_size: int, num_layers: int, vocabulary: int) -> int:
@@ -95,8 +91,8 @@ def sequence_bytes(context_length: int, hidden_size: int, num_layers: int, vocab
 def flops_per_token(spec: RunSpec) -> float:
     """Operations of training on one token, forward and backward.
 
-    Those of the model alone (PaLM, arXiv 2204.02311, appendix B): 6 for each weight of a matrix
-    product, 12 L d T for attention.
+    By PaLM (arXiv 2204.02311, appendix B): 6 for each weight of a matrix product, 12 L d T for
+    attention.
     """
     model = spec.model
     weights = model.num_layers * _layer_matrices(model) + vocabulary_of(spec) * model.hidden_size
@@ -117,19 +113,18 @@ def _layer_matrices(model: ModelSection) -> int:
 
 # --- disks ----------------------------------------------------------------------------------------
 SPARE_BYTES: Final = 64 << 20
-"""What a disk must have beside a checkpoint: others write there too."""
+"""Room beside a checkpoint: others write there too."""
 KEPT_STATES: Final = 2
 """State files kept for joiners."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskNeeds:
-    """Room for one peer, in bytes.
+    """Room for one peer.
 
     Attributes:
-        least_bytes: without so much no checkpoint can be written at all.
-        total_bytes: all of it.
-        corpus_bytes: of the corpus, as far as it is not here yet.
+        least_bytes: for one checkpoint.
+        corpus_bytes: of the total, for what is still to come of the corpus.
     """
 
     least_bytes: int
@@ -138,7 +133,7 @@ class DiskNeeds:
 
 
 def checkpoint_bytes(parameters: int) -> int:
-    """The most that one takes: slow and fast weights, outer momentum and two moments, fp32."""
+    """Upper bound: slow and fast weights, outer momentum and two moments, in fp32."""
     return 5 * FP32_BYTES * parameters
 
 
@@ -150,9 +145,7 @@ def disk_needs(
 ) -> DiskNeeds:
     """Room for a peer with so many (padded) parameters.
 
-    Args:
-        checkpoint_max_bytes: of all kept ones together; the newest stays in any case.
-        corpus_bytes: that are still to come.
+    All kept checkpoints together take `checkpoint_max_bytes`; the newest stays in any case.
     """
     each = checkpoint_bytes(parameters)
     kept = each * checkpoint_keep
@@ -172,12 +165,9 @@ CUDA_BYTES: Final = 2 << 30
 CUDA_CONTEXT_BYTES: Final = 600 << 20
 """Memory of the GPU before anything is put there; a guess, too."""
 WITH_BACKWARD: Final = 1.5
-"""What a sequence takes at its most, over what is kept of it for the way back."""
+"""Peak memory of a sequence, over what is kept of it for the backward pass."""
 CODE_SLOTS: Final = 3
-"""Two of the own codes, and one of a partner's."""
-MOST_LINE_SHARE: Final = 0.8
-LEAST_AUTO_STEPS: Final = 2
-"""With rounds by the line: the share of time in which it is used, and the shortest round."""
+"""Two of our own codes, and one of a partner's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +176,11 @@ class Needs:
 
     Attributes:
         parameters: of the whole model.
-        cpu_memory: of a peer that trains on its CPU.
-        gpu_memory: of the GPU of one that trains there; both with `sequences` at a time.
+        cpu_memory: without a GPU; it and `gpu_memory` are for `sequences` at a time.
         sequences: that go through the model at once: the spec's, or one where that is 'auto'.
         most_sequences: that 'auto' comes to, where there is room.
-        sequence: what each further sequence adds.
-        host_memory: of that peer beside its GPU.
+        sequence: each further one.
+        host_memory: beside a GPU.
         disk: at most, without the corpus.
         tokens_per_peer: of one that trains from beginning to end at the run's pace.
         average: sent (and received) for one average.
@@ -213,21 +202,17 @@ class Needs:
     step_boundaries: int
 
     def bytes_per_hour(self, steps_per_s: float, line_bytes_per_s: float) -> float:
-        """Sent at this pace over such a line: what is wanted, and no more than the line carries."""
-        averages_per_s = steps_per_s / (self.steps_per_average or LEAST_AUTO_STEPS)
+        """Sent at this pace over such a line, which bounds it."""
+        averages_per_s = steps_per_s / (self.steps_per_average or LEAST_INNER_STEPS)
         wanted = averages_per_s * self.average + steps_per_s * self.step_boundaries
-        share = MOST_LINE_SHARE if self.steps_per_average is None else 1.0
+        share = LINE_SHARE if self.steps_per_average is None else 1.0
         return 3600 * min(wanted, share * line_bytes_per_s)
 
 
 def needs_of(
     spec: RunSpec, checkpoint_keep: int, checkpoint_max_bytes: float | None = None
 ) -> Needs:
-    """What this run takes of a peer.
-
-    Raises:
-        InvalidRunSpec: the model's sizes are those of a checkpoint that is not read here.
-    """
+    """What this run takes of a peer. Raises InvalidRunSpec as `parameters_of`."""
     whole = parameters_of(spec)
     stages = spec.pipeline.stages
     part = -(-whole // stages)
@@ -254,7 +239,6 @@ def needs_of(
 
 
 def has_momentum(spec: RunSpec) -> bool:
-    """Whether the daemon keeps an outer momentum beside the slow weights."""
     if spec.sync.diloco is not None:
         return spec.sync.diloco.momentum > 0
     return spec.sync.alpha > 0

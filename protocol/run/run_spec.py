@@ -1,23 +1,22 @@
 """The run spec: everything that all peers of a run must agree on, and nothing of one machine.
 
-People write it as TOML; it travels as canonical bytes. The run id is a digest:
-`run_id = blake3(founder_public_key + spec_bytes)`. So a joiner that holds the run id can take the
-spec from anybody.
+People write it as TOML; it travels as canonical bytes. The run id is a digest,
+`run_id = blake3(founder_public_key + spec_bytes)`, so a joiner that holds it can take the spec from
+anybody.
 
-Every field has a default; an unknown key is refused with the nearest valid name; a value that
-cannot work is refused before anything starts, with a sentence that says what to change.
+An unknown key is refused with the nearest valid name, and a value that cannot work with a sentence
+that says what to change.
 """
 
 import difflib
 import json
 import tomllib
 from collections.abc import Iterator
-from typing import Annotated, Any, Final, Literal, Self, get_args
+from typing import Annotated, Any, Final, Literal, Self
 
 import blake3
 from pydantic import (
     AfterValidator,
-    BaseModel,
     Field,
     ValidationError,
     model_validator,
@@ -41,6 +40,7 @@ from .sections import (
     config_fault,
     misfit,
     overlaid,
+    section_in,
     with_section,
     without_streaming,
 )
@@ -49,13 +49,15 @@ from .ways import CODECS, WAYS, codecs_for, others_keys
 AUTO_ROUND_STEPS: Final = 64
 """Inner steps of a nominal round where each peer chooses its own."""
 SOURCES: Final = ("stdlib", "text", "tokens", "jsonl", "parquet", "hf")
+STDLIB_BYTES: Final = 8_000_000
+"""Bound of the `stdlib` corpus, so that a joiner has it within seconds over a home uplink."""
 LATER_KEYS: Final = (
     ("optimizer", "name"),
     ("optimizer", "muon"),
     ("sync", "diloco", "robust"),
 )
-"""Sections and keys that are left out of the canonical bytes at their default: runs that were
-founded before there was a choice keep their ids (decision 0033)."""
+"""Keys that canonical bytes leave out at their default: runs that were founded before there was a
+choice keep their ids (decision 0033)."""
 KEYS_OF_WHOLE_MODELS: Final = ("gamma", "overlap")
 """Keys of [sync] that say nothing to pairs that average fragments."""
 E3M0_GONE: Final = (
@@ -67,9 +69,9 @@ GASLOC_GONE: Final = (
     " that, and found a new run with method = 'noloco' and the export as model.init_from"
 )
 KINDS: Final = {"model_type": "must be a section", "tuple_type": "must be a list"}
-"""How errors of these types are said, where the library speaks of Python's types."""
+"""Words for errors of these types, where the library speaks of Python's types."""
 MAX_SHOWN_CHARS: Final = 80
-"""The most that is shown of a wrong value in the sentence that refuses it."""
+"""The most that is shown of a wrong value."""
 
 
 class ModelSection(Section):
@@ -124,15 +126,11 @@ class DataSection(Section):
     """Digest of the tokenizer's file; set by the founder's `start`."""
 
     def _faults(self) -> Iterator[PydanticCustomError]:
-        kind = self.source.partition(":")[0]
-        if kind not in SOURCES:
-            known = ", ".join(SOURCES)
-            yield self._misfit("source", f"unknown data source; use one of {known}")
+        if self.source.partition(":")[0] not in SOURCES:
+            yield self._misfit("source", f"unknown data source; use one of {', '.join(SOURCES)}")
 
 
 class TrainingSection(Section):
-    """One inner step."""
-
     total_steps: Annotated[int, Field(ge=1, le=MAX_STEPS)] = 1200
     """Inner steps of the whole run, rounded up to whole rounds."""
     batch_size: Annotated[int, Field(ge=1, le=1 << 20)] = 8
@@ -183,9 +181,9 @@ class SyncSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _as_it_is_now(cls, tree: Any) -> Any:
-        """With the section of its method, and without keys that are gone: signed bytes have them.
+        """Add the section of the method, and take out keys that are gone: signed bytes have them.
 
-        `gasloc` is null in them where the run averages in another way.
+        `gasloc` is null there in runs that average in another way.
         """
         if not isinstance(tree, dict):
             return tree
@@ -247,7 +245,7 @@ class SyncSection(Section):
 
     @property
     def pairs(self) -> NolocoSection:
-        """What pairs average: of a run that averages in pairs."""
+        """[sync.noloco] of a run that averages in pairs."""
         assert self.noloco is not None
         return self.noloco
 
@@ -262,7 +260,7 @@ class SyncSection(Section):
 
 
 class FrozenSection(Section):
-    """What the founder's `start` found out, so that no joiner has to. People do not write it."""
+    """What the founder's `start` found out, so that no joiner has to."""
 
     config: Annotated[str, Field(max_length=65536)]
     """The model's configuration as Hugging Face's config.json, of the keys in sections.py."""
@@ -276,8 +274,6 @@ class FrozenSection(Section):
 
 
 class RunSpec(Section):
-    """One run."""
-
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = "run"
     """For people: letters, digits, '.', '_' and '-'."""
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
@@ -322,7 +318,7 @@ class RunSpec(Section):
         return size if isinstance(size, int) else 1
 
     def with_overlap(self, steps: int | None) -> Self:
-        """The run as a peer trains it whose own tau this is; None is the run's."""
+        """The spec for a peer with its own tau; None is the run's."""
         if steps is None or self.sync.diloco is None:
             return self
         diloco = self.sync.diloco.model_copy(update={"overlap_steps": steps})
@@ -332,9 +328,8 @@ class RunSpec(Section):
     def to_bytes(self) -> bytes:
         """The canonical bytes: JSON, keys sorted, no spaces, every field present but LATER_KEYS.
 
-        What is gone stays in them, for ids of runs are digests of these bytes: `sync.gasloc` as
-        null, `sync.diloco.error_feedback` as false, and fragments in pairs as the method that they
-        were, `streaming`.
+        Run ids are digests of these bytes, so what is gone stays in them: `sync.gasloc` as null,
+        `sync.diloco.error_feedback` as false, and fragments in pairs as the method `streaming`.
         """
         tree = self.model_dump(mode="json")
         sync = tree["sync"]
@@ -349,7 +344,6 @@ class RunSpec(Section):
 
 
 def _leave_out_default(section: Any, tree: Any, path: list[str], key: str) -> None:
-    """Take a key, of the section to which this path leads, out of the tree if it says nothing."""
     for name in path:
         section, tree = getattr(section, name), tree[name]
         if section is None:
@@ -359,18 +353,13 @@ def _leave_out_default(section: Any, tree: Any, path: list[str], key: str) -> No
 
 
 def run_id_of(spec_bytes: bytes, founder_public_key: bytes) -> str:
-    """Digest of the founder's key (32 bytes) and the canonical spec: 32 hex digits."""
     return blake3.blake3(founder_public_key + spec_bytes).hexdigest(length=16)
 
 
 def parse_toml(text: str, *, beside: RunSpec | None = None) -> RunSpec:
-    """Read a run spec as people write it.
+    """Read a run spec as people write it; `beside` stands for the defaults.
 
-    Args:
-        beside: has the values of keys that the text leaves out; without it they have the defaults.
-
-    Raises:
-        InvalidRunSpec: says which line or key is wrong, and what would be right.
+    Raises InvalidRunSpec.
     """
     try:
         tree = tomllib.loads(text)
@@ -382,7 +371,7 @@ def parse_toml(text: str, *, beside: RunSpec | None = None) -> RunSpec:
 
 
 def parse_bytes(data: bytes) -> RunSpec:
-    """Read canonical bytes as they travel; refuses what is not canonical. Raises InvalidRunSpec."""
+    """Read canonical bytes. Raises InvalidRunSpec."""
     if len(data) > MAX_SPEC_BYTES:
         raise InvalidRunSpec(f"run spec of {len(data)} bytes; at most {MAX_SPEC_BYTES} are allowed")
     try:
@@ -418,7 +407,6 @@ def _sentence(error: Any) -> str:
 
 
 def what_is_wrong(error: Any) -> str:
-    """The words for one of pydantic's errors."""
     said: str = KINDS.get(error["type"], error["msg"])
     return said.replace("Input should be", "must be")
 
@@ -429,12 +417,7 @@ def _shown(value: Any) -> str:
 
 
 def _field_names(path: list[str]) -> list[str]:
-    section: type[BaseModel] = RunSpec
+    section: type[Section] | None = RunSpec
     for part in path:
-        annotation = section.model_fields[part].annotation
-        kinds = [annotation, *get_args(annotation)]
-        found = [k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)]
-        if not found:
-            return []
-        section = found[0]
-    return list(section.model_fields)
+        section = section and section_in(section.model_fields[part].annotation)
+    return list(section.model_fields) if section else []

@@ -1,31 +1,27 @@
-"""Sections of the run spec: known keys alone, never changed after they were checked.
+"""Sections of the run spec.
 
-Below [sync] lie those of the ways of averaging (ways.py): keys that one way has for itself.
-
-The words of [pipeline] and the rules of paths (CC1 to CC3) are explained in
-protocol/pipeline/problem.py. The limits differ between the published versions of SkipPipe:
+protocol/pipeline/problem.py explains the words of [pipeline] and the rules of paths (CC1 to CC3).
+The limits differ between the published versions of SkipPipe:
 
                                   max_swaps  max_swap_distance  max_swap_sum  max_jump
     first release (February 2025)     1              1               2           -
     last release (July 2025)          2              1               2           4
     later fork (November 2025)        0              0               0           3
 
-The defaults are those of the last release, but for swaps: there are none, as in the later fork,
-since they cost learning and saved no time (docs/results/pipeline_learning.md). Raising `max_swaps`
-alone gives those of the last release. The later fork lets every tenth iteration skip nothing
+The defaults are those of the last release, without swaps: they cost learning and saved no time
+(docs/results/pipeline_learning.md). The later fork lets every tenth iteration skip nothing
 (`full_every`); the releases have no such rule.
 
-The last part has the keys of the model's configuration. The founder freezes it as Hugging Face's
-config.json, and every joiner hands it to transformers. A founder may be hostile, so nothing gets
-there but what is listed: sizes, numbers and names of a Llama decoder. A key that could name code
-(`auto_map`, `trust_remote_code`), a file (`_name_or_path`) or another loader
-(`quantization_config`) is refused by name. Sizes are bounded one by one, and the parameters that
-they make together by MAX_PARAMETERS.
+The founder freezes the model's configuration as Hugging Face's config.json, and every joiner hands
+it to transformers. A founder may be hostile, so only listed keys get there: sizes, numbers and
+names of a Llama decoder. A key that could name code (`auto_map`, `trust_remote_code`), a file
+(`_name_or_path`) or another loader (`quantization_config`) is refused by name. Each size is
+bounded, and MAX_PARAMETERS bounds the parameters that they make together.
 """
 
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -46,17 +42,15 @@ from protocol.limits import MAX_PARAMETERS, MAX_STAGES
 MAX_LISTED: Final = 1024
 """Peers that a list of admission names; four times as many values in a list of the model's."""
 MAX_STEPS: Final = 1 << 40
-"""Largest number of steps that a run spec may name, for any purpose: every float and every integer
-on the wire and on the disk holds it.
-"""
+"""Bound of all numbers of steps: every float and integer on the wire and on the disk holds it."""
 LIST: Final = Field(strict=False)
 """Marks a tuple that is written as a list; what is in it stays strict."""
 MISFIT: Final = "misfit"
-"""The type of the error of a value that is wrong beside others."""
+"""Type of the error of a value that is wrong beside others."""
 
 
 class Section(BaseModel):
-    """A section. Kinds are strict: neither `true` nor `"8"` is a number."""
+    """Kinds are strict: neither `true` nor `"8"` is a number."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -67,24 +61,26 @@ class Section(BaseModel):
         return self
 
     def _faults(self) -> Iterator[PydanticCustomError]:
-        """What is wrong with values beside each other; the first of it is told."""
         yield from ()
 
     def _has_default(self, key: str) -> bool:
         return bool(getattr(self, key) == type(self).model_fields[key].default)
 
     def _misfit(self, key: str, what: str) -> PydanticCustomError:
-        """A value that is wrong beside the others of its section; the error names it alone."""
         return misfit(key, what, getattr(self, key))
 
 
 def misfit(key: str, what: str, value: Any) -> PydanticCustomError:
-    """A value that is wrong beside others; the key is dotted, from the section that finds it."""
+    """A value that is wrong beside others; `key` is dotted, from the section that finds it."""
     return PydanticCustomError(MISFIT, "{what}", {"what": what, "key": key, "value": value})
 
 
+def section_in(annotation: Any) -> type[Section] | None:
+    kinds = (annotation, *get_args(annotation))
+    return next((k for k in kinds if isinstance(k, type) and issubclass(k, Section)), None)
+
+
 def with_section(tree: dict[str, Any], name: str) -> dict[str, Any]:
-    """The tree, with all defaults in this section where it says nothing of it."""
     return {**tree, name: {}} if tree.get(name) is None else tree
 
 
@@ -121,8 +117,6 @@ def _peer_id(text: str) -> str:
 
 
 class AdmissionSection(Section):
-    """Which peers may join."""
-
     mode: Literal["open", "invite", "list"] = "open"
     """'open' to everybody, 'invite' (see `loco-peer invite`) or 'list'."""
     peers: Annotated[
@@ -197,10 +191,10 @@ BOUNDARY_BITS: Final = {"fp32": 32, "bf16": 16, "int8": 8}
 
 
 def _not_int4(codec: object) -> object:
-    """The codec, unless it is the one that was taken out (docs/results/pipeline_learning.md)."""
     if codec == "int4":
         raise PydanticCustomError(
             "removed",
+            # docs/results/pipeline_learning.md
             "int4 between stages cost learning and saved no time: use 'int8', or loco-peer 0.1.0,"
             " the last that has it, for a run that was founded with it",
         )
@@ -208,8 +202,6 @@ def _not_int4(codec: object) -> object:
 
 
 class PipelineSection(Section):
-    """Stages over machines, and what microbatches may skip."""
-
     stages: Annotated[int, Field(ge=1, le=MAX_STAGES)] = 1
     """Parts of the model, on separate machines; 1 is no pipeline."""
     visited: Annotated[int, Field(ge=2, le=MAX_STAGES)] | None = None
@@ -242,7 +234,6 @@ class PipelineSection(Section):
 
 
 def visited_of(stages: int) -> int:
-    """How many of these stages a path visits, where nobody has said."""
     return max(min(2, stages), stages * 3 // 4)
 
 
@@ -281,7 +272,7 @@ class DilocoSection(FragmentsSection):
     @model_validator(mode="before")
     @classmethod
     def _without_feedback(cls, tree: Any) -> Any:
-        """Take out a key that is gone: signed bytes have it, and at `false` it said nothing."""
+        """Take out a key that is gone: signed bytes have it, as `false`."""
         if not isinstance(tree, dict):
             return tree
         if (feedback := tree.get("error_feedback", False)) is not False:
@@ -312,7 +303,7 @@ class NolocoSection(FragmentsSection):
 
 
 def without_streaming(tree: dict[str, Any]) -> dict[str, Any]:
-    """A tree of [sync] as it was signed, or written, when fragments in pairs were a method."""
+    """Read [sync] as it was when fragments in pairs were a method."""
     method, section = tree.get("method"), tree.get("streaming")
     tree = {key: value for key, value in tree.items() if key != "streaming"}
     if method != "streaming":
@@ -398,7 +389,7 @@ class _LlamaConfig(_Config):
 
     @property
     def parameters(self) -> int:
-        """Parameters of a Llama decoder of these sizes, without norms and biases."""
+        """Without norms and biases."""
         hidden, heads = self.hidden_size, self.num_attention_heads
         head = self.head_dim or max(1, hidden // heads)
         attention = 2 * hidden * head * (heads + (self.num_key_value_heads or heads))
@@ -414,7 +405,7 @@ def known_keys(text: str) -> str:
 
 
 def config_fault(text: str) -> str | None:
-    """Why this configuration cannot be used, with the key; None when it can."""
+    """Why this configuration cannot be used; None when it can."""
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,9 +1,8 @@
 """A run spec with its founder's signature, by which a joiner may take it from anybody.
 
-The run id is the digest of the founder's public key and the canonical bytes of the run spec
-(protocol/run/run_spec.py): a spec that hashes to it is the one meant. The signature, Ed25519 over
-the same bytes, shows that the founder meant it to be used. What is signed opens with `DOMAIN`, so
-that no signature made for anything else can pass for one of a run spec.
+A spec whose digest is the run id (protocol/run/run_spec.py) is the one meant. The signature shows
+that the founder meant it to be used. The signed bytes open with `DOMAIN`, so that no signature made
+for anything else passes for one of a run spec.
 """
 
 from collections.abc import Callable
@@ -22,10 +21,9 @@ DOMAIN: Final = b"loco/v1/run-spec\0"
 
 @dataclass(frozen=True, slots=True)
 class SignedSpec:
-    """Canonical bytes of a run spec under the founder's signature.
+    """A run spec that its founder has signed.
 
     Attributes:
-        spec_bytes: as `RunSpec.to_bytes` writes them.
         founder_public_key: Ed25519, 32 bytes.
         signature: Ed25519 over `DOMAIN + spec_bytes`, 64 bytes.
     """
@@ -36,7 +34,7 @@ class SignedSpec:
 
     @classmethod
     def signed_by(cls, spec: RunSpec, public_key: bytes, sign: Callable[[bytes], bytes]) -> Self:
-        """Sign `spec` as its founder; `sign` signs with the key that belongs to `public_key`."""
+        """`sign` signs with the key that belongs to `public_key`."""
         spec_bytes = spec.to_bytes()
         return cls(spec_bytes, public_key, sign(DOMAIN + spec_bytes))
 
@@ -45,11 +43,7 @@ class SignedSpec:
         return run_id_of(self.spec_bytes, self.founder_public_key)
 
     def verify(self, run_id: str | None = None) -> None:
-        """Check the signature and, when given, that this is the spec of `run_id`.
-
-        Raises:
-            RemoteProtocolError: the signature is not the founder's, or it is another run's spec.
-        """
+        """Check the signature, and the run id if one is given. Raises RemoteProtocolError."""
         if run_id is not None and self.run_id != run_id:
             raise RemoteProtocolError(
                 f"run spec of run {self.run_id}, but run {run_id} was asked for"
@@ -61,9 +55,5 @@ class SignedSpec:
             raise RemoteProtocolError("the run spec's signature is not its founder's") from error
 
     def spec(self) -> RunSpec:
-        """The run spec itself.
-
-        Raises:
-            InvalidRunSpec: signed, but not a spec that this version can use.
-        """
+        """Raises InvalidRunSpec: signed, but not a spec that this version can use."""
         return parse_bytes(self.spec_bytes)

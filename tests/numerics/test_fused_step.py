@@ -107,7 +107,7 @@ def test_a_codec_without_loops_of_its_own_takes_the_plain_step(
 ) -> None:
     state, codes = _world(3, 2, 4)
     with monkeypatch.context() as patch:
-        patch.setitem(codecs._ROWS, "int8", replace(CODECS["int8"], fused={}))
+        patch.setitem(codecs.CODECS, "int8", replace(CODECS["int8"], fused={}))
         assert outer_step.fused_step(state[0], state[1], codes, get_codec("int8"), 0.5, 0.7) is None
     assert outer_step.fused_step(state[0], state[1], codes, get_codec("int8"), 0.5, 0.7)
 

@@ -25,12 +25,12 @@ from typing import Any, Final
 
 import blake3
 
+from protocol.run.run_spec import STDLIB_BYTES
+
 from .packed import InvalidCorpus, Text, check_name
 
 # --- where texts come from: the Python standard library, or a glob of files -----------------------
 
-STDLIB_BYTES: Final = 8_000_000
-"""Bound of the `stdlib` corpus, so that a joiner has it within seconds over a home uplink."""
 _LEFT_OUT: Final = frozenset(
     {
         "test",

@@ -28,7 +28,7 @@ class HalfCodec(PlainCodec):
 
 @pytest.fixture(autouse=True)
 def row(monkeypatch: pytest.MonkeyPatch) -> CodecRow:
-    monkeypatch.setitem(codecs._ROWS, "fp16", ROW)
+    monkeypatch.setitem(codecs.CODECS, "fp16", ROW)
     return ROW
 
 
@@ -52,7 +52,7 @@ def test_a_new_run_spec_explains_it() -> None:
 
 
 def test_if_it_is_for_differences_other_ways_refuse_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(codecs._ROWS, "fp16", replace(ROW, differences_only=True))
+    monkeypatch.setitem(codecs.CODECS, "fp16", replace(ROW, differences_only=True))
     toml = '[sync]\ncodec = "fp16"\nmethod = '
     assert parse_toml(toml + '"diloco"').sync.codec == "fp16"
     with pytest.raises(InvalidRunSpec, match="too coarse for whole weights"):

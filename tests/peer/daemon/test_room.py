@@ -9,14 +9,13 @@ from swarm_worlds import simulated, start, toy_spec
 
 from peer.daemon.checkpointing import check_room_to_begin
 from peer.observe.event_names import EventName
-from peer.options.needs_told import STDLIB_TOKENS
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SwarmOptions, open_swarm
 from peer.state.checkpoints import CheckpointStore
 from peer.state.home import HomeError
 from protocol.names import size_text
 from protocol.run.needs import SPARE_BYTES, disk_needs
-from protocol.run.run_spec import RunSpec
+from protocol.run.run_spec import STDLIB_BYTES, RunSpec
 
 MIB = 1 << 20
 PARAMETERS = 1 << 12
@@ -64,9 +63,9 @@ def test_before_a_stage_or_a_tokenizer_is_known_a_peer_counts_at_its_least(
     tokenizer = {"data": {"tokenizer": "of-the-hub"}}
     whole = RunSpec.model_validate(tokenizer)
     stages = RunSpec.model_validate(tokenizer | {"pipeline": {"stages": 4}})
-    has_free(monkeypatch, SPARE_BYTES + 20 * layer + STDLIB_TOKENS)
+    has_free(monkeypatch, SPARE_BYTES + 20 * layer + STDLIB_BYTES)
     check_room_to_begin(store, stages, None)
-    has_free(monkeypatch, SPARE_BYTES + 20 * 4 * layer + STDLIB_TOKENS)
+    has_free(monkeypatch, SPARE_BYTES + 20 * 4 * layer + STDLIB_BYTES)
     check_room_to_begin(store, whole, None)
     has_free(monkeypatch, SPARE_BYTES + 20 * 4 * layer)
     with pytest.raises(HomeError, match="one checkpoint"):

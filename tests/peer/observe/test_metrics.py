@@ -20,7 +20,7 @@ from peer.facts import (
     RoundPhase,
     Spent,
 )
-from peer.observe.control import ASK_TIMEOUT_S, MAX_CONNECTIONS, MAX_REQUEST_BYTES
+from peer.observe.control import MAX_CONNECTIONS, MAX_REQUEST_BYTES
 from peer.observe.metrics import (
     REFUSED_CONTRIBUTIONS,
     EndpointUnavailable,
@@ -32,6 +32,7 @@ from peer.observe.metrics import (
 from peer.observe.status import PeerStatus, Status
 from peer.options.values import HostPort
 from peer.runtime import NetworkStatistics
+from protocol.limits import ANSWER_S
 from protocol.membership.dial_back import Reach
 from protocol.membership.group import Group
 from protocol.outcomes import RefusalReason, SkipReason
@@ -125,7 +126,9 @@ def full() -> Now:
         diverged=4,
         healed=3,
         healed_s=0.5,
-        refused=Counter({RefusalReason.TWICE: 2, RefusalReason.OTHER_GROUP: 3}),
+        refused=Counter(
+            {RefusalReason.TWICE: 2, RefusalReason.NOT_LINKED: 1, RefusalReason.OTHER_GROUP: 3}
+        ),
         checkpoints=Counter({CheckpointOutcome.WRITTEN: 8, CheckpointOutcome.FAILED: 9}),
         checkpoint_at_s=80.0,
         held=HeldPart(Group("ab" * 16, "stage/1"), NOTHING, "int8", NOTHING),
@@ -262,6 +265,8 @@ def test_numbers_are_read_at_each_scrape() -> None:
         for reason in REFUSED_CONTRIBUTIONS
     }
     assert refused == {RefusalReason.AHEAD: 0, RefusalReason.BEHIND: 0, RefusalReason.TWICE: 2}
+    assert found["loco_contributions_refused_total", "reason=not_linked"] == 1
+    assert ("loco_contributions_refused_total", "reason=other_group") not in found
     assert (found["loco_state_heal_seconds_count",], found["loco_state_heal_seconds_sum",]) == (
         3,
         0.5,
@@ -390,7 +395,7 @@ async def test_who_says_nothing_is_cut_off(autojump_clock) -> None:
     clients = clients_of(bytes, "text/plain")
     before = trio.current_time()
     await clients.answer(client)
-    assert trio.current_time() - before == pytest.approx(ASK_TIMEOUT_S)
+    assert trio.current_time() - before == pytest.approx(ANSWER_S)
     assert client.closed
 
 
@@ -400,7 +405,7 @@ async def test_connections_are_bounded(autojump_clock) -> None:
     async with trio.open_nursery() as nursery:
         for client in clients:
             nursery.start_soon(server.answer, client)
-        await trio.sleep(ASK_TIMEOUT_S / 2)
+        await trio.sleep(ANSWER_S / 2)
         assert [client.closed for client in clients].count(True) == 1
 
 

@@ -18,10 +18,10 @@ from peer.training.corpus import (
     prepare_corpus,
 )
 from peer.training.corpus.blocks import cut_piece, piece_path
-from peer.training.corpus.documents import STDLIB_BYTES, stdlib_texts
+from peer.training.corpus.documents import stdlib_texts
 from peer.training.corpus.folder import PACKED
 from peer.training.corpus.packed import read_header
-from protocol.run.run_spec import DataSection, ModelSection, RunSpec
+from protocol.run.run_spec import STDLIB_BYTES, DataSection, ModelSection, RunSpec
 
 
 def _spec(source, **data):
