@@ -1,9 +1,8 @@
 """Which peers this peer serves: those that the run admits, and that behave. Links to others end.
 
-Admission is what the run says of a peer. protocol/admission/register.py has the rules; here is what
-they are applied to: our own pass, the statements kept in the home and forwarded by linked peers,
-and the run's secret. Amendments of the run (protocol/run/amendments.py) are statements too, and are
-forwarded the same way.
+protocol/admission/register.py has the rules of admission. Here they are applied to our own pass,
+to statements kept in the home or forwarded by linked peers, and to the run's secret. Amendments of
+the run (protocol/run/amendments.py) are statements too.
 
 The secret names the places of the run's records in the directory, so that only admitted peers find
 its members. Members tell it to peers that they have admitted; its digest is in the run spec, so a
@@ -12,8 +11,8 @@ wrong secret is recognised. An open run has none.
 Until the run is known no peer is judged: a newcomer knows only the address that it was given.
 
 Reputation is what we have seen of a peer ourselves (protocol/membership/book.py). Faults are not
-told to other peers. But if an owner was proved to have lied (protocol/diloco/audits.py), all peers
-get the proof, and it is banned.
+told to others. Only the proof that an owner has lied (protocol/diloco/audits.py) reaches all peers,
+and bans it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,7 +31,13 @@ from peer.state.kept_files import KeptAdmission
 from protocol.admission.register import Mode, Register
 from protocol.admission.statements import Ruling, Token, Verdict
 from protocol.errors import LocoError
-from protocol.limits import MAX_AMENDMENTS, MAX_STATEMENTS_PER_MESSAGE, RUN_SECRET_BYTES
+from protocol.limits import (
+    MAX_AMENDMENTS,
+    MAX_PASSES,
+    MAX_RULINGS,
+    MAX_STATEMENTS_PER_MESSAGE,
+    RUN_SECRET_BYTES,
+)
 from protocol.membership.book import Fault, PeerBook
 from protocol.outcomes import RefusalReason
 from protocol.run.amendments import AmendedSpec, Amendment, Changes, is_amendment
@@ -43,12 +48,12 @@ from protocol.wire.messages import Hello, Refusal, Statements
 from .ports import Ports
 
 SECRET_DOMAIN: Final = b"loco/v1/run-secret\0"
-MAX_EARLY: Final = 64
-"""Messages kept until the run is known."""
+MAX_EARLY: Final = (MAX_RULINGS + MAX_PASSES + MAX_AMENDMENTS) // MAX_STATEMENTS_PER_MESSAGE
+"""Messages kept until the run is known: as many as hold all statements of a run."""
 
 
 class Admission:
-    """The admission policy of one peer: judges others, keeps and forwards signed statements.
+    """Judges other peers; keeps, forwards and signs statements.
 
     Attributes:
         own_pass: what we show; empty where we have none.
@@ -74,7 +79,7 @@ class Admission:
 
     # --- the run ----------------------------------------------------------------------------------
     def closed(self, spec: RunSpec) -> RunSpec:
-        """The spec of a new run with the digest of a new secret, where not everybody may join."""
+        """The spec of a new run; with the digest of a new secret where not everybody may join."""
         if Mode(spec.admission.mode) is Mode.OPEN:
             return spec
         assert self._keys.founder is not None
@@ -86,13 +91,11 @@ class Admission:
         return spec.model_copy(update={"admission": admission})
 
     def founded(self, signed: SignedSpec) -> None:
-        """Enter the run that this peer has founded, and admit this peer to it."""
         self.entered(signed)
         if self._secret is not None:
             self.rule(Verdict.ADMIT, self._keys.own.peer_id)
 
     def entered(self, signed: SignedSpec) -> None:
-        """Enter a run: from now on every peer is judged."""
         spec, founder = signed.spec(), signed.founder_public_key
         admission, mode = spec.admission, Mode(spec.admission.mode)
         register = Register(mode, signed.run_id, founder, admission.peers)
@@ -113,7 +116,7 @@ class Admission:
         self._keep()
 
     async def directory_name(self, group: str) -> str:
-        """What a group is called in the directory; waits until the run's secret is known."""
+        """A group's name in the directory; waits until the run's secret is known."""
         await self._secret_known.wait()
         return group if self._secret is None else f"{group}/{self._secret.hex()}"
 
@@ -132,16 +135,11 @@ class Admission:
 
     @property
     def may_sign(self) -> bool:
-        """Whether this home may let others in, as the founder or a delegate."""
-        try:
-            self._signing()
-        except LocoError:
-            return False
-        return True
+        return self._register is not None and self._signer(self._register) is not None
 
     # --- judging ----------------------------------------------------------------------------------
     def greeted(self, peer_id: PeerId, theirs: Hello) -> Refusal | None:
-        """Why a peer that sent this hello gets no link; None if it gets one."""
+        """Why a peer that sent this hello gets no link."""
         register, refusal = self._register, self.judge(peer_id)
         if register is None or refusal is None or not theirs.pass_shown:
             return refusal
@@ -154,12 +152,11 @@ class Admission:
         return refusal
 
     def judge(self, peer_id: PeerId) -> Refusal | None:
-        """Why a peer is not served; None if it is served."""
         fault = None if self._register is None else self._register.fault(peer_id)
         return None if fault is None else Refusal(RefusalReason.NOT_ADMITTED, fault)
 
     def may_be_dialled(self, peer_id: PeerId) -> bool:
-        """Whether a peer that we have heard of may turn out to be admitted: it may have a pass."""
+        """Whether a peer may be admitted, perhaps by a pass that we have not seen."""
         register = self._register
         if register is None or register.fault(peer_id) is None:
             return True
@@ -196,7 +193,7 @@ class Admission:
         return self._messages(new)
 
     def _take(self, statement: bytes) -> bool:
-        """Whether a statement was new, and is kept. Raises RemoteProtocolError."""
+        """Keep a statement if it is new; whether it was. Raises RemoteProtocolError."""
         register = self._register
         assert register is not None
         if register.knows(statement) or not is_amendment(statement):
@@ -212,13 +209,12 @@ class Admission:
 
     @property
     def _statements(self) -> tuple[bytes, ...]:
-        """All statements; amendments last, because they may close the run to some of the rest."""
+        """All of them; amendments last, because they may close the run to some of the rest."""
         assert self._register is not None
         amendments = (amendment.sealed for amendment in self.amended.amendments)
         return (*self._register.statements, *amendments)
 
     def _after(self, new: Iterable[bytes]) -> None:
-        """Log new rulings; find out whether one is about us."""
         register = self._register
         assert register is not None
         for ruling in map(register.ruling_in, new):
@@ -236,7 +232,7 @@ class Admission:
             self._secret_known.set()
 
     def _keep(self) -> None:
-        """Write what is known to the home; a full disk loses only the latest statements."""
+        """A full disk loses only the latest statements."""
         kept = KeptAdmission(self._kept.run_id, self._secret, self.own_pass, self._statements)
         try:
             self._file.write(kept)
@@ -263,14 +259,7 @@ class Admission:
         return self._messages([signed.sealed])
 
     def invite(self, seed: bytes, lasts_s: float, uses: int) -> Token:
-        """A new invitation.
-
-        Args:
-            seed: 32 random bytes.
-
-        Raises:
-            LocoError: this home may not invite, or nobody needs an invitation.
-        """
+        """Raises LocoError: this home may not invite, or nobody needs an invitation."""
         register, signer = self._signing()
         if register.mode is not Mode.INVITE:
             raise LocoError(f"this run needs no invitations: its admission is '{register.mode}'")
@@ -280,14 +269,10 @@ class Admission:
         )
 
     def amend(self, from_round: int, changes: Changes, peers: Iterable[PeerId]) -> list[Statements]:
-        """Amend the run. Returns the messages for all other peers.
-
-        Args:
-            peers: to be admitted from now on, whatever the run's mode.
+        """Amend the run, and admit `peers` whatever its mode. Returns the messages for all others.
 
         Raises:
-            LocoError: this home does not hold the founder's key, or the run has been amended too
-                often.
+            LocoError: this home does not hold the founder's key, or the run was amended too often.
         """
         founder, version = self.founder(), self.amended.next_version
         amendments: list[bytes] = []
@@ -309,7 +294,7 @@ class Admission:
         return self._messages([*rulings, *amendments])
 
     def founder(self) -> Identity:
-        """The key that founded the run. Raises LocoError: this home does not hold it."""
+        """Raises LocoError: this home does not hold the founder's key."""
         register, signer = self._known_register(), self._keys.founder
         if signer is None or not register.is_founder(signer.public_key):
             raise LocoError(
@@ -325,14 +310,17 @@ class Admission:
 
     def _signing(self) -> tuple[Register, Identity]:
         register = self._known_register()
-        for key in (self._keys.founder, self._keys.own):
-            if key is not None and register.is_signer(key.public_key):
-                return register, key
+        if (signer := self._signer(register)) is not None:
+            return register, signer
         raise LocoError(
             "this home may not sign for the run: it has no founder.key and is not a delegate. Run"
             " the command where the run was started, or make this peer a delegate there:"
             f" loco-peer delegate {self._keys.own.peer_id}"
         )
+
+    def _signer(self, register: Register) -> Identity | None:
+        keys = (self._keys.founder, self._keys.own)
+        return next((key for key in keys if key and register.is_signer(key.public_key)), None)
 
     @property
     def _run_id(self) -> str:
@@ -355,10 +343,9 @@ CONVICTED = Refusal(
 
 
 class Reputation:
-    """What this peer thinks of others; with `admission`, which of them it serves.
+    """What this peer thinks of others.
 
     Attributes:
-        book: their conduct, and what else we keep of peers.
         one_more_ignored: woken when the links of a peer are to end.
     """
 
@@ -381,7 +368,6 @@ class Reputation:
         return self.book.wait_s(trio.current_time(), peer_id)
 
     def may_be_dialled(self, peer_id: PeerId) -> bool:
-        """Whether a peer that we have heard of is worth a dial."""
         return self.judge_conduct(peer_id) is None and self.admission.may_be_dialled(peer_id)
 
     def blame(self, peer_id: PeerId, fault: Fault) -> None:

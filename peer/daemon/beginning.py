@@ -5,8 +5,8 @@
     Rebuilt    the stages before and after ours, which all others have left (provision.py)
     Returned   others that train, or our own checkpoint (returning.py)
 
-A beginning fills both vectors and returns a `FirstState`; what becomes of it is the same for all.
-Which one a peer has is said by its provision (provision.py). Another beginning is another class.
+A beginning fills both vectors and returns a `FirstState`. The provision (provision.py) says which
+beginning a peer has.
 """
 
 from collections.abc import Awaitable, Callable
@@ -26,16 +26,15 @@ MeasureLoss = Callable[[], Awaitable[float | None]]
 
 
 async def cannot_tell() -> None:
-    """Measures nothing: there is no trainer yet, or it holds a stage and has no loss of its own."""
+    """There is no trainer yet, or it holds a stage and has no loss of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstState:
-    """Where the state stands that a peer begins with.
+    """Where a peer's first state stands.
 
     Attributes:
         round: of the last outer step in it; -1 before the first.
-        step: the nominal step.
         epoch, position: where the data stands (protocol/schedule/data_plan.py).
         debt: of our rounds (protocol/schedule/rounds.py).
         over: the run was over.
@@ -61,7 +60,6 @@ class Arrival:
     Attributes:
         held: what belongs to our group.
         slow_P, momentum_P: zeros, to be filled.
-        sources: the peers that may have a state.
         look_around: looks for peers of our group until cancelled.
         meet: the same, and lets them find us.
         measure: the loss of what lies in `slow_P`.
@@ -79,14 +77,12 @@ class Arrival:
 
 
 class Beginning(Protocol):
-    """One source of first states."""
-
     @property
     def ages(self) -> bool:
         """Whether the state grows old while a trainer starts, and so is better taken after that."""
 
     async def take(self, arrival: Arrival) -> FirstState:
-        """Fill the vectors; meanwhile, say in status and events what goes on.
+        """Fill the vectors, and say in status and events what goes on.
 
         Raises:
             Refused: everybody refuses for good.
@@ -94,19 +90,14 @@ class Beginning(Protocol):
         """
 
 
+@dataclass(frozen=True)
 class Fresh:
-    """The model's initialisation, without momentum.
-
-    Args:
-        initialise: writes the first slow weights.
-    """
+    """The model's initialisation, without momentum; `initialise` writes it."""
 
     ages = False
-
-    def __init__(self, initialise: Callable[[Float32Vector], Awaitable[None]]) -> None:
-        self._initialise = initialise
+    initialise: Callable[[Float32Vector], Awaitable[None]]
 
     async def take(self, arrival: Arrival) -> FirstState:
         arrival.ports.facts.now_doing("taking the first weights")
-        await self._initialise(arrival.slow_P)
+        await self.initialise(arrival.slow_P)
         return NOTHING_TRAINED

@@ -1,11 +1,8 @@
 """Finding the swarm: from the addresses that a user gave to the first live link.
 
-Nothing fails on a start-up deadline. Every address is tried again and again, with back-off. It is
-said what is failing for which address and what would help: within a second where that has changed,
-and every REPEAT_S where it has not. Only a refusal that trying again cannot change ends it. An
-address of our own, as in a list that all machines share, is left out.
-
-From an address as users write it to a peer id and what to dial.
+There is no start-up deadline. Every address is tried again and again, with back-off. A failure, and
+what would help, is said when it is new, and again every REPEAT_S. Only a refusal that trying again
+cannot change ends it. An address of our own, as in a list that all machines share, is left out.
 
 A multiaddr with `/p2p/` says who is there. For `host:port` the peer id is read from a TLS handshake
 with that host: trust on first use; the link itself is then authenticated against that id.
@@ -29,17 +26,14 @@ from protocol.wire.messages import Hello
 
 from .links import Links
 from .ports import Ports
+from .report import REPEAT_S
 from .sources import is_final
 
 # --- addresses ------------------------------------------------------------------------------------
 
 
 async def resolve_bootstrap(text: str) -> tuple[PeerId, Sequence[Address]]:
-    """Peer id and multiaddrs.
-
-    Raises:
-        StreamLost: nobody answers there; the message names the step that failed.
-    """
+    """Raises StreamLost: nobody answers there; the message names the step that failed."""
     if text.startswith("/"):
         address, peer_id = split_peer_id(text)
         if peer_id is not None:
@@ -51,27 +45,16 @@ async def resolve_bootstrap(text: str) -> tuple[PeerId, Sequence[Address]]:
 # --- joining --------------------------------------------------------------------------------------
 
 REPORT_EVERY_S: Final = 1.0
-REPEAT_S: Final = 10.0
-"""How often the same is said again."""
-CALM_REPORT_S: Final = 60.0
-"""How often it is said what fails for an address that can be done without."""
 FIRST_PAUSE_S: Final = 0.5
 MAX_PAUSE_S: Final = 10.0
 ATTEMPT_S: Final = 20.0
 
 Resolve = Callable[[str], Awaitable[tuple[PeerId, Sequence[Address]]]]
-"""An address as users write it to a peer id and its multiaddrs.
-
-Raises LocoError naming the step that failed.
-"""
+"""From a user's address to a peer id and multiaddrs; its LocoError names the step that failed."""
 
 
 class Bootstrap:
-    """Tries all addresses until one peer has taken us in.
-
-    Args:
-        report_every_s: how often it is looked for what fails, to say it.
-    """
+    """Tries all addresses until one peer has taken us in."""
 
     def __init__(
         self,
@@ -97,7 +80,7 @@ class Bootstrap:
         """The first peer that takes us in, and its hello.
 
         Raises:
-            Refused: the swarm does not want us, and trying again cannot change that.
+            Refused: trying again cannot change that.
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._report)
@@ -135,7 +118,7 @@ class Bootstrap:
             pause_s = min(MAX_PAUSE_S, 2 * pause_s)
 
     async def _dial(self, peer_id: PeerId, addresses: Sequence[Address]) -> Hello:
-        """A link. Where p2pd does not try, since it has failed there before, we find out why."""
+        """Where p2pd does not try, since it has failed there before, find out why."""
         try:
             return await self._links.dial(peer_id, addresses)
         except StreamLost as lost:
@@ -162,12 +145,10 @@ class Bootstrap:
             done.cancel()
 
     def _pin(self, address: str, peer_id: PeerId, addresses: Sequence[Address]) -> None:
-        """Trust on first use: who answered at HOST:PORT is shown, and has to answer there again.
-
-        For good, as pins are kept (peer/state/kept_files.py).
+        """Trust on first use: the peer at HOST:PORT is kept, and has to answer there again.
 
         Raises:
-            StreamLost: somebody else does.
+            StreamLost: another answers.
         """
         if "/p2p/" in address:
             return
@@ -184,15 +165,14 @@ class Bootstrap:
         while True:
             for address, why in self._failing.items():
                 self._say(address, why)
-                if self._facts.state is PeerState.CONNECTING:
-                    cure = cure_of(why)
-                    doing = f"cannot reach {address}: {why}"
-                    self._facts.now_doing(f"{doing} ({cure})" if cure else doing)
             await trio.sleep(self._report_every_s)
 
     def _say(self, address: str, why: str) -> None:
-        """Say it where it is new, or was said long ago."""
-        now_s = trio.current_time()
+        """Say it in the status; as an event where it is new, or was said long ago."""
+        now_s, cure = trio.current_time(), cure_of(why)
+        if self._facts.state is PeerState.CONNECTING:
+            doing = f"cannot reach {address}: {why}"
+            self._facts.now_doing(f"{doing} ({cure})" if cure else doing)
         said, said_s = self._said.get(address, ("", now_s))
         if why == said and now_s - said_s < REPEAT_S:
             return
@@ -203,5 +183,5 @@ class Bootstrap:
             address=address,
             step=step,
             detail=detail,
-            cure=cure_of(why),
+            cure=cure,
         )

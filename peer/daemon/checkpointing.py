@@ -6,28 +6,26 @@
       the outer vectors are copied             by a thread, at the same time
       the next round is trained                meanwhile digests, fsync, rename, removal of old ones
 
-Where averages are under way for longer, the outer vectors are copied first: the trainer's part may
-then hold a move that they lack, which is as if the round had been longer; the other way round a
-move would be lost.
+Where averages take longer, the outer vectors are copied first: the trainer's part may then hold a
+move that they lack, as if the round had been longer; the other way round a move would be lost.
 
-Nothing is written before the first step: the seed makes that again. What a young run has is worth
-little on the disk and much to its user, so the first three come one, two and five minutes after the
-start, or later where writing takes more than a twentieth of the time; from then on as often as was
-asked for. A run that is over has its last checkpoint, and writes no other.
+Nothing is written before the first step: the seed makes that again. A young run is worth little on
+the disk and much to its user: the first three come one, two and five minutes after the start, or
+later where writing takes more than a twentieth of the time; then one as often as was asked for. A
+run that is over has its last checkpoint, and writes no other.
 
-A checkpoint that cannot be written costs nothing but itself: it is told, and tried again soon.
+A checkpoint that cannot be written is told, and tried again soon; nothing else is lost.
 
-The last one, of a peer that leaves, cannot wait: the trainer may be in the midst of a long step,
-wait for microbatches that never come, or be starting. Where its part does not come in time, the
-outer vectors are kept alone; the steps since the last outer step are lost then, and the moments.
-Unless the newest checkpoint has these vectors already, and more.
+The last one, of a peer that leaves, cannot wait: the trainer may be in a long step, wait for
+microbatches that never come, or be starting. Without its part in time, the outer vectors are kept
+alone, unless the newest checkpoint has them already: the moments are lost then, and the steps since
+the last outer step.
 
-The trainer writes its part beside the checkpoint, each time to a file of its own, which is moved in
-when it is whole: a trainer that was waited for too long may write it when the checkpoint has been
-sealed without.
+The trainer writes its part to a file beside the checkpoint, another each time, which is moved in
+when whole: a late trainer may write it when the checkpoint has been sealed without.
 
-Each is copied elsewhere, where that was asked for. One that is written while another is copied
-waits, until a newer one takes its place; the last of a peer that leaves is waited for.
+Copies elsewhere are made one at a time, always of the newest; the last of a peer that leaves is
+waited for.
 
 Disk space is checked before anything is trained: a run must not lose its model at its end. If not
 even one checkpoint fits, the run is refused. If not all fit that are to be kept, the console says
@@ -66,14 +64,7 @@ from .ports import Ports
 
 
 def check_room_to_begin(store: CheckpointStore, spec: RunSpec, data: str | None) -> None:
-    """Check that one checkpoint fits beside the corpus, each at its least, before that is fetched.
-
-    Args:
-        data: this machine's own source of the corpus, if not the run spec's.
-
-    Raises:
-        HomeError: as `check_room`.
-    """
+    """Check that one checkpoint fits beside the corpus, each at its least. Raises HomeError."""
     _refuse(store, store.needs(least_parameters_of(spec), least_corpus_bytes(spec, data)))
 
 
@@ -128,7 +119,6 @@ def _sentence(store: CheckpointStore, needs: DiskNeeds, free: int, wanted: int, 
 
 
 def _free(store: CheckpointStore) -> int:
-    """Free bytes of the disk on which its folder is, or will be."""
     folders = (store.directory, *store.directory.parents)
     return shutil.disk_usage(next(path for path in folders if path.exists())).free
 
@@ -145,7 +135,6 @@ class Draft:
         line: to the trainer; None where there is none now.
         until_s: the trainer is waited for.
         ended: set when it has written its part, or will not.
-        kept: what it has said of that.
         stalled_s: how long no round was trained.
         missing: why the trainer's part is; empty where it is there.
         manifest: set when all is copied.
@@ -154,10 +143,10 @@ class Draft:
     folder: Path
     path: Path
     line: TrainerLine | None
+    started_s: float
     until_s: float
     ended: trio.Event = field(default_factory=trio.Event)
     kept: Kept | None = None
-    started_s: float = 0.0
     stalled_s: float = 0.0
     missing: str = ""
     manifest: Manifest | None = None
@@ -191,7 +180,6 @@ class Draft:
         """Put nothing in its place: a trainer then goes on from the slow weights.
 
         Args:
-            store: of all checkpoints.
             round_: of the last outer step.
             standing: where the slow weights stand.
             over: the run is, which one before its end does not say.
@@ -209,7 +197,7 @@ class Draft:
         return standing
 
     def moved_in(self) -> Kept:
-        """What the trainer said of its part, which is in the folder now. Raises OSError."""
+        """Raises OSError: the trainer has not written its part."""
         if self.kept is None or self.missing:
             raise OSError(self.missing)
         self.path.replace(self.folder / TRAINER_FILE)
@@ -225,33 +213,24 @@ KEEP_S: Final = 300.0
 RETRY_S: Final = 60.0
 """After a checkpoint that could not be written."""
 FIRST_AFTER_S: Final = (60.0, 120.0, 300.0)
-"""When the first ones are due, where fewer were asked for."""
+"""When the first ones are due, where fewer were asked for, if they take LARGEST_SHARE at most."""
 LARGEST_SHARE: Final = 0.05
-"""The most of the time that those first ones may take."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:
-    """How often checkpoints are written, and where copies of them go.
+    """How often checkpoints are written, and where copies go.
 
     Attributes:
         every_s: 0 writes one at the end alone, and when the peer leaves; None never.
-        uploads: where copies go; None where there are none.
     """
 
     every_s: float | None = None
     uploads: Uploads | None = None
 
 
-NO_CHECKPOINTS: Final = CheckpointPlan()
-
-
 class Checkpointing:
-    """Writes checkpoints when they are due. Implements `peer.rounds.way.Checkpoints`.
-
-    Args:
-        held: what the checkpoints are of.
-    """
+    """Writes checkpoints when they are due. Implements `peer.rounds.way.Checkpoints`."""
 
     def __init__(self, plan: CheckpointPlan, held: HeldPart, ports: Ports) -> None:
         self._plan = plan
@@ -283,7 +262,6 @@ class Checkpointing:
         self._go_on, self._has_last = trainer_file, over
 
     async def run(self, averaging: Averaging) -> None:
-        """Checkpoint this state until cancelled."""
         if self._plan.every_s is None:
             return
         self._averaging, self._began_step = averaging, self._facts.nominal_step
@@ -307,7 +285,6 @@ class Checkpointing:
         self._line = line
 
     def died(self) -> None:
-        """What it was asked for does not come."""
         self._line = None
         if self._asked is not None:
             self._asked.ended.set()
@@ -317,7 +294,6 @@ class Checkpointing:
             self._asked.took(kept)
 
     async def between_rounds(self, way: Way) -> None:
-        """Write one, if it is time; the next round need not wait for the disk."""
         self._began_step = self._facts.nominal_step
         if trio.current_time() < self._due_s or not self._idle.is_set() or self._nursery is None:
             return
@@ -326,13 +302,13 @@ class Checkpointing:
             self._nursery.start_soon(self._seal, draft)
 
     async def write(self, way: Way) -> None:
-        """Write one now, to the end; at the end of the run once alone."""
+        """Write one now, to the end; only once at the end of the run."""
         self._way = way
         await self._turn()
         await self._write(way, None)
 
     async def write_last(self, way: Way, until_s: float) -> None:
-        """Write one to the end, without the trainer's part if that has not come until then."""
+        """Write one to the end; without the trainer's part if that has not come until then."""
         with trio.move_on_at(until_s) as waiting:
             await self._turn()
         if waiting.cancelled_caught:
@@ -348,9 +324,9 @@ class Checkpointing:
             await self._seal(draft)
 
     async def wait_copied(self, until_s: float) -> None:
-        """Wait, but no longer than that, until what was written is copied elsewhere too.
+        """Wait until what was written is copied elsewhere, but no longer than that.
 
-        The status says so meanwhile: storage that is far away may take hours.
+        Storage that is far away may take hours, so the status says it.
         """
         uploads = self._plan.uploads
         if uploads is None or (self._to_copy is None and not self._copying.locked()):
@@ -368,14 +344,13 @@ class Checkpointing:
             await self._idle.wait()
 
     def _next_s(self, took_s: float) -> float:
-        """When the next is due; the last one took so long."""
         now_s = trio.current_time()
         first_s = min((at_s for at_s in self._first_s if at_s > now_s), default=math.inf)
         return min(now_s + self._every_s, max(first_s, now_s + took_s / LARGEST_SHARE))
 
     # --- one checkpoint -------------------------------------------------------------------------
     async def _copied(self, way: Way, until_s: float | None) -> Draft | None:
-        """Copy all that goes into it; None when that could not be done, or nothing is trained.
+        """Copy all that goes into it; None where that failed, or nothing is trained.
 
         Args:
             until_s: when the trainer's part is done without; None does not without it.
@@ -404,7 +379,7 @@ class Checkpointing:
         round_ = averaging.round
         self._asks += 1
         path = self._store.trainers_draft(self._asks)
-        asked = self._asked = Draft(folder, path, line, wait_until_s, started_s=started_s)
+        asked = self._asked = Draft(folder, path, line, started_s, wait_until_s)
         if not waiting.cancelled_caught:
             await asked.ask()
         await self._work.run(write_outer, folder, averaging.slow_P, averaging.momentum_P)
@@ -485,7 +460,7 @@ class Checkpointing:
             self._uploads_data = False
 
     async def _copy_newest(self, uploads: Uploads) -> None:
-        """Copy the last one elsewhere, unless another call has, when its turn has come."""
+        """Copy the newest elsewhere, when its turn comes, unless another call has."""
         async with self._copying:
             sealed, self._to_copy, started_s = self._to_copy, None, trio.current_time()
             if sealed is None:

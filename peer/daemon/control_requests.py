@@ -3,10 +3,10 @@
 `export --swarm` asks for one peer's slow weights at a time, so that the command can say how far it
 is, and one vector is held at a time.
 
-`amend` changes the run that is under way (protocol/run/amendments.py). Here it is found out what of
-a user's run spec differs, from which round on it can be in force, and whether that makes sense;
-then it is signed, and all are told. Peers that are linked with us when the run is closed to some
-are admitted by a ruling each: whoever is in stays in.
+`amend` changes the run that is under way (protocol/run/amendments.py): what differs in a user's run
+spec, from which round on it can be in force, and whether that makes sense, is found out; then it is
+signed and told to all. When the run is closed to some, peers that are linked with us are admitted
+by a ruling each: whoever is in stays in.
 """
 
 from collections.abc import Collection
@@ -46,15 +46,10 @@ from .report import join_address
 from .sources import FETCH_WEIGHTS_S, weights_of
 
 MAX_NAMED: Final = 8
-"""Peers that are named to somebody whose short id is not clear."""
 
 
 class ControlRequests:
-    """Answers them, each by a method; arguments and replies are JSON.
-
-    Args:
-        entropy: seeds invitations.
-    """
+    """Answers them, each by a method; arguments and replies are JSON."""
 
     def __init__(self, peer: Peer, entropy: Entropy) -> None:
         self._peer = peer
@@ -84,7 +79,7 @@ class ControlRequests:
 
     # --- weights ----------------------------------------------------------------------------------
     async def write_state(self, _: dict[str, Any]) -> dict[str, Any]:
-        """Write the present state to a file. Raises NotNow: there is none yet."""
+        """Raises NotNow: there is no state yet."""
         service = self._peer.service
         written = None if service is None else await service.write()
         if written is None:
@@ -139,7 +134,6 @@ class ControlRequests:
         return {}
 
     def _training(self) -> Pause:
-        """Raises PauseRefused."""
         if self._peer.rounds is None:
             raise PauseRefused("this peer does not train yet; try again when it does")
         return self._peer.rounds.pause
@@ -152,7 +146,6 @@ class ControlRequests:
         return {"token": token.text, "address": best.address, "note": best.note}
 
     async def rule(self, wanted: dict[str, Any]) -> dict[str, Any]:
-        """Rule on a peer, and tell all; which peer that was."""
         parts, verdict = self._peer.parts, Verdict(wanted["verdict"])
         peer_id, own_id = named_peer(wanted["peer"], self._known()), parts.facts.peer_id
         if verdict is Verdict.BAN and peer_id == own_id and parts.admission.may_sign:
@@ -161,7 +154,7 @@ class ControlRequests:
         return {"peer": peer_id}
 
     def _known(self) -> frozenset[PeerId]:
-        """Peers that were here, and those that were ruled on: one that is banned is not here."""
+        """Peers that were here, and those that were ruled on: a banned one is not here."""
         parts = self._peer.parts
         members = {member.peer_id for member in parts.roster.members()}
         return frozenset(members | parts.admission.known_peers | {parts.facts.peer_id})
@@ -194,16 +187,12 @@ def named_peer(text: str, known: Collection[PeerId]) -> PeerId:
 # --- amendments -----------------------------------------------------------------------------------
 
 LEAD_ROUNDS: Final = 3
-"""Rounds between an amendment and its first, unless the user says another: a statement reaches all
-within seconds, and peers that gossip can be two rounds apart."""
+"""Rounds before an amendment takes effect, unless the user says another number: a statement reaches
+all within seconds, and peers that gossip can be two rounds apart."""
 
 
 async def amend(parts: PeerParts, wanted: dict[str, Any]) -> dict[str, Any]:
-    """Sign an amendment and tell all, or say what it would be.
-
-    Raises:
-        LocoError, InvalidRunSpec: it cannot be done; the message says why.
-    """
+    """Sign an amendment and tell all, or say what it would be. Raises LocoError, InvalidRunSpec."""
     spec, admission = _under_way(parts.facts), parts.admission
     admission.founder()  # a dry run that could not be done in earnest says so
     before, changes = spec.last, changes_between(spec.last, wanted["values"])
@@ -234,7 +223,7 @@ async def amend(parts: PeerParts, wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 def _under_way(facts: Facts) -> AmendedSpec:
-    """The run's spec. Raises LocoError: there is no run to amend, now."""
+    """Raises LocoError: there is no run to amend, now."""
     if facts.spec is None or facts.held is None:
         raise LocoError("the run is not known yet; try again when this peer is training")
     if facts.over or facts.state is PeerState.FINISHED:
@@ -248,7 +237,7 @@ def _under_way(facts: Facts) -> AmendedSpec:
 
 
 def _present_round(ports: Ports, spec: AmendedSpec) -> int:
-    """The round that the run is in: ours, or that of the middle of the others."""
+    """Our round, or that of the middle of the others."""
     others, own = ports.roster.alive(trio.current_time()), ports.facts.step
     steps = [member.progress.step for member in others if member.progress.state == TRAINING]
     known = [step for step in steps if step <= spec.longest_steps]
@@ -256,11 +245,6 @@ def _present_round(ports: Ports, spec: AmendedSpec) -> int:
 
 
 def _from_round(spec: AmendedSpec, present: int, changes: Changes, at_round: int | None) -> int:
-    """The first round of an amendment.
-
-    Raises:
-        LocoError: it makes no sense from the round on that the user has named.
-    """
     end = spec.end_round
     from_round = min(present + LEAD_ROUNDS, end) if at_round is None else at_round
     if end <= present:

@@ -1,7 +1,7 @@
 """How a peer comes to its run: it founds one, joins one, or comes back to that of its home.
 
-An entry ends with the signed run spec and with what the run trains with here. Where the first state
-comes from is another question (beginning.py). Coming back stands in returning.py.
+An entry ends with the signed run spec and with what the run trains with here. beginning.py says
+where the first state comes from; returning.py has the entry of one that comes back.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -11,7 +11,6 @@ from typing import Final
 import blake3
 import trio
 
-from peer.content.fetching import Fetcher
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
 from peer.runtime import PeerId
@@ -35,12 +34,10 @@ Entry = Callable[[PeerParts, CheckSpec, trio.Nursery], Awaitable[Entered]]
 """One way to come to a run; meanwhile, it says in status and events what goes on.
 
 In the nursery it may go on looking for the swarm while the run is trained. Raises, here and there,
-Refused: the swarm does not want us, and trying again cannot change that; and what `CheckSpec` does.
-"""
+Refused: trying again cannot change that; and what `CheckSpec` does."""
 
 
 async def found(spec: RunSpec, parts: PeerParts, check_spec: CheckSpec, _: trio.Nursery) -> Entered:
-    """Make a new run, frozen and signed here with the founder's key of this home."""
     check_spec(spec)
     founder = parts.keys.founder
     assert founder is not None, "a home that founds a run has a founder's key"
@@ -62,7 +59,7 @@ async def join(
     """Join the run that the addresses lead to: run spec and data come from the swarm.
 
     Args:
-        stage: of a pipeline, that is to be held; None lets it choose.
+        stage: of a pipeline, to be held; None lets it choose.
     """
     facts = parts.facts
     facts.now_doing("looking for the swarm", PeerState.CONNECTING)
@@ -77,10 +74,7 @@ async def join(
     check_spec(spec)
     facts.now_doing("fetching the data")
     choose = partial(choose_stage, parts, spec, signed.run_id, stage)
-
-    async def obtain(fetcher: Fetcher) -> Supplies:
-        return await parts.provision.obtain(spec, fetcher, choose)
-
+    obtain = partial(parts.provision.obtain, spec, choose_stage=choose)
     return signed, await parts.sources.fetch(obtain, parts.roster, first)
 
 
@@ -100,19 +94,16 @@ it of all others, and they beat every second."""
 LATECOMERS: Final = 2
 """The longest listening lasts so many times longer."""
 LOOKS: Final = 3
-"""So often, at most, a newcomer looks again after LOOK_AROUND_S who has chosen what."""
+"""A newcomer looks again so often, at most, after LOOK_AROUND_S, who has chosen what."""
 
 
 async def choose_stage(
     ports: Ports, spec: RunSpec, run_id: str, given: int | None = None
 ) -> ChosenStage:
-    """Listen, choose the stage that this peer holds, and let all know.
+    """Listen, choose the stage that this peer holds, if it is not `given`, and let all know.
 
     Newcomers that come together listen for different times, so that the later ones hear what the
     earlier ones have chosen; and they look again, for that is heard with a beat.
-
-    Args:
-        given: the stage that this machine shall hold; None chooses.
     """
     facts, pipeline = ports.facts, spec.pipeline
     facts.now_doing("checking which stage needs a peer")

@@ -1,8 +1,8 @@
 """A look at the network from here, as a stranger: who answers, what they see, how fast they send.
 
 For `loco-peer doctor` where no daemon runs. It has an identity of its own for a minute, listens
-where the peer would, says hello, asks for a dial-back, takes a piece of the corpus, and goes.
-Nobody keeps it as a member: its hello says that it is still starting.
+where the peer would, says hello, asks for a dial-back, takes a piece of the corpus, and goes. Its
+hello says that it is still starting, so nobody keeps it as a member.
 
 Where a run does not take everybody, the home's own identity asks (`Visitor`): a stranger would be
 turned away, or would use up a place of an invitation that the peer needs afterwards.
@@ -34,28 +34,23 @@ from protocol.membership.dial_back import DialBacks, NatKind, Reach, host_and_po
 from protocol.wire.messages import Hello, Leaving, PeerList, Whereabouts
 from protocol.wire.versions import HELLO, SPOKEN
 
-from .bootstrap import resolve_bootstrap
+from .bootstrap import ATTEMPT_S, resolve_bootstrap
 from .link import FROM_LINK
 from .outside import ask_seen, say_where, to_try
 
-MEET_S: Final = 20.0
 FETCH_S: Final = 30.0
 """For a piece that measures a line; as long again for what is asked before it."""
 TELLING_S: Final = 10.0
 """A stream that ends sooner says nothing of its line: perhaps the peer went."""
 MIN_MEASURED_BYTES: Final = 256 * 1024
-"""What is smaller takes as long as a round trip, and tells nothing of the line."""
+"""A smaller piece takes as long as a round trip, and tells nothing of the line."""
 OTHERS: Final = 2
 """Peers beside the bootstrap ones that are met too."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineRate:
-    """How fast a peer sends over its line.
-
-    Attributes:
-        at_most: the piece did not come whole, so the line carries no more than this.
-    """
+    """How fast a peer sends; `at_most`, if the piece did not come whole."""
 
     bytes_per_s: float
     at_most: bool = False
@@ -66,7 +61,7 @@ class Met:
     """One peer that was tried.
 
     Attributes:
-        failure: why it could not be met; None where it could.
+        failure: why it could not be met.
         refused: it answers, and does not let us in.
         ahead_s: how far its clock is ahead of ours, half a round trip off at most.
         relays: whether it would relay for us.
@@ -86,12 +81,7 @@ class Met:
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """The one who asks, where it is the peer of a home.
-
-    Attributes:
-        identity_path: its key.
-        pass_shown: of its invitation; empty where it has none.
-    """
+    """The peer that asks; `pass_shown` is of its invitation."""
 
     identity_path: Path
     incarnation: int = 1
@@ -102,7 +92,7 @@ def visitor_of(home: Home, invite: Token | None) -> Visitor:
     """The peer of a home that is locked; counts as a start of it.
 
     Args:
-        invite: an invitation in place of what the home has kept.
+        invite: in place of what the home has kept.
 
     Raises:
         LocoError: its identity or its counter of starts cannot be used.
@@ -116,8 +106,6 @@ def visitor_of(home: Home, invite: Token | None) -> Visitor:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What was seen of the network."""
-
     port: int
     met: tuple[Met, ...]
     reach: Reach
@@ -138,7 +126,7 @@ async def examine(
     Args:
         folder: for sockets, and for an identity that is not kept.
         wall_time_s: Unix time of this machine, now.
-        visitor: who asks; None is a stranger.
+        visitor: None is a stranger.
 
     Raises:
         LocoError: p2pd does not start, or the port is taken.
@@ -183,15 +171,14 @@ class Doctor:
         )
 
     async def _meet(self, text: str, found: tuple[PeerId, Sequence[Address]] | None = None) -> Met:
-        """Try an address as users write it, or a peer that others have named."""
         try:
-            with trio.fail_after(MEET_S):
+            with trio.fail_after(ATTEMPT_S):
                 peer_id, addresses = found or await resolve_bootstrap(text)
                 met = await self._greet(peer_id, addresses, text)
         except Refused as refused:
             return Met(text, failure=refused.sentence, refused=True)
         except (LocoError, trio.TooSlowError) as error:
-            return Met(text, failure=str(error) or f"no answer in {MEET_S:.0f} s")
+            return Met(text, failure=str(error) or f"no answer in {ATTEMPT_S:.0f} s")
         await ask_seen(
             self._answers,
             peer_id,
@@ -209,8 +196,21 @@ class Doctor:
         await self._network.connect(peer_id, addresses)
         async with Conversation(await self._network.open_stream(peer_id, HELLO)) as talk:
             asked_s = trio.current_time()
-            await talk.send(self._hello())
-            theirs, _ = await talk.receive(Hello, timeout_s=MEET_S)
+            await talk.send(
+                Hello(
+                    software="loco-peer doctor",
+                    protocols=SPOKEN,
+                    run_id=None,
+                    incarnation=self._visitor.incarnation,
+                    addresses=(),
+                    swarm_time_s=self._clock_s + asked_s,
+                    state="starting",
+                    round=0,
+                    layout_digest=None,
+                    pass_shown=self._visitor.pass_shown,
+                )
+            )
+            theirs, _ = await talk.receive(Hello, timeout_s=ATTEMPT_S)
             round_trip_s = trio.current_time() - asked_s
             with trio.move_on_after(2.0):
                 while not isinstance(said := (await talk.receive(*FROM_LINK))[0], PeerList):
@@ -224,20 +224,6 @@ class Doctor:
             software=theirs.software,
             ahead_s=theirs.swarm_time_s - now_s,
             round_trip_s=round_trip_s,
-        )
-
-    def _hello(self) -> Hello:
-        return Hello(
-            software="loco-peer doctor",
-            protocols=SPOKEN,
-            run_id=None,
-            incarnation=self._visitor.incarnation,
-            addresses=(),
-            swarm_time_s=self._clock_s + trio.current_time(),
-            state="starting",
-            round=0,
-            layout_digest=None,
-            pass_shown=self._visitor.pass_shown,
         )
 
     def _own(self) -> list[Address]:
@@ -266,7 +252,6 @@ async def rate_of(network: Network, peer_id: PeerId) -> LineRate | None:
 
 
 async def _timed_rate(fetcher: Fetcher, manifest: CorpusManifest, piece: int) -> LineRate | None:
-    """Take this piece; None where it is too small, or the stream ended so soon, to tell."""
     size = manifest.piece_bytes(piece)
     if size < MIN_MEASURED_BYTES:
         return None

@@ -5,11 +5,10 @@
     pairs        each source gives chunks of a replica of its own, is compared by what it gave, and
                  is left out where that is odd; what it gave then comes from the others
 
-A source is compared with witnesses: other peers, which are asked for samples of their weights, and
-whose losses are read in their beats (protocol/content/samples.py). Each source has named the root
-of a state of its own, so each has witnesses of its own. A source that lies about all its weights is
-found, however little of the state it gave; what the others gave is kept. Then the whole is compared
-with the witnesses of the leader, and its loss with the losses that others tell.
+A source is compared with its witnesses: other peers, which are asked for samples of their weights,
+and whose losses are read in their beats (protocol/content/samples.py). A source that lies about all
+its weights is found, however little of the state it gave; what the others gave is kept. Then the
+whole is compared with the witnesses of the leader, and its loss with the losses that others tell.
 
 Rules
   1. The loss of the whole is compared once for each source: with what the others told, without that
@@ -17,14 +16,14 @@ Rules
   2. In pairs a source helps only when two witnesses of its state have answered: else a lie of its
      could not be found out.
   3. Where the whole is odd or worse, but no source by itself, nobody can be blamed. The whole is
-     thrown away, and from then on one source at a time is asked. So a lie that only the whole shows
-     holds up a joiner once.
+     thrown away, and from then on one source at a time is asked. Thus a lie that only the whole
+     shows holds up a joiner once.
   4. A small state comes from one source, for each helper would write it to a file.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import median_high
 from typing import Final
@@ -52,7 +51,7 @@ from protocol.content.samples import (
 )
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import MAX_ASKED_PER_SOURCE
-from protocol.membership.view import View, heeded
+from protocol.membership.view import Member, View, heeded
 from protocol.run.amendments import AmendedSpec
 from protocol.schedule.data_plan import start_position
 from protocol.schedule.rounds import lost_lag, middle, oldest_useful
@@ -64,20 +63,15 @@ from .ports import Ports
 # --- witnesses ------------------------------------------------------------------------------------
 
 WITNESS_S: Final = 5.0
-"""A witness that takes longer is none. It is less than PINNED_REQUEST_S of content/service.py: the
-source is not asked for anything meanwhile."""
+"""A slower witness is none. It is less than PINNED_REQUEST_S of content/service.py: the source is
+not asked for anything meanwhile."""
 
 Turns = Mapping[PeerId, trio.Lock]
-"""A peer serves few readers at once: what several sources' witnesses ask of it takes turns."""
+"""A peer serves few readers at once: witnesses of several sources take turns with it."""
 
 
 class Witnesses:
-    """What others say of the state that one source is about to send.
-
-    Attributes:
-        samples: that others gave.
-        losses: that they tell.
-        asked: set when all have been.
+    """Samples and losses of others, to compare with the state that one source is about to send.
 
     Args:
         root: of that state, as its source has named it.
@@ -133,17 +127,12 @@ class Witnesses:
 MAX_HELPERS: Final = 3
 """Further peers that a state is taken from at once."""
 MAX_DOUBTED: Final = 3
-"""After so many odd sources one at a time is taken: whoever has many identities gains no more."""
+"""After so many odd sources one at a time is taken: many identities gain no more."""
 TELL_EVERY_S: Final = 10.0
 
 
 class SharedFetch:
-    """Fetches a state from a leader and helpers until it is believed.
-
-    Args:
-        own: as for `Fetched`.
-        nursery: others help in it, and witnesses are asked.
-    """
+    """Fetches a state from a leader and helpers until it is believed. `own` is as for `Fetched`."""
 
     def __init__(
         self, arrival: Arrival, own: Mapping[int, bytes] | None, nursery: trio.Nursery
@@ -198,7 +187,6 @@ class SharedFetch:
         return state
 
     async def _described_by(self, fetcher: Fetcher) -> StateManifest:
-        """What a source's state is made of, checked as far as that goes."""
         arrival, held = self._arrival, self._arrival.held
         heard = _heard_steps(arrival.spec, held.view)
         round_steps = arrival.spec.founding.sync.round_steps
@@ -237,7 +225,7 @@ class SharedFetch:
         )
 
     async def _help(self, fetcher: Fetcher) -> bool:
-        """Take a part from this source, if it could be found out; whether it could."""
+        """Take a part from this source, if a lie of its could be found out; whether it could."""
         described = await self._described_by(fetcher)
         if not self._gathering.plan.is_of_one_time(described.scalars.step):
             return False
@@ -257,7 +245,6 @@ class SharedFetch:
 
     # --- comparing ----------------------------------------------------------------------------
     def _ask_about(self, source: PeerId, described: StateManifest) -> None:
-        """A source has named its root: its witnesses are asked from now on."""
         root, ports = described.root, self._arrival.ports
         self._witnesses[source] = witnesses = Witnesses(ports, self._view, source, root)
         self._nursery.start_soon(witnesses.ask, self._turns)
@@ -272,7 +259,7 @@ class SharedFetch:
         return odd
 
     async def _check_whole(self, leader: PeerId) -> None:
-        """Compare the whole, and have its loss measured where others' are known.
+        """Compare the whole, and its loss where others' are known.
 
         Raises:
             RemoteProtocolError: the state is unlike theirs, or worse.
@@ -315,7 +302,6 @@ class SharedFetch:
             )
 
     def ended(self, round_: int) -> None:
-        """All of it is here, and is believed."""
         gathering = self._gathering
         self._arrival.ports.events.emit(
             EventName.STATE_RECEIVED,
@@ -331,7 +317,7 @@ class SharedFetch:
 
 
 class Fetched:
-    """The state of a peer of the group, or of several. Implements `Beginning`.
+    """The state of a peer of the group, or of several.
 
     Args:
         own: digests of the chunks of a checkpoint of ours that the vectors hold already.
@@ -360,11 +346,13 @@ class Fetched:
             state = await arrival.sources.fetch(fetch.lead, view, patience_s=self._patience_s)
             nursery.cancel_scope.cancel()
         fetch.ended(state.round)
-        epoch, position = _position(state, view)
+        now_s = trio.current_time()
+        heard = known_positions(view.members_training(now_s))
+        epoch, position = start_position([*heard, (state.epoch, state.position)])
         # No further than the middle of the others; while none of them is heard it is 0, and where
         # they are is gone to when they are.
         step = min(state.step, int(middle(_heard_steps(spec, view), 0)))
-        members = view.alive(trio.current_time())
+        members = view.alive(now_s)
         ended = [member.progress.state == PeerState.FINISHED for member in members]
         over = step >= spec.total_steps_at(step) and bool(ended) and all(ended)
         return FirstState(state.round, step, epoch, position, over=over)
@@ -383,10 +371,7 @@ def _heard_steps(spec: AmendedSpec, view: View) -> list[int]:
     return [m.progress.step for m in heeded(ready or resting, now_s)]
 
 
-def _position(state: StateScalars, view: View) -> tuple[int, int]:
-    now_s = trio.current_time()
-    members = heeded(view.members_training(now_s), now_s)
-    heard = [(m.progress.epoch, m.progress.position) for m in members]
-    # A peer that has said no more than hello has told no position; the state knows one.
-    known = [position for position in heard if position != (0, 0)]
-    return start_position([*known, (state.epoch, state.position)])
+def known_positions(members: Sequence[Member]) -> list[tuple[int, int]]:
+    """Where their data stands; a peer that has said no more than hello has told none."""
+    told = [(m.progress.epoch, m.progress.position) for m in heeded(members, trio.current_time())]
+    return [position for position in told if position != (0, 0)]

@@ -3,19 +3,16 @@
 A hello also carries the sender's clock, which corrects ours when we join
 (protocol/membership/clock_offset.py). Clocks are never compared to judge whether somebody is alive.
 
-One identity runs once: is the peer that greets us alive elsewhere already?
-
 A life of a peer is one incarnation of its identity. Two at once would train and average under one
-name, and each would look to the others like the other's lies. So a newcomer's hello is held against
-the other lives of its identity:
+name, and each would look to the others like the other's lies. A newcomer's hello is therefore held
+against the other lives of its identity:
 
-  1. Does one that is linked with us beat within DUPLICATE_PROBE_S after the hello, it is alive, and
+  1. A life that is linked with us and beats within DUPLICATE_PROBE_S after the hello is alive, and
      the newcomer is refused. A silent one gives way at once.
   2. If none is linked with us, but our roster knows another life, our peers are asked (AskAlive),
      and each looks by rule 1. ALIVE_WITNESSES of them have to say yes, or all, where there are
      fewer: what one peer alone says keeps nobody out. No answer in time is a no.
-  3. A link of the same life stays where it is as long as it beats: another hello of that life does
-     not end it.
+  3. A link of the same life stays as long as it beats: another hello of that life does not end it.
 
 A life is judged by what it sends, never by clocks or counters: the newcomer's incarnation may be
 the higher or the lower one.
@@ -54,8 +51,6 @@ NO_ROOM: Final = Refusal(
 
 
 class Greeter:
-    """Writes our hellos and reads theirs."""
-
     def __init__(self, ports: Ports, admission: Admission) -> None:
         self._network = ports.network
         self._directory = ports.directory
@@ -83,7 +78,7 @@ class Greeter:
         )
 
     def fault(self, peer_id: PeerId, theirs: Hello) -> Refusal | None:
-        """Why we decline a link with somebody who says this; None when we do not.
+        """Why we decline a link with a peer that says this.
 
         A stranger is told no more than that it is one: not even which run this is.
         """
@@ -107,7 +102,6 @@ class Greeter:
         return None
 
     def compare_clocks(self, peer_id: PeerId, theirs: Hello, round_trip_s: float) -> None:
-        """Note what the time was for them, at the end of such a round trip."""
         uncorrected_s = self._directory.swarm_time_s() - self._clock_offset_s
         self._clock.add(peer_id, theirs.swarm_time_s, round_trip_s, uncorrected_s)
 
@@ -127,14 +121,11 @@ class Greeter:
 BEAT_S: Final = 1.0
 DUPLICATE_PROBE_S: Final = 2.5 * BEAT_S
 ANSWER_S: Final = DUPLICATE_PROBE_S + BEAT_S
-"""How long our peers may take to answer."""
 LINKED: Final = Refusal(RefusalReason.TOO_MANY, "we are linked already, and our link lives")
 
 
 @dataclass(slots=True, eq=False)
 class _Question:
-    """A question, who was asked, and the answers so far; each peer answers once."""
-
     asked: frozenset[PeerId]
     answers: dict[PeerId, bool] = field(default_factory=dict)
     decided: trio.Event = field(default_factory=trio.Event)
@@ -154,7 +145,6 @@ class Duplicates:
 
     Args:
         links: the live links by peer; looked at, never changed.
-        roster: what is known of everybody.
         ask: sends a question to all linked peers but the one it is about; says to whom.
     """
 
@@ -170,7 +160,6 @@ class Duplicates:
         self._questions: dict[AskAlive, _Question] = {}
 
     async def fault(self, peer_id: PeerId, incarnation: int) -> Refusal | None:
-        """Why a newcomer with this identity is declined; None when it may come."""
         newcomer = AskAlive(peer_id, incarnation)
         if self._lives(newcomer, same=False):
             alive = await self._sends(newcomer, same=False)
@@ -189,12 +178,11 @@ class Duplicates:
         return LINKED if await self._sends(newcomer, same=True) else None
 
     async def answer(self, question: AskAlive) -> AliveReply:
-        """What we see of the other lives that a peer asks about."""
         alive = await self._sends(question, same=False)
         return AliveReply(question.peer_id, question.incarnation, alive)
 
     def answered(self, witness: PeerId, reply: AliveReply) -> None:
-        """A peer has answered; an answer to nothing that it was asked is ignored."""
+        """Note an answer; one to nothing that the peer was asked is ignored."""
         question = self._questions.get(AskAlive(reply.peer_id, reply.incarnation))
         if question is not None and witness in question.asked:
             question.answers.setdefault(witness, reply.alive)

@@ -1,4 +1,4 @@
-"""One live link: what a peer keeps of each other peer that it is linked to."""
+"""One live link to another peer."""
 
 import math
 from dataclasses import dataclass, field
@@ -18,21 +18,19 @@ from protocol.wire.messages import AliveReply, AskAlive, Beat, Free, Leaving, Pe
 Outgoing = Beat | PeerList | Statements | AskAlive | AliveReply
 FromLink = Outgoing | Leaving
 FROM_LINK: Final = (Beat, PeerList, Statements, AskAlive, AliveReply, Leaving)
-"""What a linked peer may say."""
 LINK_BURST: Final = 4 * LINK_MESSAGES_PER_S
 RTT_SHARE: Final = 0.2
-"""The part that the newest sample has in the smoothed round-trip time."""
+"""The weight of the newest sample in the smoothed round-trip time."""
 
 
 @dataclass(slots=True, eq=False)
 class Link:
-    """The state of one live link to another peer.
+    """The state of one live link.
 
     Attributes:
         newest_sent_s: `sent_s` of their newest beat, to be echoed; it came at `newest_heard_s`.
         rtt_s: smoothed round-trip time; None before the first sample.
         questions: theirs that we are looking into.
-        opened_by_us: whether we dialled.
         messages: read since the last look at their `allowance`.
     """
 
@@ -78,7 +76,6 @@ class Link:
 
 
 def beat_to(link: Link, facts: Facts, pacing: Pacing, sequence: int, swarm_time_s: float) -> Beat:
-    """What we tell a linked peer of ourselves and of our link."""
     now_s, loss = trio.current_time(), facts.validation_loss
     free = sorted(facts.free.items())[:MAX_FRAGMENTS_FREE]
     return Beat(

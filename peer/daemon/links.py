@@ -1,26 +1,24 @@
 """Lasting links to the other peers: hello, then beats for as long as both live.
 
 A link tells each side that the other is alive and how far it is, measures the round-trip time, and
-passes on who else is there. At most MAX_LINKS are held; who has none to a peer still finds it
-through the directory.
+passes on who else is there. At most MAX_LINKS are held; other peers are found through the
+directory.
 
 The rules
   1. Either side may open the link; the opener says Hello first, the other answers Hello or a
      Refusal with a sentence.
   2. Refused are: no common version, another run, too many links, an identity that is alive
-     elsewhere (greeting.py); a silent old life of it is replaced at once. Links that others have
-     opened have a budget for each identity (one that lives, and one that is to replace it where it
-     turns out dead) and for each network. A link that beats is never replaced.
+     elsewhere (greeting.py). Links that others have opened have a budget for each identity (one
+     that lives, and one that is to replace it where it turns out dead) and for each network.
   3. Any byte is a sign of life, on whatever stream: on a thin link a beat may be late behind bulk.
      A link whose peer sent nothing at all for SILENCE_S is given up.
   4. A beat says what came from the other so far, and how fast it may go on (network/pacing.py).
   5. Two peers that dial each other at once keep the same one of both links (`_hand_over`).
   6. Messages of a link are read at a pace that is enough for all that honest peers say.
-  7. Links are the run's: peers of all groups are linked. Hello and beats tell in which group the
-     sender is; the roster keeps that, and the view of a group shows its members.
+  7. Links are the run's: peers of all groups are linked. Hello and beats tell the sender's group;
+     the roster keeps that, and the view of a group shows its members.
   8. Statements of who belongs to the run (admission.py) pass over links: all that are known with a
-     new link, then what is new, once, to all but the one that it came from. So each reaches
-     everybody in as many steps as there are links between two peers. What it says may end links.
+     new link, then each new one, once, to all but the sender. They may end links.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -63,12 +61,13 @@ from .link import FROM_LINK, FromLink, Link, Outgoing, beat_to
 from .ports import Ports
 
 SILENCE_S: Final = 10.0
+DIALS_NONE: Final = (PeerState.STARTING, PeerState.CONNECTING, PeerState.LEAVING)
 PEER_LIST_EVERY_BEATS: Final = 10
 MAX_OUTBOX: Final = 32
 """Messages waiting to be sent on one link; one that falls behind further is closed."""
 MAX_QUESTIONS: Final = 4
 """Questions of one link that are looked into at once; more go without an answer."""
-HANDOVER_S: Final = 2.0
+HANDOVER_S: Final = 2 * BEAT_S
 """For how long a peer may have two links to us."""
 FAREWELL_S: Final = 1.0
 """How long we try to tell all that we leave; and a peer that it is not admitted any more."""
@@ -78,10 +77,9 @@ class Links:
     """All links of one peer. `run` must be running before `dial`.
 
     Attributes:
-        heard: wakes those parked when a peer has told of itself, and when one is gone.
         tell: to be woken when all should be told of us at once, not with the next beat.
         dialler: keeps links to everybody on the roster.
-        num_refused: links that were refused here, since the start.
+        num_refused: links that were refused here.
     """
 
     def __init__(self, ports: Ports, greeter: Greeter, reputation: Reputation) -> None:
@@ -112,7 +110,6 @@ class Links:
         return len(self._all())
 
     async def run(self) -> None:
-        """Answer hellos, beat, and keep links to everybody on the roster, until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             await self._network.serve(HELLO, self._serve)
@@ -124,7 +121,8 @@ class Links:
                 self._note_bytes()
                 for peer_id in self._roster.expire(trio.current_time()):
                     self._events.emit(EventName.PEER_LOST, remote=peer_id, reason="silent")
-                self._redial(nursery)
+                if self._facts.state not in DIALS_NONE:
+                    self.dialler.look(nursery, trio.current_time(), self._links)
                 await trio.sleep(BEAT_S)
 
     async def _tell_at_once(self) -> None:
@@ -141,8 +139,6 @@ class Links:
                     link.scope.cancel()
 
     async def say_leaving(self) -> None:
-        """Tell everybody that we go on purpose."""
-
         async def tell(link: Link) -> None:
             with suppress(LocoError):
                 await link.talk.send(Leaving())
@@ -154,10 +150,7 @@ class Links:
 
     # --- hello ------------------------------------------------------------------------------------
     async def dial(self, peer_id: PeerId, addresses: Sequence[Address]) -> Hello:
-        """Open a link, which then lives by itself.
-
-        Returns:
-            Their hello.
+        """Open a link, which then lives by itself; returns their hello.
 
         Raises:
             StreamLost: unreachable; the message names the step that failed.
@@ -260,7 +253,7 @@ class Links:
             self._ended(link, why)
 
     async def _hand_over(self, link: Link) -> None:
-        """Where two peers have dialled each other at once, end one of both links (rule 5).
+        """End one of two links that two peers have opened by dialling each other at once (rule 5).
 
         Both ends keep the one that the peer with the lower id has opened; of several, the newest.
         """
@@ -333,7 +326,6 @@ class Links:
                 return message  # type: ignore[return-value]  # one of those that we asked for
 
     def _has_sent_bytes(self, link: Link, since_s: float) -> bool:
-        """Whether the peer, in its newest life, has sent anything at all since then."""
         newest = self._links[link.peer_id][-1]
         return link is newest and self._pacing.last_byte_s(link.peer_id) > since_s
 
@@ -365,7 +357,7 @@ class Links:
 
     # --- statements -------------------------------------------------------------------------------
     async def _tell_all_statements(self, link: Link) -> None:
-        """Tell a newly linked peer everything; past its outbox, which beats need."""
+        """Past the outbox, which beats need."""
         for message in self._admission.all_told():
             await link.talk.send(message, stall_s=SILENCE_S)
 
@@ -394,28 +386,23 @@ class Links:
     def _all(self) -> list[Link]:
         return [link for links in self._links.values() for link in links]
 
-    def _redial(self, nursery: trio.Nursery) -> None:
-        dials_none = (PeerState.STARTING, PeerState.CONNECTING, PeerState.LEAVING)
-        if self._facts.state not in dials_none:
-            self.dialler.look(nursery, trio.current_time(), self._links)
-
 
 # --- dialling -------------------------------------------------------------------------------------
 
 Dial = Callable[[PeerId, Sequence[Address]], Awaitable[object]]
-"""Opens a link; raises LocoError."""
+"""Raises LocoError."""
 
 
 class Dialler:
     """Links to all peers on the roster, up to MAX_LINKS, with back-off for each peer.
 
-    So many are dialled at once; those that were only named by others within the budget of whoever
-    named them (protocol/membership/book.py). So dials to peers that do not exist leave room for the
-    streams of the run, which go through the same p2pd.
+    MAX_DIALS are dialled at once; those that only others have named, within the budget of the namer
+    (protocol/membership/book.py). So dials to peers that do not exist leave room for the streams of
+    the run, which go through the same p2pd.
 
     Attributes:
-        failures: why those could not be reached that were tried last.
-        refusals: why those that were reached did not take us in.
+        failures: why peers could not be reached at the last try.
+        refusals: why peers that were reached did not take us in.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """The other peers of our group: found by their records in the directory, met for gossip.
 
-The directory is how peers of a group find each other that were never told of each other; who is
-alive is judged on links alone. So a record may be half a minute old, and a directory that is down
-for a while costs nothing but new acquaintances.
+Peers of a group that were never told of each other meet through the directory; who is alive is
+judged on links alone. So a record may be half a minute old, and a directory that is down for a
+while costs nothing but new acquaintances.
 """
 
 import itertools
@@ -35,7 +35,6 @@ PUBLISH_EVERY_S: Final = 30.0
 """A record lives four times as long: three that are lost in a row cost nothing."""
 REFRESH_EVERY_S: Final = 15.0
 FIRST_REFRESHES_S: Final = 2.0
-"""A newcomer looks around sooner."""
 NUM_FIRST_REFRESHES: Final = 3
 
 
@@ -56,7 +55,6 @@ class Membership:
             nursery.start_soon(self.look_around)
 
     async def look_around(self) -> None:
-        """Find the others of our group, until cancelled."""
         await self._repeat(self._refresh, REFRESH_EVERY_S)
 
     async def _repeat(self, job: Callable[[], Awaitable[None]], every_s: float) -> None:
@@ -96,9 +94,6 @@ class LinkedCompany:
 
     Args:
         fragment: the one that partners are looked for; 0 where the whole model is one vector.
-
-    Attributes:
-        blame: holds a fault against a peer.
     """
 
     def __init__(self, parts: PeerParts, view: View, fragment: int) -> None:

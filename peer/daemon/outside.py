@@ -59,7 +59,7 @@ def to_try(answers: DialBacks, own: Sequence[Address], direct: Sequence[Address]
     """Addresses that another peer may try to dial us at.
 
     Args:
-        own: of ours, as far as others may know them.
+        own: as far as others may know them.
         direct: of this machine's interfaces, whose ports are tried.
     """
     ports = [each[1] for each in map(host_and_port, direct) if each is not None]
@@ -104,8 +104,6 @@ async def ask_seen(
 
 
 class Reaching:
-    """Finds out whether others can dial this peer, keeps places at relays, announces addresses."""
-
     def __init__(self, ports: Ports, reserve: Reserve) -> None:
         self._network = ports.network
         self._roster = ports.roster
@@ -124,7 +122,6 @@ class Reaching:
         self._ask_at_s = 0.0
 
     async def run(self) -> None:
-        """Serve, ask, reserve and tell until cancelled."""
         await self._network.serve(REACH, self._serve)
         while True:
             await self.look()
@@ -234,7 +231,6 @@ class Reaching:
 
     # --- relays -----------------------------------------------------------------------------------
     async def _keep_relays(self, linked: Sequence[Member]) -> None:
-        """Hold places at relays exactly while we need them."""
         now_s, members = trio.current_time(), {member.peer_id: member for member in linked}
         needed = self._facts.reach.reach is Reach.NO
         self._relays = {
@@ -297,11 +293,7 @@ class Reaching:
 
 
 async def be_reached(ports: Ports, relay_mbps: float) -> None:
-    """Find out how others reach us, and relay for them, until cancelled.
-
-    Args:
-        relay_mbps: how fast we carry for others; 0 is not at all.
-    """
+    """Find out how others reach us, and relay for them at this rate at most; 0 is not at all."""
     facts = ports.facts.reach
     relay = Relay(
         ports.network,

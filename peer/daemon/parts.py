@@ -1,7 +1,4 @@
-"""The parts of one peer, put together: the same in a real daemon and in a simulated swarm.
-
-What differs between the two comes in as ports and settings; what does not is made here, once.
-"""
+"""The parts of one peer: the same in a real daemon and in a simulated swarm."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -14,7 +11,7 @@ from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 
 from .admission import Admission, Reputation
-from .checkpointing import NO_CHECKPOINTS, CheckpointPlan
+from .checkpointing import CheckpointPlan
 from .greeting import Greeter
 from .links import Links
 from .ports import Ports
@@ -33,11 +30,11 @@ class PeerSettings:
         check_spec: raises when this peer's options, or its disk, do not fit the run.
         bind_run: makes the home one of this run; raises when it is another's.
         keeps_stage: whether it holds its stage of a pipeline whatever happens.
-        on_finished: called when the run is over, while its state is served; None does nothing.
-        max_corpus_bytes: of the disk that pieces of the corpus may take; None for no limit.
+        on_finished: called when the run is over, while its state is served.
+        max_corpus_bytes: of the disk that pieces of the corpus may take.
         on_run: called with the run spec and the tokens of its corpus, before a state is taken.
         grace_s: from `stop` to the end.
-        stop: set when this peer is to end, by whoever wants it: a signal, a command, or itself.
+        stop: set when this peer is to end, by a signal, a command, or itself.
     """
 
     home: str
@@ -48,7 +45,7 @@ class PeerSettings:
     check_spec: Callable[[RunSpec], None]
     bind_run: Callable[[SignedSpec], None]
     observe_round: Callable[[RoundTiming], None]
-    checkpoints: CheckpointPlan = NO_CHECKPOINTS
+    checkpoints: CheckpointPlan = field(default_factory=CheckpointPlan)
     keeps_stage: bool = False
     on_finished: Callable[[], Awaitable[None]] | None = None
     max_corpus_bytes: float | None = None
@@ -58,8 +55,6 @@ class PeerSettings:
 
 @dataclass(kw_only=True, eq=False)
 class PeerParts(Ports):
-    """What a peer is put together from."""
-
     provision: Provision
 
     def __post_init__(self) -> None:

@@ -1,9 +1,9 @@
-"""One peer from its first breath to its last, against the ports alone.
+"""One peer from its start to its end, against the ports alone.
 
     connecting -> downloading -> training -> finished        (one that joins)
                   starting    -> training -> finished        (one that founds)
 
-Whatever happens on the way, the nursery in `run` owns every task, and `request_stop` ends it.
+The nursery in `Peer.run` owns every task, and `request_stop` ends it.
 """
 
 import math
@@ -58,12 +58,10 @@ COPYING_SHARE: Final = 0.9
 ROUNDS_FIRST: Final = 2
 """Rounds of ours whose blocks are fetched in the order in which they are trained."""
 MAX_FIRST_BLOCKS: Final = 1024
-"""Beyond so many blocks all pieces of a stratum have begun, and their order means nothing."""
+"""With more blocks than this all pieces of a stratum have begun, and their order means nothing."""
 
 
 class Peer:
-    """Runs one peer from its first connection to its end."""
-
     def __init__(self, settings: PeerSettings, parts: PeerParts) -> None:
         self.settings = settings
         self.parts = parts
@@ -71,12 +69,10 @@ class Peer:
 
     @property
     def service(self) -> ContentService | None:
-        """Serves content to others; None before the run is known."""
         return None if self._training is None else self._training.service
 
     @property
     def rounds(self) -> RoundLoop | None:
-        """None before the first state is here."""
         return None if self._training is None else self._training.rounds
 
     def request_stop(self) -> None:
@@ -132,10 +128,7 @@ class Peer:
         stop.set()
 
     async def _keep_acquaintances(self) -> None:
-        """Write down who is there, until cancelled, for the time after a restart.
-
-        A disk that refuses costs what would have been remembered.
-        """
+        """Write down who is there, until cancelled, for the time after a restart."""
         parts = self.parts
         while True:
             await trio.sleep(KEEP_EVERY_S)
@@ -159,14 +152,6 @@ class Peer:
 
 
 class Training:
-    """One run as it is trained here, from its supplies to its end.
-
-    Attributes:
-        service: serves content to others.
-        checkpoints: writes them.
-        rounds: None before the first state is here.
-    """
-
     def __init__(
         self, settings: PeerSettings, parts: PeerParts, signed: SignedSpec, supplies: Supplies
     ) -> None:
@@ -251,7 +236,6 @@ class Training:
         )
 
     def _exchange(self) -> StageExchange | None:
-        """The microbatches of our stage; None where we hold the whole model."""
         if self._stage is None or self._spec.pipeline.stages == 1:
             return None
         return StageExchange(self._amended, self._stage, self._company, self._parts)
@@ -277,7 +261,6 @@ class Training:
     async def _begin(
         self, averaging: Averaging, membership: Membership, measure: MeasureLoss
     ) -> None:
-        """Take the first state, and go on from where it stands."""
         facts, parts = self._facts, self._parts
         first = await self._supplies.beginning.take(
             Arrival(
@@ -344,7 +327,7 @@ class Training:
                     raise JoinAgain(addresses, "the run was made longer while we saw nobody")
 
     async def _note_codec(self) -> None:
-        """Say what codes vectors on this side; it is loaded before the first of them waits."""
+        """Load the codec before the first vector waits for it."""
         num_values, name = self._held.shape.padded_parameters, self._held.codec
         codec = get_codec(name, part_of=num_values)
         loops = await self._parts.work.run(codec.loops_for, num_values, MAIN_MEMORY)
@@ -355,8 +338,7 @@ class Training:
 # --- the state that others take -------------------------------------------------------------------
 
 LARGEST_NORM: Final = 1e9
-"""Told of a gradient that is longer; its length is a weight beside others'
-(peer/state/rebuilt_stage.py)."""
+"""Told of a longer gradient: its length is a weight beside others' (state/rebuilt_stage.py)."""
 
 
 class OuterSource:
@@ -381,15 +363,14 @@ class OuterSource:
         return self._facts.step
 
     async def sample(self, seed: bytes) -> bytes:
-        """The weights as they are between two outer steps."""
         async with self._averaging.lock:
             return sample_of(self._averaging.slow_P, seed).astype("<f4").tobytes()
 
     async def write(self, directory: Path) -> tuple[Path, StateManifest]:
-        """Write the state: copied under the lock of the outer step, so that it is one state.
+        """Copy the state under the lock of the outer step, so that it is one state.
 
-        Digests and disk are waited for without the lock, so an outer step is held up for no longer
-        than the copy takes.
+        Digests and disk are waited for without the lock: an outer step waits no longer than for the
+        copy.
         """
         facts, averaging = self._facts, self._averaging
         async with averaging.lock:

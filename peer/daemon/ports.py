@@ -1,4 +1,4 @@
-"""What a daemon stands on, in one record: real and simulated ones fill it differently."""
+"""What a daemon stands on: real and simulated ones fill it differently."""
 
 from dataclasses import dataclass, field
 
@@ -18,7 +18,6 @@ class Keys:
     """What this home may sign with.
 
     Attributes:
-        own: the peer's identity.
         founder: the key of the run's founder, where this home founded it.
     """
 
@@ -28,14 +27,6 @@ class Keys:
 
 @dataclass(kw_only=True, eq=False)
 class Ports(Surroundings):
-    """What a peer stands on.
-
-    Attributes:
-        version: of loco-peer.
-        checkpoints: those of the home.
-        token: an invitation that the user has given.
-    """
-
     pacing: Pacing
     events: EventLog
     sign: Sign = field(init=False)

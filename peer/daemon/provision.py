@@ -4,18 +4,17 @@ The founder finds out once what all others would have to find out too (the corpu
 tokenizer's, the model's configuration and layout), and freezes it in the run spec, under its
 signature. A joiner then needs no file and no hub to know the model.
 
-A joiner first looks whether its own machine has the very same one: in the cache, in what its user
-names with `--data`, or made from the standard library of the same Python. If not, it takes the
+A joiner first looks whether its own machine has the very same corpus: in the cache, in what its
+user names with `--data`, or made from the standard library of the same Python. If not, it takes the
 manifest and the held-out blocks from the swarm; pieces come while it trains (peer/content). Either
 way the corpus is the one that the run spec names by digest.
 
-A stage that all its peers have left while the run was trained is rebuilt: its weights are made of
-its neighbours' (peer/state/rebuilt_stage.py), and all are told so. The step is that of the peers
-that train: they wait for this stage, and go on with it from where they are.
+A stage that all its peers have left while the run was trained is rebuilt from the weights of its
+neighbours (peer/state/rebuilt_stage.py), and all are told so. The step is that of the peers that
+train: they wait for this stage, and go on with it from where they are.
 
-The engine is what the daemon needs of training, without knowing torch: memory and trainers. The
-real one starts child processes (peer/training/process.py); a simulation puts a toy model in its
-place.
+The engine is memory and trainers, without torch: the real one starts child processes
+(peer/training/process.py); a simulation puts a toy model in its place.
 """
 
 import os
@@ -66,7 +65,7 @@ from protocol.schedule.rounds import middle
 from protocol.wire.content_messages import StateScalars
 
 from .beginning import Arrival, Beginning, FirstState, Fresh
-from .fetched import Fetched
+from .fetched import Fetched, known_positions
 from .sources import weights_of
 
 # --- memory and trainers --------------------------------------------------------------------------
@@ -80,11 +79,7 @@ Engine = Callable[[int], AbstractContextManager[tuple[Float32Vector, StartTraine
 def torch_engine(
     settings: TrainerSettings, spare: SpareChild, padded_parameters: int
 ) -> Iterator[tuple[Float32Vector, StartTrainer]]:
-    """Shared memory, and child processes with torch.
-
-    Args:
-        spare: a child for the first trainer.
-    """
+    """Shared memory, and child processes with torch; `spare` is for the first trainer."""
     with SharedVector(padded_parameters) as slow:
         yield slow.array, trainer_starter(settings, slow, spare)
 
@@ -108,7 +103,6 @@ class Rebuilt:
         self._layouts = layouts
 
     async def take(self, arrival: Arrival) -> FirstState:
-        """Fetch the neighbours, and make our weights of theirs."""
         await self._first.take(arrival)
         found: list[tuple[PeerId, Neighbour]] = []
         beside = (self._stage - 1, self._stage + 1)
@@ -146,10 +140,10 @@ class Rebuilt:
 def where_others_are(spec: AmendedSpec, roster: Roster) -> FirstState:
     """Where those that hold other stages stand: the middle of their steps, and of the data."""
     now_s = trio.current_time()
-    others = [member.progress for member in heeded(roster.alive(now_s), now_s)]
-    steps = [progress.step for progress in others if progress.step <= spec.longest_steps]
-    positions = [(p.epoch, p.position) for p in others if (p.epoch, p.position) != (0, 0)]
-    epoch, position = start_position(positions or [(0, 0)])
+    others = roster.alive(now_s)
+    told = [member.progress.step for member in heeded(others, now_s)]
+    steps = [step for step in told if step <= spec.longest_steps]
+    epoch, position = start_position(known_positions(others) or [(0, 0)])
     step = int(middle(steps, 0))
     return FirstState(step // spec.founding.sync.round_steps - 1, step, epoch, position)
 
@@ -160,10 +154,7 @@ def where_others_are(spec: AmendedSpec, roster: Roster) -> FirstState:
 async def freeze_data(
     spec: RunSpec, cache_dir: Path, work: Work, data: str | None = None
 ) -> tuple[RunSpec, KeptCorpus]:
-    """The founder's part: make the corpus, and name it in the run spec by digest.
-
-    Args:
-        data: where this machine has it, if not where the run spec says.
+    """Make the corpus, and name it in the run spec by digest; `data` is a source of our own.
 
     Raises:
         InvalidRunSpec: the data the spec names cannot be used.
@@ -182,10 +173,7 @@ async def freeze_data(
 async def obtain_data(
     spec: RunSpec, cache_dir: Path, source: BlobSource, work: Work, data: str | None = None
 ) -> KeptCorpus:
-    """A joiner's part: the corpus that the run spec names, from here, or from peers.
-
-    Args:
-        data: where this machine has it, if it has.
+    """The corpus that the run spec names, from here or from peers; `data` is a source of our own.
 
     Raises:
         InvalidRunSpec: the spec names no corpus, or one that does not fit it.
@@ -212,7 +200,7 @@ async def obtain_data(
 
 @contextmanager
 def _told(cache_dir: Path) -> Iterator[None]:
-    """Say what goes wrong inside in sentences for people. Raises InvalidRunSpec, HomeError."""
+    """Turn errors inside into sentences for people. Raises InvalidRunSpec, HomeError."""
     try:
         yield
     except (InvalidCorpus, ValueError) as error:
@@ -245,7 +233,6 @@ async def _tokenizer_here(digest: str, cache_dir: Path, source: BlobSource, work
 
 
 def _keep_tokenizer(source: str, cache_dir: Path) -> None:
-    """Keep the tokenizer's file by digest, for joiners, and for `export` later."""
     if source != BYTES:
         data = tokenizer_file(source)
         replace_file(tokenizer_path(cache_dir, FileTokenizer(data).digest), data)
@@ -308,7 +295,6 @@ class ChosenStage:
 
     Attributes:
         has_holders: whether others hold it, or are about to.
-        is_trained: whether the run has been trained already.
     """
 
     stage: int
@@ -317,32 +303,19 @@ class ChosenStage:
 
 
 ChooseStage = Callable[[], Awaitable[ChosenStage]]
-"""Looks around, and chooses."""
 
 
 class Provision(Protocol):
-    """Gets a machine ready for a run."""
+    """Gets a machine ready for a run. Raises InvalidRunSpec, HomeError, or as the source."""
 
-    async def found(self, spec: RunSpec) -> tuple[RunSpec, Supplies]:
-        """The founder's part; returns the spec with its data frozen.
-
-        Raises:
-            InvalidRunSpec, HomeError
-        """
+    async def found(self, spec: RunSpec) -> tuple[RunSpec, Supplies]: ...
 
     async def obtain(
         self, spec: RunSpec, source: BlobSource, choose_stage: ChooseStage
-    ) -> Supplies:
-        """A joiner's part.
-
-        Raises:
-            InvalidRunSpec, HomeError, StreamLost, Refused, RemoteProtocolError
-        """
+    ) -> Supplies: ...
 
 
 class RealProvision:
-    """Corpora in the home's cache, torch in child processes."""
-
     def __init__(
         self, config: PeerConfig, home: Home, peer_id: PeerId, work: Work, spare: SpareChild
     ) -> None:
@@ -354,7 +327,6 @@ class RealProvision:
         self._spare = spare
 
     async def found(self, spec: RunSpec) -> tuple[RunSpec, Supplies]:
-        """Make the corpus and the first weights, and freeze what joiners must know of them."""
         spec, corpus = await freeze_data(spec, self._cache_dir, self._work, self._config.data)
         stage = DATA_STAGE if spec.pipeline.stages > 1 else None
         created, fresh = await self._first_weights(spec, corpus, stage)

@@ -1,7 +1,7 @@
 """`status` and metrics, put together from what the parts know. Reads only.
 
-How far the run is, is said on the console every few seconds. The address that people are shown to
-join by is one choice for all who show it.
+The console says every few seconds how far the run is. All who show the address to join by show the
+same one.
 """
 
 from dataclasses import dataclass
@@ -52,7 +52,6 @@ class JoinAddress:
 
 
 def join_address(network: Network, facts: Facts) -> JoinAddress:
-    """The best that is known at this moment."""
     reach = facts.reach
     address = address_to_join(
         network.addresses,
@@ -70,8 +69,8 @@ class Report:
     """Reads the parts of one peer, for `status`, metrics and the console.
 
     Speeds of others are what they tell of themselves, in inner steps per second; all train batches
-    of the same size. The stages of a pipeline train the same tokens together, so there a peer has
-    no speed of its own.
+    of the same size. The stages of a pipeline train the same tokens together: there a peer has no
+    speed of its own.
 
     Attributes:
         metrics_url: where Prometheus finds us; None until that is known.
@@ -90,7 +89,6 @@ class Report:
         return Now(self._facts, self.status(), carried, trio.current_time())
 
     def status(self) -> Status:
-        """This peer, for `loco-peer status`."""
         facts, now_s = self._facts, trio.current_time()
         alive = list(self._roster.alive(now_s))
         joins_at = join_address(self._ports.network, facts)
@@ -121,7 +119,6 @@ class Report:
         )
 
     def _progress(self, alive: list[Member], now_s: float) -> dict[str, Any]:
-        """How far the run is: fields of the status."""
         facts = self._facts
         if facts.spec is None or facts.run_id is None:
             return {}
@@ -169,7 +166,6 @@ def _peer_status(member: Member) -> PeerStatus:
 
 
 def _codec_sentence(facts: Facts) -> str | None:
-    """The run's codec, and what codes with it on either side."""
     if facts.codec is None:
         return None
     sides = (f"{side} {loops}" for side, loops in sorted(facts.loops.items()))
@@ -181,7 +177,7 @@ def _codec_sentence(facts: Facts) -> str | None:
 LOOK_S: Final = 1.0
 SAY_EVERY_S: Final = 15.0
 REPEAT_S: Final = 30.0
-"""How often it is said again what is waited for."""
+"""How often it is said again what is waited for, or fails."""
 
 
 class Console:

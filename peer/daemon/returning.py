@@ -4,13 +4,13 @@
     Returned     the beginning: the state of others that train, or our newest good checkpoint; or,
                  where the founder has none, the seed once more
 
-A checkpoint is let go of for nothing but a state that is verified, and set aside where that is far
+A checkpoint gives way to nothing but a state that is verified, and is set aside where that is far
 behind it. Where those that say they train give none within REPLACEMENT_S, the peer goes on from its
 own: they may be liars that claim to be far ahead. For STAYS_S it then does not mind who is
 (peer/rounds/loop.py).
 
-Which one leads where all come back at once stands in protocol/membership/returning.py. A run that
-is over is over: its last checkpoint is gone on from without looking around.
+protocol/membership/returning.py says which peer leads where all come back at once. A run that is
+over stays over: its last checkpoint is gone on from without looking around.
 
 The peers that a home remembers are linked, silent, or refuse. A final refusal is reported, but a
 single peer must not send us away: while others may admit us, the peer keeps waiting. If all
@@ -30,7 +30,7 @@ from typing import Final
 
 import trio
 
-from peer.content.fetching import BlobSource, own_digests
+from peer.content.fetching import own_digests
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
 from peer.runtime import PeerId
@@ -47,26 +47,25 @@ from protocol.run.signed_spec import SignedSpec
 from protocol.schedule.rounds import is_lost, lost_lag
 
 from .beginning import Arrival, Beginning, FirstState
-from .bootstrap import CALM_REPORT_S, Bootstrap
+from .bootstrap import Bootstrap
 from .entry import CheckSpec, Entered, choose_stage, enter_swarm
 from .fetched import Fetched
 from .links import Dialler
 from .parts import PeerParts
 from .ports import Ports
-from .provision import ChooseStage, ChosenStage, Supplies
+from .provision import ChooseStage, ChosenStage
+from .report import REPEAT_S
 from .sources import NobodyHelped, is_final
 
 REPLACEMENT_S: Final = 1800.0
 """How long others that train are asked for their state before we go on from our own."""
 STAYS_S: Final = 4 * 3600.0
 """How long a peer then stays with its own, whoever says to be far ahead."""
-TELL_EVERY_S: Final = 30.0
-"""How often the console repeats that none of the remembered peers can be reached."""
 LOOK_S: Final = 0.5
 
 
 class NoSource:
-    """Nobody to fetch from: what is not here is not to be had. Implements `BlobSource`."""
+    """Nobody to fetch from. Implements `BlobSource`."""
 
     async def blob(self, digest: str) -> bytes:
         await trio.lowlevel.checkpoint()
@@ -87,7 +86,7 @@ async def come_back(
     Args:
         signed: the run spec, as the home has kept it.
         addresses: to find the swarm by, if the user gave any.
-        stage: of a pipeline, that is to be held where no checkpoint says one; None lets it choose.
+        stage: of a pipeline, to be held where no checkpoint says one; None lets it choose.
         alone: whether or not the others of the run can be reached.
 
     Raises:
@@ -114,10 +113,7 @@ async def come_back(
     kept_stage = None if own is None else stage_of_part(own.manifest.part)
     if kept_stage is not None:
         choose = partial(_stays_at, kept_stage)
-
-    async def obtain(source: BlobSource) -> Supplies:
-        return await parts.provision.obtain(spec, source, choose)
-
+    obtain = partial(parts.provision.obtain, spec, choose_stage=choose)
     try:
         supplies = await obtain(NoSource())
     except Refused:
@@ -140,7 +136,7 @@ async def _keep_looking(
         if not addresses:
             return
         try:
-            await enter_swarm(parts, Bootstrap(parts, parts.links, addresses, CALM_REPORT_S))
+            await enter_swarm(parts, Bootstrap(parts, parts.links, addresses, REPEAT_S))
         except Refused as refused:
             if refused.reason is not RefusalReason.OTHER_RUN:
                 raise
@@ -153,11 +149,9 @@ async def _keep_looking(
 async def _newest_checkpoint(parts: PeerParts, run_id: str) -> Checkpoint | None:
     """The newest of this run whose files are what its manifest says; each other is told."""
     refused = list[tuple[Path, str]]()
-
-    def refuse(path: Path, why: str) -> None:
-        refused.append((path, why))
-
-    found = await parts.work.run(parts.checkpoints.newest_whole, run_id, refuse)
+    found = await parts.work.run(
+        parts.checkpoints.newest_whole, run_id, lambda *told: refused.append(told)
+    )
     for path, why in refused:
         parts.events.emit(EventName.CHECKPOINT_REFUSED, path=str(path), detail=why)
     return found
@@ -186,7 +180,7 @@ class RememberedPeers:
         self._alone = alone
         self._remembered = frozenset[PeerId]()
         self._since_s = trio.current_time()
-        self._told_s = self._since_s - TELL_EVERY_S
+        self._told_s = self._since_s - REPEAT_S
         self._told: dict[PeerId, str] = {}
         self._was_linked = False
 
@@ -199,7 +193,7 @@ class RememberedPeers:
         now_s = trio.current_time()
         if self._alone or not self._remembered or self._linked():
             return False
-        if now_s >= self._told_s + TELL_EVERY_S:
+        if now_s >= self._told_s + REPEAT_S:
             self._told_s = now_s
             self._tell(self._since_s + UNREACHED_S - now_s)
         return True
@@ -254,10 +248,9 @@ class RememberedPeers:
 
 
 class Returned:
-    """The state of others that train, or that of our own checkpoint. Implements `Beginning`.
+    """The state of others that train, or that of our own checkpoint, whose files are what it says.
 
     Args:
-        own: its files are what its manifest says; None where there is none.
         remake: makes the first weights of the run again, where that is ours to do.
     """
 
@@ -278,7 +271,6 @@ class Returned:
         self._since_s = trio.current_time()
 
     async def take(self, arrival: Arrival) -> FirstState:
-        """Look who else is back until it is clear who leads, and follow, or lead."""
         if await self._course(arrival) is Course.FOLLOW:
             try:
                 return await self._follow(arrival)

@@ -1,7 +1,6 @@
 """A daemon of real parts: p2pd, hivemind's table, torch, the home, signals.
 
-Everything here is opening and closing; the parts are put together in parts.py, and what happens is
-in peer.py and below.
+Here they are opened and closed; parts.py puts them together, and peer.py runs them.
 """
 
 import json
@@ -62,8 +61,7 @@ async def run_daemon(
     """Run one peer until it ends.
 
     Args:
-        spec: the run to found; None goes on with the home's, or joins one by the bootstrap
-            addresses.
+        spec: the run to found; None goes on with the home's, or joins one.
         home: prepared and locked.
         spare: the process of the first trainer.
 
@@ -88,8 +86,6 @@ async def run_daemon(
 
 
 class _Daemon:
-    """The parts of one daemon, opened in order and closed in reverse."""
-
     def __init__(self, config: PeerConfig, home: Home, spare: SpareChild, stop: trio.Event) -> None:
         self._config = config
         self._home = home
@@ -139,7 +135,6 @@ class _Daemon:
         await peer.run(self._entry(spec))
 
     def _entry(self, spec: RunSpec | None) -> Entry:
-        """How we come to the run: a home that has one goes on with it."""
         config, signed = self._config, self._home.run()
         next_stage = self._home.take_next_stage()
         stage = next_stage if config.stage is None else config.stage
@@ -290,7 +285,6 @@ class _Daemon:
 async def _watch_network(
     network: Libp2pNetwork, directory: HivemindDirectory, ports: Ports
 ) -> None:
-    """Attach the directory to each new p2pd, and tell."""
     generation = network.generation
     while True:
         generation = await network.wait_restarted(generation)
@@ -316,8 +310,8 @@ PROGRAM: Final = "from peer.cli import main; main()"
 async def export_finished(home: Home, folder: Path, events: EventLog) -> None:
     """Export this peer's model to the folder, and tell how that ended.
 
-    By the very command, `loco-peer export`: another process, so that the memory that it takes is
-    given back, and what goes wrong there harms no peer.
+    `loco-peer export` runs in a process of its own: the memory that it takes is given back, and
+    what goes wrong there harms no peer.
     """
     command = [sys.executable, "-P", "-c", PROGRAM, "export"]
     command += ["--home", str(home.root), "--hf", str(folder)]

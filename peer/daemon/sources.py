@@ -1,9 +1,9 @@
 """Fetching what some peer has: one peer after another is asked, until one can answer.
 
 What a peer says of itself does not bring it forward: those in the middle of the steps that are
-heard are asked first, in an order that follows from their ids and ours. And a peer that could not
-help is not asked again at once: soon where that may pass, later where it broke the protocol or
-cannot help for long (`pause_after`).
+heard are asked first, in an order that follows from their ids and ours. A peer that could not help
+is not asked again at once: soon where that may pass, later where it broke the protocol or cannot
+help for long (`pause_after`).
 """
 
 import math
@@ -48,12 +48,11 @@ FINAL_REFUSALS: Final = frozenset(
 
 
 def is_final(error: LocoError) -> bool:
-    """Whether it is such a refusal."""
     return isinstance(error, Refused) and error.reason in FINAL_REFUSALS
 
 
 class NobodyHelped(LocoError):
-    """No peer gave what was asked for in all the time that there was for it."""
+    """No peer gave what was asked for in time."""
 
 
 def pause_after(error: LocoError) -> float:
@@ -64,8 +63,6 @@ def pause_after(error: LocoError) -> float:
 
 
 class Sources:
-    """The peers that may have what we need, the best first."""
-
     def __init__(self, network: Network, facts: Facts) -> None:
         self._network = network
         self._facts = facts
@@ -80,8 +77,7 @@ class Sources:
         """Ask one peer after another until one can answer.
 
         Args:
-            among: what any peer of the run has is asked of the roster, what those of our group have
-                of our view.
+            among: the roster for what any peer of the run has, a view for what its group has.
             preferred: is asked first.
             patience_s: after that nobody is asked any more; who is giving may go on.
 
@@ -124,7 +120,7 @@ class Sources:
         apart_from: Collection[PeerId],
         most: int,
     ) -> None:
-        """Ask others, some at once, each but once: what they cannot do, the one that leads does.
+        """Ask others, some at once, each but once: the leader does what they cannot.
 
         `ask` says whether the peer has helped; where it has not, the next one is asked. Of a large
         swarm few are asked, for each works for us, whether it helps in the end or not.

@@ -21,7 +21,7 @@ MAX_ADDRESSES: Final = 8
 
 
 class JoinAgain(LocoError):
-    """This process cannot go on; a new one should join by these addresses.
+    """A new process should join by these addresses, as this one cannot go on.
 
     Attributes:
         stage: of a pipeline, that the new one is to hold; None leaves it as it is.
@@ -43,7 +43,7 @@ def addresses_of(members: Iterable[Member]) -> list[Address]:
 
 
 def join_the_finished(alive: Iterable[Member]) -> None:
-    """Raises JoinAgain if some of these peers have ended the run: they did so without us."""
+    """Raises JoinAgain if some of these peers have ended the run without us."""
     from peer.facts import PeerState  # slow to import, and the command line reads this file
 
     addresses = addresses_of(m for m in alive if m.progress.state == PeerState.FINISHED)

@@ -33,8 +33,7 @@ async def run_until_signalled(
     """Run `job` to its end, or as far as signals and the grace allow. Only from the main thread.
 
     Args:
-        job: the daemon's work; returns how it ended.
-        stop: set by the first signal, or by whoever else wants an end; must make `job` return soon.
+        stop: set by the first signal, or another who wants an end; must make `job` return soon.
         grace_s: time for that.
         say_late: called when that was not enough.
     """

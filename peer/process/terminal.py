@@ -1,15 +1,15 @@
 """A terminal that is gone ends nothing: a closed SSH session, `| head`, a reader of logs that died.
 
 1. SIGHUP is ignored, and so by all processes that are started from here: they inherit it.
-2. What stdout or stderr does not take any more goes to a file, all of it from then on: the
-   descriptor itself is moved, so libraries that write to it, and later children, are heard too.
+2. When stdout or stderr takes no more, its descriptor is moved to a file: libraries that write to
+   it, and later children, are heard too.
 3. That file is bounded: a longer one is begun anew. Events are in the event log besides.
 4. Where there is no such file (yet), what cannot be written stays in the stream's buffer, if it
    has room.
 
-SIGTERM ends the process at once until the daemon heeds signals (signals.py). In a container that is
-process 1, for which the kernel knows no default: what it has no handler for is lost. So there is a
-handler from the first line on, and no SIGTERM comes between an `exec` and that.
+SIGTERM ends the process at once until the daemon heeds signals (signals.py). For process 1, as in a
+container, the kernel knows no default: a signal without a handler is lost. So there is a handler
+from the first line on, and no SIGTERM comes between an `exec` and that.
 """
 
 import os
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO, cast
 
 from peer.options.exit_codes import ExitCode
+from peer.runtime.files import PRIVATE_FILE
 
 CONSOLE_LOG: Final = "log/console.log"
 """That file, in a home."""
@@ -28,7 +29,7 @@ MAX_BYTES: Final = 1 << 22
 
 
 class LastingStream:
-    """A text stream that goes on in a file where its own end is gone. All else is the stream's."""
+    """A text stream that goes on in a file where its own end is gone."""
 
     def __init__(self, stream: TextIO, file: Path | None) -> None:
         self._stream = stream
@@ -57,11 +58,11 @@ class LastingStream:
                     (act if unbuffered else self._stream.flush)()
 
     def _move(self, why: OSError) -> bool:
-        """Go on in the file, whether that can be done or not. Whether it could."""
+        """Go on in the file; whether that could be done."""
         if self._moved or self._file is None:
             return False
         try:
-            descriptor = os.open(self._file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+            descriptor = os.open(self._file, os.O_RDWR | os.O_APPEND | os.O_CREAT, PRIVATE_FILE)
             sentence = (
                 f"loco-peer: {self._stream.name} is gone ({why.strerror}); what it would show:\n"
             )

@@ -1,8 +1,8 @@
 """The doors to the outside: what the daemon touches beside its own memory and trio's clock.
 
-Each port has a real and a simulated implementation, and one shared test suite checks both. The
-daemon is written against these alone: no socket, thread, `time.time()` or unseeded random gets past
-them, so the same code runs a thousand peers in one process in virtual time.
+Each port has a real and a simulated implementation, and one test suite checks both. No socket,
+thread, `time.time()` or unseeded random gets past them: the same code runs a thousand peers in one
+process in virtual time.
 
 Peer ids are the base58 text of a libp2p peer id (`12D3KooW...`); addresses are multiaddr text.
 """
@@ -43,7 +43,7 @@ class Stream(Protocol):
     async def turn(self, num_bytes: int) -> int:
         """Wait until bulk may go; how much of it may go now, at least one byte.
 
-        A caller that sends bulk asks first, and then sends that much. Small messages need not ask.
+        Bulk is sent after asking, and no more of it. Small messages need not ask.
         """
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None: ...
@@ -62,13 +62,11 @@ class NetworkStatistics:
     """What a network has carried since it started.
 
     Attributes:
-        sent_bytes, received_bytes: by protocol id, counted where bytes are handed to and taken from
-            streams.
+        sent_bytes, received_bytes: by protocol id, between us and the streams.
         refused_streams: streams from outside that were closed because a bound was reached.
         failed_streams: streams from outside that a bug of ours has ended.
         relayed_peers: peers that we are connected to through other peers alone.
-        restarts: times that p2pd had to be started again.
-        p2pd_pid: None while no p2pd runs.
+        restarts: of p2pd.
         last_failure: why p2pd last ended; empty when it never did.
     """
 
@@ -87,16 +85,15 @@ class Judge(Protocol):
     """Decides which peers are served; implemented by `peer.daemon.admission.Reputation`."""
 
     def judge(self, peer_id: PeerId) -> "Refusal | None":
-        """Why a peer is not served; None when it is."""
+        """Why a peer is not served."""
 
     def judge_conduct(self, peer_id: PeerId) -> "Refusal | None":
-        """Why a peer is not even greeted; None when it is."""
+        """Why a peer is not even greeted."""
 
     def wait_s(self, peer_id: PeerId) -> float:
         """For how long a stream of this peer waits before it is served."""
 
-    def blame(self, peer_id: PeerId, fault: "Fault") -> None:
-        """Hold a fault against a peer."""
+    def blame(self, peer_id: PeerId, fault: "Fault") -> None: ...
 
 
 class Network(Protocol):
@@ -109,7 +106,7 @@ class Network(Protocol):
         """Full multiaddrs with /p2p/, those worth telling others first."""
 
     def announce(self, addresses: Sequence[Address]) -> None:
-        """Tell others these addresses too, in place of those announced before."""
+        """In place of those announced before, beside our own."""
 
     async def probe(self, address: Address) -> PeerId:
         """The peer that answers at an address, asked over a connection of its own.
@@ -118,33 +115,24 @@ class Network(Protocol):
         """
 
     async def connect(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
-        """Make `peer_id` dialable at `addresses` and connect.
-
-        Raises `StreamLost` with a sentence that names the step that failed.
-        """
+        """Make `peer_id` dialable at `addresses` and connect. Raises as `probe`."""
 
     async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream:
-        """Open a stream.
-
-        Raises `StreamLost` if the peer is unreachable or does not speak `protocol`.
-        """
+        """Raises `StreamLost` if the peer is unreachable or does not speak `protocol`."""
 
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
-        """Register `handler`.
-
-        It runs in a task of its own for each stream, which is closed when it returns or raises.
+        """Run `handler` in a task of its own for each stream, and close the stream when it ends.
 
         `LocoError` and trio's resource errors raised by a handler end that stream alone.
         """
 
-    def admit_by(self, judge: Judge) -> None:
-        """Serve only whom this one lets pass, from now on."""
+    def admit_by(self, judge: Judge) -> None: ...
 
     def statistics(self) -> NetworkStatistics: ...
 
 
 class DirectoryUnrecoverable(LocoError):
-    """The directory hung again and again; only a new process can heal it."""
+    """Only a new process can heal it."""
 
 
 class Directory(Protocol):
@@ -153,8 +141,7 @@ class Directory(Protocol):
     def swarm_time_s(self) -> float:
         """Unix time as the swarm sees it: our wall clock plus the corrected offset."""
 
-    def correct_clock(self, offset_s: float) -> None:
-        """Set the offset that `swarm_time_s` adds to our wall clock."""
+    def correct_clock(self, offset_s: float) -> None: ...
 
     async def store(self, key: bytes, subkey: str, value: bytes, expires_s: float) -> None:
         """Best effort: returning means nothing but that the attempt is over."""
@@ -163,7 +150,7 @@ class Directory(Protocol):
         """Subkey to value for every live record found; empty when nothing answers."""
 
     async def add_peers(self, addresses: Sequence[Address]) -> None:
-        """Tell the directory of nodes to enter by (already connected through the network)."""
+        """Nodes to enter by, already connected through the network."""
 
 
 class Work(Protocol):
@@ -180,8 +167,6 @@ class Work(Protocol):
 
 
 class Entropy(Protocol):
-    """Keys and nonces."""
-
     def token_bytes(self, n: int) -> bytes: ...
 
 

@@ -1,7 +1,7 @@
 """Files that appear whole or not at all, with the modes that they are to have.
 
-Keys and secrets are their owner's alone; all else is as the user's umask says. Files that are
-written aside get a private mode from the system, so the usual one is put on them.
+Keys and secrets are their owner's alone; all else is as the user's umask says, though the system
+gives files that are written aside a private mode.
 """
 
 import os

@@ -1,8 +1,8 @@
 """Importing what is large.
 
-Imports make objects that stay. The collector does not know that: it looks through all of them again
-and again while their number grows, for a quarter of the time that torch and transformers take; and
-each time afterwards that it looks through everything, which holds up the whole process.
+Imports make objects that stay. The collector looks through all of them again and again while their
+number grows, for a quarter of the time that torch and transformers take; and each time afterwards
+that it looks through everything, which holds up the whole process.
 """
 
 import gc

@@ -16,8 +16,7 @@ class RealWork:
     """Blocking work on threads of trio's, at most `MAX_WORKERS` at once.
 
     Cancelling waits for the function to return: it may still hold memory that the caller owns. One
-    that takes long looks at `check_cancelled` now and then. One that may be cut off is left to
-    itself, and ends with the process.
+    that may be cut off is left to itself, and ends with the process.
     """
 
     def __init__(self) -> None:
@@ -33,8 +32,6 @@ class RealWork:
 
 
 class RealEntropy:
-    """The operating system's randomness."""
-
     def token_bytes(self, n: int) -> bytes:
         return os.urandom(n)
 

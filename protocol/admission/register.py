@@ -6,8 +6,8 @@ up, so members that have seen the same ones judge alike, in whatever order they 
 
 Rules
   1. The founder's key is in the run spec's signature. A *delegate* is a peer of which the founder's
-     newest ruling says so. Founder and delegates are *signers*; what others sign counts for
-     nothing, and neither does what somebody signed who is a delegate no longer.
+     newest ruling says so. Founder and delegates are *signers*; nothing else that anybody signs
+     counts, nor what a former delegate has signed.
   2. Of all rulings of signers on a peer one holds: the founder's before a delegate's, then the
      highest serial, then a ban. Nobody but the founder rules on a delegate.
   3. A peer that a ruling holds for is banned or admitted, as it says. For all others the run's
@@ -86,11 +86,9 @@ class Register:
         return min(MAX_SERIAL, 1 + max(rivals, default=0))
 
     def is_founder(self, key: bytes) -> bool:
-        """Whether this key signed the run spec."""
         return key == self._founder
 
     def is_signer(self, key: bytes) -> bool:
-        """Whether what this key signs counts."""
         return key == self._founder or self._is_delegate(peer_id_from_public_key(key))
 
     def ruling_in(self, statement: bytes) -> Ruling | None:
@@ -99,12 +97,10 @@ class Register:
         return next((ruling for ruling in kept if ruling.sealed == statement), None)
 
     def is_banned(self, peer_id: str) -> bool:
-        """Whether the ruling that holds for a peer is a ban."""
         ruling = self._holding(peer_id)
         return ruling is not None and ruling.verdict is Verdict.BAN
 
     def fault(self, peer_id: str) -> str | None:
-        """Why a peer is not let in; None when it is."""
         if self._holding(peer_id) is not None:
             return "this peer is banned from the run" if self.is_banned(peer_id) else None
         if self.mode is Mode.OPEN or peer_id in self._listed:
@@ -118,15 +114,11 @@ class Register:
 
     # --- what comes in ----------------------------------------------------------------------------
     def knows(self, data: bytes) -> bool:
-        """Whether a statement is kept: signatures take time, and new links bring all statements."""
+        """Spares signatures, which take time: new links bring all statements."""
         return data in self._known
 
     def take(self, data: bytes) -> bool:
-        """A statement that a member passes on. Returns whether it was new, and is kept.
-
-        Raises:
-            RemoteProtocolError: it is none of this run.
-        """
+        """Whether a forwarded statement was new, and is kept. Raises RemoteProtocolError."""
         if self.knows(data):
             return False
         if opened(data)[0][:1] == ["pass"]:
@@ -134,11 +126,7 @@ class Register:
         return self._keep_ruling(Ruling.read(data, self._run_id))
 
     def shown(self, data: bytes, peer_id: str, now_s: float) -> str | None:
-        """A pass that a peer shows itself (rule 4). Returns what is wrong with it.
-
-        Args:
-            now_s: Unix time of the swarm.
-        """
+        """A fault of a pass that a peer shows itself (rule 4); `now_s` is the swarm's Unix time."""
         if peer_id in self._passes or self.mode is not Mode.INVITE:
             return None
         try:

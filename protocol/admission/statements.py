@@ -3,16 +3,16 @@
     statement   msgpack [body, signature]
     body        msgpack [kind, ...fields]; what signs it is found in the body
 
-A signature covers DOMAIN and the body, so that none that was made for anything else can pass for
-one of a statement. There is exactly one encoding: what does not encode to the same bytes again is
-refused, so statements can be compared as bytes.
+A signature covers DOMAIN and the body: one that was made for anything else cannot pass for one of a
+statement. What does not encode to the same bytes again is refused, so statements can be compared as
+bytes.
 
 A ruling is what the founder, or a delegate, has said of one peer.
 
     ruling   ["ruling", run id, verdict, peer id, serial, key of the signer]
 
-The serial grows with every ruling that a signer makes; which ruling holds, the register decides
-(register.py).
+The serial grows with every ruling that a signer makes; the register (register.py) decides which
+ruling holds.
 
 The holder of an invitation may enter, without anybody having to know its peer id before.
 
@@ -20,12 +20,12 @@ The holder of an invitation may enter, without anybody having to know its peer i
     pass         ["pass", invitation, peer id], signed with the guest's key
     token        "loco1-" + base64url of msgpack [invitation, seed of the guest's key]
 
-The token is a secret between two people. What a peer shows is never the token but a *pass*, which
-the token's key has signed for that peer alone: a peer that sees a pass cannot enter with it.
+The token is a secret between two people. A peer never shows the token but a *pass*, which the
+token's key has signed for that peer alone: a peer that sees a pass cannot enter with it.
 
-An invitation is good until it expires, for so many peers. There is nobody who could count them for
-all; each member counts the passes that it has seen, and members tell each other of passes at once.
-So two peers that enter at two ends of the swarm at the same moment may both be the last one.
+An invitation is good until it expires, for so many peers. Each member counts the passes that it has
+seen, and members tell each other of passes at once. So two peers that enter at two ends of the
+swarm at the same moment may both be the last one.
 """
 
 import base64
@@ -50,18 +50,13 @@ Sign = Callable[[bytes], bytes]
 
 
 def seal(fields: list[Any], sign: Sign) -> bytes:
-    """A statement."""
     body: bytes = msgpack.packb(fields)
     sealed: bytes = msgpack.packb([body, sign(DOMAIN + body)])
     return sealed
 
 
 def opened(data: bytes) -> tuple[list[Any], bytes, bytes]:
-    """The fields of a statement, its body and its signature, which is yet to be checked.
-
-    Raises:
-        RemoteProtocolError: it is none.
-    """
+    """Its fields, body and signature, which is yet to be checked. Raises RemoteProtocolError."""
     if len(data) > MAX_STATEMENT_BYTES:
         raise RemoteProtocolError(f"a statement of {len(data)} bytes")
     try:
@@ -99,12 +94,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What a signer has ruled about a peer: admitted, banned, or a delegate.
-
-    Attributes:
-        signer: Ed25519 public key.
-        sealed: the statement.
-    """
+    """What a signer has ruled about a peer; `signer` is an Ed25519 public key."""
 
     verdict: Verdict
     peer_id: str
@@ -116,25 +106,14 @@ class Ruling:
     def made(
         cls, run_id: str, verdict: Verdict, peer_id: str, serial: int, signer: bytes, sign: Sign
     ) -> Self:
-        """A new ruling.
-
-        Args:
-            signer: the public key that belongs to `sign`.
-
-        Raises:
-            RemoteProtocolError: that is no peer id.
-        """
+        """Raises RemoteProtocolError: that is no peer id."""
         public_key_from_peer_id(peer_id)
         sealed = seal(["ruling", run_id, str(verdict), peer_id, serial, signer], sign)
         return cls(verdict, peer_id, serial, signer, sealed)
 
     @classmethod
     def read(cls, data: bytes, run_id: str) -> Self:
-        """A ruling of this run, its signature checked.
-
-        Raises:
-            RemoteProtocolError
-        """
+        """A ruling of this run, its signature checked. Raises RemoteProtocolError."""
         fields, body, signature = opened(data)
         match fields:
             case ["ruling", str(run), str(verdict), str(peer_id), int(serial), bytes(signer)]:
@@ -157,7 +136,7 @@ class BadToken(LocoError):
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """What lets the holder of a key join, until a time.
+    """Lets the holder of a key join, until a time.
 
     Attributes:
         signer, guest: Ed25519 public keys.
@@ -175,11 +154,7 @@ class Invitation:
 
     @classmethod
     def read(cls, data: bytes) -> Self:
-        """An invitation, its signature checked.
-
-        Raises:
-            RemoteProtocolError
-        """
+        """An invitation, its signature checked. Raises RemoteProtocolError."""
         fields, body, signature = opened(data)
         match fields:
             case ["invitation", str(run), bytes(signer), bytes(guest), int(expires), int(uses)]:
@@ -192,19 +167,13 @@ class Invitation:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """An invitation as one peer shows it."""
-
     invitation: Invitation
     peer_id: str
     sealed: bytes
 
     @classmethod
     def read(cls, data: bytes, run_id: str) -> Self:
-        """A pass for this run, its signatures checked.
-
-        Raises:
-            RemoteProtocolError
-        """
+        """A pass for this run, its signatures checked. Raises RemoteProtocolError."""
         fields, body, signature = opened(data)
         match fields:
             case ["pass", bytes(sealed), str(peer_id)]:
@@ -222,7 +191,7 @@ class Token:
     """What somebody is given who shall join; its text is shown on request alone.
 
     Attributes:
-        seed: of the guest's private key.
+        seed: of the guest's private key, 32 random bytes.
     """
 
     invitation: Invitation
@@ -232,23 +201,14 @@ class Token:
     def made(
         cls, run_id: str, expires_s: int, uses: int, *, seed: bytes, signer: bytes, sign: Sign
     ) -> Self:
-        """A new invitation.
-
-        Args:
-            seed: 32 random bytes.
-            signer: the public key that belongs to `sign`.
-        """
+        """A new invitation; `signer` is the public key that belongs to `sign`."""
         guest = Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
         sealed = seal(["invitation", run_id, signer, guest, expires_s, uses], sign)
         return cls(Invitation(run_id, signer, guest, expires_s, uses, sealed), seed)
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The token that a user was given.
-
-        Raises:
-            BadToken
-        """
+        """Raises BadToken."""
         said = text.strip()
         advice = "copy the whole word that `loco-peer invite` printed"
         if not said.startswith(TOKEN_PREFIX):
@@ -270,12 +230,10 @@ class Token:
 
     @property
     def text(self) -> str:
-        """What a user is given."""
         data: bytes = msgpack.packb([self.invitation.sealed, self.seed])
         return TOKEN_PREFIX + base64.urlsafe_b64encode(data).decode().rstrip("=")
 
     def pass_for(self, peer_id: str) -> Pass:
-        """What this peer shows."""
         key = Ed25519PrivateKey.from_private_bytes(self.seed)
         sealed = seal(["pass", self.invitation.sealed, peer_id], key.sign)
         return Pass(self.invitation, peer_id, sealed)

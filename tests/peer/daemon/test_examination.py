@@ -15,9 +15,9 @@ from swarm_worlds import simulated, start, toy_spec
 
 from peer.content.pieces import PieceStore
 from peer.content.service import ContentService
+from peer.daemon.bootstrap import ATTEMPT_S
 from peer.daemon.examination import (
     FETCH_S,
-    MEET_S,
     Doctor,
     Examination,
     LineRate,
@@ -183,7 +183,7 @@ async def test_who_does_not_answer_is_named_with_the_step_that_failed(tmp_path):
         assert "nobody answers at" in str(failures[2])
         assert failures[3] is None
         assert seen.reach is Reach.YES, "one that answers suffices"
-        assert trio.current_time() - began_s < 3 * MEET_S
+        assert trio.current_time() - began_s < 3 * ATTEMPT_S
 
 
 @pytest.mark.parametrize("ahead_s", [-7.0, 7.0])

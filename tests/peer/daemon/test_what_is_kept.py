@@ -18,7 +18,8 @@ from swarm_worlds import simulated, start, toy_spec
 from peer.daemon.checkpointing import FIRST_AFTER_S, RETRY_S, Checkpointing, CheckpointPlan
 from peer.daemon.control_requests import amend as amend_run
 from peer.daemon.links import SILENCE_S
-from peer.daemon.returning import TELL_EVERY_S, RememberedPeers
+from peer.daemon.report import REPEAT_S
+from peer.daemon.returning import RememberedPeers
 from peer.facts import Facts, PeerState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
@@ -209,7 +210,7 @@ async def test_a_peer_that_reaches_no_neighbour_waits_before_it_leads_and_says_w
         alone = await back(swarm, "b")
         await swarm.until(lambda: trains(alone))
         told = alone.events(EventName.NEIGHBOURS_AWAITED)
-        assert len(told) == pytest.approx(UNREACHED_S / TELL_EVERY_S, abs=1)
+        assert len(told) == pytest.approx(UNREACHED_S / REPEAT_S, abs=1)
         assert {event["neighbours"] for event in told} == {2}
         assert told[-1]["detail"]
         assert seconds_to(alone, EventName.RUN_RESUMED) == pytest.approx(UNREACHED_S, abs=2)

@@ -190,7 +190,7 @@ def test_a_trainer_that_writes_late_tears_no_checkpoint(tmp_path):
     store = CheckpointStore(tmp_path, keep=1)
     folder = store.begin(P)
     write_outer(folder, *vectors(1.0))
-    part = Draft(folder, store.trainers_draft(1), None, 0.0)
+    part = Draft(folder, store.trainers_draft(1), None, 0.0, 0.0)
     standing = Kept(str(part.path), 40.0, 0, 0, 0)
     part.done_without(store, 3, standing)
     sealed = store.seal(folder, MANIFEST)
