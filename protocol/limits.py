@@ -64,7 +64,6 @@ MAX_MEMBERS: Final = 4096
 
 # --- relays and dial-back -------------------------------------------------------------------------
 MAX_RESERVATIONS: Final = 64
-"""Peers that we are a relay for."""
 MAX_CIRCUITS: Final = 128
 MAX_CIRCUITS_PER_PEER: Final = 16
 MAX_DIAL_BACKS: Final = 8
@@ -96,7 +95,7 @@ PIECE_BYTES: Final = 1 << 20
 MAX_CHUNKS_PER_FRAGMENT: Final = 64
 MAX_FRAGMENTS: Final = 1024
 MAX_FRAGMENTS_FREE: Final = 64
-"""Fragments for which one beat says that a partner is looked for; further ones wait their turn."""
+"""Fragments for which one beat looks for a partner; further ones wait their turn."""
 MAX_CONTRIBUTORS: Final = 256
 """Peers in one average of a fragment: more than the links that a peer holds."""
 MAX_CONTRIBUTION_WEIGHT: Final = 1
@@ -105,7 +104,7 @@ MIN_CHUNK_VALUES: Final = 8192
 MAX_EVIDENCE_BYTES: Final = MAX_CONTROL_PAYLOAD_BYTES
 """One leaf of all contributions to a chunk, with their statements."""
 MAX_CONVICTED: Final = 256
-"""Owners of whom it is remembered that they have lied; the evidence is kept with it."""
+"""Owners remembered as liars, with the evidence."""
 MAX_KEPT_EVIDENCE_BYTES: Final = 4 * MAX_EVIDENCE_BYTES
 MAX_AUDITS: Final = 32
 """Results that are audited at once; a further one is not."""
@@ -114,7 +113,7 @@ MAX_OPENABLE: Final = 8
 
 # --- pipelines ------------------------------------------------------------------------------------
 MAX_ITERATION: Final = 1 << 53
-"""Largest number of an iteration: far beyond any run, and far from what does not fit a message."""
+"""Far beyond any run, and far from what does not fit a message."""
 MAX_STAGES: Final = 64
 """Parts of a model, each on machines of its own; a path visits each at most once."""
 MAX_LINK_VECTOR_BYTES: Final = 16 * 1024

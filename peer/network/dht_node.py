@@ -105,13 +105,17 @@ async def _open_and_note(self: Any) -> Any:
 DaemonConnector.open_persistent_connection = _open_and_note
 
 
+def _unpacked(data: bytes) -> Any:
+    try:
+        return msgpack.unpackb(data, raw=False)
+    except Exception:  # noqa: BLE001 - whatever msgpack finds wrong, it is no value or subkey
+        return None
+
+
 def _unwrap(wrapped: Any) -> bytes | None:
     if type(wrapped) is not bytes or len(wrapped) > 2 * MAX_RECORD_BYTES:
         return None  # nothing long is unpacked: a record with what msgpack puts around it is short
-    try:
-        value = msgpack.unpackb(wrapped, raw=False)
-    except Exception:  # noqa: BLE001 - whatever msgpack finds wrong, it is not a value
-        return None
+    value = _unpacked(wrapped)
     return value if type(value) is bytes else None
 
 
@@ -129,10 +133,7 @@ class _RecordCheck(RecordValidatorBase):  # type: ignore[misc]  # hivemind has n
     """The rule of `acceptable` on hivemind's own paths (storing at ourselves)."""
 
     def validate(self, record: DHTRecord) -> bool:
-        try:
-            peer_id = msgpack.unpackb(record.subkey, raw=False)
-        except Exception:  # noqa: BLE001 - whatever msgpack finds wrong, it is no subkey
-            return False
+        peer_id = _unpacked(record.subkey)
         return acceptable(record.key, peer_id, record.value, record.expiration_time)
 
 

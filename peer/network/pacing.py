@@ -50,9 +50,9 @@ ACKNOWLEDGEMENTS: Final = 0.025
 """Bytes on the interface in the other direction for one byte of a stream."""
 BURST_S: Final = 0.05
 """Idle time of the link that may be made up for."""
-PIECE_BYTES: Final = 16 * 1024
-PIECE_S: Final = 0.01
-"""Where a rate is kept, a turn lets through what goes in this time, or PIECE_BYTES if more."""
+TURN_BYTES: Final = 16 * 1024
+TURN_S: Final = 0.01
+"""Where a rate is kept, a turn lets through what goes in this time, or TURN_BYTES if more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ class Pacing:
         bucket = self._path(peer_id).bucket
         rate = min(bucket.bytes_per_s, self._up.bytes_per_s)
         if rate < math.inf:
-            num_bytes = min(num_bytes, max(PIECE_BYTES, int(rate * PIECE_S)))
+            num_bytes = min(num_bytes, max(TURN_BYTES, int(rate * TURN_S)))
         await bucket.turn(num_bytes)
         await self._up.turn(num_bytes * WIRE_FACTOR)
         self._down.charge(num_bytes * ACKNOWLEDGEMENTS)

@@ -242,7 +242,7 @@ class Relay:
             with trio.fail_after(ANSWER_S):
                 onward = await self._network.open_stream(target, STOP)
                 await onward.send_all(stop_request(peer_id_to_bytes(source)))
-                if await _status(onward, STOP_ANSWER) == CircuitStatus.OK:
+                if parse_status(await receive_delimited(onward), *STOP_ANSWER) == CircuitStatus.OK:
                     return onward
         except (LocoError, trio.TooSlowError):
             pass
@@ -268,17 +268,13 @@ class Relay:
                 nursery.start_soon(one_way, other, one)
 
 
-async def _status(stream: Stream, answer: tuple[int, int]) -> int:
-    return parse_status(await receive_delimited(stream), *answer)
-
-
 async def reserve(network: Network, relay: PeerId) -> float:
     """Reserve a place at a relay; for how long, in seconds. Raises LocoError."""
     stream = await network.open_stream(relay, HOP)
     try:
         with trio.fail_after(ANSWER_S):
             await stream.send_all(delimited([(1, int(HopKind.RESERVE))]))
-            status = await _status(stream, HOP_ANSWER)
+            status = parse_status(await receive_delimited(stream), *HOP_ANSWER)
     except trio.TooSlowError:
         raise RemoteProtocolError(f"{relay} does not answer as a relay") from None
     finally:
