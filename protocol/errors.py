@@ -1,14 +1,7 @@
 """The errors of loco-peer, by blame.
 
-    LocoError
-     |-- LocalProtocolError     we broke the protocol: a bug here
-     |-- RemoteProtocolError    they did: scored, throttled, ignored
-     |-- Refused                they declined, with a reason and a sentence for people
-     |-- InvalidRunSpec         the run spec cannot be used; says what to change
-     `-- StreamLost             the stream ended or broke before the conversation did
-
-Network implementations raise `StreamLost` for every way in which a stream can end early, closed by
-another task of ours among them: who sends what may be lost need suppress nothing but a `LocoError`.
+Network implementations raise `StreamLost` for every way in which a stream can end early, also when
+another task of ours closes it: a sender of what may be lost suppresses nothing but a `LocoError`.
 """
 
 from .outcomes import RefusalReason
@@ -19,11 +12,11 @@ class LocoError(Exception):
 
 
 class LocalProtocolError(LocoError):
-    """We tried something that the protocol does not allow."""
+    """We tried something that the protocol does not allow: a bug here."""
 
 
 class RemoteProtocolError(LocoError):
-    """The other side sent something that the protocol does not allow."""
+    """The other side sent something that the protocol does not allow; it is held against it."""
 
 
 class StreamLost(LocoError):
@@ -35,12 +28,7 @@ class InvalidRunSpec(LocoError):
 
 
 class Refused(LocoError):
-    """The other side declined.
-
-    Attributes:
-        reason: one of the closed list.
-        sentence: what a person should read.
-    """
+    """The other side declined; the sentence is for people."""
 
     def __init__(self, reason: RefusalReason, sentence: str) -> None:
         super().__init__(sentence)
@@ -49,11 +37,11 @@ class Refused(LocoError):
 
 
 class Declined(Refused):
-    """We declined the other side; attributes as there."""
+    """We declined the other side."""
 
 
 def leaves(error: BaseException) -> list[BaseException]:
-    """The exceptions inside nested groups, in order; an exception that is none is its own leaf."""
+    """The exceptions inside nested groups, in order; any other exception is its own leaf."""
     if isinstance(error, BaseExceptionGroup):
         return [leaf for inner in error.exceptions for leaf in leaves(inner)]
     return [error]

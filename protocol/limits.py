@@ -1,7 +1,7 @@
-"""Bounds of the protocol, in one place; what one file alone keeps is bounded there.
+"""Bounds of the protocol: nothing that a peer's bytes can reach grows without one.
 
-What a peer's bytes can reach shall not grow without a bound. One that is passed is a
-`RemoteProtocolError` (they did it) or a counted refusal, never a surprise for somebody else.
+What passes a bound is a `RemoteProtocolError` (they did it) or a counted refusal, never a surprise
+for somebody else. Bounds that concern one file stand there.
 """
 
 from typing import Final
@@ -10,31 +10,29 @@ from typing import Final
 MAX_COUNT: Final = (1 << 63) - 1
 """Largest whole number in a message or record."""
 MAX_HEADER_BYTES: Final = 64 * 1024
-"""Longest msgpack header of a frame."""
 MAX_PAYLOAD_BYTES: Final = 1 << 36
-"""Longest payload a frame may announce (64 GiB: an int8 vector of 60e9 parameters)."""
+"""64 GiB: an int8 vector of 60e9 parameters."""
 MAX_CONTROL_PAYLOAD_BYTES: Final = 4 * 1024 * 1024
 """Longest payload accepted where no particular size is expected."""
 
 # --- streams --------------------------------------------------------------------------------------
 MAX_INBOUND_STREAMS: Final = 512
-"""Streams from outside served at once."""
 MAX_INBOUND_STREAMS_PER_PEER: Final = 32
 MAX_INBOUND_STREAMS_PER_PREFIX: Final = 192
-"""Those of one network: a /24 or /48 of the open internet (protocol/membership/book.py)."""
+"""Streams of one network: a /24 or /48 of the open internet (protocol/membership/book.py)."""
 INBOUND_STREAMS_PER_S: Final = 50.0
-"""Streams of one peer that are begun to be served in a second, in the long run; others wait."""
+"""Streams of one peer that are begun to be served, in the long run; others wait."""
 INBOUND_STREAMS_PER_S_OF_PREFIX: Final = 150.0
 INBOUND_STREAMS_BURST_S: Final = 4.0
-"""So many seconds' worth of them may come at once: stripes, and questions after many chunks."""
+"""Seconds' worth of them that may come at once: stripes, and questions after many chunks."""
 MAX_EXPIRES_S: Final = 1e11
 """The latest Unix time that records and invitations may name."""
 ANSWER_S: Final = 10.0
-"""How long another peer, or p2pd, may take for a short answer, or to be reached."""
+"""The time of another peer, or p2pd, for a short answer, or to be reached."""
 DIAL_TIMEOUT_S: Final = 15
-"""How long it may take to connect to another peer; p2pd is told the same figure."""
+"""The time to connect to another peer; p2pd is told the same figure."""
 SEND_STALL_S: Final = 60.0
-"""A peer that takes nothing of what we send for so long is given up, in every conversation."""
+"""A peer that takes nothing of what we send for so long is given up."""
 
 # --- records in the directory ---------------------------------------------------------------------
 MAX_RECORD_BYTES: Final = 200
@@ -44,47 +42,35 @@ MAX_RECORD_ADDRESSES: Final = 3
 
 # --- membership -----------------------------------------------------------------------------------
 MAX_LINKS: Final = 64
-"""Lasting links to other peers held at once."""
 MAX_LINKS_PER_PEER: Final = 2
-"""Links that one identity may have opened to us: a live one, and one that is to take its place."""
+"""Opened to us by one identity: a live link, and one that is to take its place."""
 MAX_LINKS_PER_PREFIX: Final = 32
-"""Links that peers of one network may have opened to us."""
 LINK_MESSAGES_PER_S: Final = 50.0
-"""Messages of one link that are read, in the long run; the rest waits on its line. A list of peers
-counts as a second's worth."""
+"""Messages read of one link, in the long run; the rest waits on its line. A list of peers counts as
+a second's worth."""
 MAX_DIALS: Final = 32
-"""Peers that are being dialled at once."""
 MAX_HEARSAY: Final = 1024
 """Peers known by name alone."""
 MAX_HEARSAY_PER_PEER: Final = 64
 """Those that one peer has named."""
 MAX_HEARSAY_DIALS: Final = 16
 MAX_HEARSAY_DIALS_PER_PEER: Final = 8
-"""Peers being dialled that one peer has named."""
 MAX_HEARSAY_TRIES: Final = 3
-"""Attempts after which such a peer is forgotten."""
 ALIVE_WITNESSES: Final = 2
 """Peers that must have seen another life of an identity before it keeps out a newcomer."""
 MAX_ADDRESSES_PER_PEER: Final = 16
 MAX_PEERS_PER_EXCHANGE: Final = 64
-"""Peers named in one peer-exchange message."""
 MAX_MEMBERS: Final = 4096
 
 # --- relays and dial-back -------------------------------------------------------------------------
 MAX_RESERVATIONS: Final = 64
-"""Peers that nobody can dial for which we are a relay."""
 MAX_CIRCUITS: Final = 128
-"""Connections that we relay at once."""
 MAX_CIRCUITS_PER_PEER: Final = 16
-"""Those that one peer has opened."""
 MAX_DIAL_BACKS: Final = 8
 """Peers whose addresses we try at once."""
 MAX_DIAL_BACK_ADDRESSES: Final = 4
-"""Addresses of one peer that we try."""
 DIAL_BACK_EVERY_S: Final = 20.0
-"""We try those of one peer at most so often."""
-MAX_DIAL_BACK_ANSWERS: Final = 16
-"""Peers whose newest answers are kept."""
+"""The addresses of one peer are tried once in this time."""
 
 # --- admission ------------------------------------------------------------------------------------
 MAX_STATEMENT_BYTES: Final = 512
@@ -107,34 +93,30 @@ PIECE_BYTES: Final = 1 << 20
 
 # --- fragments ------------------------------------------------------------------------------------
 MAX_CHUNKS_PER_FRAGMENT: Final = 64
-"""Pieces of a fragment that are averaged each by itself."""
 MAX_FRAGMENTS: Final = 1024
 MAX_FRAGMENTS_FREE: Final = 64
-"""Fragments for which one beat says that a partner is looked for; further ones wait their turn."""
+"""Fragments for which one beat looks for a partner; further ones wait their turn."""
 MAX_CONTRIBUTORS: Final = 256
 """Peers in one average of a fragment: more than the links that a peer holds."""
 MAX_CONTRIBUTION_WEIGHT: Final = 1
-"""Weight of one peer in an average of a fragment, at most: as much as any other."""
 MIN_CHUNK_VALUES: Final = 8192
-"""Below this size a chunk's messages would weigh more than 1% of its codes."""
+"""The messages of a smaller chunk would weigh more than 1% of its codes."""
 MAX_EVIDENCE_BYTES: Final = MAX_CONTROL_PAYLOAD_BYTES
 """One leaf of all contributions to a chunk, with their statements."""
 MAX_CONVICTED: Final = 256
-"""Owners of whom it is remembered that they have lied; the evidence is kept with it."""
+"""Owners remembered as liars, with the evidence."""
 MAX_KEPT_EVIDENCE_BYTES: Final = 4 * MAX_EVIDENCE_BYTES
-"""Evidence that is kept for peers to come."""
 MAX_AUDITS: Final = 32
-"""Results that are being audited at once; a further one is not."""
+"""Results that are audited at once; a further one is not."""
 MAX_OPENABLE: Final = 8
 """Results of our own that can be audited: the newest, each with the codes it was made of."""
 
 # --- pipelines ------------------------------------------------------------------------------------
 MAX_ITERATION: Final = 1 << 53
-"""Largest number of an iteration: far beyond any run, and far from what does not fit a message."""
+"""Far beyond any run, and far from what does not fit a message."""
 MAX_STAGES: Final = 64
 """Parts of a model, each on machines of its own; a path visits each at most once."""
 MAX_LINK_VECTOR_BYTES: Final = 16 * 1024
-"""Longest link vector of a peer, signature included."""
 MAX_SNAPSHOT_BYTES: Final = MAX_CONTROL_PAYLOAD_BYTES
 """The vectors of all peers of a pipeline, from which paths are planned."""
 
@@ -155,14 +137,12 @@ MAX_PARAMETERS: Final = MAX_CONTROL_PAYLOAD_BYTES // 32 * STATE_CHUNK_BYTES // 8
 MIN_FETCH_BYTES_PER_S: Final = 16 * 1024
 """A source that sends less is left for another one."""
 MAX_TRANSFER_S: Final = 24 * 3600.0
-"""Content that would take longer at that rate has to come faster."""
+"""Content that would take longer at that rate must come faster."""
 MAX_SPEC_BYTES: Final = 256 * 1024
 MAX_BLOB_BYTES: Final = 64 * 1024 * 1024
 """Largest blob (tokenizer, manifest of a corpus, what is held out of it) served by a peer."""
-
-# --- pieces of a corpus ---------------------------------------------------------------------------
 MAX_PIECE_BYTES: Final = 16 * 1024 * 1024 + 1024
-"""Longest piece; some more than the largest `data.piece_kib`, for the token that a piece shares."""
+"""Piece of a corpus; more than the largest `data.piece_kib`, for the token that a piece shares."""
 
 # --- steps ----------------------------------------------------------------------------------------
 EPSILON: Final = 1e-6

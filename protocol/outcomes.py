@@ -1,7 +1,6 @@
-"""How a round of averaging can end: the closed list.
+"""Closed lists of outcomes, by the names that `status`, metrics and the event log show.
 
-Numbers are right or the step is skipped, visibly. Every round ends in `AVERAGED` or in one of the
-reasons below; they are counted, and shown in `status`, metrics and the event log by these names.
+Numbers are right, or the step is skipped visibly: a round ends averaged, or in a `SkipReason`.
 """
 
 from enum import StrEnum
@@ -15,7 +14,6 @@ class SkipReason(StrEnum):
     DEADLINE = "deadline"
     """Nobody answered, or the exchange did not end, within the deadline."""
     PARTNER_LOST = "partner_lost"
-    """The connection to the partner ended in mid-exchange."""
     PARTNER_STALLED = "partner_stalled"
     """The partner's vector stopped arriving."""
     BAD_VECTOR = "bad_vector"
@@ -25,7 +23,6 @@ class SkipReason(StrEnum):
     UNSETTLED = "unsettled"
     """We hold the partner's vector but never learned whether it holds ours."""
     LEAVING = "leaving"
-    """We were asked to leave."""
 
 
 class AuditOutcome(StrEnum):
@@ -42,8 +39,6 @@ class AuditOutcome(StrEnum):
 
 
 class RefusalReason(StrEnum):
-    """Why a peer declined a proposal, a link or a request."""
-
     BUSY = "busy"
     """Not looking for a partner: training, or in an exchange."""
     MET = "met"
@@ -51,7 +46,6 @@ class RefusalReason(StrEnum):
     BEHIND = "behind"
     """The asked peer's snapshot is too far behind the asker's."""
     AHEAD = "ahead"
-    """The asked peer's snapshot is too far ahead of the asker's."""
     OTHER_ROSTER = "other_roster"
     """The two do not see the same peers at the end of the run."""
     NOT_TRAINING = "not_training"
@@ -78,5 +72,4 @@ class RefusalReason(StrEnum):
     UNAVAILABLE = "unavailable"
     """What was asked for is not there, or older than asked for."""
     TOO_LARGE = "too_large"
-    """What was asked for is larger than what peers give each other."""
     LEAVING = "leaving"

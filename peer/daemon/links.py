@@ -271,7 +271,7 @@ class Links:
         links[:] = [other for other in links if other is not link]
         if not links:
             self._links.pop(link.peer_id, None)
-            self._roster.gone(trio.current_time(), link.peer_id, link.incarnation)
+            self._roster.gone(link.peer_id, link.incarnation)
             self._events.emit(EventName.PEER_LOST, remote=link.peer_id, reason=why)
             self._book.dials.put_off(link.peer_id, trio.current_time())
             self._heard.unpark_all()
@@ -310,7 +310,7 @@ class Links:
                 case AliveReply():
                     self._duplicates.answered(link.peer_id, message)
                 case Leaving():
-                    self._roster.gone(now_s, link.peer_id, link.incarnation)
+                    self._roster.gone(link.peer_id, link.incarnation)
                     self._book.dials.put_off(link.peer_id, now_s, long=True)
                     self._events.emit(EventName.PEER_LEFT, remote=link.peer_id)
                     raise StreamLost("left")
@@ -438,7 +438,7 @@ class Dialler:
                 or not self._book.note_name(entry.peer_id, teller)
             ):
                 continue
-            self._roster.introduced(now_s, entry.peer_id, entry.addresses)
+            self._roster.introduced(entry.peer_id, entry.addresses)
 
     def linked(self, peer_id: PeerId) -> None:
         self._book.linked(peer_id)

@@ -83,7 +83,7 @@ class Membership:
                 with suppress(RemoteProtocolError):
                     record = decode_record(key, peer_id, value)
                     if peer_id != own_id and record.expires_s > directory.swarm_time_s():
-                        self._ports.roster.record(trio.current_time(), record)
+                        self._ports.roster.record(record)
 
 
 # --- partners -------------------------------------------------------------------------------------

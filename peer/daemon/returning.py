@@ -107,7 +107,7 @@ async def come_back(
         own = None
     known = await parts.work.run(parts.acquaintances.read)
     for peer_id, theirs in known.items():
-        parts.roster.introduced(trio.current_time(), peer_id, theirs)
+        parts.roster.introduced(peer_id, theirs)
     remembered.remember(known)
     choose: ChooseStage = partial(choose_stage, parts, spec, signed.run_id, stage)
     kept_stage = None if own is None else stage_of_part(own.manifest.part)

@@ -1,16 +1,16 @@
 """A conversation: messages and payloads over one stream.
 
-What a frame is, protocol/wire/frames.py says; here they are cut out of the stream, whatever pieces
-it comes in. No more is held than the longest header and one read.
+Frames (protocol/wire/frames.py) are cut out of the stream here, whatever pieces it comes in. No
+more is held than the longest header and one read.
 
 - Large payloads go out in writes of at most WRITE_BYTES, each in its turn, and come in straight
   into the caller's buffer, so that progress is visible and a stall is noticed, without a copy.
 - Patience: `timeout_s` bounds the wait for a message, `stall_s` each step of a payload (WRITE_BYTES
   out, READ_BYTES in). Both end in `StreamStalled`. No send waits without a bound: a peer that never
   reads is given up after SEND_STALL_S.
-- Cancellation: whoever is cancelled (or runs out of patience) while waiting for a message may
-  receive again, nothing is lost. Cut off in the middle of a frame, the direction is dead, since the
-  two sides no longer agree where a frame begins; using it again is a LocalProtocolError.
+- Cancellation: after being cancelled (or out of patience) while waiting for a message, one may
+  receive again, and nothing is lost. Cut off in the middle of a frame, the direction is dead, since
+  the two sides no longer agree where a frame begins; using it again is a LocalProtocolError.
 - Several tasks may send, and several receive: frames never interleave.
 - Blame: what they send against the rules is a RemoteProtocolError; a stream that ends, even in
   mid-frame, is a StreamLost, since a machine that was switched off has broken no rule.
@@ -51,9 +51,10 @@ class ReceiveOptions(TypedDict, total=False):
 
     Attributes:
         into: where the payload goes; its size must be the payload's. Without it the payload is
-        returned. place: names that place once the message is known. max_payload_bytes: longest
-        payload accepted without `into`, if not that of control messages. timeout_s: longest wait
-        for the message itself. stall_s: longest wait for the next READ_BYTES of its payload.
+            returned.
+        place: names that place once the message is known.
+        max_payload_bytes: longest payload accepted without `into`, if not that of control messages.
+        timeout_s, stall_s: the patience for the message, and for each READ_BYTES of its payload.
         on_progress: told how much of the payload is here, as it comes.
     """
 
@@ -72,13 +73,9 @@ async def close(stream: Stream) -> None:
 
 
 class Conversation:
-    """Messages over `stream`, which it owns: closed by `aclose` or on leaving `async with`.
-
-    Args:
-        stream: an open stream to one peer.
+    """Messages over an open stream, which it owns: closed by `aclose` or on leaving `async with`.
 
     Attributes:
-        remote_peer_id: the peer at the other end, as the network has authenticated it.
         bytes_sent, bytes_received: handed to and taken from the stream, framing included.
     """
 
@@ -106,7 +103,7 @@ class Conversation:
         *,
         stall_s: float = SEND_STALL_S,
     ) -> None:
-        """Send one message, and its payload behind it.
+        """Send one message and its payload.
 
         Raises:
             LocalProtocolError: the message is not allowed, or an earlier send was cut off.
@@ -125,7 +122,7 @@ class Conversation:
             self._cut_off_sending = False
 
     async def refuse(self, reason: RefusalReason, sentence: str) -> None:
-        """Decline, with a sentence for people (made printable and cut to its bound)."""
+        """Decline, with a sentence for people (made printable, and cut to its bound)."""
         await self.send(Refusal(reason, printable_sentence(sentence)))
 
     @overload
@@ -146,10 +143,9 @@ class Conversation:
     ) -> tuple[Message, bytes]: ...
 
     async def receive(self, *expected: Any, **options: Any) -> Any:
-        """The next message, which must be of one of the expected types (of any, if none is given).
+        """The next message, of one of the expected types, and its payload.
 
-        Returns:
-            The message and its payload; the payload is `b""` when it went into the given buffer.
+        The payload is `b""` where it went into the given buffer.
 
         Raises:
             Refused: a Refusal came, and was not among the expected.

@@ -1,13 +1,13 @@
 """One node of hivemind's hash table, and its asyncio loop: the only file that knows either.
 
-Importing this file imports hivemind and with it torch, which takes about a second: the
-directory does so in its thread. What runs here, runs in that thread alone.
+Importing this file imports hivemind and with it torch, which takes about a second; the directory
+does so in the node's thread, in which all of this runs.
 
 hivemind's DHTNode stores any value that anybody sends, and believes replicas about expiry. Here
 every node is a `LocoDirectoryV1`, whose rules are ours:
-- Only dictionary entries (subkey = peer id) that hold a record signed by that peer for that
-  place are stored, sent on or read. Plain values, which would replace a whole dictionary, and
-  undecodable ones, which would hang a reader, get nowhere.
+- Only dictionary entries (subkey = peer id) that hold a record signed by that peer for that place
+  are stored, sent on or read. Plain values, which would replace a whole dictionary, and undecodable
+  ones, which would hang a reader, get nowhere.
 - An entry's expiry is the one inside the signature, at most MAX_RECORD_LIFETIME_S away.
 - A dictionary holds MAX_RECORDS_PER_SHARD entries; a node holds MAX_STORED_KEYS dictionaries,
   and refuses further ones.
@@ -16,14 +16,13 @@ every node is a `LocoDirectoryV1`, whose rules are ours:
   enough.
 - No caches: they save nothing on values this small, and would keep dead peers around.
 
-The clock: hivemind takes `time.time` by name in several modules. They get a function that asks
-for the clock of the running thread, so that several nodes with different clocks fit into one
-process. Peers are pinged without hivemind's own clock check (which refuses 3 s): a wrong clock
-here is corrected, not shut out.
+The clock: hivemind takes `time.time` by name in several modules. They get a function that asks for
+the clock of the running thread, so that nodes with different clocks fit into one process. Peers are
+pinged without hivemind's own clock check (which refuses 3 s): a wrong clock here is corrected, not
+shut out.
 
-Parameters: a call to a silent peer is given up after WAIT_TIMEOUT_S, after which that peer
-leaves the routing table; a store to five replicas therefore costs at most one or two such
-waits, once per peer that fell silent.
+A call to a silent peer is given up after WAIT_TIMEOUT_S, and the peer leaves the routing table; a
+store to five replicas costs at most one or two such waits, once per peer that fell silent.
 """
 
 import asyncio
@@ -68,14 +67,13 @@ MAX_KEYS_PER_REQUEST: Final = 16
 """Keys that one request may name: 16 full dictionaries stay far below p2pd's 4 MiB."""
 
 Call = tuple[Any, ...]
-"""The name of a method of `DhtNode`, and its arguments: plain values, and so is what it returns."""
+"""The name of a method of `DhtNode`, and its arguments."""
 Report = Callable[[Any, BaseException | None], None]
 
 _thread = threading.local()
 
 
 def thread_time() -> float:
-    """Unix time by the clock of the node that runs in this thread."""
     clock: Callable[[], float] = getattr(_thread, "clock", time.time)  # noqa: TID251
     return clock()
 
@@ -107,13 +105,17 @@ async def _open_and_note(self: Any) -> Any:
 DaemonConnector.open_persistent_connection = _open_and_note
 
 
+def _unpacked(data: bytes) -> Any:
+    try:
+        return msgpack.unpackb(data, raw=False)
+    except Exception:  # noqa: BLE001 - whatever msgpack finds wrong, it is no value or subkey
+        return None
+
+
 def _unwrap(wrapped: Any) -> bytes | None:
     if type(wrapped) is not bytes or len(wrapped) > 2 * MAX_RECORD_BYTES:
         return None  # nothing long is unpacked: a record with what msgpack puts around it is short
-    try:
-        value = msgpack.unpackb(wrapped, raw=False)
-    except Exception:  # noqa: BLE001 - whatever msgpack finds wrong, it is not a value
-        return None
+    value = _unpacked(wrapped)
     return value if type(value) is bytes else None
 
 
@@ -131,10 +133,7 @@ class _RecordCheck(RecordValidatorBase):  # type: ignore[misc]  # hivemind has n
     """The rule of `acceptable` on hivemind's own paths (storing at ourselves)."""
 
     def validate(self, record: DHTRecord) -> bool:
-        try:
-            peer_id = msgpack.unpackb(record.subkey, raw=False)
-        except Exception:  # noqa: BLE001 - whatever msgpack finds wrong, it is no subkey
-            return False
+        peer_id = _unpacked(record.subkey)
         return acceptable(record.key, peer_id, record.value, record.expiration_time)
 
 
@@ -144,7 +143,6 @@ class LocoDirectoryV1(DHTProtocol):  # type: ignore[misc]  # hivemind has no typ
     async def rpc_store(
         self, request: dht_pb2.StoreRequest, context: P2PContext
     ) -> dht_pb2.StoreResponse:
-        """Answer a node that asks us to keep entries."""
         if request.peer:
             ping = dht_pb2.PingRequest(peer=request.peer)
             _spawn(self.rpc_ping(ping, context))
@@ -186,16 +184,12 @@ class LocoDirectoryV1(DHTProtocol):  # type: ignore[misc]  # hivemind has no typ
     async def rpc_find(
         self, request: dht_pb2.FindRequest, context: P2PContext
     ) -> dht_pb2.FindResponse:
-        """Answer a node that asks for keys."""
         if len(request.keys) > MAX_KEYS_PER_REQUEST:
             raise RemoteProtocolError(f"{len(request.keys)} keys in one request")
         return await super().rpc_find(request, context)
 
     async def call_find(self, peer: PeerID, keys: Any) -> Any:
-        """Ask another node; what is not valid in its answer is dropped."""
-        found = await super().call_find(peer, keys)
-        if not found:
-            return found
+        found = await super().call_find(peer, keys) or {}
         return {key: (_with_true_expiry(item), nearest) for key, (item, nearest) in found.items()}
 
     def _validate_dictionary(self, key_bytes: bytes, dictionary: Any) -> bool:
@@ -203,9 +197,8 @@ class LocoDirectoryV1(DHTProtocol):  # type: ignore[misc]  # hivemind has no typ
             return False
         dictionary.maxsize = float("inf")
         with dictionary.freeze():
-            entries = list(dictionary.items())
             kept = 0
-            for peer_id, (value, expires_s) in entries:
+            for peer_id, (value, expires_s) in list(dictionary.items()):
                 room = kept < MAX_RECORDS_PER_SHARD
                 if room and acceptable(key_bytes, peer_id, value, expires_s):
                     kept += 1
@@ -243,10 +236,7 @@ def _peer_in(address: str) -> Any:
 
 
 class DhtNode:
-    """A node of the table, on a p2pd that the network runs.
-
-    It belongs to the thread of its loop; other threads may `submit` calls and `stop` it.
-    """
+    """A node of the table, for the thread of its loop; others may `submit` and `stop` alone."""
 
     def __init__(self, p2p: Any, node: Any) -> None:
         self._p2p = p2p
@@ -272,11 +262,11 @@ class DhtNode:
         return cls(p2p, node)
 
     async def store(self, key: bytes, subkey: str, value: bytes, expires_s: float) -> None:
-        """Store at the nearest nodes; ourselves may be among them."""
+        """Store at the nearest nodes, perhaps ourselves among them."""
         await self._node.store(key, value, float(expires_s), subkey=subkey)
 
     async def get(self, key: bytes) -> Mapping[str, bytes]:
-        """All live entries that the nearest nodes hold, the newest of each."""
+        """The live entries that the nearest nodes hold, the newest of each."""
         found = await self._node.get(key, latest=True)
         if found is None or not isinstance(found.value, dict):
             return {}
@@ -307,11 +297,7 @@ class DhtNode:
     def submit(self, call: Call, timeout_s: float, report: Report) -> Callable[[], None]:
         """Make a call in the node's thread, and `report(result, error)` from there.
 
-        Returns:
-            What gives the call up.
-
-        Raises:
-            RuntimeError: the node is no more.
+        Returns a function that gives the call up. Raises RuntimeError: the node is no more.
         """
         tasks: list[asyncio.Task[Any]] = []
 
@@ -336,7 +322,7 @@ class DhtNode:
             return await getattr(self, name)(*arguments)
 
     def stop(self) -> None:
-        """End the node in good order, as soon as its loop comes to it."""
+        """End the node, as soon as its loop comes to it."""
         with contextlib.suppress(RuntimeError):  # closed already
             self.loop.call_soon_threadsafe(self._life.cancel)
 
@@ -349,11 +335,7 @@ def run_node(
 ) -> None:
     """Be a node until p2pd goes away or we are stopped. The body of the directory's thread.
 
-    Args:
-        control_address: unix multiaddr of p2pd's control socket.
-        clock: Unix time for this node.
-        connections: gets a handle on each connection to p2pd; shut down, it cuts this node off.
-        on_ready: called in this thread.
+    `connections` gets a handle on each connection to p2pd; shut down, it cuts this node off.
 
     Raises:
         OSError: p2pd cannot be reached.

@@ -1,4 +1,4 @@
-"""Sentences for failed dials: which step failed, out of p2pd's own words.
+"""Sentences for failed dials: the step that failed, out of p2pd's own words.
 
 resolve      a name has no address
 dial         no TCP connection: refused, unreachable, timed out, or no address known
@@ -15,22 +15,14 @@ import trio
 from peer.runtime import PeerId
 from protocol.address import multiaddr
 from protocol.limits import ANSWER_S
+from protocol.names import short_id
+from protocol.wire.messages import printable_sentence
 
-MAX_DETAIL_CHARACTERS: Final = 300
-
-_STEPS: Final = (
-    (
-        "protocol",
-        re.compile(r"protocols? not supported|failed to negotiate protocol|protocol mismatch"),
-    ),
-    ("resolve", re.compile(r"no such host|lookup |failed to resolve|server misbehaving")),
-    (
-        "handshake",
-        re.compile(r"security protocol|handshake|peer ?id mismatch|peer IDs? don't match|tls:"),
-    ),
-)
-
-
+_STEPS: Final = {
+    "protocol": r"protocols? not supported|failed to negotiate protocol|protocol mismatch",
+    "resolve": r"no such host|lookup |failed to resolve|server misbehaving",
+    "handshake": r"security protocol|handshake|peer ?id mismatch|peer IDs? don't match|tls:",
+}
 BACKOFF: Final = "dial backoff"
 """p2pd's words for an address that it does not try now, since it has failed a moment ago."""
 _MISMATCH: Final = re.compile(r"peer id mismatch: expected (\w+), but remote key matches (\w+)")
@@ -57,18 +49,13 @@ def cure_of(words: str) -> str:
 
 
 def mismatch_sentence(expected: PeerId, found: PeerId, where: str) -> str:
-    """That somebody else answers, with the ends of both ids, by which people know them."""
-    at = f" at {where}" if where else ""
-    return (
-        f"handshake: another peer answers{at}: expected ...{expected[-8:]}, found ...{found[-8:]}"
-    )
+    """Another peer answers: with the ends of both ids, by which people know them."""
+    who = f"expected ...{short_id(expected)}, found ...{short_id(found)}"
+    return f"handshake: another peer answers{f' at {where}' if where else ''}: {who}"
 
 
 def _p2pds_causes(words: str) -> str:
-    """Each address that p2pd has tried, and why it failed there; all it said where there is none.
-
-    Addresses that it passed over say nothing, unless it passed over all.
-    """
+    """Each address that p2pd has tried (or passed over, if it tried none), and why it failed."""
     found = [(f"{host}:{port}", _VERBS.sub("", why)) for host, port, why in _CAUSE.findall(words)]
     tried = [(where, why) for where, why in found if why != BACKOFF] or found
     plain = [f"{where}: {_TIMED_OUT.sub('timed out', why)}" for where, why in tried]
@@ -78,14 +65,14 @@ def _p2pds_causes(words: str) -> str:
 def dial_sentence(peer_id: PeerId, error: BaseException, protocol: str | None = None) -> str:
     """One line for people: the step that failed, then what p2pd says of each address."""
     words = re.sub(r"\s+", " ", str(error))
-    step = next((step for step, pattern in _STEPS if pattern.search(words)), "dial")
+    step = next((step for step, said in _STEPS.items() if re.search(said, words)), "dial")
     if step == "protocol" and protocol is not None:
         return f"protocol: {peer_id} does not speak {protocol}"
     if other := _MISMATCH.search(words):
         causes = _CAUSE.findall(words)
         where = next((f"{host}:{port}" for host, port, why in causes if "mismatch" in why), "")
         return mismatch_sentence(other[1], other[2], where)
-    return f"{step}: cannot reach {peer_id}: {_p2pds_causes(words)[:MAX_DETAIL_CHARACTERS]}"
+    return f"{step}: cannot reach {peer_id}: {printable_sentence(_p2pds_causes(words))}"
 
 
 async def unresolved_sentence(peer_id: PeerId, addresses: Sequence[bytes]) -> str | None:

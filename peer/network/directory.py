@@ -1,15 +1,15 @@
-"""The directory in real life: hivemind's hash table in a thread, behind the Directory port.
+"""The directory in real life: hivemind's hash table in a thread, behind the Directory interface.
 
 hivemind is written for asyncio, the daemon for trio. One thread runs a uvloop with one node
-(dht_node.py); a call from trio is handed over with `call_soon_threadsafe` and its answer comes
-back through trio's token. p2pd is the Network's; the node attaches to its control socket. A call is
-a name and plain values, and so is its answer, so the node could as well be in another process.
+(dht_node.py) on the network's p2pd; a call from trio is handed over with `call_soon_threadsafe` and
+its answer comes back through trio's token. A call is a name and plain values, and so is its answer:
+the node could as well be in another process.
 
-The thread is not trusted. Each call has two deadlines: inside the loop CALL_TIMEOUT_S ends a
-slow call, which is an ordinary failure; when even that end is not heard of HUNG_AFTER_S later,
-the loop itself does not run. Such a thread is *abandoned*: a thread cannot be killed, so its
-connection to p2pd is cut (it can then neither answer nor ask as a node of ours), and it is told to
-stop should it ever wake. A p2pd that goes away ends the node's thread, too.
+The thread is not trusted. Each call has two deadlines: inside the loop CALL_TIMEOUT_S ends a slow
+call, which is an ordinary failure; when even that end is not heard of HUNG_AFTER_S later, the loop
+itself does not run. Such a thread is *abandoned*: a thread cannot be killed, so its connection to
+p2pd is cut (it can then neither answer nor ask as a node of ours), and it is told to stop should it
+ever wake. A p2pd that goes away ends the node's thread, too.
 
 Without a thread the directory is *detached*: its calls return empty at once. It attaches again,
 with a new thread that is told the peers that the old one was: after a hang, when it is called
@@ -42,18 +42,16 @@ CALL_TIMEOUT_S: Final = 8.0
 HUNG_AFTER_S: Final = 2.0
 START_TIMEOUT_S: Final = 60.0
 """Importing torch on a busy machine with a cold disk takes its time."""
-CLOSE_TIMEOUT_S: Final = 1.0
 REATTACH_EVERY_S: Final = 2.0
 MAX_RESTARTS_IN_A_ROW: Final = 3
 MAX_ENTRY_PEERS: Final = 64
-"""Addresses remembered, to enter the table by after a restart; the oldest give way."""
+"""Addresses to enter the table by after a restart; the oldest give way."""
 
 _loading = threading.Lock()
 """Held while hivemind is imported: the set of warning filters belongs to the whole process."""
 
 
-class _Hung(Exception):
-    """The thread gave no sign."""
+class _Hung(Exception): ...
 
 
 class _ThreadEnded(Exception):
@@ -92,7 +90,7 @@ class _NodeThread:
         """Call a method of the node by name. Raises _Hung, _ThreadEnded, or what it raised."""
         node, done, answer = self.node, trio.Event(), []
         if node is None or self._ended.is_set():
-            raise _ThreadEnded(str(self._error or "p2pd closed the connection"))
+            raise _ThreadEnded
 
         def report(result: Any, error: BaseException | None) -> None:
             answer.append((result, error))
@@ -101,7 +99,7 @@ class _NodeThread:
         try:
             give_up = node.submit(call, CALL_TIMEOUT_S, report)
         except RuntimeError as error:
-            raise _ThreadEnded(str(error)) from error
+            raise _ThreadEnded from error
         self._waiting.add(done)
         try:
             with trio.move_on_after(CALL_TIMEOUT_S + HUNG_AFTER_S):
@@ -110,28 +108,23 @@ class _NodeThread:
             self._waiting.discard(done)
             if not answer:
                 give_up()
-        if not answer and not self._ended.is_set():
-            raise _Hung
-        result, failure = (
-            answer[0] if answer else (None, _ThreadEnded("p2pd closed the connection"))
-        )
-        if isinstance(failure, Exception):
-            raise failure
+        if not answer:
+            raise _ThreadEnded if self._ended.is_set() else _Hung
+        result, failure = answer[0]
         if failure is not None:  # asyncio's cancellation is none of trio's
-            raise _ThreadEnded("the call was cut off")
+            raise failure if isinstance(failure, Exception) else _ThreadEnded
         return result
 
     def abandon(self) -> None:
-        """Cut the thread off from p2pd, and tell it to stop should it ever wake."""
         self._cut()
         if self.node is not None:
             self.node.stop()
 
     async def close(self) -> None:
-        """Stop in good order, or within CLOSE_TIMEOUT_S in any order."""
+        """Stop in good order, or within HUNG_AFTER_S in any order."""
         if self.node is not None:
             self.node.stop()
-        with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
+        with trio.move_on_after(HUNG_AFTER_S, shield=True):
             await self._ended.wait()
         self.abandon()
 
@@ -180,7 +173,7 @@ class HivemindDirectory:
         self._offset_s = 0.0
         self._thread: _NodeThread | None = None
         self._changing = trio.Lock()
-        self._entry_peers: dict[Address, None] = {}
+        self._entry_peers: tuple[Address, ...] = ()
         self._hung_in_a_row = 0
         self._next_attach_s = 0.0
         self._why_detached = ""
@@ -191,32 +184,25 @@ class HivemindDirectory:
         return self._wall_clock() + self._offset_s
 
     def correct_clock(self, offset_s: float) -> None:
-        """Set what `swarm_time_s` adds to our wall clock; the node follows at once."""
         self._offset_s = offset_s
 
     async def store(self, key: bytes, subkey: str, value: bytes, expires_s: float) -> None:
-        """Best effort. Raises DirectoryUnrecoverable."""
         await self._attempt("store", key, subkey, value, expires_s)
 
     async def get(self, key: bytes) -> Mapping[str, bytes]:
-        """Live valid records by peer id; empty without an answer. Raises DirectoryUnrecoverable."""
         found: Mapping[str, bytes] | None = await self._attempt("get", key)
         return found or {}
 
     async def add_peers(self, addresses: Sequence[Address]) -> None:
-        """Enter by these nodes, now and after a restart. Raises DirectoryUnrecoverable."""
         wanted = tuple(address for address in addresses if "/p2p/" in address)[-MAX_ENTRY_PEERS:]
         if not wanted:
             return
-        for address in wanted:
-            self._entry_peers.pop(address, None)
-            self._entry_peers[address] = None
-        for oldest in list(self._entry_peers)[:-MAX_ENTRY_PEERS]:
-            del self._entry_peers[oldest]
+        kept = (address for address in self._entry_peers if address not in wanted)
+        self._entry_peers = tuple(dict.fromkeys((*kept, *wanted)))[-MAX_ENTRY_PEERS:]
         await self._attempt("add_peers", wanted)
 
     async def reattach(self, control_address: str) -> None:
-        """Attach to a restarted p2pd. Best effort; see `attached`."""
+        """Attach to a restarted p2pd, if it is there (`attached`)."""
         async with self._changing:
             self._control_address = control_address
             if self._thread is not None:
@@ -228,7 +214,6 @@ class HivemindDirectory:
         return self._thread is not None and self._thread.attached
 
     async def aclose(self) -> None:
-        """Let go of p2pd; takes at most CLOSE_TIMEOUT_S."""
         if self._thread is not None:
             await self._thread.close()
         self._thread = None
@@ -275,7 +260,6 @@ class HivemindDirectory:
         return self._thread
 
     def _abandon(self, thread: _NodeThread, why: str) -> None:
-        """Give a thread up that hangs."""
         thread.abandon()
         self._thread = None
         self._why_detached = why
@@ -301,13 +285,11 @@ class HivemindDirectory:
             return
         self._thread = thread
         if self._entry_peers:
-            peers = tuple(self._entry_peers)
-            with contextlib.suppress(_Hung, _ThreadEnded, Exception):
-                await thread.call("add_peers", peers)
+            with contextlib.suppress(Exception):
+                await thread.call("add_peers", self._entry_peers)
 
 
 def wall_time_s() -> float:
-    """Unix time of this machine, right or wrong."""
     return time.time()  # noqa: TID251 - this is the port
 
 
@@ -317,15 +299,7 @@ async def open_hivemind_directory(
     *,
     wall_clock: Callable[[], float] = wall_time_s,
 ) -> AsyncIterator[HivemindDirectory]:
-    """A directory on the p2pd at this control socket.
-
-    Args:
-        control_address: multiaddr text, `/unix/...`.
-        wall_clock: Unix time of this machine, right or wrong.
-
-    Raises:
-        StreamLost: p2pd is not there.
-    """
+    """A directory on the p2pd at this control socket. Raises StreamLost: it is not there."""
     directory = HivemindDirectory(control_address, wall_clock)
     try:
         await directory.open()

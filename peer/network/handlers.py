@@ -12,14 +12,13 @@ A stream's bytes are moved by a network's own class (libp2p.py, simulated.py). A
 The gate. Every conversation that another peer opens in one of our protocols passes it; libp2p's
 own protocols do not, nor do streams that we open.
 
-  1. A stream takes a place: there are so many in all, for one peer, and for one network
-     (protocol/membership/book.py). A stream beyond a bound is closed at once and counted; the peer
-     sees the stream end, and nobody else notices.
-  2. Where a judge was given (`admit_by`): a peer that opens streams faster than any needs to waits
+  1. A stream takes a place, of a budget (protocol/membership/book.py). One beyond a bound is closed
+     at once and counted; the peer sees the stream end, and nobody else notices.
+  2. Where a judge was given (`admit_by`), a peer that opens streams faster than any needs to waits
      for its turn, and meanwhile fills its own places.
-  3. The judge refuses peers that are not admitted, or misbehave. In the hello a peer shows that it
-     may join, and is told why it may not (peer/daemon/links.py), so there only its conduct counts.
-     One with a few faults waits.
+  3. The judge refuses peers that are not admitted, or misbehave; one with a few faults waits. In
+     the hello a peer shows that it may join, and is told why it may not (peer/daemon/links.py), so
+     there only its conduct counts.
   4. What a peer sends against the rules is held against it here, whatever the conversation.
 
 What goes wrong on one stream (a `LocoError`, one of trio's resource errors) ends that stream alone.
@@ -71,8 +70,6 @@ from .pacing import Pacing
 
 # --- a stream to one peer -------------------------------------------------------------------------
 class PeerStream(ABC):
-    """Implements `peer.runtime.Stream`, but for what moves the bytes."""
-
     def __init__(
         self, network: "BaseNetwork", protocol: str, peer_id: PeerId, address: Address = ""
     ) -> None:
@@ -149,8 +146,7 @@ class PeerStream(ABC):
         self._break()
 
     @abstractmethod
-    async def aclose(self) -> None:
-        """Close the stream; what was sent still arrives. Does nothing the second time."""
+    async def aclose(self) -> None: ...
 
     # --- for those that move the bytes ------------------------------------------------------------
     @abstractmethod
@@ -161,7 +157,7 @@ class PeerStream(ABC):
 
     @abstractmethod
     async def _receive_into(self, view: memoryview, filled: int) -> int:
-        """Fill on behind what is filled already, by at least one byte; how many."""
+        """Read at least one byte behind those filled already; how many."""
 
     @abstractmethod
     def _break(self) -> None: ...
@@ -193,7 +189,7 @@ class PeerStream(ABC):
 
 # --- the places of those that read from us --------------------------------------------------------
 class Readers:
-    """Places of those that read from us, shared out by peer and network (book.py)."""
+    """Places of those that read from us (book.py, rule 8)."""
 
     def __init__(self, shares: Shares) -> None:
         self._places = Budget(shares)
@@ -226,28 +222,27 @@ INBOUND_STREAMS: Final = Shares(
 MAX_TOLD: Final = 256
 """Bugs told of, for all peers and kinds together."""
 
-STREAM_ERRORS: Final = (
+_STREAM_ERRORS: Final = (
     LocoError,
     trio.BrokenResourceError,
     trio.ClosedResourceError,
     trio.BusyResourceError,
     trio.EndOfChannel,
 )
-"""Errors that end one stream and nothing else."""
 
 
 TellBug = Callable[[PeerId, str, BaseException], None]
-"""Told of a bug that has ended a stream: whose, of which protocol, and the error."""
+"""Told of a bug that has ended a stream: peer, protocol, error."""
 
 
 class BaseNetwork:
     """The base of every network: the protocols that it serves, its gate, and its counts.
 
     Attributes:
-        tellers: are told of bugs; without one they end everything.
-        pacing: of our own conversations; None for no pace. Streams that are open keep theirs.
+        tellers: are told of bugs; without one, bugs end everything.
+        pacing: of our own conversations; streams that are open keep theirs.
         carried: as `statistics`, counted on.
-        streams: those that are open, in the order in which they were opened.
+        streams: the open ones, in the order in which they were opened.
     """
 
     def __init__(self) -> None:
@@ -272,7 +267,7 @@ class BaseNetwork:
         self._announced = tuple(addresses)
 
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
-        """Serve `protocol` with `handler`; raises LocalProtocolError: it is served already."""
+        """Serve a protocol. Raises LocalProtocolError: it is served already."""
         if protocol in self._handlers:
             raise LocalProtocolError(f"{protocol} is served already")
         self._handlers[protocol] = handler
@@ -295,24 +290,23 @@ class BaseNetwork:
         self._active.take(peer_id, address)
         try:
             try:
-                if self._judge is None:
-                    await self._handlers[protocol](stream)
-                else:
-                    await self._judged(self._judge, protocol, stream)
-            except* STREAM_ERRORS:
+                await self._judged(protocol, stream)
+            except* _STREAM_ERRORS:
                 pass
         except Exception as bug:  # whatever it is: a stranger may have found it
             if not self.tellers:
                 raise
-            self._count(protocol, peer_id, bug)
+            self._count_bug(protocol, peer_id, bug)
         finally:
             self._active.give_back(peer_id, address)
             with trio.CancelScope(shield=True):
                 await stream.aclose()
 
-    async def _judged(self, judge: Judge, protocol: str, stream: Stream) -> None:
-        """Serve a stream when its turn has come, if its peer may have it served."""
-        peer_id = stream.remote_peer_id
+    async def _judged(self, protocol: str, stream: Stream) -> None:
+        judge, peer_id = self._judge, stream.remote_peer_id
+        if judge is None:
+            await self._handlers[protocol](stream)
+            return
         if wait_s := self._paces.begin(trio.current_time(), peer_id, stream.remote_address):
             await trio.sleep(wait_s)
         decide = judge.judge_conduct if protocol == HELLO else judge.judge
@@ -328,8 +322,7 @@ class BaseNetwork:
             judge.blame(peer_id, Fault.BROKEN_RULE)
             raise
 
-    def _count(self, protocol: str, peer_id: PeerId, bug: Exception) -> None:
-        """Count a stream that a bug has ended, and tell of it if it is new."""
+    def _count_bug(self, protocol: str, peer_id: PeerId, bug: Exception) -> None:
         self.carried.failed_streams += 1
         for error in leaves(bug):
             kind = (peer_id, protocol, type(error).__name__)
@@ -340,7 +333,6 @@ class BaseNetwork:
 
 
 def print_bug(peer_id: PeerId, protocol: str, error: BaseException) -> None:
-    """Say on stderr what has ended a stream."""
-    sentence = f"a stream of {peer_id} for {protocol} ended"
-    error.add_note(f"loco-peer: this is a bug in loco-peer; please report it: {sentence}")
+    ended = f"a stream of {peer_id} for {protocol} ended"
+    error.add_note(f"loco-peer: this is a bug in loco-peer; please report it: {ended}")
     traceback.print_exception(error)

@@ -5,8 +5,8 @@ The file is in libp2p's marshalled private key format, so that p2pd reads the ve
     08 01     field 1, key type: Ed25519
     12 40     field 2, 64 bytes: the 32 bytes of the private key, then the 32 of the public one
 
-Anybody who reads this file can speak as this peer; a file that others may read is therefore
-refused, not repaired.
+Anybody who reads it can speak as this peer; a file that others may read is therefore refused, not
+repaired.
 """
 
 import os
@@ -17,7 +17,7 @@ from typing import Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peer.runtime import Entropy, PeerId
-from peer.runtime.files import PRIVATE_FILE
+from peer.runtime.files import PRIVATE_FILE, replace_file
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.errors import LocoError
 
@@ -26,17 +26,15 @@ _FILE_PREFIX: Final = bytes.fromhex("08011240")
 _FILE_BYTES: Final = len(_FILE_PREFIX) + 2 * SEED_BYTES
 
 
-class IdentityUnusable(LocoError):
-    """The identity file cannot be used; the message says what to do."""
+class IdentityUnusable(LocoError): ...
 
 
 class Identity:
-    """An Ed25519 key pair and the peer id that belongs to it."""
+    """An Ed25519 key pair, made of the private key (32 bytes), and its peer id."""
 
     __slots__ = ("_key", "peer_id", "public_key")
 
     def __init__(self, seed: bytes) -> None:
-        """Make the identity of a private key (32 bytes)."""
         self._key = Ed25519PrivateKey.from_private_bytes(seed)
         self.public_key: Final = self._key.public_key().public_bytes_raw()
         self.peer_id: Final[PeerId] = peer_id_from_public_key(self.public_key)
@@ -61,12 +59,7 @@ def load_or_create(path: Path, entropy: Entropy) -> Identity:
 
 
 def load(path: Path) -> Identity:
-    """Read the identity at `path`.
-
-    Raises:
-        FileNotFoundError
-        IdentityUnusable: the file cannot be read, is open to others, or is damaged.
-    """
+    """Read the identity at `path`. Raises FileNotFoundError, and IdentityUnusable as above."""
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -112,8 +105,7 @@ def _create(path: Path, entropy: Entropy) -> Identity:
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.unlink(missing_ok=True)
-        _write_durably(partial, identity.to_file_bytes())
+        replace_file(partial, identity.to_file_bytes(), PRIVATE_FILE)
         try:
             os.link(partial, path)  # unlike rename, never replaces a key that appeared meanwhile
         finally:
@@ -126,11 +118,3 @@ def _create(path: Path, entropy: Entropy) -> Identity:
             f"make {path.parent} writable, or choose another home"
         ) from error
     return identity
-
-
-def _write_durably(path: Path, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

@@ -8,8 +8,8 @@
     address book   the addresses `connect` was told, by peer. A new p2pd knows no peer:
                    `open_stream` dials again on demand.
 
-`generation` counts the lives. The directory is attached to the control socket as well: it waits in
-`wait_restarted` and attaches again. The control socket's path never changes.
+`generation` counts the lives. The directory, attached to the control socket as well, waits in
+`wait_restarted` and attaches again.
 
 Streams. p2pd pipes each stream through a unix connection of its own. Rules:
 
@@ -18,8 +18,8 @@ Streams. p2pd pipes each stream through a unix connection of its own. Rules:
 - When our own p2pd dies, every stream it carried is lost, however clean its end looks: the network
   calls `lose`, and an end of input is believed only once p2pd has shown that it is alive (a dying
   process closes its connections one after another).
-- QUIC loses what was written just before a close (p2pd resets the stream). There, who has sent last
-  waits until the other side closes, for LINGER_S at most; who has received last closes at once.
+- QUIC loses what was written just before a close (p2pd resets the stream). There the side that has
+  sent last waits until the other one closes, for LINGER_S at most.
 - A write that was cancelled half-way leaves the stream unusable; it is marked lost rather than left
   to corrupt what follows.
 """
@@ -70,8 +70,6 @@ it. While more than a small piece is missing, a small piece is followed by this 
 
 
 class Libp2pStream(PeerStream):
-    """A stream that p2pd carries."""
-
     def __init__(
         self,
         network: BaseNetwork,
@@ -147,25 +145,19 @@ class Libp2pStream(PeerStream):
             pass  # it has ended, or somebody else reads to the end
 
     async def _loss_now(self, reason: str) -> StreamLost:
-        """The error for a stream that just ended: `reason`, unless our own p2pd is to blame."""
+        """The error for a stream that just ended; our own p2pd may be to blame."""
         if not self._closed and not self._lost and await self._carrier_is_lost():
             reason = "our p2pd died"
         return self._loss(reason)
 
 
 def is_quic(address: Address) -> bool:
-    """Whether an address is dialled over QUIC."""
     return "/quic-v1" in address
 
 
 # --- known addresses of peers, and which of them p2pd was told since it last started -------------
-
-
 class AddressBook:
-    """Binary addresses by peer, the oldest entries give way.
-
-    Args:
-        quic: whether to dial over QUIC where a peer offers it.
+    """Binary addresses by peer; the oldest entries give way.
 
     Attributes:
         dialled: peers that this p2pd has been connected to.
@@ -180,15 +172,10 @@ class AddressBook:
         return peer_id in self._addresses
 
     def of(self, peer_id: PeerId) -> tuple[bytes, ...]:
-        """The addresses of a peer; none where we were told none."""
         return self._addresses.get(peer_id, ())
 
     def remember(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
-        """Take in the addresses of a peer, in place of those that were known.
-
-        Raises:
-            StreamLost: one of them is another peer's.
-        """
+        """Replace the addresses of a peer. Raises StreamLost: one of them is another peer's."""
         usable = []
         for address in addresses[:MAX_ADDRESSES_PER_PEER]:
             bare, named = multiaddr.split_peer_id(address)
@@ -233,7 +220,6 @@ class Libp2pNetwork(BaseNetwork):
 
     @property
     def daemon_control_address(self) -> Address:
-        """Multiaddr of p2pd's control socket, the same for all its lives."""
         return f"/unix{self._config.control_path}"
 
     async def wait_restarted(self, generation: int) -> int:
@@ -247,7 +233,6 @@ class Libp2pNetwork(BaseNetwork):
         self._note_addresses()
 
     async def probe(self, address: Address) -> PeerId:
-        """The peer that answers at an address of TCP; raises StreamLost."""
         (_, host), (_, port), *_ = multiaddr.parse(address)
         return await read_peer_id(host, int(port))
 
@@ -299,11 +284,6 @@ class Libp2pNetwork(BaseNetwork):
         return self._client
 
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
-        """Serve `protocol` from now on, through all lives of p2pd.
-
-        Raises:
-            LocalProtocolError: it is served already.
-        """
         await super().serve(protocol, handler)
         if self._client is not None:
             with suppress(P2pdFailed):  # it just died; its successor is told of all handlers
@@ -323,7 +303,6 @@ class Libp2pNetwork(BaseNetwork):
         return stream
 
     # --- streams from outside ---------------------------------------------------------------------
-
     async def handle_inbound(self, connection: trio.SocketStream) -> None:
         """Serve one stream that p2pd brought to our listener."""
         client = self._client
@@ -341,15 +320,10 @@ class Libp2pNetwork(BaseNetwork):
         await self.run(info.protocol, stream)
 
     # --- the supervisor ---------------------------------------------------------------------------
-
     async def supervise(
         self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Keep a p2pd running. Started once the first one is up.
-
-        Raises:
-            P2pdFailed: the first one did not come up.
-        """
+        """Keep a p2pd running. Raises P2pdFailed: the first one did not come up."""
         pauses = BackOff(RESTART_MIN_S, RESTART_MAX_S)
         while True:
             failure = await self._live_once(task_status if self.generation == 0 else None)
@@ -389,7 +363,7 @@ class Libp2pNetwork(BaseNetwork):
         self.carried.p2pd_pid = process.pid
         self.carried.restarts = self.generation
         self.generation += 1
-        self._announce_change()
+        self._changed.unpark_all()
 
     def _go_down(self, reason: str) -> None:
         self._client = None
@@ -397,9 +371,6 @@ class Libp2pNetwork(BaseNetwork):
         self._book.dialled.clear()
         for stream in list(self.streams):
             stream.lose(reason)
-        self._announce_change()
-
-    def _announce_change(self) -> None:
         self._changed.unpark_all()
 
     async def _check_health(self, client: P2pdClient) -> None:
@@ -435,9 +406,9 @@ async def open_libp2p_network(
     """Run p2pd, and speak libp2p through it.
 
     Args:
-        identity_path: an identity file as `peer.network.identity` writes it.
+        identity_path: as `peer.network.identity` writes it.
         listen: TCP multiaddrs; port 0 takes a free port, and keeps it through restarts.
-        announce: multiaddrs that others should dial; empty announces those listened on.
+        announce: that others should dial; empty announces those listened on.
         runtime_dir: where the unix sockets go.
         route_by_dht: let p2pd find addresses of peers it was never told of.
         quic: listen on UDP too, and dial over QUIC where others do.

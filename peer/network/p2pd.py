@@ -1,22 +1,21 @@
 """p2pd, the go-libp2p daemon that ships inside the hivemind wheel: its process, and requests to it.
 
-Rules of the house:
-- TCP and TLS, and QUIC where the user wants it. QUIC loses what was written just before a close
-  (libp2p.py waits), and Noise costs a fifth of the throughput.
+- It speaks TCP and TLS, and QUIC where the user wants it. QUIC loses what was written just before a
+  close (libp2p.py waits), and Noise costs a fifth of the throughput.
 - No IPFS bootstrap: this process serves this swarm. p2pd has a relay of its own that no flag turns
   off, for everybody and with limits that no flag changes (128 KiB, 2 minutes). Ours takes over its
   protocol (relay.py).
 - `-autonat` answers other p2pds that ask whether they can be reached, and lets ours punch holes:
   it does so once four others have told it how they see it, and one has failed to dial it.
-- It must not outlive us. p2pd exits by itself when its last persistent control connection closes
-  (`attach` holds one open), and `-idleTimeout` covers the moment before the first one is
-  there. So kill -9 of the daemon takes p2pd along.
+- It must not outlive us. p2pd exits when its last persistent control connection closes (`attach`
+  holds one open), and `-idleTimeout` covers the moment before the first one is there. So kill -9 of
+  the daemon takes p2pd along.
 - A port belongs to one p2pd. go-libp2p listens with SO_REUSEPORT: a second p2pd on a taken port
   would start without complaint and steal half of the first one's connections. `held_ports`
   therefore binds each port first, without that flag, and keeps it bound (not listening) for as long
   as the network lives, so that a restarted p2pd finds the same ports free.
 - A unix socket's path has at most 107 bytes, so those between us and p2pd cannot stand in the home.
-  Where they lie, they are named by a hash of the identity file's path, the same for every start.
+  They are named by a hash of the identity file's path, the same for every start.
 
 Requests. p2pd takes a protobuf `Request` behind a uvarint length on its control socket and answers
 with a `Response`:
@@ -26,11 +25,10 @@ with a `Response`:
     StreamInfo  1 peer   2 address   3 protocol
     peer        1 id     2 addresses
 
-Every request has a connection of its own, except that one lasting connection is upgraded to a
-*persistent* one, on which nothing is ever said: p2pd lives for as long as one of those is open, and
-its end tells us at once that p2pd is gone. A connection on which a STREAM_OPEN succeeded has become
-the stream itself. For a stream from outside, p2pd connects to our listener and writes a StreamInfo
-first.
+Every request has a connection of its own. One lasting connection is upgraded to a *persistent* one,
+on which nothing is ever said; its end tells us at once that p2pd is gone. A connection on which a
+STREAM_OPEN succeeded has become the stream itself. For a stream from outside, p2pd connects to our
+listener and writes a StreamInfo first.
 """
 
 import errno
@@ -75,7 +73,6 @@ START_TIMEOUT_S: Final = 20
 """How long p2pd may take to come up, and then waits for somebody to attach before it gives up."""
 STOP_GRACE_S: Final = 2.0
 MAX_KEPT_BYTES: Final = 16 * 1024
-"""The newest of its output that is kept."""
 _READY: Final = b"Peer Addrs"
 CONNECTIONS_LOW: Final = 192
 CONNECTIONS_HIGH: Final = 256
@@ -83,26 +80,16 @@ CONNECTIONS_HIGH: Final = 256
 
 
 class P2pdFailed(LocoError):
-    """p2pd could not be started or has ended; the message says why, in its own last words."""
+    """p2pd could not be started or has ended; the message holds its own last words."""
 
 
 class CannotListen(P2pdFailed):
-    """An address to listen on cannot be used; the message says which, why, and what to change."""
+    """An address to listen on cannot be used; the message says what to change."""
 
 
 @dataclass(frozen=True, slots=True)
 class P2pdConfig:
-    """The settings with which p2pd is started.
-
-    Attributes:
-        identity_path: key file in libp2p's format.
-        control_path: unix socket that p2pd listens on for us.
-        listen: multiaddrs to listen on, TCP, ports resolved.
-        announce: multiaddrs to tell others instead of those it listens on; empty for those.
-        route_by_dht: let p2pd find the addresses of peers it was never told of through its own
-            routing table.
-        quic: listen on the same ports of UDP too.
-    """
+    """The settings with which p2pd is started, of `open_libp2p_network`; ports are resolved."""
 
     identity_path: Path
     control_path: Path
@@ -113,18 +100,13 @@ class P2pdConfig:
 
     @property
     def listening(self) -> list[Address]:
-        """The addresses that p2pd listens on, of TCP and of UDP."""
-        return [*self.listen, *(map(over_quic, self.listen) if self.quic else ())]
+        of_udp = [f"{address.replace('/tcp/', '/udp/')}/quic-v1" for address in self.listen]
+        return [*self.listen, *(of_udp if self.quic else ())]
 
     def announced(self) -> list[Address]:
-        """The addresses at which others can reach us, as far as this machine knows at this moment.
-
-        Nothing where p2pd chooses the port itself; it tells others what it knows, then.
-        """
-        if any(address.endswith("/tcp/0") for address in self.listen):
-            return list(self.announce)
-        here = list(map(local_form, self.listening))
-        return list(self.announce) or own_addresses(self.listening) or here
+        """The addresses at which others can reach us, as far as this machine knows now."""
+        here = map(local_form, self.listening)
+        return list(self.announce) or own_addresses(self.listening) or list(here)
 
     def arguments(self) -> list[str]:
         arguments = [
@@ -143,17 +125,8 @@ class P2pdConfig:
         return arguments
 
 
-def over_quic(address: Address) -> Address:
-    """The same port of UDP, for QUIC."""
-    return address.replace("/tcp/", "/udp/") + "/quic-v1"
-
-
 def bundled_binary() -> Path:
-    """The p2pd inside the hivemind wheel, found without importing hivemind.
-
-    Raises:
-        P2pdFailed: hivemind is not installed, or has no p2pd in it.
-    """
+    """The p2pd inside the hivemind wheel, found without importing hivemind. Raises P2pdFailed."""
     spec = importlib.util.find_spec("hivemind")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         path = Path(folder, "hivemind_cli", "p2pd")
@@ -164,12 +137,10 @@ def bundled_binary() -> Path:
 
 @contextmanager
 def held_ports(listen: Sequence[Address]) -> Iterator[tuple[Address, ...]]:
-    """The TCP ports of this peer, bound while the block lasts: the addresses, with their ports.
-
-    Port 0 takes a free one. See the rules above.
+    """The addresses with their ports, bound while the block lasts; port 0 takes a free one.
 
     Raises:
-        CannotListen: an address cannot be used.
+        CannotListen
     """
     with ExitStack() as stack:
         yield tuple(_hold(address, stack) for address in listen)
@@ -210,7 +181,7 @@ def _bind_sentence(address: Address, host: str, port: int, error: OSError) -> st
 
 
 class P2pdProcess:
-    """A running p2pd. Somebody must run `keep_reading` for as long as it lives."""
+    """A running p2pd. `keep_reading` must run for as long as it lives."""
 
     def __init__(self, process: trio.Process) -> None:
         self._process = process
@@ -226,7 +197,7 @@ class P2pdProcess:
         return " | ".join([line for line in lines if line][-3:]) or "it printed nothing"
 
     async def describe_end(self) -> str:
-        """A sentence on how p2pd ended; waits a moment for that."""
+        """A sentence on how p2pd ended, which is waited for a moment."""
         with trio.move_on_after(STOP_GRACE_S):
             await self._process.wait()
         status = self._process.poll()
@@ -242,11 +213,7 @@ class P2pdProcess:
             pass
 
     async def wait_ready(self) -> None:
-        """Wait until it serves its control socket.
-
-        Raises:
-            P2pdFailed: it ended instead, or took too long.
-        """
+        """Wait until it serves its control socket. Raises P2pdFailed."""
         with trio.move_on_after(START_TIMEOUT_S):
             while _READY not in self._said:
                 if not await self._read_some():
@@ -263,11 +230,7 @@ class P2pdProcess:
 
 @asynccontextmanager
 async def run_p2pd(config: P2pdConfig) -> AsyncIterator[P2pdProcess]:
-    """Start p2pd, wait until it serves its control socket, stop it at the end.
-
-    Raises:
-        P2pdFailed: it did not start.
-    """
+    """Run p2pd, ready to be asked, while the block lasts. Raises P2pdFailed."""
     config.control_path.unlink(missing_ok=True)
     process = await _spawn(config)
     try:
@@ -312,22 +275,18 @@ async def _stop(process: trio.Process) -> None:
 OLD_P2PD_EXIT_S: Final = 5.0
 """How long a p2pd whose daemon was killed gets to notice."""
 LOOK_AGAIN_S: Final = 0.25
-"""How often p2pd is asked again what it could not do a moment ago."""
 
 
 def socket_paths(identity_path: Path, runtime_dir: Path) -> tuple[Path, Path]:
-    """The paths of control socket and listener, the same for every start with this identity."""
+    """The paths of control socket and listener."""
     name = hashlib.blake2b(os.fsencode(identity_path.resolve()), digest_size=8).hexdigest()
     return runtime_dir / f"{name}.p2pd", runtime_dir / f"{name}.in"
 
 
 async def wait_until_unused(control_path: Path) -> None:
-    """Wait until no p2pd answers at the control socket.
+    """Wait until no p2pd answers at the control socket. Raises P2pdFailed: one stays.
 
     A p2pd whose daemon was killed goes by itself; one that stays belongs to a daemon that lives.
-
-    Raises:
-        P2pdFailed: one stays.
     """
     with trio.move_on_after(OLD_P2PD_EXIT_S):
         while True:
@@ -371,8 +330,6 @@ class P2pdRefused(LocoError):
 
 
 class RequestType(IntEnum):
-    """Kinds of requests."""
-
     IDENTIFY = 0
     CONNECT = 1
     STREAM_OPEN = 2
@@ -382,14 +339,14 @@ class RequestType(IntEnum):
 
 
 class PeerAddresses(NamedTuple):
-    """A peer (binary id) and its binary multiaddrs."""
+    """All binary."""
 
     peer: bytes
     addresses: tuple[bytes, ...]
 
 
 class StreamInfo(NamedTuple):
-    """The peer at the other end of a stream, where it is (both binary), and the protocol."""
+    """The peer at the other end of a stream, and where it is; both binary."""
 
     peer: bytes
     address: bytes
@@ -405,12 +362,7 @@ def request(kind: RequestType, *body: Field) -> bytes:
 
 
 def parse_response(data: bytes) -> Fields:
-    """The fields of p2pd's answer.
-
-    Raises:
-        P2pdRefused: it could not do it; says why.
-        RemoteProtocolError: p2pd sent something else.
-    """
+    """The fields of p2pd's answer. Raises P2pdRefused, RemoteProtocolError."""
     fields = decode_fields(data)
     if 2 in fields or fields.get(1) == [1]:
         why = decode_fields(one_of(fields, 2, bytes, b""))
@@ -419,27 +371,22 @@ def parse_response(data: bytes) -> Fields:
 
 
 def parse_stream_info(data: bytes) -> StreamInfo:
-    """Raises RemoteProtocolError: p2pd sent something else."""
     fields = decode_fields(data)
     protocol = one_of(fields, 3, bytes).decode(errors="replace")
     return StreamInfo(one_of(fields, 1, bytes), one_of(fields, 2, bytes), protocol)
 
 
 def parse_peer(data: bytes) -> PeerAddresses:
-    """Raises RemoteProtocolError: p2pd sent something else."""
     fields = decode_fields(data)
     return PeerAddresses(one_of(fields, 1, bytes), tuple(all_of(fields, 2)))
 
 
 class P2pdClient:
-    """Requests to the p2pd behind one control socket."""
-
     def __init__(self, control_path: Path, persistent: trio.SocketStream) -> None:
         self._control_path = control_path
         self._persistent = persistent
 
     async def wait_lost(self) -> None:
-        """Wait until p2pd is gone."""
         try:
             while await self._persistent.receive_some():
                 pass
@@ -455,7 +402,7 @@ class P2pdClient:
         return False
 
     async def identify(self) -> PeerAddresses:
-        """Our own binary peer id and the binary addresses p2pd tells others."""
+        """Our own peer, and the addresses that p2pd tells others."""
         return parse_peer(one_of(await self._ask(request(RequestType.IDENTIFY)), 4, bytes))
 
     async def list_peers(self) -> list[PeerAddresses]:
@@ -466,8 +413,8 @@ class P2pdClient:
     async def connect(self, peer: bytes, addresses: Sequence[bytes]) -> None:
         """Connect to a peer (binary id) at binary multiaddrs, waiting while p2pd does not try.
 
-        After a failed dial, its own included, p2pd tries that address again only some seconds
-        later. A peer that restarts would stay out of reach for as long, although it is back.
+        After a failed dial p2pd tries that address again only some seconds later. A peer that
+        restarts would stay out of reach for as long, although it is back.
 
         Raises:
             P2pdRefused: it cannot be reached.
@@ -490,10 +437,7 @@ class P2pdClient:
         await self._ask(request(RequestType.STREAM_HANDLER, *body))
 
     async def open_stream(self, peer: bytes, protocol: str) -> tuple[trio.SocketStream, bytes]:
-        """Open a stream to a peer (binary id).
-
-        Returns:
-            The connection, which is the stream, and the binary address that it goes to.
+        """A stream to a peer (binary id), and the binary address that it goes to.
 
         Raises:
             P2pdRefused: the peer cannot be reached or does not speak `protocol`.
@@ -516,22 +460,14 @@ class P2pdClient:
 
 @asynccontextmanager
 async def attach(control_path: Path) -> AsyncIterator[P2pdClient]:
-    """Attach to a running p2pd, and keep it alive for as long as the context is open.
-
-    Raises:
-        P2pdFailed: nobody answers there.
-    """
+    """Attach to a running p2pd, and keep it alive while the block lasts. Raises P2pdFailed."""
     async with await _open_control(control_path) as connection:
         await _exchange(connection, request(RequestType.PERSISTENT_CONN_UPGRADE), ANSWER_S)
         yield P2pdClient(control_path, connection)
 
 
 async def receive_stream_info(connection: trio.SocketStream) -> StreamInfo:
-    """Read what p2pd says about a stream that it brings to our listener.
-
-    Raises:
-        P2pdFailed: the connection ended, or something else came.
-    """
+    """Read what p2pd says about a stream that it brings to our listener. Raises P2pdFailed."""
     try:
         with trio.fail_after(ANSWER_S):
             return parse_stream_info(await _receive_message(connection))
@@ -540,9 +476,9 @@ async def receive_stream_info(connection: trio.SocketStream) -> StreamInfo:
 
 
 def size_buffers(connection: trio.SocketStream) -> None:
-    """Give a stream's socket kernel buffers of a set size; the kernel may grant less."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, STREAM_BUFFER_BYTES)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, STREAM_BUFFER_BYTES)
+    """Ask for kernel buffers of STREAM_BUFFER_BYTES."""
+    for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        connection.setsockopt(socket.SOL_SOCKET, buffer, STREAM_BUFFER_BYTES)
 
 
 async def _open_control(control_path: Path) -> trio.SocketStream:

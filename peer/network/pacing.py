@@ -10,8 +10,8 @@ Rules
   2. Whatever has left a sender arrives at the speed of the line: by reading slowly we can only fill
      the buffers on the way. So a peer with a download limit tells each of the others how much it
      may send, and they keep to it. It reads slowly too, for those that do not.
-  3. Bulk to a peer goes at most at the rate that `LinkRate` finds for the path, and that those who
-     send short bulk have measured (`measured`).
+  3. Bulk to a peer goes at most at the rate that `LinkRate` finds for the path, and at the one that
+     senders of short bulk have measured (`measured`).
   4. Turns are taken in the order in which they were asked for.
 
 The rate of a path. All streams to a peer share one connection. Bulk that is written faster than the
@@ -26,8 +26,8 @@ place of a round trip.)
      clearly above the estimate takes its place. Any other tells nothing new.
   7. Until there are FIRST samples bulk is not held back; what has heaped up by then is drained.
      From then on bulk goes at a little less than the estimate; every `len(GAINS)` samples it goes
-     faster for one, to see whether there is more, and slower for the next, to drain again. While
-     there is more, it goes on going faster.
+     faster for one, to see whether there is more, and for as long as there is; and slower for the
+     next, to drain again.
   8. Above UNPACED_BYTES_PER_S nothing is held back: buffers empty faster than anybody notices.
 """
 
@@ -50,9 +50,9 @@ ACKNOWLEDGEMENTS: Final = 0.025
 """Bytes on the interface in the other direction for one byte of a stream."""
 BURST_S: Final = 0.05
 """Idle time of the link that may be made up for."""
-PIECE_BYTES: Final = 16 * 1024
-PIECE_S: Final = 0.01
-"""Where a rate is kept, a turn lets through what goes in this time, or PIECE_BYTES if more."""
+TURN_BYTES: Final = 16 * 1024
+TURN_S: Final = 0.01
+"""Where a rate is kept, a turn lets through what goes in this time, or TURN_BYTES if more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,7 @@ NO_LIMITS: Final = BandwidthLimits()
 
 
 class Bucket:
-    """A rate, and the queue of those that wait for their turn.
-
-    Attributes:
-        bytes_per_s: infinite when there is no rate to keep.
-    """
+    """A rate (infinite: none to keep), and the queue of those that wait for their turn."""
 
     def __init__(self, bytes_per_s: float = math.inf) -> None:
         self.bytes_per_s = bytes_per_s
@@ -81,7 +77,6 @@ class Bucket:
 
     @property
     def is_bound(self) -> bool:
-        """Whether there is a rate to keep."""
         return self.bytes_per_s < math.inf
 
     def change_rate(self, bytes_per_s: float) -> None:
@@ -95,7 +90,6 @@ class Bucket:
             self._rate_changed.unpark_all()
 
     def charge(self, num_bytes: float) -> None:
-        """Charge bytes that go without waiting."""
         if self.is_bound:
             begin_s = max(self._clear_s, trio.current_time() - BURST_S)
             self._clear_s = begin_s + num_bytes / self.bytes_per_s
@@ -107,7 +101,6 @@ class Bucket:
                 await self._rate_changed.park()
 
     async def turn(self, num_bytes: float) -> None:
-        """Wait for our turn, and take it."""
         if not self.is_bound:
             return
         async with self._lock:
@@ -120,10 +113,8 @@ FIRST: Final = 3
 FASTER, DRAIN, CRUISE = 1.25, 0.6, 0.94
 GAINS: Final = (FASTER, DRAIN, *[CRUISE] * 10)
 """Rule 7; the mean is 0.94."""
-SHORT: Final = 0.9
-"""A sample below this part of our pace is clearly below it."""
-CLEARLY_MORE: Final = 1.1
-"""A sample so far above the estimate shows that there is more."""
+CLEARLY: Final = 0.1
+"""Part of our pace, or of the estimate, by which a sample clearly differs from it (rule 6)."""
 NEWEST: Final = 0.5
 """Share of a sample in the estimate (rule 6)."""
 BUSY: Final = 0.9
@@ -135,11 +126,7 @@ UNPACED_BYTES_PER_S: Final = 62_500_000.0
 
 
 class LinkRate:
-    """The estimate for one peer.
-
-    Attributes:
-        bytes_per_s: how fast bulk may go now; infinite when it is not held back.
-    """
+    """The estimate for one peer: how fast bulk may go now; infinite when it is not held back."""
 
     def __init__(self) -> None:
         self.bytes_per_s = math.inf
@@ -174,10 +161,10 @@ class LinkRate:
 
     def _take(self, rate: float) -> None:
         self._num_samples += 1
-        grew = rate > CLEARLY_MORE * self._path
+        grew = rate > (1 + CLEARLY) * self._path
         if grew:
             self._path = rate
-        elif rate < SHORT * self.bytes_per_s:
+        elif rate < (1 - CLEARLY) * self.bytes_per_s:
             self._path += NEWEST * (rate - self._path)
         if self._num_samples < FIRST:
             return
@@ -190,11 +177,7 @@ class LinkRate:
 
 @dataclass(slots=True)
 class _PeerPace:
-    """The pace of the path to one peer.
-
-    Attributes:
-        bucket: at the lowest of the path's rate, what the peer allows, and what was measured.
-    """
+    """The pace of the path to one peer: the lowest of its rate, what it allows, and `measured`."""
 
     bucket: Bucket = field(default_factory=Bucket)
     rate: LinkRate = field(default_factory=LinkRate)
@@ -206,19 +189,15 @@ class _PeerPace:
     busy_since_s: float = 0.0
 
     def keep(self) -> None:
-        """Keep to what is known now."""
         self.bucket.change_rate(min(self.rate.bytes_per_s, self.allowed, self.measured))
 
 
 class Pacing:
-    """The pace of all streams of one peer.
-
-    Attributes:
-        senders: how many peers send us bulk at the same time.
-    """
+    """The pace of all our streams."""
 
     def __init__(self, limits: BandwidthLimits) -> None:
         self.senders: Callable[[], int] = lambda: 1
+        """How many peers send us bulk at the same time."""
         self._up = Bucket(_bytes_per_s(limits.max_upload_mbps))
         self._down = Bucket(_bytes_per_s(limits.max_download_mbps))
         self._paths: OrderedDict[PeerId, _PeerPace] = OrderedDict()
@@ -243,7 +222,7 @@ class Pacing:
         bucket = self._path(peer_id).bucket
         rate = min(bucket.bytes_per_s, self._up.bytes_per_s)
         if rate < math.inf:
-            num_bytes = min(num_bytes, max(PIECE_BYTES, int(rate * PIECE_S)))
+            num_bytes = min(num_bytes, max(TURN_BYTES, int(rate * TURN_S)))
         await bucket.turn(num_bytes)
         await self._up.turn(num_bytes * WIRE_FACTOR)
         self._down.charge(num_bytes * ACKNOWLEDGEMENTS)
@@ -256,7 +235,6 @@ class Pacing:
         self._down.charge(num_bytes * ACKNOWLEDGEMENTS)
 
     async def may_receive(self) -> None:
-        """Wait until more may be read."""
         await self._down.wait_clear()
 
     def received(self, peer_id: PeerId, num_bytes: int) -> None:
@@ -275,11 +253,9 @@ class Pacing:
 
     # --- what links say to each other -------------------------------------------------------------
     def received_bytes(self, peer_id: PeerId) -> int:
-        """Bytes that came from a peer so far."""
         return self._path(peer_id).received_bytes
 
     def last_byte_s(self, peer_id: PeerId) -> float:
-        """When the newest byte came from a peer, on whatever stream."""
         return self._path(peer_id).last_byte_s
 
     @property
@@ -292,7 +268,7 @@ class Pacing:
     def heard(
         self, peer_id: PeerId, sent_s: float, received_bytes: int, may_send: float | None
     ) -> None:
-        """Take in a peer's beat: what had come there, when by its clock, and what we may send."""
+        """Take in a peer's beat: what had come there, by its clock, and what we may send."""
         path = self._path(peer_id)
         if path.sending:
             self._note_busy(path)

@@ -1,8 +1,8 @@
 """Protobuf, as far as p2pd's control socket and libp2p's relays need it: varints and bytes.
 
-It is written and read here, rather than through hivemind's generated module: that one registers
-itself in the process-wide protobuf pool and cannot be had without importing hivemind, which is the
-directory's affair alone. A test compares both encodings.
+hivemind's generated module would register itself in the process-wide protobuf pool, and cannot be
+had without importing hivemind, which is the directory's affair alone. A test compares both
+encodings.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,6 @@ def all_of(fields: Fields, number: int) -> list[bytes]:
 
 
 def encode_fields(fields: Sequence[Field]) -> bytes:
-    """A message of these fields."""
     out = bytearray()
     for number, value in fields:
         if isinstance(value, int):
@@ -49,17 +48,13 @@ def encode_fields(fields: Sequence[Field]) -> bytes:
 
 
 def delimited(fields: Sequence[Field]) -> bytes:
-    """A message with its length before it."""
+    """A message behind its length."""
     message = encode_fields(fields)
     return encode_uvarint(len(message)) + message
 
 
 def decode_fields(data: bytes) -> Fields:
-    """The fields of a message; kinds of fields that no message here has are skipped.
-
-    Raises:
-        RemoteProtocolError: it is none.
-    """
+    """The fields of a message. Raises RemoteProtocolError."""
     fields: dict[int, list[int | bytes]] = {}
     offset = 0
     try:

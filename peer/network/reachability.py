@@ -1,11 +1,9 @@
-"""Which of a peer's addresses are worth what: to others, and on this machine.
+"""The reach of addresses, and the addresses of this machine's network interfaces.
 
-The addresses at which this machine itself can be reached: those of its network interfaces.
-
-p2pd would tell others the address that a router gave us as well, as soon as enough of them have
-seen it. It must not: nobody can dial that address unless a port is forwarded (which outside.py
-finds out), and a failed dial to it leaves a state in both routers that spoils the punching of a
-hole for two minutes. So p2pd is told what to announce, and this is it.
+p2pd would tell others the address that a router gave us, as soon as enough of them have seen it. It
+must not: nobody can dial that address unless a port is forwarded (which outside.py finds out), and
+a failed dial to it leaves a state in both routers that spoils the punching of a hole for two
+minutes. So p2pd is told to announce the addresses of our interfaces.
 
 Bridges that containers and virtual machines hang on are left out: nobody outside this machine can
 dial them, and elsewhere the same address is another machine's own bridge. One through which the
@@ -44,15 +42,11 @@ class Scope(StrEnum):
 
 
 def best_first(addresses: Iterable[Address], given: Sequence[Address] = ()) -> list[Address]:
-    """Each address once, those that most peers can reach first; but first those that are given.
-
-    Public, relayed, private, link-local, loopback.
-    """
+    """Each address once: the given ones, then public, relayed, private, link-local, loopback."""
     return list(dict.fromkeys([*given, *sorted(addresses, key=_distance)]))
 
 
 def is_loopback(address: Address) -> bool:
-    """Whether only this machine can dial the address."""
     return _distance(address) >= _LOOPBACK
 
 
@@ -83,8 +77,7 @@ def address_to_join(
 
     Args:
         addresses: ours, each with our peer id; at least one.
-        given: without peer id, as the user has named them.
-        working: the same, where others got through.
+        given, working: without peer id, as the user has named them, and where others got through.
         needs_relay: others have tried our own addresses, and did not get through.
     """
     named, reached = frozenset(given), frozenset(working)
@@ -127,19 +120,16 @@ def _ip_distance(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> int:
 
 
 def understood(addresses: Sequence[bytes]) -> list[Address]:
-    """The text of those binary addresses that we can read; p2pd may learn of other kinds."""
-    texts = []
-    for address in addresses:
-        try:
-            texts.append(from_bytes(address))
-        except InvalidAddress:
-            continue
-    return texts
+    """Binary addresses that we can read, as text; p2pd may learn of other kinds."""
+    return [text for text in map(text_of, addresses) if text]
 
 
 def text_of(address: bytes) -> Address:
     """The text of a binary address; empty where we cannot read it."""
-    return next(iter(understood([address])), "")
+    try:
+        return from_bytes(address)
+    except InvalidAddress:
+        return ""
 
 
 def local_form(address: Address) -> Address:
@@ -149,11 +139,9 @@ def local_form(address: Address) -> Address:
 
 def num_relayed(connections: Iterable[tuple[bytes, Sequence[bytes]]]) -> int:
     """How many peers have no direct connection, by each connection's peer and addresses."""
-    direct: dict[bytes, bool] = {}
-    for peer, addresses in connections:
-        relayed = all(map(is_relayed, understood(addresses)))
-        direct[peer] = direct.get(peer, False) or not relayed
-    return sum(not each for each in direct.values())
+    connections = list(connections)
+    direct = {peer for peer, at in connections if not all(map(is_relayed, understood(at)))}
+    return len({peer for peer, _ in connections} - direct)
 
 
 # --- this machine's interfaces --------------------------------------------------------------------
@@ -183,11 +171,7 @@ def _specified(address: Address) -> list[Address]:
 
 @dataclass(frozen=True, slots=True)
 class InterfaceAddress:
-    """An address of an interface that is up.
-
-    Attributes:
-        is_bridge: whether the interface joins others inside this machine.
-    """
+    """An address of an interface that is up; a bridge joins others inside this machine."""
 
     interface: str
     host: str
@@ -208,7 +192,6 @@ def reachable_hosts(addresses: Iterable[InterfaceAddress], way_out: str | None) 
 
 
 def _interface_addresses(family: socket.AddressFamily) -> list[InterfaceAddress]:
-    """The addresses of all interfaces that are up, by name."""
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     return [
         InterfaceAddress(name, each.address, is_bridge(name))
@@ -219,7 +202,6 @@ def _interface_addresses(family: socket.AddressFamily) -> list[InterfaceAddress]
 
 
 def is_bridge(interface: str, folder: Path = _INTERFACES) -> bool:
-    """Whether an interface joins others inside this machine, as its kind or its name says."""
     return (folder / interface / "bridge").is_dir() or bool(_BRIDGE_NAMES.match(interface))
 
 

@@ -16,12 +16,12 @@ and both ends make an encrypted connection of them. So the relay reads nothing o
 We set no limit in the messages: p2pd would take the connection for one that is good for a few small
 messages alone. Limits are kept by cutting:
 - It serves whom the run serves, and only while we are not known to be out of reach ourselves.
-- A reservation lasts RESERVATION_S. It is kept by peer id, so one who comes again renews its own.
-- A circuit needs a reservation of the one it leads to. It ends when either side ends, and after
+- A reservation lasts RESERVATION_S. It is kept by peer id, so a peer that comes again renews it.
+- A circuit needs a reservation of the peer it leads to. It ends when either side ends, and after
   CIRCUIT_IDLE_S without a byte. (One that is cut can be opened again, so nothing else cuts it.)
 - There are MAX_CIRCUITS, MAX_CIRCUITS_PER_PEER of them opened by one peer.
 - All circuits together keep to one rate, and count against the limits of our line.
-- Who came through a relay is not relayed any further.
+- A peer that came through a relay is not relayed any further.
 """
 
 from collections.abc import Awaitable, Callable
@@ -55,16 +55,12 @@ CIRCUIT_IDLE_S: Final = 120.0
 
 # --- messages -------------------------------------------------------------------------------------
 class HopKind(IntEnum):
-    """Kinds of messages to a relay, and from one."""
-
     RESERVE = 0
     CONNECT = 1
     STATUS = 2
 
 
 class CircuitStatus(IntEnum):
-    """How a relay, or the peer behind it, answers."""
-
     OK = 100
     RESERVATION_REFUSED = 200
     RESOURCE_LIMIT_EXCEEDED = 201
@@ -74,22 +70,18 @@ class CircuitStatus(IntEnum):
 
 
 def hop_answer(status: CircuitStatus, expires_s: int | None = None) -> bytes:
-    """STATUS of a relay, with its length before it."""
+    """STATUS of a relay, behind its length."""
     lasts: list[Field] = [] if expires_s is None else [(3, encode_fields([(1, expires_s)]))]
     return delimited([(1, int(HopKind.STATUS)), *lasts, (5, int(status))])
 
 
 def stop_request(peer: bytes) -> bytes:
-    """CONNECT, said to the peer behind the relay: who wants to connect. With its length."""
+    """CONNECT, which names the asker to the peer behind the relay; behind its length."""
     return delimited([(1, 0), (2, encode_fields([(1, peer)]))])
 
 
 def parse_hop_request(data: bytes) -> bytes | None:
-    """The peer (binary id) to which somebody asks us to relay; None where he asks for a place.
-
-    Raises:
-        RemoteProtocolError: something else.
-    """
+    """The peer (binary id) to relay to; None for a RESERVE. Raises RemoteProtocolError."""
     fields = decode_fields(data)
     kind = one_of(fields, 1, int, 0)
     if kind == HopKind.RESERVE:
@@ -100,10 +92,7 @@ def parse_hop_request(data: bytes) -> bytes | None:
 
 
 def parse_status(data: bytes, kind: int, field: int) -> int:
-    """How a relay, or the peer behind one, answers: a `CircuitStatus`, or one that is not known.
-
-    Args:
-        kind, field: of this protocol's answers, and where the status stands in them.
+    """The `CircuitStatus`, or one that is not known, of an answer of this kind, in this field.
 
     Raises:
         RemoteProtocolError: something else.
@@ -120,12 +109,7 @@ STOP_ANSWER: Final = (1, 4)
 
 
 async def receive_delimited(stream: Stream) -> bytes:
-    """The next message, and not one byte of what follows it.
-
-    Raises:
-        RemoteProtocolError: it is longer than allowed.
-        StreamLost
-    """
+    """The next message, and not one byte of what follows it. Raises RemoteProtocolError."""
 
     async def exactly(num_bytes: int) -> bytes:
         data = bytearray(num_bytes)
@@ -144,14 +128,10 @@ class Relay:
     """Serves reservations and circuits to peers that nobody can dial.
 
     Args:
-        network: its streams are not paced, since p2pd counts what circuits carry for itself.
         carry: waits until so many bytes of others may go over our line.
         offers: whether we can be of use to others now.
         mbps: how fast all circuits together may go; 0 is no relay.
         wall_time_s: for the expiry that we tell.
-
-    Attributes:
-        carried_bytes, refused: since the start.
     """
 
     def __init__(
@@ -176,7 +156,6 @@ class Relay:
 
     @property
     def reservations(self) -> int:
-        """Places that peers hold now."""
         self._forget_expired()
         return len(self._reserved_until_s)
 
@@ -263,7 +242,7 @@ class Relay:
             with trio.fail_after(ANSWER_S):
                 onward = await self._network.open_stream(target, STOP)
                 await onward.send_all(stop_request(peer_id_to_bytes(source)))
-                if await _status(onward, STOP_ANSWER) == CircuitStatus.OK:
+                if parse_status(await receive_delimited(onward), *STOP_ANSWER) == CircuitStatus.OK:
                     return onward
         except (LocoError, trio.TooSlowError):
             pass
@@ -289,21 +268,13 @@ class Relay:
                 nursery.start_soon(one_way, other, one)
 
 
-async def _status(stream: Stream, answer: tuple[int, int]) -> int:
-    return parse_status(await receive_delimited(stream), *answer)
-
-
 async def reserve(network: Network, relay: PeerId) -> float:
-    """Reserve a place at a relay; for how many seconds it lasts.
-
-    Raises:
-        LocoError: the relay cannot be reached, or refuses.
-    """
+    """Reserve a place at a relay; for how long, in seconds. Raises LocoError."""
     stream = await network.open_stream(relay, HOP)
     try:
         with trio.fail_after(ANSWER_S):
             await stream.send_all(delimited([(1, int(HopKind.RESERVE))]))
-            status = await _status(stream, HOP_ANSWER)
+            status = parse_status(await receive_delimited(stream), *HOP_ANSWER)
     except trio.TooSlowError:
         raise RemoteProtocolError(f"{relay} does not answer as a relay") from None
     finally:

@@ -1,7 +1,6 @@
 """A network in memory, and a directory, under trio's clock and a seed.
 
-Time is what makes it a network. Each direction between two peers is a *link* with a model: latency,
-jitter, bandwidth, loss.
+Each direction between two peers is a *link* with a model: latency, jitter, bandwidth, loss.
 
 - A write is cut into segments. A segment leaves when the link is free (links are serial:
   `busy_until_s`), takes size / bandwidth, arrives after latency + jitter, never before its
@@ -51,7 +50,7 @@ from .handlers import BaseNetwork, PeerStream
 # --- one direction between two simulated peers: when a segment leaves and arrives -----------------
 
 RETRANSMIT_MIN_S: Final = 0.2
-"""A lost segment costs this much, or a round trip if that is more."""
+"""The cost of a lost segment, or a round trip if that is more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +58,7 @@ class LinkModel:
     """One direction between two peers.
 
     Attributes:
-        latency_s: one way.
-        jitter_s: up to so much more, evenly spread.
+        jitter_s: up to so much more latency, evenly spread.
         bandwidth_bytes_per_s: shared by all streams of the link.
         loss: probability that a segment must be sent again.
     """
@@ -72,13 +70,10 @@ class LinkModel:
 
 
 class SimulatedLink:
-    """The state of one direction between two peers."""
-
     def __init__(self, model: LinkModel, seed: bytes) -> None:
         self.model = model
         self.watchers: dict[_Pipe, None] = {}
         self.cut_since_s: float | None = None
-        """When the link was cut; None while it carries."""
         self._random = random.Random(seed)
         self._busy_until_s = 0.0
 
@@ -93,14 +88,12 @@ class SimulatedLink:
         return self._busy_until_s, self._busy_until_s + delay_s
 
     def cut(self) -> None:
-        """Let nothing pass."""
         if self.cut_since_s is None:
             self.cut_since_s = trio.current_time()
             for watcher in list(self.watchers):
                 watcher.announce()  # all that wait count the silence from now on
 
     def mend(self) -> None:
-        """Let everything pass again."""
         cut_since_s, self.cut_since_s = self.cut_since_s, None
         if cut_since_s is not None:
             for watcher in list(self.watchers):
@@ -119,8 +112,6 @@ SILENCE_LIMIT_S: Final = 45.0
 
 @dataclass(slots=True)
 class _Segment:
-    """Bytes on their way."""
-
     left_s: float
     arrives_s: float
     data: memoryview
@@ -149,14 +140,10 @@ class _Pipe:
         link.watchers[self] = None
 
     # --- the writer's side ------------------------------------------------------------------------
-
     async def send(self, data: memoryview, check: Callable[[], None]) -> None:
-        """Send one segment; returns when it has left.
+        """Send one segment; returns when it has left. Raises StreamLost.
 
         `check` raises when the stream was broken meanwhile.
-
-        Raises:
-            StreamLost: the reader is gone, or the link was cut for too long.
         """
         await self._wait_room(len(data), check)
         left_s, arrives_s = self._link.schedule(len(data))
@@ -191,13 +178,8 @@ class _Pipe:
         self.announce()
 
     # --- the reader's side ------------------------------------------------------------------------
-
     async def receive(self, max_bytes: int, check: Callable[[], None]) -> memoryview:
-        """Some bytes that have arrived, waiting for them; empty at the end.
-
-        Raises:
-            StreamLost: the link was cut for too long.
-        """
+        """Wait for some bytes that have arrived; empty at the end. Raises StreamLost."""
         while True:
             check()
             next_s = self._segments[0].arrives_s if self._segments else self._ends_s
@@ -222,13 +204,8 @@ class _Pipe:
         self.announce()
 
     # --- both -------------------------------------------------------------------------------------
-
     async def _wait_until(self, time_s: float) -> None:
-        """Wait until this time, or until something changes.
-
-        Raises:
-            StreamLost: the link was cut for too long.
-        """
+        """Wait until this time, or until something changes. Raises StreamLost."""
         cut_s = self._link.cut_since_s
         silent_s = math.inf if cut_s is None else cut_s + SILENCE_LIMIT_S
         if trio.current_time() >= silent_s:
@@ -354,10 +331,9 @@ class SimulatedInternet:
     async def open_network(
         self, peer_id: PeerId, address: Address | None = None
     ) -> AsyncIterator["SimulatedNetwork"]:
-        """Bring a peer online until the context ends or the peer is killed.
+        """Bring a peer online until the block ends or the peer is killed.
 
-        Args:
-            address: where it is; None takes the next of a private network.
+        Without an address it takes the next one of a private network.
         """
         peer_id_to_bytes(peer_id)
         if peer_id in self._networks:
@@ -407,14 +383,10 @@ class SimulatedInternet:
 
     def answering_at(self, address: Address) -> PeerId | None:
         """The peer that is online at an address."""
-        return next((p for p, net in self._networks.items() if net.is_at(address)), None)
+        return next((p for p, net in self._networks.items() if net._address == address), None)
 
     async def round_trip(self, source: PeerId, destination: PeerId) -> None:
-        """Let the time of one small message and its answer pass.
-
-        Raises:
-            StreamLost: the way is cut.
-        """
+        """Let the time of one small message and its answer pass. Raises StreamLost."""
         there, back = self.link(source, destination), self.link(destination, source)
         with trio.move_on_after(DIAL_TIMEOUT_S):
             while frozenset((source, destination)) in self._cut:
@@ -454,7 +426,6 @@ class SimulatedNetwork(BaseNetwork):
         return answering
 
     def move(self, address: Address) -> None:
-        """From now on this machine has another address."""
         self._address = address
 
     async def host(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -487,9 +458,6 @@ class SimulatedNetwork(BaseNetwork):
         else:
             theirs.close()
         return ours
-
-    def is_at(self, address: Address) -> bool:
-        return self._address == address
 
     def die(self) -> None:
         """Lose every stream and stop serving; what `SimulatedInternet.kill` does to us."""
@@ -536,7 +504,6 @@ class SimulatedDhtWorld:
     """The table that all handles share.
 
     Args:
-        seed: decides latencies and who sees whom.
         latency_s: shortest and longest duration of an operation.
         hidden_fraction: part of the writers that each reader does not see.
     """
@@ -555,7 +522,6 @@ class SimulatedDhtWorld:
         self._parents: dict[str, str] = {}
 
     def directory(self, peer_id: str, clock_skew_s: float = 0.0) -> "SimulatedDirectory":
-        """A peer's handle; `clock_skew_s` is how far its wall clock is ahead."""
         return SimulatedDirectory(self, peer_id, clock_skew_s)
 
     def connect(self, peer_id: str, other: str) -> None:
@@ -563,18 +529,19 @@ class SimulatedDhtWorld:
         self._parents[self._root(other)] = self._root(peer_id)
 
     def keep(self, key: bytes, subkey: str, entry: _Entry) -> bool:
-        """Take an entry in. Returns whether it was acceptable."""
+        """Take an entry in, if it is acceptable."""
         record = valid_record_at(place_of(key), subkey, entry.value)
         if record is None or record.expires_s != entry.expires_s:
             return False
         entries = self._table.setdefault(key, {})
         there = entries.get(subkey)
-        if there is None and len(entries) >= MAX_RECORDS_PER_SHARD:
-            return False
-        if there is not None and there.expires_s >= entry.expires_s:
-            return False
-        entries[subkey] = entry
-        return True
+        if there is None:
+            has_room = len(entries) < MAX_RECORDS_PER_SHARD
+        else:
+            has_room = there.expires_s < entry.expires_s
+        if has_room:
+            entries[subkey] = entry
+        return has_room
 
     def find(self, key: bytes, reader: str, now_s: float) -> dict[str, bytes]:
         """The records that this reader sees under a key at its own idea of the time."""
@@ -589,13 +556,10 @@ class SimulatedDhtWorld:
 
     def expire(self, now_s: float) -> None:
         """Drop what has expired by the world's true time."""
-        for key in list(self._table):
-            live = {
-                name: entry for name, entry in self._table[key].items() if entry.expires_s > now_s
-            }
-            if live:
-                self._table[key] = live
-            else:
+        for key, entries in list(self._table.items()):
+            live = {name: entry for name, entry in entries.items() if entry.expires_s > now_s}
+            self._table[key] = live
+            if not live:
                 del self._table[key]
 
     def true_time_s(self) -> float:
@@ -603,7 +567,6 @@ class SimulatedDhtWorld:
         return EPOCH_S + trio.current_time()
 
     def draw_latency_s(self) -> float:
-        """How long the next operation takes."""
         return self._random.uniform(*self._latency_s)
 
     def _root(self, peer_id: str) -> str:
@@ -622,7 +585,6 @@ class SimulatedDirectory:
     """One peer's handle on a `SimulatedDhtWorld`; implements `peer.runtime.Directory`.
 
     Attributes:
-        online: False while the peer is cut off from the table.
         clock_skew_s: how far its wall clock is ahead of the truth.
         refused: values that were not taken in.
     """
@@ -642,7 +604,6 @@ class SimulatedDirectory:
         self._offset_s = offset_s
 
     async def store(self, key: bytes, subkey: str, value: bytes, expires_s: float) -> None:
-        """Best effort; what is not a valid record is not kept."""
         if not await self._reach_table():
             return
         self._world.expire(self._world.true_time_s())
@@ -655,7 +616,6 @@ class SimulatedDirectory:
         return self._world.find(key, self._peer_id, self.swarm_time_s())
 
     async def add_peers(self, addresses: Sequence[Address]) -> None:
-        """Connect with the peers named at the end of these addresses."""
         if not await self._reach_table():
             return
         for address in addresses:

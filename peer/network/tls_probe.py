@@ -14,8 +14,7 @@ The steps, as every libp2p TCP connection begins (specs: connections, multistrea
                  the certificate's own key. TLS proves that the other side has the certificate's
                  key; the signature proves that the peer's key vouches for it.
 
-We show no certificate of our own: under TLS 1.3 the client is done before the server can mind, and
-nothing is said afterwards.
+We show no certificate of our own: under TLS 1.3 the client is done before the server can mind.
 """
 
 import os
@@ -53,11 +52,7 @@ writes SEQUENCE { OCTET STRING, OCTET STRING } of these lengths in this way alon
 
 
 async def read_peer_id(host: str, port: int) -> PeerId:
-    """The peer id of the peer that listens there.
-
-    Raises:
-        StreamLost: a sentence that begins with the step that failed.
-    """
+    """The peer that listens there. Raises StreamLost, with the step that failed."""
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     with _step(f"resolve: no address is known for {where}"):
         await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
@@ -107,20 +102,14 @@ async def _receive_select_message(connection: trio.SocketStream) -> str:
 def _context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    context.verify_mode = (
-        ssl.CERT_NONE
-    )  # no authority stands behind it; the extension is what we verify
+    context.verify_mode = ssl.CERT_NONE  # no authority stands behind it; the extension is verified
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols(["libp2p"])
     return context
 
 
 def peer_id_of_certificate(der: bytes) -> PeerId:
-    """The peer id that a libp2p certificate (DER) proves.
-
-    Raises:
-        ValueError: it proves none; says why.
-    """
+    """The peer id that a libp2p certificate (DER) proves. Raises ValueError: none."""
     certificate = x509.load_der_x509_certificate(der)
     try:
         extension = certificate.extensions.get_extension_for_oid(_EXTENSION).value

@@ -2,18 +2,18 @@
 
 An address is a chain of parts, each a protocol name with or without a value:
 `/ip4/203.0.113.5/tcp/4001/p2p/12D3KooW...`. In bytes each part is the protocol's code (uvarint),
-then its value: of fixed length for numbers, with a uvarint length before it for names and peer ids
-(multiformats/multiaddr, protocols.csv). Only what loco-peer uses is understood; other parts are
-refused by name, never skipped. What is no address raises `InvalidAddress`, in every function here.
+then its value: of fixed length for numbers, behind a uvarint length for names and peer ids
+(multiformats/multiaddr, protocols.csv). Other parts than those listed here are refused by name,
+never skipped. Every function here raises `InvalidAddress`.
 
-A directory record holds the binary form: only what a peer can be dialled at, in canonical form. One
-that could be written otherwise is refused; the record bounds its length.
+A directory record holds the binary form, of what a peer can be dialled at, in canonical form alone.
 """
 
-import ipaddress
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
 from typing import Final
 
 from protocol.errors import LocoError, RemoteProtocolError
@@ -29,23 +29,18 @@ MAX_UNIX_PATH_BYTES: Final = 107
 MAX_PORT: Final = 65535
 _LABEL: Final = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST_NAME: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?")
-"""Names that resolvers can be asked for: labels of 1 to 63 characters (RFC 1035)."""
+"""Labels of 1 to 63 characters (RFC 1035)."""
 
 
-class InvalidAddress(LocoError):
-    """Not an address that loco-peer can use; the message says what is wrong."""
+class InvalidAddress(LocoError): ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Protocol:
-    """How one protocol's value is written.
-
-    `size` is None for values with a length prefix, 0 for none.
-    """
-
     name: str
     code: int
     size: int | None
+    """None where a length goes before the value, 0 where there is none."""
     to_bytes: Callable[[str], bytes]
     to_text: Callable[[bytes], str]
 
@@ -63,9 +58,7 @@ def _name_to_bytes(text: str) -> bytes:
 
 
 def _name_to_text(data: bytes) -> str:
-    text = data.decode("ascii")
-    _name_to_bytes(text)
-    return text
+    return _name_to_bytes(data.decode("ascii")).decode()
 
 
 def _path_to_bytes(text: str) -> bytes:
@@ -77,23 +70,21 @@ def _path_to_bytes(text: str) -> bytes:
     return data
 
 
+def _host_protocol(
+    name: str, code: int, size: int, ip: type[IPv4Address | IPv6Address]
+) -> _Protocol:
+    return _Protocol(name, code, size, lambda text: ip(text).packed, lambda data: str(ip(data)))
+
+
+def _port_to_text(data: bytes) -> str:
+    return str(int.from_bytes(data, "big"))
+
+
 _PROTOCOLS: Final = (
-    _Protocol(
-        "ip4",
-        4,
-        4,
-        lambda text: ipaddress.IPv4Address(text).packed,
-        lambda data: str(ipaddress.IPv4Address(data)),
-    ),
-    _Protocol(
-        "ip6",
-        41,
-        16,
-        lambda text: ipaddress.IPv6Address(text).packed,
-        lambda data: str(ipaddress.IPv6Address(data)),
-    ),
-    _Protocol("tcp", 6, 2, _port_to_bytes, lambda data: str(int.from_bytes(data, "big"))),
-    _Protocol("udp", 273, 2, _port_to_bytes, lambda data: str(int.from_bytes(data, "big"))),
+    _host_protocol("ip4", 4, 4, IPv4Address),
+    _host_protocol("ip6", 41, 16, IPv6Address),
+    _Protocol("tcp", 6, 2, _port_to_bytes, _port_to_text),
+    _Protocol("udp", 273, 2, _port_to_bytes, _port_to_text),
     _Protocol("dns", 53, None, _name_to_bytes, _name_to_text),
     _Protocol("dns4", 54, None, _name_to_bytes, _name_to_text),
     _Protocol("dns6", 55, None, _name_to_bytes, _name_to_text),
@@ -132,7 +123,6 @@ def parse(address: Address) -> list[tuple[str, str]]:
 
 
 def to_bytes(address: Address) -> bytes:
-    """The binary form of an address."""
     encoded = b"".join(_part_to_bytes(address, name, value) for name, value in parse(address))
     if len(encoded) > MAX_MULTIADDR_BYTES:
         raise InvalidAddress(f"{address[:80]!r}... is longer than {MAX_MULTIADDR_BYTES} bytes")
@@ -150,7 +140,6 @@ def _part_to_bytes(address: Address, name: str, value: str) -> bytes:
 
 
 def from_bytes(data: bytes) -> Address:
-    """The text of a binary address."""
     if not data or len(data) > MAX_MULTIADDR_BYTES:
         raise InvalidAddress(
             f"an address of {len(data)} bytes; 1 to {MAX_MULTIADDR_BYTES} are allowed"
@@ -170,10 +159,9 @@ def _part_from_bytes(data: bytes, offset: int) -> tuple[str, int]:
     protocol = _BY_CODE.get(code)
     if protocol is None:
         raise ValueError(f"unknown protocol code {code}")
-    if protocol.size is None:
+    size = protocol.size
+    if size is None:
         size, offset = decode_uvarint(data, offset)
-    else:
-        size = protocol.size
     value = data[offset : offset + size]
     if len(value) < size:
         raise ValueError(f"{protocol.name} is cut off")
@@ -183,21 +171,17 @@ def _part_from_bytes(data: bytes, offset: int) -> tuple[str, int]:
 
 
 def normalise(address: Address) -> Address:
-    """The one canonical text of an address."""
     return from_bytes(to_bytes(address))
 
 
 def readable(addresses: Iterable[Address]) -> tuple[Address, ...]:
-    """Those of what a stranger calls addresses that are some."""
-    return tuple(address for address in addresses if _is_readable(address))
-
-
-def _is_readable(address: str) -> bool:
-    try:
-        to_bytes(address)
-    except InvalidAddress:
-        return False
-    return True
+    """Those of a stranger's addresses that can be read."""
+    found = []
+    for address in addresses:
+        with suppress(InvalidAddress):
+            to_bytes(address)
+            found.append(address)
+    return tuple(found)
 
 
 def split_peer_id(address: Address) -> tuple[Address, PeerId | None]:
@@ -223,7 +207,6 @@ def with_peer_id(address: Address, peer_id: PeerId) -> Address:
 
 
 def join_parts(parts: Iterable[tuple[str, str]]) -> Address:
-    """The text of a chain of parts."""
     return "".join(
         f"/{name}" + (value if name == "unix" else f"/{value}" if value else "")
         for name, value in parts
@@ -231,14 +214,8 @@ def join_parts(parts: Iterable[tuple[str, str]]) -> Address:
 
 
 # --- for directory records ------------------------------------------------------------------------
-
-
 def address_to_bytes(address: str) -> bytes:
-    """The binary form of a multiaddr's text.
-
-    Raises:
-        InvalidAddress: not an address that a record can carry; the message says why.
-    """
+    """The binary form of an address that a record may carry."""
     data = to_bytes(address)
     text = from_bytes(data)
     if text != address:
@@ -249,11 +226,7 @@ def address_to_bytes(address: str) -> bytes:
 
 
 def address_from_bytes(data: bytes) -> str:
-    """The text of a binary address.
-
-    Raises:
-        InvalidAddress: not the canonical bytes of an address; the message says why.
-    """
+    """The text of a record's binary address, which must be canonical."""
     text = from_bytes(data)
     if address_to_bytes(text) != data:
         raise InvalidAddress(f"{data.hex()} is not in canonical form")

@@ -1,7 +1,7 @@
 """libp2p peer ids of Ed25519 keys: text, bytes and public key, one from the other.
 
 A peer id is a multihash of the key's protobuf form. Ed25519 keys are short enough for the
-*identity* hash, so the id holds the whole key and anybody who knows the id can check a signature
+*identity* hash, so the id holds the whole key, and anybody who knows it can check a signature
 (libp2p specs, peer-ids):
 
     00        multihash: identity
@@ -10,9 +10,9 @@ A peer id is a multihash of the key's protobuf form. Ed25519 keys are short enou
     12 20     field 2, 32 bytes
     ..        the public key
 
-The text form is the base58 of those 38 bytes (`12D3KooW...`). Ids of other key types carry only a
-hash of their key; they are refused, since records signed by them could not be verified: what is not
-a peer id of an Ed25519 key raises `RemoteProtocolError`.
+The text form is the base58 of those 38 bytes (`12D3KooW...`). Ids of other key types hold only a
+hash of their key, so records signed by them could not be verified: they raise
+`RemoteProtocolError`, as what is no peer id does.
 """
 
 from typing import Final
@@ -32,7 +32,7 @@ _DIGIT: Final = {character: value for value, character in enumerate(_ALPHABET)}
 
 
 def peer_id_from_public_key(public_key: bytes) -> str:
-    """The text form of the peer id of an Ed25519 public key (32 bytes)."""
+    """The peer id of an Ed25519 public key (32 bytes)."""
     if len(public_key) != PUBLIC_KEY_BYTES:
         raise ValueError(
             f"an Ed25519 public key has {PUBLIC_KEY_BYTES} bytes, not {len(public_key)}"
@@ -46,14 +46,13 @@ def public_key_from_peer_id(peer_id: str) -> bytes:
 
 
 def peer_id_to_bytes(peer_id: str) -> bytes:
-    """The binary form (38 bytes) of a peer id's text."""
+    """The binary form (38 bytes)."""
     data = _base58_decode(peer_id)
     _check(data, repr(peer_id))
     return data
 
 
 def peer_id_from_bytes(data: bytes) -> str:
-    """The text of a binary peer id."""
     _check(data, data.hex() or "nothing")
     return _base58_encode(data)
 

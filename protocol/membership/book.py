@@ -1,40 +1,40 @@
 """The book of peers: what one peer holds against others, and what it lets them cost.
 
-An identity costs nothing. So each thing that others can make us do is bounded for each of them, and
-what is kept of them is bounded too; nobody else is told what stands here, for a liar would have
-honest peers ignored. (A fault that all can prove is a matter for a ban.)
+An identity costs nothing, so what others can make us do is bounded for each of them, and so is what
+is kept of them. Nobody else is told what stands here: a liar would have honest peers ignored. (A
+fault that all can prove is a matter for a ban.)
 
 Conduct. One fault ends a stream; many must not cost us as many streams.
   1. A fault adds its weight to a peer's score, which halves every HALF_LIFE_S.
   2. From SLOWED_FROM on the peer's streams are served after a wait. From IGNORED_FROM on it is
-     ignored, until its score has faded to TAKEN_BACK_AT: it is not linked, and not served.
-  3. Only what breaks the protocol, or cannot be true, is a fault. What lines, disks and clocks do
-     is none: streams that end, stall or come too late, a peer that is busy or was restarted. Nor
-     is what views explain: an owner by another view, a partner of another round.
+     ignored (neither linked nor served), until its score has faded to TAKEN_BACK_AT.
+  3. Only what breaks the protocol, or cannot be true, is a fault. Streams that end, stall or come
+     too late are none (lines, disks and clocks do that), nor is a peer that is busy or was
+     restarted, nor what views explain: an owner by another view, a partner of another round.
   4. A peer that was proved to have lied is convicted, and ignored for good.
 
 Patience.
   5. A peer that could not be reached, or could not help, is asked again after a pause. Each
      pause in a row is twice as long as the last, up to a bound; an answer ends them.
 
-Hearsay. Naming a peer costs nothing, so what it costs us is within budgets of whoever named it.
-  6. So many names are noted at once of one peer, and in total; further ones are ignored. A name
-     leaves the budget when its peer is linked, or forgotten.
+Hearsay. Naming a peer costs nothing, so it costs us no more than the namer's budgets.
+  6. A number of names is noted of one peer, and in total; further ones are ignored. A name leaves
+     the budget when its peer is linked, or forgotten.
   7. Dials to names have a budget of their own, so that they leave room for the others; after
      MAX_HEARSAY_TRIES of them a name is forgotten.
 
 Budgets and paces.
-  8. A budget has so many places in all, so many for one identity, and so many for one network: an
-     identity costs nothing, an address something, a network more. A network is the /24 of an IPv4
-     address or the /48 of an IPv6 address; a relayed address counts as its relay. Addresses
-     that are not of the open internet have no network, and share the whole budget: their peers are
-     beside us already, and people run many on one machine.
-  9. One peer, and all of one network, may begin so many things a second, and a burst of them. What
-     goes beyond that waits until its turn has come, and is not refused: where a peer's messages are
-     read at such a pace, its flood piles up on its own line.
+  8. A budget bounds places in all, for one identity, and for one network: an identity costs
+     nothing, an address something, a network more. A network is the /24 of an IPv4 address or the
+     /48 of an IPv6 address; a relayed address counts as its relay. Addresses that are not of the
+     open internet have no network, and share the whole budget: their peers are beside us already,
+     and people run many on one machine.
+  9. One peer, and all of one network, may begin so many things a second, and a burst of them. More
+     waits for its turn, and is not refused: where a peer's messages are read at such a pace, its
+     flood piles up on its own line.
 
-Invariant: what is kept grows with places taken, faults that have not faded, and pauses that are not
-long over, each within a bound; never with all peers that were seen.
+Invariant: what is kept grows with places taken, faults that have not faded, and pauses not long
+over, each within a bound; never with all peers that were seen.
 """
 
 import ipaddress
@@ -62,7 +62,6 @@ TAKEN_BACK_AT: Final = 2.0
 HIGHEST: Final = 32.0
 """No score is higher, so nobody is ignored for longer than twenty minutes after its last fault."""
 SLOWED_S: Final = 2.0
-"""The wait before a stream of a slowed peer is served."""
 MAX_SCORES: Final = 1024
 _FADED: Final = 0.05
 """Scores below this are forgotten."""
@@ -71,14 +70,9 @@ REDIAL_MAX_S: Final = 30.0
 
 
 class Fault(StrEnum):
-    """A kind of fault of a peer."""
-
     BROKEN_RULE = "broken_rule"
-    """It sent what the protocol does not allow."""
     BAD_VECTOR = "bad_vector"
-    """Its vector had the wrong length, digest or layout, or was not finite."""
-    IMPLAUSIBLE = "implausible"
-    """Its values are much further away than those of others."""
+    IMPLAUSIBLE = "implausible"  # much further away than those of others
 
 
 WEIGHTS: Final = {Fault.BROKEN_RULE: 1.0, Fault.BAD_VECTOR: 2.0, Fault.IMPLAUSIBLE: 1.0}
@@ -118,8 +112,6 @@ def _network(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How a budget is divided: places in all, at most for one peer, at most for one network."""
-
     total: int
     per_peer: int
     per_prefix: int
@@ -138,7 +130,7 @@ class Budget:
         return self._by_peer.total()
 
     def has_room(self, peer_id: str, address: str = "") -> bool:
-        """Whether this peer, which comes from this address, may have one more."""
+        """Whether this peer, coming from this address, may have one more place."""
         prefix = prefix_of(address)
         return (
             self.taken < self._shares.total
@@ -147,11 +139,9 @@ class Budget:
         )
 
     def take(self, peer_id: str, address: str = "") -> None:
-        """Hold one more place; ask `has_room` before."""
         self._add(peer_id, address, 1)
 
     def give_back(self, peer_id: str, address: str = "") -> None:
-        """Hold one less."""
         self._add(peer_id, address, -1)
 
     def _add(self, peer_id: str, address: str, places: int) -> None:
@@ -164,12 +154,7 @@ class Budget:
 
 # --- paces ----------------------------------------------------------------------------------------
 class Allowance:
-    """A bucket that fills with time.
-
-    Args:
-        per_s: what may pass each second.
-        burst: what may pass at once.
-    """
+    """A bucket that fills with time."""
 
     def __init__(self, per_s: float, burst: float) -> None:
         self._per_s = per_s
@@ -188,32 +173,24 @@ class Allowance:
 
 
 class Paces:
-    """At which pace one peer, and all of one network, may begin something (rule 9).
-
-    Args:
-        per_peer, per_prefix: of each so many a second.
-        burst_s: seconds' worth of them may come at once.
-    """
+    """The paces, a second, of one peer and of one network (rule 9); `burst_s` of them at once."""
 
     def __init__(self, per_peer: float, per_prefix: float, burst_s: float) -> None:
         self._per_peer, self._per_prefix, self._burst_s = per_peer, per_prefix, burst_s
-        self._kept: dict[tuple[str, float], Allowance] = {}
+        self._kept: dict[tuple[str | None, float], Allowance] = {}
         self._swept_s = 0.0
 
     def begin(self, now_s: float, peer_id: str, address: str) -> float:
-        """A peer, which comes from this address, begins one more; how long it should wait."""
+        """A peer begins one more thing; how long it should wait."""
         if now_s >= self._swept_s + self._burst_s:
             self._swept_s = now_s
             self._kept = {key: own for key, own in self._kept.items() if not own.is_full(now_s)}
-        spenders = [(peer_id, self._per_peer)]
-        prefix = prefix_of(address)
-        if prefix is not None:
-            spenders.append((prefix, self._per_prefix))
-        waits_s = []
-        for key in spenders:
-            new = Allowance(key[1], key[1] * self._burst_s)
-            waits_s.append(self._kept.setdefault(key, new).spend(now_s, 1.0))
-        return max(waits_s)
+        wait_s = 0.0
+        for key in ((peer_id, self._per_peer), (prefix_of(address), self._per_prefix)):
+            if key[0] is not None:
+                new = Allowance(key[1], key[1] * self._burst_s)
+                wait_s = max(wait_s, self._kept.setdefault(key, new).spend(now_s, 1.0))
+        return wait_s
 
 
 # --- patience -------------------------------------------------------------------------------------
@@ -245,11 +222,9 @@ class BackOff:
         self._kept[peer_id] = max(due_s, now_s + pause_s), self._first_s
 
     def answered(self, peer_id: str) -> None:
-        """It can be reached."""
         self._kept.pop(peer_id, None)
 
     def is_due(self, peer_id: str, now_s: float) -> bool:
-        """Whether it may be asked now."""
         kept = self._kept.get(peer_id)
         return kept is None or now_s >= kept[0]
 
@@ -261,30 +236,21 @@ class BackOff:
 # --- the book -------------------------------------------------------------------------------------
 @dataclass(slots=True)
 class _Record:
-    """The record of one peer.
-
-    Attributes:
-        score: of faults, as it was at `of_s`.
-        named_by: who named it, while it is no more than a name; None otherwise.
-        tries: how often that name was dialled in vain.
-    """
-
     score: float = 0.0
     of_s: float = 0.0
+    """When the score was that."""
     ignored: bool = False
     named_by: str | None = None
+    """The teller, while the peer is no more than a name."""
     tries: int = 0
+    """Dials of the name in vain."""
 
     def score_at(self, now_s: float) -> float:
         return self.score * math.exp2((self.of_s - now_s) / HALF_LIFE_S)
 
 
 class PeerBook:
-    """A record of each peer of which there is something to say.
-
-    Attributes:
-        dials: when each may be dialled again.
-    """
+    """A record of each peer of which there is something to say."""
 
     def __init__(self) -> None:
         self._records: dict[str, _Record] = {}
@@ -297,16 +263,13 @@ class PeerBook:
 
     # --- conduct ----------------------------------------------------------------------------------
     def score(self, now_s: float, peer_id: str) -> float:
-        """The score of a peer's faults now."""
-        record = self._records.get(peer_id)
-        return 0.0 if record is None else record.score_at(now_s)
+        return self._records.get(peer_id, _Record()).score_at(now_s)
 
     def note(self, now_s: float, peer_id: str, fault: Fault) -> bool:
         """Add a fault; whether the peer is ignored from now on, and was not before."""
         was_ignored = self.is_ignored(now_s, peer_id)
         record = self._records.setdefault(peer_id, _Record())
-        record.score = min(HIGHEST, record.score_at(now_s) + WEIGHTS[fault])
-        record.of_s = now_s
+        record.score, record.of_s = min(HIGHEST, record.score_at(now_s) + WEIGHTS[fault]), now_s
         record.ignored = was_ignored or record.score >= IGNORED_FROM
         self._forget_scores(now_s)
         return record.ignored and not was_ignored
@@ -318,7 +281,6 @@ class PeerBook:
             del self._convicted[next(iter(self._convicted))]
 
     def is_convicted(self, peer_id: str) -> bool:
-        """Whether a peer was proved to have lied."""
         return peer_id in self._convicted
 
     def is_ignored(self, now_s: float, peer_id: str) -> bool:
@@ -360,8 +322,7 @@ class PeerBook:
 
     def may_dial(self, now_s: float, peer_id: str) -> bool:
         """Whether it is due, and the budget of whoever named it has room."""
-        record = self._records.get(peer_id)
-        teller = None if record is None else record.named_by
+        teller = self._records.get(peer_id, _Record()).named_by
         has_room = teller is None or self._dialled_names.has_room(teller)
         return has_room and self.dials.is_due(peer_id, now_s)
 
@@ -375,7 +336,7 @@ class PeerBook:
         return record.named_by
 
     def ended(self, peer_id: str, teller: str | None) -> bool:
-        """The attempt is over; whether the peer is to be forgotten, since it never answers."""
+        """An attempt is over; whether the peer is to be forgotten, since it never answers."""
         if teller is None:
             return False
         self._dialled_names.give_back(teller)

@@ -1,19 +1,18 @@
-"""Can others dial us, and where? What they say who have tried, put together.
+"""Can others dial us, and where? The answers of those that have tried, put together.
 
 Idea. A peer asks some of those that it is linked to for two things: which address its connection
 comes from (`observed`), and whether a connection of their own to the addresses that it names gets
 through to it (`reached`). The first shows the router's outer address and how it chooses ports, the
-second whether anybody can dial in.
+second whether anybody can dial in. A peer behind a router cannot see either for itself.
 
 Rules:
-- The newest answer of each peer counts, for ANSWER_LASTS_S. MAX_DIAL_BACK_ANSWERS are kept.
+- The newest answer of each peer counts, for ANSWER_LASTS_S; those of as many peers as there are
+  links are kept.
 - An address works if at least half of those that tried it got through: one that lies, or is itself
   cut off, decides nothing once there are three.
 - Nothing is known before an answer came in which some address of the family was tried.
-- A router that gave the port that we listen on is of the kind that holes can be punched through; so
-  is one that gave any other one port to all. One that gave several is not.
-
-What a peer behind a router looks like to itself says nothing, so its own view has no vote.
+- A router that gave the port that we listen on, or one other port to all, is of the kind that holes
+  can be punched through; one that gave several ports is not.
 """
 
 import ipaddress
@@ -24,7 +23,7 @@ from enum import StrEnum
 from typing import Final
 
 from protocol.address.multiaddr import CIRCUIT, InvalidAddress, is_relayed, normalise, parse
-from protocol.limits import MAX_DIAL_BACK_ADDRESSES, MAX_DIAL_BACK_ANSWERS
+from protocol.limits import MAX_DIAL_BACK_ADDRESSES, MAX_LINKS
 
 ANSWER_LASTS_S: Final = 1800.0
 
@@ -41,11 +40,10 @@ class NatKind(StrEnum):
     """The router between us and the others."""
 
     NONE = "none"
-    """They see the address that our interface has."""
     CONE = "cone"
-    """A router that shows us at one port to all: holes can be punched."""
+    """It shows us at one port to all: holes can be punched."""
     SYMMETRIC = "symmetric"
-    """A router that shows us at another port to each: relays alone help."""
+    """It shows us at another port to each: relays alone help."""
     UNKNOWN = "unknown"
 
 
@@ -54,8 +52,8 @@ class DialBack:
     """One peer's answer.
 
     Attributes:
-        observed: the address that our connection comes from; None where it tells nothing, since
-            that peer has dialled us or is connected through a relay.
+        observed: the address that our connection comes from; None where that peer has dialled us
+            or is connected through a relay, which tells nothing.
         tried, reached: addresses dialled, and those of them where we answered.
     """
 
@@ -87,13 +85,7 @@ def host_and_port(address: str) -> tuple[str, int] | None:
 def candidates(
     observed_hosts: Iterable[str], addresses: Iterable[str], ports: Iterable[int]
 ) -> list[str]:
-    """Addresses of ours worth a try.
-
-    Args:
-        observed_hosts: IP addresses that others see.
-        addresses: where we say that we can be dialled.
-        ports: that we listen on.
-    """
+    """Addresses of ours worth a try: those that we tell others, and our ports where they see us."""
     seen = list(observed_hosts)
     named = [each for each in map(host_and_port, addresses) if each is not None]
     own = [(host, port) for host, port in named if _is_global(host) or host in seen]
@@ -128,10 +120,9 @@ class DialBacks:
         self._answers: OrderedDict[str, tuple[float, DialBack]] = OrderedDict()
 
     def heard(self, now_s: float, peer_id: str, answer: DialBack) -> None:
-        """A peer has answered."""
         self._answers.pop(peer_id, None)
         self._answers[peer_id] = now_s, answer
-        while len(self._answers) > MAX_DIAL_BACK_ANSWERS:
+        while len(self._answers) > MAX_LINKS:
             self._answers.popitem(last=False)
 
     def forget(self) -> None:
@@ -139,7 +130,6 @@ class DialBacks:
         self._answers.clear()
 
     def num_answers(self, now_s: float) -> int:
-        """Peers whose answers count."""
         return len(self._fresh(now_s))
 
     def working(self, now_s: float) -> list[str]:
@@ -153,9 +143,8 @@ class DialBacks:
         tried, _ = self._votes(now_s)
         if not any(_is_of(address, version) for address in tried):
             return Reach.UNKNOWN
-        return Reach(
-            Reach.YES if any(_is_of(a, version) for a in self.working(now_s)) else Reach.NO
-        )
+        works = any(_is_of(address, version) for address in self.working(now_s))
+        return Reach.YES if works else Reach.NO
 
     def observed_hosts(self, now_s: float) -> list[str]:
         """The IP addresses that others see, most seen first."""
@@ -163,7 +152,6 @@ class DialBacks:
         return sorted(hosts, key=lambda host: (-hosts[host], host))
 
     def nat_kind(self, now_s: float, own_hosts: Iterable[str]) -> NatKind:
-        """The router between us and the others."""
         seen, own = set(self._observed(now_s)), set(own_hosts)
         if not seen:
             return NatKind.UNKNOWN

@@ -1,8 +1,8 @@
 """A group: the run and a part of its model.
 
 Peers that hold the same part of the model average it with each other, and with nobody else: the
-whole model today; a stage of a pipeline, an expert, or a fragment that has partners of its own. A
-group has its layout, code, view and state. The run has spec, links, clock, data plan and admission.
+whole model, a stage of a pipeline, an expert, or a fragment that has partners of its own. A group
+has its layout, code, view and state. The run has spec, links, clock, data plan and admission.
 
 Nobody lists the groups of a run or hands out their names. A part is named by a word of a closed
 list, and by its number where there are several:
@@ -12,14 +12,13 @@ list, and by its number where there are several:
     expert/5, fragment/3   likewise
 
 Rules
-  1. A part has one spelling: kinds come from a closed list, numbers have no leading zeros. Two
-     spellings would be two groups that never meet.
+  1. A part has one spelling (no leading zeros): two would be two groups that never meet.
   2. The digest of a group covers run id and part. It stands in every message that concerns the
      group's weights or progress, in the keys of its records in the directory, and in every hash by
      which its members choose among themselves (partners, owners): what is drawn for one group says
      nothing of another.
   3. What is meant for another group is refused as `other_group`. Links are the run's, so peers of
-     different groups know each other, and a peer that is misled or hostile may try.
+     different groups know each other, and one that is misled or hostile may try.
 
 Invariant: groups are equal exactly when their digests are (blake3 over an encoding that can be read
 in one way only: neither run id nor part holds a zero byte).
@@ -35,9 +34,7 @@ import blake3
 from protocol.errors import LocalProtocolError
 
 WHOLE_MODEL: Final = "model"
-"""The part that holds everything."""
 KINDS: Final = ("stage", "expert", "fragment")
-"""Parts of which a run may have several."""
 
 _DOMAIN: Final = b"loco/v1/group\0"
 _PART: Final = re.compile(rf"{WHOLE_MODEL}|(?:{'|'.join(KINDS)})/(?:0|[1-9][0-9]{{0,4}})")
@@ -70,7 +67,7 @@ class Group:
 
 
 def other_group_sentence(ours: str, meant: str) -> str:
-    """Why something that is meant for another group is refused; both are digests."""
+    """The sentence of a refusal; both are digests."""
     return (
         f"I am in group {ours}, this is for group {meant}:"
         " another part of the model, or of another run"

@@ -10,17 +10,17 @@ subkey is its peer's id.
     value   body + Ed25519 signature of ("loco record 1", place, peer id, body)
     body    msgpack [version, incarnation, [binary addresses, best first], expires_s]
 
-Every node of the table must be able to refuse what is not a record, for groups that it has never
-heard of too. It sees the place, the subkey and the value, and the peer id holds the public key;
+Every node of the table must be able to refuse what is not a record, also for groups that it has
+never heard of. It sees the place, the subkey and the value, and the peer id holds the public key;
 so the signature covers the place rather than the key, and nothing else is needed to check it.
 (A preimage of the place would let a record of one group stand in another; SHA-1 has no known
 preimage attack, and such a record would still be its own peer's.)
 
 Rules:
 - A value has at most MAX_RECORD_BYTES: every operation on a key moves all records under it.
-- Exactly one encoding: what does not encode to the same bytes again is refused.
+- A record has one encoding: what does not encode to the same bytes again is refused.
 - The expiry is inside the signature, so nobody else can keep a record alive or bury it.
-- Wall time orders nothing but expiry; which of two records is the newer says the incarnation.
+- Wall time orders nothing but expiry; of two records the higher incarnation is the newer.
 """
 
 import hashlib
@@ -61,7 +61,7 @@ class PeerRecord:
 
     Attributes:
         incarnation: grows with each start of the same identity.
-        addresses: multiaddr text without the peer id, best first.
+        addresses: without the peer id, best first.
         expires_s: Unix time of the swarm.
     """
 
@@ -72,8 +72,6 @@ class PeerRecord:
 
 
 class _Body(Struct, array_like=True, frozen=True):
-    """The signed part of a record, without its peer and place."""
-
     version: Literal[1]
     incarnation: Annotated[int, Meta(ge=0, le=MAX_COUNT)]
     addresses: Annotated[tuple[bytes, ...], Meta(min_length=1, max_length=MAX_RECORD_ADDRESSES)]
@@ -104,7 +102,6 @@ def place_of(key: bytes) -> bytes:
 
 
 def verify_with_peer_id(peer_id: str, data: bytes, signature: bytes) -> bool:
-    """Whether `signature` is that of the key inside `peer_id`."""
     try:
         Ed25519PublicKey.from_public_bytes(public_key_from_peer_id(peer_id)).verify(signature, data)
     except (InvalidSignature, ValueError, RemoteProtocolError):
@@ -142,11 +139,7 @@ def encode_record(record: PeerRecord, key: bytes, sign: Sign) -> bytes:
 def decode_record(
     key: bytes, subkey: str, value: bytes, verify: Verify = verify_with_peer_id
 ) -> PeerRecord:
-    """The record in a value found under (key, subkey).
-
-    Raises:
-        RemoteProtocolError: anything about it is wrong.
-    """
+    """The record in a value found under (key, subkey). Raises RemoteProtocolError."""
     return decode_record_at(place_of(key), subkey, value, verify)
 
 
@@ -175,7 +168,7 @@ def decode_record_at(
 
 @lru_cache(maxsize=8192)
 def valid_record_at(place: bytes, subkey: str, value: bytes) -> PeerRecord | None:
-    """The record, None where it is not valid; remembered, for to check a signature takes long."""
+    """The record, None where it is not valid; remembered, since checking a signature takes long."""
     try:
         return decode_record_at(place, subkey, value)
     except RemoteProtocolError:

@@ -1,14 +1,13 @@
 """Coming back to a run with a checkpoint: a peer follows others, leads, or waits.
 
-When all machines of a run were down, each comes back with a checkpoint of its own, and the newest
-should be what the run goes on from. Nobody knows who else will come. So those that are back say how
-far their checkpoint is, and wait a little for each other.
+When all machines of a run were down, each comes back with a checkpoint of its own, and the run
+should go on from the newest. Nobody knows who else will come. So those that are back say how far
+their checkpoint is, and wait a little for each other.
 
 Rules
-  1. Somebody of our group trains, is paused, or has finished: take their state, be it behind our
-     checkpoint, which stays on our disk: what one peer says of a newer one moves no swarm. Where
-     others have been heard for longer than it (view.py), we do so when it has been heard for as
-     long.
+  1. Somebody of our group trains, is paused, or has finished: take their state, even where it is
+     behind our checkpoint, which stays on our disk: one peer's word of a newer one moves no swarm.
+     Where some of them are heeded (view.py), only those count.
   2. But one that trains alone, so far behind our checkpoint that it would be lost beside us
      (rounds.py, rule 5), came back first with an older one. When we have listened for ALONE_S it
      does not count, and finds out from our steps that it has to take our state. While it has not,

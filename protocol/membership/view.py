@@ -1,39 +1,35 @@
 """The peers of a run, and those of a group in it, as one peer sees them.
 
 There is no list of members anywhere. Each peer keeps a roster of its own of all peers of the run,
-as links are the run's; it is fed by directory records (somebody says it exists) and by whatever
-arrives from peers themselves (it lives). A view is what the roster shows of one group: those who
-say that they hold its part of the model. Rosters and views differ between peers, and everything
-built on them allows for that.
+fed by directory records (somebody says it exists) and by whatever arrives from peers themselves (it
+lives). A view is what the roster shows of one group: those who say that they hold its part of the
+model. Rosters and views differ between peers, and everything built on them allows for that.
 
 Rules:
-- Liveness is judged on our own monotonic clock by what we have received: any byte is a sign of
-  life. A record is none: it may be old, so it introduces a peer that is not yet known to be
-  alive.
-- An incarnation is one life of an identity. A newer one replaces the older at once, with
-  everything known about it; an older one is ignored, so that nothing that was delayed brings a
-  dead life back.
+- Liveness is judged on our own monotonic clock: any byte from a peer is a sign of life. A record is
+  none: it may be old, so it introduces a peer that is not yet known to be alive.
+- An incarnation is one life of an identity. A newer one replaces the older at once, with everything
+  known about it; an older one is ignored, so that nothing that was delayed brings a dead life back.
 - `gone` ends one incarnation. That incarnation may return by a sign of life, since a link can
-  break while the peer lives; a peer that said it was leaving, or that went silent, is in no way
-  barred.
+  break while the peer lives; neither leaving nor silence bars a peer.
 - Silence for longer than the bound takes a peer out of the living; one late beat does not.
 - A peer may be alive and stuck: it beats, and what it tells of its work stays the same. It is a
   member still, and nobody goes by where it stands (`goes_on`).
-- A peer is in the group that it last told with its progress, and in none before it told one. Only
-  it can say so: a record or hearsay puts nobody into a view.
-- What is told as an address and is none is dropped here, so that nobody who dials, relays or asks
-  by an address of a member meets one that cannot be read.
+- A peer is in the group that it last told with its progress, and in none before. Only it can say
+  so: a record or hearsay puts nobody into a view.
+- An address that cannot be read is dropped here, so that nobody who dials, relays or asks by an
+  address of a member meets one.
 - MAX_MEMBERS bound the roster. When it is full, a newcomer takes the place of the peer that is
   not alive and was heard longest ago; when all are alive, it is not taken in. (To look for that
   peer takes long, so 1 in ROOM_SHARE of all places is made free at once.)
 
 Whose word on where the swarm is counts. Anybody can say hello, in as many names as he likes, and
-claim any step in it. What many say together moves a peer: how much it owes to a round, where it
-jumps, whether it lets its weights go. So where the middle of such numbers is taken, a peer is
-*heeded* only when it has beaten BEATS times at least, over HEEDED_AFTER_S at least. Where none of
-those asked about is heeded, all are: at the start of a run nobody has been heard for long. A liar
-that beats for as long is heeded too; then its identity is there to be seen, one place in the middle
-is all it has, and it holds a link for it.
+claim any step in it; and the many move a peer: how much it owes to a round, where it jumps, whether
+it lets its weights go. So where the middle of such numbers is taken, a peer is *heeded* only when
+it has beaten BEATS times at least, over HEEDED_AFTER_S at least. Where none of those asked about is
+heeded, all are: at the start of a run nobody has been heard for long. A liar that beats for as long
+is heeded too; then its identity is there to be seen, one place in the middle is all it has, and it
+holds a link for it.
 
 Invariant: `alive` is a subset of the members, sorted by peer id, so that equal views give equal
 answers.
@@ -62,19 +58,7 @@ HEEDED_AFTER_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A peer's work, as it last told of it.
-
-    Attributes:
-        state: `starting`, `training`, ... as in `status`.
-        fraction: part of the round's quota that is done.
-        epoch, position: where its data stands.
-        step: the nominal step.
-        free: (round, nominal step) of what it looks for a partner with, by fragment; 0 where the
-            whole model is one vector.
-        ended: its last round of training is averaged.
-        group: digest of the group whose part it holds (group.py); None while it holds none.
-        validation_loss: its newest, nats per token; None before the first.
-    """
+    """A peer's work, as its newest beat tells (`Beat` in wire/messages.py)."""
 
     state: str = "unknown"
     round: int = 0
@@ -84,6 +68,7 @@ class Progress:
     position: int = 0
     step: int = 0
     free: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """(round, nominal step) by fragment."""
     ended: bool = False
     group: str | None = None
     validation_loss: float | None = None
@@ -94,12 +79,10 @@ class Member:
     """One peer of the run.
 
     Attributes:
-        last_heard_s: our monotonic clock at the last sign of life; minus infinity before the first.
-        told_s: our clock when it last told of its progress; minus infinity before it did.
-        moved_s: our clock when what it told was last new; minus infinity before it told.
+        last_heard_s: our monotonic clock at the last sign of life; NEVER before the first.
+        told_s, moved_s: the same when it last told of its progress, and when that was last new.
         beats: how many of this life came; the first one at `first_beat_s`.
         alive: heard within the silence bound, and not gone.
-        rtt_s: round-trip time; None before it was measured.
     """
 
     peer_id: str
@@ -116,7 +99,7 @@ class Member:
 
     @property
     def relayed(self) -> bool:
-        """Whether it says that others reach it through relays; it is chosen last, then."""
+        """Whether others reach it through relays, as it says; then it is chosen last."""
         return any(map(is_relayed, self.addresses))
 
     def goes_on(self, now_s: float) -> bool:
@@ -127,18 +110,12 @@ class Member:
 
 
 class Roster:
-    """All peers of the run that one peer knows, but for itself.
-
-    Args:
-        silence_s: a peer not heard for longer than this is taken for dead.
-        max_members: bound on members, dead ones included.
-    """
+    """All peers of the run that one peer knows, but for itself; dead ones included."""
 
     def __init__(self, silence_s: float, max_members: int = MAX_MEMBERS) -> None:
         self.silence_s = silence_s
         self._max_members = max_members
         self._members: dict[str, Member] = {}
-        self.evicted_silent = self.stale_ignored = self.replaced = self.refused_full = 0
 
     def heard(
         self,
@@ -179,11 +156,7 @@ class Roster:
         progress: Progress,
         rtt_s: float | None = None,
     ) -> bool:
-        """A beat, which is a sign of life that counts for more than a greeting (`heeded`).
-
-        Returns:
-            Whether it was taken in.
-        """
+        """A beat, which counts for more than a greeting (`heeded`); whether it was taken in."""
         if not self.heard(now_s, peer_id, incarnation, progress=progress, rtt_s=rtt_s):
             return False
         known = self._members[peer_id]
@@ -191,12 +164,8 @@ class Roster:
         self._members[peer_id] = replace(known, beats=known.beats + 1, first_beat_s=first_s)
         return True
 
-    def record(self, now_s: float, record: PeerRecord) -> bool:
-        """A directory record: where a peer can be reached, and that this life was there once.
-
-        Returns:
-            Whether it told anything new.
-        """
+    def record(self, record: PeerRecord) -> bool:
+        """A directory record: a life that once was, and where; whether it told anything new."""
         before = self._members.get(record.peer_id)
         known = self._current(record.peer_id, record.incarnation)
         if known is None:
@@ -207,17 +176,13 @@ class Roster:
         self._members[record.peer_id] = replace(known, addresses=record.addresses)
         return True
 
-    def introduced(self, now_s: float, peer_id: str, addresses: tuple[str, ...]) -> bool:
-        """Hearsay introduces a peer, and no more: a new life is told by itself, or signed by it.
-
-        Returns:
-            Whether it told anything new.
-        """
+    def introduced(self, peer_id: str, addresses: tuple[str, ...]) -> bool:
+        """Hearsay, which introduces no new life of a known peer; whether it told anything new."""
         known = self._members.get(peer_id)
         incarnation = 0 if known is None else known.incarnation
-        return self.record(now_s, PeerRecord(peer_id, incarnation, _taken(addresses), math.inf))
+        return self.record(PeerRecord(peer_id, incarnation, _taken(addresses), math.inf))
 
-    def gone(self, now_s: float, peer_id: str, incarnation: int) -> bool:
+    def gone(self, peer_id: str, incarnation: int) -> bool:
         """The link to this life was lost, or it is leaving. Whether that changed anything."""
         known = self._members.get(peer_id)
         if known is None or incarnation < known.incarnation or not known.alive:
@@ -229,21 +194,11 @@ class Roster:
         self._members.pop(peer_id, None)
 
     def expire(self, now_s: float) -> tuple[str, ...]:
-        """Take out of the living whoever has been silent for longer than the bound.
-
-        Returns:
-            Peer ids of those that went silent since the last call, sorted.
-        """
-        silent = tuple(
-            sorted(
-                peer_id
-                for peer_id, member in self._members.items()
-                if member.alive and self._is_silent(member, now_s)
-            )
-        )
+        """Take those that are silent for longer than the bound out of the living; their ids."""
+        members = self.members()
+        silent = tuple(m.peer_id for m in members if m.alive and self._is_silent(m, now_s))
         for peer_id in silent:
             self._members[peer_id] = replace(self._members[peer_id], alive=False)
-        self.evicted_silent += len(silent)
         return silent
 
     def alive(self, now_s: float) -> tuple[Member, ...]:
@@ -280,20 +235,14 @@ class Roster:
     def _current(self, peer_id: str, incarnation: int) -> Member | None:
         """The member to update, a fresh one for a new life; None for what is not taken in."""
         known = self._members.get(peer_id)
-        if known is not None and incarnation < known.incarnation:
-            self.stale_ignored += 1
-            return None
-        if known is not None and incarnation == known.incarnation:
-            return known
-        if known is not None:
-            self.replaced += 1
-        elif not self._make_room():
-            self.refused_full += 1
+        if known is not None and incarnation <= known.incarnation:
+            return known if incarnation == known.incarnation else None
+        if known is None and not self._make_room():
             return None
         return Member(peer_id, incarnation)
 
     def _make_room(self) -> bool:
-        if len(self._members) < self._max_members:
+        if self.has_room:
             return True
         dead = [member for member in self._members.values() if not member.alive]
         dead.sort(key=lambda member: (member.last_heard_s, member.peer_id))
@@ -303,30 +252,19 @@ class Roster:
 
 
 def relayed_last(members: tuple[Member, ...]) -> tuple[Member, ...]:
-    """Those that are to be given work for others: who depends on relays only if all do."""
+    """Those to be given work for others: peers that depend on relays only where all do."""
     return tuple(member for member in members if not member.relayed) or members
 
 
 def heeded(members: Iterable[Member], now_s: float) -> tuple[Member, ...]:
     """Those whose numbers count; all, where none has beaten for long enough."""
     everybody = tuple(members)
-    return (
-        tuple(
-            member
-            for member in everybody
-            if member.beats >= BEATS and now_s - member.first_beat_s >= HEEDED_AFTER_S
-        )
-        or everybody
-    )
+    lasting = (m for m in everybody if now_s - m.first_beat_s >= HEEDED_AFTER_S)
+    return tuple(member for member in lasting if member.beats >= BEATS) or everybody
 
 
 class View:
-    """The members of one group in a roster. It holds nothing of its own.
-
-    Args:
-        roster: of the run.
-        group: the group's digest.
-    """
+    """The members of one group, named by its digest, in the run's roster."""
 
     def __init__(self, roster: Roster, group: str) -> None:
         self._roster = roster

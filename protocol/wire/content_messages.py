@@ -1,8 +1,8 @@
 """Messages that ask for content, on `/loco/content/2`; the codec stands in messages.py.
 
-Content is named by digests. The run spec and blobs are whole. A state and a corpus are cut into
-parts, under one name each: of a state, that of the list of its parts' digests; of a corpus, that of
-its manifest. One who asks for parts holds the list, and so knows what each has to be.
+Content is named by digests. A state and a corpus are cut into parts, under one name each: of a
+state, the digest of the list of its parts' digests; of a corpus, that of its manifest. One who asks
+for parts holds the list, and so knows what each has to be.
 """
 
 from typing import Annotated
@@ -24,8 +24,7 @@ from .fields import Count, Digest, Key, Message, NonNegative, Signature
 PartIndex = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
-class GetSpec(Message, frozen=True, tag="get_spec"):
-    """Send me the run spec."""
+class GetSpec(Message, frozen=True, tag="get_spec"): ...
 
 
 class SpecReply(Message, frozen=True, tag="spec"):
@@ -38,7 +37,7 @@ class SpecReply(Message, frozen=True, tag="spec"):
 
 
 class GetBlob(Message, frozen=True, tag="get_blob"):
-    """Send me the blob (tokenizer, manifest, corpus file) with this digest."""
+    """A blob is a tokenizer, a manifest, or a file of a corpus."""
 
     digest: Digest
 
@@ -52,11 +51,7 @@ class BlobReply(Message, frozen=True, tag="blob"):
 
 
 class GetState(Message, frozen=True, tag="get_state"):
-    """Describe your state, if it is of this group, and at the nominal step `minimum_step` or later.
-
-    Attributes:
-        minimum_step: an older state is refused as `unavailable`.
-    """
+    """Describe your state; one before the nominal step `minimum_step` is `unavailable`."""
 
     group: Digest
     minimum_step: Count
@@ -66,8 +61,7 @@ class StateScalars(Message, frozen=True, tag="state"):
     """The place of a state in the run; as an answer, the 32-byte digests of its parts follow.
 
     Attributes:
-        group: digest of the one whose state it is; it covers the run
-            (protocol/membership/group.py).
+        group: digest of the one whose state it is.
         round: of the writer's last outer step; -1 before the first.
         step: the nominal step that the writer was at.
         epoch, position: where the data stands (protocol/schedule/data_plan.py).
@@ -104,7 +98,6 @@ class GetHoldings(Message, frozen=True, tag="get_holdings"):
     """Which pieces of this corpus do you have?
 
     Attributes:
-        corpus: the manifest's digest.
         known: `version` of the newest answer that the asker has; 0 before the first.
     """
 
@@ -113,7 +106,7 @@ class GetHoldings(Message, frozen=True, tag="get_holdings"):
 
 
 class Holdings(Message, frozen=True, tag="holdings"):
-    """Those whose bits follow, the lowest first; none where the asker knows them.
+    """The pieces whose bits follow, the lowest first; none where the asker knows them.
 
     Attributes:
         version: grows with each change; above 0.
@@ -127,19 +120,13 @@ class Holdings(Message, frozen=True, tag="holdings"):
 
 
 class GetParts(Message, frozen=True, tag="get_parts"):
-    """Send me these parts, in this order; a Refusal ends the answer.
-
-    Attributes:
-        content: the root of a state, or the digest of a corpus's manifest.
-    """
+    """Send me these parts, in this order; a Refusal ends the answer."""
 
     content: Digest
     parts: Annotated[tuple[PartIndex, ...], Meta(max_length=MAX_PARTS_PER_REQUEST)]
 
 
 class Part(Message, frozen=True, tag="part"):
-    """One of them follows."""
-
     max_payload_bytes = MAX_PIECE_BYTES
 
     index: PartIndex

@@ -1,10 +1,9 @@
 """The base of all messages, and the types of their fields.
 
 A message is an immutable struct of msgspec, and the types of its fields are the rules that are
-enforced: bounds stand in the annotation (`Count = Annotated[int, Meta(ge=0, ...)]`). msgspec takes
-exact types alone (True is no integer, text is no bytes; a whole number is taken for a real one), no
-NaN where a number has bounds, and no list of the wrong length. What a type cannot say is checked in
-`__post_init__`.
+enforced (`Count = Annotated[int, Meta(ge=0, ...)]`). msgspec takes exact types alone (True is no
+integer, text is no bytes; a whole number is taken for a real one), no NaN where a number has
+bounds, and no list of the wrong length. What a type cannot say is checked in `__post_init__`.
 
 Every text and list has a bound, and text is printable, because it ends up in terminals and logs.
 Digests and run ids are lower-case hex; peer ids and names have no character that means something to
@@ -22,11 +21,7 @@ MAX_SENTENCE_CHARS: Final = 1000
 
 
 class Message(Struct, frozen=True, tag_field="t"):
-    """A message from one peer to another; its tag is its name on the wire.
-
-    Attributes:
-        max_payload_bytes: the longest payload that may follow it.
-    """
+    """A message from one peer to another; its tag is its name on the wire."""
 
     max_payload_bytes: ClassVar[int] = 0
 

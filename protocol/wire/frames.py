@@ -6,8 +6,8 @@
     header  = one msgpack message (messages.py)
     payload = raw bytes
 
-A length is checked when the prefix is complete, before a byte of it is waited for. The header's
-bound is fixed; the payload's is given by the caller, who knows what it expects.
+A length is checked when the prefix is complete, before a byte of it is waited for: the header's
+against a fixed bound, the payload's against what the caller expects.
 """
 
 import struct

@@ -1,9 +1,8 @@
 """Everything that peers say to each other, and its codec.
 
 On the wire a message (fields.py) is a msgpack map, `{"t": tag, field: value, ...}`, the header of
-one frame (frames.py). Some of them announce a payload of raw bytes behind the header; for all
-others the payload must be empty (`max_payload_bytes`). The dialogues, > from the opener of the
-stream, < from the other:
+one frame (frames.py). A payload of raw bytes may follow only where the message has
+`max_payload_bytes`. The dialogues, > from the opener of the stream, < from the other:
 
     /loco/hello/1     > Hello   < Hello or Refusal   then both, for as long as the link lasts:
                       Beat, PeerList, Statements, AskAlive, AliveReply, Leaving
@@ -28,15 +27,13 @@ stream, < from the other:
     /loco/reach/1     > Whereabouts < Seen or Refusal
 
 Rules:
-- Decoding is strict about what a field holds (kind, bounds: fields.py) and a missing field is an
-  error.
+- Decoding is strict about what a field holds (fields.py), and a missing field is an error.
 - Unknown *additional* fields are ignored, so that a minor release may add a field (with a default)
   and still talk to its elders. They cannot hurt: the header is bounded and nothing reads them. What
   an old peer must not overlook takes a new major version instead.
 - An unknown type is an error: both sides know every type of a major version. A minor release may
   add one that is said only to who asked for it in an additional field (Join and Piece: stripes).
-- Encoding checks by the same rules. What they send badly is a RemoteProtocolError, what we do a
-  LocalProtocolError.
+- Encoding checks by the same rules.
 
 Invariants: decode_message(encode_message(m)) == m for each m that can be encoded; the bounds of the
 fields keep every header below MAX_HEADER_BYTES.
@@ -101,15 +98,14 @@ class Hello(Message, frozen=True, tag="hello"):
 
     Attributes:
         software: name and version, for people.
-        protocols: what the sender speaks, as `name/major` (versions.py).
+        protocols: `name/major` (versions.py).
         run_id: None from a joiner that takes whatever the other one runs.
         incarnation: grows with each start of the same identity.
         swarm_time_s: the sender's idea of the Unix time.
         state: `starting`, `training`, ... as in `status`.
-        round, layout_digest: of the group.
-        group: digest of the one that the sender is in; None while it is in none.
-        step: the nominal step.
-        pass_shown: the sender's (protocol/admission/statements.py); empty where it has none.
+        group: digest of the sender's; None while it is in none.
+        step: the nominal one.
+        pass_shown: protocol/admission/statements.py; empty where the sender has none.
     """
 
     software: Annotated[str, Meta(max_length=64)]
@@ -141,12 +137,11 @@ class Refusal(Message, frozen=True, tag="refusal"):
 
 
 class Free(Struct, frozen=True):
-    """A vector for which the sender of a beat looks for a partner.
+    """A vector for which the sender of a beat looks for a partner, and the step of its snapshot.
 
     Attributes:
-        fragment: its number; 0 where the whole model is one vector.
+        fragment: 0 where the whole model is one vector.
         round: the sender's own number of what it wants averaged.
-        step: the nominal step of its snapshot.
     """
 
     fragment: Annotated[int, Meta(ge=0, lt=MAX_FRAGMENTS)]
@@ -158,14 +153,18 @@ class Beat(Message, frozen=True, tag="beat"):
     """A sign of life and progress.
 
     Attributes:
+        state, step, group: as in Hello.
         fraction: part of the round's quota that is done; above 1 past the quota.
-        group: digest of the one whose progress this is; None while the sender is in none.
+        epoch, position: where the sender's data stands.
+        tokens: that the sender has trained.
         sent_s: the sender's monotonic clock.
         echo_s: `sent_s` of the newest beat that the sender has received; None before the first.
         echo_hold_s: how long the sender held that beat: round trip = now - echo_s - echo_hold_s.
         received_bytes: what has come from the receiver of this beat, on all streams, since the
-        sender's start. validation_loss: the newest of the sender, nats per token; None before it.
-        may_send_bytes_per_s: how fast it may go on; None for as fast as it likes.
+            sender's start.
+        may_send_bytes_per_s: how fast the receiver may go on; None for as fast as it likes.
+        ended: the sender's last round of training is averaged.
+        validation_loss: the newest of the sender, nats per token.
     """
 
     sequence: Count
@@ -190,7 +189,7 @@ class Beat(Message, frozen=True, tag="beat"):
 
 
 class PeerEntry(Struct, frozen=True):
-    """A third peer's place; few addresses, so that a full PeerList always fits one header."""
+    """A third peer; few addresses, so that a full PeerList always fits one header."""
 
     peer_id: PeerIdText
     incarnation: Count
@@ -198,7 +197,7 @@ class PeerEntry(Struct, frozen=True):
 
 
 def peer_entry(peer_id: str, incarnation: int, addresses: tuple[str, ...]) -> PeerEntry:
-    """An entry with the first of the addresses (they are sorted, best first)."""
+    """An entry with the first, which are the best, of the addresses."""
     return PeerEntry(peer_id, incarnation, addresses[:MAX_RECORD_ADDRESSES])
 
 
@@ -209,11 +208,7 @@ class PeerList(Message, frozen=True, tag="peers"):
 
 
 class Statements(Message, frozen=True, tag="statements"):
-    """The sender's knowledge of who belongs to the run (protocol/admission/register.py).
-
-    Attributes:
-        secret: of the run, where it has one (admission.py); None where the sender has none.
-    """
+    """The sender's knowledge of who belongs to the run (protocol/admission/register.py)."""
 
     statements: Annotated[
         tuple[Annotated[bytes, Meta(max_length=MAX_STATEMENT_BYTES)], ...],
@@ -230,7 +225,7 @@ class AskAlive(Message, frozen=True, tag="ask_alive"):
 
 
 class AliveReply(Message, frozen=True, tag="alive"):
-    """Answer to AskAlive: whether another incarnation has just shown the sender that it lives."""
+    """Whether another incarnation has just shown the sender that it lives."""
 
     peer_id: PeerIdText
     incarnation: Count
@@ -259,7 +254,6 @@ class Propose(Message, frozen=True, tag="propose"):
     """Let us average.
 
     Attributes:
-        group: its digest.
         round: the proposer's own number of its round.
         step: the nominal step of its snapshot.
         final: the snapshot belongs to the final averaging.
@@ -268,8 +262,8 @@ class Propose(Message, frozen=True, tag="propose"):
         steps, tokens: what the proposer has trained in this round.
         stripes: further streams that the proposer would open for the vectors; 0 from a release
             that knows none, or for a short contribution.
-        roster, meeting: in the planned part of the final averaging, the peers that the proposer
-            sees take part, and which meeting of the plan this is (final_averaging.py).
+        roster, meeting: in the planned part of the final averaging, the digest of the peers that
+            the proposer sees take part, and which meeting of the plan this is (final_averaging.py).
     """
 
     group: Digest
@@ -291,8 +285,7 @@ class Accept(Message, frozen=True, tag="accept"):
 
     Attributes:
         proposed: the proposer's round, as it was proposed.
-        stripes: how many the proposer may open, at most those proposed. 0: the vectors travel on
-            this stream.
+        stripes: as many as the proposer may open; at 0 the vectors travel on this stream.
     """
 
     proposed: Count
@@ -339,7 +332,7 @@ class Misread(Message, frozen=True, tag="misread"):
 
 
 class Blocks(Message, frozen=True, tag="blocks"):
-    """Answer to Misread: the codes of those blocks follow, without scales, as they are."""
+    """The codes of the misread blocks follow, without scales, as they are."""
 
     max_payload_bytes = MAX_PAYLOAD_BYTES
 
@@ -367,25 +360,17 @@ class AskSettled(Message, frozen=True, tag="settle"):
 
 
 class SettledReply(Message, frozen=True, tag="settled"):
-    """Answer to AskSettled."""
-
     exchange: Digest
     outcome: SettledOutcome
 
 
 # --- where peers can be reached -------------------------------------------------------------------
-# The opener tells where it can be dialled now, and names addresses at which it would like to be
-# tried. The other takes note, tries them over connections of its own, and says what came of it
-# (protocol/membership/dial_back.py).
+# The answerer takes note of where the opener can be dialled, and tries its addresses over
+# connections of its own (protocol/membership/dial_back.py).
 
 
 class Whereabouts(Message, frozen=True, tag="whereabouts"):
-    """The sender's addresses, and those that it asks to be tried.
-
-    Attributes:
-        addresses: as in its hello.
-        tried: those that it asks to be dialled at, without its peer id.
-    """
+    """The sender's addresses, as in its hello, and those (without its peer id) to be tried."""
 
     incarnation: Count
     addresses: Addresses
@@ -397,8 +382,7 @@ class Seen(Message, frozen=True, tag="seen"):
 
     Attributes:
         observed: the address that its connection comes from, or goes to.
-        tried: those that were dialled; the others were passed over.
-        reached: those of them where it answered.
+        tried, reached: addresses that were dialled, and those of them where it answered.
     """
 
     observed: Annotated[str, Meta(max_length=256)]
@@ -411,7 +395,6 @@ class Seen(Message, frozen=True, tag="seen"):
 
 # --- the codec ------------------------------------------------------------------------------------
 TYPES: Final = {str(kind.__struct_config__.tag): kind for kind in Message.__subclasses__()}
-"""Every message, by its name on the wire."""
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Union[*TYPES.values()]).decode
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeError, RecursionError)
@@ -440,20 +423,19 @@ def decode_message(header: bytes | bytearray | memoryview) -> Message:
     """The message in a header.
 
     Raises:
-        RemoteProtocolError: not msgpack, not a map, an unknown type, or a field (named) that is
-        missing or wrong.
+        RemoteProtocolError: not msgpack, not a map, an unknown type, or a field (which is named)
+            that is missing or wrong.
     """
     if len(header) > MAX_HEADER_BYTES:
         raise RemoteProtocolError(f"header of {len(header)} bytes; at most {MAX_HEADER_BYTES}")
     try:
         message: Message = _decode(header)
     except _UNREADABLE as error:
-        raise RemoteProtocolError(f"{_named(header)}: {error}") from None
+        raise RemoteProtocolError(f"{_type_name(header)}: {error}") from None
     return message
 
 
-def _named(header: bytes | bytearray | memoryview) -> str:
-    """The type of a message that cannot be read."""
+def _type_name(header: bytes | bytearray | memoryview) -> str:
     try:
         return TYPES[msgspec.msgpack.decode(header, type=_Tag).t].__name__
     except (*_UNREADABLE, KeyError):

@@ -6,13 +6,11 @@ contribution cut into one share for each stream waits for the slowest at its end
 many small pieces, and a stream that is free takes the next one.
 
 Rules
-  1. Piece i holds the bytes from i * PIECE_BYTES on; only the last may be shorter. Sizes follow
-     from the total, which both sides know, so a piece names only its start.
-  2. Each piece is sent once, and may arrive once: a second one would be written over bytes that
-     were perhaps already checked. It is refused before a byte of it is read.
-  3. The streams are equal: nothing says which one carries which piece, nor how many there must be.
-
-Whether the whole is right is for its digest to say.
+  1. Piece i holds the bytes from i * PIECE_BYTES on; only the last may be shorter. Both sides know
+     the total, so a piece names only its start.
+  2. Each piece may arrive once: a second one would be written over bytes that were perhaps already
+     checked. It is refused before a byte of it is read.
+  3. Any stream may carry any piece. Whether the whole is right is for its digest to say.
 """
 
 from protocol.errors import RemoteProtocolError
@@ -36,7 +34,7 @@ class OutgoingPieces:
 
 
 class Incoming:
-    """The pieces of the partner's contribution: which have been announced, and which are here."""
+    """The pieces of the partner's contribution: those announced, and how much is not here yet."""
 
     def __init__(self, total_bytes: int) -> None:
         self._total_bytes = total_bytes
@@ -45,7 +43,6 @@ class Incoming:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every piece is here."""
         return self._left_bytes == 0
 
     def announce(self, start: int, num_bytes: int) -> None:

@@ -1,10 +1,10 @@
-"""Which conversations we speak, and what is said when two peers share none.
+"""The conversations that we speak, and the sentence for two peers that share none.
 
 A conversation has a libp2p protocol id, `/loco/<name>/<major>`; in a Hello it is shortened to
 `<name>/<major>`. A major version changes when an old peer would misunderstand a new one; what old
 peers may safely overlook changes no number (messages.py). A peer may speak several majors of one
-conversation; two peers use the highest that both speak. To train together they must share one of
-each conversation in `REQUIRED`, or in `REQUIRED_OF_STAGES`.
+conversation. To train together two peers must share one of each conversation in `REQUIRED`, or in
+`REQUIRED_OF_STAGES` where the model is cut into stages.
 """
 
 from collections.abc import Iterable
@@ -21,27 +21,15 @@ ROOT: Final = "/loco/"
 SPOKEN: Final = tuple(
     each.removeprefix(ROOT) for each in (HELLO, GOSSIP, CONTENT, FRAGMENT, STAGE, REACH)
 )
-"""The conversations of this release, as told in a Hello."""
 REQUIRED: Final = ("hello", "gossip", "content")
-"""Conversations without which no two peers can train together."""
 REQUIRED_OF_STAGES: Final = (*REQUIRED, "stage")
-"""The same in a run whose model is cut into stages."""
-
-
-def common(ours: Iterable[str], theirs: Iterable[str]) -> dict[str, int]:
-    """The highest major that both speak, by conversation; without those not shared."""
-    shared = set(ours) & set(theirs)
-    best: dict[str, int] = {}
-    for name, major in map(_split, shared):
-        best[name] = max(major, best.get(name, 0))
-    return best
 
 
 def missing(
     ours: Iterable[str], theirs: Iterable[str], required: Iterable[str] = REQUIRED
 ) -> tuple[str, ...]:
     """The required conversations that they share no major of; none if they can train together."""
-    shared = common(ours, theirs)
+    shared = dict(map(_split, set(ours) & set(theirs)))
     return tuple(name for name in required if name not in shared)
 
 
@@ -75,7 +63,6 @@ def _newest(name: str, protocols: tuple[str, ...]) -> int:
 
 
 def _requirement(software: str) -> str:
-    """`loco-peer 0.1.0` to `loco-peer==0.1.0`."""
     name, _, version = software.partition(" ")
     return f"{name}=={version}" if version else name
 

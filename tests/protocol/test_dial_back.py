@@ -3,7 +3,7 @@
 import pytest
 
 from protocol.address.multiaddr import is_relayed
-from protocol.limits import MAX_DIAL_BACK_ADDRESSES, MAX_DIAL_BACK_ANSWERS
+from protocol.limits import MAX_DIAL_BACK_ADDRESSES, MAX_LINKS
 from protocol.membership.dial_back import (
     ANSWER_LASTS_S,
     DialBack,
@@ -75,9 +75,9 @@ def test_families_are_judged_apart() -> None:
 def test_answers_grow_old_are_bounded_and_forgotten() -> None:
     backs = answers(answer(True))
     assert backs.reach(ANSWER_LASTS_S + 1) is Reach.UNKNOWN
-    for number in range(2 * MAX_DIAL_BACK_ANSWERS):
+    for number in range(2 * MAX_LINKS):
         backs.heard(1.0, f"other-{number}", answer(True))
-    assert backs.num_answers(1.0) == MAX_DIAL_BACK_ANSWERS
+    assert backs.num_answers(1.0) == MAX_LINKS
     backs.forget()
     assert backs.num_answers(1.0) == 0
 

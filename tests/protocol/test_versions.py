@@ -24,26 +24,18 @@ def test_what_we_speak_can_be_said_and_is_complete() -> None:
 
 
 @pytest.mark.parametrize(
-    ("theirs", "shared"),
+    ("theirs", "missing"),
     [
-        (OURS, {"hello": 1, "gossip": 2, "content": 1}),
-        (("hello/1", "gossip/1"), {"hello": 1, "gossip": 1}),
-        (("hello/2", "gossip/3", "fragment/1"), {}),
-        ((), {}),
+        (OURS, ()),
+        (("hello/1", "gossip/1"), ("content",)),
+        (("hello/1", "gossip/3"), ("gossip", "content")),
+        (("hello/2", "gossip/3", "fragment/1"), ("hello", "gossip", "content")),
+        ((), ("hello", "gossip", "content")),
     ],
 )
-def test_the_highest_shared_major_is_used(theirs: tuple[str, ...], shared: dict[str, int]) -> None:
-    assert versions.common(OURS, theirs) == shared
-    assert versions.common(theirs, OURS) == shared
-
-
-def test_what_is_missing_is_named() -> None:
-    assert versions.missing(OURS, ("hello/1", "gossip/3")) == ("gossip", "content")
-
-
-def test_majors_are_compared_as_numbers() -> None:
-    many = ("gossip/9", "gossip/10")
-    assert versions.common(many, many) == {"gossip": 10}
+def test_what_is_missing_is_named(theirs: tuple[str, ...], missing: tuple[str, ...]) -> None:
+    assert versions.missing(OURS, theirs) == missing
+    assert versions.missing(theirs, OURS) == missing
 
 
 def test_an_older_peer_is_told_what_to_install() -> None:

@@ -163,7 +163,7 @@ class World:
         gone.scope.cancel()
         self.internet.kill(gone.network.peer_id)
         for other in self.peers.values():
-            other.roster.gone(trio.current_time(), gone.network.peer_id, 1)
+            other.roster.gone(gone.network.peer_id, 1)
 
 
 def _introduce(one: PeerOfWorld, other: PeerOfWorld) -> None:

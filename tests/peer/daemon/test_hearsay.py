@@ -72,7 +72,7 @@ def test_a_name_that_is_linked_makes_room_for_another():
 def test_names_say_nothing_of_whom_we_know_and_drive_nobody_out():
     roster = Roster(10.0, max_members=2)
     hearsay, _ = dialler_of(roster)
-    roster.record(0.0, PeerRecord("a", 3, ("/ip4/10.0.0.1/tcp/1",), 1.0))
+    roster.record(PeerRecord("a", 3, ("/ip4/10.0.0.1/tcp/1",), 1.0))
     roster.heard(0.0, "quiet", 4)
     hearsay.told(0.0, "liar", named("a", "quiet", "new"))
     a, quiet = roster.get("a"), roster.get("quiet")
@@ -112,11 +112,11 @@ async def test_dials_to_names_leave_room_and_end(autojump_clock):
             dialler.told(0.0, f"liar-{number}", many(f"x{number}"))
         await look(3.0)
         assert most == MAX_HEARSAY_DIALS
-        roster.record(0.0, PeerRecord("zz", 1, NOWHERE, 1.0))  # from its own record
+        roster.record(PeerRecord("zz", 1, NOWHERE, 1.0))  # from its own record
         await look(3.0)
         assert "zz" in dialling
         for number in range(2 * MAX_LINKS):
-            roster.record(0.0, PeerRecord(f"z{number}", 1, NOWHERE, 1.0))
+            roster.record(PeerRecord(f"z{number}", 1, NOWHERE, 1.0))
         await look(3.0)
         assert most == MAX_DIALS
         await look(7200.0)
@@ -128,7 +128,7 @@ async def test_dials_to_names_leave_room_and_end(autojump_clock):
 def test_a_list_of_peers_is_no_work_for_a_full_roster():
     roster = Roster(10.0)
     for number in range(MAX_MEMBERS):
-        roster.record(0.0, PeerRecord(f"known-{number}", 1, NOWHERE, 1.0))
+        roster.record(PeerRecord(f"known-{number}", 1, NOWHERE, 1.0))
     looked = 0
 
     class Counted(dict[str, Member]):

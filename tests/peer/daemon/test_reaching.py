@@ -145,7 +145,7 @@ async def test_another_relay_takes_the_place_of_one_that_is_gone_or_refuses(
         assert first == {other.network.peer_id for other in others[1:]}
         node.refusing.clear()
         gone = next(iter(first))
-        node.roster.gone(trio.current_time(), gone, 1)
+        node.roster.gone(gone, 1)
         monkeypatch.setattr(node.roster, "heard", lambda *_, **__: False)
         await trio.sleep(LOOK_EVERY_S + 1)
         assert gone not in node.facts.reach.relays

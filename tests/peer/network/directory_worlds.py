@@ -10,7 +10,7 @@ import trio
 
 from peer.network.directory import open_hivemind_directory
 from peer.network.identity import Identity
-from peer.network.p2pd import P2pdConfig, P2pdProcess, attach, run_p2pd
+from peer.network.p2pd import P2pdConfig, P2pdProcess, attach, held_ports, run_p2pd
 from peer.network.simulated import SimulatedDhtWorld
 from protocol.membership.records import PeerRecord, encode_record
 
@@ -75,9 +75,10 @@ class RealWorld:
         key_file = self.folder / f"identity{number}"
         key_file.write_bytes(identity.to_file_bytes())
         control = self.folder / f"c{number}"
-        config = P2pdConfig(key_file, control, ("/ip4/127.0.0.1/tcp/0",))
         life = AsyncExitStack()
         await self._stack.enter_async_context(life)
+        listen = life.enter_context(held_ports(("/ip4/127.0.0.1/tcp/0",)))
+        config = P2pdConfig(key_file, control, listen)
         process = await life.enter_async_context(run_p2pd(config))
         client = await life.enter_async_context(attach(control))
         here = await client.identify()

@@ -30,7 +30,6 @@ def impatient(monkeypatch):
     monkeypatch.setattr(directory_module, "CALL_TIMEOUT_S", 0.4)
     monkeypatch.setattr(directory_module, "HUNG_AFTER_S", 0.2)
     monkeypatch.setattr(directory_module, "REATTACH_EVERY_S", 0.1)
-    monkeypatch.setattr(directory_module, "CLOSE_TIMEOUT_S", 0.3)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from peer.network.pacing import (
     BURST_S,
     FASTER,
     NO_LIMITS,
-    PIECE_BYTES,
+    TURN_BYTES,
     WIRE_FACTOR,
     BandwidthLimits,
     Bucket,
@@ -158,7 +158,7 @@ async def test_a_share_of_nothing_holds_back_until_there_is_more(
         began_s = trio.current_time()
         nursery.start_soon(world.send, talk)
         await trio.sleep(60)
-        assert world.pacing[B].received_bytes(A) < PIECE_BYTES
+        assert world.pacing[B].received_bytes(A) < TURN_BYTES
         world.pacing[A].heard(B, 2.0, 0, None)
     assert trio.current_time() - began_s < 61
 
@@ -186,6 +186,6 @@ async def test_what_comes_is_counted_for_its_sender(autojump_clock: MockClock) -
 async def test_acknowledgements_count_the_other_way(autojump_clock: MockClock) -> None:
     pacing, began_s = Pacing(BandwidthLimits(1.0, None)), trio.current_time()
     pacing.received(B, 10_000_000)
-    await pacing.turn(B, PIECE_BYTES)
+    await pacing.turn(B, TURN_BYTES)
     waited_s = trio.current_time() - began_s
     assert waited_s == pytest.approx(10_000_000 * ACKNOWLEDGEMENTS / MBIT - BURST_S)

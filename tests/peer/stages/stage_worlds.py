@@ -288,4 +288,4 @@ class StageWorld:
         self.scopes[peer.peer_id].cancel()
         self.internet.kill(peer.peer_id)
         for other in self.peers:
-            other.roster.gone(trio.current_time(), peer.peer_id, 1)
+            other.roster.gone(peer.peer_id, 1)

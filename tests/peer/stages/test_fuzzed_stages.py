@@ -63,7 +63,7 @@ async def besieged(stage):
             introduce(stages, stage)
         await hostile.attack(magazine.volleys(EXAMPLES), linked=False, asked=stage is not None)
         for peer in stages.peers:
-            peer.roster.gone(trio.current_time(), IDENTITY.peer_id, 1)
+            peer.roster.gone(IDENTITY.peer_id, 1)
         with trio.fail_after(3600):
             await stages.wait_done()
     return hostile.fired
