@@ -1,7 +1,4 @@
-"""The parts of one peer, put together: the same in a real daemon and in a simulated swarm.
-
-What differs between the two comes in as ports and settings; what does not is made here, once.
-"""
+"""The parts of one peer, put together: the same in a real daemon and in a simulated swarm."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -58,8 +55,6 @@ class PeerSettings:
 
 @dataclass(kw_only=True, eq=False)
 class PeerParts(Ports):
-    """What a peer is put together from."""
-
     provision: Provision
 
     def __post_init__(self) -> None:

@@ -15,12 +15,7 @@ from protocol.membership.records import Sign
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What this home may sign with.
-
-    Attributes:
-        own: the peer's identity.
-        founder: the key of the run's founder, where this home founded it.
-    """
+    """What this home may sign with; `founder` where it founded the run."""
 
     own: Identity
     founder: Identity | None = None
@@ -28,13 +23,7 @@ class Keys:
 
 @dataclass(kw_only=True, eq=False)
 class Ports(Surroundings):
-    """What a peer stands on.
-
-    Attributes:
-        version: of loco-peer.
-        checkpoints: those of the home.
-        token: an invitation that the user has given.
-    """
+    """What a peer stands on; `token` is an invitation that the user has given."""
 
     pacing: Pacing
     events: EventLog

@@ -1,4 +1,4 @@
-"""What the parts of one peer stand on, in one record that is passed as it is."""
+"""What the parts of one peer stand on, in one record."""
 
 from dataclasses import dataclass, field
 

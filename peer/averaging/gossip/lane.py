@@ -1,18 +1,17 @@
 """From a snapshot to moved slow weights: find a partner, exchange, take the outer step, count.
 
-The outer state moves only here, once per snapshot, under `lock` (state transfer reads under the
-same lock, so what it reads is one state). A snapshot is that of a closed round, or of a fragment
-that was sent. It ends in `averaged` or `skipped(reason)` and is counted as one of them; without a
+A snapshot is that of a closed round, or of a fragment that was sent. The outer state moves only
+here, once per snapshot, under `lock` (state transfer reads under the same lock, so it reads one
+state). A snapshot ends in `averaged` or `skipped(reason)` and is counted as one of them; without a
 partner the n = 1 step is taken, and in the final averaging none.
 
 A partner's vector is held against those of the partners before (protocol/plausible.py). One that is
-too far away is not averaged with; one that is further than usual pulls no more than one at a little
-more than the usual distance; both go with the steps since the last average. Before there were any,
-what we have moved ourselves says what is usual. In the final averaging that holds too, by the
-distances of the rounds before it: those of honest peers are no longer, so their mean is exact,
-unless one was alone for some rounds before; it counts less then. (Nothing is remembered there, for
-with each meeting peers are nearer to each other, and what we have moved says nothing.) A partner
-whose vector is implausible, or no vector at all, rests.
+too far away is not averaged with, and its peer rests; one that is further than usual pulls no more
+than one at a little more than the usual distance; both go with the steps since the last average.
+Before there were any, our own last move says what is usual. In the final averaging the distances of
+the rounds before it hold: those of honest peers are no longer, so their mean is exact, unless one
+was alone for some rounds before; it counts less then. Nothing is remembered there, for with each
+meeting peers are nearer to each other, and our own move says nothing.
 """
 
 import math
@@ -53,13 +52,10 @@ expected, so that none of the first partners turns us round, however far we have
 
 
 class PairLane:
-    """The way of one fragment's snapshots; of a whole model there is one.
+    """Averages the snapshots of one fragment, or of a whole model.
 
     Args:
         lock: held while the outer state moves.
-
-    Attributes:
-        outer, gossip: as given.
     """
 
     def __init__(
@@ -82,14 +78,7 @@ class PairLane:
     async def contribution(
         self, codes: memoryview, digest: str, *, round: int, step: int, steps: int, tokens: int
     ) -> OwnVector:
-        """What a snapshot brings to averaging.
-
-        Args:
-            codes, digest: of theta.
-            round: its number among ours.
-            step: the nominal step at which it was taken.
-            steps, tokens: trained since the one before.
-        """
+        """What a snapshot brings to averaging; `codes` and `digest` are of theta."""
         payload = codes
         if self.outer.needs_phi_codes:
             payload = await self._work.run(self.outer.with_phi, codes)
@@ -97,7 +86,7 @@ class PairLane:
         return OwnVector(round, step, self._facts.ended, steps, tokens, digest, payload)
 
     async def average(self, own: OwnVector, meeting: Meeting | None, meanwhile: float) -> Settled:
-        """Find a partner for a snapshot and exchange vectors; its end is always a defined one.
+        """Find a partner for a snapshot and exchange vectors.
 
         Args:
             meeting: of the final averaging's plan; None to average with whoever is free.
@@ -146,7 +135,7 @@ class PairLane:
         self._observe_round(RoundTiming(train_s, settled.match_s, settled.exchange_s, apply_s))
 
     async def _judged(self, settled: Settled, meeting: Meeting | None) -> tuple[Settled, float]:
-        """Hold the partner's vector against what was seen; how much it counts, 1 as ours."""
+        """Hold the partner's vector against those before; how much it counts, 1 as ours."""
         own, outcome = settled.own, settled.outcome
         if not isinstance(outcome, Averaged):
             if outcome.reason is SkipReason.BAD_VECTOR and outcome.partner_id is not None:
