@@ -131,8 +131,7 @@ class Plausibility:
             distance: how far it is from what we have.
             scale: the bound while too little was seen.
             expected: what counts as usual while too little was seen; nothing is clipped without.
-            own_steps, their_steps: that we have trained since the last average, and that they say
-                they have.
+            own_steps, their_steps: trained since the last average; theirs as they say.
             instead: whether it comes in the place of the one before.
             remember: whether it is an occasion like those to come; where peers draw together for
                 good, distances shrink and say nothing of what is usual.

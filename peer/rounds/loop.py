@@ -210,7 +210,7 @@ class RoundLoop:
         self._check_lost(line)
         if not self._closes_early and self._way.closes_early(progress.steps, self._heeded()):
             self._closes_early = True
-            line.send_soon(CloseRound(facts.round))
+            line.nursery.start_soon(line.send, CloseRound(facts.round))
 
     async def _bring(self, line: TrainerLine, pieces: tuple[int, ...]) -> None:
         """Bring the pieces of the corpus for which the trainer waits."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from peer.facts import Facts
-from protocol.membership.view import Member
+from protocol.membership.view import Member, Progress
 from protocol.schedule.data_plan import DataPlan, MemberPosition, Members
 from protocol.schedule.rounds import whole_steps
 
@@ -58,11 +58,12 @@ class DataShares:
         facts = self._facts
         speeds = [*(m.progress.steps_per_s for m in heeded or training), facts.steps_per_s]
 
-        def weight(speed: float) -> int:
-            return min(MAX_MEMBER_WEIGHT, whole_steps(MEMBER_WEIGHT, speed, speeds))
+        def position(peer_id: str, at: Facts | Progress) -> MemberPosition:
+            weight = min(MAX_MEMBER_WEIGHT, whole_steps(MEMBER_WEIGHT, at.steps_per_s, speeds))
+            return MemberPosition(peer_id, weight, at.epoch, at.position)
 
-        own = MemberPosition(facts.peer_id, weight(facts.steps_per_s), facts.epoch, facts.position)
-        members = {m.peer_id: _position(m, weight(m.progress.steps_per_s)) for m in training}
+        own = position(facts.peer_id, facts)
+        members = {m.peer_id: position(m.peer_id, m.progress) for m in training}
         members[own.peer_id] = own
         self._count(members, own)
         self._members = members
@@ -92,8 +93,3 @@ class DataShares:
         epochs = member.epoch - own.epoch
         places = epochs * self._plan.num_places + member.position - own.position
         return abs(places) <= MAX_APART_PLACES
-
-
-def _position(member: Member, weight: int) -> MemberPosition:
-    progress = member.progress
-    return MemberPosition(member.peer_id, weight, progress.epoch, progress.position)

@@ -18,8 +18,6 @@ class Surroundings:
 
     Attributes:
         pacing: of the network's streams; None where they keep to none.
-        facts: the record of what this peer is and does.
-        sign: signs as this peer.
         heard: wakes those parked when a peer has told of itself, and when one is gone.
     """
 

@@ -35,7 +35,6 @@ class Validation:
         return self._idle.is_set()
 
     async def wait_idle(self) -> None:
-        """Wait until none is under way: then the slow weights may be written."""
         await self._idle.wait()
 
     def is_due(self, round_: int, before: int | None = None) -> bool:

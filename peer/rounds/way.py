@@ -47,9 +47,6 @@ class TrainerLine:
         except TrainerDied:
             pass
 
-    def send_soon(self, command: TrainerCommand) -> None:
-        self.nursery.start_soon(self.send, command)
-
 
 class Way(Protocol):
     """A way of averaging while rounds run."""
@@ -143,7 +140,7 @@ class Microbatches(Protocol):
 
 
 class Company(Protocol):
-    """Implemented by `peer.daemon.membership.LinkedCompany`."""
+    """The other peers, as the search for partners sees them."""
 
     def free(self) -> Sequence[tuple[PeerId, RoundSnapshot]]:
         """The others that say they look for a partner, and what they bring."""
@@ -167,8 +164,7 @@ class AveragingParts:
 
     Attributes:
         slow_P: memory for the slow weights.
-        company_of: the other peers, as a fragment's search for partners sees them; 0 where the
-            whole model is one vector.
+        company_of: for a fragment; 0 where the whole model is one vector.
         convict: bans a peer that was proved to have lied; `proofs` of that are kept in the home.
         microbatches: None where the whole model is trained here.
     """
@@ -187,5 +183,4 @@ class AveragingParts:
 
     @property
     def spec(self) -> RunSpec:
-        """For all that is never amended."""
         return self.amended.founding

@@ -53,12 +53,7 @@ from protocol.outcomes import SkipReason
 
 
 def exchange_id(group: str, one: tuple[str, int], other: tuple[str, int]) -> str:
-    """The name of an exchange, the same for both sides: 32 hex digits.
-
-    Args:
-        group: its digest.
-        one, other: peer id and its own number of the round that it brings.
-    """
+    """32 hex digits, the same for both peers, which bring their rounds of these numbers."""
     (low, low_round), (high, high_round) = sorted((one, other))
     text = f"exchange/{group}/{low}/{low_round}/{high}/{high_round}"
     return blake3.blake3(text.encode()).hexdigest(length=16)
@@ -176,11 +171,7 @@ class Asking:
         return self._asked.size
 
     def next(self, bad: Marks | None = None) -> Marks | None:
-        """The blocks to ask for; None when all were asked for.
-
-        Args:
-            bad: those that are known to be; None when the digest alone is wrong.
-        """
+        """The blocks to ask for; None for no more. `bad` is None when the digest alone is wrong."""
         wanted = ~self._asked if bad is None else bad
         if not wanted.any():
             return None

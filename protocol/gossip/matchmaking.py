@@ -183,12 +183,7 @@ class PartnerSearch:
 
 # --- the matchmaker -------------------------------------------------------------------------------
 def pair_rank(group: str, one: tuple[str, int], other: tuple[str, int]) -> bytes:
-    """Rank of a pair of free peers: lower comes first; the same for both (16 bytes).
-
-    Args:
-        group: its digest.
-        one, other: peer id and its own number of the round that it has closed.
-    """
+    """16 bytes, the same for both peers, which have closed these rounds; the lowest comes first."""
     (low, low_round), (high, high_round) = sorted((one, other))
     text = f"{group}/{low}/{low_round}/{high}/{high_round}"
     return blake3.blake3(text.encode()).digest(length=16)
@@ -206,7 +201,6 @@ class Matchmaker:
     ignored. `round_` is the asker's own number.
 
     Args:
-        group: its digest.
         inner_steps: H, the nominal steps of a round.
     """
 
@@ -255,13 +249,11 @@ class Matchmaker:
     ) -> list[MatchCommand]:
         """How the group looks now: the others that are free, and how many are or may become so."""
         self._free, self._present = dict(free), present
-        while len(self._met) > self._put_off():
+        # Never are all of them put off (rule 5).
+        most_met = 0 if present < 2 else max(1, present // PUT_OFF_SHARE)
+        while len(self._met) > most_met:
             self._met.popleft()
         return self._seek(now_s) if self._search.phase is SearchPhase.OPEN else []
-
-    def _put_off(self) -> int:
-        """How many of the peers met last are put off (rule 5): never all of them."""
-        return 0 if self._present < 2 else max(1, self._present // PUT_OFF_SHARE)
 
     def tick(self, now_s: float) -> list[MatchCommand]:
         search = self._search
@@ -336,7 +328,6 @@ class Matchmaker:
 
     # --- asking -----------------------------------------------------------------------------------
     def accepted(self, peer_id: str, round_: int) -> list[MatchCommand]:
-        """The peer that we asked with the snapshot of our round has said yes."""
         if not self._is_pending(peer_id, round_):
             return [Withdraw(peer_id, round_)]
         self._resting.answered(peer_id)

@@ -133,7 +133,6 @@ class Ownership:
         return owners
 
     def columns_of(self, member: int) -> list[int]:
-        """Columns of which a member owns places."""
         return [
             column
             for column, shares in enumerate(self.shares)
@@ -160,7 +159,6 @@ class Ownership:
         return [tuple(sorted(column)) for column in shares]
 
     def _drawn(self, column: int, band: int) -> Int64Vector:
-        """The owners of the rows of a band of a column that several own."""
         shares = self.shares[column]
         members = np.array([member for member, _ in shares])
         units = [units for _, units in shares]
@@ -229,7 +227,6 @@ def ownership(key: str, sizes: tuple[int, ...], members: tuple[tuple[str, int], 
 
 # --- data plan ------------------------------------------------------------------------------------
 MAX_BLOCKS: Final = 1 << 48
-MAX_WEIGHT: Final = 1 << 32
 _MAX_SCAN_PLACES: Final = 1 << 17
 """Places looked at in one go: bounds memory, and keeps it in the cache."""
 _MAX_EPOCHS_PER_TAKE: Final = 10_000
@@ -306,7 +303,6 @@ class DataPlan:
         return int(np.searchsorted(starts, place, side="right")) - 1
 
     def pieces_of(self, epoch: int, stratum: int) -> Int64Vector:
-        """The pieces of a stratum, column after column."""
         first, end = self._first_columns[stratum : stratum + 2]
         columns = np.arange(end - first, dtype=np.int64)
         return self.pieces(epoch, np.full(end - first, stratum), columns)
@@ -320,7 +316,6 @@ class DataPlan:
         return found
 
     def column_sizes(self, epoch: int, stratum: int) -> tuple[int, ...]:
-        """Blocks of each column of a stratum."""
         before = self.pieces_of(epoch, stratum) * self.piece_blocks
         return tuple(np.minimum(self.num_blocks - before, self.piece_blocks).tolist())
 
@@ -348,13 +343,16 @@ class DataPlan:
         share = _share(me, members)
         if not 0 <= position <= self.num_places or epoch < 0 or count < 0:
             raise LocalProtocolError(f"cannot take {count} from place {position} of epoch {epoch}")
-        taken = [np.empty(0, np.int64)]
+        index, taken = sorted(members).index((me, dict(members)[me])), [np.empty(0, np.int64)]
         last_epoch = epoch + _MAX_EPOCHS_PER_TAKE
         while count:
             if epoch > last_epoch:
                 raise LocalProtocolError(f"{self.num_blocks} blocks are too few to share with {me}")
-            end = min(self.num_places, position + _scan_places(count, share))
-            places = self._own_places(epoch, position, end, me, members)
+            # Our share of that is a row more than `count`, as far as can be expected.
+            ahead = min(_MAX_SCAN_PLACES, int(1.1 * count / share) + STRATUM_COLUMNS)
+            end = min(self.num_places, position + ahead)
+            owners = self.owners(epoch, position, end, members)
+            places = position + np.flatnonzero(owners == index)
             blocks = self.blocks_at(epoch, places)
             places, blocks = places[blocks != HOLE][:count], blocks[blocks != HOLE][:count]
             taken.append(blocks)
@@ -410,12 +408,6 @@ class DataPlan:
             repeated += int(np.count_nonzero(done & to_do))
         return lost, repeated
 
-    def _own_places(
-        self, epoch: int, start: int, end: int, me: str, members: Members
-    ) -> Int64Vector:
-        index = [peer_id for peer_id, _ in sorted(members)].index(me)
-        return start + np.flatnonzero(self.owners(epoch, start, end, members) == index)
-
     def _disputed(self, members: Sequence[MemberPosition]) -> Iterator[tuple[int, int, int]]:
         """Ranges (epoch, start, end) that hold all places that some have passed and others not."""
         low = min((m.epoch, m.position) for m in members)
@@ -443,13 +435,8 @@ class DataPlan:
 
 def _share(me: str, members: Members) -> float:
     weights = dict(members)
-    if len(weights) != len(members) or not all(0 <= w <= MAX_WEIGHT for w in weights.values()):
-        raise LocalProtocolError("members are to be named once, with weights of 0 to 2^32")
+    if len(weights) != len(members) or min(weights.values(), default=0) < 0:
+        raise LocalProtocolError("members are to be named once, with weights of 0 or more")
     if not weights.get(me):
         raise LocalProtocolError(f"{me} is no member that takes data")
     return weights[me] / sum(weights.values())
-
-
-def _scan_places(count: int, share: float) -> int:
-    """How far to look for `count` places of a member with that share: a row more than expected."""
-    return min(_MAX_SCAN_PLACES, int(1.1 * count / share) + STRATUM_COLUMNS)

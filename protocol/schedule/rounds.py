@@ -135,12 +135,10 @@ def whole_steps(inner_steps: int, own_speed: float, member_speeds: Sequence[floa
 
 
 def place(step: float, age_s: float, steps_per_s: float, inner_steps: int) -> float:
-    """The nominal step of a peer by now: at most a round beyond the one that it spoke of.
+    """The nominal step of a peer that told us its step so long ago: at most a round beyond that.
 
     Args:
-        step: where it was when it told us.
-        age_s: how long ago that was.
-        steps_per_s: nominal steps; quotas see to it that all peers do as many.
+        steps_per_s: nominal ones; quotas see to it that all peers do as many.
         inner_steps: H.
     """
     return step + min(float(inner_steps), max(0.0, age_s) * steps_per_s)
@@ -234,7 +232,6 @@ class OwnRounds:
     Args:
         inner_steps: of a nominal round.
         total_steps_at: nominal steps of the whole run, as is in force at a nominal step.
-        round, step, debt: where it begins.
 
     Attributes:
         round, step: of the next round.
@@ -268,7 +265,6 @@ class OwnRounds:
 
     @property
     def nominal_round(self) -> int:
-        """The nominal round in which the next one begins."""
         return int(self.step // self._inner_steps)
 
     @property
@@ -336,7 +332,6 @@ class RunPace:
             self._seen.popleft()
 
     def rest(self) -> None:
-        """Nothing is trained now."""
         self._seen.clear()
 
     def steps_per_s(self) -> float | None:

@@ -73,7 +73,6 @@ class OwnVector:
         round, step, final: as of `RoundSnapshot`.
         steps, tokens: trained since the snapshot before.
         payload: codes of theta, and behind them codes of phi where gamma != beta.
-        digest: blake3 of the payload.
         packed: the payload as differences, where it travels so.
     """
 
@@ -97,11 +96,7 @@ class OwnVector:
 
 @dataclass(frozen=True, slots=True)
 class Averaged:
-    """Both sides hold each other's vector.
-
-    Attributes:
-        payload: the partner's codes; valid until the next exchange.
-    """
+    """Both sides hold each other's vector; `payload` is valid until the next exchange."""
 
     partner_id: PeerId
     steps: int
@@ -119,8 +114,6 @@ RoundOutcome = Averaged | Skipped
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """How averaging ended, and how long the search and the exchange took."""
-
     own: OwnVector
     outcome: RoundOutcome
     match_s: float
@@ -224,10 +217,8 @@ class ExchangeSession:
     """One exchange with one partner, until it is known how it ended.
 
     Args:
-        name: its `exchange_id`.
         talk: the stream on which it was agreed.
         following: we were asked; the other side begins, and opens the stripes.
-        num_stripes: further streams agreed on.
 
     Attributes:
         over: set when no stream of the exchange is needed any more.
@@ -278,8 +269,9 @@ class ExchangeSession:
                 self._step(ExchangeEvent.STALLED)
             except* StreamLost:
                 self._step(ExchangeEvent.STREAM_LOST)
-            except* LocoError:
-                self._step(self._fault())
+            except* LocoError:  # in the place of a receipt it is the end of the stream
+                holds = self.machine.state is ExchangeState.HOLDING
+                self._step(ExchangeEvent.STREAM_LOST if holds else ExchangeEvent.VECTOR_BAD)
             finally:
                 self._nursery = None
                 self.end()
@@ -322,11 +314,6 @@ class ExchangeSession:
             self._nursery.start_soon(self._stripes.carry, talk)
 
     # --- its end ----------------------------------------------------------------------------------
-    def _fault(self) -> ExchangeEvent:
-        """What they sent was wrong: no vector, or, for a receipt, the end of the stream."""
-        is_here = self.machine.state is ExchangeState.HOLDING
-        return ExchangeEvent.STREAM_LOST if is_here else ExchangeEvent.VECTOR_BAD
-
     def _step(self, event: ExchangeEvent) -> None:
         before = self.machine.state
         if before is ExchangeState.SETTLING:
@@ -339,7 +326,6 @@ class ExchangeSession:
             self._listening.cancel()
 
     async def _settle(self) -> None:
-        """Ask the partner how it ended for it."""
         told: ExchangeEvent | None = None
         with trio.move_on_after(SETTLE_S):
             while told is None and not self.machine.is_final:

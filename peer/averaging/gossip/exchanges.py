@@ -43,10 +43,8 @@ class Agreement:
     """What two peers must have in common before they average.
 
     Attributes:
-        group: its digest.
         inner_steps: H, the nominal steps of a round.
         declined_now: why we take no proposal at present; None when we do.
-        max_stripes: further streams that one exchange may have.
     """
 
     group: str
@@ -195,7 +193,7 @@ class Exchanges:
     async def _accept(
         self, talk: Conversation, own: OwnVector, proposal: Propose, exchange_s: float
     ) -> RoundOutcome | None:
-        """Say yes; None where they had gone before they sent anything: nothing has happened."""
+        """Say yes; None where they had gone before they sent anything."""
         num_stripes = min(proposal.stripes, self.agreement.stripes)
         # Before the answer is out: a stripe may come as soon as they have it.
         exchange = self._prepare(talk, own, proposal.round, num_stripes, following=True)

@@ -3,7 +3,7 @@
 A shell around `protocol/gossip/matchmaking.py`: it tells the matchmaker what streams and beats
 bring, and does what that says. One `Gossip` serves all snapshots of one vector: of the whole model,
 or of a fragment. The outer steps call `average`, and `meet` of the planned meetings at the end of
-the run (final_averaging.py); both return how averaging ended, and raise nothing of a peer's making.
+the run (final_rounds.py); both return how averaging ended, and raise nothing of a peer's making.
 Other peers come in through `GossipServer`.
 """
 
@@ -28,7 +28,7 @@ from protocol.wire.versions import GOSSIP
 
 from .exchange_session import STALL_S, OwnVector, RoundOutcome, Settled, Skipped, open_talk
 from .exchanges import Agreement, Exchanges, HeldProposal, note_refused
-from .final_averaging import FinalMeetings
+from .final_rounds import FinalMeetings
 from .packing import Packer
 
 
@@ -81,7 +81,6 @@ class Gossip:
 
     # --- the outer steps' side --------------------------------------------------------------------
     async def run(self) -> None:
-        """Serve the matchmaker's timers until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._watch)
@@ -101,8 +100,6 @@ class Gossip:
         Args:
             own: our contribution; its payload must lie still until this returns.
             fresh_s: how long only a partner that was not met of late will do.
-            search_s: how long to look for a partner.
-            exchange_s: how long the exchange may take.
         """
         packed = replace(own, packed=await self.packer.packed(own.payload))
         freed_s = trio.current_time()
@@ -266,7 +263,6 @@ class GossipServer:
         self._by_group = {gossip.agreement.group: gossip for gossip in gossips}
 
     async def run(self) -> None:
-        """Look for partners and be asked, until cancelled."""
         async with trio.open_nursery() as nursery:
             for gossip in self._gossips:
                 nursery.start_soon(gossip.run)

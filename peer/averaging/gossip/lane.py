@@ -52,11 +52,7 @@ expected, so that none of the first partners turns us round, however far we have
 
 
 class PairLane:
-    """Averages the snapshots of one fragment, or of a whole model.
-
-    Args:
-        lock: held while the outer state moves.
-    """
+    """Averages the snapshots of one fragment, or of a whole model."""
 
     def __init__(
         self,
@@ -89,7 +85,7 @@ class PairLane:
         """Find a partner for a snapshot and exchange vectors.
 
         Args:
-            meeting: of the final averaging's plan; None to average with whoever is free.
+            meeting: of the final averaging's plan; None for any peer that is free.
             meanwhile: nominal steps until the next snapshot is due; 0 if training waits.
         """
         round_s = self._facts.round_s
@@ -110,11 +106,7 @@ class PairLane:
         return settled
 
     async def apply(self, settled: Settled, meeting: Meeting | None, train_s: float) -> None:
-        """Take the outer step, and count how averaging ended.
-
-        Args:
-            train_s: what training took that the snapshot ended.
-        """
+        """Take the outer step, and count how averaging ended."""
         started_s = trio.current_time()
         self._steps_since_average += settled.own.steps
         settled, share = await self._judged(settled, meeting)
@@ -122,9 +114,10 @@ class PairLane:
             self._steps_since_average = 0
         own, outcome = settled.own, settled.outcome
         partner = outcome.payload if isinstance(outcome, Averaged) else None
-        step = partial(
-            self.outer.step, own.round, plain=own.final, own_share=_own_share(meeting, share)
-        )
+        own_share = 0.5 if meeting is None else meeting.own_share
+        if share != 1.0:
+            own_share = 1.0 - (1.0 - own_share) * share
+        step = partial(self.outer.step, own.round, plain=own.final, own_share=own_share)
         async with self._lock:
             distance = await self._work.run(step, own.payload, partner)
         if distance is not None:
@@ -189,9 +182,3 @@ class PairLane:
                 partner=outcome.partner_id,
                 step=own.step,
             )
-
-
-def _own_share(meeting: Meeting | None, share: float) -> float:
-    """The weight of our weights in the mean with a partner that counts so much, 1 as any other."""
-    own = 0.5 if meeting is None else meeting.own_share
-    return own if share == 1.0 else 1.0 - (1.0 - own) * share

@@ -32,7 +32,7 @@ what a fragment weighs. The trainer merges as a difference, so an average may co
 - A flight under way when the trainer dies is ended without a merge, for the next life loads the
   slow weights. Its codes lie in memory that outlives the trainer.
 - After the training every flight ends. Then come rounds of no steps, in which the trainer sends all
-  that it has, for the meetings of the final averaging (final_averaging.py): all fragments meet the
+  that it has, for the meetings of the final averaging (final_rounds.py): all fragments meet the
   same partner, a few at a time. Without final averaging, fragments have one such round, with
   partners as in training, for what was trained since their last moments.
 - With `inner_steps = "auto"` a round is of our own length (own_length.py). Validation goes by
@@ -64,7 +64,7 @@ from protocol.schedule.rounds import OwnRounds, RoundPlan, keep_together
 from protocol.trainer_messages import ONE_CHUNK, FragmentMerged, FragmentSent, Merge
 
 from .exchanges import Agreement
-from .final_averaging import FinalMeetings, FinalRounds
+from .final_rounds import FinalMeetings, FinalRounds
 from .gossip import Gossip, GossipServer
 from .lane import PairLane
 from .outer_step import NolocoFactors, OuterState
@@ -204,11 +204,7 @@ class PairRounds:
         closed: RoundClosed | None,
         before: trio.Event | None,
     ) -> None:
-        """Average what was sent, take its outer step, and tell the trainer.
-
-        Args:
-            before: set when the planned meeting may begin.
-        """
+        """A planned meeting begins when `before` is set."""
         lane, exchanged = self._averaging.lanes[sent.fragment], self._exchanged[sent.fragment]
         meeting, now_s = self._finale.meeting, trio.current_time()
         train_s, self._sent_s[sent.fragment] = now_s - self._sent_s[sent.fragment], now_s
@@ -242,7 +238,6 @@ class PairRounds:
                 self._settled.set()
 
     async def _validate(self, line: TrainerLine, round_: int) -> None:
-        """Have the slow weights measured if that is due; no flight writes them meanwhile."""
         async with self._at_rest:
             if self._is_validation_due(round_):
                 await self._validation.begin(line, round_)
@@ -261,11 +256,7 @@ class PairRounds:
 
 
 class PairAveraging:
-    """NoLoCo with the factors of the run spec. Implements `peer.averaging.parts.Averaging`.
-
-    Attributes:
-        lanes: of each fragment; none before the first trainer tells the layout.
-    """
+    """Implements `peer.averaging.parts.Averaging`. Fragments get lanes with the first trainer."""
 
     def __init__(self, parts: AveragingParts) -> None:
         self._parts = parts
@@ -362,7 +353,6 @@ class PairAveraging:
 
 
 def declined_in(state: PeerState) -> RefusalReason | None:
-    """Why a peer takes no proposal in this state; None when it does."""
     if state is PeerState.LEAVING:
         return RefusalReason.LEAVING
     return None if state is PeerState.TRAINING else RefusalReason.NOT_TRAINING

@@ -96,10 +96,9 @@ def outer_step(
 
     Args:
         phi_P, delta_P: fp32 [P], overwritten (delta not where alpha is 0).
-        theta_codes: codes of theta of each member, valid ones (`codec.validate`).
-        phi_codes: codes of phi of each member in the same order; read by a group of more than one
-            with gamma != beta.
-        shares: weight of each member in the means; equal ones when not given, or alone.
+        theta_codes: of each member, valid ones (`codec.validate`).
+        phi_codes: in the same order; read by a group of more than one with gamma != beta.
+        shares: weight of each member in the means; equal ones when not given.
 
     Returns:
         Root mean square of our theta less the mean of the others' (the partner's); None alone.
@@ -211,12 +210,7 @@ def group_mean(
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """Root mean squares per value; not finite where a sum is not.
-
-    Attributes:
-        distance: of ours less theirs.
-        own: of ours.
-    """
+    """Root mean squares, of ours less theirs and of ours; not finite where a sum is not."""
 
     distance: float
     own: float
@@ -297,7 +291,6 @@ class OuterState:
 
     @property
     def needs_phi_codes(self) -> bool:
-        """Whether the codes of phi travel too."""
         return self._factors.pulls
 
     def with_phi(self, theta_codes: memoryview) -> memoryview:
@@ -320,10 +313,7 @@ class OuterState:
         """Take the outer step of `round` with the partner's codes, or alone.
 
         Args:
-            round: higher than that of the step before.
-            own_codes: codes of our theta, and behind them those of our phi before the step where
-                gamma != beta.
-            partner_codes: the partner's; None alone.
+            own_codes: of our theta, and behind them of our phi where gamma != beta.
             plain: phi becomes the mean of theta, whatever the run's factors are.
             own_share: weight of our theta in the pair's mean.
 
@@ -331,9 +321,8 @@ class OuterState:
             How far the partner's theta is from ours, root mean square; None alone.
 
         Raises:
-            LocalProtocolError: our own codes are bad or the round was stepped before; nothing was
-                written.
-            RemoteProtocolError: the partner's codes are bad; nothing was written.
+            LocalProtocolError: our own codes are bad, or the round was stepped before.
+            RemoteProtocolError: the partner's codes are bad.
         """
         if round <= self.round:
             raise LocalProtocolError(

@@ -33,11 +33,7 @@ _Visit = tuple[PeerId, int, str]
 
 
 class OwnLength:
-    """Writes `facts.chosen_inner_steps`.
-
-    Args:
-        view: of those whom we average with.
-    """
+    """Writes `facts.chosen_inner_steps`."""
 
     def __init__(self, around: Surroundings, view: View) -> None:
         self._length = RoundLength()

@@ -30,12 +30,7 @@ from protocol.run.ways import CODECS
 
 
 class Packer:
-    """Packs the vectors of one lane, and knows how far those of partners were.
-
-    Attributes:
-        packs: whether this codec is packed at all.
-        vectors: in one contribution.
-    """
+    """Packs the vectors of one lane, if its codec `packs`, and knows how far partners' were."""
 
     def __init__(self, codec: str, vectors: int, work: Work, facts: PackingFacts) -> None:
         self.packs = CODECS[codec].packs
@@ -57,7 +52,6 @@ class Packer:
         return memoryview(pack(payload, widths, self.vectors))
 
     async def learn(self, own: memoryview, theirs: memoryview) -> None:
-        """A partner's codes were averaged with."""
         if self.packs:
             await self.work.run(self._learn, own, theirs)
 
@@ -78,12 +72,7 @@ class Packer:
 
 
 class Reading:
-    """Reads one partner's vector, in one exchange, and answers the partner that reads ours.
-
-    Args:
-        own: our codes, which theirs are read against.
-        into: where theirs are written.
-    """
+    """Reads one partner's vector `into` memory, and answers the partner that reads our `own`."""
 
     def __init__(self, packer: Packer, own: memoryview, into: memoryview) -> None:
         self._packer = packer

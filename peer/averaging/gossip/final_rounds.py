@@ -36,9 +36,6 @@ from .exchanges import Exchanges, HeldProposal, note_refused
 
 # --- final rounds ---------------------------------------------------------------------------------
 
-RANDOM: Final = None
-"""The meeting of a round that is averaged with whoever is free."""
-
 
 class FinalRounds:
     """Plans the meetings of the final averaging.
@@ -69,14 +66,11 @@ class FinalRounds:
         self._num_random = 0
         self._is_alone = False
         self._averaged_before = 0
-        self.meeting: Meeting | None = RANDOM
+        self.meeting: Meeting | None = None
         self.has_begun = False
 
     async def goes_on(self, line: TrainerLine, held: "Sequence[FinalMeetings]") -> bool:
         """Whether there is one more meeting; `meeting` tells which. The first call plans them.
-
-        Args:
-            held: the meetings of each fragment.
 
         Raises:
             JoinAgain: the others have ended the run without us.
@@ -86,7 +80,7 @@ class FinalRounds:
         if self._planned:
             self.meeting = self._planned.pop(0)
             return True
-        self.meeting = RANDOM
+        self.meeting = None
         disagreements = max(meetings.disagreements for meetings in held)
         if self._num_random < self._is_alone + disagreements:
             self._num_random += 1
@@ -133,6 +127,7 @@ class FinalRounds:
 
 # --- final meetings -------------------------------------------------------------------------------
 
+
 RETRY_S: Final = 1.0
 """Between two tries to reach a partner, and two looks whether one that should call is there."""
 
@@ -155,7 +150,6 @@ class FinalMeetings:
         self.disagreements = 0
 
     def begin(self, roster: str) -> None:
-        """The roster with this digest is ours."""
         self._roster, self._number = roster, 0
         for call in self._calls.values():
             if call.proposal.roster != roster:
