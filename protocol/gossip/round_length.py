@@ -49,9 +49,6 @@ from statistics import fmean
 from typing import Final
 
 from protocol.limits import EPSILON
-from protocol.run.run_spec import AUTO_ROUND_STEPS
-
-from .matchmaking import MAX_EXCHANGE_ROUNDS
 
 LINE_SHARE: Final = 0.8
 """Part of a round that its exchange should take."""
@@ -73,8 +70,8 @@ FIRST_INNER_STEPS: Final = 8
 """H before it is known what fits: small, so that this is known soon."""
 LEAST_INNER_STEPS: Final = 2
 """The least that was measured (docs/results/optimizers.md)."""
-MOST_INNER_STEPS: Final = int(MAX_EXCHANGE_ROUNDS * AUTO_ROUND_STEPS)
-"""An exchange may last no longer."""
+MOST_INNER_STEPS: Final = 512
+"""An exchange may last no longer (eight nominal rounds)."""
 OUTER_SHARE: Final = 4
 """One of so many wishes of a partner is left out, at either end."""
 

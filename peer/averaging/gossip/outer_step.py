@@ -287,6 +287,7 @@ class OuterState:
         self._spans = [slice(*span) for span in spans or [(0, phi_P.size)]]
         self._size = sum(span.stop - span.start for span in self._spans)
         self._codec, self._factors = codec, factors
+        self._vector_bytes = codec.code_bytes(self._size)
         self.replicas_apart: float | None = None
 
     @property
@@ -390,10 +391,9 @@ class OuterState:
 
     def _vectors(self, codes: CodeBuffer) -> list[torch.Tensor]:
         """Codes of theta, and those of phi where they travel too."""
-        return list(codes_as_tensor(codes).split(self._codec.code_bytes(self._size)))
+        return list(codes_as_tensor(codes).split(self._vector_bytes))
 
     def _are_valid(self, vectors: list[torch.Tensor]) -> bool:
-        each_bytes = self._codec.code_bytes(self._size)
-        due = [each_bytes] * (2 if self.needs_phi_codes else 1)
+        due = [self._vector_bytes] * (2 if self.needs_phi_codes else 1)
         sizes = [each.numel() for each in vectors]
         return sizes == due and all(self._codec.validate(each) for each in vectors)
