@@ -2,8 +2,8 @@
 
 Idea. What honest peers send differs from what we have by about as much today as it did in the last
 exchanges, whoever sent it. A vector that is far further away is a lie, a fault, or of another time,
-and is not taken. What is let through moves us no further than a few times the usual way. So a liar
-that stays within the bounds has the pull of one peer, and one that does not has none.
+and is not taken. What is let through moves us no further than a few times the usual way. A liar
+within the bounds has the pull of one peer, and one beyond them has none.
 
 Rules
   1. The last WINDOW distances that were let through are kept, one that takes the place of another
@@ -13,19 +13,19 @@ Rules
      neither a calm time nor a wild one, nor a liar that makes some of them large, makes it too
      narrow or too wide.
   2. Before FIRST distances are there, the bound is the scale that the caller gives, which is wide:
-     who was elsewhere must be able to come back.
+     a peer that was elsewhere must be able to come back.
   3. Beyond some medians (LEAST_CLIP to CLIP_FACTOR, by the scatter: CLIP_SPREADS deviations) a
      vector counts less, so that it pulls no more than one at that distance would; and it is
      remembered as if it were there, so that liars do not shift what is usual. Before FIRST
-     distances what the caller expects stands in the place of the median, and CLIP_FACTOR holds.
-  4. A peer that finds values of ODD_ONES peers implausible in a row, or ODD_TIMES of whomever, is
-     itself the one that is elsewhere (it was parted, or began anew): it forgets what it saw, and
-     rule 2 holds.
+     distances the caller's expectation stands in the place of the median, and CLIP_FACTOR holds.
+  4. A peer that finds values of ODD_ONES peers implausible in a row, or ODD_TIMES of any, is itself
+     the one that is elsewhere (it was parted, or began anew): it forgets what it saw, and rule 2
+     holds.
   5. A distance that is no number, or infinite, is never plausible.
   6. Replicas move apart with the steps that they train between two averages. After k times as many
-     steps as usual, a pair's together, the bound is k times as wide (LARGEST_FACTOR at most). What
-     counts less does so from k times the distance on only where our own steps are that many: of
-     theirs we have their word alone.
+     steps as usual, a pair's together, the bound is k times as wide (LARGEST_FACTOR at most). The
+     clip moves k times as far only where our own steps are that many: of theirs we have their word
+     alone.
 
 The numbers were chosen by what lies cost in learning (bench/hostile.py): distances of honest peers
 lie within a fifth of their median, and what is let through is what a liar can use.
@@ -35,6 +35,7 @@ a contribution); here are numbers only.
 """
 
 import math
+import sys
 from collections import deque
 from collections.abc import Sequence
 from statistics import median_low
@@ -63,20 +64,14 @@ LENGTH_TOLERANCE: Final = 1e-3
 """Sums of squares depend a little on their order, and so on the machine: so far, by ratio."""
 _NORMAL: Final = 1.4826
 """A median absolute deviation of normal values, times this, is their standard deviation."""
-_LEAST: Final = 1e-30
-"""Distances below this are one and the same: a logarithm is taken of them."""
 
 
 class _Distance(NamedTuple):
-    """A distance that was let through, and the steps of the pair before it, of both together."""
-
     distance: float
     steps: int
 
 
 class Plausibility:
-    """What one peer expects of values of one kind."""
-
     def __init__(self) -> None:
         self._seen: deque[_Distance] = deque(maxlen=WINDOW)
         self._odd: deque[str] = deque(maxlen=ODD_TIMES)
@@ -97,7 +92,6 @@ class Plausibility:
 
     @property
     def _middle(self) -> float:
-        """The median distance."""
         return median_low(seen.distance for seen in self._seen)
 
     def _reach(self, steps: int) -> float:
@@ -134,12 +128,10 @@ class Plausibility:
         """How much a vector counts: 1 as any other, less if it is clipped; None for not at all.
 
         Args:
-            peer_id: the peer that it is of.
             distance: how far it is from what we have.
             scale: the bound while too little was seen.
             expected: what counts as usual while too little was seen; nothing is clipped without.
-            own_steps, their_steps: that we have trained since the last average, and that they say
-                they have.
+            own_steps, their_steps: trained since the last average; theirs as they say.
             instead: whether it comes in the place of the one before.
             remember: whether it is an occasion like those to come; where peers draw together for
                 good, distances shrink and say nothing of what is usual.
@@ -155,14 +147,12 @@ class Plausibility:
         if self.has_seen_enough:
             most *= self._reach(own_steps)
         if remember:
-            self._seen.append(_Distance(max(_LEAST, min(distance, usual)), steps))
-        if distance <= most:
-            return 1.0
-        return most / distance
+            # Not 0: a logarithm is taken.
+            self._seen.append(_Distance(max(sys.float_info.min, min(distance, usual)), steps))
+        return 1.0 if distance <= most else most / distance
 
     def _note_refused(self, peer_id: str) -> None:
-        """Rule 4."""
-        self._odd.append(peer_id)
+        self._odd.append(peer_id)  # rule 4
         if len(set(self._odd)) >= ODD_ONES or len(self._odd) == ODD_TIMES:
             self._odd.clear()
             self._seen.clear()
@@ -174,7 +164,6 @@ def told_length(length: float) -> float:
 
 
 def is_length(told: float, found: float) -> bool:
-    """Whether a contribution is as long as it says."""
     return math.isclose(told, told_length(found), rel_tol=LENGTH_TOLERANCE)
 
 

@@ -1,8 +1,7 @@
 """A way of averaging, as the peer sees it.
 
-Each way has two vectors, the slow weights and an outer momentum, which are what a joiner takes
-over; a lock under which they move; rounds, which drive the trainer; and something that serves other
-peers.
+Each way has slow weights and an outer momentum, which a joiner takes over; a lock under which they
+move; rounds, which drive the trainer; and a server for other peers.
 """
 
 from importlib import import_module
@@ -18,12 +17,7 @@ from protocol.run.ways import WAYS
 
 
 class Averaging(Protocol):
-    """A way of averaging, before and while rounds run.
-
-    Attributes:
-        slow_P, momentum_P: fp32 [P].
-        lock: held while they move.
-    """
+    """A way of averaging, before and while rounds run."""
 
     slow_P: Float32Vector
     momentum_P: Float32Vector
@@ -40,11 +34,10 @@ class Averaging(Protocol):
     def stands_after(self, round_: int) -> None:
         """The vectors hold our first state, as it stood after this round; -1 before the first."""
 
-    def begin(self, start_trainer: StartTrainer) -> RoundLoop:
-        """The rounds."""
+    def begin(self, start_trainer: StartTrainer) -> RoundLoop: ...
 
     async def serve(self) -> None:
-        """Serve other peers until cancelled."""
+        """Serve other peers, until cancelled."""
 
 
 def averaging_of(parts: AveragingParts) -> Averaging:

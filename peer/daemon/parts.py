@@ -34,7 +34,7 @@ class PeerSettings:
         max_corpus_bytes: of the disk that pieces of the corpus may take.
         on_run: called with the run spec and the tokens of its corpus, before a state is taken.
         grace_s: from `stop` to the end.
-        stop: set when this peer is to end, by a signal, a command, or itself.
+        stop: set when this peer is to end.
     """
 
     home: str

@@ -15,11 +15,7 @@ from protocol.membership.records import Sign
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What this home may sign with.
-
-    Attributes:
-        founder: the key of the run's founder, where this home founded it.
-    """
+    """What this home may sign with; `founder` where it founded the run."""
 
     own: Identity
     founder: Identity | None = None

@@ -1,9 +1,7 @@
 """The outer loop: one round after another, through one trainer's life after another.
 
 `RoundLoop` starts trainers, opens and closes rounds, follows the swarm's pace, validates, and ends
-the run. What is exchanged with the other peers, and when, is its way of averaging (way.py).
-
-What it promises:
+the run. Its way of averaging (way.py) decides what is exchanged with the other peers, and when.
 
 - A dead trainer costs at most the round it was in: the next life loads the slow weights and goes on
   where the swarm is.
@@ -64,14 +62,7 @@ class TrainingImpossible(LocoError):
 
 
 class RoundLoop:
-    """Runs the rounds of one peer.
-
-    Args:
-        start_trainer: starts one on the slow weights.
-
-    Attributes:
-        pause: that the user wants.
-    """
+    """Runs the rounds of one peer; `start_trainer` starts one on the slow weights."""
 
     def __init__(
         self,
@@ -96,7 +87,7 @@ class RoundLoop:
         self.finished = False
 
     async def leave(self, trainer_until_s: float, until_s: float) -> None:
-        """Write the last checkpoint; then wait for exchanges that are worth it. None begins now."""
+        """Begin no exchange; write the last checkpoint; then wait for exchanges under way."""
         self._leaves = True
         self._way.leave()
         await self._checkpoints.write_last(self._way, trainer_until_s)
@@ -105,11 +96,6 @@ class RoundLoop:
 
     # --- lives of the trainer ---------------------------------------------------------------------
     async def run(self) -> None:
-        """Train until the run is over.
-
-        Raises:
-            TrainingImpossible
-        """
         while not self.finished:
             self._facts.now_doing("starting the trainer")
             try:
@@ -224,10 +210,10 @@ class RoundLoop:
         self._check_lost(line)
         if not self._closes_early and self._way.closes_early(progress.steps, self._heeded()):
             self._closes_early = True
-            line.send_soon(CloseRound(facts.round))
+            line.nursery.start_soon(line.send, CloseRound(facts.round))
 
     async def _bring(self, line: TrainerLine, pieces: tuple[int, ...]) -> None:
-        """Bring what the next step needs of the corpus; the trainer waits for it."""
+        """Bring the pieces of the corpus for which the trainer waits."""
         facts, started_s = self._facts, trio.current_time()
         facts.now_doing(f"waiting for {len(pieces)} pieces of the corpus")
         if self._shares.feed is not None:
@@ -259,14 +245,14 @@ class RoundLoop:
 
     # --- opening and closing rounds ---------------------------------------------------------------
     def _others(self) -> list[Member]:
-        """The others that train; but for those that say they are past the end."""
+        """The others that train, but for those that say they are past the end."""
         training = self._view.members_training(trio.current_time())
         return [m for m in training if m.progress.step <= self._spec.longest_steps]
 
     def _heeded(self) -> Sequence[Member]:
-        """Those of them by whose steps, rounds and speeds we go; none once we leave to join again.
+        """Those of them by whose steps, rounds and speeds we go.
 
-        What is kept then must say which weights it has, so we do not jump to where the others are.
+        None once we join again: the checkpoint must say which weights it has, so we do not jump.
         """
         if self._joins_again:
             return ()
@@ -294,7 +280,7 @@ class RoundLoop:
             line.nursery.start_soon(self._join_again, error)
 
     def _loss(self, own_step: int) -> str:
-        """What of our training the others may not have: since some of them were gone."""
+        """What we trained since some of the others were gone, which they may not have."""
         if self._parted_step is None:
             return ""
         return (
@@ -302,13 +288,12 @@ class RoundLoop:
         )
 
     async def _join_again(self, error: JoinAgain) -> None:
-        """Keep what we have in the home until a state is here that is verified. Raises `error`."""
         if self._facts.round > 0:
             await self._checkpoints.write(self._way)
         raise error
 
     async def _go_on(self, line: TrainerLine, closed: RoundClosed) -> None:
-        """Average a closed round, as far as the next one has to wait for that, and open that."""
+        """Average a closed round, as far as the next has to wait for that, and open the next."""
         if self._microbatches is not None:
             closed = replace(closed, step=self._microbatches.step_of(closed.step))
             self._facts.nominal_step = closed.step
@@ -395,7 +380,7 @@ class RoundLoop:
 
 
 def _death_reason(why: str) -> str:
-    """One word for the metrics: what the trainer said of itself, else how it went."""
+    """One word for the metrics."""
     said = why.partition(":")[0]
     if said in ("out_of_memory", "non_finite", "error", "unusable"):
         return said

@@ -11,12 +11,7 @@ from protocol.schedule.rounds import believed_speeds, owed_steps, place
 
 
 class Pace:
-    """What one peer owes to a round.
-
-    Args:
-        inner_steps: of a nominal round.
-        facts: of this peer.
-    """
+    """What one peer owes to a round; `inner_steps` are those of a nominal one."""
 
     def __init__(self, inner_steps: int, facts: Facts) -> None:
         self._inner_steps = inner_steps
@@ -32,10 +27,9 @@ class Pace:
         """Our steps of a nominal round that begins now, at this nominal step; not whole.
 
         Args:
-            others: those that train; of these only those count whose work goes on.
+            others: those that train; those count whose work goes on.
             adjusted: `catch_up` or `keep_together`.
-            own_length: nominal steps of our own rounds, where they are longer: it is as long until
-                the pace can change again.
+            own_length: nominal steps of our own rounds; the pace cannot change within one.
         """
         own_speed, now_s = self._facts.steps_per_s, trio.current_time()
         others = _going_on(others, now_s)

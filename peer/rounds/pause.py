@@ -5,9 +5,8 @@ Rules
   2. A paused peer keeps its weights, links and trainer, and serves state and data to others. It
      says `paused` in its beats: so it is nobody's partner, owns no chunk, has no share of the data,
      and nobody waits for it (`members_training` of a view knows those that train alone).
-  3. When it goes on, it does so where the others are by then, with the weights that it has; if
-     these are too old to be averaged (protocol/schedule/rounds.py, rule 5), or the run has ended
-     without it, it joins again.
+  3. It goes on with its weights where the others are by then; if these are too old to be averaged
+     (protocol/schedule/rounds.py, rule 5), or the run has ended without it, it joins again.
   4. After the training there is no pause: final averages are planned with all that are there.
 """
 
@@ -32,8 +31,6 @@ class PauseRefused(LocoError):
 
 
 class Pause:
-    """Whether the user wants a pause, and when it begins and ends."""
-
     def __init__(self, around: Surroundings, view: View) -> None:
         self._facts, self._events = around.facts, around.events
         self._view = view
@@ -42,7 +39,6 @@ class Pause:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the user wants this peer to rest."""
         return not self._resumed.is_set()
 
     # --- what the user says -----------------------------------------------------------------------

@@ -2,18 +2,16 @@
 
 The data plan gives every member blocks in proportion to its weight, and the weight follows from its
 speed: a peer of median speed has MEMBER_WEIGHT, and small differences of speed count as none. So
-the shares stay as they are until somebody comes, goes, or changes its pace; then what lies between
-the members' positions is lost, or trained twice (protocol/schedule/data_plan.py), and is counted
-here.
-
-Each peer counts for the whole swarm, by what it has heard, so two peers may count differently.
+the shares stay until a peer comes, goes, or changes its pace; then what lies between the members'
+positions is lost, or trained twice (protocol/schedule/data_plan.py), and is counted here. Each peer
+counts for the whole swarm, by what it has heard, so two peers may count differently.
 """
 
 from collections.abc import Sequence
 from typing import Final, Protocol
 
 from peer.facts import Facts
-from protocol.membership.view import Member
+from protocol.membership.view import Member, Progress
 from protocol.schedule.data_plan import DataPlan, MemberPosition, Members
 from protocol.schedule.rounds import whole_steps
 
@@ -29,7 +27,7 @@ class DataFeed(Protocol):
     """Sees to it that pieces of the corpus are here when they are trained on."""
 
     def plan(self, members: Members, epoch: int, position: int) -> None:
-        """A round begins there, with these shares of the data."""
+        """A round begins at this position, with these shares of the data."""
 
     async def bring(self, pieces: Sequence[int]) -> None:
         """Returns when all of these pieces are here."""
@@ -39,10 +37,7 @@ class DataShares:
     """The shares of one run, as this peer sees them. Writes `facts.lost_blocks`, `repeated_blocks`.
 
     Args:
-        plan: of the run's corpus.
-        facts: of this peer, a member itself.
-        feed: is told of the shares of each round; None where all of the corpus is here, or none
-            of it is needed.
+        feed: None where all of the corpus is here, or none of it is needed.
     """
 
     def __init__(self, plan: DataPlan, facts: Facts, feed: DataFeed | None = None) -> None:
@@ -58,16 +53,17 @@ class DataShares:
 
         Args:
             training: the others that train.
-            heeded: those of them whose speeds say what is usual; all of them, where none is given.
+            heeded: those of them whose speeds say what is usual; all where there are none.
         """
         facts = self._facts
         speeds = [*(m.progress.steps_per_s for m in heeded or training), facts.steps_per_s]
 
-        def weight(speed: float) -> int:
-            return min(MAX_MEMBER_WEIGHT, whole_steps(MEMBER_WEIGHT, speed, speeds))
+        def position(peer_id: str, at: Facts | Progress) -> MemberPosition:
+            weight = min(MAX_MEMBER_WEIGHT, whole_steps(MEMBER_WEIGHT, at.steps_per_s, speeds))
+            return MemberPosition(peer_id, weight, at.epoch, at.position)
 
-        own = MemberPosition(facts.peer_id, weight(facts.steps_per_s), facts.epoch, facts.position)
-        members = {m.peer_id: _position(m, weight(m.progress.steps_per_s)) for m in training}
+        own = position(facts.peer_id, facts)
+        members = {m.peer_id: position(m.peer_id, m.progress) for m in training}
         members[own.peer_id] = own
         self._count(members, own)
         self._members = members
@@ -97,8 +93,3 @@ class DataShares:
         epochs = member.epoch - own.epoch
         places = epochs * self._plan.num_places + member.position - own.position
         return abs(places) <= MAX_APART_PLACES
-
-
-def _position(member: Member, weight: int) -> MemberPosition:
-    progress = member.progress
-    return MemberPosition(member.peer_id, weight, progress.epoch, progress.position)

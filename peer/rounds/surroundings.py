@@ -1,4 +1,4 @@
-"""What the parts of one peer stand on, in one record that is passed as it is."""
+"""What the parts of one peer stand on, in one record."""
 
 from dataclasses import dataclass, field
 
@@ -18,8 +18,6 @@ class Surroundings:
 
     Attributes:
         pacing: of the network's streams; None where they keep to none.
-        facts: the record of what this peer is and does.
-        sign: signs as this peer.
         heard: wakes those parked when a peer has told of itself, and when one is gone.
     """
 

@@ -20,11 +20,7 @@ MAX_VALIDATION_SHARE: Final = 0.1
 
 
 class Validation:
-    """Asks the trainer for the loss of the held-out blocks, as often as the run asks for.
-
-    Attributes:
-        answers: of the trainer, since the start.
-    """
+    """Asks the trainer for the loss of the held-out blocks; `answers` counts its answers."""
 
     def __init__(self, every_rounds: int, around: Surroundings) -> None:
         self._every_rounds = every_rounds
@@ -36,19 +32,13 @@ class Validation:
 
     @property
     def is_idle(self) -> bool:
-        """Whether none is under way."""
         return self._idle.is_set()
 
     async def wait_idle(self) -> None:
-        """Wait until none is under way: then the slow weights may be written."""
         await self._idle.wait()
 
     def is_due(self, round_: int, before: int | None = None) -> bool:
-        """Whether the slow weights after this round should be validated.
-
-        Args:
-            before: the round after which this was asked last; None is the one before.
-        """
+        """Whether to validate after this round; `before` is the one after which this was asked."""
         before = round_ - 1 if before is None else before
         due = round_ // self._every_rounds > before // self._every_rounds
         return due and self.is_idle and trio.current_time() >= self._not_before_s
@@ -59,7 +49,6 @@ class Validation:
         await line.send(Evaluate(round_))
 
     def ended(self, result: Evaluated) -> None:
-        """The trainer's answer is here."""
         facts = self._facts
         self.answers += 1
         self._not_before_s = trio.current_time() + result.seconds / MAX_VALIDATION_SHARE

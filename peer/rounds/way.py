@@ -5,9 +5,8 @@
         PairRounds              NoLoCo: whole models, or fragments, each with a partner of its own
         FragmentRounds          Streaming DiLoCo: fragments, each at its own moment, with all
 
-Events go into a way; it commands the trainer through the `TrainerLine` of the current life, and it
-delays the next round by not returning. What both are put together from is `AveragingParts`; what
-others bring stands here as they see it.
+Events go into a way; it commands the trainer through the `TrainerLine` of the current life, and
+delays the next round by not returning.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,27 +34,18 @@ from .surroundings import Surroundings
 
 
 class TrainerLine:
-    """One life of the trainer, for those who send it commands.
-
-    Attributes:
-        trainer: of this life.
-        nursery: ends with it.
-    """
+    """One life of the trainer, with which `nursery` ends."""
 
     def __init__(self, trainer: Trainer, nursery: trio.Nursery) -> None:
         self.trainer = trainer
         self.nursery = nursery
 
     async def send(self, command: TrainerCommand) -> None:
-        """Send, and do not mind if the trainer is gone: the reader of its events learns of it."""
+        """Send; if the trainer is gone, the reader of its events learns of it."""
         try:
             await self.trainer.send(command)
         except TrainerDied:
             pass
-
-    def send_soon(self, command: TrainerCommand) -> None:
-        """The same, without waiting."""
-        self.nursery.start_soon(self.send, command)
 
 
 class Way(Protocol):
@@ -86,10 +76,7 @@ class Way(Protocol):
         """The trainer tells how far it is: it has taken what it loaded."""
 
     async def closed(self, closed: RoundClosed, others: Sequence[Member]) -> None:
-        """A round is closed: see to it that its work is averaged.
-
-        Returns when the next round may begin.
-        """
+        """Have the work of a closed round averaged; returns when the next may begin."""
 
     async def took(self, event: SyncEvent) -> None:
         """An event of averaging."""
@@ -108,14 +95,14 @@ class Way(Protocol):
 
 
 class Checkpoints(Protocol):
-    """What writes them, and what a trainer goes on from after a restart of the daemon.
+    """Writes checkpoints; tells what a trainer goes on from after a restart of the daemon.
 
-    Between two rounds nothing is trained, and where a peer is alone nothing is on its way either:
-    then a checkpoint is a state from which the same training follows, bit for bit.
+    Between two rounds of a peer alone nothing is trained or on its way: a checkpoint of then is a
+    state from which the same training follows, bit for bit.
     """
 
     def load(self) -> Load:
-        """What the first trainer is told to load; later ones have the slow weights alone."""
+        """For the first trainer; later ones have the slow weights alone."""
 
     def began(self, line: TrainerLine) -> None:
         """A trainer has started."""
@@ -137,7 +124,7 @@ class Checkpoints(Protocol):
 
 
 class Microbatches(Protocol):
-    """What deals with them, where the trainer holds a stage of a pipeline."""
+    """Deals with microbatches, where the trainer holds a stage of a pipeline."""
 
     def began(self, line: TrainerLine) -> None:
         """A trainer has started; it holds none."""
@@ -146,17 +133,14 @@ class Microbatches(Protocol):
         """The trainer has said something of them."""
 
     def step_of(self, step: float) -> float:
-        """The nominal step at which a round was closed, as it counts for what comes next.
-
-        A relay trains for as long as data peers do, so it is never ahead of them.
-        """
+        """Where a round was closed: a relay trains as long as data peers, never ahead of them."""
 
     async def wait_unneeded(self) -> None:
         """After the last round: wait until nobody needs our trainer any more, or for long."""
 
 
 class Company(Protocol):
-    """Implemented by `peer.daemon.membership.LinkedCompany`."""
+    """The other peers, as the search for partners sees them."""
 
     def free(self) -> Sequence[tuple[PeerId, RoundSnapshot]]:
         """The others that say they look for a partner, and what they bring."""
@@ -179,14 +163,9 @@ class AveragingParts:
     """What ways of averaging are put together from.
 
     Attributes:
-        around: what the peer stands on.
-        amended: the run spec, as it has been amended so far.
-        held: what belongs to our group.
         slow_P: memory for the slow weights.
-        company_of: the other peers, seen by what looks for partners for a fragment; 0 where the
-            whole model is one vector.
-        convict: bans a peer that was proved to have lied.
-        proofs: of that, kept in the home.
+        company_of: for a fragment; 0 where the whole model is one vector.
+        convict: bans a peer that was proved to have lied; `proofs` of that are kept in the home.
         microbatches: None where the whole model is trained here.
     """
 
@@ -204,5 +183,4 @@ class AveragingParts:
 
     @property
     def spec(self) -> RunSpec:
-        """What the run was founded by: for all that is never amended."""
         return self.amended.founding

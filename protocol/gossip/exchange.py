@@ -1,9 +1,9 @@
 """One exchange of vectors between two peers: when may it be applied?
 
-The idea. Both send their vector on one stream, both at once, and confirm the other's with a
-receipt as soon as it is here. A peer that holds the partner's vector *and* knows that the partner
-holds its own applies. The last receipt can be lost, as in every such protocol; a peer that then
-holds a vector without a receipt asks the partner on a new stream, and does as the partner did.
+The idea. Both send their vector on one stream at once, and confirm the other's with a receipt as
+soon as it is here. A peer that holds the partner's vector *and* knows that the partner holds its
+own applies. The last receipt can be lost, as in every such protocol; a peer that then holds a
+vector without a receipt asks the partner on a new stream, and does as the partner did.
 
 States
 
@@ -17,23 +17,23 @@ States
 Rules
   1. Applied on one side implies held on both: AVERAGED is reached only with their vector here and
      ours there.
-  2. Only a HOLDING peer asks. So the one asked knows that the asker holds its vector: if it is
+  2. Only a HOLDING peer asks, so the one asked knows that the asker holds its vector: if it is
      HOLDING itself it becomes AVERAGED; if it lacks the asker's vector it becomes SKIPPED, and says
      so.
-  3. A HOLDING peer that gets no answer skips as `unsettled`. That is the only way in which the two
-     sides can differ; it is counted, and healed by the consensus term of the averaging itself,
-     which pulls slow weights together at every later exchange.
+  3. A HOLDING peer that gets no answer skips as `unsettled`. Only then can the two sides differ; it
+     is counted, and healed by the averaging itself, which pulls slow weights together at every
+     later exchange.
 
 A packed vector (peer/codec/differences.py) is read against the reader's own. Where the two are
-further apart than the sender thought, a block is read wrongly, and is bad by its sums. So that both
-average with the same numbers, the reader asks for it, within the exchange:
+further apart than the sender thought, a block is read wrongly, and is bad by its sums. The reader
+asks for it within the exchange, so that both average with the same numbers:
 
   4. It asks for the blocks that are bad. If none is, and the digest is wrong all the same, it asks
      for all that it has not asked for. If there is none left, the vector is bad, and nothing is
      averaged.
   5. Its receipt comes after the digest is right, so it asks for nothing after it.
-  6. A block is sent again at most once, and at most `MAX_QUESTIONS` are answered. So whatever a
-     reader asks, packing costs the sender never more than the codes beside what was packed.
+  6. A block is sent again at most once, and at most `MAX_QUESTIONS` are answered: packing never
+     costs the sender more than the codes beside what was packed.
 
 The transitions are data (`TRANSITIONS`). In a final state every event is ignored; else one that is
 not in the table is a `LocalProtocolError`, because the shell must not have produced it.
@@ -42,7 +42,6 @@ not in the table is a `LocalProtocolError`, because the shell must not have prod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from types import MappingProxyType
 from typing import Any, Final
 
 import blake3
@@ -54,20 +53,13 @@ from protocol.outcomes import SkipReason
 
 
 def exchange_id(group: str, one: tuple[str, int], other: tuple[str, int]) -> str:
-    """The name of an exchange, the same for both sides: 32 hex digits.
-
-    Args:
-        group: its digest.
-        one, other: peer id and its own number of the round that it brings.
-    """
+    """32 hex digits, the same for both peers, which bring their rounds of these numbers."""
     (low, low_round), (high, high_round) = sorted((one, other))
     text = f"exchange/{group}/{low}/{low_round}/{high}/{high_round}"
     return blake3.blake3(text.encode()).hexdigest(length=16)
 
 
 class ExchangeState(Enum):
-    """Where an exchange stands, at one of its two peers."""
-
     EXCHANGING = "exchanging"
     HOLDING = "holding"
     DELIVERED = "delivered"
@@ -77,8 +69,6 @@ class ExchangeState(Enum):
 
 
 class ExchangeEvent(Enum):
-    """What can happen in an exchange."""
-
     VECTOR_ARRIVED = "vector arrived"
     """Whole, with the right digest and finite."""
     VECTOR_BAD = "vector bad"
@@ -96,8 +86,6 @@ class ExchangeEvent(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """Where an event leads."""
-
     state: ExchangeState
     reason: SkipReason | None = None
 
@@ -118,31 +106,29 @@ _LACKING: Final = {
 _ASK: Final = Transition(ExchangeState.SETTLING)
 _AVERAGED: Final = Transition(ExchangeState.AVERAGED)
 
-TRANSITIONS: Final[Mapping[ExchangeState, Mapping[ExchangeEvent, Transition]]] = MappingProxyType(
-    {
-        ExchangeState.EXCHANGING: {
-            **_LACKING,
-            ExchangeEvent.VECTOR_ARRIVED: Transition(ExchangeState.HOLDING),
-            ExchangeEvent.RECEIPT_ARRIVED: Transition(ExchangeState.DELIVERED),
-        },
-        ExchangeState.DELIVERED: {**_LACKING, ExchangeEvent.VECTOR_ARRIVED: _AVERAGED},
-        ExchangeState.HOLDING: {
-            ExchangeEvent.RECEIPT_ARRIVED: _AVERAGED,
-            ExchangeEvent.STREAM_LOST: _ASK,
-            ExchangeEvent.STALLED: _ASK,
-            ExchangeEvent.DEADLINE_PASSED: _ASK,
-            ExchangeEvent.ASKED: _AVERAGED,
-        },
-        ExchangeState.SETTLING: {
-            ExchangeEvent.ASKED: _AVERAGED,
-            ExchangeEvent.TOLD_AVERAGED: _AVERAGED,
-            ExchangeEvent.TOLD_SKIPPED: _skip(SkipReason.PARTNER_LOST),
-            ExchangeEvent.NOT_TOLD: _skip(SkipReason.UNSETTLED),
-        },
-        ExchangeState.AVERAGED: {},
-        ExchangeState.SKIPPED: {},
-    }
-)
+TRANSITIONS: Final[Mapping[ExchangeState, Mapping[ExchangeEvent, Transition]]] = {
+    ExchangeState.EXCHANGING: {
+        **_LACKING,
+        ExchangeEvent.VECTOR_ARRIVED: Transition(ExchangeState.HOLDING),
+        ExchangeEvent.RECEIPT_ARRIVED: Transition(ExchangeState.DELIVERED),
+    },
+    ExchangeState.DELIVERED: {**_LACKING, ExchangeEvent.VECTOR_ARRIVED: _AVERAGED},
+    ExchangeState.HOLDING: {
+        ExchangeEvent.RECEIPT_ARRIVED: _AVERAGED,
+        ExchangeEvent.STREAM_LOST: _ASK,
+        ExchangeEvent.STALLED: _ASK,
+        ExchangeEvent.DEADLINE_PASSED: _ASK,
+        ExchangeEvent.ASKED: _AVERAGED,
+    },
+    ExchangeState.SETTLING: {
+        ExchangeEvent.ASKED: _AVERAGED,
+        ExchangeEvent.TOLD_AVERAGED: _AVERAGED,
+        ExchangeEvent.TOLD_SKIPPED: _skip(SkipReason.PARTNER_LOST),
+        ExchangeEvent.NOT_TOLD: _skip(SkipReason.UNSETTLED),
+    },
+    ExchangeState.AVERAGED: {},
+    ExchangeState.SKIPPED: {},
+}
 
 
 class ExchangeMachine:
@@ -154,7 +140,6 @@ class ExchangeMachine:
 
     @property
     def is_final(self) -> bool:
-        """Whether it is over."""
         return self.state in (ExchangeState.AVERAGED, ExchangeState.SKIPPED)
 
     def step(self, event: ExchangeEvent) -> None:
@@ -176,22 +161,17 @@ Marks = npt.NDArray[np.bool_]
 
 
 class Asking:
-    """The reader's side: what it asks for next."""
+    """The reader's side."""
 
     def __init__(self, blocks: int) -> None:
         self._asked: Marks = np.zeros(blocks, np.bool_)
 
     @property
     def blocks(self) -> int:
-        """How many the vector has."""
         return self._asked.size
 
     def next(self, bad: Marks | None = None) -> Marks | None:
-        """The blocks to ask for; None when all were asked for.
-
-        Args:
-            bad: those that are known to be; None when the digest alone is wrong.
-        """
+        """The blocks to ask for; None for no more. `bad` is None when the digest alone is wrong."""
         wanted = ~self._asked if bad is None else bad
         if not wanted.any():
             return None
@@ -200,7 +180,7 @@ class Asking:
 
 
 class Answering:
-    """The sender's side: which questions it answers."""
+    """The sender's side."""
 
     def __init__(self, blocks: int) -> None:
         self._blocks = blocks
@@ -209,11 +189,10 @@ class Answering:
 
     @property
     def map_bytes(self) -> int:
-        """Length of a map of all blocks."""
         return -(-self._blocks // 8)
 
     def take(self, bits: Any) -> Marks:
-        """A question has come: the blocks that it names in a bit map.
+        """The blocks that a question names in a bit map.
 
         Raises:
             RemoteProtocolError: rule 6, or the map names no block, or one that there is not.

@@ -1,9 +1,9 @@
 """The final averaging: who meets whom so that all peers end with the mean of all.
 
-The idea. After the last training step nothing is left to be late for, so here, and only here, peers
-wait for each other. N peers that see the same roster (all peers that take part, sorted) meet by the
-bits of their places: in meeting b, place i meets place i XOR 2^(b-1). After log2 N meetings each
-has the mean of all, up to what the code rounds off.
+The idea. After the last training step, and only then, peers wait for each other. N peers that see
+the same roster (all peers that take part, sorted) meet by the bits of their places: in meeting b,
+place i meets place i XOR 2^(b-1). After log2 N meetings each has the mean of all, up to what the
+code rounds off.
 
     N = 6: places 0 .. 3 make the cube, 4 and 5 are over
     meeting 0    4 to 0, 5 to 1          both take the mean; 0 and 1 now stand for two peers
@@ -39,8 +39,7 @@ class Meeting:
     """One exchange of the plan, as one of the two sees it.
 
     Attributes:
-        number: which meeting of the plan; the same for both.
-        partner: peer id.
+        number: in the plan; the same for both.
         asks: whether we ask.
         own_share: weight of our weights in the mean that we take: 0 to 1.
     """

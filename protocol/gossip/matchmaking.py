@@ -1,20 +1,20 @@
-"""Finding a partner without a clock: whoever is free averages with whoever is free.
+"""Finding a partner without a clock: peers that are free average with peers that are free.
 
 The idea. A peer is *free* from the close of a round until its exchange begins. It says so in its
 beats, with the number of its round, so free peers know of each other after one message. Every pair
 of free peers has a rank: a hash of the group and of both ends, each with its own round's number.
 Both ends compute the same rank, no round is shared, and a pair gets a new rank each time. Each free
 peer asks the others in the order of that rank. Among peers that are free together this is the
-greedy matching of a random order of all pairs: partners are random, and nearly everybody gets one.
+greedy matching of a random order of all pairs: partners are random, and nearly every peer gets one.
 With views that differ it is still a matching, because a pair exists only when both have agreed.
 
 The rules
   1. Peers average when the nominal steps of their snapshots are at most MAX_APART_ROUNDS rounds
      apart, and when both snapshots belong to the training, or both to the final averaging.
-  2. A peer that is not free refuses as `busy`, at once: nobody is made to close a round early.
+  2. A peer that is not free refuses as `busy`, at once: nobody closes a round early for another.
   3. While our own proposal is pending, proposals of others are held; when ours is refused, the best
-     one held is taken. A proposal that ranks better than our pending one is taken at once. So of
-     peers that wait for each other in a circle, the pair that ranks best is made.
+     one held is taken. A proposal that ranks better than our pending one is taken at once: of peers
+     that wait for each other in a circle, the pair that ranks best is made.
   4. If two peers propose to each other, the proposal of the lower peer id stands, and the other is
      withdrawn.
   5. Of two peers with steady speeds one would always be free when the other is. So the peers met
@@ -22,26 +22,25 @@ The rules
      which `Patience` chooses so that waiting costs little. One that asks before is refused as
      `met`; we ask it ourselves when that time is over.
   6. A peer that could not be reached, or gave no answer, is not asked again for REST_FIRST_S, and
-     twice as long after each further time, at most REST_MAX_S. What it proposes itself is welcome.
-     One whose vector was implausible is not even welcome before that, nor one that was our partner
-     more often of late than a few times its share.
-  7. The search ends at its deadline, and at once when there is nobody who is or may become free.
-  8. A yes may cross a withdrawal. A peer that said yes to somebody that does not wait any more
-     looks on.
+     twice as long after each further time, at most REST_MAX_S. What it proposes itself is welcome,
+     unless its vector was implausible, or it was our partner of late more often than a few times
+     its share.
+  7. The search ends at its deadline, and at once when nobody is or may become free.
+  8. A yes may cross a withdrawal: a peer that said yes to one that waits no more looks on.
 
 Invariants: at most one `Paired` per round that is not taken back by rule 8; every proposal received
 is answered, withdrawn or held (at most MAX_HELD_PROPOSALS); every search ends in exactly one
 `Paired` or `Unmatched`; a peer is asked at most once with one pair of snapshots, and a search asks
 at most MAX_PROPOSAL_TRIES times.
 
-Pure: time comes in with each event, `next_deadline_s` says when the next `Tick` is due.
+Pure: time comes in with each event, `next_deadline_s` says when the next `tick` is due.
 Source: docs/decisions/0016-gossip-without-a-clock.md, which compares it with other rules. The
 paper's permutation (NoLoCo, arXiv 2506.10911, section 3) is the case of all peers free at once.
 
-Partners of late (rule 6): none is to be everybody's all the time. A peer that is always free, and
-chooses the numbers of its rounds so that it ranks first, would be the partner of all in each round.
-So one that was partner MOST_FAIR_SHARES times as often as chance would have it, among the last
-RECENT exchanges, is put off. With a few peers that is never reached: there is nobody else.
+Partners of late (rule 6). A peer that is always free, and chooses the numbers of its rounds so that
+it ranks first, would be the partner of all in each round. So one that was partner MOST_FAIR_SHARES
+times as often as chance would have it, among the last RECENT exchanges, is put off. With a few
+peers that is never reached: there is nobody else.
 
 Patience (rule 5). Averages spread only when partners change; but on thin lines two peers end their
 exchange at the same moment, are both free, and nobody else is. Waiting for others costs time on the
@@ -58,9 +57,8 @@ nothing, and saves up a small share of its time for longer waits:
     without savings 99% of the exchanges are repeats where an exchange outlasts a round; with them a
     fifth or less.)
 
-What is kept of peers that rest is bounded: what is over is forgotten, and a peer that never answers
-again keeps one entry until its rest has lasted REST_MAX_S and one more (the view is bounded, and
-only peers of it are asked).
+What is kept of peers that rest is bounded: the view is bounded, only peers of it are asked, and one
+that never answers again keeps an entry until its rest has lasted REST_MAX_S and one more.
 """
 
 import math
@@ -93,7 +91,7 @@ class RoundSnapshot:
     """What a free peer wants averaged.
 
     Attributes:
-        round: the peer's own number of the round that it closed.
+        round: the peer's own number of the round that it has closed.
         step: the nominal step at which the snapshot was taken.
         final: it belongs to the final averaging, after the last training step.
     """
@@ -122,8 +120,6 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class RefuseProposal:
-    """Say no to this peer, which asked with its `round`."""
-
     peer_id: str
     round: int
     reason: RefusalReason
@@ -144,8 +140,6 @@ class Paired:
 
 @dataclass(frozen=True, slots=True)
 class Unmatched:
-    """Nobody for our `round`."""
-
     round: int
     reason: SkipReason
 
@@ -155,8 +149,6 @@ MatchCommand = SendProposal | Withdraw | RefuseProposal | Paired | Unmatched
 
 # --- one search -----------------------------------------------------------------------------------
 class SearchPhase(Enum):
-    """Where the search stands."""
-
     IDLE = auto()
     """Not free: no round is closed, or the last one is settled."""
     ASKING = auto()
@@ -191,12 +183,7 @@ class PartnerSearch:
 
 # --- the matchmaker -------------------------------------------------------------------------------
 def pair_rank(group: str, one: tuple[str, int], other: tuple[str, int]) -> bytes:
-    """Rank of a pair of free peers: lower comes first; the same for both (16 bytes).
-
-    Args:
-        group: its digest.
-        one, other: peer id and its own number of the round that it has closed.
-    """
+    """16 bytes, the same for both peers, which have closed these rounds; the lowest comes first."""
     (low, low_round), (high, high_round) = sorted((one, other))
     text = f"{group}/{low}/{low_round}/{high}/{high_round}"
     return blake3.blake3(text.encode()).digest(length=16)
@@ -210,11 +197,10 @@ def resting() -> BackOff:
 class Matchmaker:
     """One peer's search for partners, round after round.
 
-    Each method but the properties tells it of something that has happened, and returns what to do;
-    what no longer matters is ignored. `round_` is always the asker's own number.
+    Methods tell it of something that has happened, and return what to do; what no longer matters is
+    ignored. `round_` is the asker's own number.
 
     Args:
-        group: digest of the group.
         inner_steps: H, the nominal steps of a round.
     """
 
@@ -233,7 +219,6 @@ class Matchmaker:
 
     @property
     def is_looking(self) -> bool:
-        """Whether we are free."""
         return self._search.phase in (SearchPhase.ASKING, SearchPhase.OPEN)
 
     @property
@@ -245,12 +230,7 @@ class Matchmaker:
     def look(
         self, now_s: float, snapshot: RoundSnapshot, fresh_until_s: float, deadline_s: float
     ) -> list[MatchCommand]:
-        """A round is closed, its snapshot is ready: look for a partner.
-
-        Args:
-            fresh_until_s: until then only a partner that was not met of late will do.
-            deadline_s: then the search ends.
-        """
+        """Look for a partner; until `fresh_until_s` only one that was not met of late will do."""
         self._search = PartnerSearch(
             snapshot, SearchPhase.OPEN, fresh_until_s=fresh_until_s, deadline_s=deadline_s
         )
@@ -267,23 +247,15 @@ class Matchmaker:
     def seen(
         self, now_s: float, free: Iterable[tuple[str, RoundSnapshot]], present: int
     ) -> list[MatchCommand]:
-        """How the group looks now.
-
-        Args:
-            free: the others that say they are free.
-            present: how many others there are that are free, or may become so.
-        """
+        """How the group looks now: the others that are free, and how many are or may become so."""
         self._free, self._present = dict(free), present
-        while len(self._met) > self._put_off():
+        # Never are all of them put off (rule 5).
+        most_met = 0 if present < 2 else max(1, present // PUT_OFF_SHARE)
+        while len(self._met) > most_met:
             self._met.popleft()
         return self._seek(now_s) if self._search.phase is SearchPhase.OPEN else []
 
-    def _put_off(self) -> int:
-        """How many of the peers met last are put off (rule 5): never all of them."""
-        return 0 if self._present < 2 else max(1, self._present // PUT_OFF_SHARE)
-
     def tick(self, now_s: float) -> list[MatchCommand]:
-        """Time has passed."""
         search = self._search
         if not self.is_looking:
             return []
@@ -300,7 +272,6 @@ class Matchmaker:
 
     # --- being asked ------------------------------------------------------------------------------
     def asked(self, now_s: float, peer_id: str, theirs: RoundSnapshot) -> list[MatchCommand]:
-        """A peer asks us to be its partner."""
         self._resting.answered(peer_id)
         refusal = self._reason_to_refuse(now_s, peer_id, theirs)
         if refusal is None and len(self._held) >= MAX_HELD_PROPOSALS:
@@ -314,7 +285,7 @@ class Matchmaker:
     def _reason_to_refuse(
         self, now_s: float, peer_id: str, theirs: RoundSnapshot
     ) -> RefusalReason | None:
-        """Rules 1, 2 and 5."""
+        """Rules 1, 2, 5 and 6."""
         if not self.is_looking:
             return RefusalReason.BUSY
         if not self._doubted.is_due(peer_id, now_s):
@@ -357,7 +328,6 @@ class Matchmaker:
 
     # --- asking -----------------------------------------------------------------------------------
     def accepted(self, peer_id: str, round_: int) -> list[MatchCommand]:
-        """The peer that we asked with the snapshot of our round has said yes."""
         if not self._is_pending(peer_id, round_):
             return [Withdraw(peer_id, round_)]
         self._resting.answered(peer_id)
@@ -479,14 +449,12 @@ SMOOTHING: Final = 0.3
 
 
 class Patience:
-    """What one peer has saved. Seconds."""
-
     def __init__(self) -> None:
         self._exchange_s: float | None = None
         self._saved_s = 0.0
 
     def for_fresh_s(self, round_s: float) -> float:
-        """How long to wait for a partner that was not met of late, in a round of this length."""
+        """How long to wait for a partner that was not met of late."""
         exchange_s = self._exchange_s
         if exchange_s is None:
             return self._slack_s(round_s)
@@ -494,7 +462,7 @@ class Patience:
         return max(self._slack_s(round_s), lump_s)
 
     def exchanged(self, waited_s: float, exchange_s: float, round_s: float) -> None:
-        """An exchange of this length has ended; before it this was waited for a partner."""
+        """An exchange has ended."""
         spent_s = max(0.0, waited_s - self._slack_s(round_s))
         before_s = exchange_s if self._exchange_s is None else self._exchange_s
         self._exchange_s = before_s + SMOOTHING * (exchange_s - before_s)

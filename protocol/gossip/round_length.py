@@ -2,22 +2,21 @@
 
 The idea. At equal bytes, more averages in coarser codes learn better than fewer in finer ones, so a
 line that is idle is learning that is lost. With `sync.inner_steps = "auto"` a peer chooses its H so
-that its line is nearly always in an exchange. What all peers of a run must agree on does not depend
-on that: a *nominal round* has AUTO_ROUND_STEPS steps (run_spec.py) for everybody, and the end of
-the run, amendments, quotas, the middle of the others and the bounds of partners' distance count in
-nominal steps and rounds. H is the length of a peer's *own* rounds, whose numbers say nothing to
-others; gossip pairs whoever is free, whatever lies behind them.
+that its line is nearly always in an exchange. Nothing that peers agree on depends on that: a
+*nominal round* has AUTO_ROUND_STEPS steps (run_spec.py) for everybody, and the end of the run,
+amendments, quotas, the middle of the others and the bounds of partners' distance count in nominal
+steps and rounds. H is the length of a peer's *own* rounds, whose numbers say nothing to others;
+gossip pairs peers that are free, whatever lies behind them.
 
-Why H and not the line alone: a round lasts until the exchange before it has ended, so with the
-smallest H the line would be busy too. But peers would then always be free at the moment at which
-their exchange ends, with the same partner and nobody else, and all slack that is needed to meet
-others would be gone (`Patience`); and a trainer stands still for a moment at each average.
+A round lasts until the exchange before it has ended, so with the smallest H the line would be busy
+too. But peers would then always be free at the moment at which their exchange ends, with the same
+partner and nobody else, and without the slack that is needed to meet others (`Patience`); and a
+trainer stands still for a moment at each average.
 
 The rules
   1. Each average has a wish: the H with which its exchange would have filled LINE_SHARE of the
      round, or, if that is more, with which the trainer would have stood still for PAUSE_SHARE of
-     it. Time spent looking for a partner does not count: it grows with H, so it is no reason for a
-     larger one.
+     it. The search for a partner does not count: it grows with H.
   2. Wishes of one partner, among the last WINDOW, are averaged without the outer quarters. The
      fastest partners show what our own line can do, so they count: the lowest of these means, with
      all that are at most NEAR times it, together in proportion to their averages. (NEAR is how far
@@ -25,17 +24,17 @@ The rules
      waited for all the same, since a round lasts as long as its exchange.
   3. H changes when that is more than BAND away from it, and at least FEWEST wishes are there: to
      what is wished, in whole steps, rounded up. So estimates that are off by a tenth in either
-     direction move nothing. Where partners are of two kinds, what share of the averages is with
-     which kind must not decide anew each time: to come down, ENOUGH_SHARE of the averages must be
-     with the fastest; to go up, none of the last NEWEST, and those before them are forgotten.
+     direction move nothing. Where partners are of two kinds, the share of either must not decide
+     anew each time: to come down, ENOUGH_SHARE of the averages must be with the fastest; to go up,
+     none of the last NEWEST, and those before them are forgotten.
   4. H is LEAST_INNER_STEPS at least, and at most MOST_INNER_STEPS: beyond, replicas drift too far,
      and rounds that are too short for their line grow by themselves.
-  5. Exchanges that were given up for they took too long count with the time that they took. Others
-     that failed say nothing.
+  5. Exchanges that were given up since they took too long count with the time that they took.
+     Others that failed say nothing.
 
-A partner that is slow, or pretends to be, moves nothing, unless there are no others; one that
+A partner that is slow, or pretends to be, moves nothing, unless there are no others. One that
 pretends to be faster than our line (it cannot send faster, only confirm what it has not got) makes
-H too small, which costs what is said above: no line is idle for it.
+H too small, which costs slack, but leaves no line idle.
 
 Invariants: H is within its bounds; where wishes are off by BAND at most, H is off by no more, but
 for whole steps; the same averages give the same H.
@@ -46,7 +45,6 @@ Source: docs/decisions/0036-inner-steps-by-the-line.md.
 
 import math
 from collections import deque
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
@@ -78,53 +76,33 @@ OUTER_SHARE: Final = 4
 """One of so many wishes of a partner is left out, at either end."""
 
 
-@dataclass(frozen=True, slots=True)
-class TimedAverage:
-    """What one average took. Seconds.
+def wished(line_s: float, pause_s: float, nominal_step_s: float) -> float:
+    """The H that an average asks for (rules 1 and 4).
 
-    Attributes:
-        partner_id: with whom.
+    Args:
         line_s: from the agreement with the partner to the outer step.
         pause_s: for which the trainer stood still.
         nominal_step_s: how long a nominal step takes us, training alone.
     """
-
-    partner_id: str
-    line_s: float
-    pause_s: float
-    nominal_step_s: float
-
-    @property
-    def wish(self) -> float:
-        """The H that this average asks for (rules 1 and 4)."""
-        round_s = max(self.line_s / LINE_SHARE, self.pause_s / PAUSE_SHARE)
-        if not (self.nominal_step_s > 0 and math.isfinite(round_s)):
-            return float(MOST_INNER_STEPS)
-        return min(float(MOST_INNER_STEPS), max(1.0, round_s / self.nominal_step_s))
+    round_s = max(line_s / LINE_SHARE, pause_s / PAUSE_SHARE)
+    if not (nominal_step_s > 0 and math.isfinite(round_s)):
+        return float(MOST_INNER_STEPS)
+    return min(float(MOST_INNER_STEPS), max(1.0, round_s / nominal_step_s))
 
 
 class RoundLength:
-    """The H of one peer.
-
-    Args:
-        inner_steps: to begin with.
-
-    Attributes:
-        inner_steps: H.
-    """
-
     def __init__(self, inner_steps: int = FIRST_INNER_STEPS) -> None:
         self.inner_steps = inner_steps
         self._wishes: deque[tuple[str, float]] = deque(maxlen=WINDOW)
 
-    def averaged(self, average: TimedAverage) -> bool:
+    def averaged(self, partner_id: str, wish: float) -> bool:
         """One more average is over. Whether H has changed."""
-        self._wishes.append((average.partner_id, average.wish))
+        self._wishes.append((partner_id, wish))
         if len(self._wishes) < FEWEST:
             return False
         before = self.inner_steps
         wishes = list(self._wishes)
-        lower, higher = _wish(wishes, ENOUGH_SHARE * len(wishes)), _wish(wishes[-NEWEST:], 1)
+        lower, higher = _fastest(wishes, ENOUGH_SHARE * len(wishes)), _fastest(wishes[-NEWEST:], 1)
         if lower < before * (1 - BAND):
             self.inner_steps = _whole(lower)
         elif higher > before * (1 + BAND):
@@ -133,7 +111,7 @@ class RoundLength:
         return self.inner_steps != before
 
 
-def _wish(wishes: list[tuple[str, float]], enough: float) -> float:
+def _fastest(wishes: list[tuple[str, float]], enough: float) -> float:
     """What the fastest partners with so many averages, or more, ask for (rule 2)."""
     by_partner: dict[str, list[float]] = {}
     for partner_id, wish in wishes:
@@ -147,11 +125,10 @@ def _wish(wishes: list[tuple[str, float]], enough: float) -> float:
 
 
 def _whole(wish: float) -> int:
-    """H for a wish (rules 3 and 4)."""
+    """Rules 3 and 4."""
     return min(MOST_INNER_STEPS, max(LEAST_INNER_STEPS, math.ceil(wish - EPSILON)))
 
 
 def _without_outer(wishes: list[float]) -> float:
-    """Their mean, without the outer quarters."""
     left_out = len(wishes) // OUTER_SHARE
     return fmean(sorted(wishes)[left_out : len(wishes) - left_out])

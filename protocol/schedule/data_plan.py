@@ -1,8 +1,8 @@
 """The blocks of the corpus that each peer trains, and when, without any peer asking another.
 
-Promise: while membership is stable, each block is trained exactly once per epoch. At a change of
-membership, what lies between the positions of the peers concerned is lost or repeated, and can be
-counted from what the peers publish.
+While membership is stable, each block is trained exactly once per epoch. At a change of membership,
+the blocks between the positions of the peers concerned are lost or repeated, and can be counted
+from what the peers publish.
 
 Idea:
 1. An epoch is an order of the blocks, place after place; it goes through few pieces of the corpus
@@ -16,9 +16,6 @@ Members move at the same pace when their weights follow their speeds: all positi
 together, so that a change of membership concerns about one round's worth of blocks. A joiner starts
 at the median position of the others.
 
-Invariants: the order is a bijection; each place has one owner, the same for all who know the same
-members, in whatever order.
-
 The order of an epoch. A corpus is cut into pieces of `piece_blocks` blocks
 (protocol/content/manifest.py); the last one may be shorter. An order that knew nothing of pieces
 would make every peer need all of them at once. So an epoch goes through few pieces at a time:
@@ -26,8 +23,8 @@ would make every peer need all of them at once. So an epoch goes through few pie
 1. The pieces of an epoch stand in a shuffled order, cut into *strata* of up to STRATUM_COLUMNS
    neighbours. A stratum is gone through whole before the next one begins.
 2. The pieces of a stratum are its *columns*. Each *row* takes one block of each of them, the
-   columns in an order of the row's own; which block, is drawn from the piece without replacement.
-   So neighbours in the order are blocks of different pieces, and of anywhere in them.
+   columns in an order of the row's own; the block is drawn from the piece without replacement. So
+   neighbours in the order are blocks of different pieces, and of anywhere in them.
 
     place       0 1 2 ... g-1 | g ...  | ...          g columns, `piece_blocks` rows
                 row 0           row 1
@@ -38,10 +35,10 @@ Invariants: places and blocks correspond one to one, holes apart; every peer fin
 seed and epoch alone.
 
 The owners of the places of a stratum have exact shares, and few change when members do. Weighted
-rendezvous hashing gives each member a share in proportion to its weight, and moves only what a
-member that comes or goes gains or gives up. But its shares are right on average alone: members of
-equal weight drift apart as a random walk does. So each draw is made among a bounded number of
-things, and what a member has won above its share it gives up:
+rendezvous hashing gives each member a share in proportion to its weight, and moves only the places
+that a member that comes or goes gains or gives up. But its shares are right on average alone:
+members of equal weight drift apart as a random walk does. So each draw is made among a bounded
+number of things, and a member gives up what it has won above its share:
 
 1. *Columns*. A column has as many units as its blocks times all weights, and a
    member may take as many units as are its share of the stratum. Pairs of a column and a member are
@@ -50,8 +47,8 @@ things, and what a member has won above its share it gives up:
    so members and columns make less than (members + columns) pairs: almost every column has one
    owner, and few have several.
 2. *Rows* of a column with several owners, in bands of BAND_ROWS. Each row is drawn by rendezvous
-   hashing; then those that have won more rows of the band than are theirs give up the dearest, and
-   those that have too few take them, the cheapest first. What is theirs is rounded so that all
+   hashing; then members that have won more rows of the band than are theirs give up the dearest,
+   and those that have too few take them, the cheapest first. Their numbers are rounded so that all
    bands up to any one are right within one row.
 
 Invariants: each cell has one owner, the same for all who know the same members, in whatever order;
@@ -108,8 +105,7 @@ class Ownership:
     """The owners of one stratum. Members are named by their index in the sorted ones.
 
     Args:
-        key: of the stratum.
-        sizes: blocks of each of its columns.
+        sizes: blocks of each column.
         members: sorted.
     """
 
@@ -125,7 +121,6 @@ class Ownership:
         self._band = lru_cache(_KEPT)(self._drawn)
 
     def owners(self, row: Int64Vector, column: Int64Vector) -> Int64Vector:
-        """Owners of these cells."""
         owners: Int64Vector = self._single[column]
         shared = np.flatnonzero(owners == NOBODY)
         if len(shared):
@@ -138,7 +133,6 @@ class Ownership:
         return owners
 
     def columns_of(self, member: int) -> list[int]:
-        """Columns of which a member owns places."""
         return [
             column
             for column, shares in enumerate(self.shares)
@@ -165,7 +159,6 @@ class Ownership:
         return [tuple(sorted(column)) for column in shares]
 
     def _drawn(self, column: int, band: int) -> Int64Vector:
-        """The owners of the rows of a band of a column that several own."""
         shares = self.shares[column]
         members = np.array([member for member, _ in shares])
         units = [units for _, units in shares]
@@ -228,16 +221,14 @@ def _costs(
 
 @lru_cache(_KEPT)
 def ownership(key: str, sizes: tuple[int, ...], members: tuple[tuple[str, int], ...]) -> Ownership:
-    """The owners of a stratum; arguments as of `Ownership`. The last few are kept."""
+    """The last few are kept."""
     return Ownership(key, sizes, members)
 
 
 # --- data plan ------------------------------------------------------------------------------------
 MAX_BLOCKS: Final = 1 << 48
-MAX_WEIGHT: Final = 1 << 32
 _MAX_SCAN_PLACES: Final = 1 << 17
 """Places looked at in one go: bounds memory, and keeps it in the cache."""
-_SCAN_MORE_PLACES: Final = 64
 _MAX_EPOCHS_PER_TAKE: Final = 10_000
 """A tiny corpus may leave a member without a place for many epochs; not forever."""
 
@@ -258,8 +249,6 @@ class TakenBlocks:
 
 @dataclass(frozen=True, slots=True)
 class MemberPosition:
-    """A member, and how far it has come, as it published it."""
-
     peer_id: str
     weight: int
     epoch: int
@@ -292,7 +281,6 @@ class DataPlan:
     # --- the order of an epoch ----------------------------------------------------------------
     @property
     def num_pieces(self) -> int:
-        """Pieces that hold the blocks."""
         return -(-self.num_blocks // self.piece_blocks)
 
     @property
@@ -302,7 +290,6 @@ class DataPlan:
 
     @property
     def num_strata(self) -> int:
-        """Strata of an epoch."""
         return -(-self.num_pieces // STRATUM_COLUMNS)
 
     @cached_property
@@ -316,7 +303,6 @@ class DataPlan:
         return int(np.searchsorted(starts, place, side="right")) - 1
 
     def pieces_of(self, epoch: int, stratum: int) -> Int64Vector:
-        """The pieces of a stratum, column after column."""
         first, end = self._first_columns[stratum : stratum + 2]
         columns = np.arange(end - first, dtype=np.int64)
         return self.pieces(epoch, np.full(end - first, stratum), columns)
@@ -330,12 +316,10 @@ class DataPlan:
         return found
 
     def column_sizes(self, epoch: int, stratum: int) -> tuple[int, ...]:
-        """Blocks of each column of a stratum."""
         before = self.pieces_of(epoch, stratum) * self.piece_blocks
         return tuple(np.minimum(self.num_blocks - before, self.piece_blocks).tolist())
 
     def cells(self, epoch: int, places: Int64Vector) -> Cells:
-        """Where these places lie."""
         firsts = self._first_columns
         stratum = np.searchsorted(firsts * self.piece_blocks, places, side="right") - 1
         columns = firsts[stratum + 1] - firsts[stratum]
@@ -346,7 +330,6 @@ class DataPlan:
         return Cells(stratum, row, column)
 
     def pieces(self, epoch: int, stratum: Int64Vector, column: Int64Vector) -> Int64Vector:
-        """The pieces that these columns are."""
         at = self._first_columns[stratum] + column
         return permuted(at, self.num_pieces, self.num_pieces, f"pieces/{self.seed}/{epoch}", None)
 
@@ -360,13 +343,16 @@ class DataPlan:
         share = _share(me, members)
         if not 0 <= position <= self.num_places or epoch < 0 or count < 0:
             raise LocalProtocolError(f"cannot take {count} from place {position} of epoch {epoch}")
-        taken = [np.empty(0, np.int64)]
+        index, taken = sorted(members).index((me, dict(members)[me])), [np.empty(0, np.int64)]
         last_epoch = epoch + _MAX_EPOCHS_PER_TAKE
         while count:
             if epoch > last_epoch:
                 raise LocalProtocolError(f"{self.num_blocks} blocks are too few to share with {me}")
-            end = min(self.num_places, position + _scan_places(count, share))
-            places = self._own_places(epoch, position, end, me, members)
+            # Our share of that is a row more than `count`, as far as can be expected.
+            ahead = min(_MAX_SCAN_PLACES, int(1.1 * count / share) + STRATUM_COLUMNS)
+            end = min(self.num_places, position + ahead)
+            owners = self.owners(epoch, position, end, members)
+            places = position + np.flatnonzero(owners == index)
             blocks = self.blocks_at(epoch, places)
             places, blocks = places[blocks != HOLE][:count], blocks[blocks != HOLE][:count]
             taken.append(blocks)
@@ -422,12 +408,6 @@ class DataPlan:
             repeated += int(np.count_nonzero(done & to_do))
         return lost, repeated
 
-    def _own_places(
-        self, epoch: int, start: int, end: int, me: str, members: Members
-    ) -> Int64Vector:
-        index = [peer_id for peer_id, _ in sorted(members)].index(me)
-        return start + np.flatnonzero(self.owners(epoch, start, end, members) == index)
-
     def _disputed(self, members: Sequence[MemberPosition]) -> Iterator[tuple[int, int, int]]:
         """Ranges (epoch, start, end) that hold all places that some have passed and others not."""
         low = min((m.epoch, m.position) for m in members)
@@ -455,13 +435,8 @@ class DataPlan:
 
 def _share(me: str, members: Members) -> float:
     weights = dict(members)
-    if len(weights) != len(members) or not all(0 <= w <= MAX_WEIGHT for w in weights.values()):
-        raise LocalProtocolError("members are to be named once, with weights of 0 to 2^32")
+    if len(weights) != len(members) or min(weights.values(), default=0) < 0:
+        raise LocalProtocolError("members are to be named once, with weights of 0 or more")
     if not weights.get(me):
         raise LocalProtocolError(f"{me} is no member that takes data")
     return weights[me] / sum(weights.values())
-
-
-def _scan_places(count: int, share: float) -> int:
-    """How far to look for `count` places of a member with that share: some more than expected."""
-    return min(_MAX_SCAN_PLACES, int(1.1 * count / share) + _SCAN_MORE_PLACES)

@@ -10,16 +10,13 @@ from statistics import median
 from typing import Final
 
 WINDOW: Final = 32
-"""Observations kept."""
 SPREADS: Final = 6.0
 """Median absolute deviations above the median that still count as usual."""
 FIRST_OBSERVATIONS: Final = 3
-"""Below this number of observations the ceiling holds."""
+"""The ceiling holds below this number."""
 
 
 class ObservedDeadline:
-    """A bound on a wait, learnt from the waits before it."""
-
     def __init__(self, *, floor_s: float, ceiling_s: float) -> None:
         if not 0 < floor_s <= ceiling_s:
             raise ValueError(f"need 0 < floor ({floor_s}) <= ceiling ({ceiling_s})")
@@ -33,7 +30,6 @@ class ObservedDeadline:
 
     @property
     def current_s(self) -> float:
-        """The bound for the next wait."""
         if len(self._waits_s) < FIRST_OBSERVATIONS:
             return self._ceiling_s
         middle = median(self._waits_s)

@@ -2,8 +2,7 @@
 
 The idea. A round is H inner steps of the group's median peer, and nobody starts or ends it for
 others. Each peer derives how many inner steps *it* owes to a round from speeds that all peers tell
-each other, so that peers of unequal speed are equally far in the run, each having trained all the
-while.
+each other, so peers of unequal speed train all the while and are equally far in the run.
 
 Rules
   1. A peer owes H * speed_i / median speed steps to a round: the median peer does H. It does them
@@ -11,19 +10,17 @@ Rules
      at least one. So a slow peer, whose rounds have few steps, is on time on the whole.
   2. The *nominal* step counts trained steps: each own step is H / owed nominal ones, its stride.
      Learning rate, schedule, data and the end of the run follow it. It goes on rising when a round
-     lasts beyond its quota. No local counter is consulted, so a peer that was away resumes at the
-     swarm's place in the schedule. (Its learning rate comes to the schedule's over a warm-up of its
-     own, peer/training/schedule.py.)
+     lasts beyond its quota. It is no local counter, so a peer that was away resumes at the swarm's
+     place in the schedule. (Its learning rate warms up to it, peer/training/schedule.py.)
   3. With fragments, a peer that is behind the others owes less, at most by half, so that it catches
      up. In gossip, where one that is ahead would not have to wait, each owes so many steps that its
      *nominal pace* is higher by a third of its lag in rounds, or lower by a third of its lead, at
-     most by half. (As much either way: a change of what is owed by equal parts would speed peers up
+     most by half. (The pace, as much either way: a change of the steps owed would speed peers up
      more than it slows them down, and the schedule would run ahead of the training.) A peer that is
      too far behind for that goes on where the others are, and keeps its weights; a newcomer begins
      where they are.
   4. Where the others are is the middle of what they say; of two middle ones, and so of two others,
-     it is the lower (`middle`). One peer among several moves nothing, whatever it says,
-     nor does one that was isolated and comes back far ahead.
+     it is the lower (`middle`). One peer among several moves nothing, whatever it says.
   5. A peer that is more than LOST_LAG_ROUNDS behind is lost: its weights belong to another time and
      must not be averaged into this one. It takes the swarm's state anew, as a joiner does. (A
      founder that is started again, with fresh weights, is such a peer.) Nobody takes over a state
@@ -34,10 +31,10 @@ same round, by number (`next_round`); gossip has no such number (below).
 
 In gossip each peer has rounds of its own, and only the nominal step is shared. A round ends when
 its quota is done *and* the exchange before it has ended, so on a thin line rounds grow longer, and
-training never stops. What was trained beyond the quota is no loss for the schedule (the nominal
-step counts it), but it is one for averaging: there are fewer averages per nominal step. So it is a
-debt, and later quotas are smaller until it is paid: as long as exchanges are shorter than rounds on
-the average, there is one average per H nominal steps on the average, whatever single rounds do.
+training never stops. The nominal step counts training beyond the quota, so the schedule loses
+nothing; but there are fewer averages per nominal step. So it is a debt, and later quotas are
+smaller until it is paid: as long as exchanges are shorter than rounds on the average, there is one
+average per H nominal steps on the average.
 
 Peers of one speed that never vary would close their rounds at the same distance from each other for
 ever: the same few would be free together, and a peer that closes just after another would make it
@@ -50,7 +47,7 @@ Rules of own rounds
      go by that, and what peers agree on by the run's nominal round.
   2. A round's quota is its length less the debt, in what the peer owes; at least half
      of what it owes, in whole steps. The part of a step that is left over is a credit: a debt below
-     zero. A round that is closed early leaves no other, nor does one that trains nothing.
+     zero. Only that is credited where a round is closed early, or trains nothing.
   3. The debt is what the rounds so far have trained more than their lengths, but no more than
      JUMP_ROUNDS rounds: on a line that is too thin for one average a round there is nothing to
      make up for.
@@ -62,11 +59,10 @@ Rules of own rounds
 
 Source: docs/decisions/0016-gossip-without-a-clock.md.
 
-How fast a run comes forward (`RunPace`). The end of the run is a nominal step, and the swarm comes
-to it at the pace of its median peer, not at ours. So what is left is told by how the nominal step
-has moved here over the last WINDOW_S: that has quotas, pauses of the trainer and waits in it. A
-step that falls, or leaps further than anybody trains, is another beginning: a state was taken, or
-the run was gone on with elsewhere.
+How fast a run comes forward (`RunPace`). The swarm comes to the end of the run at the pace of its
+median peer, not at ours. So the time left is told by how the nominal step has moved here over the
+last WINDOW_S, with quotas, pauses of the trainer and waits in it. A step that falls, or leaps
+further than anybody trains, is another beginning: a state was taken, or the run went on elsewhere.
 """
 
 import math
@@ -106,12 +102,11 @@ LARGEST_RATIO_OF_TWO: Final = 16.0
 
 
 def owed_steps(inner_steps: int, own_speed: float, member_speeds: Sequence[float]) -> float:
-    """Inner steps that a peer owes to a round (rule 1).
+    """Inner steps that a peer owes to a round (rule 1). Speeds are inner steps per second.
 
     Args:
         inner_steps: H.
-        own_speed: our inner steps per second.
-        member_speeds: those of the members of the group, ours among them or not.
+        member_speeds: of the members of the group, ours among them or not.
     """
     speeds = [speed for speed in member_speeds if speed > 0]
     if not speeds or own_speed <= 0:
@@ -125,8 +120,8 @@ def owed_steps(inner_steps: int, own_speed: float, member_speeds: Sequence[float
 def believed_speeds(own_speed: float, heard: Sequence[float]) -> list[float]:
     """Speeds of the group by which a peer reckons what it owes, its own among them.
 
-    Of three and more the median is moved by no single one. One other peer alone moves it as it
-    likes, so its speed counts within LARGEST_RATIO_OF_TWO of ours.
+    No single one of three and more moves the median. One other peer alone moves it as it likes, so
+    its speed counts within LARGEST_RATIO_OF_TWO of ours.
     """
     if len(heard) == 1 and own_speed > 0:
         least, most = own_speed / LARGEST_RATIO_OF_TWO, own_speed * LARGEST_RATIO_OF_TWO
@@ -140,12 +135,10 @@ def whole_steps(inner_steps: int, own_speed: float, member_speeds: Sequence[floa
 
 
 def place(step: float, age_s: float, steps_per_s: float, inner_steps: int) -> float:
-    """The nominal step of a peer by now: at most a round beyond the one that it spoke of.
+    """The nominal step of a peer that told us its step so long ago: at most a round beyond that.
 
     Args:
-        step: where it was when it told us.
-        age_s: how long ago that was.
-        steps_per_s: nominal steps; quotas see to it that all peers do as many.
+        steps_per_s: nominal ones; quotas see to it that all peers do as many.
         inner_steps: H.
     """
     return step + min(float(inner_steps), max(0.0, age_s) * steps_per_s)
@@ -168,8 +161,6 @@ def _lag_rounds(own_step: float, places: Sequence[float], inner_steps: int) -> f
 
 
 class Quotas:
-    """Whole steps out of what is owed, round after round (rule 1)."""
-
     def __init__(self) -> None:
         self._rest = 0.0
 
@@ -186,12 +177,7 @@ def middle(heard: Sequence[float], nobody: float) -> float:
 
 
 def next_round(finished_round: int, heard_rounds: Sequence[int]) -> int:
-    """The round to train after `finished_round`, where all train the same one (rule 3).
-
-    Args:
-        finished_round: the round just closed.
-        heard_rounds: rounds that other peers say they are training.
-    """
+    """The round to train after `finished_round`, where all train the same one (rule 3)."""
     following = finished_round + 1
     theirs = int(middle(heard_rounds, following))
     return theirs if theirs - following > MAX_LAG_ROUNDS else following
@@ -203,7 +189,7 @@ def is_left_behind(training_round: int, heard_rounds: Sequence[int]) -> bool:
 
 
 def lost_lag(inner_steps: int) -> int:
-    """Nominal steps behind which a peer is lost (rule 5)."""
+    """Nominal steps beyond which a peer that is behind is lost (rule 5)."""
     return LOST_LAG_ROUNDS * inner_steps
 
 
@@ -244,13 +230,8 @@ class OwnRounds:
     """The rounds of one peer.
 
     Args:
-        peer_id: whose they are.
         inner_steps: of a nominal round.
         total_steps_at: nominal steps of the whole run, as is in force at a nominal step.
-        round: number of the first round.
-        step: the nominal step at which it begins.
-        debt: from rounds before.
-        varied: lengths of rounds are within so much of H.
 
     Attributes:
         round, step: of the next round.
@@ -280,12 +261,10 @@ class OwnRounds:
 
     @property
     def is_over(self) -> bool:
-        """Whether the training is over (rule 5)."""
         return self.step >= self._total_steps_at(self.step) - EPSILON
 
     @property
     def nominal_round(self) -> int:
-        """The nominal round in which the next one begins."""
         return int(self.step // self._inner_steps)
 
     @property
@@ -294,11 +273,7 @@ class OwnRounds:
         return max(LARGEST_CHANGE * self.length, self._length() - self.debt)
 
     def plan(self, owed: float) -> RoundPlan:
-        """The next round; of no steps when the training is over.
-
-        Args:
-            owed: own steps that we owe to a round.
-        """
+        """The next round, of no steps when the training is over; we owe so many to any."""
         self._stride = stride = self._inner_steps / owed
         total_steps = self._total_steps_at(self.step)
         if self.is_over:
@@ -312,11 +287,7 @@ class OwnRounds:
         return RoundPlan(self.round, quota, self.step, stride)
 
     def closed(self, step: float, heard_steps: Sequence[float]) -> None:
-        """The round is closed at this nominal step; `step` is then the snapshot's.
-
-        Args:
-            heard_steps: where the others are.
-        """
+        """The round is closed at this nominal step; `step` is then the snapshot's."""
         debt = 0.0 if self.is_over else self.debt + step - self.step - self._length()
         self.debt = min(max(-self._stride, debt), JUMP_ROUNDS * self.length)
         self.round += 1
@@ -354,7 +325,6 @@ class RunPace:
         self._seen = deque[tuple[float, float]]()
 
     def note(self, now_s: float, step: float) -> None:
-        """The run is at this nominal step."""
         if self._seen and self._is_another_beginning(step):
             self._seen.clear()
         self._seen.append((now_s, step))
@@ -362,7 +332,6 @@ class RunPace:
             self._seen.popleft()
 
     def rest(self) -> None:
-        """Nothing is trained now."""
         self._seen.clear()
 
     def steps_per_s(self) -> float | None:

@@ -24,7 +24,6 @@ def permuted(
     Args:
         size: of all, or of each value's own permutation.
         largest: the largest size there is.
-        key: of the permutations.
         tweak: tells the permutations of one key apart, value by value; None where there is one.
     """
     bits = (largest - 1).bit_length()

@@ -18,27 +18,31 @@ from protocol.gossip.round_length import (
     PAUSE_SHARE,
     WINDOW,
     RoundLength,
-    TimedAverage,
+    wished,
 )
 
 START = 64
 NOISE = 0.25
 
 
-def wishing(inner_steps: float, partner: str = "p") -> TimedAverage:
+Average = tuple[str, float]
+"""The partner, and the H that is wished for."""
+
+
+def wishing(inner_steps: float, partner: str = "p") -> Average:
     """An average of a line that would be filled with this H."""
-    return TimedAverage(partner, inner_steps * LINE_SHARE, 0.0, 1.0)
+    return partner, wished(inner_steps * LINE_SHARE, 0.0, 1.0)
 
 
 def lived(
-    wish_of: Callable[[int], TimedAverage], averages: int, length: RoundLength | None = None
+    wish_of: Callable[[int], Average], averages: int, length: RoundLength | None = None
 ) -> list[int]:
     """H after each of so many averages."""
     length = length or RoundLength(START)
     found = []
     for number in range(averages):
         before = length.inner_steps
-        assert length.averaged(wish_of(number)) == (length.inner_steps != before)
+        assert length.averaged(*wish_of(number)) == (length.inner_steps != before)
         found.append(length.inner_steps)
     return found
 
@@ -49,11 +53,11 @@ def turns(found: list[int]) -> int:
     return sum(one * other < 0 for one, other in pairwise(steps))
 
 
-def noisy(wish: float, seed: int, partners: int = 1) -> Callable[[int], TimedAverage]:
+def noisy(wish: float, seed: int, partners: int = 1) -> Callable[[int], Average]:
     """Averages of a steady line, each off by a quarter at most."""
     draw = random.Random(seed)
 
-    def of(_: int) -> TimedAverage:
+    def of(_: int) -> Average:
         factor = draw.uniform(1 - NOISE, 1 + NOISE)
         return wishing(wish * factor, f"p{draw.randrange(partners)}")
 
@@ -62,7 +66,7 @@ def noisy(wish: float, seed: int, partners: int = 1) -> Callable[[int], TimedAve
 
 # --- what it comes to -----------------------------------------------------------------------------
 def test_the_line_is_filled_with_some_slack() -> None:
-    of = TimedAverage("p", line_s=8.0, pause_s=0.0, nominal_step_s=0.1)
+    of = "p", wished(line_s=8.0, pause_s=0.0, nominal_step_s=0.1)
     assert lived(lambda _: of, FEWEST)[-1] == math.ceil(8.0 / (0.1 * LINE_SHARE)) == 100
 
 
@@ -79,7 +83,7 @@ def test_there_is_a_floor_a_ceiling_and_whole_steps_between(wish: float, inner_s
 
 
 def test_a_trainer_does_not_stand_still_for_more_than_a_small_part_of_the_round() -> None:
-    of = TimedAverage("p", line_s=0.1, pause_s=0.2, nominal_step_s=0.1)
+    of = "p", wished(line_s=0.1, pause_s=0.2, nominal_step_s=0.1)
     inner_steps = lived(lambda _: of, FEWEST)[-1]
     assert 0.2 / (inner_steps * 0.1) == pytest.approx(PAUSE_SHARE, rel=0.05)
 
@@ -138,8 +142,8 @@ def test_it_is_bounded_whatever_is_measured(
     averages: list[tuple[str, float, float, float]],
 ) -> None:
     length = RoundLength(START)
-    for average in averages:
-        length.averaged(TimedAverage(*average))
+    for partner, *times in averages:
+        length.averaged(partner, wished(*times))
         assert LEAST_INNER_STEPS <= length.inner_steps <= MOST_INNER_STEPS
 
 
@@ -156,7 +160,7 @@ def test_the_share_of_fast_partners_decides_once_and_not_again_and_again() -> No
     for fast in range(1, 20):
         draw, changes = random.Random(fast), 0
 
-        def wish_of(_: int, fast: int = fast, draw: random.Random = draw) -> TimedAverage:
+        def wish_of(_: int, fast: int = fast, draw: random.Random = draw) -> Average:
             partner = draw.randrange(20)
             return wishing(3.0 if partner < fast else 300.0, f"p{partner}")
 
@@ -170,7 +174,7 @@ def test_the_share_of_fast_partners_decides_once_and_not_again_and_again() -> No
 def test_a_partner_that_pretends_to_be_slow_moves_nothing(share: float, slower: float) -> None:
     draw = random.Random(1)
 
-    def wish_of(number: int) -> TimedAverage:
+    def wish_of(number: int) -> Average:
         if number >= WINDOW and draw.random() < share:
             return wishing(20 * slower, "liar")
         return wishing(20, f"p{number % 2}")

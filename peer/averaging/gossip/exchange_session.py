@@ -1,23 +1,22 @@
 """One exchange (protocol/gossip/exchange.py) on its streams: two vectors and two receipts.
 
-Both directions run at once; only the one who was asked waits for the other's first bytes, since its
-yes may have come too late, and a vector sent to nobody costs as much as any. The machine decides;
-this file moves bytes, checks what arrived, and reports.
+Both directions run at once; only the peer that was asked waits for the other's first bytes, since
+its yes may have come too late, and a vector sent to nobody costs as much as any. The machine
+decides; this file moves bytes, checks what arrived, and reports.
 
     one stream    a vector follows its head; a receipt waits until our own vector is out
-    packed        a vector that travels as differences is read against our own, and blocks that
-                  could not be read are asked for, before the receipt (packing.py)
-    stripes       the vectors travel in pieces on further streams (`Stripes`), which whoever
-                  proposed opens; heads and receipts stay on the first stream. Losing any of them
+    packed        a vector that travels as differences is read against our own; blocks that could
+                  not be read are asked for before the receipt (packing.py)
+    stripes       the vectors travel in pieces (protocol/wire/pieces.py) on further streams, which
+                  the proposer opens; heads and receipts stay on the first stream. Losing a stream
                   before both vectors are through loses the exchange; all stay open until it is over
-    settling      a stream that broke when their vector was here and their receipt was not: they are
+    settling      a stream broke when their vector was here and their receipt was not: they are
                   asked on a new one how it ended
 
-What the pieces are, and why, stands in protocol/wire/pieces.py. How long a packed vector is, its
-head says, on the first stream; pieces that come before that wait. Each stripe is one stream, used
-in both directions: it takes the next piece when it has room, and puts what arrives straight into
-its place. The streams are equal, so a stall is judged over all of them: on a slow link one may have
-nothing to carry long before the last piece is through on another.
+The head says how long a packed vector is; pieces that come before it wait. A stripe is used in both
+directions: it takes the next piece when it has room, and puts what arrives straight into its place.
+A stall is judged over all streams: on a slow link one may have nothing to carry long before the
+last piece is through on another.
 """
 
 import math
@@ -71,11 +70,9 @@ class OwnVector:
     """What one peer brings to an exchange.
 
     Attributes:
-        round: the peer's own number of the round that it has closed.
-        step: the nominal step at which the snapshot was taken.
-        final: it belongs to the final averaging.
+        round, step, final: as of `RoundSnapshot`.
+        steps, tokens: trained since the snapshot before.
         payload: codes of theta, and behind them codes of phi where gamma != beta.
-        digest: blake3 of the payload.
         packed: the payload as differences, where it travels so.
     """
 
@@ -90,22 +87,16 @@ class OwnVector:
 
     @property
     def sent(self) -> memoryview:
-        """What travels."""
         return self.payload if self.packed is None else self.packed
 
     @property
     def snapshot(self) -> RoundSnapshot:
-        """What is said of it while a partner is looked for."""
         return RoundSnapshot(self.round, self.step, self.final)
 
 
 @dataclass(frozen=True, slots=True)
 class Averaged:
-    """Both sides hold each other's vector.
-
-    Attributes:
-        payload: the partner's codes; valid until the next exchange.
-    """
+    """Both sides hold each other's vector; `payload` is valid until the next exchange."""
 
     partner_id: PeerId
     steps: int
@@ -114,8 +105,6 @@ class Averaged:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """The round ended without averaging."""
-
     reason: SkipReason
     partner_id: PeerId | None = None
 
@@ -125,8 +114,6 @@ RoundOutcome = Averaged | Skipped
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What we brought to averaging, how that ended, and how long it took. Seconds."""
-
     own: OwnVector
     outcome: RoundOutcome
     match_s: float
@@ -148,11 +135,7 @@ async def open_talk(network: Network, peer_id: PeerId) -> AsyncIterator[Conversa
 
 
 class Stripes:
-    """Moves one vector each way.
-
-    Attributes:
-        whole: set when every piece of theirs is here.
-    """
+    """Moves one vector each way in pieces; `whole` is set when every piece of theirs is here."""
 
     def __init__(self, own: memoryview, may_send: trio.Event) -> None:
         self.whole = trio.Event()
@@ -181,16 +164,12 @@ class Stripes:
             nursery.start_soon(self._send, talk)
             nursery.start_soon(self._receive, talk)
 
-    async def watch(self, stall_s: float) -> None:
-        """Wait until their vector is whole.
-
-        Raises:
-            StreamStalled: no byte came on any stream for so long.
-        """
+    async def watch(self) -> None:
+        """Wait until their vector is whole. Raises StreamStalled."""
         while not self.whole.is_set():
-            stalled_s = self._last_byte_s + stall_s
+            stalled_s = self._last_byte_s + STALL_S
             if trio.current_time() >= stalled_s:
-                raise StreamStalled(f"no piece came for {stall_s:g} s")
+                raise StreamStalled(f"no piece came for {STALL_S:g} s")
             with trio.move_on_at(stalled_s):
                 await self.whole.wait()
 
@@ -238,13 +217,10 @@ class ExchangeSession:
     """One exchange with one partner, until it is known how it ended.
 
     Args:
-        name: of the exchange (`exchange_id`).
         talk: the stream on which it was agreed.
         following: we were asked; the other side begins, and opens the stripes.
-        num_stripes: further streams agreed on; 0 for none.
 
     Attributes:
-        machine: what decides.
         over: set when no stream of the exchange is needed any more.
     """
 
@@ -293,8 +269,9 @@ class ExchangeSession:
                 self._step(ExchangeEvent.STALLED)
             except* StreamLost:
                 self._step(ExchangeEvent.STREAM_LOST)
-            except* LocoError:
-                self._step(self._fault())
+            except* LocoError:  # in the place of a receipt it is the end of the stream
+                holds = self.machine.state is ExchangeState.HOLDING
+                self._step(ExchangeEvent.STREAM_LOST if holds else ExchangeEvent.VECTOR_BAD)
             finally:
                 self._nursery = None
                 self.end()
@@ -314,11 +291,7 @@ class ExchangeSession:
             self._scope.cancel()
 
     def end(self) -> None:
-        """It is over, or never began: let go of what only its streams needed.
-
-        It is remembered for a while (exchanges.py); the payload is as large as a vector, and would
-        live as long.
-        """
+        """Let go of what only its streams needed: it is remembered for a while (exchanges.py)."""
         self.over.set()
         self._own = replace(self._own, payload=memoryview(b""), packed=None)
         self._reading.end()
@@ -327,7 +300,6 @@ class ExchangeSession:
         self._joined.clear()
 
     def takes_stripe(self) -> bool:
-        """Whether the partner may open one more stripe."""
         return (
             self._following
             and len(self._joined) < self._num_stripes
@@ -342,11 +314,6 @@ class ExchangeSession:
             self._nursery.start_soon(self._stripes.carry, talk)
 
     # --- its end ----------------------------------------------------------------------------------
-    def _fault(self) -> ExchangeEvent:
-        """What they sent was wrong: no vector, or, for a receipt, the end of the stream."""
-        is_here = self.machine.state is ExchangeState.HOLDING
-        return ExchangeEvent.STREAM_LOST if is_here else ExchangeEvent.VECTOR_BAD
-
     def _step(self, event: ExchangeEvent) -> None:
         before = self.machine.state
         if before is ExchangeState.SETTLING:
@@ -359,7 +326,6 @@ class ExchangeSession:
             self._listening.cancel()
 
     async def _settle(self) -> None:
-        """Ask the partner how it ended for it."""
         told: ExchangeEvent | None = None
         with trio.move_on_after(SETTLE_S):
             while told is None and not self.machine.is_final:
@@ -395,7 +361,7 @@ class ExchangeSession:
             await self._receive()
 
     async def _take_pieces(self, stripes: Stripes) -> None:
-        await stripes.watch(STALL_S)
+        await stripes.watch()
         await self._head_came.wait()
         await self._vector_arrived()
 
@@ -425,7 +391,6 @@ class ExchangeSession:
                 self._receipt_sent.set()
 
     def _say(self, message: Message, payload: bytes = b"") -> None:
-        """Send this when our vector is out."""
         self._outbox.send_nowait((message, payload))
 
     async def _receive(self) -> None:

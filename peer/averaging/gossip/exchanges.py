@@ -36,7 +36,6 @@ from .exchange_session import STALL_S, ExchangeSession, OwnVector, RoundOutcome,
 from .packing import Packer, Reading
 
 MAX_REMEMBERED_EXCHANGES: Final = 16
-"""Exchanges about which a partner may still ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +43,8 @@ class Agreement:
     """What two peers must have in common before they average.
 
     Attributes:
-        group: its digest.
-        inner_steps: H.
+        inner_steps: H, the nominal steps of a round.
         declined_now: why we take no proposal at present; None when we do.
-        max_stripes: further streams that one exchange may have.
     """
 
     group: str
@@ -61,18 +58,17 @@ class Agreement:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of one contribution."""
         return self.vectors * CODECS[self.codec].code_bytes(self.padded_parameters)
 
     @property
     def stripes(self) -> int:
-        """Further streams that an exchange of ours may have: none that would carry no piece."""
+        """Further streams that an exchange may have: none that would carry no piece."""
         if self.payload_bytes < STRIPE_FROM_BYTES:
             return 0
         return min(self.max_stripes, self.payload_bytes // PIECE_BYTES)
 
     def proposal(self, own: OwnVector, *, roster: str | None = None, meeting: int = 0) -> Propose:
-        """What we say when we ask; `roster` and `meeting` of the final averaging's plan."""
+        """`roster` and `meeting` are of the final averaging's plan."""
         return Propose(
             group=self.group,
             round=own.round,
@@ -103,7 +99,6 @@ class Agreement:
 
 
 def note_refused(events: Events, round_: int, peer_id: PeerId, reason: str, sentence: str) -> None:
-    """A proposal of our round came to nothing with that peer."""
     events.emit(
         EventName.PROPOSAL_REFUSED, round=round_, remote=peer_id, reason=reason, sentence=sentence
     )
@@ -111,12 +106,11 @@ def note_refused(events: Events, round_: int, peer_id: PeerId, reason: str, sent
 
 @dataclass(slots=True)
 class HeldProposal:
-    """A proposal of somebody else that waits for our answer.
+    """A proposal of another peer that waits for our answer.
 
     Attributes:
         decided: set when it is answered, or its proposer has gone.
-        own: what we bring, where the answer is yes.
-        refusal: why it is no.
+        own: what we bring; None unless we accept.
         over: set when nothing comes of it any more.
         outcome: of the exchange; None where there was none, or they had gone before.
     """
@@ -130,24 +124,16 @@ class HeldProposal:
     outcome: RoundOutcome | None = None
 
     def accept(self, own: OwnVector, exchange_s: float) -> None:
-        """Say yes: the exchange runs where the proposal is served."""
         self.own, self.exchange_s = own, exchange_s
         self.decided.set()
 
     def refuse(self, reason: RefusalReason) -> None:
-        """Say no."""
         self.refusal = reason
         self.decided.set()
 
 
 class Exchanges:
-    """One at a time is run; its partner's codes lie in one buffer, reused by the next.
-
-    Attributes:
-        agreement: with whom vectors are exchanged at all.
-        packer: packs ours, and reads those of partners.
-        network: on which they travel.
-    """
+    """One at a time is run; its partner's codes lie in one buffer, reused by the next."""
 
     def __init__(self, agreement: Agreement, network: Network, packer: Packer) -> None:
         self.agreement = agreement
@@ -207,7 +193,7 @@ class Exchanges:
     async def _accept(
         self, talk: Conversation, own: OwnVector, proposal: Propose, exchange_s: float
     ) -> RoundOutcome | None:
-        """Say yes; None where they had gone before they sent anything: nothing has happened."""
+        """Say yes; None where they had gone before they sent anything."""
         num_stripes = min(proposal.stripes, self.agreement.stripes)
         # Before the answer is out: a stripe may come as soon as they have it.
         exchange = self._prepare(talk, own, proposal.round, num_stripes, following=True)
@@ -232,7 +218,7 @@ class Exchanges:
         *,
         following: bool,
     ) -> ExchangeSession:
-        """An exchange on an agreed stream; from now on the partner may open stripes, and ask."""
+        """From now on the partner may open stripes, and ask how it ended."""
         peer_id, own_id = talk.remote_peer_id, self.network.peer_id
         name = exchange_id(self.agreement.group, (own_id, own.round), (peer_id, their_round))
         exchange = self._remembered[peer_id, name] = ExchangeSession(
@@ -250,11 +236,10 @@ class Exchanges:
 
     # --- what a partner may want of one that is under way, or was of late ------------------------
     def remembers(self, peer_id: PeerId, name: str) -> bool:
-        """Whether there is an exchange of this name with that peer."""
         return (peer_id, name) in self._remembered
 
     async def join(self, talk: Conversation, stripe: Join) -> None:
-        """A stream from outside that says it is a stripe: keep it until its exchange is over."""
+        """A partner has opened a stripe: keep it until its exchange is over."""
         exchange = self._remembered.get((talk.remote_peer_id, stripe.exchange))
         if exchange is None:
             await talk.refuse(RefusalReason.UNAVAILABLE, "there is no such exchange")
@@ -265,10 +250,7 @@ class Exchanges:
             await exchange.over.wait()
 
     def answer(self, peer_id: PeerId, question: AskSettled) -> SettledReply:
-        """How our exchange with that peer ended.
-
-        Asking is itself news: the stream is dead for them.
-        """
+        """How our exchange with that peer ended. Asking tells us that its stream is dead for it."""
         exchange = self._remembered.get((peer_id, question.exchange))
         if exchange is None:
             return SettledReply(question.exchange, SettledOutcome.UNKNOWN)
@@ -279,7 +261,6 @@ class Exchanges:
 
 
 async def _decided(stream: Stream, decided: trio.Event, on_gone: Callable[[], None]) -> None:
-    """Wait until a proposal is decided, or its proposer has gone away."""
     if decided.is_set():
         return
     async with trio.open_nursery() as nursery:

@@ -1,11 +1,10 @@
 """Gossip in pairs: proposals, answers and exchanges, as the matchmaker decides.
 
-The thin shell around `protocol/gossip/matchmaking.py`: it tells the matchmaker what streams and
-beats bring, and does what that says. One `Gossip` serves all snapshots of one vector: of the whole
-model, or of a fragment. `average` is the only door for the outer steps: it takes a snapshot and
-returns how averaging ended, `Averaged` or `Skipped`, never an exception of a peer's making; so does
-`meet` of the planned meetings at the end of the run (final_averaging.py). What comes from outside
-comes through `GossipServer`.
+A shell around `protocol/gossip/matchmaking.py`: it tells the matchmaker what streams and beats
+bring, and does what that says. One `Gossip` serves all snapshots of one vector: of the whole model,
+or of a fragment. The outer steps call `average`, and `meet` of the planned meetings at the end of
+the run (final_rounds.py); both return how averaging ended, and raise nothing of a peer's making.
+Other peers come in through `GossipServer`.
 """
 
 from collections import Counter
@@ -29,7 +28,7 @@ from protocol.wire.versions import GOSSIP
 
 from .exchange_session import STALL_S, OwnVector, RoundOutcome, Settled, Skipped, open_talk
 from .exchanges import Agreement, Exchanges, HeldProposal, note_refused
-from .final_averaging import FinalMeetings
+from .final_rounds import FinalMeetings
 from .packing import Packer
 
 
@@ -51,9 +50,7 @@ class Gossip:
         refused: counts proposals that can never be ours to accept, by reason.
 
     Attributes:
-        agreement: what partners must have in common with us.
-        packer: of our vectors; to be told what they are averaged with.
-        exchanges: where stripes belong, and questions after broken exchanges.
+        packer: to be told what our vectors are averaged with.
         meetings: the planned ones at the end of the run.
     """
 
@@ -84,7 +81,6 @@ class Gossip:
 
     # --- the outer steps' side --------------------------------------------------------------------
     async def run(self) -> None:
-        """Serve the matchmaker's timers until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._watch)
@@ -104,8 +100,6 @@ class Gossip:
         Args:
             own: our contribution; its payload must lie still until this returns.
             fresh_s: how long only a partner that was not met of late will do.
-            search_s: how long to look for a partner.
-            exchange_s: how long the exchange may take.
         """
         packed = replace(own, packed=await self.packer.packed(own.payload))
         freed_s = trio.current_time()
@@ -125,13 +119,11 @@ class Gossip:
         return Settled(own, outcome, paired_s - freed_s, ended_s - paired_s)
 
     def doubt(self, peer_id: PeerId, fault: Fault) -> None:
-        """What came from a peer could not be used: let it rest."""
         self._company.blame(peer_id, fault)
         self._matchmaker.doubt(trio.current_time(), peer_id)
 
     # --- the matchmaker's side --------------------------------------------------------------------
     async def _watch(self) -> None:
-        """Tell the matchmaker of the others, while it looks for a partner."""
         while True:
             await self._company.changed()
             if self._attempt is not None and self._matchmaker.is_looking:
@@ -209,7 +201,7 @@ class Gossip:
 
     # --- being asked ------------------------------------------------------------------------------
     async def proposed(self, talk: Conversation, stream: Stream, proposal: Propose) -> None:
-        """A proposal has come: serve it to the end of what comes of it."""
+        """Answer a proposal, and exchange vectors if that is yes."""
         if (unfit := self.agreement.unfit(proposal)) is not None:
             self._refused_for_good[unfit.reason] += 1
             await talk.send(unfit, stall_s=STALL_S)
@@ -262,11 +254,7 @@ class GossipServer:
     """Serves the gossip of all vectors of one peer: each stream goes to the vector it is about.
 
     A proposal names the group that averages the vector; a stripe, or a question after a broken
-    exchange, names its exchange. What names none of ours goes to the first vector, which refuses it
-    with the reason.
-
-    Args:
-        gossips: of each vector; one at least.
+    exchange, names its exchange. The first vector refuses what names none of ours.
     """
 
     def __init__(self, network: Network, gossips: Sequence[Gossip]) -> None:
@@ -275,7 +263,6 @@ class GossipServer:
         self._by_group = {gossip.agreement.group: gossip for gossip in gossips}
 
     async def run(self) -> None:
-        """Let all of them look for partners and be asked, until cancelled."""
         async with trio.open_nursery() as nursery:
             for gossip in self._gossips:
                 nursery.start_soon(gossip.run)
@@ -295,6 +282,6 @@ class GossipServer:
                 await talk.send(answer, stall_s=STALL_S)
 
     def _exchanges(self, peer_id: PeerId, name: str) -> Exchanges:
-        """Those that know the exchange of this name with that peer; if nobody does, the first."""
+        """Those that know the exchange of this name with that peer, else the first."""
         every = [gossip.exchanges for gossip in self._gossips]
         return next((one for one in every if one.remembers(peer_id, name)), every[0])

@@ -1,11 +1,11 @@
 """The outer step on int8 codes as one compiled loop (`peer.codec.compiled`): one pass over memory.
 
-It covers what nearly every step is: one of us or a pair, with gamma = beta. The plain step needs a
-dozen passes over a tile; here codes become values, their mean, the new momentum and the new
-slow weights in registers. Each value goes through the very operations of the plain step in their
-order, so phi and delta come out the same to the last bit. Sums of squares are of fp32 within a
-block and fp64 between blocks, which is closer to the truth than the plain step's. With alpha = 0
-the move of phi stays in a block of scratch, and delta is neither read nor written.
+It covers nearly every step: one of us or a pair, with gamma = beta. The plain step needs a dozen
+passes over a tile; here codes become values, their mean, the new momentum and the new slow weights
+in registers. Each value goes through the operations of the plain step in their order, so phi and
+delta come out the same to the last bit. Sums of squares are of fp32 within a block and fp64 between
+blocks, which is more exact than the plain step's. With alpha = 0 the move of phi stays in a block
+of scratch, and delta is neither read nor written.
 
 Importing this file compiles it; go through `peer.codec.compiled.kernels_of`.
 """

@@ -1,18 +1,17 @@
 """From a snapshot to moved slow weights: find a partner, exchange, take the outer step, count.
 
-The outer state moves only here, once per snapshot, under `lock` (state transfer reads under the
-same lock, so what it reads is one state). A snapshot is that of a closed round, or of a fragment
-that was sent. It ends in `averaged` or `skipped(reason)` and is counted as one of them; without a
+A snapshot is that of a closed round, or of a fragment that was sent. The outer state moves only
+here, once per snapshot, under `lock` (state transfer reads under the same lock, so it reads one
+state). A snapshot ends in `averaged` or `skipped(reason)` and is counted as one of them; without a
 partner the n = 1 step is taken, and in the final averaging none.
 
 A partner's vector is held against those of the partners before (protocol/plausible.py). One that is
-too far away is not averaged with; one that is further than usual pulls no more than one at a little
-more than the usual distance; both go with the steps since the last average. Before there were any,
-what we have moved ourselves says what is usual. In the final averaging that holds too, by the
-distances of the rounds before it: those of honest peers are no longer, so their mean is exact,
-unless one was alone for some rounds before; it counts less then. (Nothing is remembered there, for
-with each meeting peers are nearer to each other, and what we have moved says nothing.) A partner
-whose vector is implausible, or no vector at all, rests.
+too far away is not averaged with, and its peer rests; one that is further than usual pulls no more
+than one at a little more than the usual distance; both go with the steps since the last average.
+Before there were any, our own last move says what is usual. In the final averaging the distances of
+the rounds before it hold: those of honest peers are no longer, so their mean is exact, unless one
+was alone for some rounds before; it counts less then. Nothing is remembered there, for with each
+meeting peers are nearer to each other, and our own move says nothing.
 """
 
 import math
@@ -53,14 +52,7 @@ expected, so that none of the first partners turns us round, however far we have
 
 
 class PairLane:
-    """The way of one fragment's snapshots; of a whole model there is one.
-
-    Args:
-        lock: held while the outer state moves.
-
-    Attributes:
-        outer, gossip: as given.
-    """
+    """Averages the snapshots of one fragment, or of a whole model."""
 
     def __init__(
         self,
@@ -82,14 +74,7 @@ class PairLane:
     async def contribution(
         self, codes: memoryview, digest: str, *, round: int, step: int, steps: int, tokens: int
     ) -> OwnVector:
-        """What a snapshot brings to averaging.
-
-        Args:
-            codes, digest: of theta.
-            round: its number among ours.
-            step: the nominal step at which it was taken.
-            steps, tokens: trained since the one before.
-        """
+        """What a snapshot brings to averaging; `codes` and `digest` are of theta."""
         payload = codes
         if self.outer.needs_phi_codes:
             payload = await self._work.run(self.outer.with_phi, codes)
@@ -97,10 +82,10 @@ class PairLane:
         return OwnVector(round, step, self._facts.ended, steps, tokens, digest, payload)
 
     async def average(self, own: OwnVector, meeting: Meeting | None, meanwhile: float) -> Settled:
-        """Find a partner for a snapshot and exchange vectors; its end is always a defined one.
+        """Find a partner for a snapshot and exchange vectors.
 
         Args:
-            meeting: of the final averaging's plan; None to average with whoever is free.
+            meeting: of the final averaging's plan; None for any peer that is free.
             meanwhile: nominal steps until the next snapshot is due; 0 if training waits.
         """
         round_s = self._facts.round_s
@@ -121,11 +106,7 @@ class PairLane:
         return settled
 
     async def apply(self, settled: Settled, meeting: Meeting | None, train_s: float) -> None:
-        """Take the outer step, and count how averaging ended.
-
-        Args:
-            train_s: what training took that the snapshot ended.
-        """
+        """Take the outer step, and count how averaging ended."""
         started_s = trio.current_time()
         self._steps_since_average += settled.own.steps
         settled, share = await self._judged(settled, meeting)
@@ -133,9 +114,10 @@ class PairLane:
             self._steps_since_average = 0
         own, outcome = settled.own, settled.outcome
         partner = outcome.payload if isinstance(outcome, Averaged) else None
-        step = partial(
-            self.outer.step, own.round, plain=own.final, own_share=_own_share(meeting, share)
-        )
+        own_share = 0.5 if meeting is None else meeting.own_share
+        if share != 1.0:
+            own_share = 1.0 - (1.0 - own_share) * share
+        step = partial(self.outer.step, own.round, plain=own.final, own_share=own_share)
         async with self._lock:
             distance = await self._work.run(step, own.payload, partner)
         if distance is not None:
@@ -146,7 +128,7 @@ class PairLane:
         self._observe_round(RoundTiming(train_s, settled.match_s, settled.exchange_s, apply_s))
 
     async def _judged(self, settled: Settled, meeting: Meeting | None) -> tuple[Settled, float]:
-        """Hold the partner's vector against what was seen; how much it counts, 1 as ours."""
+        """Hold the partner's vector against those before; how much it counts, 1 as ours."""
         own, outcome = settled.own, settled.outcome
         if not isinstance(outcome, Averaged):
             if outcome.reason is SkipReason.BAD_VECTOR and outcome.partner_id is not None:
@@ -200,9 +182,3 @@ class PairLane:
                 partner=outcome.partner_id,
                 step=own.step,
             )
-
-
-def _own_share(meeting: Meeting | None, share: float) -> float:
-    """The weight of our weights in the mean with a partner that counts so much, 1 as any other."""
-    own = 0.5 if meeting is None else meeting.own_share
-    return own if share == 1.0 else 1.0 - (1.0 - own) * share

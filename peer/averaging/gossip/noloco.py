@@ -20,21 +20,21 @@ what a fragment weighs. The trainer merges as a difference, so an average may co
     fragment 0   send |-- search, exchange, step --| merge         send |-- ...
     fragment 1              send |-- search, exchange, step --| merge        send |-- ...
 
-- What the trainer sends (peer/training/sync.py) makes a *flight*: contribution, average with a
-  partner of its own, outer step, `Merge`. Each fragment has a *lane* (lane.py), with one flight on
-  it at a time. Lanes share the memory of slow weights and momentum, and nothing else.
+- What the trainer sends (peer/training/sync.py) makes a *flight*: contribution, average, outer
+  step, `Merge`. Each fragment has a *lane* (lane.py), with one flight on it at a time. Lanes share
+  the memory of slow weights and momentum, and nothing else.
 - A round of a whole model is closed when its quota is done and the one before is settled; meanwhile
-  it trains on (protocol/schedule/rounds.py). The next one is opened when it is closed; after
-  the last round, without overlap, or alone, when it is settled: a peer alone waits for no line, and
-  its training is then the same each time.
-- With fragments rounds pace data and schedule alone: one is closed when its quota is done.
+  it trains on (protocol/schedule/rounds.py). The next one is opened when it is closed. After the
+  last round, without overlap, or alone, that is when it is settled: a peer alone waits for no line,
+  and its training is then the same each time.
+- With fragments, rounds pace data and schedule alone: one is closed when its quota is done.
 - Slow weights are written by one flight at a time, and by none while they are validated.
 - A flight under way when the trainer dies is ended without a merge, for the next life loads the
   slow weights. Its codes lie in memory that outlives the trainer.
 - After the training every flight ends. Then come rounds of no steps, in which the trainer sends all
-  that it has: the meetings of the final averaging (final_averaging.py), where all fragments meet
-  the same partner, a few at a time. Fragments without them have one such round, with partners as in
-  training, for what was trained since the last moments.
+  that it has, for the meetings of the final averaging (final_rounds.py): all fragments meet the
+  same partner, a few at a time. Without final averaging, fragments have one such round, with
+  partners as in training, for what was trained since their last moments.
 - With `inner_steps = "auto"` a round is of our own length (own_length.py). Validation goes by
   nominal rounds, which are as long for all.
 """
@@ -64,7 +64,7 @@ from protocol.schedule.rounds import OwnRounds, RoundPlan, keep_together
 from protocol.trainer_messages import ONE_CHUNK, FragmentMerged, FragmentSent, Merge
 
 from .exchanges import Agreement
-from .final_averaging import FinalMeetings, FinalRounds
+from .final_rounds import FinalMeetings, FinalRounds
 from .gossip import Gossip, GossipServer
 from .lane import PairLane
 from .outer_step import NolocoFactors, OuterState
@@ -78,14 +78,7 @@ Both sides keep to that order, so neither waits for what the other has not come 
 
 
 class PairRounds:
-    """The rounds of a peer that averages in pairs. Implements `peer.rounds.way.Way`.
-
-    Args:
-        averaging: has the lanes.
-
-    Attributes:
-        flights: how many there are now.
-    """
+    """The rounds of a peer that averages in pairs. Implements `peer.rounds.way.Way`."""
 
     def __init__(
         self, parts: AveragingParts, averaging: "PairAveraging", validation: Validation
@@ -132,7 +125,7 @@ class PairRounds:
         return rounds.plan(pace.owed(rounds.step, others, keep_together, rounds.length))
 
     def closes_early(self, steps: int, others: Sequence[Member]) -> bool:
-        """Whether somebody has come since we began a round alone; one that is behind jumps."""
+        """Whether a peer has come since we began a round alone."""
         return self._own_length is not None and self._own_length.is_outgrown(steps)
 
     async def next_final_round(self) -> RoundPlan | None:
@@ -152,14 +145,10 @@ class PairRounds:
         self._sent_s = dict.fromkeys(range(len(self._averaging.lanes)), trio.current_time())
 
     def progressed(self) -> None:
-        """Nothing follows from it."""
+        pass
 
     async def closed(self, closed: RoundClosed, others: Sequence[Member]) -> None:
-        """A whole model leaves now; the next round may begin at once, if that overlaps.
-
-        It may not without overlap, after the last round of training, and, for whole models, where
-        there is nobody.
-        """
+        """A whole model leaves now. The next round waits for it without overlap, and alone."""
         assert self._line is not None
         self._rounds.closed(closed.step, [m.progress.step for m in others])
         self._facts.debt = self._rounds.debt
@@ -215,11 +204,7 @@ class PairRounds:
         closed: RoundClosed | None,
         before: trio.Event | None,
     ) -> None:
-        """Average what was sent, take its outer step, and tell the trainer.
-
-        Args:
-            before: set when the planned meeting may begin.
-        """
+        """A planned meeting begins when `before` is set."""
         lane, exchanged = self._averaging.lanes[sent.fragment], self._exchanged[sent.fragment]
         meeting, now_s = self._finale.meeting, trio.current_time()
         train_s, self._sent_s[sent.fragment] = now_s - self._sent_s[sent.fragment], now_s
@@ -253,7 +238,6 @@ class PairRounds:
                 self._settled.set()
 
     async def _validate(self, line: TrainerLine, round_: int) -> None:
-        """Have the slow weights measured if that is due; no flight writes them meanwhile."""
         async with self._at_rest:
             if self._is_validation_due(round_):
                 await self._validation.begin(line, round_)
@@ -272,11 +256,7 @@ class PairRounds:
 
 
 class PairAveraging:
-    """NoLoCo with the factors of the run spec. Implements `peer.averaging.parts.Averaging`.
-
-    Attributes:
-        lanes: of each fragment; none before the fragments are known, by the first trainer's layout.
-    """
+    """Implements `peer.averaging.parts.Averaging`. Fragments get lanes with the first trainer."""
 
     def __init__(self, parts: AveragingParts) -> None:
         self._parts = parts
@@ -301,7 +281,6 @@ class PairAveraging:
 
     @property
     def senders(self) -> int:
-        """A partner of each fragment under way."""
         return max(1, self._rounds.flights) if self._rounds else 1
 
     def stands_after(self, round_: int) -> None:
@@ -322,11 +301,9 @@ class PairAveraging:
 
     @property
     def meetings(self) -> list[FinalMeetings]:
-        """The planned ones of each fragment."""
         return [lane.gossip.meetings for lane in self.lanes]
 
     def cut(self, layout: Layout) -> None:
-        """Make the lane of each fragment."""
         self._fill(fragments_of_run(self._parts.spec.sync.pairs, layout))
 
     def _fill(self, fragments: Sequence[Fragment]) -> None:
@@ -337,7 +314,7 @@ class PairAveraging:
         self._is_cut.set()
 
     def _lane(self, fragment: Fragment, num_fragments: int) -> PairLane:
-        """The lane of a fragment, which is averaged by a group of its own."""
+        """A fragment is averaged by a group of its own."""
         parts, held, sync = self._parts, self._parts.held, self._parts.spec.sync
         outer = OuterState(
             parts.slow_P,
@@ -376,7 +353,6 @@ class PairAveraging:
 
 
 def declined_in(state: PeerState) -> RefusalReason | None:
-    """Why a peer takes no proposal in this state; None when it does."""
     if state is PeerState.LEAVING:
         return RefusalReason.LEAVING
     return None if state is PeerState.TRAINING else RefusalReason.NOT_TRAINING

@@ -23,9 +23,8 @@ Rules:
 - A peer without partner takes the step with n = 1; the gamma term vanishes.
 - A group of all peers is DiLoCo with heavy-ball momentum: phi stays equal everywhere.
 - Stability for n = 2: gamma < sqrt(2 + alpha^2).
-- With alpha = 0 nothing is remembered: delta is neither read nor written. It stays zero, so it is
-  neither sent nor kept (peer/content/fetching.py, peer/state/checkpoints.py). In the final
-  averaging it becomes zero with any alpha.
+- With alpha = 0 delta is neither read nor written. It stays zero, so it is neither sent nor kept
+  (peer/content/fetching.py, peer/state/checkpoints.py). The final averaging makes it zero.
 
 The step runs in place, tile by tile: one pass over memory, no vector of scratch. Separately rounded
 fp32 operations only (no fused multiply-add), so a step can be reproduced on another machine; long
@@ -35,8 +34,8 @@ int8 vectors go through a compiled loop that does the same (int8_step.py).
 
 - A step checks all that it reads before it writes the first value.
 - A round is stepped at most once, and rounds only rise.
-- It may step a part of the vectors: spans of them, as one. Then it works on a copy of those values,
-  which are written back when the step has succeeded.
+- It may step a part of the vectors, spans of them as one: it works on a copy of those values, and
+  writes it back when the step has succeeded.
 - One thread at a time may call a method (the daemon runs them as blocking work): nothing locks.
 """
 
@@ -77,7 +76,6 @@ class NolocoFactors:
 
     @property
     def remembers(self) -> bool:
-        """Whether there is outer momentum."""
         return self.alpha != 0
 
 
@@ -98,10 +96,9 @@ def outer_step(
 
     Args:
         phi_P, delta_P: fp32 [P], overwritten (delta not where alpha is 0).
-        theta_codes: codes of theta of each member, valid ones (`codec.validate`).
-        phi_codes: codes of phi of each member in the same order; read by a group of more than one
-            with gamma != beta.
-        shares: weight of each member in the means; equal ones when not given, or alone.
+        theta_codes: of each member, valid ones (`codec.validate`).
+        phi_codes: in the same order; read by a group of more than one with gamma != beta.
+        shares: weight of each member in the means; equal ones when not given.
 
     Returns:
         Root mean square of our theta less the mean of the others' (the partner's); None alone.
@@ -197,8 +194,7 @@ def group_mean(
 ) -> None:
     """Write the mean of the decoded values from `start` on, and the first member's own values.
 
-    All three are fp32 [n]; values start .. start + n - 1 are read. The members weigh the same, or
-    as `shares` says.
+    All three are fp32 [n]; values start .. start + n - 1 are read. Members weigh as `shares` says.
     """
     stop = start + out_mean.numel()
     weights = shares or [1.0 / len(group_codes)] * len(group_codes)
@@ -214,12 +210,7 @@ def group_mean(
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """Root mean squares per value; not finite where a sum is not.
-
-    Attributes:
-        distance: of ours less theirs.
-        own: of ours.
-    """
+    """Root mean squares, of ours less theirs and of ours; not finite where a sum is not."""
 
     distance: float
     own: float
@@ -228,12 +219,7 @@ class Apart:
 def apart(
     own_codes: Sequence[torch.Tensor], their_codes: Sequence[torch.Tensor], codec: Codec, size: int
 ) -> Apart:
-    """The distance of two peers' vectors.
-
-    Args:
-        own_codes, their_codes: one vector each, or more that belong together; valid ones.
-        size: values of one vector.
-    """
+    """The distance of two peers' vectors: one each, or more that belong together; valid ones."""
     distance = own = 0.0
     for ours, theirs in zip(own_codes, their_codes, strict=True):
         squares = _fused_apart(ours, theirs, codec, size) or _plain_apart(ours, theirs, codec, size)
@@ -301,11 +287,11 @@ class OuterState:
         self._spans = [slice(*span) for span in spans or [(0, phi_P.size)]]
         self._size = sum(span.stop - span.start for span in self._spans)
         self._codec, self._factors = codec, factors
+        self._vector_bytes = codec.code_bytes(self._size)
         self.replicas_apart: float | None = None
 
     @property
     def needs_phi_codes(self) -> bool:
-        """Whether the codes of phi travel too."""
         return self._factors.pulls
 
     def with_phi(self, theta_codes: memoryview) -> memoryview:
@@ -328,10 +314,7 @@ class OuterState:
         """Take the outer step of `round` with the partner's codes, or alone.
 
         Args:
-            round: number of the round; higher than that of the step before.
-            own_codes: codes of our theta, and behind them those of our phi before the step where
-                gamma != beta.
-            partner_codes: the partner's; None alone.
+            own_codes: of our theta, and behind them of our phi where gamma != beta.
             plain: phi becomes the mean of theta, whatever the run's factors are.
             own_share: weight of our theta in the pair's mean.
 
@@ -339,17 +322,20 @@ class OuterState:
             How far the partner's theta is from ours, root mean square; None alone.
 
         Raises:
-            LocalProtocolError: our own codes are bad or the round was stepped before; nothing was
-                written.
-            RemoteProtocolError: the partner's codes are bad; nothing was written.
+            LocalProtocolError: our own codes are bad, or the round was stepped before.
+            RemoteProtocolError: the partner's codes are bad.
         """
         if round <= self.round:
             raise LocalProtocolError(
                 f"outer step of round {round} after that of round {self.round}"
             )
-        members = [self._own(own_codes)]
+        members = [self._vectors(own_codes)]
+        if not self._are_valid(members[0]):
+            raise LocalProtocolError("our own codes are missing or not valid")
         if partner_codes is not None:
-            members.append(self._partners(partner_codes))
+            members.append(self._vectors(partner_codes))
+            if not self._are_valid(members[1]):
+                raise RemoteProtocolError("the partner's codes are missing or not valid")
         theta_codes = [codes[0] for codes in members]
         phi_codes = [codes[-1] for codes in members] if self.needs_phi_codes else []
         shares = None if own_share == 0.5 else (own_share, 1 - own_share)
@@ -368,19 +354,14 @@ class OuterState:
         return distance
 
     def apart(self, own_codes: CodeBuffer, partner_codes: CodeBuffer) -> Apart:
-        """How far the partner's vectors are from ours. Raises as `step` does."""
-        ours, theirs = self._own(own_codes), self._partners(partner_codes)
+        """How far the partner's vectors are from ours; both are valid, or nothing finite comes."""
+        ours, theirs = self._vectors(own_codes), self._vectors(partner_codes)
         return apart(ours, theirs, self._codec, self._size)
 
     def moved(self, own_codes: CodeBuffer) -> float:
-        """How far our theta is from phi, root mean square per value.
-
-        Raises:
-            LocalProtocolError: our own codes are bad.
-        """
-        codes = self._own(own_codes)[0]
+        """How far our theta is from phi, root mean square per value."""
         move = torch.empty(self._size)
-        self._codec.decode(codes, move)
+        self._codec.decode(self._vectors(own_codes)[0], move)
         move.sub_(self._part(self._phi))
         return float(torch.linalg.vector_norm(move)) / math.sqrt(max(1, self._size))
 
@@ -408,21 +389,11 @@ class OuterState:
         for span, piece in zip(self._spans, part.split(sizes), strict=True):
             vector_P[span] = piece
 
-    def _own(self, codes: CodeBuffer) -> list[torch.Tensor]:
-        if (vectors := self._valid(codes)) is None:
-            raise LocalProtocolError("our own codes are missing or not valid")
-        return vectors
+    def _vectors(self, codes: CodeBuffer) -> list[torch.Tensor]:
+        """Codes of theta, and those of phi where they travel too."""
+        return list(codes_as_tensor(codes).split(self._vector_bytes))
 
-    def _partners(self, codes: CodeBuffer) -> list[torch.Tensor]:
-        if (vectors := self._valid(codes)) is None:
-            raise RemoteProtocolError("the partner's codes are missing, malformed or not finite")
-        return vectors
-
-    def _valid(self, codes: CodeBuffer) -> list[torch.Tensor] | None:
-        """Codes of theta, and those of phi where they travel too, if all are there and valid."""
-        each_bytes = self._codec.code_bytes(self._size)
-        vectors = list(codes_as_tensor(codes).split(each_bytes))
-        due = [each_bytes] * (2 if self.needs_phi_codes else 1)
-        if [each.numel() for each in vectors] != due:
-            return None
-        return vectors if all(self._codec.validate(each) for each in vectors) else None
+    def _are_valid(self, vectors: list[torch.Tensor]) -> bool:
+        due = [self._vector_bytes] * (2 if self.needs_phi_codes else 1)
+        sizes = [each.numel() for each in vectors]
+        return sizes == due and all(self._codec.validate(each) for each in vectors)

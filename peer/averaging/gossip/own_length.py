@@ -3,11 +3,11 @@
 A round is as long as averages take (protocol/gossip/round_length.py): the exchange and the outer
 step here, and the pause of the trainer that merges.
 
-A peer alone has nobody's line to fill, so its rounds are nominal ones. But what a joiner takes is
-our state after the last round, and a peer that trains finds us when a round ends. So a round that
-was begun alone ends when a peer comes, and again when that begins to train: once each in a peer's
-life, and not before it is as long as a first round among others, so that one that comes and goes,
-or says it does, costs little.
+A peer alone has nobody's line to fill, so its rounds are nominal ones. But a joiner takes our state
+after the last round, and a peer that trains finds us when a round ends. So a round that was begun
+alone ends when a peer comes, and again when that peer begins to train: once each in a peer's life,
+and not before it is as long as a first round among others, so that one that comes and goes, or says
+it does, costs little.
 """
 
 from typing import Final
@@ -18,7 +18,7 @@ from peer.facts import PeerState
 from peer.observe.event_names import EventName
 from peer.rounds.surroundings import Surroundings
 from peer.runtime import PeerId
-from protocol.gossip.round_length import FIRST_INNER_STEPS, RoundLength, TimedAverage
+from protocol.gossip.round_length import FIRST_INNER_STEPS, RoundLength, wished
 from protocol.membership.view import View
 from protocol.outcomes import SkipReason
 
@@ -33,11 +33,7 @@ _Visit = tuple[PeerId, int, str]
 
 
 class OwnLength:
-    """Writes `facts.chosen_inner_steps`.
-
-    Args:
-        view: of those whom we average with.
-    """
+    """Writes `facts.chosen_inner_steps`."""
 
     def __init__(self, around: Surroundings, view: View) -> None:
         self._length = RoundLength()
@@ -50,11 +46,7 @@ class OwnLength:
         self._facts.chosen_inner_steps = self._length.inner_steps
 
     def next(self, nominal_step_s: float, *, alone: bool) -> int:
-        """H of the round that begins now. Nobody's line is filled by a peer that is alone.
-
-        Args:
-            nominal_step_s: how long a nominal step takes us in it.
-        """
+        """H of the round that begins now, in which a nominal step takes us so long."""
         self._nominal_step_s, self._alone = nominal_step_s, alone
         if alone:
             lives = {(member.peer_id, member.incarnation) for member in self._view.members()}
@@ -63,7 +55,7 @@ class OwnLength:
         return self._facts.inner_steps_per_round if alone else self._length.inner_steps
 
     def is_outgrown(self, steps: int) -> bool:
-        """Whether the round in training, so far, was begun alone, and somebody has come since."""
+        """Whether the round in training was begun alone, and a peer has come since."""
         is_long = self._alone and steps >= FIRST_INNER_STEPS
         return is_long and not self._company() <= self._welcomed
 
@@ -73,7 +65,7 @@ class OwnLength:
         return frozenset(visit for visit in visits if visit[-1] in COMPANY)
 
     def exchanged(self, settled: Settled, apply_s: float) -> None:
-        """An exchange is over, and its outer step, which took so long."""
+        """An exchange and its outer step are over."""
         own, outcome = settled.own, settled.outcome
         is_told = isinstance(outcome, Averaged) or outcome.reason is SkipReason.DEADLINE
         self._on_the_line = None
@@ -81,13 +73,13 @@ class OwnLength:
             self._on_the_line = own.round, outcome.partner_id, settled.exchange_s + apply_s
 
     def merged(self, pause_s: float) -> None:
-        """The trainer has taken the average over, and stood still for so long."""
+        """The trainer has taken the average over."""
         last, self._on_the_line = self._on_the_line, None
         if last is None or not self._nominal_step_s:
             return
         round_, partner_id, line_s = last
         before, length = self._length.inner_steps, self._length
-        if length.averaged(TimedAverage(partner_id, line_s, pause_s, self._nominal_step_s)):
+        if length.averaged(partner_id, wished(line_s, pause_s, self._nominal_step_s)):
             self._facts.chosen_inner_steps = length.inner_steps
             self._events.emit(
                 EventName.ROUND_LENGTH_CHANGED,

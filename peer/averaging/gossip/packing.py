@@ -1,12 +1,9 @@
 """Vectors that travel packed: how ours is packed, and how a partner's is read.
 
 What is packed, and what bad blocks are, stands in peer/codec/differences.py; what is asked for
-again in protocol/gossip/exchange.py. Here is what goes on around them:
-
-- A vector is packed when it is known how far partners are: after the first average. Only vectors
-  that were averaged with are learned from, for those are plausible.
-- What would not be shorter goes as it is.
-- All of it is work for a thread.
+again in protocol/gossip/exchange.py. A vector is packed from the second average on, when it is
+known how far partners are. Only vectors that were averaged with are learned from, for those are
+plausible. What would not be shorter goes as it is. All of it is work for a thread.
 """
 
 import blake3
@@ -33,12 +30,7 @@ from protocol.run.ways import CODECS
 
 
 class Packer:
-    """Packs the vectors of one lane, and reads those of partners; knows how far they were.
-
-    Attributes:
-        codec: its name; of one that is not packed nothing is.
-        vectors: in one contribution.
-    """
+    """Packs the vectors of one lane, if its codec `packs`, and knows how far partners' were."""
 
     def __init__(self, codec: str, vectors: int, work: Work, facts: PackingFacts) -> None:
         self.packs = CODECS[codec].packs
@@ -60,7 +52,6 @@ class Packer:
         return memoryview(pack(payload, widths, self.vectors))
 
     async def learn(self, own: memoryview, theirs: memoryview) -> None:
-        """A partner's codes were averaged with: how far they are from ours says how to pack."""
         if self.packs:
             await self.work.run(self._learn, own, theirs)
 
@@ -81,16 +72,7 @@ class Packer:
 
 
 class Reading:
-    """Reads one partner's vector, in one exchange, and answers the partner that reads ours.
-
-    Args:
-        own: our codes, which theirs are read against.
-
-    Attributes:
-        into: where theirs are written.
-        codec, vectors: as of the packer.
-        packs: whether how long a vector is, is known from its head alone.
-    """
+    """Reads one partner's vector `into` memory, and answers the partner that reads our `own`."""
 
     def __init__(self, packer: Packer, own: memoryview, into: memoryview) -> None:
         self._packer = packer
@@ -105,10 +87,7 @@ class Reading:
 
     # --- their vector -----------------------------------------------------------------------------
     def room(self, packed: int) -> memoryview:
-        """Where their vector goes as it comes.
-
-        Args:
-            packed: bytes of it, as they say; 0 for codes.
+        """Where their vector goes; `packed` is its bytes, as they say, or 0 for codes.
 
         Raises:
             RemoteProtocolError: it is not to be packed, or would not be shorter.
@@ -165,7 +144,6 @@ class Reading:
         return self._wanted
 
     def end(self) -> None:
-        """Let go of what is as large as a vector."""
         self._own = self._came = memoryview(b"")
         self._asking = self._answering = self._wanted = None
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from peer.averaging.gossip.exchange_session import OwnVector, RoundOutcome
 from peer.averaging.gossip.exchanges import Agreement, Exchanges
-from peer.averaging.gossip.final_averaging import FinalMeetings
+from peer.averaging.gossip.final_rounds import FinalMeetings
 from peer.averaging.gossip.gossip import Gossip, GossipServer
 from peer.codec import get_codec
 from peer.facts import PackingFacts

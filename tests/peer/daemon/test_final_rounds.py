@@ -13,7 +13,7 @@ from existing import existing
 from gossip_tap import Tap, assert_both_or_neither, install
 from swarm_worlds import distance, final_outcomes, simulated, start, toy_spec, with_holes
 
-from peer.averaging.gossip.final_averaging import FinalMeetings, FinalRounds
+from peer.averaging.gossip.final_rounds import FinalMeetings, FinalRounds
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
 from peer.process.rejoin import JoinAgain

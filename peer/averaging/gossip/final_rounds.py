@@ -1,14 +1,13 @@
 """The final averaging of one peer: when it begins, with whom, and when it is over.
 
-The plan and its rules are in protocol/gossip/final_averaging.py. Each of its meetings is a round
-without steps: the trainer's snapshot is what is averaged. The loss of our replica is measured
-before it, that of the mean after it (by the round loop).
+The plan and its rules are in protocol/gossip/final_averaging.py. Each meeting is a round without
+steps: the trainer's snapshot is averaged. The loss of our replica is measured before the first, and
+that of the mean after the last (by the round loop).
 
-A planned meeting is with a given partner, at its turn. The two sides of a meeting come
-together: the one asks until the other has come to the same meeting, the other waits to be asked. A
-proposal that comes before its turn is held (at most MAX_HELD_PROPOSALS). A peer that waits cannot
-know whether it waits in vain, for a partner with another roster has another plan. So now and then
-it asks too, and is refused, with the reason.
+Of the two sides of a meeting one asks until the other has come to the same meeting; the other waits
+to be asked. A proposal that comes before its turn is held (at most MAX_HELD_PROPOSALS). A peer
+that waits may wait in vain, for a partner with another roster has another plan; so it asks too
+now and then, and is refused with the reason.
 """
 
 import math
@@ -37,12 +36,9 @@ from .exchanges import Exchanges, HeldProposal, note_refused
 
 # --- final rounds ---------------------------------------------------------------------------------
 
-RANDOM: Final = None
-"""The meeting of a round that is averaged with whoever is free."""
-
 
 class FinalRounds:
-    """Plans and makes the meetings of the final averaging, for one peer.
+    """Plans the meetings of the final averaging.
 
     Args:
         waits_for_exchanges: where peers choose the length of their rounds, the others are waited
@@ -70,14 +66,11 @@ class FinalRounds:
         self._num_random = 0
         self._is_alone = False
         self._averaged_before = 0
-        self.meeting: Meeting | None = RANDOM
+        self.meeting: Meeting | None = None
         self.has_begun = False
 
     async def goes_on(self, line: TrainerLine, held: "Sequence[FinalMeetings]") -> bool:
         """Whether there is one more meeting; `meeting` tells which. The first call plans them.
-
-        Args:
-            held: the meetings of each fragment.
 
         Raises:
             JoinAgain: the others have ended the run without us.
@@ -87,12 +80,13 @@ class FinalRounds:
         if self._planned:
             self.meeting = self._planned.pop(0)
             return True
-        self.meeting = RANDOM
+        self.meeting = None
         disagreements = max(meetings.disagreements for meetings in held)
         if self._num_random < self._is_alone + disagreements:
             self._num_random += 1
             return True
-        self._check_end()
+        if self._wanted and self._facts.averaged == self._averaged_before:
+            join_the_finished(self._view.alive(trio.current_time()))
         return False
 
     async def _begin(self, line: TrainerLine, held: "Sequence[FinalMeetings]") -> None:
@@ -118,7 +112,9 @@ class FinalRounds:
 
     async def _roster(self) -> list[PeerId]:
         """All that take part: those that have ended when all have, or when we wait no longer."""
-        with trio.move_on_after(self._wait_s()):
+        # How long the others may take to end: a peer that is further behind is not waited for.
+        wait_s = max(MIN_WAIT_S, self._wait_rounds * self._facts.round_s)
+        with trio.move_on_after(wait_s):
             while self._company.present(ended=False) or self._is_cut_off():
                 await self._company.changed()
         return [self._facts.peer_id, *self._company.present(ended=True)]
@@ -128,18 +124,9 @@ class FinalRounds:
         now_s = trio.current_time()
         return bool(self._view.members()) and not self._view.alive(now_s)
 
-    def _wait_s(self) -> float:
-        """How long the others may take to end: a peer that is further behind is not waited for."""
-        return max(MIN_WAIT_S, self._wait_rounds * self._facts.round_s)
-
-    def _check_end(self) -> None:
-        """Raises JoinAgain if others have ended the run, and we were in none of their meetings."""
-        if not self._wanted or self._facts.averaged > self._averaged_before:
-            return
-        join_the_finished(self._view.alive(trio.current_time()))
-
 
 # --- final meetings -------------------------------------------------------------------------------
+
 
 RETRY_S: Final = 1.0
 """Between two tries to reach a partner, and two looks whether one that should call is there."""
@@ -163,14 +150,13 @@ class FinalMeetings:
         self.disagreements = 0
 
     def begin(self, roster: str) -> None:
-        """From now on the roster with this digest is ours."""
         self._roster, self._number = roster, 0
         for call in self._calls.values():
             if call.proposal.roster != roster:
                 call.refuse(RefusalReason.OTHER_ROSTER)
 
     async def meet(self, own: OwnVector, meeting: Meeting, wait_s: float) -> Settled:
-        """Hold a meeting: exchange vectors with its partner.
+        """Exchange vectors with the partner of a planned meeting.
 
         Args:
             own: our contribution; its payload must lie still until this returns.
@@ -239,7 +225,6 @@ class FinalMeetings:
         return Skipped(SkipReason.PARTNER_LOST, partner)
 
     async def _is_called(self) -> bool:
-        """Wait for a call; whether one has come."""
         with trio.move_on_after(RETRY_S):
             await self._called.wait()
             return True
@@ -262,7 +247,7 @@ class FinalMeetings:
         return False
 
     async def called(self, talk: Conversation, stream: Stream, proposal: Propose) -> None:
-        """A proposal for a meeting has come: hold it until its turn, then until it is over."""
+        """Hold a proposal for a meeting until its turn, then until it is over."""
         peer_id = stream.remote_peer_id
         if (refusal := self._reason_to_refuse(peer_id, proposal)) is not None:
             sentence = f"meeting {proposal.meeting} is not possible with me: {refusal}"
