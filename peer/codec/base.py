@@ -1,4 +1,4 @@
-"""The promises of every codec, and the checks that all codecs share."""
+"""The interface of codecs, and the checks that they share."""
 
 import math
 from abc import ABC, abstractmethod
@@ -22,8 +22,8 @@ MAIN_MEMORY: Final = torch.device("cpu")
 TILE: Final = 256 * 1024
 """Values worked on at once: a tile and its scratch stay in the cache."""
 LARGEST_MAGNITUDE: Final = 2.0**120
-"""No value beyond this is coded or accepted: sums of a few such values stay finite, so a hostile
-vector of huge finite values cannot put an infinity into the slow weights."""
+"""Of values that are coded or accepted. Sums of a few such values stay finite, so a hostile vector
+cannot put an infinity into the slow weights."""
 LARGEST_MAGNITUDE_BITS: Final = int(np.float32(LARGEST_MAGNITUDE).view(np.int32))
 NOT_FINITE: Final = "not finite: the vector holds a NaN or a value beyond 2**120"
 
@@ -51,7 +51,7 @@ class Codec(ABC):
     wrong lengths, types or ranges. May hold scratch memory: use one per thread.
 
     Args:
-        part_of: values of the vector whose parts are coded here, if each vector is such a part.
+        part_of: as of `get_codec`.
 
     Attributes:
         planes: bytes of a block in each of the arrays that codes consist of, one after another.
@@ -64,7 +64,6 @@ class Codec(ABC):
         self._part_of = part_of
 
     def code_bytes(self, num_values: int) -> int:
-        """Bytes of the codes of `num_values` values."""
         return num_values // BLOCK * sum(self.planes)
 
     def num_values(self, code_bytes: int) -> int:
@@ -75,7 +74,7 @@ class Codec(ABC):
         """Write the codes of `x_P` (fp32 [P]) into `out_codes` (uint8 [code_bytes(P)]).
 
         Raises:
-            ValueError: `x_P` holds a NaN or a value beyond `LARGEST_MAGNITUDE`; `out_codes` is then
+            ValueError: also for a NaN or a value beyond `LARGEST_MAGNITUDE`; `out_codes` is then
                 undefined.
         """
         check_codes(out_codes, self.code_bytes(check_values(x_P, "x_P")))
@@ -86,10 +85,7 @@ class Codec(ABC):
         self.decode_range(codes, 0, check_values(out_P, "out_P"), out_P)
 
     def decode_range(self, codes: torch.Tensor, start: int, stop: int, out: torch.Tensor) -> None:
-        """Decode the values start .. stop - 1 alone into `out` (fp32 [stop - start]).
-
-        `start` and `stop` are multiples of `BLOCK`.
-        """
+        """Decode the values start .. stop - 1, whole blocks, into `out` (fp32 [stop - start])."""
         num_values = self.num_values(codes.numel())
         check_codes(codes, self.code_bytes(num_values))
         if start % BLOCK or stop % BLOCK or not 0 <= start <= stop <= num_values:
@@ -118,10 +114,10 @@ class Codec(ABC):
     def _are_valid(self, codes: torch.Tensor) -> bool: ...
 
     def loops_for(self, num_values: int, device: torch.device) -> str:
-        """What codes a vector of so many values there: `plain` or `compiled`.
+        """The loops that code so many values there: `plain` or `compiled`.
 
-        Where others were wanted and did not work, why follows: `plain: ImportError: ...`. Loads
-        what it names, so it may take seconds.
+        Where compiled ones did not work, why follows: `plain: ImportError: ...`. Loads what it
+        names, so it may take seconds.
         """
         return "plain"
 
@@ -135,9 +131,9 @@ class Codec(ABC):
         """Loops that take a way's outer step from these codes; None if there are none that fit.
 
         Args:
-            way: the way of averaging, as the codec's row names it (protocol/run/ways.py).
-            all_codes: codes of vectors of one length.
-            vectors: what else the loops read and write.
+            way: of averaging, as the codec's row names it (protocol/run/ways.py).
+            all_codes: of vectors of one length.
+            vectors: fp32, which the loops read and write.
             start: the value of the codes that the vectors begin at.
         """
         return None
@@ -153,7 +149,7 @@ def check_values(x_P: torch.Tensor, label: str) -> int:
 
 
 def check_codes(codes: torch.Tensor, expected_bytes: int) -> None:
-    """Raises ValueError unless `codes` is a contiguous uint8 vector of `expected_bytes`."""
+    """Raises ValueError."""
     if codes.dtype != torch.uint8 or codes.dim() != 1 or not codes.is_contiguous():
         raise ValueError(f"codes must be a contiguous uint8 vector, not {_describe(codes)}")
     if codes.numel() != expected_bytes:
@@ -168,7 +164,7 @@ def _describe(tensor: torch.Tensor) -> str:
 
 
 def root_mean_square(codes: torch.Tensor, codec: Codec, num_values: int) -> float:
-    """Infinite where the sum of squares is; codes are valid ones."""
+    """Infinite where the sum of squares is."""
     scratch = torch.empty(min(TILE, num_values), dtype=torch.float32, device=codes.device)
     squares = 0.0
     for start in range(0, num_values, TILE):
@@ -178,7 +174,7 @@ def root_mean_square(codes: torch.Tensor, codec: Codec, num_values: int) -> floa
     return math.sqrt(squares / max(1, num_values))
 
 
-# --- bytes as tensors: without a copy, read-only memory included, and to be written by a device ---
+# --- bytes as tensors -----------------------------------------------------------------------------
 
 CodeBuffer = bytes | bytearray | memoryview | np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -195,7 +191,7 @@ class _ShownWritable:
 
 
 def codes_as_tensor(codes: CodeBuffer) -> torch.Tensor:
-    """A uint8 vector over the bytes of `codes`, which it keeps alive. Only ever read it.
+    """A uint8 vector over the bytes of `codes`, not copied. Only ever read it.
 
     Raises:
         ValueError: the buffer is not contiguous.

@@ -1,8 +1,8 @@
 """The int4 code (`peer.codec.codecs`) as compiled loops over blocks.
 
 A value's level is the number of midpoints, times the scale, that its magnitude is beyond, counted
-in fp32: seven comparisons, no division and no branch, so LLVM makes vectors of
-them. Adding 2**23 to a byte as fp32 leaves it in the lowest bits of the sum.
+in fp32: seven comparisons, no division and no branch, so LLVM vectorizes them. Adding 2**23 to a
+byte as fp32 leaves it in the lowest bits of the sum.
 
 Importing this file compiles it; go through `peer.codec.compiled.kernels_of`.
 """

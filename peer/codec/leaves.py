@@ -1,7 +1,7 @@
-"""The codes of some blocks of a chunk, out of those of all; and the digest of the codes of all.
+"""Leaves of a chunk's codes, and the digest of all (the tree of protocol/fragment/code_tree.py).
 
-Codes of a part are what the codec would have made of that part alone, so they can be decoded and
-averaged by themselves. The tree over them is that of protocol/fragment/code_tree.py.
+The codes of a leaf are what the codec would have made of its values alone, so they can be decoded
+and averaged by themselves.
 """
 
 import numpy as np
@@ -19,18 +19,16 @@ from .base import BLOCK, Codec
 
 
 def leaves_of_chunk(num_values: int) -> int:
-    """Leaves of a chunk of so many values."""
     return num_leaves(num_values // BLOCK)
 
 
 def values_of_leaf(num_values: int, index: int) -> int:
-    """Values of one leaf of such a chunk; the last may be shorter."""
+    """The last leaf may be shorter than others."""
     size = blocks_of_leaf(num_values // BLOCK) * BLOCK
     return min(size, num_values - index * size)
 
 
 def leaf_of(codec: Codec, codes: memoryview, index: int) -> bytes:
-    """The codes of one leaf."""
     blocks = len(codes) // sum(codec.planes)
     first, start, parts = index * blocks_of_leaf(blocks), 0, []
     last = min(blocks, first + blocks_of_leaf(blocks))
@@ -41,7 +39,6 @@ def leaf_of(codec: Codec, codes: memoryview, index: int) -> bytes:
 
 
 def leaf_digests(codec: Codec, codes: memoryview) -> list[bytes]:
-    """The digests of all leaves of a chunk, in order."""
     blocks = len(codes) // sum(codec.planes)
     each = blocks_of_leaf(blocks)
     rows, start, parts = blocks // each, 0, []
@@ -61,5 +58,4 @@ def leaf_digests(codec: Codec, codes: memoryview) -> list[bytes]:
 
 
 def code_digest(codec: Codec, codes: memoryview) -> bytes:
-    """The digest of the codes of a chunk."""
     return root_of(leaf_digests(codec, codes))
