@@ -27,13 +27,10 @@ __all__ = [
 
 
 def get_codec(name: str, *, part_of: int = 0) -> Codec:
-    """The codec of this name, made as its row in protocol/run/ways.py says; one per thread.
+    """The codec of this name (protocol/run/ways.py); one per thread. Raises ValueError: none.
 
     Args:
         part_of: values of the vector whose parts it will code, if it codes no vector as a whole.
-
-    Raises:
-        ValueError: no such codec.
     """
     if name not in CODECS:
         raise ValueError(f"unknown codec {name!r}: use one of {', '.join(CODECS)}")

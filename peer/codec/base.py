@@ -22,8 +22,8 @@ MAIN_MEMORY: Final = torch.device("cpu")
 TILE: Final = 256 * 1024
 """Values worked on at once: a tile and its scratch stay in the cache."""
 LARGEST_MAGNITUDE: Final = 2.0**120
-"""Of values that are coded or accepted. Sums of a few such values stay finite, so a hostile vector
-cannot put an infinity into the slow weights."""
+"""No value beyond this is coded or accepted: sums of a few such values stay finite, so a hostile
+vector cannot put an infinity into the slow weights."""
 LARGEST_MAGNITUDE_BITS: Final = int(np.float32(LARGEST_MAGNITUDE).view(np.int32))
 NOT_FINITE: Final = "not finite: the vector holds a NaN or a value beyond 2**120"
 
@@ -36,8 +36,8 @@ class FusedLoops:
     """Compiled loops that take an outer step straight from codes.
 
     Attributes:
-        kernels: the module of loops; each goes over blocks of `BLOCK` values.
-        codes: the arrays that the loops read, of each vector of codes that they were asked for.
+        kernels: the module of loops over blocks.
+        codes: the arrays that the loops read, for each vector of codes.
     """
 
     kernels: ModuleType
@@ -49,9 +49,6 @@ class Codec(ABC):
 
     All tensors of one call lie on one device and are contiguous. Every method raises ValueError for
     wrong lengths, types or ranges. May hold scratch memory: use one per thread.
-
-    Args:
-        part_of: as of `get_codec`.
 
     Attributes:
         planes: bytes of a block in each of the arrays that codes consist of, one after another.
@@ -73,27 +70,20 @@ class Codec(ABC):
     def encode(self, x_P: torch.Tensor, out_codes: torch.Tensor) -> None:
         """Write the codes of `x_P` (fp32 [P]) into `out_codes` (uint8 [code_bytes(P)]).
 
-        Raises:
-            ValueError: also for a NaN or a value beyond `LARGEST_MAGNITUDE`; `out_codes` is then
-                undefined.
+        Raises ValueError also for a NaN or a value beyond `LARGEST_MAGNITUDE`; `out_codes` is then
+        undefined.
         """
         check_codes(out_codes, self.code_bytes(check_values(x_P, "x_P")))
         self._encode(x_P, out_codes)
 
-    def decode(self, codes: torch.Tensor, out_P: torch.Tensor) -> None:
-        """Write the values that `codes` stand for into `out_P` (fp32 [P])."""
-        self.decode_range(codes, 0, check_values(out_P, "out_P"), out_P)
-
-    def decode_range(self, codes: torch.Tensor, start: int, stop: int, out: torch.Tensor) -> None:
-        """Decode the values start .. stop - 1, whole blocks, into `out` (fp32 [stop - start])."""
-        num_values = self.num_values(codes.numel())
+    def decode(self, codes: torch.Tensor, out: torch.Tensor, start: int = 0) -> None:
+        """Write the values from `start` on into `out` (fp32 [n]), whole blocks."""
+        num_values, stop = self.num_values(codes.numel()), start + check_values(out, "out")
         check_codes(codes, self.code_bytes(num_values))
-        if start % BLOCK or stop % BLOCK or not 0 <= start <= stop <= num_values:
+        if start % BLOCK or not 0 <= start <= stop <= num_values:
             raise ValueError(
                 f"range {start}..{stop} is not made of whole blocks of a vector of {num_values}"
             )
-        if check_values(out, "out") != stop - start:
-            raise ValueError(f"out has {out.numel()} values, expected {stop - start}")
         self._decode(codes, start, out)
 
     def validate(self, codes: torch.Tensor) -> bool:
@@ -128,11 +118,9 @@ class Codec(ABC):
         vectors: Sequence[torch.Tensor],
         start: int = 0,
     ) -> FusedLoops | None:
-        """Loops that take a way's outer step from these codes; None if there are none that fit.
+        """Loops that take a way's outer step (protocol/run/ways.py) from these codes, if any fit.
 
         Args:
-            way: of averaging, as the codec's row names it (protocol/run/ways.py).
-            all_codes: of vectors of one length.
             vectors: fp32, which the loops read and write.
             start: the value of the codes that the vectors begin at.
         """
@@ -169,7 +157,7 @@ def root_mean_square(codes: torch.Tensor, codec: Codec, num_values: int) -> floa
     squares = 0.0
     for start in range(0, num_values, TILE):
         values = scratch[: min(TILE, num_values - start)]
-        codec.decode_range(codes, start, start + values.numel(), values)
+        codec.decode(codes, values, start)
         squares += float(torch.dot(values, values))
     return math.sqrt(squares / max(1, num_values))
 
@@ -191,11 +179,7 @@ class _ShownWritable:
 
 
 def codes_as_tensor(codes: CodeBuffer) -> torch.Tensor:
-    """A uint8 vector over the bytes of `codes`, not copied. Only ever read it.
-
-    Raises:
-        ValueError: the buffer is not contiguous.
-    """
+    """A uint8 vector over the bytes of `codes`, not copied; only read it. Raises ValueError."""
     if not len(codes):
         return torch.empty(0, dtype=torch.uint8)
     view = np.frombuffer(codes, dtype=np.uint8)

@@ -64,11 +64,7 @@ _LOW_HALF: Final = 0xFFFF
 
 
 class CompiledLoops:
-    """The methods of `BlockCodec` that go over blocks, compiled, for tensors in main memory.
-
-    Args:
-        kernels: the module of a code's loops over blocks (int8_kernels.py).
-    """
+    """The methods of `BlockCodec` that go over blocks, compiled, for tensors in main memory."""
 
     def __init__(self, kernels: ModuleType) -> None:
         self._kernels = kernels
@@ -113,10 +109,9 @@ class BlockCodec(Codec):
 
     Attributes:
         block_bytes: of a block's codes, without its scale.
-        code_type: of the elements that codes are made of.
         smallest_scale: below it a scale becomes 0.
         largest_scale: above it a scale is refused.
-        kernels_module: full name of the module of compiled loops.
+        kernels_module: of compiled loops.
     """
 
     block_bytes: ClassVar[int]
@@ -202,8 +197,7 @@ class BlockCodec(Codec):
     ) -> None:
         """Write codes [blocks, ...] of x [blocks, 128], given scales [blocks, 1] that are not 0.
 
-        Args:
-            work: scratch of the shape of `x`; holds its magnitudes.
+        `work` is scratch of the shape of `x`, and holds its magnitudes.
         """
 
     @abstractmethod
@@ -234,7 +228,6 @@ class BlockCodec(Codec):
     def decode_blocks(
         self, codes: torch.Tensor, scales: torch.Tensor, start: int, out: torch.Tensor
     ) -> None:
-        """Write the values from `start` on into `out`."""
         for first, last in _tiles(out):
             blocks = slice((start + first) // BLOCK, (start + last) // BLOCK)
             tile = out[first:last].view(-1, BLOCK)

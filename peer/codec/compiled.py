@@ -102,15 +102,12 @@ def in_chunks(work: Callable[[int, int], Result], num_blocks: int) -> list[Resul
         for first in left:
             results[first] = work(first, min(first + CHUNK_BLOCKS, num_blocks))
 
-    helpers = [_pool().submit(take_chunks) for _ in range(_threads(len(starts)) - 1)]
+    threads = min(len(starts), torch.get_num_threads())
+    helpers = [_pool().submit(take_chunks) for _ in range(threads - 1)]
     take_chunks()
     for helper in helpers:
         helper.result()
     return [results[first] for first in starts]
-
-
-def _threads(chunks: int) -> int:
-    return max(1, min(chunks, torch.get_num_threads()))
 
 
 @cache

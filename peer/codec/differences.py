@@ -44,7 +44,7 @@ Floats = npt.NDArray[np.float32]
 
 MARGIN: Final = 1.5
 FADING: Final = 0.8
-"""Of an expectation, with each exchange; not at once, as some rows of an embedding rarely move."""
+"""How much of an expectation an exchange leaves: some rows of an embedding move now and then."""
 LARGEST_WIDTH: Final = 8
 _HEAD_BYTES: Final = 5
 _PLANE_BYTES: Final = BLOCK // 8
@@ -110,12 +110,9 @@ def apart_per_block(own: Any, theirs: Any, vectors: int = 1) -> Floats:
 
 
 def expected_after(apart: Floats, before: Floats | None) -> Floats:
-    """How far the next partner is expected to be in each block.
+    """How far the next partner is expected to be in each block, if the last was so far apart.
 
-    Args:
-        apart: of the last one (`apart_per_block`). A quiet block may wake, so at least the mean of
-            all is expected.
-        before: what was expected then; None at first.
+    A quiet block may wake, so at least the mean of all is expected.
     """
     mean = np.float32(apart.mean(dtype=np.float64)) if apart.size else np.float32(0)
     expected: Floats = np.maximum(apart, mean)
@@ -140,7 +137,6 @@ def packed_bytes(widths: Bytes) -> int:
 
 
 def pack(own: Any, widths: Bytes, vectors: int = 1) -> bytearray:
-    """The int8 codes `own`, each block in so many bits."""
     out = np.zeros(packed_bytes(widths), np.uint8)
     start = 0
     parts = _vectors(own, vectors)
@@ -186,14 +182,7 @@ def _sums(codes: npt.NDArray[Any], widths: Bytes) -> Bytes:
 
 
 def unpack(packed: Any, own: Any, into: Any, vectors: int = 1) -> npt.NDArray[np.bool_]:
-    """Write the sender's int8 codes into `into`, reading them against our own.
-
-    Returns:
-        Whether each block is bad.
-
-    Raises:
-        MalformedPack: no sender could have packed this.
-    """
+    """Write the sender's int8 codes into `into`; whether blocks are bad. Raises MalformedPack."""
     flat: Bytes = np.frombuffer(packed, np.uint8)
     start, bad = 0, []
     for mine, theirs in zip(_vectors(own, vectors), _vectors(into, vectors), strict=True):

@@ -38,7 +38,6 @@ def values_of(array: Array, first: int, last: int) -> Array:
 
 @helper(as_text=True)
 def largest_bits(x_bits: Array, at: int) -> np.int32:
-    """The bits of the largest magnitude in the block that begins at `at`."""
     top = np.int32(0)
     for i in range(BLOCK):
         top = max(top, x_bits[at + i] & _MAGNITUDE_BITS)

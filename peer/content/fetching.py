@@ -71,8 +71,7 @@ from .state_file import (
 )
 
 ANSWER_S: Final = 30.0
-"""Longest silence of the other end where a message of it is due."""
-STALL_S: Final = 15.0
+"""Longest silence of the other end where a message, or the rest of one, is due."""
 RATE_WINDOW_S: Final = 60.0
 WRITE_BYTES_PER_S: Final = 20e6
 """The slowest disk that a state may be written to, once it has had ANSWER_S twice."""
@@ -91,14 +90,11 @@ def steady(
     sharers: Callable[[], int] = lambda: 1,
     wait_s: float = 0.0,
 ) -> Iterator[Callable[[int], None]]:
-    """Demand a minimum rate of what is received within; yields the `on_progress` of a receive.
+    """Demand a minimum rate of what is received within. Raises StreamStalled.
 
     Args:
         sharers: how many send at once, over what may be one line: each owes its part.
         wait_s: added to the first window.
-
-    Raises:
-        StreamStalled
     """
     due_bytes, seen_bytes = bytes_per_s * RATE_WINDOW_S, talk.bytes_received
     deadline = trio.current_time() + wait_s + RATE_WINDOW_S
@@ -128,9 +124,8 @@ class ExpectedState:
     """What a state has to be, whoever gives it.
 
     Attributes:
-        group: its digest.
-        minimum_step, maximum_step: bounds of its nominal step: the oldest that is of use, and the
-            highest that anybody can be at.
+        minimum_step, maximum_step: the oldest nominal step that is of use, and the highest that
+            anybody can be at.
     """
 
     group: str
@@ -192,7 +187,6 @@ class Fetcher:
         return described
 
     async def sample(self, group: str, seed: bytes) -> Float32Vector:
-        """The peer's weights at the places that follow from the seed."""
         _, data = await self._ask(GetSample(group, seed), SampleReply, SAMPLE_BYTES)
         return sample_from(data)
 
@@ -214,8 +208,7 @@ class Fetcher:
     async def piece(self, manifest: CorpusManifest, piece: int) -> bytes:
         """A piece of a corpus, checked.
 
-        The rate that it owes is that of a line on which MAX_ASKED pieces are on their way: a piece
-        that is cut off has come for nothing.
+        Its rate is that of a line on which MAX_ASKED pieces are on their way: one cut off is lost.
         """
         size = manifest.piece_bytes(piece)
         with steady(self.talk, slowest_rate(size), lambda: MAX_ASKED) as moved:
@@ -234,7 +227,7 @@ class Fetcher:
         part, data = await self.talk.receive(
             Part,
             timeout_s=ANSWER_S,
-            stall_s=STALL_S,
+            stall_s=ANSWER_S,
             max_payload_bytes=max_bytes,
             on_progress=moved,
         )
@@ -251,7 +244,7 @@ class Fetcher:
             return await self.talk.receive(
                 answer,
                 timeout_s=timeout_s,
-                stall_s=STALL_S,
+                stall_s=ANSWER_S,
                 max_payload_bytes=max_bytes,
                 on_progress=moved,
             )
@@ -316,15 +309,13 @@ class Gathering:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that were here before, and need not come."""
         own = self.plan.givers()[OWN]
         return min(own * STATE_CHUNK_BYTES, self._memory.total_bytes)
 
     async def lead(self, fetcher: Fetcher, described: StateManifest) -> StateScalars:
         """Gather the state that this source has described; others may `help` meanwhile.
 
-        Raises:
-            StreamLost, Refused, RemoteProtocolError: this source failed; another one may lead.
+        Raises as `Fetcher`: this source failed, and another one may lead.
         """
         name = fetcher.remote_peer_id
         described.check(self._size)
@@ -334,30 +325,26 @@ class Gathering:
             await self._work(fetcher, described)
             self._memory.check(described.scalars)
             return described.scalars
-        except RemoteProtocolError:
-            self.plan.gone(name, believed=False)
-            raise
-        except LocoError:
-            self.plan.gone(name)
+        except LocoError as error:
+            self.plan.gone(name, believed=not isinstance(error, RemoteProtocolError))
             raise
 
     async def help(self, fetcher: Fetcher, described: StateManifest) -> None:
         """Take from this source too what it has of the state that another one leads.
 
-        Raises:
-            StreamLost, Refused, RemoteProtocolError: it failed; the state is still gathered.
+        Raises as `Fetcher`: this source failed; the state is still gathered.
         """
-        name, believed = fetcher.remote_peer_id, True
+        name = fetcher.remote_peer_id
         described.check(self._size)
         self.plan.join(name, described.digests, described.scalars.step)
         self._tell()
         try:
             await self._work(fetcher, described)
         except RemoteProtocolError:
-            believed = False
+            self.plan.gone(name, believed=False)
             raise
         finally:
-            self.plan.gone(name, believed=believed)
+            self.plan.gone(name)
             self._tell()
 
     def gave(self, name: PeerId, values: range) -> bool:
@@ -427,20 +414,13 @@ class Gathering:
 async def whole_state(
     fetcher: Fetcher, expected: ExpectedState, phi_P: Float32Vector, delta_P: Float32Vector
 ) -> StateScalars:
-    """Fetch the present state of one peer into these vectors.
-
-    Raises:
-        StreamLost, Refused, RemoteProtocolError
-    """
+    """Fetch a peer's present state into these vectors. Raises as `Fetcher`."""
     described = await fetcher.description(expected, phi_P.size)
     return await Gathering(phi_P, delta_P).lead(fetcher, described)
 
 
 def own_digests(phi_P: Float32Vector, delta_P: Float32Vector) -> dict[int, bytes]:
-    """The digests of the chunks of a state of these vectors. Blocking.
-
-    Left out are the first one, which is its writer's, and zeros, which nobody sends.
-    """
+    """Digests of chunks, but for the writer's own first one, and zeros, which nobody sends."""
     digests = dict[int, bytes]()
     for index, chunk in enumerate(StateMemory(phi_P, delta_P).chunks()):
         digest = digest_of(chunk)

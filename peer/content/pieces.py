@@ -268,7 +268,6 @@ class PieceFetcher:
         self._not_before_s[peer_id] = trio.current_time() + pause_s
 
     async def _make_room(self, newest: int) -> None:
-        """Let go of what is needed last, where more is here than may be."""
         excess = np.count_nonzero(self._store.here) - self._max_pieces
         needs = self._needs
         if excess <= 0 or needs is None:

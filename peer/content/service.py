@@ -24,7 +24,7 @@ from trio.lowlevel import ParkingLot
 
 from peer.network.conversation import Conversation
 from peer.network.handlers import Readers
-from peer.runtime import Network, Stream, Work
+from peer.runtime import Network, Work
 from protocol.content.scheduler import AtOnce
 from protocol.errors import Refused
 from protocol.limits import (
@@ -76,16 +76,14 @@ class StateSource(Protocol):
     """The outer state of a group, which the service serves."""
 
     @property
-    def group(self) -> str:
-        """Digest of the group."""
+    def group(self) -> str: ...
 
     @property
     def round(self) -> int:
         """Round of the last outer step; -1 before the first."""
 
     @property
-    def step(self) -> int:
-        """The present nominal step."""
+    def step(self) -> int: ...
 
     async def sample(self, seed: bytes) -> bytes: ...
 
@@ -181,6 +179,7 @@ class ContentService:
 
     Attributes:
         refused: requests for the state of another group.
+        source: of the state that is served; None while there is none.
         store: the pieces of the corpus; None where there are none to give.
 
     Args:
@@ -202,7 +201,7 @@ class ContentService:
         self._signed = signed
         self._blobs = blobs
         self.store = store
-        self._source: StateSource | None = None
+        self.source: StateSource | None = None
         self.refused: Counter[RefusalReason] = Counter()
         self._states = KeptStates(state_dir, work)
         self._readers = Readers(READERS)
@@ -210,21 +209,15 @@ class ContentService:
         self._turns = trio.Lock()
         self._ended = ParkingLot()
 
-    def serve_state_of(self, source: StateSource) -> None:
-        self._source = source
-
     async def start(self) -> None:
-        await self._network.serve(CONTENT, self._serve)
+        await self._network.serve(CONTENT, lambda stream: self._readers.serve(stream, self._read))
 
     async def write(self) -> tuple[Path, StateManifest] | None:
         """The newest state as a file; None while there is none."""
-        if self._source is None:
+        if self.source is None:
             return None
-        state = await self._states.newest(self._source)
+        state = await self._states.newest(self.source)
         return state.path, state.manifest
-
-    async def _serve(self, stream: Stream) -> None:
-        await self._readers.serve(stream, self._read)
 
     async def _read(self, talk: Conversation) -> None:
         reader = _Reader(talk)
@@ -292,7 +285,7 @@ class ContentService:
     # --- the state --------------------------------------------------------------------------------
     def _asked_source(self, group: str) -> StateSource:
         """What is served. Raises Refused: that is not what was asked for."""
-        source = self._source
+        source = self.source
         if source is None:
             raise Refused(RefusalReason.UNAVAILABLE, "I have no state yet")
         if group != source.group:
@@ -381,7 +374,6 @@ class ContentService:
 
 
 def _check_age(step: int, request: GetState) -> None:
-    """Raises Refused: a state of this step is too old."""
     if step < request.minimum_step:
         sentence = f"my state is of step {step}, {request.minimum_step} or later was asked for"
         raise Refused(RefusalReason.UNAVAILABLE, sentence)

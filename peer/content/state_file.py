@@ -66,7 +66,6 @@ def chunk_count(total_bytes: int) -> int:
 
 
 def chunk_bytes(index: int, total_bytes: int) -> int:
-    """The length of a chunk; only the last one is shorter than others."""
     return min(STATE_CHUNK_BYTES, total_bytes - index * STATE_CHUNK_BYTES)
 
 
@@ -96,11 +95,7 @@ def copy_state(
     """Copy a state to a file beside `path`, which `seal_state` then makes a state file.
 
     phi and delta, fp32 [P], must not change meanwhile, so digests and fsync are left to
-    `seal_state`. Chunks of zeros become holes in the file.
-
-    Raises:
-        ValueError: the vectors differ in length or are not fp32.
-        OSError: the disk refused; nothing is left there.
+    `seal_state`. Chunks of zeros become holes in the file. Raises ValueError, OSError.
     """
     partial = _partial(path)
     try:
@@ -117,11 +112,7 @@ def copy_state(
 
 
 def seal_state(path: Path, scalars: StateScalars) -> StateManifest:
-    """Make a copied state the state file at `path`, durably.
-
-    Raises:
-        OSError: the disk refused; `path` is as it was.
-    """
+    """Make a copied state the file at `path`, durably. Raises OSError: `path` is as it was."""
     partial = _partial(path)
     digests = []
     try:
@@ -182,11 +173,7 @@ class StateMemory:
             yield b"".join(self._views(index))
 
     def put(self, index: int, chunk: bytes) -> None:
-        """Put a chunk into its place.
-
-        Raises:
-            RemoteProtocolError: its length is wrong, or a value is not finite.
-        """
+        """Put a chunk in its place. Raises RemoteProtocolError: wrong length, or not finite."""
         length, taken = chunk_bytes(index, self.total_bytes), 0
         if len(chunk) != length:
             raise RemoteProtocolError(

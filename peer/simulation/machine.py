@@ -26,6 +26,7 @@ from peer.training.messages import Failed, TrainerCommand, TrainerEvent
 from peer.training.ports import StartTrainer, Trainer
 from peer.training.simulated import SimulatedSpeed, ToyProblem, simulated_layout, simulated_starter
 from protocol.admission.statements import Token
+from protocol.content.manifest import blob_name
 from protocol.content.samples import Float32Vector
 from protocol.errors import InvalidRunSpec
 from protocol.membership.group import WHOLE_MODEL
@@ -42,7 +43,6 @@ class Machine:
     """A simulated machine.
 
     Attributes:
-        speed: of its trainer, and when that fails.
         work_s: virtual duration of each piece of blocking work.
         clock_skew_s: how far its wall clock is ahead.
         overlap_steps: tau of its peer; None is the run's.
@@ -68,8 +68,7 @@ class Machine:
 class Gate:
     """Lets a trainer's events through, or holds them up: a machine that sleeps.
 
-    Attributes:
-        slept_s: how long it was closed; a sleep that still lasts does not count.
+    `slept_s` does not count a sleep that still lasts.
     """
 
     def __init__(self) -> None:
@@ -117,11 +116,7 @@ class _GatedTrainer:
 
 
 class SimulatedProvision:
-    """Implements `peer.daemon.provision.Provision`, with toy models in virtual time.
-
-    Args:
-        padded_parameters: of the part that the machine's peer holds.
-    """
+    """Implements `peer.daemon.provision.Provision`, with toy models in virtual time."""
 
     def __init__(
         self,
@@ -143,7 +138,7 @@ class SimulatedProvision:
     async def found(self, spec: RunSpec) -> tuple[RunSpec, Supplies]:
         await trio.lowlevel.checkpoint()
         corpus = blake3.blake3(str(spec.seed).encode()).digest(length=CORPUS_BYTES)
-        data = spec.data.model_copy(update={"manifest": _digest(corpus)})
+        data = spec.data.model_copy(update={"manifest": blob_name(corpus)})
         frozen = FrozenSection(
             config="{}",
             layout_digest=self._layout.digest,
@@ -160,7 +155,7 @@ class SimulatedProvision:
         if spec.data.manifest is None:
             raise InvalidRunSpec("the run spec does not name its corpus by digest")
         corpus = self._corpus.read_bytes() if self._corpus.exists() else b""
-        if _digest(corpus) != spec.data.manifest:
+        if blob_name(corpus) != spec.data.manifest:
             corpus = await source.blob(spec.data.manifest)
         beginning = _fresh(spec) if self._machine.begins_group else Fetched()
 
@@ -194,7 +189,7 @@ class SimulatedProvision:
 
         return Supplies(
             memory,
-            {_digest(corpus): self._corpus},
+            {blob_name(corpus): self._corpus},
             self._problem.num_blocks,
             shape=PartShape(self._layout.digest, self._layout.padded_parameters),
             beginning=beginning,
@@ -204,8 +199,6 @@ class SimulatedProvision:
 
 
 def _fresh(spec: RunSpec) -> Fresh:
-    """A group's first weights; they follow from the run's seed."""
-
     async def initialise(slow_P: Float32Vector) -> None:
         await trio.lowlevel.checkpoint()
         noise = np.random.default_rng([spec.seed, 1])
@@ -213,7 +206,3 @@ def _fresh(spec: RunSpec) -> Fresh:
         slow_P[:] = np.float32(FIRST_WEIGHTS_SCALE) * drawn
 
     return Fresh(initialise)
-
-
-def _digest(data: bytes) -> str:
-    return blake3.blake3(data).hexdigest(length=16)

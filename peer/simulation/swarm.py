@@ -84,7 +84,6 @@ class SimulatedPeer:
         failure: the error that ended it; None when it ended well or was killed.
         lines: of its event log.
         timings: phases of its rounds.
-        signed: the spec of its run, as its home would keep it.
         told: its run and the tokens of the corpus, and whether a state was there by then.
     """
 
@@ -147,7 +146,7 @@ class SimulatedPeer:
             check_spec=self._check_spec,
             bind_run=self._bind,
             observe_round=self.timings.append,
-            checkpoints=self._checkpoint_plan(),
+            checkpoints=CheckpointPlan(self.machine.checkpoint_every_s),
             on_run=self._tell,
         )
         self.peer = Peer(settings, parts)
@@ -163,9 +162,6 @@ class SimulatedPeer:
     def _tell(self, spec: RunSpec, corpus_tokens: int) -> None:
         has_state = bool(self.events(EventName.STATE_RECEIVED))
         self.told.append((spec, corpus_tokens, has_state))
-
-    def _checkpoint_plan(self) -> CheckpointPlan:
-        return CheckpointPlan(self.machine.checkpoint_every_s)
 
     def _check_spec(self, spec: RunSpec) -> None:
         steps = self.machine.overlap_steps
@@ -261,7 +257,6 @@ class SimulatedSwarm:
         return self._start(name, machine, partial(join, bootstrap, None))
 
     def resume(self, name: str, *, alone: bool = False) -> SimulatedPeer:
-        """Start a peer again whose daemon has ended, in its home."""
         before = self.peers[name]
         assert before.ended.is_set(), "an identity lives once"
         assert before.signed is not None
@@ -353,10 +348,7 @@ async def open_swarm(
 ) -> AsyncIterator[SimulatedSwarm]:
     """A world without peers; those started in it end with the context.
 
-    Args:
-        seed: of the world's randomness. The scheduler's is that of `run_in_virtual_time`.
-        spec: of the run that `found` founds.
-        folder: for homes.
+    `seed` is for the world's randomness; the scheduler has that of `run_in_virtual_time`.
     """
     async with trio.open_nursery() as nursery:
         yield SimulatedSwarm(seed, spec, folder, options, nursery)

@@ -21,18 +21,13 @@ MAX_VIRTUAL_S: Final = 30 * 24 * 3600.0
 """A simulation that has not ended by then hangs."""
 
 
-class SimulationHangs(AssertionError):
-    """The simulated world did not end within the bound of virtual time."""
+class SimulationHangs(AssertionError): ...
 
 
 def run_in_virtual_time(
     seed: int, body: Callable[[], Awaitable[T]], *, limit_s: float = MAX_VIRTUAL_S
 ) -> T:
-    """Run `body` under a seeded scheduler and a clock that jumps. Raises SimulationHangs.
-
-    Args:
-        limit_s: of virtual time.
-    """
+    """Run `body` under a seeded scheduler and a clock that jumps. Raises SimulationHangs."""
 
     async def bounded() -> T:
         try:

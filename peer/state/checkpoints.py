@@ -73,10 +73,8 @@ class Manifest(BaseModel):
         round: of the last outer step; -1 before the first.
         step: the nominal step.
         epoch, position: of the data (protocol/schedule/data_plan.py).
-        debt: nominal steps that rounds have trained more than their lengths
-            (protocol/schedule/rounds.py).
+        debt: nominal steps that rounds have trained too many (protocol/schedule/rounds.py).
         tokens: trained by this peer in all its lives.
-        over: whether the run was.
         written_s: wall time.
         version: of loco-peer.
     """
@@ -136,11 +134,7 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one home. Its methods block.
-
-    Args:
-        keep, max_bytes: how many, and bytes of all together (rule 3); None for no bound.
-    """
+    """The checkpoints of one home, `keep` of them, in `max_bytes` (rule 3). Its methods block."""
 
     def __init__(self, directory: Path, keep: int, max_bytes: float | None = None) -> None:
         self.directory = directory
@@ -172,11 +166,7 @@ class CheckpointStore:
     def seal(self, partial: Path, manifest: Manifest) -> Checkpoint | None:
         """Make the folder a checkpoint, and apply rule 3; None where it is itself too many.
 
-        Args:
-            manifest: its `files` are filled in here.
-
-        Raises:
-            OSError: the disk refused; older checkpoints are as they were.
+        Raises OSError: older checkpoints are as they were.
         """
         files = {name: _sealed(partial / name) for name in (OUTER_FILE, TRAINER_FILE)}
         manifest = manifest.model_copy(update={"files": files, "step": self._step_of(manifest)})
@@ -242,11 +232,7 @@ class CheckpointStore:
 
     # --- reading --------------------------------------------------------------------------------
     def newest_first(self, refused: Callable[[Path, str], None]) -> Iterator[Checkpoint]:
-        """Those whose manifests can be read.
-
-        Args:
-            refused: is told of each other folder, and why.
-        """
+        """Those whose manifests can be read; `refused` is told of each other folder, and why."""
         places = self._folders(), self._set_aside()
         for manifests in [_manifests(folders, refused) for folders in places]:
             for path in reversed(by_step(manifests)):
@@ -256,8 +242,7 @@ class CheckpointStore:
     def newest_whole(self, run_id: str, refused: Callable[[Path, str], None]) -> Checkpoint | None:
         """The newest of a run that `verify` passes; others are from now on the first to go.
 
-        Args:
-            refused: as above, also told of those of other runs.
+        `refused` is told of those and, as above, of others.
         """
         for checkpoint in self.newest_first(refused):
             if checkpoint.manifest.run_id != run_id:
@@ -299,8 +284,7 @@ def write_outer(folder: Path, slow_P: Float32Vector, momentum_P: Float32Vector) 
 def by_step(manifests: Mapping[Place, Manifest | None]) -> list[Place]:
     """Places of checkpoints in the order of rule 2, the newest last.
 
-    Args:
-        manifests: in the order in which they were written; places without one come first.
+    `manifests` are in the order in which they were written; places without one come first.
     """
     last = next((m for m in reversed([*manifests.values()]) if m is not None), None)
     reached, ranks = 0.0, dict[Place, tuple[bool, float]]()

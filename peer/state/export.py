@@ -57,13 +57,12 @@ def export_hugging_face(
     """Write the slow weights `phi_P` (fp32 [P]) as a checkpoint into `out_dir`.
 
     Args:
-        layout: of `phi_P`.
         tokenizer_json: content of the run's tokenizer.json; None with the byte tokenizer.
         round, tokens: of the weights, for `loco_peer.json`.
 
     Raises:
         FileExistsError: `out_dir` holds something that is not an export.
-        ValueError: the vector or the layout does not fit the run spec.
+        ValueError: vector, layout or tokenizer do not fit the run spec.
     """
     check_export_folder(out_dir)
     if (tokenizer_json is None) != (spec.data.tokenizer == BYTES):
@@ -166,14 +165,10 @@ class Sampling:
 
 
 class ExportedModel:
-    """A model that `export_hugging_face` wrote.
+    """A model that `export_hugging_face` wrote. Raises ValueError: it did not; OSError.
 
     Attributes:
         stages: of the pipeline that trained it; 1 without one.
-
-    Raises:
-        ValueError: the folder is no such export.
-        OSError: it cannot be read.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -205,8 +200,7 @@ class ExportedModel:
     def continue_text(self, prompt: str, sampling: Sampling, write: Callable[[str], None]) -> None:
         """Write what follows the prompt, word by word, up to the end of the text.
 
-        Raises:
-            ValueError: prompt and tokens do not fit the model.
+        Raises ValueError: prompt and tokens do not fit the model.
         """
         tokens_1T = self._tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids
         count = self._room_for(tokens_1T.shape[1], sampling.tokens)

@@ -48,7 +48,7 @@ from protocol.errors import LocoError, RemoteProtocolError
 from protocol.run.signed_spec import SignedSpec
 
 LONGEST_SOCKET_NAME_BYTES: Final = 24
-"""Of file names in the runtime directory."""
+"""Bound for file names in the runtime directory."""
 PRIVATE_DIRECTORY: Final = 0o700
 _HANDED_ON: Final = "_LOCO_LOCK"
 """Environment variable: the descriptor of a lock that is held, for `exec` alone."""
@@ -66,8 +66,7 @@ class HomeInUse(HomeError):
         )
 
 
-class OtherRun(HomeError):
-    """The home belongs to another run."""
+class OtherRun(HomeError): ...
 
 
 def parse_run(data: bytes) -> SignedSpec:
@@ -239,8 +238,7 @@ class Home:
     def next_incarnation(self) -> int:
         """Count this start; 1 at the first.
 
-        Raises:
-            HomeError: the counter is damaged. From 1 on, peers would ignore us as an old one.
+        Raises HomeError: the counter is damaged. Begun anew, peers would ignore us as an old one.
         """
         text = read_small(self.incarnation_path)
         if text is not None and not text.strip().isdigit():

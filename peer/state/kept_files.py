@@ -104,8 +104,6 @@ def _admission(data: bytes) -> KeptAdmission:
 
 # --- proofs ---------------------------------------------------------------------------------------
 class ProofFile:
-    """The file of proofs against owners. Blocking."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
 
@@ -131,10 +129,7 @@ def _proofs(data: bytes) -> Sequence[tuple[PeerId, bytes]]:
 class Pins:
     """For each address that a user gave, the id of the peer that answered there first.
 
-    Its methods raise HomeError.
-
-    Args:
-        path: of their file; None keeps them in memory.
+    Without a path they are kept in memory. Methods raise HomeError.
     """
 
     def __init__(self, path: Path | None = None) -> None:

@@ -28,12 +28,7 @@ from protocol.run.layout import Layout, LayoutEntry, layer_of
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """A stage next to the lost one.
-
-    Attributes:
-        slow_P: its slow weights, in its own layout.
-        gradient_norm: of its last step, before clipping.
-    """
+    """A stage next to the lost one; its last gradient's norm is that before clipping."""
 
     layout: Layout
     slow_P: Float32Vector
@@ -43,8 +38,7 @@ class Neighbour:
 def rebuild(layout: Layout, slow_P: Float32Vector, neighbours: Sequence[Neighbour]) -> list[str]:
     """Fill the layers of a lost stage, which has the model's first values, in place.
 
-    Returns:
-        The parameters that have kept their first values (rule 3), sorted.
+    Returns the parameters that have kept their first values (rule 3), sorted.
     """
     weights = _weights([each.gradient_norm for each in neighbours])
     kept = []

@@ -54,17 +54,11 @@ FILES: Final = (OUTER_FILE, TRAINER_FILE, MANIFEST_FILE)
 CACHE: Final = "cache"
 
 
-class UploadFailed(LocoError):
-    """A checkpoint was not copied."""
+class UploadFailed(LocoError): ...
 
 
 class Uploads:
-    """The copies of one peer's checkpoints. Blocking.
-
-    Args:
-        home: whose run, tokenizer and corpus are copied too.
-        keys: copy the keys of that home as well.
-    """
+    """The copies of a home's checkpoints, run, tokenizer, corpus and, if asked, keys. Blocking."""
 
     def __init__(
         self, url: str, peer_id: str, keep: int, home: Home, *, keys: bool = False
@@ -99,8 +93,7 @@ class Uploads:
     def copy_data(self, check: Callable[[], None]) -> None:
         """Copy what is missing there of tokenizer and corpus. Raises UploadFailed.
 
-        Args:
-            check: is called between two files; what it raises ends the copying.
+        `check` is called between two files; what it raises ends the copying.
         """
         place = f"{self._place}/{CACHE}"
         try:
@@ -202,8 +195,7 @@ def _manifest(files: Any, path: str) -> Manifest | None:
 NEEDLESS: Final = "not needed: this home has the run, and continues from its own checkpoint"
 
 
-class RestoreFailed(LocoError):
-    """Nothing can be restored."""
+class RestoreFailed(LocoError): ...
 
 
 def restore(url: str, home: Home, keep: int) -> Iterator[str]:
@@ -212,9 +204,7 @@ def restore(url: str, home: Home, keep: int) -> Iterator[str]:
     Args:
         url: as it was given to `--checkpoint-upload`, or the folder of one peer below it.
 
-    Raises:
-        RestoreFailed
-        OtherRun: the home has a run, and the uploads are of another.
+    Raises RestoreFailed; OtherRun: the home has a run, and the uploads are of another.
     """
     try:
         files, root = _opened(url)
@@ -240,9 +230,8 @@ def restore(url: str, home: Home, keep: int) -> Iterator[str]:
 class _Restore:
     """One restore.
 
-    Attributes:
-        is_needless: the home has a run and a whole checkpoint. (With a torn one its founder would
-            begin the run anew.)
+    It is needless where the home has a run and a whole checkpoint. (With a torn one its founder
+    would begin the run anew.)
     """
 
     def __init__(self, url: str, files: Any, root: str, home: Home, keep: int) -> None:

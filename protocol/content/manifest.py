@@ -35,7 +35,6 @@ class CorpusManifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
     Attributes:
         num_tokens: to train on.
         dtype: of a token, as numpy writes it.
-        held_out: name of the blob of held-out blocks.
     """
 
     context_length: _Size

@@ -41,39 +41,31 @@ class CorpusNeeds:
 
     @cached_property
     def first(self) -> tuple[int, ...]:
-        """Pieces of the blocks that are trained next."""
         taken = self.plan.take(self.epoch, self.position, self.first_blocks, self.me, self.members)
         return tuple(dict.fromkeys((taken.blocks // self.plan.piece_blocks).tolist()))
 
     @cached_property
     def soon(self) -> tuple[int, ...]:
         """Further pieces of this stratum and the next."""
-        found = dict.fromkeys(self.first)
-        for epoch, stratum in self._this_stratum_and_next():
-            pieces = self.plan.pieces_of(epoch, stratum)
-            found |= dict.fromkeys(pieces[self._columns(epoch, stratum)].tolist())
+        taking = sorted(peer_id for peer_id, weight in self.members if weight)
+        found, total = dict.fromkeys(self.first), self.plan.num_strata
+        for number in range(self.order_stratum, self.order_stratum + min(2, total)):
+            place = self.epoch + number // total, number % total
+            owned = self.plan.ownership(*place, self.members)
+            columns = owned.columns_of(taking.index(self.me))
+            found |= dict.fromkeys(self.plan.pieces_of(*place)[columns].tolist())
         return tuple(found)[len(self.first) :]
 
     def distance(self) -> Int64Vector:
         """For each piece, in how many strata the plan comes to it; int64 [pieces]."""
-        order, now = self.plan, self.order_stratum
-        ahead = order.strata_of_pieces(self.epoch) - now
-        later = order.strata_of_pieces(self.epoch + 1) + order.num_strata - now
+        plan, now = self.plan, self.order_stratum
+        ahead = plan.strata_of_pieces(self.epoch) - now
+        later = plan.strata_of_pieces(self.epoch + 1) + plan.num_strata - now
         return np.where(ahead >= 0, ahead, later)
 
     @property
     def order_stratum(self) -> int:
         return min(self.plan.stratum_at(self.position), self.plan.num_strata - 1)
-
-    def _this_stratum_and_next(self) -> Iterable[tuple[int, int]]:
-        total = self.plan.num_strata
-        for number in range(self.order_stratum, self.order_stratum + min(2, total)):
-            yield self.epoch + number // total, number % total
-
-    def _columns(self, epoch: int, stratum: int) -> list[int]:
-        taking = sorted(member for member in self.members if member[1])
-        index = [peer_id for peer_id, _ in taking].index(self.me)
-        return self.plan.ownership(epoch, stratum, self.members).columns_of(index)
 
 
 def kept_pieces(num_pieces: int, me: str, peers: Sequence[str]) -> npt.NDArray[np.bool_]:

@@ -60,28 +60,20 @@ _DOMAIN: Final = b"loco/v1/state-sample\0"
 
 
 def block_starts(seed: bytes, size: int) -> list[int]:
-    """Where the blocks of a sample begin, in a vector of `size` values; they may overlap.
-
-    Raises:
-        ValueError
-    """
+    """Where the blocks of a sample begin; they may overlap. Raises ValueError: none fits."""
     places = size - BLOCK_VALUES + 1
     if places < 1:
         raise ValueError(f"{size} values are no vector to be sampled")
     drawn = blake3.blake3(_DOMAIN + seed).digest(length=8 * NUM_BLOCKS)
-    return [
-        int.from_bytes(drawn[start : start + 8], "little") % places
-        for start in range(0, len(drawn), 8)
-    ]
+    starts: list[int] = (np.frombuffer(drawn, "<u8") % places).tolist()
+    return starts
 
 
 def is_odd(to_witnesses: Sequence[float], among: Sequence[float], length: float) -> bool:
     """Whether a state is unlike those of its witnesses (rule 3).
 
-    Args:
-        to_witnesses: distance of its sample to that of each witness, root mean square.
-        among: the distances of the witnesses' samples to each other.
-        length: of its own sample, the same way.
+    All are root mean squares: of its sample less each witness's, of the witnesses' less each
+    other's, and of its sample.
     """
     if len(to_witnesses) < LEAST_WITNESSES:
         return False
@@ -97,7 +89,6 @@ def is_worse(loss: float, told: Sequence[float]) -> bool:
 
 # --- samples as bytes -----------------------------------------------------------------------------
 def sample_of(vector_P: Float32Vector, seed: bytes) -> Float32Vector:
-    """The values at the places that follow from the seed, block after block."""
     starts = block_starts(seed, vector_P.size)
     return np.concatenate([vector_P[start : start + BLOCK_VALUES] for start in starts])
 
@@ -113,7 +104,6 @@ def sample_from(data: bytes) -> Float32Vector:
 
 
 def blocks_of(sample: Float32Vector, blocks: Sequence[int]) -> Float32Vector:
-    """The values of a sample in these of its blocks."""
     values: Float32Vector = sample.reshape(-1, BLOCK_VALUES)[list(blocks)].ravel()
     return values
 

@@ -47,7 +47,6 @@ class Scheduler:
         copies: how many holders each item has.
 
     Args:
-        me: our peer id.
         here: which items are here; bool [items], kept up by the caller.
     """
 
@@ -166,7 +165,6 @@ class Scheduler:
         return Counter(request.source for request in self._asked)
 
     def _ask_of_one(self, item: int, per_source: int, but_for: str = "") -> Iterator[Request]:
-        """Ask the holder that is asked for the least, if it is asked for less than so many."""
         load = self._load()
         free = [
             source

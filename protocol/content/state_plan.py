@@ -159,14 +159,12 @@ class StatePlan:
         self._whole[unit] = not any(i in self._missing for i in self._chunks_of[unit])
 
     def answered(self, request: Request) -> None:
-        """All chunks of a request came, wanted or not."""
         self._scheduler.came(request)
 
     def failed(self, request: Request) -> None:
         self._scheduler.failed(request)
 
     def giver(self, index: int) -> str | None:
-        """The source of a chunk; None where the chunk is not here."""
         return self._here[index].giver if index in self._here else None
 
     def givers(self) -> Counter[str]:

@@ -266,7 +266,7 @@ async def test_a_source_that_trickles_is_left_within_minutes_and_its_chunks_are_
 ) -> None:
     usual: Any = Conversation.send.__kwdefaults__
     monkeypatch.setitem(usual, "stall_s", 1e6)
-    monkeypatch.setattr("peer.content.fetching.STALL_S", 1e6)
+    monkeypatch.setattr("peer.content.fetching.ANSWER_S", 1e6)
     async with world(tmp_path) as made:
         vectors = empty_vectors()
         gathering = Gathering(*vectors)
