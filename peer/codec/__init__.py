@@ -4,9 +4,8 @@
     codec.encode(theta_P, codes)        # fp32 [P] -> uint8 [code_bytes(P)]
     codec.decode(codes, theta_P)
 
-P is a multiple of `BLOCK` everywhere: the layout pads each tensor. Coding is deterministic: equal
-input gives equal codes on every machine, because both ends of an exchange compute with the decoded
-values of the same bytes.
+P is a multiple of `BLOCK`: the layout pads each tensor. Equal input gives equal codes on every
+machine, because both ends of an exchange compute with the decoded values of the same bytes.
 """
 
 from importlib import import_module
@@ -28,16 +27,10 @@ __all__ = [
 
 
 def get_codec(name: str, *, part_of: int = 0) -> Codec:
-    """The codec of this name, as its row in protocol/run/ways.py says.
-
-    A codec owns scratch memory: use one per thread.
+    """The codec of this name (protocol/run/ways.py); one per thread. Raises ValueError: none.
 
     Args:
-        name: of the codec.
         part_of: values of the vector whose parts it will code, if it codes no vector as a whole.
-
-    Raises:
-        ValueError: no such codec; the message lists those there are.
     """
     if name not in CODECS:
         raise ValueError(f"unknown codec {name!r}: use one of {', '.join(CODECS)}")

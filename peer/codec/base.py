@@ -1,4 +1,4 @@
-"""The promises of every codec, and the checks that all codecs share."""
+"""The interface of codecs, and the checks that they share."""
 
 import math
 from abc import ABC, abstractmethod
@@ -23,7 +23,7 @@ TILE: Final = 256 * 1024
 """Values worked on at once: a tile and its scratch stay in the cache."""
 LARGEST_MAGNITUDE: Final = 2.0**120
 """No value beyond this is coded or accepted: sums of a few such values stay finite, so a hostile
-vector of huge finite values cannot put an infinity into the slow weights."""
+vector cannot put an infinity into the slow weights."""
 LARGEST_MAGNITUDE_BITS: Final = int(np.float32(LARGEST_MAGNITUDE).view(np.int32))
 NOT_FINITE: Final = "not finite: the vector holds a NaN or a value beyond 2**120"
 
@@ -36,8 +36,8 @@ class FusedLoops:
     """Compiled loops that take an outer step straight from codes.
 
     Attributes:
-        kernels: the module of loops; each goes over blocks of `BLOCK` values.
-        codes: the arrays that the loops read, of each vector of codes that they were asked for.
+        kernels: the module of loops over blocks.
+        codes: the arrays that the loops read, for each vector of codes.
     """
 
     kernels: ModuleType
@@ -50,9 +50,6 @@ class Codec(ABC):
     All tensors of one call lie on one device and are contiguous. Every method raises ValueError for
     wrong lengths, types or ranges. May hold scratch memory: use one per thread.
 
-    Args:
-        part_of: values of the vector whose parts are coded here, if each vector is such a part.
-
     Attributes:
         planes: bytes of a block in each of the arrays that codes consist of, one after another.
     """
@@ -64,7 +61,6 @@ class Codec(ABC):
         self._part_of = part_of
 
     def code_bytes(self, num_values: int) -> int:
-        """Bytes of the codes of `num_values` values."""
         return num_values // BLOCK * sum(self.planes)
 
     def num_values(self, code_bytes: int) -> int:
@@ -74,30 +70,20 @@ class Codec(ABC):
     def encode(self, x_P: torch.Tensor, out_codes: torch.Tensor) -> None:
         """Write the codes of `x_P` (fp32 [P]) into `out_codes` (uint8 [code_bytes(P)]).
 
-        Raises:
-            ValueError: `x_P` holds a NaN or a value beyond `LARGEST_MAGNITUDE`; `out_codes` is then
-                undefined.
+        Raises ValueError also for a NaN or a value beyond `LARGEST_MAGNITUDE`; `out_codes` is then
+        undefined.
         """
         check_codes(out_codes, self.code_bytes(check_values(x_P, "x_P")))
         self._encode(x_P, out_codes)
 
-    def decode(self, codes: torch.Tensor, out_P: torch.Tensor) -> None:
-        """Write the values that `codes` stand for into `out_P` (fp32 [P])."""
-        self.decode_range(codes, 0, check_values(out_P, "out_P"), out_P)
-
-    def decode_range(self, codes: torch.Tensor, start: int, stop: int, out: torch.Tensor) -> None:
-        """Decode the values start .. stop - 1 alone into `out` (fp32 [stop - start]).
-
-        `start` and `stop` are multiples of `BLOCK`.
-        """
-        num_values = self.num_values(codes.numel())
+    def decode(self, codes: torch.Tensor, out: torch.Tensor, start: int = 0) -> None:
+        """Write the values from `start` on into `out` (fp32 [n]), whole blocks."""
+        num_values, stop = self.num_values(codes.numel()), start + check_values(out, "out")
         check_codes(codes, self.code_bytes(num_values))
-        if start % BLOCK or stop % BLOCK or not 0 <= start <= stop <= num_values:
+        if start % BLOCK or not 0 <= start <= stop <= num_values:
             raise ValueError(
                 f"range {start}..{stop} is not made of whole blocks of a vector of {num_values}"
             )
-        if check_values(out, "out") != stop - start:
-            raise ValueError(f"out has {out.numel()} values, expected {stop - start}")
         self._decode(codes, start, out)
 
     def validate(self, codes: torch.Tensor) -> bool:
@@ -118,10 +104,10 @@ class Codec(ABC):
     def _are_valid(self, codes: torch.Tensor) -> bool: ...
 
     def loops_for(self, num_values: int, device: torch.device) -> str:
-        """What codes a vector of so many values there: `plain` or `compiled`.
+        """The loops that code so many values there: `plain` or `compiled`.
 
-        Where others were wanted and did not work, why follows: `plain: ImportError: ...`. Loads
-        what it names, so it may take seconds.
+        Where compiled ones did not work, why follows: `plain: ImportError: ...`. Loads what it
+        names, so it may take seconds.
         """
         return "plain"
 
@@ -132,12 +118,10 @@ class Codec(ABC):
         vectors: Sequence[torch.Tensor],
         start: int = 0,
     ) -> FusedLoops | None:
-        """Loops that take a way's outer step from these codes; None if there are none that fit.
+        """Loops that take a way's outer step (protocol/run/ways.py) from these codes, if any fit.
 
         Args:
-            way: the way of averaging, as the codec's row names it (protocol/run/ways.py).
-            all_codes: codes of vectors of one length.
-            vectors: what else the loops read and write.
+            vectors: fp32, which the loops read and write.
             start: the value of the codes that the vectors begin at.
         """
         return None
@@ -153,7 +137,7 @@ def check_values(x_P: torch.Tensor, label: str) -> int:
 
 
 def check_codes(codes: torch.Tensor, expected_bytes: int) -> None:
-    """Raises ValueError unless `codes` is a contiguous uint8 vector of `expected_bytes`."""
+    """Raises ValueError."""
     if codes.dtype != torch.uint8 or codes.dim() != 1 or not codes.is_contiguous():
         raise ValueError(f"codes must be a contiguous uint8 vector, not {_describe(codes)}")
     if codes.numel() != expected_bytes:
@@ -168,17 +152,17 @@ def _describe(tensor: torch.Tensor) -> str:
 
 
 def root_mean_square(codes: torch.Tensor, codec: Codec, num_values: int) -> float:
-    """Infinite where the sum of squares is; codes are valid ones."""
+    """Infinite where the sum of squares is."""
     scratch = torch.empty(min(TILE, num_values), dtype=torch.float32, device=codes.device)
     squares = 0.0
     for start in range(0, num_values, TILE):
         values = scratch[: min(TILE, num_values - start)]
-        codec.decode_range(codes, start, start + values.numel(), values)
+        codec.decode(codes, values, start)
         squares += float(torch.dot(values, values))
     return math.sqrt(squares / max(1, num_values))
 
 
-# --- bytes as tensors: without a copy, read-only memory included, and to be written by a device ---
+# --- bytes as tensors -----------------------------------------------------------------------------
 
 CodeBuffer = bytes | bytearray | memoryview | np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -195,11 +179,7 @@ class _ShownWritable:
 
 
 def codes_as_tensor(codes: CodeBuffer) -> torch.Tensor:
-    """A uint8 vector over the bytes of `codes`, which it keeps alive. Only ever read it.
-
-    Raises:
-        ValueError: the buffer is not contiguous.
-    """
+    """A uint8 vector over the bytes of `codes`, not copied; only read it. Raises ValueError."""
     if not len(codes):
         return torch.empty(0, dtype=torch.uint8)
     view = np.frombuffer(codes, dtype=np.uint8)

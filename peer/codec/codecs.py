@@ -8,32 +8,31 @@ block with largest magnitude m and largest level L (127 or 7):
 
 Rules for both:
 
-- The scale is rounded *before* values are coded with it, and upwards, so no value passes the
-  largest level and nothing is clipped.
+- The scale is rounded *before* values are coded with it, and upwards: nothing is clipped.
 - bf16 has fp32's range, so small blocks keep their precision. A block whose scale would lead to
   subnormal numbers becomes zeros, because devices disagree about those.
 - A value that is not finite, or beyond `LARGEST_MAGNITUDE`, is refused.
-- Each operation is one correctly rounded IEEE operation, so CPU and CUDA give equal bytes. Division
-  by the largest level takes a tensor as divisor: CUDA multiplies by the reciprocal of a scalar one.
+- Each operation is one correctly rounded IEEE operation, so CPU and CUDA give equal bytes. The
+  largest level divides as a tensor: CUDA multiplies by the reciprocal of a scalar divisor.
 
 int8 takes 1.0156 bytes per value. A code is the level round_half_even(x / scale); the error is at
-most scale / 2. A block is coded to itself again if its largest code is 127. Where rounding up left
-126, the scale shrinks by one bf16 step on the second coding, and the values move by at most half
-the scale again.
+most scale / 2. A decoded block gives its codes again if its largest code is 127. Where rounding up
+left 126, the second coding has a scale one bf16 step smaller, and values move by at most half the
+scale again.
 
 int4, for outer gradients, takes 4.125 bits per value. Its relative L2 error on values spread as
 Gauss is 0.12, as Laplace 0.16, as Student with 3 degrees 0.22; outer gradients have no longer tails
 than Gauss's (docs/log.md).
 
 - A value goes to the nearest level; one midway goes to the smaller magnitude. A midpoint times a
-  scale is exact in fp32 too, so nothing is divided by the scale or rounded.
+  scale is exact in fp32 too, so nothing is divided or rounded.
 - A code is the level's magnitude, and 8 more for negative. Code 8, a negative zero, is never
   written and not accepted. With the smallest scale the smallest midpoint is a normal number.
 - Byte i of a block holds value i in its low half and value i + 64 in its high half: no loop has to
   take neighbours apart.
-- Decoded values are coded to themselves: the largest magnitude always takes level 7.
+- Decoded values give their codes again: the largest magnitude always takes level 7.
 
-Torch's operations, tile by tile, on every device, say what a code is; compiled loops make the same
+Torch's operations, tile by tile, define the codes on every device; compiled loops make the same
 bytes of long vectors in main memory (`CompiledLoops`).
 """
 
@@ -65,13 +64,7 @@ _LOW_HALF: Final = 0xFFFF
 
 
 class CompiledLoops:
-    """Compiled loops for tensors in main memory, shared out among threads (compiled.py).
-
-    Has the methods of `BlockCodec` that go over blocks.
-
-    Args:
-        kernels: the module of a code's loops over blocks (int8_kernels.py).
-    """
+    """The methods of `BlockCodec` that go over blocks, compiled, for tensors in main memory."""
 
     def __init__(self, kernels: ModuleType) -> None:
         self._kernels = kernels
@@ -106,21 +99,19 @@ class CompiledLoops:
 
 
 def scale_bits(scales: torch.Tensor) -> npt.NDArray[np.uint16]:
-    """The memory of bf16 scales as integers: numpy has no bf16."""
+    """bf16 scales as integers, not copied: numpy has no bf16."""
     bits: npt.NDArray[np.uint16] = scales.view(torch.int16).numpy()
     return bits.view(np.uint16)
 
 
 class BlockCodec(Codec):
-    """A codec of blocks with scales. Holds scratch memory for one tile: use one per thread.
+    """A codec of blocks with scales.
 
     Attributes:
         block_bytes: of a block's codes, without its scale.
-        code_type: of the elements that codes are made of.
-        largest_level: what the largest magnitude of a block is coded as, in scales.
         smallest_scale: below it a scale becomes 0.
         largest_scale: above it a scale is refused.
-        kernels_module: full name of the module of compiled loops.
+        kernels_module: of compiled loops.
     """
 
     block_bytes: ClassVar[int]
@@ -138,7 +129,7 @@ class BlockCodec(Codec):
         self._scratch_P = self._divisors = torch.empty(0, device="meta")
 
     def split(self, codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The codes of all blocks and their bf16 scales [P / 128] inside `codes`, as views."""
+        """Views of the codes of all blocks, and of their bf16 scales [P / 128]."""
         scales_from = codes.numel() // sum(self.planes) * self.block_bytes
         return codes[:scales_from].view(self.code_type), codes[scales_from:].view(torch.bfloat16)
 
@@ -156,23 +147,19 @@ class BlockCodec(Codec):
         return self._loops(scales).are_blocks_valid(block_codes, scales)
 
     def loops_for(self, num_values: int, device: torch.device) -> str:
-        """What codes a vector of so many values there, as `Codec` has it."""
         if self._is_long(num_values, device):
             return loops_named(self.kernels_module)
         return "plain"
 
     def _is_long(self, num_values: int, device: torch.device) -> bool:
-        """Whether a vector, or what it is a part of, is worth compiled loops that can reach it."""
+        """Whether a vector, or what it is part of, is worth compiled loops, and in their reach."""
         is_worth_it = max(num_values, self._part_of) >= compiled.COMPILED_FROM
         return device.type == "cpu" and is_worth_it and num_values % BLOCK == 0
 
     def _compiled(
         self, module: str, num_values: int, tensors: Sequence[torch.Tensor]
     ) -> ModuleType | None:
-        """Compiled loops, if they are worth it and can reach these tensors of the vector.
-
-        Each tensor has to begin where its elements may lie; payloads can begin anywhere.
-        """
+        """Compiled loops, if worth it, for tensors that are aligned; payloads may not be."""
         can_reach = all(
             self._is_long(num_values, tensor.device)
             and tensor.data_ptr() % tensor.element_size() == 0
@@ -187,7 +174,6 @@ class BlockCodec(Codec):
         vectors: Sequence[torch.Tensor],
         start: int = 0,
     ) -> FusedLoops | None:
-        """Loops that take a way's outer step from these codes, as `Codec` has it."""
         module = CODECS[self.name].fused.get(way)
         if module is None or any(n % BLOCK for n in (start, *(v.numel() for v in vectors))):
             return None
@@ -201,7 +187,6 @@ class BlockCodec(Codec):
         return FusedLoops(kernels, tuple(arrays))
 
     def _loops(self, scales: torch.Tensor, *values: torch.Tensor) -> "BlockCodec | CompiledLoops":
-        """The fastest way for these tensors of a vector."""
         kernels = self._compiled(self.kernels_module, scales.numel() * BLOCK, (scales, *values))
         return CompiledLoops(kernels) if kernels else self
 
@@ -210,11 +195,9 @@ class BlockCodec(Codec):
     def _write_codes(
         self, x: torch.Tensor, scale: torch.Tensor, work: torch.Tensor, codes: torch.Tensor
     ) -> None:
-        """Write the codes of x [blocks, 128], given scales [blocks, 1] that are not 0.
+        """Write codes [blocks, ...] of x [blocks, 128], given scales [blocks, 1] that are not 0.
 
-        Args:
-            work: scratch of the shape of `x`; holds its magnitudes.
-            codes: [blocks, bytes or elements of a block].
+        `work` is scratch of the shape of `x`, and holds its magnitudes.
         """
 
     @abstractmethod
@@ -226,7 +209,7 @@ class BlockCodec(Codec):
         """Whether `encode_blocks` can write each of these codes."""
 
     def encode_blocks(self, x_P: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> None:
-        """Write the codes of all blocks, and their scales. Raises ValueError if not finite."""
+        """Write the codes of all blocks, and their scales. Raises ValueError."""
         for start, stop in _tiles(x_P):
             blocks = slice(start // BLOCK, stop // BLOCK)
             x = x_P[start:stop].view(-1, BLOCK)
@@ -245,7 +228,6 @@ class BlockCodec(Codec):
     def decode_blocks(
         self, codes: torch.Tensor, scales: torch.Tensor, start: int, out: torch.Tensor
     ) -> None:
-        """Write the values from `start` on into `out`."""
         for first, last in _tiles(out):
             blocks = slice((start + first) // BLOCK, (start + last) // BLOCK)
             tile = out[first:last].view(-1, BLOCK)
@@ -253,7 +235,7 @@ class BlockCodec(Codec):
             tile.mul_(scales[blocks].to(torch.float32).unsqueeze(1))
 
     def are_blocks_valid(self, codes: torch.Tensor, scales: torch.Tensor) -> bool:
-        """Whether each scale is +0, or large and small enough, and `encode_blocks` writes codes."""
+        """Whether each scale is +0 or within its bounds, and each code can be written."""
         within = (scales >= self.smallest_scale) & (scales <= self.largest_scale)
         return bool((within | (scales.view(torch.int16) == 0)).all()) and all(
             self._are_codes_valid(tile) for tile in codes.split(TILE) if tile.numel()
@@ -263,7 +245,7 @@ class BlockCodec(Codec):
         return codes.view(-1, self.block_bytes)
 
     def _scratch(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Memory of the shape of a tile, and the largest level for each of its blocks."""
+        """Memory of the shape of x, and the largest level for each of its blocks."""
         if self._scratch_P.device != x.device:
             rows = _tile_on(x.device) // BLOCK
             self._scratch_P = torch.empty((rows, BLOCK), device=x.device)
@@ -285,8 +267,6 @@ LARGEST_CODE: Final = 127
 
 
 class Int8Codec(BlockCodec):
-    """A code is the level itself."""
-
     name: ClassVar[str] = "int8"
     block_bytes: ClassVar[int] = BLOCK
     code_type: ClassVar[torch.dtype] = torch.int8
@@ -317,14 +297,12 @@ class Int8DiffCodec(Int8Codec):
 
 # --- int4 -----------------------------------------------------------------------------------------
 LEVELS: Final = tuple(sign * float(level) for sign in (1, -1) for level in range(8))
-"""What each of the 16 codes stands for; the eighth is not used."""
+"""The levels of the 16 codes; code 8 is not used."""
 MIDPOINTS: Final = tuple(level + 0.5 for level in range(7))
 HALF: Final = BLOCK // 2
 
 
 class Int4Codec(BlockCodec):
-    """A code is a level's magnitude, and a bit for negative."""
-
     name: ClassVar[str] = "int4"
     block_bytes: ClassVar[int] = HALF
     code_type: ClassVar[torch.dtype] = torch.uint8
@@ -382,14 +360,10 @@ def _in_range(values: torch.Tensor) -> bool:
 
 
 class Bf16Codec(PlainCodec):
-    """Two bytes per value."""
-
     name = "bf16"
     dtype = torch.bfloat16
 
 
 class Fp32Codec(PlainCodec):
-    """Four bytes per value, exact."""
-
     name = "fp32"
     dtype = torch.float32

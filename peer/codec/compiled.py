@@ -1,22 +1,21 @@
 """Loops compiled for this processor by numba, at the speed of memory; without numba, none.
 
-Coding takes eight of torch's operations, each a pass over memory. A compiled loop makes one. It
-does the same correctly rounded IEEE operations in the same order (LLVM joins no multiplication with
-an addition unless told to), so its bytes are those of the plain path, which stays as the reference
-and the way out.
+Coding takes eight of torch's operations, each a pass over memory; a compiled loop makes one. It
+does the same correctly rounded IEEE operations in the same order (LLVM fuses no multiplication and
+addition unless told to), so its bytes are those of the plain path, its reference and fallback.
 
 Rules:
 
 - numba is imported when a vector of `COMPILED_FROM` values or more is first coded: small models and
   commands never wait for it.
 - Machine code is kept beside the source, or in the user's cache where that is read-only, or not at
-  all. It is kept by processor and by the time of the kernel's own file: after a change here or in
-  `base.py` alone, `make clean`. Several processes may write it: files are replaced whole.
-- Whatever fails (no numba, one that does not know this numpy), the plain path is taken, and
+  all, by processor and by the time of the kernel's own file: after a change here or in `base.py`
+  alone, `make clean`. Several processes may write it: files are replaced whole.
+- If anything fails (no numba, one that does not know this numpy), the plain path is taken, and
   `loops_named` says why.
-- There are as many threads as torch would use here, of our own: numba's pool either aborts when two
-  threads call it, or spins against torch's.
-- Work is cut into chunks of one size whatever the number of threads, so sums come out the same.
+- Threads are our own, as many as torch would use: numba's pool either aborts when two threads call
+  it, or spins against torch's.
+- Chunks of work have one size whatever the number of threads, so sums come out the same.
 """
 
 import os
@@ -33,17 +32,17 @@ Result = TypeVar("Result")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 COMPILED_FROM: Final = 4 * 1024 * 1024
-"""Values of a vector from which on loading numba (about a second) is worth it: there the plain path
-takes some 8 ms longer a round, so a hundred rounds."""
+"""Values of a vector from which on loading numba (about a second) is worth it: the plain path takes
+some 8 ms longer a round."""
 CHUNK_BLOCKS: Final = 8 * 1024
-"""Blocks that a thread takes at once: 4 MB of fp32, far more than it costs to hand them over."""
+"""Blocks that a thread takes at once: 4 MB of fp32, which take far longer than handing over."""
 
 _failures: Final[dict[str, str]] = {}
 
 
 @cache
 def kernels_of(module: str) -> ModuleType | None:
-    """The module of kernels by its full name, compiled; None where numba does not work."""
+    """A module of kernels, compiled; None where numba does not work."""
     try:
         return import_module(module)
     except Exception as error:  # noqa: BLE001  # numba, llvmlite, LLVM: whatever it was, there is another way
@@ -52,7 +51,7 @@ def kernels_of(module: str) -> ModuleType | None:
 
 
 def loops_named(module: str) -> str:
-    """`compiled` where the kernels of a module work, loading them; else `plain`, and why."""
+    """`compiled` where a module's kernels can be loaded; else `plain`, and why."""
     return "compiled" if kernels_of(module) else f"plain: {_failures[module]}"
 
 
@@ -75,10 +74,9 @@ def helper(*, any_order: bool = False, as_text: bool = False) -> Callable[[Funct
     """Compile the decorated function into the kernels that call it.
 
     Args:
-        any_order: sums may be added up in the order that is fastest, within this function alone.
-        as_text: the kernel is compiled as if the function's text stood there. A loop needs it whose
-            index is an argument plus something: of an argument it is not known that it is not
-            negative, and no vectors are made of the loop.
+        any_order: sums within this function may be added up in the fastest order.
+        as_text: inline it before types are inferred. A loop whose index is an argument plus
+            something needs it: an argument might be negative, and the loop is not vectorized.
     """
     import numba
 
@@ -92,9 +90,9 @@ def helper(*, any_order: bool = False, as_text: bool = False) -> Callable[[Funct
 
 
 def in_chunks(work: Callable[[int, int], Result], num_blocks: int) -> list[Result]:
-    """`work(first, last)` for each chunk of blocks first .. last - 1; the results in their order.
+    """The results of `work(first, last)` for each chunk of blocks first .. last - 1, in order.
 
-    `work` must let the interpreter go (a kernel does) for its threads to run side by side.
+    `work` must release the interpreter's lock, as kernels do, to run in parallel.
     """
     starts = range(0, num_blocks, CHUNK_BLOCKS)
     results: dict[int, Result] = {}
@@ -104,18 +102,14 @@ def in_chunks(work: Callable[[int, int], Result], num_blocks: int) -> list[Resul
         for first in left:
             results[first] = work(first, min(first + CHUNK_BLOCKS, num_blocks))
 
-    helpers = [_pool().submit(take_chunks) for _ in range(_threads(len(starts)) - 1)]
+    threads = min(len(starts), torch.get_num_threads())
+    helpers = [_pool().submit(take_chunks) for _ in range(threads - 1)]
     take_chunks()
     for helper in helpers:
         helper.result()
     return [results[first] for first in starts]
 
 
-def _threads(chunks: int) -> int:
-    return max(1, min(chunks, torch.get_num_threads()))
-
-
 @cache
 def _pool() -> ThreadPoolExecutor:
-    """Threads that help the callers; none is started before it is needed."""
     return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="codec")

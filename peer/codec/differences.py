@@ -1,8 +1,8 @@
 """int8 codes in few bits, for a receiver that holds codes near them. Nothing is lost.
 
-Idea. Two replicas differ by little, so of a code k the receiver needs but the low bits: its own
-value says about where k lies. (Moniqua, arXiv 2002.11787, sends low bits of weights too, and trusts
-that they suffice.) For a block that is sent in w bits, with the sender's scale s:
+Idea. Two replicas differ by little, so the receiver needs only the low bits of a code k: its own
+value tells about where k lies. (Moniqua, arXiv 2002.11787, sends low bits of weights too, and
+trusts that they suffice.) For a block that is sent in w bits, with the sender's scale s:
 
     n = round(receiver's own value / s)           at most 127 either way; 0 where s is 0 or w is 8
     k = the number nearest n, from n - 2**(w-1) on, whose low w bits are those that came
@@ -14,19 +14,19 @@ wrap*, and two things catch it:
   over the places i, modulo 251 (g = 6 is a primitive root). They are a Reed-Solomon code of
   distance 3: one wrong value or two never pass (with w > 0). More of them pass as numbers drawn by
   lot would, one block in 63,001. A block that fails, or in which a code is beyond 127, is *bad*.
-- The digest of all codes (blake3, 128 bits), which the receiver compares when no block is bad. What
-  passes it is what the sender holds, byte for byte, but for a chance of 2**-128.
+- The digest of all codes (blake3, 128 bits), which the receiver compares when no block is bad:
+  other codes pass with a chance of 2**-128.
 
-So both ends average with the same numbers as if the codes themselves had travelled. Bad blocks are
-asked for as they are; protocol/gossip/exchange.py says how.
+Both ends average with the same numbers as if the codes had travelled. Bad blocks are asked for as
+they are (protocol/gossip/exchange.py).
 
     pack      widths, 1 byte a block; scales, 2; sums, 2; then bit 0 of all values of the blocks of
               width above 0 (16 bytes a block, the first value in the highest bit), then bit 1 of
               those of width above 1, and so on up to bit 7. Of two vectors, one after the other
 
-A block in w bits takes 16 w + 5 bytes, where its int8 code takes 130. What width a block needs is
-guessed by the sender (`expected_after`): how far its last partners were there, times `MARGIN`. A
-width too small costs the block again; a width too large a few bits.
+A block in w bits takes 16 w + 5 bytes, where its int8 code takes 130. The sender guesses the width
+(`expected_after`): how far its last partners were there, times `MARGIN`. A width too small costs
+the block again; a width too large a few bits.
 """
 
 from collections.abc import Iterator
@@ -43,9 +43,8 @@ Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
 MARGIN: Final = 1.5
-"""Room for a difference, in what is expected."""
 FADING: Final = 0.8
-"""How much of what was expected an exchange leaves: some rows of an embedding move now and then."""
+"""How much of an expectation an exchange leaves: some rows of an embedding move now and then."""
 LARGEST_WIDTH: Final = 8
 _HEAD_BYTES: Final = 5
 _PLANE_BYTES: Final = BLOCK // 8
@@ -55,19 +54,17 @@ _WEIGHTS: Final = np.array(
 )
 
 
-class MalformedPack(ValueError):
-    """No sender could have packed this."""
+class MalformedPack(ValueError): ...
 
 
 @dataclass(frozen=True, slots=True)
 class _CodedBlocks:
-    """The codes [blocks, 128] and scales [blocks] of one vector, as views."""
+    """Views of the codes [blocks, 128] and scales [blocks] of one vector."""
 
     codes: npt.NDArray[np.int8]
     scales: npt.NDArray[np.uint16]
 
     def tiles(self) -> Iterator[slice]:
-        """Blocks that are worked on at once."""
         blocks, rows = len(self.scales), TILE // BLOCK
         for first in range(0, blocks, rows):
             yield slice(first, min(first + rows, blocks))
@@ -100,7 +97,7 @@ def _vectors(payload: Any, vectors: int) -> list[_CodedBlocks]:
 def apart_per_block(own: Any, theirs: Any, vectors: int = 1) -> Floats:
     """The largest difference of two peers' values in each block, fp32 [vectors * blocks].
 
-    At most as large as our own largest value could be: with that a block is sent whole.
+    At most our own largest value: with that a block is sent whole.
     """
     found: list[Floats] = []
     for one, other in zip(_vectors(own, vectors), _vectors(theirs, vectors), strict=True):
@@ -113,12 +110,9 @@ def apart_per_block(own: Any, theirs: Any, vectors: int = 1) -> Floats:
 
 
 def expected_after(apart: Floats, before: Floats | None) -> Floats:
-    """How far the next partner is expected to be in each block.
+    """How far the next partner is expected to be in each block, if the last was so far apart.
 
-    Args:
-        apart: how far the last one was (`apart_per_block`). A block that is quiet may wake, so the
-            mean of all is expected of it at least.
-        before: what was expected then; None at first.
+    A quiet block may wake, so at least the mean of all is expected.
     """
     mean = np.float32(apart.mean(dtype=np.float64)) if apart.size else np.float32(0)
     expected: Floats = np.maximum(apart, mean)
@@ -126,7 +120,7 @@ def expected_after(apart: Floats, before: Floats | None) -> Floats:
 
 
 def widths_for(own: Any, expected: Floats, vectors: int = 1) -> Bytes:
-    """Bits that each block needs if the receiver is as far away as `expected`."""
+    """Bits that each block needs if the receiver is as far away as expected."""
     scales = np.concatenate([v.scales for v in _vectors(own, vectors)])
     scale = _scale_from(scales)[:, 0]
     with np.errstate(all="ignore"):
@@ -139,12 +133,10 @@ def widths_for(own: Any, expected: Floats, vectors: int = 1) -> Bytes:
 
 
 def packed_bytes(widths: Bytes) -> int:
-    """Length of what `pack` makes of blocks of these widths."""
     return _HEAD_BYTES * widths.size + _PLANE_BYTES * int(widths.sum(dtype=np.int64))
 
 
 def pack(own: Any, widths: Bytes, vectors: int = 1) -> bytearray:
-    """The int8 codes `own`, each block in so many bits."""
     out = np.zeros(packed_bytes(widths), np.uint8)
     start = 0
     parts = _vectors(own, vectors)
@@ -173,7 +165,6 @@ def _pack_one(vector: _CodedBlocks, widths: Bytes, out: Bytes) -> None:
 
 
 def _plane_places(widths: Bytes) -> list[int]:
-    """Where the plane of each bit begins."""
     places = [_HEAD_BYTES * widths.size]
     for bit in range(LARGEST_WIDTH):
         places.append(places[-1] + _PLANE_BYTES * int((widths > bit).sum()))
@@ -184,21 +175,14 @@ _BITS: Final = np.array([1 << bit for bit in range(8)], np.uint8).view(np.int8)
 
 
 def _sums(codes: npt.NDArray[Any], widths: Bytes) -> Bytes:
-    """The two bytes of each block that check what did not travel; exact, for sums are small."""
+    """The two check bytes of each block; exact in fp32, for sums are small."""
     high = (codes.astype(np.int16) >> widths[:, None]).astype(np.float32)
     sums: Bytes = np.mod(high @ _WEIGHTS, _PRIME).astype(np.uint8)
     return sums
 
 
 def unpack(packed: Any, own: Any, into: Any, vectors: int = 1) -> npt.NDArray[np.bool_]:
-    """Write the sender's int8 codes into `into`, reading them against our own.
-
-    Returns:
-        Whether each block is bad: it was read wrongly, and has to be sent as it is.
-
-    Raises:
-        MalformedPack: its length or its widths are not those of such vectors.
-    """
+    """Write the sender's int8 codes into `into`; whether blocks are bad. Raises MalformedPack."""
     flat: Bytes = np.frombuffer(packed, np.uint8)
     start, bad = 0, []
     for mine, theirs in zip(_vectors(own, vectors), _vectors(into, vectors), strict=True):
@@ -247,7 +231,7 @@ def _unpack_one(
 def _guess(
     mine: _CodedBlocks, theirs: _CodedBlocks, tile: slice, widths: Bytes
 ) -> npt.NDArray[np.int16]:
-    """n: what our own value is in the sender's scale."""
+    """n: our own value in the sender's scale."""
     with np.errstate(all="ignore"):
         ratio = mine.scale_of(tile) / theirs.scale_of(tile)
         steps = mine.codes[tile] * np.nan_to_num(ratio, nan=0.0, posinf=0.0, neginf=0.0)
@@ -265,13 +249,11 @@ def _nearest(low: Bytes, widths: Bytes, guess: npt.NDArray[np.int16]) -> npt.NDA
 
 
 def codes_of_blocks(own: Any, wanted: npt.NDArray[np.bool_], vectors: int = 1) -> bytes:
-    """The int8 codes, without scales, of the blocks that are wanted."""
     each = zip(_vectors(own, vectors), wanted.reshape(vectors, -1), strict=True)
     return b"".join(vector.codes[marks].tobytes() for vector, marks in each)
 
 
 def put_blocks(into: Any, wanted: npt.NDArray[np.bool_], codes: Any, vectors: int = 1) -> None:
-    """Write what `codes_of_blocks` gave into the codes that lacked it."""
     rows = np.frombuffer(codes, np.int8).reshape(-1, BLOCK)
     for vector, marks in zip(_vectors(into, vectors), wanted.reshape(vectors, -1), strict=True):
         count = int(marks.sum())
@@ -280,5 +262,4 @@ def put_blocks(into: Any, wanted: npt.NDArray[np.bool_], codes: Any, vectors: in
 
 
 def blocks_of(payload_bytes: int) -> int:
-    """Blocks of int8 codes of so many bytes."""
     return payload_bytes // (BLOCK + 2)

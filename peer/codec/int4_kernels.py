@@ -1,8 +1,8 @@
 """The int4 code (`peer.codec.codecs`) as compiled loops over blocks.
 
 A value's level is the number of midpoints, times the scale, that its magnitude is beyond, counted
-in fp32: seven comparisons, no division and no branch, so LLVM makes vectors of
-them. Adding 2**23 to a byte as fp32 leaves it in the lowest bits of the sum.
+in fp32: seven comparisons, no division and no branch, so LLVM vectorizes them. Adding 2**23 to a
+byte as fp32 leaves it in the lowest bits of the sum.
 
 Importing this file compiles it; go through `peer.codec.compiled.kernels_of`.
 """
@@ -66,10 +66,6 @@ def _nibble(x: np.float32, m: tuple[np.float32, ...]) -> np.float32:
 def encode_blocks(
     x_P: Array, x_bits: Array, codes: Array, scales: Array, first: int, last: int
 ) -> int:
-    """Code blocks first .. last - 1. Returns the bits of the largest magnitude met.
-
-    `x_bits` is the memory of `x_P` as integers, `scales` that of the bf16 scales.
-    """
     largest = np.int32(0)
     x_P, x_bits = values_of(x_P, first, last), values_of(x_bits, first, last)
     codes, scales = _codes_of(codes, first, last), scales[first:last]
@@ -92,7 +88,6 @@ def encode_blocks(
 def decode_blocks(
     codes: Array, scales: Array, out: Array, out_first: int, first: int, last: int
 ) -> None:
-    """Write the values of blocks first .. last - 1 into `out`, which begins at `out_first`."""
     out, codes = values_of(out, first - out_first, last - out_first), _codes_of(codes, first, last)
     scales = scales[first:last]
     for block in range(scales.size):

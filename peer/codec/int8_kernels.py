@@ -1,13 +1,11 @@
 """The int8 code (`peer.codec.codecs`) as compiled loops over blocks, one pass over memory each.
 
 For numbers that are not negative, the order of fp32 values is the order of their bits as integers,
-with infinity and then NaN above all: the largest magnitude of a block, and whether all is finite,
-is one maximum of integers. Adding 1.5 * 2**23 to |q| <= 127 rounds q to the nearest integer, ties
-to even, and leaves that integer in the lowest bits of the sum: rounding and narrowing are one
-addition.
+with infinity and then NaN above all: one maximum of integers gives the largest magnitude of a
+block, and whether all is finite. Adding 1.5 * 2**23 to |q| <= 127 rounds q to the nearest integer,
+ties to even, and leaves it in the lowest bits of the sum: rounding and narrowing are one addition.
 
-The helpers become part of any kernel that calls them; other codes' kernels use them too. Importing
-this file compiles it; go through `peer.codec.compiled.kernels_of`.
+Importing this file compiles it; go through `peer.codec.compiled.kernels_of`.
 """
 
 from typing import Any, Final
@@ -32,15 +30,14 @@ _LOW_HALF: Final = np.int32(0xFFFF)
 def values_of(array: Array, first: int, last: int) -> Array:
     """The values of blocks first .. last - 1.
 
-    Loops over them count from 0, so LLVM makes vectors of them: an index that it cannot tell from a
-    negative one would mean the end of the array.
+    Loops over them count from 0, so LLVM vectorizes them: an index that might be negative would
+    count from the end of the array.
     """
     return array[first * BLOCK : last * BLOCK]
 
 
 @helper(as_text=True)
 def largest_bits(x_bits: Array, at: int) -> np.int32:
-    """The bits of the largest magnitude in the block that begins at `at`."""
     top = np.int32(0)
     for i in range(BLOCK):
         top = max(top, x_bits[at + i] & _MAGNITUDE_BITS)
@@ -58,13 +55,11 @@ def scale_of(top: np.int32, largest_level: np.float32, smallest_scale: np.float3
 
 @helper()
 def scale_from(half: Integer) -> np.float32:
-    """The scale of these bits, as fp32."""
     return np.int32(np.int32(half) << _HALF_BITS).view(np.float32)
 
 
 @helper()
 def are_scales_valid(scales: Array, smallest_bits: Integer, largest_bits: Integer) -> bool:
-    """Whether each scale is +0 or within its bounds."""
     good = True
     for bits in scales:
         good &= bits == 0 or smallest_bits <= bits <= largest_bits

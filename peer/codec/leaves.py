@@ -1,65 +1,44 @@
-"""The codes of some blocks of a chunk, out of those of all; and the digest of the codes of all.
+"""Leaves of a chunk's codes, and the digest of all (the tree of protocol/fragment/code_tree.py).
 
-Codes of a part are what the codec would have made of that part alone, so they can be decoded and
-averaged by themselves. The tree over them is that of protocol/fragment/code_tree.py.
+The codes of a leaf are what the codec would have made of its values alone, so they can be decoded
+and averaged by themselves.
 """
 
-import numpy as np
+from collections.abc import Iterable
 
-from protocol.fragment.code_tree import (
-    LEAF_PREFIX,
-    blocks_of_leaf,
-    digest_of,
-    leaf_digest,
-    num_leaves,
-    root_of,
-)
+from protocol.fragment.code_tree import blocks_of_leaf, leaf_digest, num_leaves, root_of
 
 from .base import BLOCK, Codec
 
 
 def leaves_of_chunk(num_values: int) -> int:
-    """Leaves of a chunk of so many values."""
     return num_leaves(num_values // BLOCK)
 
 
 def values_of_leaf(num_values: int, index: int) -> int:
-    """Values of one leaf of such a chunk; the last may be shorter."""
+    """The last leaf may be shorter than others."""
     size = blocks_of_leaf(num_values // BLOCK) * BLOCK
     return min(size, num_values - index * size)
 
 
-def leaf_of(codec: Codec, codes: memoryview, index: int) -> bytes:
-    """The codes of one leaf."""
-    blocks = len(codes) // sum(codec.planes)
-    first, start, parts = index * blocks_of_leaf(blocks), 0, []
-    last = min(blocks, first + blocks_of_leaf(blocks))
+def _leaves(codec: Codec, codes: memoryview, wanted: Iterable[int]) -> list[bytes]:
+    blocks, start, planes = len(codes) // sum(codec.planes), 0, []
     for block_bytes in codec.planes:
-        parts.append(codes[start + first * block_bytes : start + last * block_bytes])
-        start += blocks * block_bytes
-    return b"".join(parts)
+        stop = start + blocks * block_bytes
+        planes.append((codes[start:stop], blocks_of_leaf(blocks) * block_bytes))
+        start = stop
+    return [b"".join([plane[i * n : (i + 1) * n] for plane, n in planes]) for i in wanted]
+
+
+def leaf_of(codec: Codec, codes: memoryview, index: int) -> bytes:
+    (leaf,) = _leaves(codec, codes, (index,))
+    return leaf
 
 
 def leaf_digests(codec: Codec, codes: memoryview) -> list[bytes]:
-    """The digests of all leaves of a chunk, in order."""
-    blocks = len(codes) // sum(codec.planes)
-    each = blocks_of_leaf(blocks)
-    rows, start, parts = blocks // each, 0, []
-    if not rows:
-        return [leaf_digest(leaf_of(codec, codes, 0))]
-    flat = np.frombuffer(codes, np.uint8)
-    parts.append(np.full((rows, len(LEAF_PREFIX)), LEAF_PREFIX[0], np.uint8))
-    for block_bytes in codec.planes:
-        parts.append(flat[start : start + rows * each * block_bytes].reshape(rows, -1))
-        start += blocks * block_bytes
-    whole = np.concatenate(parts, axis=1).reshape(-1).data
-    size = len(whole) // rows
-    digests = [digest_of(whole[at : at + size]) for at in range(0, len(whole), size)]
-    if rows * each < blocks:
-        digests.append(leaf_digest(leaf_of(codec, codes, rows)))
-    return digests
+    count = leaves_of_chunk(codec.num_values(len(codes)))
+    return [leaf_digest(leaf) for leaf in _leaves(codec, codes, range(count))]
 
 
 def code_digest(codec: Codec, codes: memoryview) -> bytes:
-    """The digest of the codes of a chunk."""
     return root_of(leaf_digests(codec, codes))

@@ -1,16 +1,16 @@
 """Asking peers for content: run spec, blobs by digest, states, samples of them, and corpora.
 
-Everything fetched is checked here: the spec against run id and founder's signature, blobs and
-pieces of a corpus (pieces.py) against their digests, the description of a state against what it has
-to be. The stream is authenticated, so what is announced on it is its source's own word.
+Everything is checked here: the spec against run id and founder's signature, blobs and pieces
+(pieces.py) against their digests, the description of a state against what is expected. The stream
+is authenticated, so an announcement on it is its source's own word.
 
-A source that sends less than a minimum rate is left, and another one is asked. A stall limit does
-not suffice: a peer that sends a byte now and then never stalls, and would hold us for days. The
-rate follows from what is fetched: it is to be here within MAX_TRANSFER_S.
+A source that sends less than a minimum rate is left for another one. A stall limit does not
+suffice: a byte now and then never stalls, and would hold us for days. The rate follows from what is
+fetched: it has to be here within MAX_TRANSFER_S.
 
-A state comes from one source or several at once (protocol/content/state_plan.py). A source that
-does not lead may fail: what it owes is asked of the others. A chunk of zeros is not asked for: the
-digest that a source names says what it is. Without outer momentum that is half of a state.
+A state comes from one source or several at once (protocol/content/state_plan.py). What a failed
+source owes is asked of the others. A chunk of zeros is known by its digest and not asked for:
+without outer momentum that is half of a state.
 """
 
 import math
@@ -71,8 +71,8 @@ from .state_file import (
 )
 
 ANSWER_S: Final = 30.0
-"""Longest silence of the other end where a message of it is due."""
 STALL_S: Final = 15.0
+"""Longest silence of the other end where a message, or the rest of one, is due."""
 RATE_WINDOW_S: Final = 60.0
 WRITE_BYTES_PER_S: Final = 20e6
 """The slowest disk that a state may be written to, once it has had ANSWER_S twice."""
@@ -81,7 +81,6 @@ A = TypeVar("A", bound=Message)
 
 
 def slowest_rate(total_bytes: int) -> float:
-    """The least bytes per second at which so much may come."""
     return max(MIN_FETCH_BYTES_PER_S, total_bytes / MAX_TRANSFER_S)
 
 
@@ -92,14 +91,11 @@ def steady(
     sharers: Callable[[], int] = lambda: 1,
     wait_s: float = 0.0,
 ) -> Iterator[Callable[[int], None]]:
-    """Yields what is to be called as bytes come (`on_progress` of a receive).
+    """Demand a minimum rate of what is received within. Raises StreamStalled.
 
     Args:
         sharers: how many send at once, over what may be one line: each owes its part.
-        wait_s: for the first window, beside its time.
-
-    Raises:
-        StreamStalled: fewer than so many bytes a second came within a window.
+        wait_s: added to the first window.
     """
     due_bytes, seen_bytes = bytes_per_s * RATE_WINDOW_S, talk.bytes_received
     deadline = trio.current_time() + wait_s + RATE_WINDOW_S
@@ -120,8 +116,6 @@ def steady(
 
 
 class BlobSource(Protocol):
-    """Somebody who may give blobs: a `Fetcher`."""
-
     async def blob(self, digest: str) -> bytes:
         """The blob with this digest, verified. Raises StreamLost, Refused, RemoteProtocolError."""
 
@@ -131,10 +125,8 @@ class ExpectedState:
     """What a state has to be, whoever gives it.
 
     Attributes:
-        group: digest of the one whose state it is.
-        minimum_step: the nominal step of the oldest state that is of use.
-        maximum_step: the highest step that anybody can be at; None where nobody has told.
-        layout_digest: None where any will do.
+        minimum_step, maximum_step: the oldest nominal step that is of use, and the highest that
+            anybody can be at.
     """
 
     group: str
@@ -143,7 +135,7 @@ class ExpectedState:
     layout_digest: str | None = None
 
     def check(self, told: StateScalars) -> None:
-        """Raises RemoteProtocolError: what is announced cannot be it."""
+        """Raises RemoteProtocolError."""
         if told.group != self.group:
             raise RemoteProtocolError(f"a state of group {told.group}, which is not ours")
         if self.layout_digest not in (None, told.layout_digest):
@@ -158,9 +150,9 @@ class ExpectedState:
 
 
 class Fetcher:
-    """Asks one peer for content. One stream, request after request.
+    """Asks one peer for content, request after request on one stream.
 
-    All that it does raises StreamLost, Refused, or RemoteProtocolError: the peer could not help.
+    Its methods raise StreamLost, Refused, or RemoteProtocolError: the peer could not help.
     """
 
     def __init__(self, talk: Conversation) -> None:
@@ -177,18 +169,13 @@ class Fetcher:
         return signed
 
     async def blob(self, digest: str) -> bytes:
-        """The blob with this digest, verified."""
         _, data = await self._ask(GetBlob(digest), BlobReply, MAX_BLOB_BYTES)
         if blob_name(data) != digest:
             raise RemoteProtocolError(f"the blob {digest} does not match its digest")
         return data
 
     async def description(self, expected: ExpectedState, size: int) -> StateManifest:
-        """What the peer's present state is made of: its source stands by it from then on.
-
-        Args:
-            size: values of each vector, padding included.
-        """
+        """What the peer's present state, of two vectors of `size` values, is made of."""
         write_s = 2 * ANSWER_S + state_bytes(size) / WRITE_BYTES_PER_S
         request = GetState(expected.group, expected.minimum_step)
         told, digests = await self._ask(
@@ -201,14 +188,13 @@ class Fetcher:
         return described
 
     async def sample(self, group: str, seed: bytes) -> Float32Vector:
-        """The peer's weights at the places that follow from the seed."""
         _, data = await self._ask(GetSample(group, seed), SampleReply, SAMPLE_BYTES)
         return sample_from(data)
 
     async def holdings(
         self, manifest: CorpusManifest, known: int
     ) -> tuple[int, npt.NDArray[np.bool_] | None]:
-        """Version of the set of pieces that the peer has, and the set if that is not `known`."""
+        """The version of the peer's set of pieces, and the set if that version is not `known`."""
         total = manifest.num_pieces
         reply, bits = await self._ask(GetHoldings(manifest.name, known), Holdings, -(-total // 8))
         if reply.version == known:
@@ -223,8 +209,7 @@ class Fetcher:
     async def piece(self, manifest: CorpusManifest, piece: int) -> bytes:
         """A piece of a corpus, checked.
 
-        Its source owes its part alone of a line on which as many as may be are on their way: a
-        piece that is cut off has come for nothing.
+        Its rate is that of a line on which MAX_ASKED pieces are on their way: one cut off is lost.
         """
         size = manifest.piece_bytes(piece)
         with steady(self.talk, slowest_rate(size), lambda: MAX_ASKED) as moved:
@@ -235,15 +220,11 @@ class Fetcher:
         return data
 
     async def request(self, content: str, parts: Sequence[int]) -> None:
-        """Ask for parts, which then come in this order."""
+        """Ask for parts; they come in this order (`part`)."""
         await self.talk.send(GetParts(content, tuple(parts)))
 
     async def part(self, index: int, max_bytes: int, moved: Callable[[int], None]) -> bytes:
-        """The next part of those that were asked for, not verified.
-
-        Args:
-            moved: told of bytes as they come (`steady`).
-        """
+        """The next part that was asked for, not verified."""
         part, data = await self.talk.receive(
             Part,
             timeout_s=ANSWER_S,
@@ -279,18 +260,16 @@ async def fetch_from(network: Network, peer_id: PeerId) -> AsyncIterator[Fetcher
 
 # --- a state of several sources -------------------------------------------------------------------
 class Gathering:
-    """One state, put together of the chunks that its sources give.
+    """One state, put together from the chunks of its sources.
 
     Args:
         phi_P, delta_P: where the state goes; no state before `lead` has returned.
         own: digests of the chunks that the vectors hold already (`own_digests`).
-        mixes: chunks of several replicas make one state.
-        lost_lag: steps by which parts of such a state may be apart.
+        mixes, lost_lag: as of `StatePlan`.
 
     Attributes:
-        fetched_bytes: of all sources.
         on_progress: is called when a chunk has come.
-        plan: which chunks are here, of whom; a source that is doubted is `gone` from it.
+        plan: a source that is doubted is `gone` from it.
     """
 
     def __init__(
@@ -318,31 +297,26 @@ class Gathering:
 
     @property
     def num_sources(self) -> int:
-        """Those that have given something, whatever became of it."""
+        """How many have given something, kept or not."""
         return len(self._gave)
 
     @property
     def missing_bytes(self) -> int:
-        """What is still to come, about."""
         return self.plan.num_missing * STATE_CHUNK_BYTES
 
     @property
     def remotes(self) -> list[PeerId]:
-        """Those that gave what is here, by how much that is."""
         return [name for name, _ in self.plan.givers().most_common() if name]
 
     @property
     def kept_bytes(self) -> int:
-        """What was here before, and need not come."""
         own = self.plan.givers()[OWN]
         return min(own * STATE_CHUNK_BYTES, self._memory.total_bytes)
 
     async def lead(self, fetcher: Fetcher, described: StateManifest) -> StateScalars:
         """Gather the state that this source has described; others may `help` meanwhile.
 
-        Raises:
-            StreamLost, Refused, RemoteProtocolError: this source failed; another one may lead, and
-                what is here is kept where that may be.
+        Raises as `Fetcher`: this source failed, and another one may lead.
         """
         name = fetcher.remote_peer_id
         described.check(self._size)
@@ -352,30 +326,26 @@ class Gathering:
             await self._work(fetcher, described)
             self._memory.check(described.scalars)
             return described.scalars
-        except RemoteProtocolError:
-            self.plan.gone(name, believed=False)
-            raise
-        except LocoError:
-            self.plan.gone(name)
+        except LocoError as error:
+            self.plan.gone(name, believed=not isinstance(error, RemoteProtocolError))
             raise
 
     async def help(self, fetcher: Fetcher, described: StateManifest) -> None:
         """Take from this source too what it has of the state that another one leads.
 
-        Raises:
-            StreamLost, Refused, RemoteProtocolError: it failed; nothing but itself is lost.
+        Raises as `Fetcher`: this source failed; the state is still gathered.
         """
-        name, believed = fetcher.remote_peer_id, True
+        name = fetcher.remote_peer_id
         described.check(self._size)
         self.plan.join(name, described.digests, described.scalars.step)
         self._tell()
         try:
             await self._work(fetcher, described)
         except RemoteProtocolError:
-            believed = False
+            self.plan.gone(name, believed=False)
             raise
         finally:
-            self.plan.gone(name, believed=believed)
+            self.plan.gone(name)
             self._tell()
 
     def gave(self, name: PeerId, values: range) -> bool:
@@ -384,7 +354,6 @@ class Gathering:
         return all(self.plan.giver(index) == name for index in ends)
 
     async def _put_zeros(self, name: PeerId, described: StateManifest) -> None:
-        """Put zeros where this source has named the digest of zeros."""
         for index in self.plan.missing:
             zeros = _digest_of_zeros(chunk_bytes(index, self._memory.total_bytes))
             if described.digests[index] == zeros and self.plan.wants(name, index):
@@ -446,20 +415,13 @@ class Gathering:
 async def whole_state(
     fetcher: Fetcher, expected: ExpectedState, phi_P: Float32Vector, delta_P: Float32Vector
 ) -> StateScalars:
-    """The present state of one peer, verified chunk by chunk, in these vectors; where it stands.
-
-    Raises:
-        StreamLost, Refused, RemoteProtocolError
-    """
+    """Fetch a peer's present state into these vectors. Raises as `Fetcher`."""
     described = await fetcher.description(expected, phi_P.size)
     return await Gathering(phi_P, delta_P).lead(fetcher, described)
 
 
 def own_digests(phi_P: Float32Vector, delta_P: Float32Vector) -> dict[int, bytes]:
-    """The digests of the chunks of a state of these vectors. Blocking.
-
-    Not of the first one, which is its writer's; nor of zeros, which nobody sends.
-    """
+    """Digests of chunks, but for the writer's own first one, and zeros, which nobody sends."""
     digests = dict[int, bytes]()
     for index, chunk in enumerate(StateMemory(phi_P, delta_P).chunks()):
         digest = digest_of(chunk)
@@ -470,5 +432,5 @@ def own_digests(phi_P: Float32Vector, delta_P: Float32Vector) -> dict[int, bytes
 
 @cache
 def _digest_of_zeros(length: int) -> bytes:
-    """The digest of a chunk of zeros. There are two lengths: the last chunk's, and all others'."""
+    # There are two lengths: the last chunk's, and all others'.
     return digest_of(bytes(length))

@@ -1,19 +1,19 @@
-"""The pieces of a corpus on this machine, and fetching those that are needed before they are.
+"""The pieces of a corpus on this machine, and fetching them before they are needed.
 
-The pieces lie in one file, or one by one in a folder. Files of pieces appear whole or not at all.
-What is read is checked against the manifest, and a piece that is not what it should be is gone.
+Pieces lie in one file, or one by one in a folder, where they appear whole or not at all. Each is
+checked against the manifest when it is read, and removed if it differs.
 
-What is needed when follows from the data plan (protocol/content/needs.py), and whom a piece is
-asked of from what the others have said that they have (protocol/content/scheduler.py).
+The data plan says when a piece is needed (protocol/content/needs.py), and what others have said
+that they have, of whom it is asked (protocol/content/scheduler.py).
 
     shares of a round  ->  CorpusNeeds  ->  Scheduler  ->  one stream for each request
     what others have   ------------------^       <---------  the piece, or that it did not come
 
-Training waits only where a piece of its next step is not here yet (`bring`). A peer that gave
-something else than the piece, or too slowly, is not asked for a while.
+Training waits only for pieces of its next step (`bring`). A peer that gave another piece, or was
+too slow, is not asked for a while.
 
-A disk that refuses a piece is nobody else's fault. What has come stays in memory, MAX_ASKED
-at most, and is written when the disk takes it; until then nothing further is asked for.
+A disk that refuses a piece is no peer's fault. What has come stays in memory, MAX_ASKED pieces at
+most, until the disk takes it; meanwhile nothing further is asked for.
 """
 
 import math
@@ -48,11 +48,10 @@ class PieceStore:
 
     Attributes:
         here: which are here; bool [pieces].
-        version: grows with each change of it; above 0.
+        version: grows with each change of `here`; above 0.
 
     Args:
-        folder: of files of pieces.
-        whole: the corpus, where all of it is in one file, which is not ours to change.
+        whole: the corpus, where it is one file, which is not ours to change.
     """
 
     def __init__(self, folder: Path, manifest: CorpusManifest, whole: Corpus | None = None) -> None:
@@ -69,7 +68,7 @@ class PieceStore:
                 self.here[piece] = path.stat().st_size == manifest.piece_bytes(piece)
 
     def read(self, piece: int) -> bytes | None:
-        """A piece, checked; None where it is not here, and from then on not in `here`."""
+        """A piece, checked; one that is not there, or not it, is no longer `here`."""
         if self._whole is not None:
             data = cut_piece(self._whole.train, self.manifest, piece)
             return data if self.manifest.is_piece(piece, data) else None
@@ -83,12 +82,12 @@ class PieceStore:
         return None
 
     def add(self, piece: int, data: bytes) -> None:
-        """Keep a piece, which has been checked, whole or not at all. Raises OSError."""
+        """Keep a checked piece. Raises OSError."""
         replace_file(piece_path(self._folder, piece), data)
         self._note(piece, is_here=True)
 
     def drop(self, piece: int) -> None:
-        """Remove its file; a trainer that reads it goes on doing so. Raises OSError."""
+        """Remove its file; a trainer that has it open reads on. Raises OSError."""
         if self._whole is None:
             piece_path(self._folder, piece).unlink(missing_ok=True)
             self._note(piece, is_here=False)
@@ -106,22 +105,21 @@ def open_store(kept: KeptCorpus) -> PieceStore:
 
 # --- fetching -------------------------------------------------------------------------------------
 ASK_EVERY_S: Final = 10.0
-"""Between two questions to a peer which pieces it has; ASK_SOON_S where one is waited for."""
+"""Between two questions to a peer which pieces it has; ASK_SOON_S while one is waited for."""
 ASK_SOON_S: Final = 1.0
 PAUSE_S: Final = 5.0
-"""For which a peer is not asked that did not give a piece; DOUBT_PAUSE_S where it gave another."""
+"""After a peer did not give a piece; DOUBT_PAUSE_S where it gave another."""
 DOUBT_PAUSE_S: Final = 300.0
 DISK_PAUSE_S: Final = 60.0
-"""Between two attempts to write what the disk refused: somebody has to make room there, and what
-waits costs no traffic meanwhile."""
+"""Between two attempts to write what the disk refused: somebody has to make room first."""
 
 
 class PieceFetcher:
-    """Fetches the pieces of the corpus that are needed next. Implements `DataFeed` (peer/rounds/).
+    """Fetches the pieces that are needed next. Implements `DataFeed` (peer/rounds/).
 
     Args:
-        first_blocks: how many blocks of ours are fetched in the order in which they are trained.
-        max_pieces: that may be here at once, but for those of `first_blocks`.
+        first_blocks: how many of our blocks are fetched in the order in which they are trained.
+        max_pieces: that may be here at once, beside those of `first_blocks`.
     """
 
     def __init__(
@@ -146,7 +144,7 @@ class PieceFetcher:
         self._staying: tuple[int, ...] = ()
         self._kept = np.zeros(len(store.here), bool)
         self._refused: set[int] = set()
-        """Pieces that the disk does not let us write, or remove."""
+        """Pieces that the disk does not write, or remove."""
         self._refusal = ""
         self._versions: dict[PeerId, int] = {}
         self._not_before_s: dict[PeerId, float] = {}
@@ -156,7 +154,6 @@ class PieceFetcher:
 
     # --- what the outer loop says -----------------------------------------------------------------
     def plan(self, members: Members, epoch: int, position: int) -> None:
-        """Fetch what is needed from there on, with these shares."""
         self._needs = CorpusNeeds(
             self._plan, epoch, position, self._facts.peer_id, members, self._first_blocks
         )
@@ -196,7 +193,6 @@ class PieceFetcher:
             nursery.start_soon(self._fetch, request)
 
     async def _want(self) -> None:
-        """Say what is needed first, what soon, and what is kept for others."""
         needs, me = self._needs, self._facts.peer_id
         alive = [member.peer_id for member in self._roster.alive(trio.current_time())]
 
@@ -222,7 +218,6 @@ class PieceFetcher:
         self._wake()
 
     async def _receive(self, request: Request) -> bytes | None:
-        """Ask for a piece; None where it did not come."""
         ended = self._at_once.lost
         try:
             async with fetch_from(self._network, request.source) as fetcher:
@@ -273,7 +268,6 @@ class PieceFetcher:
         self._not_before_s[peer_id] = trio.current_time() + pause_s
 
     async def _make_room(self, newest: int) -> None:
-        """Let go of what is needed last, where more is here than may be."""
         excess = np.count_nonzero(self._store.here) - self._max_pieces
         needs = self._needs
         if excess <= 0 or needs is None:
@@ -287,7 +281,6 @@ class PieceFetcher:
 
     # --- what others have -------------------------------------------------------------------------
     async def _learn(self) -> None:
-        """Ask all peers again and again what they have."""
         questions = trio.CapacityLimiter(MAX_ASKED)  # of peers, at once
         while True:
             now_s = trio.current_time()

@@ -1,17 +1,15 @@
 """Serving content to other peers: the conversation `/loco/content/2` (fetching.py asks).
 
-Run spec, blobs and pieces of the corpus are the run's, and any peer serves them; the state is that
-of the group that the peer is in.
+Any peer serves run spec, blobs and pieces of the corpus; the state is that of the peer's group.
 
-The source pauses for nobody: it writes its state once to a file, under the lock of the outer step,
-and serves chunks from there. Over a thin line pieces go one after the other (`AtOnce`), so that the
-first can soon be given to others. A reader that waits for TURN_S is told that the line is busy, and
+Training pauses for no reader: the state is written once to a file, under the lock of the outer
+step, and chunks are served from there. Over a thin line pieces go one after the other (`AtOnce`),
+so that the first can soon be given to others; a reader that has waited for TURN_S is refused, and
 may ask another.
 
-What one reader can cost: a place, of which each peer and each network has its share; requests come
-within ANSWER_S, and within PINNED_REQUEST_S while a state is kept for the reader; they are
-counted, and so are chunks, of which a state may be read twice over. All that is sent has a stall
-limit.
+Bounds for one reader: each peer and each network has its share of places; requests come within
+ANSWER_S, and within PINNED_REQUEST_S while a state is kept for the reader; requests are counted,
+and so are chunks; all that is sent has a stall limit.
 """
 
 from collections import Counter, OrderedDict
@@ -26,7 +24,7 @@ from trio.lowlevel import ParkingLot
 
 from peer.network.conversation import Conversation
 from peer.network.handlers import Readers
-from peer.runtime import Network, Stream, Work
+from peer.runtime import Network, Work
 from protocol.content.scheduler import AtOnce
 from protocol.errors import Refused
 from protocol.limits import (
@@ -62,13 +60,13 @@ from .pieces import PieceStore
 from .state_file import StateManifest, read_chunk, remove_state_files
 
 PINNED_REQUEST_S: Final = 10.0
-"""Time that a stream may stay silent while a state is kept for it; ANSWER_S without."""
+"""Longest silence of a reader while a state is kept for it; ANSWER_S without."""
 TURN_S: Final = 20.0
-"""Longest wait of a reader for its turn: it takes us for dead after ANSWER_S."""
+"""Longest wait for a turn: a reader takes us for dead after ANSWER_S."""
 LOOK_EVERY_S: Final = 1.0
-"""A turn may come with time alone."""
+"""Between two looks whether there is room, which time alone may make."""
 READINGS_OF_A_STATE: Final = 2
-"""A reader that lost chunks asks for some again; nobody reads for ever."""
+"""One that lost chunks asks for some again."""
 READERS: Final = Shares(MAX_READERS, MAX_READERS_PER_PEER, MAX_READERS_PER_PREFIX)
 REPLACED: Final = "I have no content of that name; a state is replaced by a newer one"
 
@@ -78,19 +76,16 @@ class StateSource(Protocol):
     """The outer state of a group, which the service serves."""
 
     @property
-    def group(self) -> str:
-        """Digest of the group."""
+    def group(self) -> str: ...
 
     @property
     def round(self) -> int:
-        """Round of its last outer step; -1 before the first."""
+        """Round of the last outer step; -1 before the first."""
 
     @property
-    def step(self) -> int:
-        """The nominal step that the owner is at."""
+    def step(self) -> int: ...
 
-    async def sample(self, seed: bytes) -> bytes:
-        """Its weights at the places that follow from the seed, as bytes."""
+    async def sample(self, seed: bytes) -> bytes: ...
 
     async def write(self, directory: Path) -> tuple[Path, StateManifest]:
         """Write the present state to a new file in `directory`."""
@@ -98,30 +93,27 @@ class StateSource(Protocol):
 
 @dataclass(slots=True, eq=False)
 class KeptState:
-    """One state file."""
-
     path: Path
     manifest: StateManifest
     readers: int = 0
 
 
 class KeptStates:
-    """The state files that a source keeps for joiners.
+    """The state files that a source keeps for joiners, KEPT_STATES of them.
 
     A state is written when a joiner asks and the newest one is of an earlier round. A joiner on a
     thin line reads for longer than rounds last, so a state that is being read is *pinned*: it stays
-    until its last reader is through or gone. Two files are kept. A joiner is given
+    until its last reader is through or gone. A joiner is given
 
-      1. the state of the present round, as long as there is room to write it;
-      2. where all files are being read, the newest of them that is of use to it: slow joiners never
-         take each other's state away;
-      3. where none is of use, a refusal: it asks another source, or later.
+      1. the state of the present round, if there is room to write it;
+      2. where all files are pinned, the newest if it is of use: slow joiners never take each
+         other's state away;
+      3. else a refusal: it asks another source, or later.
 
-    Pins are bounded by the places of readers, and by their pace: a reader that asks for nothing, or
-    takes nothing, loses both.
+    Readers have places and a pace: one that asks for nothing, or takes nothing, loses its pin.
 
     Attributes:
-        by_root: those that are kept, the newest last.
+        by_root: the newest last.
     """
 
     def __init__(self, directory: Path, work: Work) -> None:
@@ -132,7 +124,7 @@ class KeptStates:
         remove_state_files(directory, keep=())
 
     async def newest(self, source: StateSource) -> KeptState:
-        """The state as it stands after the last outer step. Raises OSError."""
+        """The state after the last outer step. Raises OSError."""
         async with self._writing:
             return await self._present(source)
 
@@ -165,20 +157,12 @@ class KeptStates:
 # --- the service ----------------------------------------------------------------------------------
 @dataclass(slots=True, eq=False)
 class _Reader:
-    """One stream.
-
-    Attributes:
-        state: the one that is kept for it.
-        chunks_left: how many of it may still be sent.
-    """
-
     talk: Conversation
     requests: int = 0
     state: KeptState | None = None
     chunks_left: int = 0
 
     def reads(self, state: KeptState) -> None:
-        """Keep this state for it, and no other."""
         if state is not self.state:
             self.ended()
             self.state = state
@@ -195,7 +179,8 @@ class ContentService:
 
     Attributes:
         refused: requests for the state of another group.
-        store: the pieces of the corpus that are here; None where there are none to give.
+        source: of the state that is served; None while there is none.
+        store: the pieces of the corpus; None where there are none to give.
 
     Args:
         blobs: digest to file.
@@ -216,7 +201,7 @@ class ContentService:
         self._signed = signed
         self._blobs = blobs
         self.store = store
-        self._source: StateSource | None = None
+        self.source: StateSource | None = None
         self.refused: Counter[RefusalReason] = Counter()
         self._states = KeptStates(state_dir, work)
         self._readers = Readers(READERS)
@@ -224,21 +209,15 @@ class ContentService:
         self._turns = trio.Lock()
         self._ended = ParkingLot()
 
-    def serve_state_of(self, source: StateSource) -> None:
-        self._source = source
-
     async def start(self) -> None:
-        await self._network.serve(CONTENT, self._serve)
+        await self._network.serve(CONTENT, lambda stream: self._readers.serve(stream, self._read))
 
     async def write(self) -> tuple[Path, StateManifest] | None:
         """The newest state as a file; None while there is none."""
-        if self._source is None:
+        if self.source is None:
             return None
-        state = await self._states.newest(self._source)
+        state = await self._states.newest(self.source)
         return state.path, state.manifest
-
-    async def _serve(self, stream: Stream) -> None:
-        await self._readers.serve(stream, self._read)
 
     async def _read(self, talk: Conversation) -> None:
         reader = _Reader(talk)
@@ -267,7 +246,6 @@ class ContentService:
             reader.ended()
 
     async def _answer(self, reader: _Reader, request: Message) -> None:
-        """Raises Refused."""
         match request:
             case GetSpec():
                 signed = self._signed
@@ -307,7 +285,7 @@ class ContentService:
     # --- the state --------------------------------------------------------------------------------
     def _asked_source(self, group: str) -> StateSource:
         """What is served. Raises Refused: that is not what was asked for."""
-        source = self._source
+        source = self.source
         if source is None:
             raise Refused(RefusalReason.UNAVAILABLE, "I have no state yet")
         if group != source.group:
@@ -363,7 +341,6 @@ class ContentService:
         await talk.send(Holdings(version, whole), bits)
 
     async def _send_piece(self, talk: Conversation, piece: int) -> None:
-        """Send a piece, in its turn."""
         store = self.store
         assert store is not None
         if piece >= store.manifest.num_pieces or not store.here[piece]:
@@ -397,7 +374,6 @@ class ContentService:
 
 
 def _check_age(step: int, request: GetState) -> None:
-    """Raises Refused: a state of this step is too old."""
     if step < request.minimum_step:
         sentence = f"my state is of step {step}, {request.minimum_step} or later was asked for"
         raise Refused(RefusalReason.UNAVAILABLE, sentence)

@@ -6,14 +6,14 @@ A state is a run of bytes, cut into chunks of `STATE_CHUNK_BYTES`:
     phi, fp32 [P]
     delta, fp32 [P]
 
-Numbers are little-endian. Chunks are asked for by the root: the digest of all chunks' digests. The
-scalars are part of the first chunk, so it names a whole state.
+Numbers are little-endian. Chunks are asked for by the root, the digest of all chunks' digests; the
+scalars are in the first chunk, so the root names a whole state.
 
 Rules:
-- The file is renamed when it is whole and on the disk: a reader reads one state.
+- A file is renamed when it is whole and on the disk: a reader reads one state.
 - A joiner checks each chunk on arrival, from any peer and in any order; at the end it compares the
   scalars in the header with those it was told.
-- Nothing a peer says sets the size of anything: the joiner knows P, and refuses another.
+- No size is a peer's word: the joiner knows P, and refuses another.
 """
 
 import os
@@ -44,48 +44,40 @@ _ZEROS: Final = bytes(STATE_CHUNK_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class StateManifest:
-    """The digests of a state's chunks, and where it stands."""
-
     digests: tuple[bytes, ...]
     scalars: StateScalars
 
     @property
     def root(self) -> str:
-        """The digest of all digests, hence of all bytes, the scalars included."""
         return digest_of(b"".join(self.digests)).hex()
 
     def check(self, num_values: int) -> None:
-        """Raises RemoteProtocolError: it is not of a state of P = `num_values`."""
         expected = chunk_count(state_bytes(num_values))
         if len(self.digests) != expected:
             raise RemoteProtocolError(f"a state of {len(self.digests)} chunks, expected {expected}")
 
 
 def state_bytes(num_values: int) -> int:
-    """Bytes of a state of P = `num_values`."""
     return HEADER_BYTES + 2 * num_values * _LITTLE.itemsize
 
 
 def chunk_count(total_bytes: int) -> int:
-    """Chunks of a state of `total_bytes`."""
     return -(-total_bytes // STATE_CHUNK_BYTES)
 
 
 def chunk_bytes(index: int, total_bytes: int) -> int:
-    """Length of a chunk of a state of `total_bytes`; only the last one is shorter than others."""
     return min(STATE_CHUNK_BYTES, total_bytes - index * STATE_CHUNK_BYTES)
 
 
 def weights_chunk(value: int) -> int:
-    """The chunk that holds this one of the weights."""
     return (HEADER_BYTES + value * _LITTLE.itemsize) // STATE_CHUNK_BYTES
 
 
 def units_of(num_values: int) -> list[int]:
-    """For each chunk of a state of P = `num_values` the chunk of weights that it belongs with.
+    """For each chunk of a state the chunk of weights that it belongs with.
 
-    A chunk of momentum belongs where the weights of its middle are. Momentum is not cut where
-    weights are, so that is the place of half of its values at least.
+    A chunk of momentum belongs with the weights of its middle: momentum is not cut where weights
+    are, and these are the weights of half of its values at least.
     """
     total, units = state_bytes(num_values), list[int]()
     for index in range(chunk_count(total)):
@@ -102,12 +94,8 @@ def copy_state(
 ) -> None:
     """Copy a state to a file beside `path`, which `seal_state` then makes a state file.
 
-    phi and delta, fp32 [P], must not change meanwhile, so neither digests nor the disk are waited
-    for. Chunks of zeros become holes in the file.
-
-    Raises:
-        ValueError: the vectors differ in length or are not fp32.
-        OSError: the disk refused; nothing is left there.
+    phi and delta, fp32 [P], must not change meanwhile, so digests and fsync are left to
+    `seal_state`. Chunks of zeros become holes in the file. Raises ValueError, OSError.
     """
     partial = _partial(path)
     try:
@@ -124,11 +112,7 @@ def copy_state(
 
 
 def seal_state(path: Path, scalars: StateScalars) -> StateManifest:
-    """Make a copied state the state file at `path`, durably, and return what names it.
-
-    Raises:
-        OSError: the disk refused; nothing is left at `path` that was not there before.
-    """
+    """Make a copied state the file at `path`, durably. Raises OSError: `path` is as it was."""
     partial = _partial(path)
     digests = []
     try:
@@ -148,14 +132,14 @@ def _partial(path: Path) -> Path:
 
 
 def read_chunk(path: Path, index: int) -> bytes:
-    """Chunk `index` of a state file. Raises FileNotFoundError: a newer one has replaced it."""
+    """Raises FileNotFoundError: a newer state has replaced the file."""
     with path.open("rb") as file:
         file.seek(index * STATE_CHUNK_BYTES)
         return file.read(STATE_CHUNK_BYTES)
 
 
 def remove_state_files(directory: Path, keep: Collection[Path]) -> None:
-    """Remove state files and what crashes left of them, but for those in `keep`."""
+    """Remove state files, those that crashes left half-written too, but for `keep`."""
     for suffix in (SUFFIX, _PARTIAL_SUFFIX):
         for path in directory.glob(f"*{suffix}"):
             if path not in keep:
@@ -163,10 +147,10 @@ def remove_state_files(directory: Path, keep: Collection[Path]) -> None:
 
 
 class StateMemory:
-    """A state as one run of bytes: a header and the caller's vectors, which are not copied.
+    """A state as one run of bytes: a header and the caller's vectors, not copied.
 
-    A joiner that held the 8 P bytes twice would need more memory than it ever needs again. What the
-    vectors hold counts once the header was checked.
+    A joiner that held the 8 P bytes twice would need more memory than ever again. The vectors hold
+    a state once the header was checked.
 
     Args:
         scalars: of the state that the vectors hold; None where they hold none yet.
@@ -189,11 +173,7 @@ class StateMemory:
             yield b"".join(self._views(index))
 
     def put(self, index: int, chunk: bytes) -> None:
-        """Put a chunk, which is what its digest says, into its place.
-
-        Raises:
-            RemoteProtocolError: it has another length than ours, or values that are not finite.
-        """
+        """Put a chunk in its place. Raises RemoteProtocolError: wrong length, or not finite."""
         length, taken = chunk_bytes(index, self.total_bytes), 0
         if len(chunk) != length:
             raise RemoteProtocolError(
@@ -216,7 +196,7 @@ class StateMemory:
                 held[:] = 0
 
     def check(self, scalars: StateScalars) -> None:
-        """With all chunks in their places: raises RemoteProtocolError, the header says others."""
+        """Compare with the header, once all chunks are there. Raises RemoteProtocolError."""
         if self._header != _header(scalars):
             raise RemoteProtocolError("the state's header differs from what was announced")
 

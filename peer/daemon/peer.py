@@ -281,7 +281,7 @@ class Training:
         facts.over = first.over
         if first.go_on is not None:
             self.checkpoints.go_on_from(first.go_on, over=first.over)
-        self.service.serve_state_of(OuterSource(averaging, facts, parts.work))
+        self.service.source = OuterSource(averaging, facts, parts.work)
 
     async def _run_rounds(
         self,

@@ -1,8 +1,8 @@
-"""What a simulated peer runs on: a toy model instead of torch, a small file instead of a corpus.
+"""The machine of a simulated peer: a toy model instead of torch, a small file instead of a corpus.
 
-The shape of the toy model is frozen in the run spec by the founder, and the pretended corpus
-travels to joiners as a blob by digest, as the real ones do. Of a run in parts the founder freezes
-its own; the shapes of the others are the world's.
+As in a real run, the founder freezes the model's shape in the run spec, and joiners fetch the
+corpus as a blob by digest. Of a run in parts the founder freezes its own part; the world has the
+shapes of the others.
 """
 
 import contextlib
@@ -26,6 +26,7 @@ from peer.training.messages import Failed, TrainerCommand, TrainerEvent
 from peer.training.ports import StartTrainer, Trainer
 from peer.training.simulated import SimulatedSpeed, ToyProblem, simulated_layout, simulated_starter
 from protocol.admission.statements import Token
+from protocol.content.manifest import blob_name
 from protocol.content.samples import Float32Vector
 from protocol.errors import InvalidRunSpec
 from protocol.membership.group import WHOLE_MODEL
@@ -34,7 +35,7 @@ from protocol.run.run_spec import FrozenSection, RunSpec
 DEFAULT_PARAMETERS: Final = 256
 CORPUS_BYTES: Final = 8192
 FIRST_WEIGHTS_SCALE: Final = 3.0
-"""The first weights are this far from the optimum, per value: there is something to learn."""
+"""Distance of the first weights from the optimum, per value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +43,13 @@ class Machine:
     """A simulated machine.
 
     Attributes:
-        speed: of its trainer, and when that fails.
         work_s: virtual duration of each piece of blocking work.
         clock_skew_s: how far its wall clock is ahead.
-        limits: what its line may carry.
         overlap_steps: tau of its peer; None is the run's.
-        unusable: why nothing can be trained on it; None when it can.
-        part: of the model that its peer holds (protocol/membership/group.py).
+        unusable: why nothing can be trained on it.
+        part: of the model (protocol/membership/group.py).
         begins_group: its peer is the first that holds this part, and makes its first weights.
-        token: an invitation that its user has given.
-        checkpoint_every_s: how often its peer writes a checkpoint; None for never.
-        exit_when_done: its peer ends when the run is over.
+        token: an invitation.
     """
 
     speed: SimulatedSpeed = field(default_factory=SimulatedSpeed)
@@ -71,8 +68,7 @@ class Machine:
 class Gate:
     """Lets a trainer's events through, or holds them up: a machine that sleeps.
 
-    Attributes:
-        slept_s: how long it was closed; not counting a sleep that still lasts.
+    `slept_s` does not count a sleep that still lasts.
     """
 
     def __init__(self) -> None:
@@ -120,14 +116,7 @@ class _GatedTrainer:
 
 
 class SimulatedProvision:
-    """Implements `peer.daemon.provision.Provision`, with toy models in virtual time.
-
-    Args:
-        padded_parameters: of the part that the machine's peer holds.
-
-    Attributes:
-        slow_P: the slow weights, fp32 [P]; None before there are any.
-    """
+    """Implements `peer.daemon.provision.Provision`, with toy models in virtual time."""
 
     def __init__(
         self,
@@ -147,10 +136,9 @@ class SimulatedProvision:
         self.slow_P: Float32Vector | None = None
 
     async def found(self, spec: RunSpec) -> tuple[RunSpec, Supplies]:
-        """Freeze the toy model's shape and the pretended corpus."""
         await trio.lowlevel.checkpoint()
         corpus = blake3.blake3(str(spec.seed).encode()).digest(length=CORPUS_BYTES)
-        data = spec.data.model_copy(update={"manifest": _digest(corpus)})
+        data = spec.data.model_copy(update={"manifest": blob_name(corpus)})
         frozen = FrozenSection(
             config="{}",
             layout_digest=self._layout.digest,
@@ -163,11 +151,11 @@ class SimulatedProvision:
     async def obtain(
         self, spec: RunSpec, source: BlobSource, choose_stage: ChooseStage
     ) -> Supplies:
-        """Fetch the pretended corpus, unless it is here. Raises InvalidRunSpec, or as `blob`."""
+        """Fetch the corpus, unless it is here. Raises InvalidRunSpec, or as `blob`."""
         if spec.data.manifest is None:
             raise InvalidRunSpec("the run spec does not name its corpus by digest")
         corpus = self._corpus.read_bytes() if self._corpus.exists() else b""
-        if _digest(corpus) != spec.data.manifest:
+        if blob_name(corpus) != spec.data.manifest:
             corpus = await source.blob(spec.data.manifest)
         beginning = _fresh(spec) if self._machine.begins_group else Fetched()
 
@@ -201,7 +189,7 @@ class SimulatedProvision:
 
         return Supplies(
             memory,
-            {_digest(corpus): self._corpus},
+            {blob_name(corpus): self._corpus},
             self._problem.num_blocks,
             shape=PartShape(self._layout.digest, self._layout.padded_parameters),
             beginning=beginning,
@@ -211,8 +199,6 @@ class SimulatedProvision:
 
 
 def _fresh(spec: RunSpec) -> Fresh:
-    """A group's first weights; they follow from the run's seed."""
-
     async def initialise(slow_P: Float32Vector) -> None:
         await trio.lowlevel.checkpoint()
         noise = np.random.default_rng([spec.seed, 1])
@@ -220,7 +206,3 @@ def _fresh(spec: RunSpec) -> Fresh:
         slow_P[:] = np.float32(FIRST_WEIGHTS_SCALE) * drawn
 
     return Fresh(initialise)
-
-
-def _digest(data: bytes) -> str:
-    return blake3.blake3(data).hexdigest(length=16)

@@ -1,9 +1,9 @@
 """A whole swarm in one process, in virtual time, from a seed.
 
 The daemon's own code (peer/daemon/peer.py and all below it) runs on simulated ports: streams with
-latency and bandwidth, a directory, toy models, work that takes no thread. Faults come from outside:
-kill a peer, cut it off, put its machine to sleep, slow it down, set its clock wrong, hide peers
-from each other.
+latency and bandwidth, a directory, toy models, work without threads. Faults come from outside: kill
+a peer, cut it off, put its machine to sleep, slow it down, set its clock wrong, hide peers from
+each other.
 
     def body():
         async with open_swarm(seed, spec, folder) as swarm:
@@ -68,7 +68,7 @@ VERSION: Final = "simulated"
 GRACE_S: Final = 8.0
 CHECKPOINTS_KEPT: Final = 3
 ENDS: Final = (LocoError, TrainingImpossible)
-"""Errors that end one peer, as they would end its daemon; anything else is a bug."""
+"""Errors that end one peer, as they end a daemon; any other is a bug."""
 
 LoggedEvent = dict[str, Any]
 
@@ -80,12 +80,11 @@ class SimulatedPeer:
     Attributes:
         folder: its home.
         known: set when it knows its run; a founder then serves it to joiners.
-        signed: the spec of that run, as its home would keep it.
-        ended: set when its daemon is no more.
-        failure: what ended it, as its user would be told; None when it ended well or was killed.
+        ended: set when its daemon has ended.
+        failure: the error that ended it; None when it ended well or was killed.
+        lines: of its event log.
         timings: phases of its rounds.
         told: its run and the tokens of the corpus, and whether a state was there by then.
-        parts: what it is put together from.
     """
 
     name: str
@@ -119,7 +118,7 @@ class SimulatedPeer:
 
     @property
     def view(self) -> View:
-        """The view of its group; there is one as soon as it has the run spec."""
+        """The view of its group, once it has the run spec."""
         assert self.facts.held is not None
         return self.facts.held.view
 
@@ -127,17 +126,15 @@ class SimulatedPeer:
         return self.report.status()
 
     def slow_weights(self) -> Float32Vector:
-        """A copy of its slow weights, fp32 [P]."""
         assert self.provision.slow_P is not None
         return self.provision.slow_P.copy()
 
     def events(self, *names: EventName) -> list[LoggedEvent]:
-        """Its event log, or what of it has one of these names."""
         parsed = [json.loads(line) for line in self.lines]
         return [event for event in parsed if not names or event["event"] in names]
 
     async def run(self, entry: Entry, write_line: Callable[[bytes], None]) -> None:
-        """Live as a daemon does; its provision, network and directory are set before."""
+        """Live as a daemon does; provision, network and directory are set before."""
         parts = self.parts = self._parts(write_line)
         self.facts, self.links, self.report = parts.facts, parts.links, parts.report
         settings = PeerSettings(
@@ -149,7 +146,7 @@ class SimulatedPeer:
             check_spec=self._check_spec,
             bind_run=self._bind,
             observe_round=self.timings.append,
-            checkpoints=self._checkpoint_plan(),
+            checkpoints=CheckpointPlan(self.machine.checkpoint_every_s),
             on_run=self._tell,
         )
         self.peer = Peer(settings, parts)
@@ -165,9 +162,6 @@ class SimulatedPeer:
     def _tell(self, spec: RunSpec, corpus_tokens: int) -> None:
         has_state = bool(self.events(EventName.STATE_RECEIVED))
         self.told.append((spec, corpus_tokens, has_state))
-
-    def _checkpoint_plan(self) -> CheckpointPlan:
-        return CheckpointPlan(self.machine.checkpoint_every_s)
 
     def _check_spec(self, spec: RunSpec) -> None:
         steps = self.machine.overlap_steps
@@ -208,10 +202,8 @@ class SwarmOptions:
 
     Attributes:
         link: model of every link, unless `link_of` is given.
-        roster_of: makes the roster of a peer.
         hidden_records_fraction: part of the directory's writers that each reader does not see.
-        padded_parameters: of the part of the model that a peer holds, unless that is one of
-            `parts`.
+        padded_parameters: of the part of the model that a peer holds, unless `parts` names it.
         parts: padded parameters of parts of the model, by name (protocol/membership/group.py).
     """
 
@@ -259,13 +251,12 @@ class SimulatedSwarm:
     def join(
         self, name: str, machine: Machine = DEFAULT_MACHINE, *, through: Sequence[str] = ()
     ) -> SimulatedPeer:
-        """Start a peer that joins through the named peers (the founder, if none is named)."""
+        """Start a peer that joins through the named peers, or the founder."""
         through = through or [next(iter(self.peers))]
         bootstrap = [at for each in through for at in self.peers[each].network.addresses]
         return self._start(name, machine, partial(join, bootstrap, None))
 
     def resume(self, name: str, *, alone: bool = False) -> SimulatedPeer:
-        """Start a peer again whose daemon has ended, in the home that it had."""
         before = self.peers[name]
         assert before.ended.is_set(), "an identity lives once"
         assert before.signed is not None
@@ -310,7 +301,7 @@ class SimulatedSwarm:
         peer.scope.cancel()
 
     def isolate(self, name: str) -> None:
-        """Cut a peer off from all others that are there, until `internet.heal`."""
+        """Cut a peer off from all others, until `internet.heal`."""
         own = self.peers[name].peer_id
         others = [peer.peer_id for peer in self.peers.values() if peer.peer_id != own]
         self.internet.partition([own], others)
@@ -321,18 +312,17 @@ class SimulatedSwarm:
         self.isolate(name)
 
     def thaw(self, name: str) -> None:
-        """Wake it up again; heals all that is cut."""
+        """Wake it up; heals all cuts."""
         self.internet.heal()
         self.peers[name].gate.open()
 
     # --- watching ---------------------------------------------------------------------------------
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until `condition` holds, looking every POLL_S."""
         while not condition():  # noqa: ASYNC110 - looking costs nothing in virtual time
             await trio.sleep(POLL_S)
 
     async def finished(self, *names: str) -> None:
-        """Wait until these peers (all, if none is named) have finished the run or ended."""
+        """Wait until these peers, or all, have finished the run or ended."""
         watched = [self.peers[name] for name in names or self.peers]
 
         def is_over(peer: SimulatedPeer) -> bool:
@@ -343,12 +333,11 @@ class SimulatedSwarm:
         await self.until(lambda: all(map(is_over, watched)))
 
     def event_log(self) -> bytes:
-        """What all peers have logged, in the order in which it happened."""
+        """The log of all peers, in the order of time."""
         return b"\n".join(self._lines)
 
 
 def identity_of(seed: int, name: str) -> Identity:
-    """The identity of the peer called `name` in the world of this seed."""
     number = int.from_bytes(name.encode(), "big")
     return Identity(SimulatedEntropy(number * 1_000_003 + seed).token_bytes(SEED_BYTES))
 
@@ -359,10 +348,7 @@ async def open_swarm(
 ) -> AsyncIterator[SimulatedSwarm]:
     """A world without peers; those started in it end with the context.
 
-    Args:
-        seed: of the world's randomness. The scheduler's is that of `run_in_virtual_time`.
-        spec: of the run that `found` founds.
-        folder: for state files.
+    `seed` is for the world's randomness; the scheduler has that of `run_in_virtual_time`.
     """
     async with trio.open_nursery() as nursery:
         yield SimulatedSwarm(seed, spec, folder, options, nursery)

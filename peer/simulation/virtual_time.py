@@ -1,9 +1,9 @@
 """The one place where time is virtual and trio's scheduler follows a seed.
 
-trio shuffles the tasks that can run; it has no public seed for that, only the switch that its tests
-use, which is turned here and turned back. So a simulation is a function of its seed: the same
-versions on the same machine make the same event log, byte for byte. (One torch thread, because sums
-must be taken in one order.) The clock jumps as soon as every task waits.
+trio shuffles the tasks that can run, and has no public seed for that, only the switch that its
+tests use, which is turned here and turned back. A simulation is then a function of its seed: the
+same versions on the same machine make the same event log, byte for byte. (One torch thread, because
+sums must be taken in one order.) The clock jumps as soon as every task waits.
 """
 
 from collections.abc import Awaitable, Callable, Iterator
@@ -21,21 +21,13 @@ MAX_VIRTUAL_S: Final = 30 * 24 * 3600.0
 """A simulation that has not ended by then hangs."""
 
 
-class SimulationHangs(AssertionError):
-    """The simulated world did not come to its end within the bound of virtual time."""
+class SimulationHangs(AssertionError): ...
 
 
 def run_in_virtual_time(
     seed: int, body: Callable[[], Awaitable[T]], *, limit_s: float = MAX_VIRTUAL_S
 ) -> T:
-    """Run `body` under a seeded scheduler and a clock that jumps.
-
-    Args:
-        limit_s: virtual time that it may take.
-
-    Raises:
-        SimulationHangs
-    """
+    """Run `body` under a seeded scheduler and a clock that jumps. Raises SimulationHangs."""
 
     async def bounded() -> T:
         try:

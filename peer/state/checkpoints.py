@@ -11,16 +11,16 @@
       .trainer-7              the trainer's part of one, until it is whole
 
 Rules
-  1. A checkpoint is written aside, fsynced and renamed, the manifest last of its files: what has
-     its name is whole. One that was torn all the same, or changed, does not match its manifest, and
-     one may hold values that are not finite: it is refused, and the one before it is used.
+  1. A checkpoint is written aside, fsynced and renamed, the manifest last of its files: under its
+     name it is whole. One that does not match its manifest all the same, or holds values that are
+     not finite, is refused, and the one before it is used.
   2. The newest is the one of the latest step, whenever it was written. Those of another part of the
      model than was held last are older than all of it.
   3. `keep` checkpoints are kept, and fewer where they would take more than `max_bytes`; the newest
      is never removed, nor is an older one before a newer is whole.
   4. Nothing is begun that the disk has no room for.
   5. One that is set aside counts for none of this. It stays until one of a later step is set aside,
-     and is gone on from where there is no other.
+     and is used where there is no other.
 """
 
 import json
@@ -55,13 +55,10 @@ _END: Final = "-end"
 Place = TypeVar("Place", Path, str)
 
 
-class NoRoom(OSError):
-    """The disk has no room for a checkpoint."""
+class NoRoom(OSError): ...
 
 
 class FileDigest(BaseModel):
-    """A file of a checkpoint."""
-
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     bytes: NonNegativeInt
@@ -72,14 +69,12 @@ class Manifest(BaseModel):
     """Where a checkpoint stands, and what its files are.
 
     Attributes:
-        part: of the model, that it is of (protocol/membership/group.py).
-        round: of the last outer step in it; -1 before the first.
+        part: of the model (protocol/membership/group.py).
+        round: of the last outer step; -1 before the first.
         step: the nominal step.
-        epoch, position: where the data stands (protocol/schedule/data_plan.py).
-        debt: nominal steps that rounds have trained more than their lengths
-            (protocol/schedule/rounds.py).
+        epoch, position: of the data (protocol/schedule/data_plan.py).
+        debt: nominal steps that rounds have trained too many (protocol/schedule/rounds.py).
         tokens: trained by this peer in all its lives.
-        over: the run was over.
         written_s: wall time.
         version: of loco-peer.
     """
@@ -113,7 +108,7 @@ class Manifest(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One that is whole, as far as its manifest says."""
+    """One whose manifest could be read."""
 
     path: Path
     manifest: Manifest
@@ -123,17 +118,13 @@ class Checkpoint:
         return self.path / TRAINER_FILE
 
     def verify(self) -> None:
-        """Hold the files against the manifest, and look at the values.
-
-        Raises:
-            FileUnusable: one is torn or changed, or a value is not finite; the message says which.
-        """
+        """Raises FileUnusable: a file differs from the manifest, or a value is not finite."""
         for name, digest in self.manifest.files.items():
             _check(self.path / name, digest)
         TensorFile(self.path / OUTER_FILE).check_finite()
 
     def fill(self, slow_P: Float32Vector, momentum_P: Float32Vector) -> None:
-        """Fill both vectors, fp32 [P]. Raises FileUnusable: they are not there, or not as long."""
+        """Fill both vectors, fp32 [P]. Raises FileUnusable."""
         outer = TensorFile(self.path / OUTER_FILE)
         for name, vector in ((SLOW, slow_P), (MOMENTUM, momentum_P)):
             if name == SLOW or name in outer.names:
@@ -143,11 +134,7 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one home. Its methods block.
-
-    Args:
-        max_bytes: of all of them together; None for no bound.
-    """
+    """The checkpoints of one home, `keep` of them, in `max_bytes` (rule 3). Its methods block."""
 
     def __init__(self, directory: Path, keep: int, max_bytes: float | None = None) -> None:
         self.directory = directory
@@ -156,11 +143,9 @@ class CheckpointStore:
         self._torn: set[Path] = set()
 
     def needs(self, padded_parameters: int, corpus_bytes: int = 0) -> DiskNeeds:
-        """Room that checkpoints of so many parameters take, beside what the corpus still takes."""
         return disk_needs(padded_parameters, self.keep, self._max_bytes, corpus_bytes)
 
     def held_bytes(self) -> int:
-        """What those that are there take."""
         return sum(_size(path) for path in self._folders())
 
     # --- writing --------------------------------------------------------------------------------
@@ -179,15 +164,9 @@ class CheckpointStore:
         return partial
 
     def seal(self, partial: Path, manifest: Manifest) -> Checkpoint | None:
-        """Make what lies in the folder a checkpoint, and remove what is too many by rule 3.
+        """Make the folder a checkpoint, and apply rule 3; None where it is itself too many.
 
-        None where it is this one that is too many, beside those of later steps.
-
-        Args:
-            manifest: its `files` are found here.
-
-        Raises:
-            OSError: the disk refused; older checkpoints are as they were.
+        Raises OSError: older checkpoints are as they were.
         """
         files = {name: _sealed(partial / name) for name in (OUTER_FILE, TRAINER_FILE)}
         manifest = manifest.model_copy(update={"files": files, "step": self._step_of(manifest)})
@@ -202,13 +181,13 @@ class CheckpointStore:
         return Checkpoint(path, manifest) if path.is_dir() else None
 
     def _step_of(self, manifest: Manifest) -> float:
-        """Its step; that of the end is no earlier than those before, which may have overshot it."""
+        """Its step; the end's is no earlier than those before, which may have overshot it."""
         if not manifest.over:
             return manifest.step
         return max([manifest.step, *_steps(self._folders(), manifest.line).values()])
 
     def adopt(self, name: str) -> None:
-        """Give what was begun and filled from elsewhere its name. Raises OSError."""
+        """Make what was begun, and filled with a copy, a checkpoint. Raises OSError."""
         target = self.directory / name
         shutil.rmtree(target, ignore_errors=True)
         (self.directory / _PARTIAL).rename(target)
@@ -224,10 +203,10 @@ class CheckpointStore:
             draft.unlink(missing_ok=True)
 
     def set_aside(self, checkpoint: Checkpoint, step: float) -> Path:
-        """Keep this one beside the others, which go on from an earlier `step`. Raises OSError.
+        """Set this one aside (rule 5); others go on from an earlier `step`. Raises OSError.
 
-        Those of its line between, and those set aside before, are removed, but for one that is
-        later. Returns the folder of the one that stays aside.
+        Those of its line after `step` are removed, and of those set aside all but the latest, whose
+        folder is returned.
         """
         path = checkpoint.path
         if path not in self._set_aside():
@@ -253,11 +232,7 @@ class CheckpointStore:
 
     # --- reading --------------------------------------------------------------------------------
     def newest_first(self, refused: Callable[[Path, str], None]) -> Iterator[Checkpoint]:
-        """Those that are whole as far as their manifests say.
-
-        Args:
-            refused: is told of each folder that is none, and why.
-        """
+        """Those whose manifests can be read; `refused` is told of each other folder, and why."""
         places = self._folders(), self._set_aside()
         for manifests in [_manifests(folders, refused) for folders in places]:
             for path in reversed(by_step(manifests)):
@@ -265,12 +240,9 @@ class CheckpointStore:
                     yield Checkpoint(path, manifest)
 
     def newest_whole(self, run_id: str, refused: Callable[[Path, str], None]) -> Checkpoint | None:
-        """The newest of a run whose files are what its manifest says.
+        """The newest of a run that `verify` passes; others are from now on the first to go.
 
-        Those whose files are not are removed before all others from now on.
-
-        Args:
-            refused: as above, also told of those of other runs.
+        `refused` is told of those and, as above, of others.
         """
         for checkpoint in self.newest_first(refused):
             if checkpoint.manifest.run_id != run_id:
@@ -286,7 +258,7 @@ class CheckpointStore:
         return None
 
     def _folders(self) -> list[Path]:
-        """Folders named as checkpoints, in the order in which they were written."""
+        """Folders of checkpoints, in the order in which they were written."""
         if not self.directory.is_dir():
             return []
         named = (path for path in self.directory.iterdir() if number_of(path.name))
@@ -300,8 +272,8 @@ class CheckpointStore:
 def write_outer(folder: Path, slow_P: Float32Vector, momentum_P: Float32Vector) -> None:
     """Copy slow weights and outer momentum, fp32 [P], to their file. Raises OSError.
 
-    No lock is held. A value that an outer step writes meanwhile is the old one or the new one;
-    either is a state that the peer can go on from.
+    No lock is held: a value that an outer step writes meanwhile is the old one or the new one, and
+    a peer can go on from either.
     """
     vectors = {SLOW: torch.from_numpy(slow_P)}
     if momentum_P.any():
@@ -312,8 +284,7 @@ def write_outer(folder: Path, slow_P: Float32Vector, momentum_P: Float32Vector) 
 def by_step(manifests: Mapping[Place, Manifest | None]) -> list[Place]:
     """Places of checkpoints in the order of rule 2, the newest last.
 
-    Args:
-        manifests: in the order in which they were written; those without come first.
+    `manifests` are in the order in which they were written; places without one come first.
     """
     last = next((m for m in reversed([*manifests.values()]) if m is not None), None)
     reached, ranks = 0.0, dict[Place, tuple[bool, float]]()
@@ -333,7 +304,7 @@ def by_step(manifests: Mapping[Place, Manifest | None]) -> list[Place]:
 def _manifests(
     folders: Iterable[Path], refused: Callable[[Path, str], None] = lambda *_: None
 ) -> dict[Path, Manifest | None]:
-    """The manifest of each; None where there is none that can be read."""
+    """The manifest of each; None where it cannot be read."""
     found: dict[Path, Manifest | None] = {}
     for path in folders:
         try:
@@ -345,12 +316,11 @@ def _manifests(
 
 
 def _steps(folders: Iterable[Path], line: tuple[str, str]) -> dict[Path, float]:
-    """The steps of those of one line."""
     return {path: m.step for path, m in _manifests(folders).items() if m and m.line == line}
 
 
 def parse_manifest(data: bytes) -> Manifest:
-    """A manifest of the form that this version reads. Raises ValueError."""
+    """Raises ValueError."""
     manifest = Manifest.model_validate(json.loads(data))
     if manifest.form != MANIFEST_FORM or set(manifest.files) != {OUTER_FILE, TRAINER_FILE}:
         raise ValueError(f"it is of form {manifest.form}, not {MANIFEST_FORM}")

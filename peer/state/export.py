@@ -2,13 +2,12 @@
 
 The folder loads with `transformers.AutoModelForCausalLM.from_pretrained(folder)`: config.json,
 model.safetensors (fp32), the tokenizer's files (the byte tokenizer as one of Hugging Face's), and
-`loco_peer.json`, which says where the weights come from and marks the folder as an export. Files
+`loco_peer.json`, which marks the folder as an export and says where the weights come from. Files
 are written beside the folder and moved in when all are whole.
 
-An exported model continues texts with all of its stages or without some: layers of a stage that is
-left out are skipped, as microbatches skip in training, and those that stay are numbered anew for
-the cache of keys and values. The same prompt, sampling and stages give the same text, on the same
-machine and versions.
+An exported model continues texts with all of its stages or without some, whose layers are skipped
+as microbatches skip them in training. The same prompt, sampling and stages give the same text, on
+the same machine and versions.
 """
 
 import json
@@ -58,13 +57,12 @@ def export_hugging_face(
     """Write the slow weights `phi_P` (fp32 [P]) as a checkpoint into `out_dir`.
 
     Args:
-        layout: where each parameter lies in `phi_P`.
         tokenizer_json: content of the run's tokenizer.json; None with the byte tokenizer.
-        round, tokens: where the weights stand, written into `loco_peer.json`.
+        round, tokens: of the weights, for `loco_peer.json`.
 
     Raises:
         FileExistsError: `out_dir` holds something that is not an export.
-        ValueError: the vector or the layout does not fit the run spec.
+        ValueError: vector, layout or tokenizer do not fit the run spec.
     """
     check_export_folder(out_dir)
     if (tokenizer_json is None) != (spec.data.tokenizer == BYTES):
@@ -97,7 +95,7 @@ def export_hugging_face(
 
 
 def _config(spec: RunSpec, layout: Layout, tokenizer: Tokenizer) -> LlamaConfig:
-    """The model's config, once it is sure that its parameters lie as `layout` says."""
+    """The model's config. Raises ValueError: its parameters do not lie as `layout` says."""
     embeddings = (entry.shape[0] for entry in layout.entries if entry.name == _EMBEDDING)
     vocabulary_size = next(embeddings, 1)
     if Layout.from_shapes(model_shapes(spec, vocabulary_size)).digest != layout.digest:
@@ -113,7 +111,7 @@ def _config(spec: RunSpec, layout: Layout, tokenizer: Tokenizer) -> LlamaConfig:
 
 
 def _tensors(phi_P: Float32Vector, layout: Layout) -> dict[str, torch.Tensor]:
-    """Each parameter as its own tensor; a copy, as phi may be read-only memory that still moves."""
+    """Each parameter as a copy, as phi may be read-only memory that still moves."""
     return {
         entry.name: torch.from_numpy(
             phi_P[entry.offset : entry.offset + entry.size].reshape(entry.shape).copy()
@@ -137,7 +135,7 @@ def _write_tokenizer(
 
 
 def _move_files(source: Path, out_dir: Path) -> None:
-    """Move every file of `source` into `out_dir`; files of the user's own in there stay."""
+    """Move every file of `source` into `out_dir`; the user's own files there stay."""
     out_dir.mkdir(parents=True, exist_ok=True)
     for path in sorted(source.iterdir()):
         path.chmod(USUAL_FILE)  # safetensors writes for the owner alone
@@ -155,9 +153,9 @@ class Sampling:
     """How much is written, and how each token is drawn.
 
     Attributes:
-        tokens: to write at most; None: as many as the model has room for, and USUAL_TOKENS at most.
-        temperature: below LEAST_TEMPERATURE the likeliest token is taken always.
-        top_p: the likeliest tokens that together have this probability are drawn from.
+        tokens: to write at most; None: USUAL_TOKENS, or as many as the model has room for.
+        temperature: below LEAST_TEMPERATURE the likeliest token is always taken.
+        top_p: tokens are drawn from the likeliest that together have this probability.
     """
 
     tokens: int | None = None
@@ -167,14 +165,10 @@ class Sampling:
 
 
 class ExportedModel:
-    """A model in a folder that `export` wrote.
+    """A model that `export_hugging_face` wrote. Raises ValueError: it did not; OSError.
 
     Attributes:
-        stages: into which it was cut in training; 1 is none.
-
-    Raises:
-        ValueError: the folder is no such export.
-        OSError: it cannot be read.
+        stages: of the pipeline that trained it; 1 without one.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -190,7 +184,7 @@ class ExportedModel:
         return len(self._model.model.layers)
 
     def leave_out(self, stages: Collection[int]) -> None:
-        """Take the layers of these relay stages out; once for all of them."""
+        """Take out the layers of all these relay stages; to be called once."""
         config = self._model.config
         gone = {
             layer
@@ -204,10 +198,9 @@ class ExportedModel:
         config.num_hidden_layers = len(kept)
 
     def continue_text(self, prompt: str, sampling: Sampling, write: Callable[[str], None]) -> None:
-        """Write what follows the prompt, word by word; it ends where a text of the run would.
+        """Write what follows the prompt, word by word, up to the end of the text.
 
-        Raises:
-            ValueError: prompt and tokens do not fit the model; the message says what would.
+        Raises ValueError: prompt and tokens do not fit the model.
         """
         tokens_1T = self._tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids
         count = self._room_for(tokens_1T.shape[1], sampling.tokens)
@@ -245,8 +238,6 @@ class ExportedModel:
 
 
 class _Writer(TextStreamer):
-    """Hands on what is written as soon as a word is whole."""
-
     def __init__(self, tokenizer: Any, write: Callable[[str], None]) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
         self._write = write

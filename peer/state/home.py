@@ -1,4 +1,4 @@
-"""The home directory: all that makes a peer the same peer tomorrow.
+"""The home directory: a peer's identity, its run, and what it continues from.
 
     identity.key      the peer's Ed25519 key (mode 0600)
     run.json          the one run that this home belongs to: run id, founder, run spec, signature
@@ -16,14 +16,14 @@
 
 Rules:
 - One daemon per home: it holds `flock` on `lock`, which the kernel drops however it dies. A process
-  that takes its place (peer/process/rejoin.py) is handed the lock, so that a command that comes
-  between the two finds the home in use.
+  that takes its place (peer/process/rejoin.py) is handed the lock: between the two, commands find
+  the home in use.
 - One run per home: `bind_run` refuses another run.
-- Keys, the lock and `admission`, which holds secrets, are the owner's alone (mode 0600); all other
-  files are as the umask says, inside a directory that is the owner's alone.
+- Keys, the lock and `admission`, which holds secrets, are the owner's alone (mode 0600); other
+  files follow the umask, inside a directory that is the owner's alone.
 - Every file is replaced atomically and durably: a crash leaves the old or the new.
 - Sockets lie in the runtime directory, named by a hash of the home, because a unix path has room
-  for 107 bytes. `lock` says where, so that a client in another environment finds it.
+  for 107 bytes. `lock` names them, so that a client in another environment finds them.
 """
 
 import errno
@@ -43,25 +43,21 @@ from typing import Any, Final
 import blake3
 
 from peer.runtime.files import PRIVATE_FILE, replace_file
+from protocol.address.multiaddr import MAX_UNIX_PATH_BYTES
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.run.signed_spec import SignedSpec
 
-MAX_UNIX_PATH_BYTES: Final = 107
-"""Room in `sockaddr_un`, without the closing zero."""
 LONGEST_SOCKET_NAME_BYTES: Final = 24
-"""File names in the runtime directory are at most this long."""
+"""Bound for file names in the runtime directory."""
 PRIVATE_DIRECTORY: Final = 0o700
 _HANDED_ON: Final = "_LOCO_LOCK"
 """Environment variable: the descriptor of a lock that is held, for `exec` alone."""
 
 
-class HomeError(LocoError):
-    """The home cannot be used; the message says what to change."""
+class HomeError(LocoError): ...
 
 
 class HomeInUse(HomeError):
-    """Another daemon holds this home."""
-
     def __init__(self, root: Path, pid: int | None) -> None:
         holder = f"the daemon with pid {pid}" if pid else "another daemon"
         super().__init__(
@@ -70,12 +66,11 @@ class HomeInUse(HomeError):
         )
 
 
-class OtherRun(HomeError):
-    """The home belongs to another run."""
+class OtherRun(HomeError): ...
 
 
 def parse_run(data: bytes) -> SignedSpec:
-    """The run that a `run.json` names, verified. Raises ValueError."""
+    """The run of a `run.json`, verified. Raises ValueError."""
     try:
         fields = json.loads(data)
         signed = SignedSpec(
@@ -90,7 +85,7 @@ def parse_run(data: bytes) -> SignedSpec:
 
 
 def _owner_sentence(root: Path, error: OSError) -> str:
-    """What to do about a folder of another user, as volumes of containers often are."""
+    """Advice about a folder of another user, as volumes of containers often are."""
     try:
         owner = next(each for each in (root, *root.parents) if each.exists()).stat().st_uid
     except OSError:
@@ -145,12 +140,7 @@ class Home:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the home; call after `prepare`.
-
-        Raises:
-            HomeInUse: another daemon does.
-            HomeError: the lock cannot be made.
-        """
+        """Hold the home; call after `prepare`. Raises HomeInUse, HomeError."""
         handed_on = os.environ.pop(_HANDED_ON, "")
         try:
             descriptor = int(
@@ -179,7 +169,7 @@ class Home:
             os.close(descriptor)
 
     def hand_on(self) -> None:
-        """Have the program that this process is about to become hold the home from the start."""
+        """Let the program that this process is about to become hold the home from its start."""
         os.set_inheritable(self._lock, True)
         os.environ[_HANDED_ON] = str(self._lock)
 
@@ -197,12 +187,12 @@ class Home:
         return False
 
     def held_s(self) -> float:
-        """Seconds for which its daemon has held this home; 0 where that is not known."""
+        """Seconds for which a daemon has held this home; 0 where that is not known."""
         since_s = self.holder().get("since_s")
         return max(0.0, time.monotonic() - since_s) if isinstance(since_s, float) else 0.0
 
     def holder(self) -> Mapping[str, Any]:
-        """What the holder wrote: `pid`, `control` (path of its socket). Empty when unknown."""
+        """What the holder wrote: `pid`, `control` (its socket), `since_s`. Empty when unknown."""
         try:
             about = json.loads(self.lock_path.read_bytes())
         except (OSError, ValueError):
@@ -213,7 +203,7 @@ class Home:
 
     @property
     def runtime_dir(self) -> Path:
-        """Directory for sockets, short enough for `LONGEST_SOCKET_NAME_BYTES` more."""
+        """Directory for sockets, short enough for their names."""
         name = blake3.blake3(os.fsencode(self.root)).hexdigest(length=8)
         bases = (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp")  # noqa: S108
         for base in bases:
@@ -248,8 +238,7 @@ class Home:
     def next_incarnation(self) -> int:
         """Count this start; 1 at the first.
 
-        Raises:
-            HomeError: the counter is damaged. From 1 on, peers would ignore us as an old one.
+        Raises HomeError: the counter is damaged. Begun anew, peers would ignore us as an old one.
         """
         text = read_small(self.incarnation_path)
         if text is not None and not text.strip().isdigit():
@@ -261,12 +250,10 @@ class Home:
         return incarnation
 
     def kept_port(self, purpose: str) -> int | None:
-        """The port that `keep_port` kept for this."""
         port = self._kept_ports().get(purpose)
         return port if isinstance(port, int) and 0 < port < 1 << 16 else None
 
     def keep_port(self, purpose: str, port: int) -> None:
-        """Keep `port`, so that the next start listens on it again."""
         replace_small(self.ports_path, json.dumps({**self._kept_ports(), purpose: port}).encode())
 
     def _kept_ports(self) -> dict[str, Any]:
@@ -280,13 +267,13 @@ class Home:
         replace_small(self.next_stage_path, str(stage).encode())
 
     def take_next_stage(self) -> int | None:
-        """The stage to go over to, which counts once; None where no move is under way."""
+        """The stage to go over to, told once; None where no move is under way."""
         said = read_small(self.next_stage_path) or b""
         self.next_stage_path.unlink(missing_ok=True)
         return int(said) if said.isdigit() else None
 
     def run(self) -> SignedSpec | None:
-        """The run of this home, verified; None: none yet. Raises HomeError: it is damaged."""
+        """The run of this home, verified; None before the first. Raises HomeError: damaged."""
         data = read_small(self.run_path)
         if data is None:
             return None
@@ -298,7 +285,7 @@ class Home:
             ) from error
 
     def bind_run(self, signed: SignedSpec) -> None:
-        """Make this home one of that run, for good. Raises OtherRun: it is another's already."""
+        """Make this home one of that run, for good. Raises OtherRun."""
         present = self.run()
         if present is not None and present.run_id != signed.run_id:
             raise OtherRun(
@@ -315,10 +302,10 @@ class Home:
         replace_small(self.run_path, json.dumps(fields, indent=1).encode())
 
     def put_run_away(self) -> Path | None:
-        """Make room for another run: all that is this one's goes to `old-runs`, or None is there.
+        """Make room for another run: move what belongs to this one to a folder of `old-runs`.
 
-        The founder's key goes with it: one spec signed by one key is one run, whatever came of it.
-        Returns where it is now. Raises HomeError.
+        The founder's key goes with it: one spec signed by one key is one run. Returns the folder;
+        None where there is no run. Raises HomeError.
         """
         signed = self.run()
         if signed is None:
@@ -340,7 +327,7 @@ class Home:
         return old
 
     def _place_for(self, run_id: str) -> Path:
-        """Where no whole run lies yet; one that was left half-way is gone on with."""
+        """A folder without a whole run; a move that was cut off is completed there."""
         places = (f"{run_id}-{again}" if again else run_id for again in itertools.count())
         return next(
             old
@@ -350,7 +337,7 @@ class Home:
 
 
 def read_small(path: Path) -> bytes | None:
-    """What a small file of a home holds; None where there is none. Raises HomeError."""
+    """The content of a file; None where there is none. Raises HomeError."""
     try:
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -360,7 +347,7 @@ def read_small(path: Path) -> bytes | None:
 
 
 def replace_small(path: Path, data: bytes) -> None:
-    """Replace it. Raises HomeError."""
+    """Raises HomeError."""
     try:
         replace_file(path, data)
     except OSError as error:

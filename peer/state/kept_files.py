@@ -2,35 +2,38 @@
 
     neighbours.json  peers that were linked of late, to be dialled after a restart; each proves its
                      identity then.
-    admission        msgpack [run id, the run's secret or nothing, our own pass, statements]. The
-                     secret and the pass are why only the owner may read the file.
-    state/proofs     msgpack [[owner, proof], ...], the oldest first: proofs that owners have lied.
-                     Each is checked again by whoever reads it.
+    admission        msgpack [run id, the run's secret or nothing, our own pass, statements]. Secret
+                     and pass are why only the owner may read the file.
+    state/proofs     msgpack [[owner, proof], ...], the oldest first: proofs that owners have lied,
+                     each checked again when it is read.
     known_peers      `HOST:PORT PEER_ID`, a line each: trust on first use. Another id at the same
-                     place is an error until its user removes the line, as with ssh's known hosts.
+                     place is an error until the user removes the line, as with ssh's known hosts.
 
-All are replaced atomically. Of the first three, one that is damaged is as good as none: what is
-lost comes again from other peers, but for a pass.
+All are replaced atomically. Of the first three, a damaged one counts as none: what is lost comes
+again from other peers, but for a pass.
 """
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import msgpack
 
 from peer.runtime import PeerId
 from peer.runtime.files import PRIVATE_FILE, replace_file
-from protocol.limits import MAX_ADDRESSES_PER_PEER, MAX_CONVICTED, MAX_KEPT_EVIDENCE_BYTES
+from protocol.limits import (
+    MAX_ADDRESSES_PER_PEER,
+    MAX_CONVICTED,
+    MAX_KEPT_EVIDENCE_BYTES,
+    MAX_LINKS,
+)
 from protocol.membership.view import Member
 
 from .home import read_small, replace_small
 
 T = TypeVar("T")
-MAX_KEPT: Final = 32
-"""Neighbours."""
 
 
 def _read(path: Path, parse: Callable[[bytes], T], otherwise: T) -> T:
@@ -42,20 +45,19 @@ def _read(path: Path, parse: Callable[[bytes], T], otherwise: T) -> T:
 
 # --- neighbours -----------------------------------------------------------------------------------
 class Acquaintances:
-    """The file of neighbours. Blocking."""
+    """The file of neighbours, at most MAX_LINKS. Blocking."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._last: Mapping[PeerId, Sequence[str]] = {}
 
     def read(self) -> Mapping[PeerId, tuple[str, ...]]:
-        """The addresses of the peers that were there."""
         return _read(self._path, _addresses, {})
 
     def keep(self, members: Iterable[Member]) -> None:
-        """Keep these, if there are any: a peer alone remembers those that were there."""
+        """Keep these, if there are any: a peer alone remembers earlier ones."""
         known = {m.peer_id: m.addresses for m in members if m.addresses}
-        kept = dict(list(known.items())[:MAX_KEPT])
+        kept = dict(list(known.items())[:MAX_LINKS])
         if kept and kept != self._last:
             replace_file(self._path, json.dumps(kept, indent=1).encode())
             self._last = kept
@@ -64,14 +66,14 @@ class Acquaintances:
 def _addresses(data: bytes) -> Mapping[PeerId, tuple[str, ...]]:
     return {
         str(peer_id): tuple(map(str, addresses[:MAX_ADDRESSES_PER_PEER]))
-        for peer_id, addresses in list(json.loads(data).items())[:MAX_KEPT]
+        for peer_id, addresses in list(json.loads(data).items())[:MAX_LINKS]
     }
 
 
 # --- admission ------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class KeptAdmission:
-    """What the file holds; the run id is None before the first run."""
+    """The content of the file; the run id is None before the first run."""
 
     run_id: str | None = None
     secret: bytes | None = None
@@ -85,8 +87,6 @@ class KeptAdmission:
 
 
 class AdmissionFile:
-    """The file of it."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
 
@@ -104,8 +104,6 @@ def _admission(data: bytes) -> KeptAdmission:
 
 # --- proofs ---------------------------------------------------------------------------------------
 class ProofFile:
-    """The file of proofs against owners. Blocking."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
 
@@ -113,7 +111,7 @@ class ProofFile:
         return _read(self._path, _proofs, [])
 
     def keep(self, owner: PeerId, proof: bytes) -> None:
-        """Keep one more, and let the oldest go for it, or for its bytes. Raises OSError."""
+        """Keep one more; the oldest go where they are too many, or too long. Raises OSError."""
         kept = [each for each in self.read() if each[0] != owner]
         kept = [*kept, (owner, proof)][-MAX_CONVICTED:]
         while sum(len(each) for _, each in kept) > MAX_KEPT_EVIDENCE_BYTES:
@@ -129,12 +127,9 @@ def _proofs(data: bytes) -> Sequence[tuple[PeerId, bytes]]:
 
 # --- pins -----------------------------------------------------------------------------------------
 class Pins:
-    """Peer ids by the address that a user gave: the id of whoever answered there first.
+    """For each address that a user gave, the id of the peer that answered there first.
 
-    Its methods raise HomeError.
-
-    Args:
-        path: of their file; None keeps them for as long as the process lives.
+    Without a path they are kept in memory. Methods raise HomeError.
     """
 
     def __init__(self, path: Path | None = None) -> None:

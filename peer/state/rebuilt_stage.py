@@ -1,18 +1,17 @@
 """Making the weights of a stage that nobody holds any more from its neighbours'.
 
-Idea (CheckFree, arXiv 2506.15461, section 4): layers that stand next to each other do similar work,
-so a lost stage i begins best as the mean of the stages before and after it, weighted by how much
-each is still learning:
+Idea (CheckFree, arXiv 2506.15461, section 4): adjacent layers do similar work, so a lost stage i
+begins best as the mean of the stages before and after it, weighted by how much each still learns:
 
     W_i = (w_{i-1} W_{i-1} + w_{i+1} W_{i+1}) / (w_{i-1} + w_{i+1})
 
-w_j is the squared length of stage j's last gradient *before* clipping: after it all gradients are
-equally long, and the mean is uniform (as in the paper's own code).
+w_j is the squared length of stage j's last gradient *before* clipping, which makes gradients
+equally long and the mean uniform (as in the paper's own code).
 
 Rules
-  1. Layers answer to each other by where they stand in their stages: of two stages with as many
-     layers, first to first and last to last; of others, in proportion.
-  2. The last stage has one neighbour, and copies it; so has stage 0.
+  1. Layers correspond by their places in their stages: of two stages with as many layers, first to
+     first and last to last; of others, in proportion.
+  2. The first and the last stage have one neighbour, and copy it.
   3. Embedding, last norm and head stand in stage 0 alone: they keep the model's first values.
   4. Optimizer state begins at zero. (The paper trains a rebuilt stage with a 1.1 times higher rate;
      here it has the rate of all.)
@@ -29,12 +28,7 @@ from protocol.run.layout import Layout, LayoutEntry, layer_of
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """A stage next to the lost one.
-
-    Attributes:
-        slow_P: its slow weights, in its own layout.
-        gradient_norm: of its last step, before clipping.
-    """
+    """A stage next to the lost one; its last gradient's norm is that before clipping."""
 
     layout: Layout
     slow_P: Float32Vector
@@ -42,13 +36,9 @@ class Neighbour:
 
 
 def rebuild(layout: Layout, slow_P: Float32Vector, neighbours: Sequence[Neighbour]) -> list[str]:
-    """Fill the layers of a stage from one or two neighbours, in place.
+    """Fill the layers of a lost stage, which has the model's first values, in place.
 
-    Args:
-        layout, slow_P: of the lost stage; the values are the model's first.
-
-    Returns:
-        The parameters that have kept their first values (rule 3), sorted.
+    Returns the parameters that have kept their first values (rule 3), sorted.
     """
     weights = _weights([each.gradient_norm for each in neighbours])
     kept = []
@@ -64,14 +54,14 @@ def rebuild(layout: Layout, slow_P: Float32Vector, neighbours: Sequence[Neighbou
 
 
 def _weights(norms: Sequence[float]) -> list[float]:
-    """How much each neighbour counts; 1 in sum, and alike while nobody has learnt."""
+    """The neighbours' weights; 1 in sum, and equal while all norms are 0."""
     squares = [norm * norm for norm in norms]
     total = sum(squares)
     return [square / total if total else 1 / len(norms) for square in squares]
 
 
 def _counterpart(layout: Layout, entry: LayoutEntry, neighbour: Neighbour) -> Float32Vector:
-    """The neighbour's values of what answers to this entry (rule 1)."""
+    """The neighbour's values that correspond to this entry (rule 1)."""
     ours, theirs = _layers(layout), _layers(neighbour.layout)
     layer = layer_of(entry.name)
     assert layer is not None, "only layers have counterparts"

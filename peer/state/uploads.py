@@ -1,4 +1,4 @@
-"""Copies of checkpoints elsewhere, with all that a restore needs: any place that fsspec knows.
+"""Copies of checkpoints, with all that a restore needs, in any place that fsspec knows.
 
     URL/PEER/000041-step-2050/     files as in the home, the manifest last
     URL/PEER/run-RUN_ID/           run.json, admission, and keys where they were asked for
@@ -6,16 +6,16 @@
 
 Rules
   1. A folder of a checkpoint is whole when it has its manifest.
-  2. As many are kept there as in the home, those of the latest steps: none of the same run is
-     removed for one of an earlier step. Of other runs, and in other peers' folders, nothing is.
-  3. What is named by a digest is copied once. Its checking is the restore's.
+  2. As many are kept there as in the home, those of the latest steps. Nothing of other runs, and in
+     other peers' folders, is removed.
+  3. A file named by a digest is copied once, and checked by the restore.
   4. Without `keys` nothing secret leaves the home: of `admission` the statements alone.
 
-`restore` fills an empty home from there. Everything is verified before it counts: a checkpoint by
-its manifest, run.json by its signature, tokenizer and corpus by the digests in the run spec.
-`run.json` is written last: until then the home has no run, and a restore that was cut off is begun
-again. A home that has that very run, and a whole checkpoint, stays as it is: the same command
-starts it again. What the uploads lack of the corpus comes as for any peer.
+`restore` fills an empty home. Everything is verified before it counts: a checkpoint by its
+manifest, run.json by its signature, tokenizer and corpus by the digests in the run spec. `run.json`
+is written last: until then the home has no run, and a restore that was cut off is begun again. A
+home that has that very run, and a whole checkpoint, stays as it is: the same command starts it
+again. Pieces of the corpus that were not uploaded come as for any peer.
 
 Source: https://filesystem-spec.readthedocs.io
 """
@@ -54,25 +54,16 @@ FILES: Final = (OUTER_FILE, TRAINER_FILE, MANIFEST_FILE)
 CACHE: Final = "cache"
 
 
-class UploadFailed(LocoError):
-    """A checkpoint was not copied; the message says why."""
+class UploadFailed(LocoError): ...
 
 
 class Uploads:
-    """The copies of one peer's checkpoints. Blocking.
-
-    Args:
-        home: whose run, tokenizer and corpus are copied too.
-        keys: copy the keys of that home as well.
-
-    Attributes:
-        url: where they go.
-    """
+    """The copies of a home's checkpoints, run, tokenizer, corpus and, if asked, keys. Blocking."""
 
     def __init__(
         self, url: str, peer_id: str, keep: int, home: Home, *, keys: bool = False
     ) -> None:
-        """Raises UploadFailed: no such place can be reached from here."""
+        """Raises UploadFailed: the place cannot be reached."""
         try:
             self._files, self._place = _opened(url)
         except (ValueError, ImportError) as error:
@@ -100,10 +91,9 @@ class Uploads:
         return target
 
     def copy_data(self, check: Callable[[], None]) -> None:
-        """Copy what is here of tokenizer and corpus, and not there. Raises UploadFailed.
+        """Copy what is missing there of tokenizer and corpus. Raises UploadFailed.
 
-        Args:
-            check: is called between two files; what it raises ends the copying.
+        `check` is called between two files; what it raises ends the copying.
         """
         place = f"{self._place}/{CACHE}"
         try:
@@ -121,7 +111,6 @@ class Uploads:
             raise UploadFailed(f"{place}: {type(error).__name__}: {error}") from error
 
     def _copy_run(self) -> None:
-        """Run spec and admission, and the keys where they were asked for."""
         if (signed := self._home.run()) is None:
             return
         target = f"{self._root}/run-{signed.run_id}"
@@ -138,7 +127,7 @@ class Uploads:
         self._files.pipe_file(f"{target}/{self._home.admission_path.name}", kept.to_bytes())
 
     def _data(self) -> Iterator[tuple[str, Path]]:
-        """Name there, and file here, of all that is named by a digest of the run's."""
+        """Name there, and file here, of tokenizer and corpus."""
         if (signed := self._home.run()) is None:
             return
         data, cache_dir = signed.spec().data, self._home.cache_dir
@@ -157,7 +146,7 @@ class Uploads:
             yield f"{kept.folder.name}/{path.name}", path
 
     def _too_many(self, newest: Checkpoint) -> list[str]:
-        """Folders of ours, of this run, beyond those of the latest steps; torn ones first.
+        """Our folders of this run beyond those of the latest steps; torn ones first.
 
         The newest is the one that was just copied, whatever its number: a home that was lost may
         have counted further.
@@ -195,7 +184,7 @@ def _checkpoints(files: Any, folder: str) -> list[str]:
 
 
 def _manifest(files: Any, path: str) -> Manifest | None:
-    """The manifest of a copy; None where it has none that can be read: it is torn."""
+    """The manifest of a copy; None where it cannot be read: the copy is torn."""
     try:
         return parse_manifest(files.cat_file(f"{path}/{MANIFEST_FILE}"))
     except (FileNotFoundError, ValueError):
@@ -206,8 +195,7 @@ def _manifest(files: Any, path: str) -> Manifest | None:
 NEEDLESS: Final = "not needed: this home has the run, and continues from its own checkpoint"
 
 
-class RestoreFailed(LocoError):
-    """Nothing can be restored; the message says why, and what to do."""
+class RestoreFailed(LocoError): ...
 
 
 def restore(url: str, home: Home, keep: int) -> Iterator[str]:
@@ -215,11 +203,8 @@ def restore(url: str, home: Home, keep: int) -> Iterator[str]:
 
     Args:
         url: as it was given to `--checkpoint-upload`, or the folder of one peer below it.
-        keep: as of `CheckpointStore`.
 
-    Raises:
-        RestoreFailed
-        OtherRun: the home has a run, and the uploads are of another.
+    Raises RestoreFailed; OtherRun: the home has a run, and the uploads are of another.
     """
     try:
         files, root = _opened(url)
@@ -245,9 +230,8 @@ def restore(url: str, home: Home, keep: int) -> Iterator[str]:
 class _Restore:
     """One restore.
 
-    Attributes:
-        is_needless: the home has a run, and a whole checkpoint to go on from. (With a torn one its
-            founder would begin the run anew.)
+    It is needless where the home has a run and a whole checkpoint. (With a torn one its founder
+    would begin the run anew.)
     """
 
     def __init__(self, url: str, files: Any, root: str, home: Home, keep: int) -> None:
@@ -311,7 +295,7 @@ class _Restore:
         return [(path, written[path]) for path in reversed(by_step(written))]
 
     def _fetched(self, path: str, manifest: Manifest) -> str | None:
-        """Fetch its files aside. Returns what is wrong with them."""
+        """Fetch its files aside. Returns why they are torn, or None."""
         partial = self._store.begin(manifest.padded_parameters)
         try:
             for name in FILES:
@@ -350,7 +334,6 @@ class _Restore:
         return "keys: none were uploaded, so this is a new peer"
 
     def _data(self, spec: RunSpec, folder: str) -> Iterator[str]:
-        """Tokenizer and corpus, as far as they are there."""
         cache = f"{folder.rpartition('/')[0].rpartition('/')[0]}/{CACHE}"
         digest, name = spec.data.manifest, spec.data.tokenizer_digest
         if name not in (None, BYTES):
@@ -402,7 +385,6 @@ class _Restore:
         )
 
     def _is_whole(self, digest: str) -> bool:
-        """Whether the file of all tokens is what the manifest says, piece by piece."""
         kept = kept_corpus(self._home.cache_dir, digest)
         assert kept is not None
         try:

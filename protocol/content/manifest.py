@@ -1,16 +1,16 @@
 """The manifest of a corpus: sizes and digests of its pieces. The run spec names its digest.
 
-Idea. A corpus is a row of tokens, cut into blocks of `context_length` (a block holds one token
-more, which the next one begins with). Blocks make *pieces* of a few MiB, each of use by itself. The
-manifest lists their digests, and the run spec the manifest's: a Merkle tree of two levels, by which
-the manifest and each piece may come from anybody.
+Idea. A corpus is a row of tokens, cut into blocks of `context_length` (and one token more, which
+the next block begins with). Blocks make *pieces* of a few MiB, each of use by itself. The manifest
+lists their digests, and the run spec has the manifest's: a Merkle tree of two levels, so manifest
+and pieces may come from anybody.
 
     run spec    data.manifest = blake3(manifest)
     manifest    digest of piece 0, of piece 1, ...; of what is held out
     piece k     blocks k * piece_blocks ..., each of the next context_length + 1 tokens
 
-The blocks that every peer validates with are held out: one blob, taken before a peer begins. The
-same tokens, tokenizer and sizes give the same manifest, whoever makes it.
+The blocks that every peer validates with are held out: one blob, fetched before a peer begins. The
+same tokens, tokenizer and sizes give the same manifest.
 """
 
 from typing import Annotated, Any, Final
@@ -30,14 +30,11 @@ _Size = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class CorpusManifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The sizes of a corpus, and the digests of its pieces.
+    """The sizes of a corpus, and the digests of its pieces, one after another.
 
     Attributes:
         num_tokens: to train on.
-        dtype: of a token in a piece, as numpy writes it.
-        held_out_blocks: to validate with.
-        held_out: name of the blob that holds them.
-        digests: of the pieces, one after another.
+        dtype: of a token, as numpy writes it.
     """
 
     context_length: _Size
@@ -63,7 +60,7 @@ class CorpusManifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
         return int(np.dtype(self.dtype).itemsize)
 
     def tokens_of(self, piece: int) -> tuple[int, int]:
-        """Where a piece's tokens begin and end in the row of all."""
+        """Where a piece's tokens begin and end in the corpus."""
         first = piece * self.piece_blocks
         last = min(self.num_blocks, first + self.piece_blocks)
         return first * self.context_length, last * self.context_length + 1
@@ -89,7 +86,7 @@ class CorpusManifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
 
 
 def parse_manifest(data: bytes) -> CorpusManifest:
-    """Read a manifest. Raises ValueError: it is none, or of another version of loco-peer."""
+    """Raises ValueError: it is none, or of another version of loco-peer."""
     try:
         version, *fields = msgspec.msgpack.decode(data, type=list[Any])
         if version != _VERSION:
@@ -108,7 +105,6 @@ def parse_manifest(data: bytes) -> CorpusManifest:
 
 
 def digest_of(data: bytes | bytearray | memoryview) -> bytes:
-    """Digest of a piece."""
     return blake3.blake3(data).digest()
 
 

@@ -2,12 +2,11 @@
 
 Rules
   1. First come the pieces of the blocks that are trained next, in that order.
-  2. Then the peer's columns of the stratum that is being gone through, and of the next one
-     (protocol/schedule/data_plan.py).
-  3. Each piece has `copies` *keepers*, drawn by rendezvous hashing over all peers that are there:
-     they fetch it when nothing else is to be fetched, so that the corpus outlives any of them.
-  4. When the disk is full, pieces go that are not kept for others, then those that the plan comes
-     to last. Nothing goes that is needed first.
+  2. Then the peer's columns of the present stratum and the next (protocol/schedule/data_plan.py).
+  3. Each piece has COPIES *keepers*, drawn by rendezvous hashing over the peers that are there.
+     They fetch it when nothing else is to be fetched, so that the corpus outlives any of them.
+  4. When the disk is full, pieces go that are not kept for others, of these first what the plan
+     comes to last. Nothing goes that is needed first.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,16 +21,15 @@ from protocol.schedule.data_plan import DataPlan, Members
 from protocol.schedule.shuffle import Int64Vector, digest_words, splitmix64
 
 COPIES: Final = 3
-"""Peers that keep a piece beside those that need it."""
 
 
 @dataclass(frozen=True)
 class CorpusNeeds:
-    """What one peer needs from a place on.
+    """The pieces that one peer needs from a position on.
 
     Args:
-        members: those that take data, the peer `me` with a weight among them.
-        first_blocks: how many blocks count as those that are trained next.
+        members: those that take data, `me` with a weight among them.
+        first_blocks: how many blocks count as trained next.
     """
 
     plan: DataPlan
@@ -43,52 +41,42 @@ class CorpusNeeds:
 
     @cached_property
     def first(self) -> tuple[int, ...]:
-        """Pieces of the blocks that are trained next, in that order."""
         taken = self.plan.take(self.epoch, self.position, self.first_blocks, self.me, self.members)
         return tuple(dict.fromkeys((taken.blocks // self.plan.piece_blocks).tolist()))
 
     @cached_property
     def soon(self) -> tuple[int, ...]:
         """Further pieces of this stratum and the next."""
-        found = dict.fromkeys(self.first)
-        for epoch, stratum in self._this_stratum_and_next():
-            pieces = self.plan.pieces_of(epoch, stratum)
-            found |= dict.fromkeys(pieces[self._columns(epoch, stratum)].tolist())
+        taking = sorted(peer_id for peer_id, weight in self.members if weight)
+        found, total = dict.fromkeys(self.first), self.plan.num_strata
+        for number in range(self.order_stratum, self.order_stratum + min(2, total)):
+            place = self.epoch + number // total, number % total
+            owned = self.plan.ownership(*place, self.members)
+            columns = owned.columns_of(taking.index(self.me))
+            found |= dict.fromkeys(self.plan.pieces_of(*place)[columns].tolist())
         return tuple(found)[len(self.first) :]
 
     def distance(self) -> Int64Vector:
         """For each piece, in how many strata the plan comes to it; int64 [pieces]."""
-        order, now = self.plan, self.order_stratum
-        ahead = order.strata_of_pieces(self.epoch) - now
-        later = order.strata_of_pieces(self.epoch + 1) + order.num_strata - now
+        plan, now = self.plan, self.order_stratum
+        ahead = plan.strata_of_pieces(self.epoch) - now
+        later = plan.strata_of_pieces(self.epoch + 1) + plan.num_strata - now
         return np.where(ahead >= 0, ahead, later)
 
     @property
     def order_stratum(self) -> int:
         return min(self.plan.stratum_at(self.position), self.plan.num_strata - 1)
 
-    def _this_stratum_and_next(self) -> Iterable[tuple[int, int]]:
-        total = self.plan.num_strata
-        for number in range(self.order_stratum, self.order_stratum + min(2, total)):
-            yield self.epoch + number // total, number % total
 
-    def _columns(self, epoch: int, stratum: int) -> list[int]:
-        taking = sorted(member for member in self.members if member[1])
-        index = [peer_id for peer_id, _ in taking].index(self.me)
-        return self.plan.ownership(epoch, stratum, self.members).columns_of(index)
-
-
-def kept_pieces(
-    num_pieces: int, me: str, peers: Sequence[str], copies: int = COPIES
-) -> npt.NDArray[np.bool_]:
-    """Which pieces a peer keeps a copy of, of all that `peers`, itself among them, keep."""
+def kept_pieces(num_pieces: int, me: str, peers: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """Which pieces `me`, one of `peers`, keeps for others (rule 3)."""
     pieces = splitmix64(np.arange(num_pieces, dtype=np.uint64) + digest_words("keeper", 1))
     own = splitmix64(pieces ^ digest_words(f"member/{me}", 1))
     before = np.zeros(num_pieces, np.int64)
     for peer_id in peers:
         if peer_id != me:
             before += splitmix64(pieces ^ digest_words(f"member/{peer_id}", 1)) < own
-    return before < copies
+    return before < COPIES
 
 
 def first_to_go(
@@ -97,7 +85,7 @@ def first_to_go(
     kept: npt.NDArray[np.bool_],
     needed: Iterable[int],
 ) -> list[int]:
-    """The pieces that are held, in the order in which they may go; those that are needed stay.
+    """The pieces that are held and not needed, in the order in which they may go (rule 4).
 
     Args:
         distance, kept: of all pieces (`CorpusNeeds.distance`, `kept_pieces`).

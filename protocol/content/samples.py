@@ -1,38 +1,33 @@
 """Samples and losses of others' states, by which a joiner judges the state that it was given.
 
-A sample of weights. A state's root says that all of it is what its source wrote, not that its
+A sample of weights. A state's root proves that all of it is what its source wrote, not that the
 source trains what the others train. Replicas of one model lie close together; a lie about all
-weights does not. So a joiner compares the values at some places with those of others, its
-*witnesses*.
+weights does not. A joiner compares the values at some places with those of *witnesses*.
 
 Rules
-  1. The places follow from a seed that only the joiner can know, told to the witnesses when the
-     source has named the root of its state: the source cannot make a state that is right there
-     alone.
-  2. Witnesses are asked at that moment, not when the state has come: else a slow line would make
-     it look old.
+  1. The places follow from a seed that only the joiner knows until the source has named the root of
+     its state: a source cannot make a state that is right at these places alone.
+  2. Witnesses are asked at that moment: later, over a slow line, the state would look old.
   3. A state is *odd* when it is further from each witness than FACTOR times what witnesses are
-     apart, and than FLOOR times its own length. Of two witnesses a liar can make it look good, not
-     bad. Without two witnesses nothing can be told.
-  4. A state that is mixed of several replicas' chunks has witnesses for the root of each, and
-     places of its own for each. What a source gave is compared at those of its places that lie in
-     its own chunks; where they are fewer than LEAST_BLOCKS, it gave too little to be told apart.
-     Then the whole is compared at the places of the one that leads.
+     apart, and than FLOOR times its own length. One liar of two witnesses can make it look good,
+     not bad. Without two witnesses nothing can be told.
+  4. A state that is mixed of several replicas' chunks has witnesses and places for the root of
+     each. A source's part is compared at those of its places that lie in its own chunks, if these
+     are LEAST_BLOCKS or more. Then the whole is compared at the places of the leader.
 
-It does not see a lie about few of the weights, nor one within FLOOR. Averaging has bounds of its
-own for those (plausible.py).
+A lie about few of the weights, or within FLOOR, is not seen; averaging bounds those (plausible.py).
 
-A loss. A norm ten times as large, or a row of the embedding, ruins a model as well, and a sample
-may miss it. All peers of a run measure their loss on the same held-out blocks, and tell it in their
-beats. So a joiner measures that of the state that it was given.
-  5. Beats of others that train count, of peers that are heeded (membership/view.py); not that of
-     the source. They are read when the source has named its root, as in rule 2.
+A loss. One norm ten times as large, or one row of the embedding, ruins a model too, and a sample
+may miss it. All peers measure their loss on the same held-out blocks and tell it in their beats; a
+joiner measures that of the state that it was given.
+  5. The beats of other peers that train and are heeded (membership/view.py) count, but for the
+     source's. They are read when the source has named its root, as in rule 2.
   6. A state is *worse* when its loss is above LOSS_FACTOR times the middle of theirs and LOSS_FLOOR
-     more, or no number. Theirs are some rounds old, hence the higher ones while losses fall fast.
+     more, or no number. Theirs are some rounds old, hence higher while losses fall fast.
   7. Without two others nothing can be told. The middle of two is the higher.
 
-It does not see a state that is worse by less than that, or better on the held-out blocks than it
-deserves. Liars that are most of the peers one sees, and tell low losses, keep a joiner out.
+A state that is worse by less is not seen, nor one that is better on the held-out blocks than it
+deserves. Liars in the majority that tell low losses keep a joiner out.
 """
 
 import math
@@ -56,7 +51,7 @@ LEAST_WITNESSES: Final = 2
 LEAST_BLOCKS: Final = 4
 FACTOR: Final = 4.0
 FLOOR: Final = 0.5
-"""States of replicas that are some rounds apart differ by less than this part of their length."""
+"""Replicas that are some rounds apart differ by less than this part of their length."""
 LOSS_FACTOR: Final = 1.25
 LOSS_FLOOR: Final = 0.25
 """Nats per token."""
@@ -65,28 +60,20 @@ _DOMAIN: Final = b"loco/v1/state-sample\0"
 
 
 def block_starts(seed: bytes, size: int) -> list[int]:
-    """Where the blocks of a sample begin, in a vector of `size` values; they may overlap.
-
-    Raises:
-        ValueError: the vector is shorter than a block.
-    """
+    """Where the blocks of a sample begin; they may overlap. Raises ValueError: none fits."""
     places = size - BLOCK_VALUES + 1
     if places < 1:
         raise ValueError(f"{size} values are no vector to be sampled")
     drawn = blake3.blake3(_DOMAIN + seed).digest(length=8 * NUM_BLOCKS)
-    return [
-        int.from_bytes(drawn[start : start + 8], "little") % places
-        for start in range(0, len(drawn), 8)
-    ]
+    starts: list[int] = (np.frombuffer(drawn, "<u8") % places).tolist()
+    return starts
 
 
 def is_odd(to_witnesses: Sequence[float], among: Sequence[float], length: float) -> bool:
     """Whether a state is unlike those of its witnesses (rule 3).
 
-    Args:
-        to_witnesses: distance of its sample to that of each witness, root mean square.
-        among: the distances of the witnesses' samples to each other.
-        length: of its own sample, the same way.
+    All are root mean squares: of its sample less each witness's, of the witnesses' less each
+    other's, and of its sample.
     """
     if len(to_witnesses) < LEAST_WITNESSES:
         return False
@@ -94,7 +81,7 @@ def is_odd(to_witnesses: Sequence[float], among: Sequence[float], length: float)
 
 
 def is_worse(loss: float, told: Sequence[float]) -> bool:
-    """Whether a state with this loss is worse than those of which these were told (rule 6)."""
+    """Whether a state with this loss is worse than those of others (rule 6)."""
     if len(told) < LEAST_WITNESSES:
         return False
     return not math.isfinite(loss) or loss > LOSS_FACTOR * median_high(told) + LOSS_FLOOR
@@ -102,17 +89,12 @@ def is_worse(loss: float, told: Sequence[float]) -> bool:
 
 # --- samples as bytes -----------------------------------------------------------------------------
 def sample_of(vector_P: Float32Vector, seed: bytes) -> Float32Vector:
-    """The values at the places that follow from the seed, block after block."""
     starts = block_starts(seed, vector_P.size)
     return np.concatenate([vector_P[start : start + BLOCK_VALUES] for start in starts])
 
 
 def sample_from(data: bytes) -> Float32Vector:
-    """A sample that was sent.
-
-    Raises:
-        RemoteProtocolError: it has another length, or values that are not finite.
-    """
+    """A sample that was sent. Raises RemoteProtocolError."""
     if len(data) != SAMPLE_BYTES:
         raise RemoteProtocolError(f"a sample of {len(data)} bytes, expected {SAMPLE_BYTES}")
     values: Float32Vector = np.frombuffer(data, "<f4")
@@ -122,13 +104,11 @@ def sample_from(data: bytes) -> Float32Vector:
 
 
 def blocks_of(sample: Float32Vector, blocks: Sequence[int]) -> Float32Vector:
-    """The values of a sample in these of its blocks."""
     values: Float32Vector = sample.reshape(-1, BLOCK_VALUES)[list(blocks)].ravel()
     return values
 
 
 def is_unlike(sample: Float32Vector, witnesses: Sequence[Float32Vector]) -> bool:
-    """Whether the state that a sample is of is unlike those of its witnesses."""
     to_witnesses = [_rms(sample - witness) for witness in witnesses]
     among = [_rms(one - other) for one, other in combinations(witnesses, 2)]
     return is_odd(to_witnesses, among, _rms(sample))

@@ -1,24 +1,23 @@
 """Which source is asked for which item next: units of a state, pieces of a corpus.
 
-What is wanted, who has what and what came of a request go in; requests come out. A state's items
-are its units (state_plan.py), all of them waited for; a corpus's are its pieces, in the order in
-which they are needed (needs.py).
+The items of a state are its units (state_plan.py), all of them waited for; those of a corpus its
+pieces, in the order in which they are needed (needs.py).
 
 Rules
-  1. What is waited for goes before all, then what is needed first, each in the order given. Then
-     what is needed soon, the rarest first: what few have may be gone when they are. Then what is
-     kept for others, the rarest first, one at a time.
+  1. The order is: items that are waited for, then those needed first, each as given; then those
+     needed soon, the rarest first, since few holders may soon be none; then those kept for others,
+     the rarest first, one at a time.
   2. An item is asked of the holder that is asked for the least at the time; among equals a hash of
-     us, item and holder decides, so that peers that need the same ask different holders.
+     us, item and holder decides, so that peers with the same needs ask different holders.
   3. An item is on its way once. But one that is waited for is also asked of a holder that is asked
      for nothing else; and, before all others, of any holder once items have come that were asked
-     for later. So a slow source holds up nobody for long, and over a thin line, where all are slow,
+     for later. A slow source then delays nobody for long, and over a thin line, where all are slow,
      hardly anything comes twice.
   4. At most MAX_ASKED_PER_SOURCE items are asked of one peer, and MAX_ASKED of all, or fewer, as
      the line allows (`AtOnce`).
   5. A peer that failed to give an item does not have it, until it says again that it has.
 
-Invariants: nothing is asked for that is here; nobody is asked for what it has not said it has.
+Invariants: no item is asked for that is here, nor of a peer that has not said that it has it.
 """
 
 import math
@@ -37,21 +36,18 @@ BoolVector = npt.NDArray[np.bool_]
 
 
 class Request(NamedTuple):
-    """Ask this source for that item."""
-
     source: str
     item: int
 
 
 class Scheduler:
-    """The items that are wanted, who has them, and which are asked of whom.
+    """The items that are wanted, their holders, and which are asked of whom.
 
     Attributes:
-        copies: how many others have said that they have each item.
+        copies: how many holders each item has.
 
     Args:
-        me: our peer id.
-        here: which items are here; bool [items], kept up by whoever keeps the items.
+        here: which items are here; bool [items], kept up by the caller.
     """
 
     def __init__(self, me: str, here: BoolVector) -> None:
@@ -64,7 +60,7 @@ class Scheduler:
         self.copies = np.zeros(len(here), np.int64)
         self._awaited = self._first = self._soon = self._kept = np.empty(0, np.int64)
         self._asked: dict[Request, int] = {}
-        """With how many items had come when it was asked."""
+        """How many items had come when each was asked."""
         self._num_came = 0
         self._only_kept: Request | None = None
         self._at_most = 0
@@ -75,7 +71,6 @@ class Scheduler:
         self._awaited = np.fromiter(items, np.int64)
 
     def want(self, first: Iterable[int], soon: Iterable[int], kept: BoolVector) -> None:
-        """Replace what is needed first, what soon, and what is kept for others."""
         self._first, self._soon = np.fromiter(first, np.int64), np.fromiter(soon, np.int64)
         self._kept = np.flatnonzero(kept)
 
@@ -86,7 +81,7 @@ class Scheduler:
         self.copies += items
 
     def gone(self, source: str) -> None:
-        """A source is not there any more; what is asked of it fails by itself."""
+        """A source has left; what is asked of it fails by itself."""
         before = self._holders.pop(source, None)
         if before is not None:
             self.copies -= before
@@ -116,7 +111,7 @@ class Scheduler:
 
         Args:
             at_most: items on their way, those asked before included.
-            of: the only source that is asked now; None for any.
+            of: the only source to ask; None for any.
         """
         self._at_most = min(MAX_ASKED, at_most)
         self._askable = [source for source in self._holders if of in (None, source)]
@@ -139,7 +134,6 @@ class Scheduler:
         return chosen[np.lexsort((self._ties[chosen], self.copies[chosen]))]
 
     def _ask(self, items: Int64Vector) -> Iterator[Request]:
-        """Ask for each of these that is neither here nor on its way."""
         while self._has_room and len(left := items[self._can_come()[items]]):
             yield from self._ask_of_one(int(left[0]), MAX_ASKED_PER_SOURCE)
 
@@ -154,7 +148,6 @@ class Scheduler:
         return can
 
     def _ask_again(self, per_source: int, is_due: Callable[[int], bool]) -> Iterator[Request]:
-        """Ask another one too for what is waited for."""
         for request, num_came in list(self._asked.items()):
             item = request.item
             is_once = self.times_asked(item) == 1 and not self._here[item]
@@ -172,7 +165,6 @@ class Scheduler:
         return Counter(request.source for request in self._asked)
 
     def _ask_of_one(self, item: int, per_source: int, but_for: str = "") -> Iterator[Request]:
-        """Ask the holder that is asked for the least, if it is asked for less than so many."""
         load = self._load()
         free = [
             source
@@ -190,25 +182,21 @@ class Scheduler:
 
 # --- how many at once -----------------------------------------------------------------------------
 MORE_EVERY_S: Final = 30.0
-"""A piece of the usual 4 MiB alone takes about so long over a line of 1 Mbit/s."""
+"""About what a piece of the usual 4 MiB takes alone over a line of 1 Mbit/s."""
 
 
 class AtOnce:
     """How many pieces may be on their way at once over a line of unknown rate.
 
-    Eight pieces at once over a thin line all come after eight times as long as one alone. So a line
-    begins with one. That a second one makes the first slower says nothing, since the other end may
-    be the thin one: so the number grows with time as well. Pieces that did not begin together do
-    not end together.
+    Eight pieces at once over a thin line all come after eight times as long as one alone, so a line
+    begins with one. The number grows with time too, since the other ends may be the thin ones.
+    Pieces that did not begin together do not end together.
 
     Rules
       1. One at first, and one more for each piece that has come through and for each MORE_EVERY_S:
          many slow sources fill a fast line.
       2. It begins anew with one after a piece was lost, which may have had too little of the line,
          and where nothing was on its way for MORE_EVERY_S.
-
-    Args:
-        at_most: however fast the line is.
     """
 
     def __init__(self, at_most: int) -> None:
@@ -219,7 +207,6 @@ class AtOnce:
         self._last_s = -math.inf
 
     def limit(self, now_s: float) -> int:
-        """How many may be on their way now."""
         if self._is_idle(now_s):
             return 1
         return min(self._at_most, 1 + self._came + int((now_s - self._since_s) // MORE_EVERY_S))
@@ -237,7 +224,7 @@ class AtOnce:
         self._came = min(self._at_most, self._came + 1)
 
     def refused(self, now_s: float) -> None:
-        """A piece was not sent, which says nothing of the line."""
+        """A piece was not sent, which tells nothing about the line."""
         self._ended(now_s)
 
     def lost(self, now_s: float) -> None:

@@ -1,22 +1,22 @@
 """Which chunks of a state a joiner asks of which source, and which bytes of them it wants.
 
-Idea. A state is cut into chunks, and a source names the digest of each. Sources that name the same
-digest hold the same bytes, so either may give them. Peers of a run of fragments hold the same outer
-copy, but for fragments on their way, so nearly all chunks can come from several sources at once.
-Replicas that average in pairs differ in every chunk; but a state that is *mixed* of their chunks is
-as good as one of them, so there too several give at once. The scheduler (scheduler.py) says what is
-asked of whom; its items are *units*, chunks that come from one source: a chunk, or, where replicas
-are mixed, one of weights with its momentum.
+Idea. A source names the digest of each chunk of its state. Sources that name the same digest hold
+the same bytes, so either may give them. Peers of a run of fragments hold the same outer copy, but
+for fragments on their way, so nearly all chunks can come from several sources at once. Replicas
+that average in pairs differ in every chunk; but a state that is *mixed* of their chunks is as good
+as one of them, so there too several give at once. The scheduler (scheduler.py) says what is asked
+of whom; its items are *units*, chunks that come from one source: a chunk, or, where replicas are
+mixed, one of weights with its momentum.
 
 Rules
   1. One source leads. The first chunk holds its writer's own scalars, so it is the leader's.
   2. Of any other chunk those bytes are wanted that most sources name; of equally many the leader's,
-     or else the lower digest. So one source among three decides nothing.
-  3. What is here already, of an own checkpoint or of sources that are gone, is kept where it is
-     what is wanted. Where replicas are mixed also where it is not, if a source that was believed
+     or else the lower digest. One source among three decides nothing.
+  3. A chunk that is here already, of an own checkpoint or of sources that are gone, is kept where
+     it is what is wanted. Where replicas are mixed it is also kept if a source that was believed
      gave it, of a state not too far behind the new leader's: the joiner's machine may have slept.
-  4. What a source gave that then broke the protocol, or is doubted, is asked for again, unless
-     others name it.
+  4. Chunks of a source that then broke the protocol, or is doubted, are asked for again, unless
+     others name them.
   5. Where replicas are mixed, in place of 2: of any chunk but the first any source's bytes will do,
      and the first to come are kept.
   6. Of a unit that another source owes, one chunk at a time is asked for, the last first.
@@ -40,8 +40,6 @@ HEADER: Final = 0
 
 
 class _Here(NamedTuple):
-    """A chunk that is here, of a state of this nominal step."""
-
     giver: str
     digest: bytes
     step: float = math.inf
@@ -58,9 +56,8 @@ class StatePlan:
 
     Args:
         own: digests of chunks that are here at first.
-        units: where chunks of several replicas make one state, the unit of each chunk, named by the
-            first chunk in it; None where sources hold the same.
-        lost_lag: steps by which parts of such a state may be apart.
+        units: where replicas are mixed, the unit of each chunk, named by the first chunk in it.
+        lost_lag: steps by which parts of a mixed state may be apart.
     """
 
     def __init__(
@@ -84,7 +81,7 @@ class StatePlan:
 
     # --- sources ----------------------------------------------------------------------------------
     def lead(self, name: str, digests: Sequence[bytes], step: int = 0) -> None:
-        """A source leads from now on, with its state of this step; all others are gone."""
+        """A source leads from now on; all others are gone."""
         if not self._mixes:
             self._units = range(len(digests))
         self._chunks_of.clear()
@@ -99,7 +96,7 @@ class StatePlan:
         self._choose()
 
     def join(self, name: str, digests: Sequence[bytes], step: int = 0) -> None:
-        """One more source; one that names another number of chunks is none."""
+        """One more source, unless it names another number of chunks."""
         if name != self._leader and len(digests) == len(self._wanted):
             self._sources[name] = _Source(digests, step)
             self._choose()
@@ -109,11 +106,7 @@ class StatePlan:
         return abs(step - self._sources[self._leader].step) <= self._lost_lag
 
     def gone(self, name: str, *, believed: bool = True) -> None:
-        """A source gives nothing any more; one that leads has to be replaced by `lead`.
-
-        Args:
-            believed: it has not broken the protocol.
-        """
+        """A source gives nothing any more; one that leads has to be replaced by `lead`."""
         self._scheduler.gone(name)
         if not believed:
             self._here = {i: here for i, here in self._here.items() if here.giver != name}
@@ -129,7 +122,6 @@ class StatePlan:
     # --- chunks -----------------------------------------------------------------------------------
     @property
     def missing(self) -> Sequence[int]:
-        """Chunks still to come, rising."""
         return list(self._missing)
 
     @property
@@ -141,7 +133,7 @@ class StatePlan:
         return bool(self._wanted) and not self._missing
 
     def next_of(self, name: str) -> list[tuple[Request, Sequence[int]]]:
-        """What to ask a source for now, each with its chunks; it counts as asked."""
+        """Requests to a source, each with its chunks; they count as asked."""
         requests = self._scheduler.next_requests(of=name)
         return [(request, self._chunks(request.item)) for request in requests]
 
@@ -150,7 +142,7 @@ class StatePlan:
         return chunks if self._scheduler.times_asked(unit) == 1 else chunks[-1:]
 
     def wants(self, name: str, index: int) -> bool:
-        """Whether this source's bytes of a chunk will do, and are missing."""
+        """Whether a chunk is missing, and this source's bytes will do."""
         return index in self._missing and self._will_do(name, index)
 
     def _will_do(self, name: str, index: int) -> bool:
@@ -159,7 +151,7 @@ class StatePlan:
         return self._sources[name].digests[index] == self._wanted[index]
 
     def arrived(self, name: str, index: int, *, was_sent: bool = True) -> None:
-        """A wanted chunk came; or need not be sent, as the digest that this source named tells."""
+        """A wanted chunk came, or, of zeros, need not be sent."""
         digests, step = self._sources[name]
         self._here[index] = _Here(name, digests[index], step, was_sent)
         self._missing.pop(index, None)
@@ -167,18 +159,16 @@ class StatePlan:
         self._whole[unit] = not any(i in self._missing for i in self._chunks_of[unit])
 
     def answered(self, request: Request) -> None:
-        """All chunks of a request came, wanted or not."""
         self._scheduler.came(request)
 
     def failed(self, request: Request) -> None:
         self._scheduler.failed(request)
 
     def giver(self, index: int) -> str | None:
-        """The source of a chunk that is here; None for one that is not."""
         return self._here[index].giver if index in self._here else None
 
     def givers(self) -> Counter[str]:
-        """How many of the chunks that are here each has sent, or the own checkpoint had."""
+        """How many of the chunks that are here each source has sent, and the own checkpoint had."""
         here = (self._here[i] for i in range(len(self._wanted)) if i in self._here)
         return Counter(chunk.giver for chunk in here if chunk.was_sent)
 

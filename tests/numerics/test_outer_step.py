@@ -119,7 +119,7 @@ SHARES = [1.0, 0.0, 0.25, 1 / 3, 2 / 3, 3 / 5, 4 / 7]
 
 def _decoded(codec: Codec, codes: torch.Tensor, num_values: int) -> npt.NDArray[Any]:
     values = torch.empty(num_values)
-    codec.decode_range(codes, 0, num_values, values)
+    codec.decode(codes, values)
     return values.numpy()
 
 

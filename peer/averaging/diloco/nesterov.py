@@ -183,13 +183,13 @@ def _average_tile(
     mean: torch.Tensor,
     spare: torch.Tensor,
 ) -> None:
-    stop, value = start + mean.numel(), spare[: mean.numel()]
+    value = spare[: mean.numel()]
     mean.zero_()
     for each in admitted:
         factor = each.share * each.weight / total
         if fused_add(each.codes, factor, codec, start, mean):
             continue
-        codec.decode_range(each.codes, start, stop, value)
+        codec.decode(each.codes, value, start)
         mean.add_(value.mul_(factor))
 
 
@@ -198,7 +198,7 @@ def _trimmed_tile(
 ) -> None:
     values = torch.empty(len(admitted), mean.numel(), dtype=torch.float32, device=mean.device)
     for each, row in zip(admitted, values, strict=True):
-        codec.decode_range(each.codes, start, start + mean.numel(), row)
+        codec.decode(each.codes, row, start)
         row.mul_(each.share)
     trimmed_mean(values, [each.weight for each in admitted], mean)
 
@@ -258,7 +258,7 @@ def _step_plainly(
     scratch = torch.empty(2, min(TILE, num_values), device=before.phi_C.device)
     for first, last in pairwise([*range(0, num_values, TILE), num_values]):
         D, look_ahead = scratch[:, : last - first]
-        codec.decode_range(result_codes, start + first, start + last, D)
+        codec.decode(result_codes, D, start + first)
         v = after.v_C[first:last]
         torch.mul(before.v_C[first:last], factors.momentum, out=v)
         v.add_(D)

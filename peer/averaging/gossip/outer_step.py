@@ -196,12 +196,11 @@ def group_mean(
 
     All three are fp32 [n]; values start .. start + n - 1 are read. Members weigh as `shares` says.
     """
-    stop = start + out_mean.numel()
     weights = shares or [1.0 / len(group_codes)] * len(group_codes)
-    codec.decode_range(group_codes[0], start, stop, out_own)
+    codec.decode(group_codes[0], out_own, start)
     torch.mul(out_own, weights[0], out=out_mean)
     for codes, weight in zip(group_codes[1:], weights[1:], strict=True):
-        codec.decode_range(codes, start, stop, scratch)
+        codec.decode(codes, scratch, start)
         out_mean.add_(scratch.mul_(weight))
 
 
@@ -249,10 +248,9 @@ def _plain_apart(
     scratch = torch.empty(2, min(TILE, size), dtype=torch.float32, device=ours.device)
     distance = own = 0.0
     for start in range(0, size, TILE):
-        stop = min(size, start + TILE)
-        one, other = scratch[:, : stop - start]
-        codec.decode_range(ours, start, stop, one)
-        codec.decode_range(theirs, start, stop, other)
+        one, other = scratch[:, : size - start]
+        codec.decode(ours, one, start)
+        codec.decode(theirs, other, start)
         own += _squares(one)
         distance += _squares(one.sub_(other))
     return distance, own

@@ -102,7 +102,7 @@ async def world(folder: Path, *, with_state: bool = True) -> AsyncIterator[World
         made = World(service, Source(), folder)
         made.internet, made.server, made.client = internet, server, client
         if with_state:
-            service.serve_state_of(made.source)
+            service.source = made.source
         await service.start()
         await client.connect(FOUNDER.peer_id, server.addresses)
         yield made

@@ -13,12 +13,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from peer.runtime.files import replace_file
 from peer.state.home import (
     LONGEST_SOCKET_NAME_BYTES,
-    MAX_UNIX_PATH_BYTES,
     Home,
     HomeError,
     HomeInUse,
     OtherRun,
 )
+from protocol.address.multiaddr import MAX_UNIX_PATH_BYTES
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from peer.state.kept_files import MAX_KEPT, Acquaintances, ProofFile
-from protocol.limits import MAX_CONVICTED, MAX_KEPT_EVIDENCE_BYTES
+from peer.state.kept_files import Acquaintances, ProofFile
+from protocol.limits import MAX_CONVICTED, MAX_KEPT_EVIDENCE_BYTES, MAX_LINKS
 from protocol.membership.view import Member
 
 
@@ -21,8 +21,8 @@ def test_who_was_there_is_remembered(tmp_path):
 
 def test_only_so_many_are_kept(tmp_path):
     kept = Acquaintances(tmp_path / "neighbours.json")
-    kept.keep([Member(str(number), 1, ("/ip4/1.2.3.4/tcp/1",)) for number in range(2 * MAX_KEPT)])
-    assert len(kept.read()) == MAX_KEPT
+    kept.keep([Member(str(number), 1, ("/ip4/1.2.3.4/tcp/1",)) for number in range(2 * MAX_LINKS)])
+    assert len(kept.read()) == MAX_LINKS
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"a": 3}', "{", "\ufffd", "null"])
