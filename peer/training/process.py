@@ -13,7 +13,9 @@ from a child of the same kind (`create_model`).
 
 How long a trainer may stay silent before it counts as hung: until `Ready`, `START_TIMEOUT_S`, for
 importing, building and compiling report nothing; then some steps of its own speed, beside a fixed
-floor for machines that are suspended or swap. A trainer that waits says so (pipe.py).
+floor for machines that are suspended or swap. With `training.compile` that floor is
+`START_TIMEOUT_S` too: an evaluation, or a new shape, may be compiled at any time. A trainer that
+waits says so (pipe.py).
 """
 
 import contextlib
@@ -68,6 +70,7 @@ class ProcessTrainer:
         self._regions: CodeRegions | None = None
         evaluation_steps = spec.data.validation_blocks / spec.training.batch_size
         self._silence_steps = SILENCE_STEPS + evaluation_steps
+        self._floor_s = START_TIMEOUT_S if spec.training.compile else SILENCE_FLOOR_S
         self._slowest_step_s = 0.0
         self._patience_s = START_TIMEOUT_S
 
@@ -98,7 +101,7 @@ class ProcessTrainer:
         if isinstance(event, Ready | TrainerProgress):
             step_s = 1 / max(event.steps_per_s, 1e-6) if isinstance(event, Ready) else event.step_s
             self._slowest_step_s = max(self._slowest_step_s, step_s)
-            self._patience_s = SILENCE_FLOOR_S + self._silence_steps * self._slowest_step_s
+            self._patience_s = self._floor_s + self._silence_steps * self._slowest_step_s
         if isinstance(event, Ready):
             spec, (codes_fd, *ring_fd) = self._spec, self._memory
             self._regions = CodeRegions(codes_fd, regions_of(spec, event.layout), writable=False)
