@@ -1,4 +1,4 @@
-"""Which device, in which precision, and what running out of its memory looks like."""
+"""The device and the precision that training computes in."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, Literal
@@ -30,7 +30,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def _cuda_devices() -> str:
-    """What there is, and what to do about it."""
+    """The CUDA devices that there are, and what to do about it."""
     count = torch.cuda.device_count()
     if count:
         return f"there are {count} CUDA devices; use cuda:0 to cuda:{count - 1}"
@@ -55,7 +55,6 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that memory, of the device or the machine, ran out."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

@@ -6,16 +6,13 @@
             ready = await trainer.receive()
 
 A life begins with `Ready` or ends with `TrainerDied`. A trainer dies with the block, with the
-daemon (its socket ends), and when it stays silent for longer than its own speed explains.
+daemon (its socket ends), and when it stays silent for too long. Nothing here imports torch's
+models: layouts and a founder's initial weights come from a child of the same kind (`create_model`).
 
-Nothing here imports torch's models: what a model looks like, and a founder's initial weights, come
-from a child of the same kind (`create_model`).
-
-How long a trainer may stay silent before it counts as hung: until `Ready`, `START_TIMEOUT_S`, for
-importing, building and compiling report nothing; then some steps of its own speed, beside a fixed
-floor for machines that are suspended or swap. With `training.compile` that floor is
-`START_TIMEOUT_S` too: an evaluation, or a new shape, may be compiled at any time. A trainer that
-waits says so (pipe.py).
+A silent trainer counts as hung: until `Ready` after `START_TIMEOUT_S`, for importing, building and
+compiling report nothing; then after some steps of its own speed, and a fixed floor for machines
+that are suspended or swap. With `training.compile` that floor is `START_TIMEOUT_S` too: an
+evaluation, or a new shape, may be compiled at any time. A trainer that waits says so (pipe.py).
 """
 
 import contextlib
@@ -56,7 +53,7 @@ SILENCE_STEPS: Final = 50
 
 
 class ProcessTrainer:
-    """One life of a trainer process. See `peer.training.ports.Trainer`.
+    """One life of a trainer process. Implements `peer.training.ports.Trainer`.
 
     Args:
         memory: descriptors of the memory for codes; and for boundaries, where it holds a stage.
@@ -76,11 +73,9 @@ class ProcessTrainer:
 
     @property
     def process_id(self) -> int:
-        """The child's process id."""
         return self._child.process.pid
 
     async def send(self, command: TrainerCommand) -> None:
-        """Send a command. Raises TrainerDied."""
         await self._child.send(command)
 
     async def receive(self) -> TrainerEvent:
@@ -111,7 +106,6 @@ class ProcessTrainer:
         return event
 
     def codes(self, region: int) -> memoryview:
-        """The codes that lie in a region, valid until it is written again."""
         assert self._regions is not None
         return self._regions.codes(region)
 
@@ -119,13 +113,7 @@ class ProcessTrainer:
 def trainer_starter(
     settings: TrainerSettings, slow: SharedVector, spare: SpareChild
 ) -> StartTrainer:
-    """The StartTrainer of real life.
-
-    Args:
-        settings: what the child is told; its cap of the micro-batch is set at each start.
-        slow: the slow weights; every start must be given `slow.array`.
-        spare: its child is taken first, if it has one.
-    """
+    """Starts trainers in processes; every start must be given `slow.array`."""
     spec = settings.run_spec()
 
     @contextlib.asynccontextmanager
@@ -160,10 +148,10 @@ async def create_model(
 
     Args:
         weights_path: where they go, as one flat vector of fp32 values.
-        spare: its child makes them, and has it back afterwards: it can still become a trainer.
+        spare: its child makes them, and can still become a trainer afterwards.
 
     Raises:
-        TrainerDied: the child failed; the message says how, or holds its last words.
+        TrainerDied: the child failed.
     """
     child = await spare.take()
     answer: Said | None = None

@@ -1,11 +1,9 @@
 """The trainer's end of a stage: commands in, in the order of their urgency; boundaries in and out.
 
-The daemon gives two kinds of commands: those of rounds and averaging, which the inner loop takes
-between two steps, and those of stages, which are taken within a step. Either kind is kept while the
-other is asked for. `Stop` ends a step at once.
+The inner loop takes commands of rounds and averaging between two steps, and commands of stages
+within a step. Either kind is kept while the other is asked for. `Stop` ends a step at once.
 
-Gradients go before activations: a backward that has come is done before any forward, so that
-others' forwards never starve it (it frees memory everywhere along its path).
+A backward that has come is done before any forward: it frees memory everywhere along its path.
 
 A boundary lies as bytes in a slot: activations or their gradient, coded. Shapes: b sequences of a
 microbatch, T tokens, D width of the model.
@@ -49,7 +47,6 @@ class BoundaryCoder:
 
     @property
     def code_bytes(self) -> int:
-        """Bytes of one boundary."""
         return self._codec.code_bytes(self._num_values)
 
     def write(self, boundary_bTD: torch.Tensor, slot: memoryview) -> None:
@@ -73,9 +70,7 @@ Work = Filled | Drop | Resend | Finish
 
 
 class StageChannel:
-    """The commands and boundaries of a stage, of which urgent ones come first.
-
-    It is the inner loop's `Channel`.
+    """The commands and boundaries of a stage; implements the inner loop's `Channel`.
 
     Attributes:
         between_steps: called when something for the stage has come while the inner loop waits.
@@ -91,7 +86,6 @@ class StageChannel:
         self.between_steps: Callable[[], None] = lambda: None
 
     def emit(self, event: Said) -> None:
-        """Send an event."""
         self._channel.emit(event)
 
     # --- commands ---------------------------------------------------------------------------------
@@ -118,7 +112,7 @@ class StageChannel:
         return self._works.popleft()
 
     def scores(self) -> list[Filled]:
-        """What has come to be scored, without waiting. Raises Interrupted."""
+        """Boundaries that have come to be scored. Raises Interrupted."""
         self._gather()
         found = [w for w in self._works if isinstance(w, Filled) and w.leg == Leg.SCORE]
         for work in found:
@@ -126,7 +120,6 @@ class StageChannel:
         return found
 
     def _wait(self) -> None:
-        """Wait for a command."""
         command = self._channel.next_command(wait=True)
         assert command is not None
         self._sort(command)
