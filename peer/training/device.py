@@ -11,11 +11,7 @@ CPU_MEMORY_SHARE: Final = 0.25
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is the first CUDA device if there is one, else the CPU.
-
-    Raises:
-        ValueError: no such device on this machine.
-    """
+    """`auto` is the first CUDA device if there is one, else the CPU. Raises ValueError."""
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:

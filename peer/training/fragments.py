@@ -247,9 +247,6 @@ class FragmentSnapshots(FragmentValues):
         return u
 
 
-# --- of a run -------------------------------------------------------------------------------------
-
-
 def regions_of(spec: RunSpec, layout: Layout) -> tuple[int, ...]:
     """Bytes of the codes of each fragment of a run."""
     codec, sync = get_codec(spec.sync.codec), spec.sync
@@ -263,8 +260,7 @@ def values_of(
     """The codes that are sent of these weights, and the merge of averages into them."""
     codec = get_codec(spec.sync.codec, part_of=weights.layout.padded_parameters)
     diloco = spec.sync.diloco
+    fragments = fragments_of_run(diloco or spec.sync.pairs, weights.layout)
     if diloco is None:
-        fragments = fragments_of_run(spec.sync.pairs, weights.layout)
         return FragmentDeltas(weights, slow_P, regions, codec, fragments)
-    fragments = fragments_of_run(diloco, weights.layout)
     return FragmentSnapshots(weights, slow_P, regions, codec, fragments, diloco)

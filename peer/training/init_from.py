@@ -34,9 +34,7 @@ Vocabulary = Mapping[str, int]
 def with_checkpoint(written: RunSpec) -> RunSpec:
     """The run spec as it is founded: with the checkpoint's tokenizer, unless the text names one.
 
-    Raises:
-        InvalidRunSpec: there is no such checkpoint or tokenizer, the checkpoint is of another
-        family, or its tokenizer is not the one that is named.
+    Raises InvalidRunSpec where checkpoint or tokenizer cannot be used, or do not fit.
     """
     source, named = written.model.init_from, written.data.tokenizer
     if source is None:

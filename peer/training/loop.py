@@ -120,11 +120,7 @@ class InnerLoop:
         )
 
     def run(self) -> None:
-        """Obey and train until `Stop`.
-
-        Raises:
-            NonFinite, WrongCommand; torch's errors, out of memory among them.
-        """
+        """Obey and train until `Stop`. Raises NonFinite, WrongCommand, and torch's errors."""
         while not isinstance(action := self._next_action(), Stop):
             match action:
                 case SettleStep():
@@ -181,8 +177,9 @@ class InnerLoop:
             self._launched = None
             if command.kept is not None:
                 path, optimizer = Path(command.kept), self._stepper.optimizer
-                own_steps = take_over_weights(path, self._model.theta_P, optimizer, self._say_alive)
-                self._round_machine.took_over(own_steps)
+                self._round_machine.own_steps = take_over_weights(
+                    path, self._model.theta_P, optimizer, self._say_alive
+                )
 
     def _keep(self, order: Keep) -> None:
         error, theta_P, optimizer = None, self._model.theta_P, self._stepper.optimizer

@@ -53,8 +53,6 @@ from protocol.trainer_messages import (
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Name and shape of each parameter."""
 
-# --- pieces of the corpus -------------------------------------------------------------------------
-
 
 class PiecesHere(TrainerMessage, frozen=True):
     """All pieces that `PiecesMissing` named are here."""
@@ -64,9 +62,6 @@ class PiecesMissing(TrainerMessage, frozen=True):
     """The next step needs these pieces: nothing is trained before `PiecesHere`."""
 
     pieces: tuple[int, ...]
-
-
-# --- the task of a process ------------------------------------------------------------------------
 
 
 class TrainerSettings(TrainerMessage, frozen=True):
@@ -125,9 +120,6 @@ class ModelCreated(TrainerMessage, frozen=True):
     @property
     def whole(self) -> Layout:
         return Layout.from_shapes(dict(self.whole_shapes))
-
-
-# --- messages -------------------------------------------------------------------------------------
 
 
 class Load(TrainerMessage, frozen=True):

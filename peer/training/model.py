@@ -39,9 +39,8 @@ def model_config(spec: RunSpec, vocabulary_size: int) -> "LlamaConfig":
 def config_of(spec: RunSpec, vocabulary_size: int) -> Config:
     """The config.json of a run's model: the frozen one, else by checkpoint or sizes.
 
-    Raises:
-        ValueError: the checkpoint is not of the Llama family, or has too small a vocabulary.
-        OSError: the checkpoint cannot be read.
+    Raises ValueError where a checkpoint is not of the Llama family, or has too small a vocabulary,
+    and OSError where it cannot be read.
     """
     if spec.frozen is not None:
         frozen: dict[str, Any] = json.loads(spec.frozen.config)
@@ -129,12 +128,7 @@ def model_shapes(spec: RunSpec, vocabulary_size: int) -> dict[str, tuple[int, ..
 
 
 class FlatModel:
-    """A module whose parameters are views of one vector.
-
-    Attributes:
-        theta_P: the weights, fp32.
-        gradient_P: their gradients, fp32; free as scratch memory between two steps.
-    """
+    """A module whose parameters are views of one vector. Implements `fragments.FastWeights`."""
 
     def __init__(self, module: nn.Module, device: torch.device, *, compile: bool = False) -> None:
         module.to(device)
@@ -149,6 +143,7 @@ class FlatModel:
             view.copy_(parameter.detach())
             parameter.data = view
             parameter.grad = self.gradient_P[part].view(entry.shape)
+        self._module = module
         self._forward = torch.compile(module) if compile else module
 
     def loss(self, tokens_BT: torch.Tensor) -> torch.Tensor:

@@ -92,11 +92,7 @@ class OptimizerPart:
 
 
 class FlatOptimizer:
-    """An inner optimizer over a FlatModel, of parts that share one clipping norm.
-
-    Attributes:
-        num_steps: that the moments have seen.
-    """
+    """An inner optimizer of parts that share one clipping norm; moments have seen `num_steps`."""
 
     def __init__(
         self, model: FlatModel, section: OptimizerSection, parts: list[OptimizerPart]
@@ -174,9 +170,6 @@ def inner_optimizer(
         )
         parts.append(OptimizerPart(made, MUON_MOMENTS, rate_ratio=peak / section.learning_rate))
     return FlatOptimizer(model, section, parts)
-
-
-# --- Muon whose iteration is in fp32 --------------------------------------------------------------
 
 
 class Fp32Muon(torch.optim.Muon):

@@ -79,11 +79,7 @@ class ProcessTrainer:
         await self._child.send(command)
 
     async def receive(self) -> TrainerEvent:
-        """The next event.
-
-        Raises:
-            TrainerDied: the process ended, or stayed silent for too long (it is then killed).
-        """
+        """The next event. A process that is silent for too long is killed. Raises TrainerDied."""
         event: Said = Waiting()
         while isinstance(event, Waiting):
             with trio.move_on_after(self._patience_s) as scope:
@@ -146,12 +142,8 @@ async def create_model(
 ) -> ModelCreated:
     """Make initial weights, as a run's founder does, or the first holder of a stage.
 
-    Args:
-        weights_path: where they go, as one flat vector of fp32 values.
-        spare: its child makes them, and can still become a trainer afterwards.
-
-    Raises:
-        TrainerDied: the child failed.
+    They go to the file as one flat vector of fp32 values. The spare child makes them, and can still
+    become a trainer afterwards. Raises TrainerDied.
     """
     child = await spare.take()
     answer: Said | None = None

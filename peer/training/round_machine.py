@@ -41,7 +41,7 @@ Rules:
        holds it up.
     7. `Load` begins anew: no round, no order, no step whose numbers are waited for.
     8. A step whose numbers are waited for is settled before weights are kept, so they are sound.
-       A `Load` of kept weights is followed by `took_over`: own steps go on, for the schedule.
+       After a `Load` of kept weights the driver sets `own_steps`: they go on, for the schedule.
     9. The daemon writes the slow weights only when no Load or Evaluate is on its way, and averaging
        does not read them.
 """
@@ -75,8 +75,6 @@ from .messages import (
 from .ports import WrongCommand
 from .schedule import learning_rate, total_steps_of
 from .sync import Sync
-
-# --- the blocks of one round, in the order of the data plan ---------------------------------------
 
 
 class RoundData:
@@ -112,9 +110,6 @@ class RoundData:
     def _take(self, steps: int) -> TakenBlocks:
         count = steps * self._batch_size
         return self._plan.take(self._epoch, self._position, count, self._peer_id, self._members)
-
-
-# --- round in progress ----------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -206,17 +201,9 @@ class RoundInProgress:
         )
 
 
-# --- the machine ----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class TrainStep:
-    """Train one step.
-
-    Attributes:
-        steps: of the round that are done before it.
-        nominal_step: at which it begins.
-    """
+    """Train the step after the first `steps` of the round; it begins at `nominal_step`."""
 
     round: int
     steps: int
@@ -242,13 +229,11 @@ class _SinceLoad:
     """The state that `Load` makes new.
 
     Attributes:
-        steps: own ones, of all rounds.
         closed_at: nominal step, epoch and position at which the last round ended; before the first,
             where the weights stand.
     """
 
     loaded: bool = False
-    steps: int = 0
     round: RoundInProgress | None = None
     next_order: TrainRound | None = None
     last_closed: int = -1
@@ -262,6 +247,9 @@ class RoundMachine:
         events: of the machine and of `sync`; the driver takes them out.
         num_blocks: training blocks of the corpus.
         piece_blocks: of them in one piece; None where it is all one.
+
+    Attributes:
+        own_steps: since `Load`, and those of the kept optimizer.
     """
 
     def __init__(
@@ -283,6 +271,7 @@ class RoundMachine:
         self._to_keep: deque[Keep] = deque()
         self._stopped = False
         self._state = _SinceLoad()
+        self.own_steps = 0
 
     # --- commands -------------------------------------------------------------------------------
 
@@ -293,6 +282,7 @@ class RoundMachine:
                 self._sync.load()
                 stand = command.step, command.epoch, command.position
                 self._state = _SinceLoad(loaded=True, closed_at=stand)
+                self.own_steps = 0
             case TrainRound():
                 self._take_order(command, now_s)
             case CloseRound(round_):
@@ -362,14 +352,13 @@ class RoundMachine:
     def _step_or_wait(self, current: RoundInProgress) -> TrainStep | Wait:
         if current.order.quota == 0 or self._sync.holds_training:
             return Wait()
-        step, own_steps = current.nominal_step, self._state.steps
-        total_steps = total_steps_of(self._spec, current.order)
+        step, total_steps = current.nominal_step, total_steps_of(self._spec, current.order)
         if current.is_at_end(total_steps):
             return Wait()
         section, peak = self._spec.optimizer, current.order.learning_rate
         if peak is not None and peak != section.learning_rate:
             section = section.model_copy(update={"learning_rate": peak})
-        rate = learning_rate(section, step, total_steps, own_steps)
+        rate = learning_rate(section, step, total_steps, self.own_steps)
         return TrainStep(current.order.round, current.steps, step, rate)
 
     # --- what the driver has done ---------------------------------------------------------------
@@ -385,7 +374,7 @@ class RoundMachine:
         current.stepped(step.learning_rate, now_s, seconds)
         if current.is_at_end(total_steps_of(self._spec, current.order)):
             current.is_progress_wanted = True  # nothing may follow at the end of the run
-        self._state.steps += 1
+        self.own_steps += 1
         self._sync.stepped(current.order, current.steps, self._spec.tokens_per_step)
 
     def settled(self, loss: float, gradient_norm: float, seconds: float) -> None:
@@ -395,14 +384,6 @@ class RoundMachine:
     def measured(self, result: Evaluated) -> None:
         self._to_measure.popleft()
         self._events.append(result)
-
-    @property
-    def own_steps(self) -> int:
-        """Own steps of the optimizer, for the schedule's warm-up."""
-        return self._state.steps
-
-    def took_over(self, own_steps: int) -> None:
-        self._state.steps = own_steps
 
     def kept(self, error: str | None) -> None:
         """Tell that the fast weights are in the file, or why they are not."""
@@ -417,8 +398,6 @@ class RoundMachine:
     def _current(self) -> RoundInProgress:
         assert self._state.round is not None, "there is no round to train"
         return self._state.round
-
-    # --- rounds ---------------------------------------------------------------------------------
 
     def _begin_round(self, now_s: float) -> None:
         state, spec = self._state, self._spec

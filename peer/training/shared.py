@@ -43,22 +43,16 @@ class SharedVector:
 
     def __init__(self, padded_parameters: int) -> None:
         size_bytes = padded_parameters * 4
-        self._fd, self.read_only_fd = _anonymous_file("loco-slow-weights", size_bytes)
-        memory = mmap.mmap(self._fd, size_bytes)
+        fd, self.read_only_fd = _anonymous_file("loco-slow-weights", size_bytes)
+        memory = mmap.mmap(fd, size_bytes)
+        os.close(fd)
         self.array: Float32Vector = np.frombuffer(memory, dtype=np.float32)
-
-    def close(self) -> None:
-        """Give back the descriptors. Views stay valid."""
-        for fd in (self._fd, self.read_only_fd):
-            if fd >= 0:
-                os.close(fd)
-        self._fd = self.read_only_fd = -1
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        os.close(self.read_only_fd)
 
 
 def map_vector(fd: int) -> Float32Vector:
@@ -129,9 +123,6 @@ def boundary_shape(spec: RunSpec) -> tuple[int, int, int]:
 def boundary_bytes(spec: RunSpec) -> int:
     """Bytes of one boundary of a run, coded."""
     return CODECS[spec.pipeline.codec].code_bytes(math.prod(boundary_shape(spec)))
-
-
-# --- ring -----------------------------------------------------------------------------------------
 
 
 class BoundaryRing:

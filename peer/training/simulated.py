@@ -55,8 +55,6 @@ from .shared import CodeRegions
 from .sync import sync_of
 from .tensor_file import keep_weights, take_over_weights
 
-# --- the machine, and the problem -----------------------------------------------------------------
-
 LOSS_FLOOR: Final = 1.0
 SHORTEST_STEP: Final = 0.3
 """Bound of a scattered step, as a share of its mean."""
@@ -106,7 +104,7 @@ class ToyProblem:
     Attributes:
         rate: step size at the schedule's full learning rate.
         sigma: standard deviation of the gradient noise per value.
-        num_blocks: training blocks of the pretended corpus; piece_blocks of them are one piece.
+        num_blocks, piece_blocks: of the corpus, and of a piece.
     """
 
     rate: float = 0.1
@@ -165,9 +163,6 @@ class ToyNoise:
 
 def loss_at(to_optimum: Float32Vector) -> float:
     return LOSS_FLOOR + float(np.mean(np.square(to_optimum))) / 2
-
-
-# --- the trainer ----------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -276,7 +271,7 @@ class SimulatedTrainer:
             return
         if isinstance(command, Load) and command.kept is not None:
             own_steps = take_over_weights(Path(command.kept), self.model.theta_P, None)
-            self._round_machine.took_over(own_steps)
+            self._round_machine.own_steps = own_steps
         self._follow()
 
     def _advance(self, now_s: float) -> None:

@@ -78,8 +78,6 @@ class Stepper:
         return parts
 
 
-# --- micro-batch and speed ------------------------------------------------------------------------
-
 MEASURED_STEPS: Final = 5
 """The median of so many: the first one or two, which warm up, are above it."""
 
@@ -103,11 +101,7 @@ def cpu_micro_batch(start: int, sequence_bytes: int) -> int:
 
 
 def fit_micro_batch(stepper: Stepper, blocks_BT: npt.NDArray[np.int64]) -> None:
-    """Halve the micro-batch of `stepper` until one whole step runs.
-
-    Raises:
-        torch.OutOfMemoryError: not even one sequence fits.
-    """
+    """Halve the micro-batch until one whole step runs. Raises torch's error if none does."""
     while True:
         try:
             _seconds_of_step(stepper, blocks_BT)

@@ -94,8 +94,7 @@ class WarmTrainer:
 async def warmed_up(start: StartTrainer, slow: Float32Vector) -> AsyncIterator[WarmTrainer]:
     """Start a trainer and wait until it is ready; one that dies before is forgotten.
 
-    Raises:
-        CannotTrain: device, corpus or model cannot be used here.
+    Raises CannotTrain.
     """
     async with AsyncExitStack() as stack:
         at_hand: list[_Heard] = []

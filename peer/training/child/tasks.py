@@ -48,6 +48,8 @@ def serve(channel: SocketChannel) -> int:
     while True:
         begin, descriptors = channel.next_task()
         settings = begin.settings
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
         match begin.task, descriptors:
             case "create", (weights_fd,):
                 try:
@@ -130,8 +132,6 @@ def build(
 ) -> tuple[InnerLoop, Ready]:
     """The loop of a whole model; with the micro-batch found and the speed measured."""
     spec = settings.run_spec()
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
     torch.manual_seed(spec.seed)
     device = choose_device(settings.device)
     precision = choose_precision(spec.training.precision, device)

@@ -20,8 +20,6 @@ from protocol.content.manifest import CorpusManifest
 
 from .packed import MAGIC, InvalidCorpus, Tokens, map_tokens, read_header
 
-# --- pieces ---------------------------------------------------------------------------------------
-
 MAX_MAPPED_PIECES: Final = 256
 """Pieces that a trainer keeps mapped and need not check again."""
 PIECE_SUFFIX: Final = ".piece"
@@ -37,11 +35,7 @@ def cut_piece(train: Tokens, manifest: CorpusManifest, piece: int) -> bytes:
 
 
 class PieceCorpus:
-    """A corpus of which pieces come and go while it is trained on.
-
-    Args:
-        held_out: blocks to validate with, [count, context_length + 1].
-    """
+    """A corpus of which pieces come and go; held-out blocks are [count, context_length + 1]."""
 
     def __init__(self, folder: Path, manifest: CorpusManifest, held_out: npt.NDArray[Any]) -> None:
         self._folder = folder
@@ -57,11 +51,7 @@ class PieceCorpus:
         return tuple(piece for piece in pieces if self._piece(piece) is None)
 
     def blocks(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Training blocks: [count] indices to [count, context_length + 1] tokens.
-
-        Raises:
-            InvalidCorpus: a piece of theirs is missing.
-        """
+        """[count] indices to [count, context_length + 1] tokens. Raises InvalidCorpus."""
         length = self._manifest.context_length
         blocks = np.empty((len(indices), length + 1), dtype=np.int64)
         for row, index in enumerate(indices.tolist()):
@@ -96,9 +86,6 @@ class PieceCorpus:
         except (OSError, ValueError):  # not there, or empty
             return None
         return mapped if self._manifest.is_piece(piece, mapped.data.cast("B")) else None
-
-
-# --- blocks ---------------------------------------------------------------------------------------
 
 
 class Corpus:
@@ -154,11 +141,7 @@ def _cut(tokens: Tokens, starts: npt.NDArray[np.int64], length: int) -> npt.NDAr
 def open_file(
     path: Path, context_length: int, validation_blocks: int, piece_blocks: int | None = None
 ) -> Corpus:
-    """Map a packed corpus, or a raw token file whose end is held out.
-
-    Raises:
-        InvalidCorpus: no such file, or it is too small for these sizes.
-    """
+    """Map a packed corpus, or a raw token file whose end is held out. Raises InvalidCorpus."""
     if is_packed(path):
         corpus = _open_packed(path, context_length, piece_blocks)
     else:

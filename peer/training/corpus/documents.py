@@ -27,8 +27,6 @@ import blake3
 
 from .packed import InvalidCorpus, Text, check_name
 
-# --- where texts come from: the Python standard library, or a glob of files -----------------------
-
 STDLIB_BYTES: Final = 8_000_000
 """Bound of the `stdlib` corpus: a joiner fetches it within seconds over a home uplink."""
 _LEFT_OUT: Final = frozenset(
@@ -85,8 +83,6 @@ def _matching(kind: str, pattern: str) -> list[Path]:
         raise InvalidCorpus(f"no file matches {kind}:{pattern}")
     return paths
 
-
-# --- documents ------------------------------------------------------------------------------------
 
 KINDS: Final = ("jsonl", "parquet", "hf")
 COLUMN: Final = "text"

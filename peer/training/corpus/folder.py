@@ -9,7 +9,7 @@ N.piece         pieces that have come from peers (blocks.py)
 
 import json
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -79,20 +79,6 @@ class KeptCorpus:
         return PieceCorpus(self.folder, made_of, held_out)
 
 
-def keep_whole(
-    cache_dir: Path, manifest: CorpusManifest, held_out: bytes, tokens: Path
-) -> KeptCorpus:
-    """Keep a corpus whose tokens are all in one file, which stays where it is."""
-    kept = _keep(cache_dir, manifest)
-    adopt_held_out(kept, held_out)
-    if tokens != kept.folder / PACKED:
-        status = tokens.stat()
-        told = {"path": str(tokens), "bytes": status.st_size, "changed_ns": status.st_mtime_ns}
-        with replacing(kept.folder / WHOLE) as out:
-            out.write(json.dumps(told).encode())
-    return KeptCorpus(kept.folder, manifest, tokens)
-
-
 def adopt_manifest(data: bytes, manifest_digest: str, cache_dir: Path) -> KeptCorpus:
     """Keep the manifest of a corpus that comes in pieces. Raises InvalidCorpus."""
     if blob_name(data) != manifest_digest:
@@ -155,9 +141,6 @@ def _whole_file(folder: Path) -> Path | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return Path(told["path"]) if is_as_it_was else None
-
-
-# --- from a run spec ------------------------------------------------------------------------------
 
 
 def prepare_corpus(
@@ -225,12 +208,16 @@ def _kept(
     held_out = corpus.validation_blocks(spec.data.validation_blocks)
     dtype = token_dtype(tokenizer.vocabulary_size)
     blob = held_out.astype(dtype).tobytes()
-    manifest = _manifest(spec, corpus, tokenizer, blob, check)
-    folder = corpus_folder(cache_dir, manifest.name)
+    kept = _keep(cache_dir, _manifest(spec, corpus, tokenizer, blob, check))
     if is_ours:
-        folder.mkdir(parents=True, exist_ok=True)
-        tokens = tokens.replace(folder / PACKED)
-    return keep_whole(cache_dir, manifest, blob, tokens)
+        tokens = tokens.replace(kept.folder / PACKED)
+    else:
+        status = tokens.stat()
+        told = {"path": str(tokens), "bytes": status.st_size, "changed_ns": status.st_mtime_ns}
+        with replacing(kept.folder / WHOLE) as out:
+            out.write(json.dumps(told).encode())
+    adopt_held_out(kept, blob)
+    return replace(kept, whole=tokens)
 
 
 def _manifest(

@@ -34,8 +34,6 @@ from protocol.errors import LocoError
 
 from .tokenizer import Tokenizer
 
-# --- whether work on a thread, which may take hours, is still wanted ------------------------------
-
 Check = Callable[[], None]
 """Raises when the caller is cancelled (`Work.check_cancelled`)."""
 
@@ -67,12 +65,7 @@ def tail_start(path: Path) -> int:
 
 
 def read_parts(path: Path, start: int, end: int) -> Iterator[str]:
-    """The text from byte `start` to byte `end`, in parts.
-
-    Raises:
-        UnicodeDecodeError: it is no UTF-8.
-        OSError
-    """
+    """The text from byte `start` to byte `end`, in parts. Raises UnicodeDecodeError, OSError."""
     decode = codecs.getincrementaldecoder("utf-8")().decode
     with path.open("rb") as file:
         file.seek(start)
@@ -91,8 +84,6 @@ def _leading(data: bytes) -> Iterator[int]:
             return
         yield byte
 
-
-# --- packed ---------------------------------------------------------------------------------------
 
 MAGIC: Final = b"LOCOCRP1"
 _LENGTH: Final = struct.Struct(">I")
@@ -258,10 +249,7 @@ def write_packed(
 
 
 def read_header(path: Path) -> tuple[PackedHeader, int]:
-    """The header of a packed file, and the offset of its first token in bytes.
-
-    Raises InvalidCorpus.
-    """
+    """The header of a packed file, and the byte offset of its first token. Raises InvalidCorpus."""
     with path.open("rb") as file:
         prefix = file.read(len(MAGIC) + _LENGTH.size)
         if not prefix.startswith(MAGIC) or len(prefix) < len(MAGIC) + _LENGTH.size:

@@ -56,12 +56,7 @@ def pack_documents(
 ) -> None:
     """Tokenise a data set, and write the packed file, whole or not at all.
 
-    Args:
-        out_path: in a folder that goes when the corpus is made.
-
-    Raises:
-        InvalidCorpus: it cannot be read, or nothing of it could be held out.
-        OSError: the cache cannot be written.
+    Its folder goes when the corpus is made. Raises InvalidCorpus, OSError.
     """
     shards = shards_of(kind, where)
     folder = cache_dir / f"tokens-{_key(shards, tokenizer)}"

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import blake3
 import numpy as np
@@ -15,11 +15,7 @@ from tokenizers import decoders, models
 
 
 def model_file(source: str, name: str) -> bytes:
-    """The bytes of the file `name` in a folder, or in a repository of the hub.
-
-    Raises:
-        ValueError: there is none, or the hub cannot be asked; the message says what would help.
-    """
+    """The bytes of a file in a folder, or in a repository of the hub. Raises ValueError."""
     folder = Path(source).expanduser()
     if (folder / name).is_file():
         return (folder / name).read_bytes()
@@ -57,34 +53,12 @@ def _reason(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
-# --- tokenizer ------------------------------------------------------------------------------------
-
 TOKENIZER_FILE: Final = "tokenizer.json"
 BYTES: Final = "bytes"
 _END_OF_TEXT: Final = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|im_end|>")
 """Tokens that end a text, in the known families."""
 
 Tokens = npt.NDArray[np.uint32] | npt.NDArray[np.uint8]
-
-
-class Tokenizer(Protocol):
-    @property
-    def vocabulary_size(self) -> int: ...
-    @property
-    def digest(self) -> str:
-        """Digest of the tokenizer's file (32 hex digits), or `bytes`."""
-
-    @property
-    def separator(self) -> Sequence[int]:
-        """Tokens put after each text."""
-
-    @property
-    def end_of_text(self) -> str | None:
-        """The spelling of that token; None where there is none."""
-
-    def encode(self, text: str) -> Tokens: ...
-    def encode_all(self, texts: Sequence[str]) -> list[Tokens]:
-        """The tokens of each, found on all cores where that is worth it."""
 
 
 class ByteTokenizer:
@@ -116,7 +90,13 @@ class ByteTokenizer:
 
 
 class FileTokenizer:
-    """A tokenizer.json."""
+    """A tokenizer.json.
+
+    Attributes:
+        digest: of the file, 32 hex digits.
+        separator: tokens put after each text.
+        end_of_text: the spelling of that token; None where there is none.
+    """
 
     def __init__(self, data: bytes) -> None:
         """Raises ValueError where `data` is none."""
@@ -140,6 +120,9 @@ class FileTokenizer:
     def encode_all(self, texts: Sequence[str]) -> list[Tokens]:
         found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(each.ids, dtype=np.uint32) for each in found]
+
+
+Tokenizer = ByteTokenizer | FileTokenizer
 
 
 def tokenizer_path(cache_dir: Path, digest: str) -> Path:

@@ -29,8 +29,6 @@ from .compute import StageCompute
 from .module import initial_stage
 from .steppers import DataPeerStepper, RelayStepper, stage_clip_norm
 
-# --- how many microbatches this machine holds at once ---------------------------------------------
-
 CUDA_SHARE: Final = 0.8
 
 
@@ -68,8 +66,6 @@ def slots_for(graph: int, free: int) -> int:
     return max(MIN_SLOTS, min(MAX_SLOTS, free // max(1, graph) - 1))
 
 
-# --- build ----------------------------------------------------------------------------------------
-
 NOMINAL_STEPS_PER_S: Final = 1.0
 """Told by every stage: all take the same steps, so all owe the same number."""
 
@@ -80,8 +76,6 @@ def build_stage(
     """The loop of a stage; `memory` as for `inner_loop`."""
     spec, stage = settings.run_spec(), settings.stage
     assert stage is not None
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
     device = choose_device(settings.device)
     precision = choose_precision(spec.training.precision, device)
     config = model_config(spec, settings.vocabulary_size)

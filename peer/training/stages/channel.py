@@ -29,15 +29,9 @@ from protocol.microbatch.trainer_messages import (
 )
 from protocol.wire.stage_messages import Leg
 
-# --- boundary -------------------------------------------------------------------------------------
-
 
 class BoundaryCoder:
-    """Codes boundaries of one shape.
-
-    Args:
-        shape: (b, T, D).
-    """
+    """Codes boundaries of one shape, (b, T, D)."""
 
     def __init__(self, codec: Codec, shape: tuple[int, int, int], device: torch.device) -> None:
         self._codec = codec
@@ -63,8 +57,6 @@ class BoundaryCoder:
         self._codec.decode(codes, values)
         return values.view(self._shape)
 
-
-# --- channel --------------------------------------------------------------------------------------
 
 Work = Filled | Drop | Resend | Finish
 

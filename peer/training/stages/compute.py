@@ -27,8 +27,6 @@ from peer.training.device import Precision, autocast
 
 from .module import StageModule
 
-# --- deferred -------------------------------------------------------------------------------------
-
 
 class PutOff(list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]):
     """Products to be computed: of gradients [N, O] and inputs [N, I], for weights [O, I]."""
@@ -93,9 +91,6 @@ def put_off_weights(module: nn.Module) -> PutOff:
             assert isinstance(layer, _DeferredLinear)
             layer.put_off = put_off
     return put_off
-
-
-# --- compute --------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -194,7 +189,6 @@ class StageCompute:
         """Compute and add the weights' gradients that a backward has put off."""
         self._put_off.add()
 
-    # --- without gradients ------------------------------------------------------------------------
     def score_embed(self, tokens_bT: torch.Tensor) -> torch.Tensor:
         """[b, T+1] tokens to [b, T, D]."""
         with torch.no_grad(), autocast(self._device, self._precision):

@@ -51,8 +51,6 @@ from protocol.wire.stage_messages import Leg
 from .channel import StageChannel
 from .compute import StageCompute
 
-# --- gradients ------------------------------------------------------------------------------------
-
 FIRST_CLIP: Final = 64.0
 """Bound of the first gradient of a trainer's life, in clipping norms of a step."""
 
@@ -98,9 +96,6 @@ def length_of(values_P: torch.Tensor) -> float:
     return largest * float(torch.linalg.vector_norm(values_P / largest))
 
 
-# --- steppers -------------------------------------------------------------------------------------
-
-
 class _StageStepper:
     def __init__(
         self,
@@ -113,9 +108,13 @@ class _StageStepper:
         self._channel = channel
         self._model = model
         self.optimizer = optimizer
+        channel.between_steps = self.between_steps
         self._gradients = GradientSum(model.gradient_P, optimizer.clip_norm)
         self._losses: list[float] = []
         self._last_loss = 0.0
+
+    def between_steps(self) -> None:
+        """Do what has come while the inner loop waits; a data peer asks for its microbatches."""
 
     def _take(self, microbatches: int, learning_rate: float) -> StepResult:
         """Step with the mean gradient of so many microbatches, and tell the daemon.
@@ -239,16 +238,6 @@ class RelayStepper(_StageStepper):
 
     reads_blocks = False
 
-    def __init__(
-        self,
-        compute: StageCompute,
-        channel: StageChannel,
-        model: FlatModel,
-        optimizer: FlatOptimizer,
-    ) -> None:
-        super().__init__(compute, channel, model, optimizer)
-        channel.between_steps = self.score_what_has_come
-
     def step(self, _blocks_BT: npt.NDArray[np.int64], learning_rate: float) -> StepResult:
         """Do what comes until the daemon says that it is all. Raises Interrupted."""
         done = 0
@@ -258,7 +247,7 @@ class RelayStepper(_StageStepper):
             elif isinstance(command, Filled):
                 done += self._deliver(command)
         # It may have come together with the end, and nothing looks between steps.
-        self.score_what_has_come()
+        self.between_steps()
         return self._take(done, learning_rate)
 
     def _deliver(self, command: Filled) -> int:
@@ -286,7 +275,7 @@ class RelayStepper(_StageStepper):
         self._channel.emit(GradientAdded(microbatch))
         return int(command.adds)
 
-    def score_what_has_come(self) -> None:
+    def between_steps(self) -> None:
         """Do the forwards that no gradient follows. Raises Interrupted."""
         for command in self._channel.scores():
             self._score(command)
