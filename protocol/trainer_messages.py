@@ -1,7 +1,4 @@
-"""What the daemon and its trainer say to each other about fragments (peer/training/messages.py).
-
-In whatever way peers average them: in pairs, or all together.
-"""
+"""Messages of the daemon and its trainer about fragments (peer/training/messages.py)."""
 
 from typing import Final
 
@@ -9,21 +6,20 @@ from msgspec import Struct
 
 
 class TrainerMessage(Struct, frozen=True, tag=True, tag_field="kind", forbid_unknown_fields=True):
-    """What daemon and trainer process say to each other, with its name as its kind."""
+    """A message of the daemon and its trainer process, with its name as its kind."""
 
 
 # --- commands -------------------------------------------------------------------------------------
 class Merge(TrainerMessage, frozen=True):
     """The outer step of a fragment that was sent, or yielded, is in phi: follow.
 
-    What is in none of the lists is left alone.
+    Chunks in none of the lists are left alone.
 
     Attributes:
         cycle: of the send, whose flight this ends; None for a fragment that was yielded.
         stepped: chunks whose result holds our codes.
         moved: chunks that were written without them.
-        redone: chunks that had been merged; their step was taken back, and taken with another
-            result.
+        redone: chunks whose step was merged, taken back, and taken with another result.
     """
 
     fragment: int
@@ -34,7 +30,7 @@ class Merge(TrainerMessage, frozen=True):
 
 
 ONE_CHUNK: Final = (0,)
-"""The chunks of a fragment that is averaged as one: in pairs."""
+"""The chunks of a fragment that is averaged in pairs."""
 
 
 class Yield(TrainerMessage, frozen=True):
@@ -51,7 +47,7 @@ class FragmentSent(TrainerMessage, frozen=True):
         steps, tokens: trained since the fragment's last send.
         digest: blake3 (32 hex digits) of the codes.
         waited_s: how long training stood still before, for a fragment that was yielded.
-        step: the nominal step at which its values were taken.
+        step: nominal step of its values.
     """
 
     fragment: int
@@ -68,7 +64,7 @@ class FragmentMerged(TrainerMessage, frozen=True):
 
     Attributes:
         waited_s: how long training stood still for it: in pairs for send and merge; else 0 when it
-        came in time.
+            came in time.
     """
 
     fragment: int

@@ -1,9 +1,9 @@
-"""The process beneath a trainer: started ahead of its task, told what to do, gone when we say so.
+"""The process beneath a trainer: started ahead of its task, told what to do, and ended.
 
-A child takes seconds to import torch and the models, whatever it is for. So it is told its task
-(settings, and the descriptors of its memory) over its socket and not by its command line: it can be
-started long before there is one. `SpareChild` is one such, started when the daemon begins to start;
-it makes a founder's initial weights, and is the first trainer afterwards.
+A child takes seconds to import torch and the models. It is told its task (settings, and the
+descriptors of its memory) over its socket and not by its command line, so it can be started before
+there is one. The daemon starts a `SpareChild` first of all; that makes a founder's initial weights,
+and becomes the first trainer.
 """
 
 import array
@@ -27,16 +27,13 @@ from .pipe import FROM_TRAINER, READ_BYTES, FrameDecoder, PipeError, encode
 from .ports import TrainerDied
 
 PROGRAM: Final = "peer.training.child"
-"""What a child runs."""
 STOP_GRACE_S: Final = 1.0
 """Time a trainer has to end by itself after `Stop`; it is killed then."""
 MAX_STDERR_BYTES: Final = 1 << 20
-"""Standard error is cut when it is longer."""
 SPIN_COUNT: Final = "3000"
-"""Turns for which a thread of torch's loops spins until the others come, before it sleeps; some 10
-us. By default (libgomp) it is milliseconds, which costs nothing on a machine of one's own: but
-beside one other busy process all wait for the thread that lost its core, hundreds of times in a
-step, and steps took up to 80 times as long (docs/log.md)."""
+"""Turns for which a thread of torch's loops spins before it sleeps; some 10 us. libgomp's default
+is milliseconds: beside one other busy process all threads wait for the one that lost its core,
+hundreds of times in a step, and steps took up to 80 times as long (docs/log.md)."""
 
 
 class TrainerChild:
@@ -52,11 +49,7 @@ class TrainerChild:
 
     @classmethod
     async def start(cls, threads: int) -> Self:
-        """Run the program; whoever starts it closes it.
-
-        Args:
-            threads: of its loops; 0 leaves that to torch.
-        """
+        """Run the program; the caller closes it. 0 threads leave their number to torch."""
         ours, theirs = socket.socketpair()
         stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
         try:
@@ -77,12 +70,11 @@ class TrainerChild:
         return cls(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)), stderr)
 
     async def begin(self, task: str, settings: TrainerSettings, descriptors: Sequence[int]) -> None:
-        """Tell it what to do. Raises TrainerDied."""
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())
         await self.send(Begin(task, settings, len(descriptors)), rights)
 
     async def send(self, message: TrainerMessage, *rights: tuple[int, int, bytes]) -> None:
-        """Send a message, and rights with its first byte. Raises TrainerDied."""
+        """Send a message, and descriptors with its first byte. Raises TrainerDied."""
         frame = encode(message)
         try:
             async with self._sending:
@@ -92,7 +84,6 @@ class TrainerChild:
             raise await self.death() from error
 
     async def receive(self) -> Said:
-        """The next message. Raises TrainerDied."""
         while not self._received:
             try:
                 data = await self._stream.receive_some(READ_BYTES)
@@ -116,7 +107,6 @@ class TrainerChild:
         return TrainerDied("the trainer closed its socket but did not end")
 
     def kill(self) -> None:
-        """End the process, whatever it does."""
         if self.process.returncode is None:
             self.process.kill()
 
@@ -157,11 +147,10 @@ class SpareChild:
         self._child: TrainerChild | None = None
 
     async def start(self) -> None:
-        """Start it; it is ready when it is."""
         self._child = await TrainerChild.start(self._threads)
 
     async def take(self) -> TrainerChild:
-        """The spare child, or a new one; whoever takes it closes it, or puts it back."""
+        """The spare child, or a new one; the caller closes it, or puts it back."""
         child = self._child
         if child is None or child.process.poll() is not None:
             await self.aclose()
@@ -170,12 +159,10 @@ class SpareChild:
         return child
 
     def put_back(self, child: TrainerChild) -> None:
-        """It has done its task, and can take another one."""
         assert self._child is None
         self._child = child
 
     async def aclose(self) -> None:
-        """End what nobody took."""
         child, self._child = self._child, None
         if child is not None:
             await child.aclose()
@@ -183,7 +170,7 @@ class SpareChild:
 
 @asynccontextmanager
 async def spare_child(threads: int) -> AsyncIterator[SpareChild]:
-    """Start a child that is imported and ready when the first task comes."""
+    """A child that has imported everything when the first task comes."""
     spare = SpareChild(threads)
     await spare.start()
     try:

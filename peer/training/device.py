@@ -1,4 +1,4 @@
-"""Which device, in which precision, and what running out of its memory looks like."""
+"""The device and the precision that training computes in."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, Literal
@@ -11,11 +11,7 @@ CPU_MEMORY_SHARE: Final = 0.25
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is the first CUDA device if there is one, else the CPU.
-
-    Raises:
-        ValueError: no such device on this machine.
-    """
+    """`auto` is the first CUDA device if there is one, else the CPU. Raises ValueError."""
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:
@@ -30,7 +26,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def _cuda_devices() -> str:
-    """What there is, and what to do about it."""
+    """The CUDA devices that there are, and what to do about it."""
     count = torch.cuda.device_count()
     if count:
         return f"there are {count} CUDA devices; use cuda:0 to cuda:{count - 1}"
@@ -55,7 +51,6 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that memory, of the device or the machine, ran out."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

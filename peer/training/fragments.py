@@ -1,19 +1,18 @@
 """Fragments of the fast weights: what is sent of them, and how averages come back.
 
-phi are the slow weights, theta the fast ones. What comes back takes what was trained since the send
-along, so training need not wait. For the values of a fragment p, between peers that average in
-pairs (LOSCAR-SGD, arXiv 2605.20866, for a slice of a model; a whole model is one such):
+phi are the slow weights, theta the fast ones. A merge keeps what was trained since the send, so
+training need not wait. For the values of a fragment p, between peers that average in pairs
+(LOSCAR-SGD, arXiv 2605.20866, for a slice of a model; a whole model is one such):
 
     send p       snapshot := theta[p]                     its codes go to p's partner
     (training goes on)
     merge p      theta[p] := theta[p] + (phi'[p] - decoded)
 
-phi' are the slow weights after the outer step, `decoded` is what our codes stand for. That it says
-`decoded` and not `snapshot` is error feedback: the outer step has averaged our decoded codes,
-rounding error snapshot - decoded left out; the line leaves just that in our fast weights, so that
-it is sent again with the next send. Nothing is lost in the long run. With `snapshot` in its place
-an error of the size of the code's step would stay in the weights in each round, and they would take
-a random walk (tests/numerics/test_coding_noise.py shows both).
+phi' are the slow weights after the outer step, `decoded` are the values of our codes. Subtracting
+`decoded` and not `snapshot` is error feedback: the outer step has averaged our decoded codes, and
+the rounding error, snapshot - decoded, stays in our fast weights and goes out with the next send.
+With `snapshot` each round would leave an error of the size of the code's step in the weights, and
+they would take a random walk (tests/numerics/test_coding_noise.py shows both).
 
 Where all average a fragment (Streaming DiLoCo, arXiv 2501.18512, algorithm 2), phi is equal on all
 peers and moved by the outer steps alone:
@@ -22,19 +21,19 @@ peers and moved by the outer steps alone:
     (training goes on)
     merge p      theta[p] := a theta[p] + (1 - a) phi'[p]
 
-u is the pseudo-gradient: the way from phi, which the owners average. a is `merge` of the run spec:
-1/2 keeps half of what was trained since the send, 0 none of it.
+u is the pseudo-gradient, which the owners average. a is `merge` of the run spec: 1/2 keeps half of
+what was trained since the send, 0 none of it.
 
 Rules where all average
   1. u is coded chunk by chunk, the codes of the chunks one after another.
   2. A chunk whose outer step did not come is left alone: theta is as far from phi as before, so the
-     next send covers its whole way since the old phi. A chunk that was stepped without our codes,
-     or was taken over from another peer, moves theta by as much as phi ("moved"): again our whole
-     way stays, and goes out with the next send. Nothing that was trained is lost.
-  3. An outer step can be taken back and redone, in the outer copy that the daemon holds. theta
-     follows: from result A to B by (1 - a) (phi_B - phi_A), which gives what merging B at once
-     would have given. `held` is the phi_A of a fragment whose phi is, or may be, written: from its
-     send to its merge, and while it is yielded.
+     next send holds all that was trained since the old phi. A chunk that was stepped without our
+     codes, or was taken over from another peer, moves theta by as much as phi ("moved"): all that
+     was trained stays here too, and goes out with the next send.
+  3. An outer step can be taken back and redone by the daemon. theta follows from result A to B by
+     (1 - a) (phi_B - phi_A), which gives what merging B at once would have given. `held` is the
+     phi_A of a fragment whose phi may be written: from its send to its merge, and while it is
+     yielded.
 """
 
 import itertools
@@ -70,7 +69,7 @@ class FastWeights(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """What is coded as one: its values in the flat vector and in the fragment, and its codes."""
+    """Values that are coded as one: in the flat vector, in the fragment, and their codes."""
 
     spans: tuple[slice, ...]
     own: slice
@@ -78,7 +77,7 @@ class _Chunk:
     size: int
 
     def parts(self) -> Iterator[tuple[slice, slice]]:
-        """Where the values of each span lie: in the chunk, and in the flat vector."""
+        """The place of each span's values in the chunk, and in the flat vector."""
         begin = 0
         for span in self.spans:
             end = begin + span.stop - span.start
@@ -87,11 +86,7 @@ class _Chunk:
 
 
 class FragmentValues(ABC):
-    """Writes the codes of fragments. When that is due is the business of whoever calls (sync.py).
-
-    Args:
-        slow_P: phi, as the daemon writes it.
-    """
+    """Writes the codes of fragments; sync.py says when. slow_P is phi, as the daemon writes it."""
 
     def __init__(
         self,
@@ -102,8 +97,8 @@ class FragmentValues(ABC):
         fragments: Sequence[Fragment],
     ) -> None:
         self.fragments = tuple(fragments)
-        self._model = model
-        self._slow_P = slow_P
+        self.model = model
+        self.slow_P = slow_P
         self._regions = regions
         self._codec = codec
         self._chunks = [self._chunks_of(fragment) for fragment in fragments]
@@ -111,17 +106,13 @@ class FragmentValues(ABC):
 
     def load(self) -> None:
         """theta := phi."""
-        self._model.theta_P.copy_(self._slow_P)
+        self.model.theta_P.copy_(self.slow_P)
 
     def send(self, fragment: int, cycle: int) -> str:
-        """Write the codes of a fragment to its region. Returns their digest.
-
-        Raises:
-            NonFinite: theta holds a NaN or an infinity.
-        """
+        """Write the codes of a fragment to its region; returns their digest. Raises NonFinite."""
         memory = self.codes(fragment)
         try:
-            with codes_on(self._model.device, memory) as codes:
+            with codes_on(self.model.device, memory) as codes:
                 for chunk in self._chunks[fragment]:
                     self._codec.encode(self._values(chunk), codes[chunk.codes])
         except ValueError as error:
@@ -138,18 +129,17 @@ class FragmentValues(ABC):
     def _chunks_of(self, fragment: Fragment) -> list[_Chunk]: ...
 
     @abstractmethod
-    def _values(self, chunk: _Chunk) -> torch.Tensor:
-        """What is sent of a chunk."""
+    def _values(self, chunk: _Chunk) -> torch.Tensor: ...
 
     def _slow(self, span: slice) -> torch.Tensor:
-        return self._slow_P[span].to(self._model.device)
+        return self.slow_P[span].to(self.model.device)
 
     def _scratch(self, size: int) -> torch.Tensor:
         self._scratched = max(self._scratched, size)
-        return self._model.gradient_P[:size]
+        return self.model.gradient_P[:size]
 
     def _clear_scratch(self) -> None:
-        self._model.gradient_P[: self._scratched].zero_()
+        self.model.gradient_P[: self._scratched].zero_()
         self._scratched = 0
 
 
@@ -161,20 +151,19 @@ class FragmentDeltas(FragmentValues):
         (chunk,) = self._chunks[fragment]
         move = self._scratch(chunk.size)
         codes = codes_as_tensor(self.codes(fragment))
-        self._codec.decode(codes.to(self._model.device), move)
+        self._codec.decode(codes.to(self.model.device), move)
         move.neg_()
         for own, span in chunk.parts():
             move[own].add_(self._slow(span))
-            self._model.theta_P[span].add_(move[own])
+            self.model.theta_P[span].add_(move[own])
         self._clear_scratch()
 
     def _chunks_of(self, fragment: Fragment) -> list[_Chunk]:
-        """A fragment in pairs is one chunk."""
         spans, size = tuple(slice(*span) for span in fragment.spans), fragment.size
         return [_Chunk(spans, slice(0, size), slice(0, self._codec.code_bytes(size)), size)]
 
     def _values(self, chunk: _Chunk) -> torch.Tensor:
-        theta_P = self._model.theta_P
+        theta_P = self.model.theta_P
         if len(chunk.spans) == 1:
             return theta_P[chunk.spans[0]]
         values = self._scratch(chunk.size)
@@ -200,19 +189,17 @@ class FragmentSnapshots(FragmentValues):
         self._held: dict[int, torch.Tensor] = {}
 
     def load(self) -> None:
-        """theta := phi; nothing is held."""
         super().load()
         self._held.clear()
 
     def send(self, fragment: int, cycle: int) -> str:
-        """Write the codes of a fragment's pseudo-gradient. Raises NonFinite."""
         self.hold(fragment)
         return super().send(fragment, cycle)
 
     def hold(self, fragment: int) -> None:
-        """From now on phi of this fragment may be written: keep it as it is."""
+        """Keep phi of this fragment as it is: from now on it may be written."""
         spans = self.fragments[fragment].spans
-        self._held[fragment] = torch.cat([self._slow_P[start:stop] for start, stop in spans])
+        self._held[fragment] = torch.cat([self.slow_P[start:stop] for start, stop in spans])
 
     def merge(
         self,
@@ -231,13 +218,13 @@ class FragmentSnapshots(FragmentValues):
         held, chunks = self._held.pop(fragment), self._chunks[fragment]
         for index in stepped:
             for span in chunks[index].spans:
-                self._model.theta_P[span].lerp_(self._slow(span), self._share)
+                self.model.theta_P[span].lerp_(self._slow(span), self._share)
         for indices, share in ((redone, self._share), (moved, 1.0)):
             for index in indices:
                 before = held[chunks[index].own]
                 for own, span in chunks[index].parts():
-                    move = self._slow_P[span] - before[own]
-                    self._model.theta_P[span].add_(move.to(self._model.device), alpha=share)
+                    move = self.slow_P[span] - before[own]
+                    self.model.theta_P[span].add_(move.to(self.model.device), alpha=share)
 
     def _chunks_of(self, fragment: Fragment) -> list[_Chunk]:
         sizes = [self._codec.code_bytes(stop - start) for start, stop in fragment.chunks]
@@ -256,11 +243,8 @@ class FragmentSnapshots(FragmentValues):
         """phi - theta of a chunk, in scratch memory."""
         u = self._scratch(chunk.size)
         for own, span in chunk.parts():
-            torch.sub(self._slow(span), self._model.theta_P[span], out=u[own])
+            torch.sub(self._slow(span), self.model.theta_P[span], out=u[own])
         return u
-
-
-# --- of a run -------------------------------------------------------------------------------------
 
 
 def regions_of(spec: RunSpec, layout: Layout) -> tuple[int, ...]:
@@ -273,11 +257,10 @@ def regions_of(spec: RunSpec, layout: Layout) -> tuple[int, ...]:
 def values_of(
     spec: RunSpec, weights: FastWeights, slow_P: torch.Tensor, regions: CodeRegions
 ) -> FragmentDeltas | FragmentSnapshots:
-    """What is sent of these weights, and how averages come back into them."""
+    """The codes that are sent of these weights, and the merge of averages into them."""
     codec = get_codec(spec.sync.codec, part_of=weights.layout.padded_parameters)
     diloco = spec.sync.diloco
+    fragments = fragments_of_run(diloco or spec.sync.pairs, weights.layout)
     if diloco is None:
-        fragments = fragments_of_run(spec.sync.pairs, weights.layout)
         return FragmentDeltas(weights, slow_P, regions, codec, fragments)
-    fragments = fragments_of_run(diloco, weights.layout)
     return FragmentSnapshots(weights, slow_P, regions, codec, fragments, diloco)

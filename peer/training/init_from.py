@@ -3,9 +3,8 @@
     model.init_from    a folder or a name on the hub, in Hugging Face format, of the Llama family
     data.tokenizer     follows the checkpoint, unless the user's text names one
 
-Embeddings mean what the tokenizer says that their numbers are. With another tokenizer the model
-trains on numbers that mean other words, and nothing shows it but a high loss; so one that gives any
-of the checkpoint's tokens another number is refused.
+With another tokenizer the embeddings stand for other words, and only a high loss shows it. So a
+tokenizer that gives any of the checkpoint's tokens another number is refused.
 """
 
 import json
@@ -33,14 +32,9 @@ Vocabulary = Mapping[str, int]
 
 
 def with_checkpoint(written: RunSpec) -> RunSpec:
-    """The run spec as it is founded: with the checkpoint's tokenizer, unless it names one.
+    """The run spec as it is founded: with the checkpoint's tokenizer, unless the text names one.
 
-    Args:
-        written: as it was read from the user's text.
-
-    Raises:
-        InvalidRunSpec: there is no such checkpoint or tokenizer, the checkpoint is of another
-        family, or its tokenizer is not the one that is named; the message says what to do.
+    Raises InvalidRunSpec where checkpoint or tokenizer cannot be used, or do not fit.
     """
     source, named = written.model.init_from, written.data.tokenizer
     if source is None:
@@ -69,7 +63,7 @@ def with_checkpoint(written: RunSpec) -> RunSpec:
 
 
 def rate_hint(spec: RunSpec) -> str | None:
-    """What to say where a checkpoint is trained at a rate for training from nothing."""
+    """A warning where a checkpoint is trained at a rate for training from nothing."""
     rate = spec.optimizer.learning_rate
     if spec.model.init_from is None or rate <= HIGHEST_USUAL_RATE:
         return None
@@ -114,7 +108,6 @@ def _its_tokenizer(source: str) -> Vocabulary | None:
 
 
 def _vocabulary_of(tokenizer: str) -> Vocabulary:
-    """Raises InvalidRunSpec: there is no such tokenizer."""
     try:
         data = ByteTokenizer().to_json() if tokenizer == BYTES else tokenizer_file(tokenizer)
         return FileTokenizer(data).vocabulary
@@ -123,7 +116,6 @@ def _vocabulary_of(tokenizer: str) -> Vocabulary:
 
 
 def _check_same(spec: RunSpec, vocabulary: Vocabulary, found: Vocabulary) -> None:
-    """Raises InvalidRunSpec: the tokenizer that is named is not the checkpoint's."""
     if all(vocabulary.get(word) == number for word, number in found.items()):
         return
     raise InvalidRunSpec(

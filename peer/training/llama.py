@@ -1,9 +1,9 @@
 """A decoder of the Llama family in plain torch, bit for bit that of transformers.
 
-A trainer needs one forward pass of one family. To import transformers takes longer than all else
-that a trainer imports, torch included; so that is left to whoever reads a checkpoint in its format,
-or needs what is not here. Names of parameters, their first values and what a forward is called like
-are those of transformers (tests/numerics/test_llama.py).
+A trainer needs one forward pass of one family, and to import transformers takes longer than all
+else that it imports, torch included. Only reading a checkpoint, and configurations that are not
+here, need it. Names and first values of parameters, and the signature of the forward, are those of
+transformers (tests/numerics/test_llama.py).
 
 Shapes: B sequences, T tokens, D width of the model, H heads, d width of a head, V vocabulary.
 
@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 Config = Mapping[str, Any]
-"""What a config.json of the family says, in the words of transformers."""
+"""A config.json of the family, with the keys of transformers."""
 _SUPPORTED: Final = {
     "attention_bias": (False,),
     "attention_dropout": (0,),
@@ -29,7 +29,7 @@ _SUPPORTED: Final = {
     "pad_token_id": (None,),
     "rope_scaling": (None,),
 }
-"""What may be asked for besides sizes; each may be left out."""
+"""Values of the keys that are no sizes; each may be left out."""
 _SIZES: Final = (
     "hidden_size",
     "intermediate_size",
@@ -37,11 +37,11 @@ _SIZES: Final = (
     "num_hidden_layers",
     "vocab_size",
 )
-"""What transformers has defaults for, and we have none."""
+"""Keys that transformers has defaults for, and we have none."""
 
 
 def is_supported(config: Config) -> bool:
-    """Whether what a config.json describes is here."""
+    """Whether `Llama` can be this model."""
     rope = config.get("rope_parameters") or {}
     return (
         all(key in config for key in _SIZES)
@@ -54,7 +54,7 @@ def is_supported(config: Config) -> bool:
 
 
 class Output(NamedTuple):
-    """What a forward gives: [B, T, V] logits."""
+    """[B, T, V]."""
 
     logits: torch.Tensor
 
@@ -75,13 +75,10 @@ class Llama(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(self, input_ids: torch.Tensor) -> Output:
-        """[B, T] tokens to logits."""
         return Output(self.lm_head(self.model(input_ids)))
 
 
 class _Trunk(nn.Module):
-    """All but the head."""
-
     inverse_d: torch.Tensor
 
     def __init__(self, config: Config) -> None:

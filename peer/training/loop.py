@@ -1,8 +1,8 @@
-"""The inner loop, as the trainer process runs it: what the round machine says, with torch.
+"""The inner loop of the trainer process: does with torch what the round machine says.
 
-What is done when, and why, stands in round_machine.py. Here it is done: commands are taken between
-two steps, without waiting while there is something to train. The numbers of a step are looked at
-when the next one has been launched: until then a GPU computes while we prepare that.
+Commands are taken between two steps, without waiting while there is something to train. The numbers
+of a step are looked at when the next one has been launched: until then a GPU computes while we
+prepare that.
 
 Where a piece of the corpus is not here, the loop says so, and waits for a command: `PiecesHere`, or
 any other, which is obeyed as always.
@@ -12,7 +12,6 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -54,6 +53,8 @@ from .tensor_file import keep_weights, take_over_weights
 class InnerStepper(Protocol):
     """Takes inner steps, of a whole model (step.py) or of a stage (stages/steppers.py)."""
 
+    optimizer: FlatOptimizer
+
     @property
     def reads_blocks(self) -> bool:
         """Whether it trains on tokens; if not, it is given none."""
@@ -74,98 +75,52 @@ class Channel(Protocol):
     def emit(self, event: Said) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerParts:
-    """What the loop works with."""
-
-    spec: RunSpec
-    peer_id: str
-    corpus: Corpus | PieceCorpus
-    model: FlatModel
-    optimizer: FlatOptimizer
-    stepper: InnerStepper
-    values: FragmentSnapshots | FragmentDeltas
-    slow_P: torch.Tensor
-
-
-def trainer_parts(
-    settings: TrainerSettings,
-    memory: tuple[int, int],
-    corpus: Corpus | PieceCorpus,
-    model: FlatModel,
-    optimizer: FlatOptimizer,
-    stepper: InnerStepper,
-) -> TrainerParts:
-    """A trainer on memory that the daemon shares: descriptors of slow weights, and of codes."""
-    spec = settings.run_spec()
-    with warnings.catch_warnings():
-        # torch has no read-only tensors; the mapping itself is, so a write would end the process,
-        # not harm the daemon.
-        warnings.filterwarnings("ignore", message=".*not writable.*")
-        slow_P = torch.from_numpy(map_vector(memory[0]))
-    if slow_P.numel() != model.layout.padded_parameters:
-        raise ValueError(
-            f"slow weights of {slow_P.numel()} values for {model.layout.padded_parameters}"
-        )
-    regions = CodeRegions(memory[1], regions_of(spec, model.layout), writable=True)
-    return TrainerParts(
-        spec,
-        settings.peer_id,
-        corpus,
-        model,
-        optimizer,
-        stepper,
-        values_of(spec, model, slow_P, regions),
-        slow_P,
-    )
-
-
-def ready_of(parts: TrainerParts, precision: str, micro_batch: int, steps_per_s: float) -> Ready:
-    """What is said of a trainer that can begin."""
-    layout, device = parts.model.layout, parts.model.device
-    codec = get_codec(parts.spec.sync.codec, part_of=layout.padded_parameters)
-    return Ready(
-        device=str(device),
-        precision=precision,
-        micro_batch=micro_batch,
-        steps_per_s=steps_per_s,
-        shapes=tuple((entry.name, entry.shape) for entry in layout.entries),
-        loops=codec.loops_for(layout.padded_parameters, device),
-    )
-
-
 class InnerLoop:
     """Runs the trainer's side of the conversation in messages.py."""
 
     def __init__(
         self,
-        parts: TrainerParts,
+        spec: RunSpec,
+        peer_id: str,
+        corpus: Corpus | PieceCorpus,
+        stepper: InnerStepper,
+        values: FragmentSnapshots | FragmentDeltas,
         channel: Channel,
         clock_s: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._parts = parts
+        self._spec = spec
+        self._corpus = corpus
+        self._stepper = stepper
+        self._model, self._slow_P = values.model, values.slow_P
         self._channel = channel
         self._clock_s = clock_s
-        self._validation_BT = parts.corpus.validation_blocks(parts.spec.data.validation_blocks)
+        self._validation_BT = corpus.validation_blocks(spec.data.validation_blocks)
         self._events: deque[TrainerEvent] = deque()
-        sync = sync_of(parts.spec, parts.values, self._events.append, clock_s)
         self._round_machine = RoundMachine(
-            parts.spec,
-            parts.peer_id,
-            sync,
+            spec,
+            peer_id,
+            sync_of(spec, values, self._events.append, clock_s),
             self._events,
-            num_blocks=parts.corpus.num_blocks,
-            piece_blocks=parts.corpus.piece_blocks,
+            num_blocks=corpus.num_blocks,
+            piece_blocks=corpus.piece_blocks,
         )
         self._launched: tuple[TrainStep, StepResult] | None = None
         self._told_missing: tuple[int, ...] = ()
 
-    def run(self) -> None:
-        """Obey and train until `Stop`.
+    def ready(self, precision: str, micro_batch: int, steps_per_s: float) -> Ready:
+        layout, device = self._model.layout, self._model.device
+        codec = get_codec(self._spec.sync.codec, part_of=layout.padded_parameters)
+        return Ready(
+            device=str(device),
+            precision=precision,
+            micro_batch=micro_batch,
+            steps_per_s=steps_per_s,
+            shapes=tuple((entry.name, entry.shape) for entry in layout.entries),
+            loops=codec.loops_for(layout.padded_parameters, device),
+        )
 
-        Raises:
-            NonFinite, WrongCommand; torch's errors, out of memory among them.
-        """
+    def run(self) -> None:
+        """Obey and train until `Stop`. Raises NonFinite, WrongCommand, and torch's errors."""
         while not isinstance(action := self._next_action(), Stop):
             match action:
                 case SettleStep():
@@ -190,14 +145,13 @@ class InnerLoop:
             self._obey(command)
         elif isinstance(action, TrainStep):
             blocks = self._blocks()
-            if missing := self._parts.corpus.missing(blocks):
+            if missing := self._corpus.missing(blocks):
                 self._wait_for(missing)
             else:
                 self._train(action, blocks)
 
     def _blocks(self) -> npt.NDArray[np.int64]:
-        """The blocks of the next step; none where they would not be read."""
-        if not self._parts.stepper.reads_blocks:
+        if not self._stepper.reads_blocks:
             return np.empty(0, np.int64)
         return self._round_machine.blocks()
 
@@ -219,22 +173,18 @@ class InnerLoop:
             self._settle()  # the time until the step is done is the step's, not the pause's
         self._round_machine.obey(command, self._clock_s())
         if isinstance(command, Load):
-            self._parts.optimizer.reset()
+            self._stepper.optimizer.reset()
             self._launched = None
             if command.kept is not None:
-                own_steps = take_over_weights(
-                    Path(command.kept),
-                    self._parts.model.theta_P,
-                    self._parts.optimizer,
-                    self._say_alive,
+                path, optimizer = Path(command.kept), self._stepper.optimizer
+                self._round_machine.own_steps = take_over_weights(
+                    path, self._model.theta_P, optimizer, self._say_alive
                 )
-                self._round_machine.took_over(own_steps)
 
     def _keep(self, order: Keep) -> None:
-        error = None
+        error, theta_P, optimizer = None, self._model.theta_P, self._stepper.optimizer
+        own_steps = self._round_machine.own_steps
         try:
-            theta_P, optimizer = self._parts.model.theta_P, self._parts.optimizer
-            own_steps = self._round_machine.own_steps
             keep_weights(Path(order.path), theta_P, optimizer, own_steps, self._say_alive)
         except OSError as failed:
             error = str(failed)
@@ -248,11 +198,11 @@ class InnerLoop:
         """Measure with the slow weights in place."""
         self._settle()
         started_s = self._clock_s()
-        theta_P, aside_P = self._parts.model.theta_P, self._parts.model.gradient_P
+        theta_P, aside_P = self._model.theta_P, self._model.gradient_P
         aside_P.copy_(theta_P)  # the gradient is idle between two steps
         try:
-            theta_P.copy_(self._parts.slow_P)
-            loss = self._parts.stepper.loss_of(self._validation_BT)
+            theta_P.copy_(self._slow_P)
+            loss = self._stepper.loss_of(self._validation_BT)
         finally:
             theta_P.copy_(aside_P)
             aside_P.zero_()
@@ -260,8 +210,8 @@ class InnerLoop:
 
     def _train(self, step: TrainStep, blocks: npt.NDArray[np.int64]) -> None:
         started_s = self._clock_s()
-        blocks_BT = self._parts.corpus.blocks(blocks)
-        launched = step, self._parts.stepper.step(blocks_BT, step.learning_rate)
+        blocks_BT = self._corpus.blocks(blocks)
+        launched = step, self._stepper.step(blocks_BT, step.learning_rate)
         launched_s = self._clock_s()
         self._settle()
         self._launched = launched
@@ -278,3 +228,27 @@ class InnerLoop:
         except NonFinite as error:
             raise NonFinite(f"round {step.round}, step {step.steps + 1}: {error}") from error
         self._round_machine.settled(loss, norm, self._clock_s() - started_s)
+
+
+def inner_loop(
+    settings: TrainerSettings,
+    memory: tuple[int, int],
+    corpus: Corpus | PieceCorpus,
+    model: FlatModel,
+    stepper: InnerStepper,
+    channel: Channel,
+) -> InnerLoop:
+    """The loop on memory that the daemon shares: descriptors of slow weights, and of codes."""
+    spec = settings.run_spec()
+    with warnings.catch_warnings():
+        # torch has no read-only tensors; the mapping itself is, so a write would end the process,
+        # not harm the daemon.
+        warnings.filterwarnings("ignore", message=".*not writable.*")
+        slow_P = torch.from_numpy(map_vector(memory[0]))
+    if slow_P.numel() != model.layout.padded_parameters:
+        raise ValueError(
+            f"slow weights of {slow_P.numel()} values for {model.layout.padded_parameters}"
+        )
+    regions = CodeRegions(memory[1], regions_of(spec, model.layout), writable=True)
+    values = values_of(spec, model, slow_P, regions)
+    return InnerLoop(spec, settings.peer_id, corpus, stepper, values, channel)

@@ -1,10 +1,10 @@
-"""What the daemon and its trainer say to each other.
+"""The conversation of the daemon and its trainer.
 
 The trainer is a child process with one socket pair and shared memory. Commands go down, events come
-up (pipe.py). The large things never pass through the socket: slow weights and codes lie in shared
-memory (shared.py), and a message names the region and carries the digest.
+up (pipe.py). Slow weights and codes lie in shared memory (shared.py); a message names the region
+and carries the digest.
 
-The order of things, when peers average in pairs:
+When peers average in pairs:
 
     daemon                              trainer
                                         Ready
@@ -18,10 +18,10 @@ The order of things, when peers average in pairs:
     Evaluate(r)                         Evaluated(r, loss)
     Keep(path)                          Kept(path)              theta and moments are in the file
 
-A round is closed by the trainer itself when its quota is done and nothing holds it up. Its nominal
-step goes on rising meanwhile, to the end of the run. Where the model is cut, each fragment is sent
-at its own moment, and merged as sync.py says; and where all peers average
-(protocol/fragment/fragments.py), what others did to it is followed outside of its flight, too:
+The trainer closes a round when its quota is done and nothing holds it up; until then its nominal
+step goes on rising, to the end of the run. Where the model is cut, each fragment is sent and merged
+at its own moment (sync.py). Where all peers average (protocol/fragment/fragments.py), theta follows
+steps of others outside of a fragment's flight, too:
 
     daemon                              trainer
     Yield(p)                            held := phi
@@ -32,10 +32,8 @@ at its own moment, and merged as sync.py says; and where all peers average
 The daemon writes a fragment of phi only from `FragmentSent`, or `Yielded`, to `Merge`. (Load and
 Evaluate read all of phi: nothing may be written while they run.)
 
-Where the trainer holds a stage of a pipeline, microbatches travel besides
-(protocol/microbatch/trainer_messages.py).
-
-The first frame down the socket is `Begin`: what the process is for.
+A trainer that holds a stage of a pipeline also says what stands in
+protocol/microbatch/trainer_messages.py. The first frame down the socket is `Begin`.
 """
 
 from typing import Final
@@ -53,40 +51,31 @@ from protocol.trainer_messages import (
 )
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
-"""Name and shape of each parameter: what a layout follows from."""
-
-# --- pieces of the corpus -------------------------------------------------------------------------
+"""Name and shape of each parameter."""
 
 
 class PiecesHere(TrainerMessage, frozen=True):
-    """All pieces of the corpus that the trainer said it misses are here."""
+    """All pieces that `PiecesMissing` named are here."""
 
 
 class PiecesMissing(TrainerMessage, frozen=True):
-    """These pieces of the corpus are needed for the next step, and are not here.
-
-    Nothing is trained before `PiecesHere`; other commands are obeyed meanwhile.
-    """
+    """The next step needs these pieces: nothing is trained before `PiecesHere`."""
 
     pieces: tuple[int, ...]
 
 
-# --- what a trainer process is told at its birth --------------------------------------------------
-
-
 class TrainerSettings(TrainerMessage, frozen=True):
-    """Everything the child needs besides the descriptors it inherits.
+    """Settings of a child.
 
     Attributes:
         spec: the run spec's canonical bytes, with this peer's own tau where it has one.
-        peer_id: ourselves in the members of a round.
         corpus_path: folder of the corpus (`peer.training.corpus`), or a file of its tokens; empty
         for the children that need no data.
         vocabulary_size: rows of the embedding.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         threads: torch threads; 0 leaves it to torch.
         micro_batch_cap: most sequences per forward pass; 0 is no cap.
-        stage: the part of the model that it holds; None is the whole.
+        stage: None is the whole model.
         checkpoint_activations: whether a stage keeps less of a forward, and computes it again.
     """
 
@@ -101,12 +90,11 @@ class TrainerSettings(TrainerMessage, frozen=True):
     checkpoint_activations: bool = False
 
     def run_spec(self) -> RunSpec:
-        """The parsed run spec. Raises InvalidRunSpec."""
         return parse_bytes(self.spec)
 
 
 class Begin(TrainerMessage, frozen=True):
-    """What a child is to do, `create` or `train`; its memory comes with it as descriptors."""
+    """A task, `create` or `train`; its memory comes with it as descriptors."""
 
     task: str
     settings: TrainerSettings
@@ -117,8 +105,7 @@ class ModelCreated(TrainerMessage, frozen=True):
     """Answer of a child that made the initial weights.
 
     Attributes:
-        shapes: of the parameters that were made.
-        whole_shapes: of those of the whole model.
+        shapes: of the parameters that were made; whole_shapes are those of the whole model.
         config: the model's config.json.
     """
 
@@ -128,24 +115,19 @@ class ModelCreated(TrainerMessage, frozen=True):
 
     @property
     def layout(self) -> Layout:
-        """That of the parameters that were made."""
         return Layout.from_shapes(dict(self.shapes))
 
     @property
     def whole(self) -> Layout:
-        """That of the whole model."""
         return Layout.from_shapes(dict(self.whole_shapes))
 
 
-# --- messages -------------------------------------------------------------------------------------
-
-
 class Load(TrainerMessage, frozen=True):
-    """Start from the slow weights: theta := phi, fresh optimizer state, nothing on its way.
+    """Start from the slow weights: theta := phi, fresh optimizer state, nothing in flight.
 
     Attributes:
-        kept: path of a file that `Keep` wrote: fast weights and moments go on from there, with phi
-            of the same checkpoint. None begins afresh.
+        kept: a file that `Keep` wrote: fast weights and moments go on from there, with phi of the
+            same checkpoint. None begins afresh.
         step, epoch, position: where phi stands; `Kept` says it until a round has begun.
     """
 
@@ -160,16 +142,14 @@ class TrainRound(TrainerMessage, frozen=True):
 
     Attributes:
         quota: inner steps after which the round is closed.
-        members: (peer id, weight) of everyone who takes data in this round, sorted, ourselves
-        included.
-        epoch: epoch to take data from.
-        position: place in the epoch's order up to which our blocks are done (see
-        protocol/schedule/data_plan.py).
-        start_step: nominal step at which the round begins. (Fragments are sent by the number of
-        the round, all the same.)
+        members: (peer id, weight) of all that take data in this round, sorted, ourselves included.
+        position: place in the epoch's order up to which our blocks are done
+            (protocol/schedule/data_plan.py).
+        start_step: nominal step at which the round begins. (Where all peers average, fragments are
+            sent by the number of the round all the same.)
         stride: nominal steps of one own step.
         total_steps, learning_rate: of the whole run, in whole rounds, and the peak of its schedule,
-        as is in force in this round; None where it is as the run spec says.
+            in force in this round; None where the run spec's are.
     """
 
     round: int
@@ -196,13 +176,12 @@ class Evaluate(TrainerMessage, frozen=True):
 
 
 class Keep(TrainerMessage, frozen=True):
-    """Write fast weights and optimizer moments to this file, between two steps (tensor_file.py)."""
+    """Write fast weights and optimizer moments to this file (tensor_file.py)."""
 
     path: str
 
 
-class Stop(TrainerMessage, frozen=True):
-    """Exit."""
+class Stop(TrainerMessage, frozen=True): ...
 
 
 SyncCommand = Merge | Yield
@@ -224,7 +203,6 @@ class Ready(TrainerMessage, frozen=True):
 
     Attributes:
         steps_per_s: inner steps per second of the trainer alone.
-        shapes: of the parameters that it trains.
         loops: what codes its weights (`peer.codec.Codec.loops_for`).
     """
 
@@ -237,21 +215,19 @@ class Ready(TrainerMessage, frozen=True):
 
     @property
     def layout(self) -> Layout:
-        """That of the parameters that it trains."""
         return Layout.from_shapes(dict(self.shapes))
 
 
 PROGRESS_INTERVAL_S: Final = 0.2
-"""Shortest time between two `Progress` of a round, but for that at half the quota."""
+"""Shortest time between two `TrainerProgress` of a round, but for that at half the quota."""
 
 
 class TrainerProgress(TrainerMessage, frozen=True):
-    """Where the trainer is; at most every PROGRESS_INTERVAL_S, and once at half the quota.
+    """Told at most every PROGRESS_INTERVAL_S, and once at half the quota.
 
     Attributes:
         loss: mean training loss of the steps since the last event, nats per token.
-        learning_rate: of the last step.
-        step_s: mean duration of the steps since the last event.
+        step_s: mean duration of those steps.
         step: nominal step reached.
     """
 
@@ -265,13 +241,13 @@ class TrainerProgress(TrainerMessage, frozen=True):
 
 
 class RoundClosed(TrainerMessage, frozen=True):
-    """The round is over; a whole model that is sent then was sent just before.
+    """The round is over; a whole model that is averaged in pairs was sent just before.
 
     Attributes:
         loss: mean training loss of the round.
         epoch, position: where our data stands now.
         seconds: duration of the round's training.
-        step: nominal step reached; the round's first if it had no steps.
+        step: nominal step reached.
     """
 
     round: int
@@ -288,8 +264,8 @@ class Evaluated(TrainerMessage, frozen=True):
     """Validation loss of the slow weights, nats per token (per byte with the byte tokenizer).
 
     Attributes:
-        loss: None where it could not be measured: by a stage that has no loss of its own, or when
-        nothing came back from the others.
+        loss: None from a stage that has none of its own, or where nothing came back from the
+            others.
     """
 
     round: int
@@ -304,7 +280,7 @@ class Kept(TrainerMessage, frozen=True):
         step: nominal step reached; that of the last round's end where no round is in training.
         epoch, position: where our data stands then.
         tokens: trained in the round in training so far.
-        error: why nothing was written; None when all was.
+        error: why nothing was written.
     """
 
     path: str
@@ -316,15 +292,15 @@ class Kept(TrainerMessage, frozen=True):
 
 
 MAX_FAILURE_CHARS: Final = 2000
-"""Length at which what is said of a failure is cut, standard error too: its last part is told."""
+"""Length at which the detail of a failure is cut, and the last words of standard error."""
 
 
 class Failed(TrainerMessage, frozen=True):
-    """Training cannot go on; the trainer exits after this.
+    """The trainer exits after this.
 
     Attributes:
         reason: `non_finite`, `out_of_memory`, `error`, or `unusable` before it is ready: device,
-        corpus or model cannot be used, and a new try would end like this one.
+            corpus or model cannot be used, and a new try would end like this one.
     """
 
     reason: str
@@ -332,7 +308,7 @@ class Failed(TrainerMessage, frozen=True):
 
 
 class Waiting(TrainerMessage, frozen=True):
-    """Nothing has come for a while, and the trainer lives; whoever drives it is not told."""
+    """The trainer lives, and has nothing to say; receivers of events do not see it."""
 
 
 SyncEvent = FragmentSent | FragmentMerged | Yielded
@@ -348,4 +324,3 @@ TrainerEvent = (
     | Failed
 )
 Said = TrainerEvent | ModelCreated | Waiting
-"""All that a child says."""

@@ -1,9 +1,8 @@
 """The model, and its parameters as one flat vector.
 
-Idea: everything that the outer loop does with a model (snapshot, coding, the move of the slow
-weights) is one operation on one vector. So the vector is the storage: `theta_P` is allocated once,
-and each parameter is a view of its part of it, its gradient a view of the same part of
-`gradient_P`. Autograd adds into gradients that exist, in place, so the views hold.
+Idea: all that averaging does with a model (snapshot, coding, the move of the slow weights) is one
+operation on one vector. So each parameter is a view of a part of `theta_P`, and its gradient a view
+of the same part of `gradient_P`. Autograd adds into gradients that exist, so the views hold.
 
 Shapes: P padded parameters, B sequences, T tokens of a sequence, V vocabulary.
 """
@@ -28,7 +27,7 @@ if TYPE_CHECKING:  # to import it takes longer than torch (llama.py)
 
 
 def model_config(spec: RunSpec, vocabulary_size: int) -> "LlamaConfig":
-    """The same for transformers, whose own classes it makes. Raises as `config_of` does."""
+    """`config_of` as an object of transformers. Raises as `config_of` does."""
     from transformers import LlamaConfig
 
     config: LlamaConfig = LlamaConfig.from_dict(
@@ -40,10 +39,8 @@ def model_config(spec: RunSpec, vocabulary_size: int) -> "LlamaConfig":
 def config_of(spec: RunSpec, vocabulary_size: int) -> Config:
     """The config.json of a run's model: the frozen one, else by checkpoint or sizes.
 
-    Raises:
-        ValueError: `init_from` names a checkpoint that is not of the Llama family, or has too small
-        a vocabulary.
-        OSError: `init_from` cannot be read.
+    Raises ValueError where a checkpoint is not of the Llama family, or has too small a vocabulary,
+    and OSError where it cannot be read.
     """
     if spec.frozen is not None:
         frozen: dict[str, Any] = json.loads(spec.frozen.config)
@@ -113,7 +110,7 @@ def initial_module(spec: RunSpec, vocabulary_size: int) -> nn.Module:
 
 
 def empty_module(spec: RunSpec, vocabulary_size: int) -> nn.Module:
-    """The model with whatever weights, for those who get them from elsewhere."""
+    """The model with any weights, for callers that get them from elsewhere."""
     config = config_of(spec, vocabulary_size)
     if is_supported(config):
         return Llama(config)
@@ -131,12 +128,7 @@ def model_shapes(spec: RunSpec, vocabulary_size: int) -> dict[str, tuple[int, ..
 
 
 class FlatModel:
-    """A module whose parameters are views of one vector.
-
-    Attributes:
-        theta_P: the weights, fp32.
-        gradient_P: their gradients, fp32; free as scratch memory between two steps.
-    """
+    """A module whose parameters are views of one vector. Implements `fragments.FastWeights`."""
 
     def __init__(self, module: nn.Module, device: torch.device, *, compile: bool = False) -> None:
         module.to(device)
@@ -146,17 +138,13 @@ class FlatModel:
         self.theta_P = torch.zeros(self.layout.padded_parameters, device=device)
         self.gradient_P = torch.zeros_like(self.theta_P)
         for entry in self.layout.entries:
-            self._adopt(parameters[entry.name], entry)
+            parameter, part = parameters[entry.name], slice(entry.offset, entry.offset + entry.size)
+            view = self.theta_P[part].view(entry.shape)
+            view.copy_(parameter.detach())
+            parameter.data = view
+            parameter.grad = self.gradient_P[part].view(entry.shape)
         self._module = module
         self._forward = torch.compile(module) if compile else module
-
-    def _adopt(self, parameter: nn.Parameter, entry: LayoutEntry) -> None:
-        """Move a parameter and its gradient into the flat vectors."""
-        part = slice(entry.offset, entry.offset + entry.size)
-        view = self.theta_P[part].view(entry.shape)
-        view.copy_(parameter.detach())
-        parameter.data = view
-        parameter.grad = self.gradient_P[part].view(entry.shape)
 
     def loss(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         """Mean cross-entropy, nats per token; int64 [B, T+1] tokens to a scalar."""
@@ -168,14 +156,14 @@ class FlatModel:
     def groups(
         self, *, without_block_matrices: bool = False
     ) -> list[tuple[list[nn.Parameter], bool]]:
-        """The vector cut into matrices and the rest, as leaves; and whether their weights decay.
+        """Leaves of the vector, matrices and the rest, each with whether it decays.
 
         Neighbours of one kind are one leaf.
         """
         matrices, rest = list[nn.Parameter](), list[nn.Parameter]()
 
         def kind(entry: LayoutEntry) -> tuple[bool, bool]:
-            return _is_matrix(entry), without_block_matrices and _is_block_matrix(entry)
+            return len(entry.shape) >= 2, without_block_matrices and _is_block_matrix(entry)
 
         for (decays, is_left_out), run in groupby(self.layout.entries, key=kind):
             entries = list(run)
@@ -193,14 +181,9 @@ class FlatModel:
         ]
 
     def _leaf(self, part: slice, shape: tuple[int, ...] = (-1,)) -> nn.Parameter:
-        """A part of the vector as a leaf parameter, with its part of the gradient."""
         leaf = nn.Parameter(self.theta_P[part].view(shape))
         leaf.grad = self.gradient_P[part].view(shape)
         return leaf
-
-
-def _is_matrix(entry: LayoutEntry) -> bool:
-    return len(entry.shape) >= 2
 
 
 def _is_block_matrix(entry: LayoutEntry) -> bool:

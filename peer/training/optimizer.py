@@ -1,22 +1,21 @@
 """The inner optimizer on the flat vector: AdamW, or Muon and AdamW; and the clipping of a gradient.
 
-Theory. AdamW scales each weight's step by what that weight's gradients were like. Muon looks at a
-matrix as a whole: its step is the momentum with all singular values made about 1, by five
-Newton-Schulz iterations (torch.optim.Muon; https://kellerjordan.github.io/posts/muon), in the
-precision that the forward pass computes in: bf16 is fast just where it is chosen for that. It says
-something of matrices between layers alone, so the matrices of the blocks are Muon's, and
-embeddings, head and norms are AdamW's.
+Theory. AdamW scales each weight's step by that weight's past gradients. Muon's step is the momentum
+of a matrix with all singular values made about 1, by five Newton-Schulz iterations
+(torch.optim.Muon; https://kellerjordan.github.io/posts/muon), in the precision of the forward pass.
+It is made for matrices between layers, so the matrices of the blocks are Muon's, and embeddings,
+head and norms are AdamW's.
 
 Both work on views of the one vector, so nothing is copied, and clip by one norm for all. A step is
-given one learning rate, AdamW's; Muon's stands in the same ratio to it throughout the run, so that
-schedule, warm-up and amendments move both.
+given AdamW's learning rate; Muon's stands in a fixed ratio to it, so that schedule, warm-up and
+amendments move both.
 
-torch.optim.Muon always iterates in bf16. Many CPUs have no such arithmetic and work it out by hand,
-which made a step of the demo's model ten times as long. In fp32 the same five iterations are more
-exact and 17 times as fast there (docs/results/optimizers.md). Everything else, state included, is
-torch's: a checkpoint of one goes on in the other.
+torch.optim.Muon always iterates in bf16, which many CPUs emulate: a step of the demo's model took
+ten times as long. In fp32 the same iterations are more exact and 17 times as fast there
+(docs/results/optimizers.md). All else, state included, is torch's: a checkpoint of one goes on in
+the other.
 
-How large Muon's step is, is the run spec's `adjust_lr`, by its names in torch: `original` makes it
+The size of Muon's step is the run spec's `adjust_lr`, by its names in torch: `original` makes it
 the rate times sqrt(max(1, rows / columns)), `match_rms_adamw` as long as AdamW's usual step, 0.2
 per weight in the mean square (arXiv 2502.16982): then AdamW's rate and weight decay fit.
 """
@@ -37,14 +36,10 @@ from .model import FlatModel
 
 ADAMW_MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 MUON_MOMENTS: Final = ("momentum_buffer",)
-"""The names that torch gives them."""
 
 
 class AdamW:
-    """torch.optim.AdamW, fused, as far as it is used here.
-
-    torch's own class imports its compiler when it is made, for as long as torch itself takes.
-    """
+    """torch.optim.AdamW, fused; torch's own class imports its compiler, which takes seconds."""
 
     def __init__(
         self, decaying: list[tuple[list[torch.nn.Parameter], float]], betas: tuple[float, float]
@@ -57,7 +52,6 @@ class AdamW:
 
     @torch.no_grad()
     def step(self) -> None:
-        """One step of each group at its rate."""
         for group in self.param_groups:
             states = [self.state[parameter] for parameter in group["params"]]
             for parameter, state in zip(group["params"], states, strict=True):
@@ -83,17 +77,13 @@ class AdamW:
             )
 
 
-_CLIP_EPSILON = 1e-6
-"""Keeps the clip factor finite for a zero gradient."""
-
-
 @dataclass(frozen=True, slots=True)
 class OptimizerPart:
     """An optimizer over some of the weights.
 
     Attributes:
-        moments: the names of what it remembers of a parameter.
-        rate_ratio: its learning rate, in AdamW's.
+        moments: names in torch of what it remembers of a parameter.
+        rate_ratio: its learning rate over AdamW's.
     """
 
     optimizer: AdamW | torch.optim.Optimizer
@@ -102,12 +92,7 @@ class OptimizerPart:
 
 
 class FlatOptimizer:
-    """An inner optimizer over a FlatModel, of parts that share one clipping norm.
-
-    Attributes:
-        clip_norm: at which a step's gradient is clipped.
-        num_steps: that the moments have seen.
-    """
+    """An inner optimizer of parts that share one clipping norm; moments have seen `num_steps`."""
 
     def __init__(
         self, model: FlatModel, section: OptimizerSection, parts: list[OptimizerPart]
@@ -133,12 +118,7 @@ class FlatOptimizer:
         return found
 
     def take_over(self, num_steps: int, fill: Callable[[str, torch.Tensor], None]) -> None:
-        """Go on from moments that were kept.
-
-        Args:
-            num_steps: that they have seen.
-            fill: writes the moment of this name into a vector.
-        """
+        """Go on from moments that were kept; `fill` writes the one of a name into a vector."""
         for part, index, parameter in self._parameters():
             state = part.optimizer.state[parameter]
             if isinstance(part.optimizer, AdamW):
@@ -149,7 +129,6 @@ class FlatOptimizer:
         self.num_steps = num_steps
 
     def _parameters(self) -> Iterator[tuple[OptimizerPart, int, torch.nn.Parameter]]:
-        """Each parameter with its part and its number in it."""
         for part in self._parts:
             groups = part.optimizer.param_groups
             parameters = (each for group in groups for each in group["params"])
@@ -157,10 +136,10 @@ class FlatOptimizer:
                 yield part, index, parameter
 
     def step(self, learning_rate: float) -> torch.Tensor:
-        """Clip, step, and zero the gradient. Returns its norm before clipping (a scalar)."""
+        """Clip, step, and zero the gradient. Returns its norm before clipping, a scalar."""
         gradient_P = self._model.gradient_P
         norm: torch.Tensor = torch.linalg.vector_norm(gradient_P)
-        gradient_P.mul_((self.clip_norm / (norm + _CLIP_EPSILON)).clamp_(max=1.0))
+        gradient_P.mul_(self.clip_norm / norm.clamp(min=self.clip_norm))
         for part in self._parts:
             for group in part.optimizer.param_groups:
                 group["lr"] = learning_rate * part.rate_ratio
@@ -173,10 +152,7 @@ class FlatOptimizer:
 def inner_optimizer(
     model: FlatModel, section: OptimizerSection, precision: Precision
 ) -> FlatOptimizer:
-    """The optimizer that the run spec names, for a model that computes in this precision.
-
-    AdamW decays matrices alone. Muon has the matrices of the blocks, and AdamW the rest.
-    """
+    """The optimizer that the run spec names; AdamW decays matrices alone."""
     with_muon = section.name == "muon"
     groups = model.groups(without_block_matrices=with_muon)
     decaying = [(leaves, section.weight_decay if decays else 0.0) for leaves, decays in groups]
@@ -196,15 +172,11 @@ def inner_optimizer(
     return FlatOptimizer(model, section, parts)
 
 
-# --- Muon whose iteration is in fp32 --------------------------------------------------------------
-
-
 class Fp32Muon(torch.optim.Muon):
     """torch.optim.Muon with Nesterov's momentum, whose iteration is in fp32."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One step. There is no closure."""
         assert closure is None, "gradients are there already"
         for group in self.param_groups:
             for parameter in group["params"]:

@@ -1,13 +1,12 @@
-"""Messages as bytes: between the daemon and its trainer over a socket pair.
+"""Messages as bytes, between the daemon and its trainer over a socket pair.
 
 A frame is a 4-byte big-endian length and a message (messages.py) as a msgpack map, with its name as
-`kind`. Each end decodes what the other one may say, and nothing else: an unknown kind, a missing or
-an extra field, or a value of the wrong type is a `PipeError`. Both ends are ours, so that is a bug
-or a broken child, never a peer's doing; still nothing is unpickled.
+`kind`. Each end decodes only what the other one may say; anything else is a `PipeError`: a bug or a
+broken child, never a peer's doing.
 
 At the trainer's end (`SocketChannel`) a thread reads commands, so that the end of the daemon (end
-of input) ends this process at once, even in the middle of a step that hangs. Nothing is lost by
-that: what counts is in the daemon's memory.
+of input) ends this process at once, even in a step that hangs. Nothing is lost by that: the slow
+weights are in the daemon's memory.
 """
 
 import os
@@ -28,25 +27,22 @@ MAX_FRAME_BYTES: Final = MAX_CONTROL_PAYLOAD_BYTES
 """Longest frame: a run spec, or the members of a round (4096 of them), with room to spare."""
 READ_BYTES: Final = 65536
 WAITING_S: Final = 5.0
-"""A trainer that waits says so that often: it does not hang."""
+"""Interval at which a trainer that waits says so."""
 TO_TRAINER: Final = msgspec.msgpack.Decoder(Begin | TrainerCommand)
 FROM_TRAINER: Final = msgspec.msgpack.Decoder(Said)
 
 
 class PipeError(Exception):
-    """What came through the pipe is not a message."""
+    """Bytes that are no message, or a message that fits no state."""
 
 
 def encode(message: TrainerMessage) -> bytes:
-    """One frame."""
     body = msgspec.msgpack.encode(message)
     _check_length(len(body))
     return len(body).to_bytes(4, "big") + body
 
 
 class FrameDecoder:
-    """Bytes in, messages out: those that the decoder knows."""
-
     def __init__(self, decoder: msgspec.msgpack.Decoder[Any]) -> None:
         self._decoder = decoder
         self._buffer = bytearray()
@@ -80,16 +76,15 @@ class SocketChannel:
         self._socket.setblocking(True)
         self._received: queue.SimpleQueue[Begin | TrainerCommand] = queue.SimpleQueue()
         self._descriptors: queue.SimpleQueue[int] = queue.SimpleQueue()
-        # The daemon sends a handful of commands a round and waits for their effects: the queue
-        # stays short.
+        # The daemon waits for the effects of its commands, so the queue stays short.
         threading.Thread(target=self._read, name="commands", daemon=True).start()
 
     def next_task(self) -> tuple[Begin, tuple[int, ...]]:
-        """Wait for a task; with the descriptors of the memory to do it in. Raises PipeError."""
+        """Wait for a task, and the descriptors of its memory. Raises PipeError."""
         task = self._received.get()
         if not isinstance(task, Begin):
             raise PipeError(f"{task} before there is a task")
-        # They came no later than the first byte of the order.
+        # They came no later than the first byte of the task.
         return task, tuple(self._descriptors.get_nowait() for _ in range(task.num_descriptors))
 
     def next_command(self, *, wait: bool) -> TrainerCommand | None:

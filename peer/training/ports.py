@@ -1,7 +1,6 @@
-"""The Trainer port: how the daemon sees the inner loop.
+"""The Trainer port: the inner loop as the daemon sees it.
 
-Implementations: `process.py` (a child process with torch) and `simulated.py` (virtual time, a toy
-model, no torch).
+Implementations: `process.py` (a child process) and `simulated.py` (a toy model in virtual time).
 """
 
 from collections.abc import Callable
@@ -18,7 +17,7 @@ if TYPE_CHECKING:  # it imports torch, for seconds, and a command looks at its u
 
 
 class CannotTrain(LocoError):
-    """What the trainer was given cannot be used on this machine, and a new try changes nothing."""
+    """Device, corpus or model cannot be used on this machine, and a new try changes nothing."""
 
 
 class NonFinite(Exception):
@@ -42,16 +41,16 @@ class Trainer(Protocol):
 
     @property
     def boundaries(self) -> "BoundaryRing | None":
-        """What goes to other stages, or came from them; None before `Ready`, and without stages."""
+        """Boundaries of other stages, and for them; None before `Ready`, and without stages."""
 
     async def send(self, command: TrainerCommand) -> None:
-        """Send a command. Raises TrainerDied."""
+        """Raises TrainerDied."""
 
     async def receive(self) -> TrainerEvent:
-        """The next event, in order. Raises TrainerDied."""
+        """The next event. Raises TrainerDied."""
 
     def codes(self, region: int) -> memoryview:
-        """The codes in a region (shared.py): of a fragment's last send."""
+        """The codes of a fragment's last send (shared.py)."""
 
 
 StartTrainer = Callable[[Float32Vector, int | None], AbstractAsyncContextManager[Trainer]]

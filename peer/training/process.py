@@ -6,14 +6,13 @@
             ready = await trainer.receive()
 
 A life begins with `Ready` or ends with `TrainerDied`. A trainer dies with the block, with the
-daemon (its socket ends), and when it stays silent for longer than its own speed explains.
+daemon (its socket ends), and when it stays silent for too long. Nothing here imports torch's
+models: layouts and a founder's initial weights come from a child of the same kind (`create_model`).
 
-Nothing here imports torch's models: what a model looks like, and a founder's initial weights, come
-from a child of the same kind (`create_model`).
-
-How long a trainer may stay silent before it counts as hung: until `Ready`, `START_TIMEOUT_S`, for
-importing, building and compiling report nothing; then some steps of its own speed, beside a fixed
-floor for machines that are suspended or swap. A trainer that waits says so (pipe.py).
+A silent trainer counts as hung: until `Ready` after `START_TIMEOUT_S`, for importing, building and
+compiling report nothing; then after some steps of its own speed, and a fixed floor for machines
+that are suspended or swap. With `training.compile` that floor is `START_TIMEOUT_S` too: an
+evaluation, or a new shape, may be compiled at any time. A trainer that waits says so (pipe.py).
 """
 
 import contextlib
@@ -54,7 +53,7 @@ SILENCE_STEPS: Final = 50
 
 
 class ProcessTrainer:
-    """One life of a trainer process. See `peer.training.ports.Trainer`.
+    """One life of a trainer process. Implements `peer.training.ports.Trainer`.
 
     Args:
         memory: descriptors of the memory for codes; and for boundaries, where it holds a stage.
@@ -68,24 +67,19 @@ class ProcessTrainer:
         self._regions: CodeRegions | None = None
         evaluation_steps = spec.data.validation_blocks / spec.training.batch_size
         self._silence_steps = SILENCE_STEPS + evaluation_steps
+        self._floor_s = START_TIMEOUT_S if spec.training.compile else SILENCE_FLOOR_S
         self._slowest_step_s = 0.0
         self._patience_s = START_TIMEOUT_S
 
     @property
     def process_id(self) -> int:
-        """The child's process id."""
         return self._child.process.pid
 
     async def send(self, command: TrainerCommand) -> None:
-        """Send a command. Raises TrainerDied."""
         await self._child.send(command)
 
     async def receive(self) -> TrainerEvent:
-        """The next event.
-
-        Raises:
-            TrainerDied: the process ended, or stayed silent for too long (it is then killed).
-        """
+        """The next event. A process that is silent for too long is killed. Raises TrainerDied."""
         event: Said = Waiting()
         while isinstance(event, Waiting):
             with trio.move_on_after(self._patience_s) as scope:
@@ -98,7 +92,7 @@ class ProcessTrainer:
         if isinstance(event, Ready | TrainerProgress):
             step_s = 1 / max(event.steps_per_s, 1e-6) if isinstance(event, Ready) else event.step_s
             self._slowest_step_s = max(self._slowest_step_s, step_s)
-            self._patience_s = SILENCE_FLOOR_S + self._silence_steps * self._slowest_step_s
+            self._patience_s = self._floor_s + self._silence_steps * self._slowest_step_s
         if isinstance(event, Ready):
             spec, (codes_fd, *ring_fd) = self._spec, self._memory
             self._regions = CodeRegions(codes_fd, regions_of(spec, event.layout), writable=False)
@@ -108,7 +102,6 @@ class ProcessTrainer:
         return event
 
     def codes(self, region: int) -> memoryview:
-        """The codes that lie in a region, valid until it is written again."""
         assert self._regions is not None
         return self._regions.codes(region)
 
@@ -116,13 +109,7 @@ class ProcessTrainer:
 def trainer_starter(
     settings: TrainerSettings, slow: SharedVector, spare: SpareChild
 ) -> StartTrainer:
-    """The StartTrainer of real life.
-
-    Args:
-        settings: what the child is told; its cap of the micro-batch is set at each start.
-        slow: the slow weights; every start must be given `slow.array`.
-        spare: its child is taken first, if it has one.
-    """
+    """Starts trainers in processes; every start must be given `slow.array`."""
     spec = settings.run_spec()
 
     @contextlib.asynccontextmanager
@@ -155,12 +142,8 @@ async def create_model(
 ) -> ModelCreated:
     """Make initial weights, as a run's founder does, or the first holder of a stage.
 
-    Args:
-        weights_path: where they go, as one flat vector of fp32 values.
-        spare: its child makes them, and has it back afterwards: it can still become a trainer.
-
-    Raises:
-        TrainerDied: the child failed; the message says how, or holds its last words.
+    They go to the file as one flat vector of fp32 values. The spare child makes them, and can still
+    become a trainer afterwards. Raises TrainerDied.
     """
     child = await spare.take()
     answer: Said | None = None

@@ -1,8 +1,8 @@
 """The inner loop's decisions, without clock, model or channel: what is to be done next.
 
-Theory. A trainer alternates between the daemon's commands and inner steps. The machine knows at
-every moment what comes next; its driver does that, and says so. There are two drivers: loop.py
-trains a model in a process of its own, simulated.py a toy in virtual time.
+Theory. A trainer alternates between the daemon's commands and inner steps. The machine says what
+comes next; its driver does that, and reports it. loop.py drives a model in a process of its own,
+simulated.py a toy in virtual time.
 
     driver                              machine
     obey(command)
@@ -20,31 +20,30 @@ A round goes through:
     TrainRound(r)     steps, until `quota` are done or `CloseRound` came
     close             RoundClosed(r)
 
-What leaves the trainer meanwhile, and what comes back, is the business of its way of averaging
-(sync.py): it is told of each step, does what is due, and may hold up training or the close.
+Sends and merges are the business of sync.py: it is told of each step, does what is due, and may
+hold up training or the close.
 
 Rules:
     1. A round is closed when it is due (quota done, or asked to close and at least one step done)
-       and the way of averaging does not hold it up. A due round that is held up trains on, but
-       not past the end of the run: there a step of a stage would wait for relays that have ended.
+       and averaging does not hold it up. A due round that is held up trains on, but not past the
+       end of the run: there a step of a stage would wait for relays that have ended.
     2. After k own steps of a round the nominal step is start_step + k * stride, past the quota
-       too. The learning rate is the schedule's at that step, with peak and end as the order of the
-       round says, lowered while the optimizer is young: over its own first steps since `Load` it
-       warms up (schedule.py).
-    3. Nothing is trained while the way of averaging holds it up. Commands are obeyed.
+       too. The learning rate is the schedule's at that step, with the peak and end of the round's
+       order; over the first own steps since `Load` it warms up (schedule.py).
+    3. Nothing is trained while averaging holds it up. Commands are obeyed.
     4. The numbers of a step may become known when the next one has begun (a GPU computes while that
-       is prepared), but before anything is sent, closed or told: `SettleStep` asks for them. (So
-       does the driver before it merges or measures, for whose time the rest of a step would count.)
-       So a number that is not finite ends the trainer before it can get into what is sent.
+       is prepared), but before anything is sent, closed or told: `SettleStep` asks for them. So a
+       number that is not finite ends the trainer before it is sent. (The driver also settles before
+       it merges or measures, so that the rest of a step does not count as their time.)
     5. A command that makes no sense here is a bug of the daemon: `WrongCommand`, and the trainer
        ends.
     6. A round with quota 0 trains nothing: it is closed, at its start_step, as soon as nothing
        holds it up.
     7. `Load` begins anew: no round, no order, no step whose numbers are waited for.
-    8. What is kept is sound: a step whose numbers are waited for is settled first. A `Load` with
-       what was kept is followed by `took_over`: own steps go on from there, for the schedule.
-    9. The daemon writes the slow weights only when no Load or Evaluate is on its way, nor anything
-       by which the way of averaging reads them.
+    8. A step whose numbers are waited for is settled before weights are kept, so they are sound.
+       After a `Load` of kept weights the driver sets `own_steps`: they go on, for the schedule.
+    9. The daemon writes the slow weights only when no Load or Evaluate is on its way, and averaging
+       does not read them.
 """
 
 import math
@@ -55,7 +54,6 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.run.run_spec import RunSpec
-from protocol.run.sections import OptimizerSection
 from protocol.schedule.data_plan import DataPlan, TakenBlocks
 from protocol.trainer_messages import Merge, Yield
 
@@ -69,7 +67,6 @@ from .messages import (
     Load,
     RoundClosed,
     Stop,
-    SyncCommand,
     TrainerCommand,
     TrainerEvent,
     TrainerProgress,
@@ -79,18 +76,12 @@ from .ports import WrongCommand
 from .schedule import learning_rate, total_steps_of
 from .sync import Sync
 
-# --- the blocks of one round, in the order of the data plan ---------------------------------------
-
 
 class RoundData:
-    """Walks the plan by the steps of a round.
+    """Walks the plan by the steps of a round; `batch_size` is in blocks.
 
-    Nobody has to take the blocks: the position after so many steps is the same. So a trainer that
-    needs no data looks at the plan once a round, not once a step.
-
-    Args:
-        peer_id: ourselves in the members of the round.
-        batch_size: blocks of a step.
+    The position does not depend on taking the blocks, so a trainer that needs no data looks at the
+    plan once a round, not once a step.
     """
 
     def __init__(self, plan: DataPlan, peer_id: str, batch_size: int, order: TrainRound) -> None:
@@ -121,20 +112,16 @@ class RoundData:
         return self._plan.take(self._epoch, self._position, count, self._peer_id, self._members)
 
 
-# --- round in progress ----------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class RoundInProgress:
     """A round, and how far it is.
 
     Attributes:
         unsettled: the numbers of the last step are not known.
-        is_progress_wanted: it is time to tell.
         is_asked_to_close: at once; but not without a step.
         learning_rate, gradient_norm: of the last step, and of the last whose numbers are known.
-        untold_steps, untold_loss, untold_s: steps since `told_s` whose numbers are known, their
-            losses added up, and what training took.
+        untold_steps, untold_loss, untold_s: steps since `told_s` whose numbers are known, the sum
+            of their losses, and the time of training.
     """
 
     order: TrainRound
@@ -155,12 +142,10 @@ class RoundInProgress:
 
     @property
     def nominal_step(self) -> float:
-        """The nominal step that has been reached."""
         return self.order.start_step + self.order.stride * self.steps
 
     @property
     def is_due(self) -> bool:
-        """Whether it can be closed."""
         return self.steps >= self.order.quota or (self.is_asked_to_close and self.steps > 0)
 
     def is_at_end(self, total_steps: int) -> bool:
@@ -168,7 +153,7 @@ class RoundInProgress:
         return self.is_due and (total_steps - self.nominal_step) / self.order.stride <= 1e-6
 
     def stepped(self, learning_rate: float, now_s: float, seconds: float) -> None:
-        """One more step is done, which took so long; its numbers follow."""
+        """Count a step that took so long; its numbers follow."""
         assert not self.unsettled
         self.unsettled = True
         self.steps += 1
@@ -179,7 +164,7 @@ class RoundInProgress:
         self.is_progress_wanted |= is_half or is_long_ago
 
     def settled(self, loss: float, gradient_norm: float, seconds: float) -> None:
-        """The numbers of the last step are known; they were waited for so long."""
+        """Take the numbers of the last step, which were waited for so long."""
         assert self.unsettled
         self.unsettled = False
         self.gradient_norm = gradient_norm
@@ -189,7 +174,6 @@ class RoundInProgress:
         self.untold_s += seconds
 
     def progress(self, now_s: float) -> TrainerProgress:
-        """What is told of it now."""
         told = TrainerProgress(
             round=self.order.round,
             steps=self.steps,
@@ -204,7 +188,6 @@ class RoundInProgress:
         return told
 
     def closed(self, now_s: float) -> RoundClosed:
-        """What is told of its end."""
         epoch, position = self.data.after(self.steps)
         return RoundClosed(
             round=self.order.round,
@@ -218,17 +201,9 @@ class RoundInProgress:
         )
 
 
-# --- the machine ----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class TrainStep:
-    """Train one step.
-
-    Attributes:
-        steps: of the round that are done before it.
-        nominal_step: at which it begins.
-    """
+    """Train the step after the first `steps` of the round; it begins at `nominal_step`."""
 
     round: int
     steps: int
@@ -251,16 +226,14 @@ Action = TrainStep | SettleStep | Evaluate | Keep | Wait | Stop
 
 @dataclass(slots=True)
 class _SinceLoad:
-    """What `Load` makes new.
+    """The state that `Load` makes new.
 
     Attributes:
-        steps: own ones, of all rounds.
         closed_at: nominal step, epoch and position at which the last round ended; before the first,
             where the weights stand.
     """
 
     loaded: bool = False
-    steps: int = 0
     round: RoundInProgress | None = None
     next_order: TrainRound | None = None
     last_closed: int = -1
@@ -271,11 +244,12 @@ class RoundMachine:
     """Says what the inner loop does next, from commands and finished steps.
 
     Args:
-        peer_id: ourselves in the members of a round.
-        sync: the way of averaging, of the weights that the driver trains.
-        events: where events go, those of `sync` among them; the driver takes them out.
+        events: of the machine and of `sync`; the driver takes them out.
         num_blocks: training blocks of the corpus.
         piece_blocks: of them in one piece; None where it is all one.
+
+    Attributes:
+        own_steps: since `Load`, and those of the kept optimizer.
     """
 
     def __init__(
@@ -297,20 +271,18 @@ class RoundMachine:
         self._to_keep: deque[Keep] = deque()
         self._stopped = False
         self._state = _SinceLoad()
+        self.own_steps = 0
 
     # --- commands -------------------------------------------------------------------------------
 
     def obey(self, command: TrainerCommand, now_s: float) -> None:
-        """Take a command, between two steps.
-
-        Raises:
-            WrongCommand: it makes no sense now.
-        """
+        """Take a command, between two steps. Raises WrongCommand."""
         match command:
             case Load():
                 self._sync.load()
                 stand = command.step, command.epoch, command.position
                 self._state = _SinceLoad(loaded=True, closed_at=stand)
+                self.own_steps = 0
             case TrainRound():
                 self._take_order(command, now_s)
             case CloseRound(round_):
@@ -322,7 +294,9 @@ class RoundMachine:
             case Stop():
                 self._stopped = True
             case Merge() | Yield():
-                self._obey_sync(command)
+                if not self._state.loaded:
+                    raise WrongCommand(f"{command} before Load")
+                self._sync.obey(command)
             case _:
                 raise WrongCommand(f"{command}, but no stage is trained here")
 
@@ -347,19 +321,10 @@ class RoundMachine:
         elif round_ > self._state.last_closed:
             raise WrongCommand(f"CloseRound({round_}), a round that has not begun")
 
-    def _obey_sync(self, command: SyncCommand) -> None:
-        if not self._state.loaded:
-            raise WrongCommand(f"{command} before Load")
-        self._sync.obey(command)
-
     # --- what comes next ------------------------------------------------------------------------
 
     def next_action(self, now_s: float) -> Action:
-        """Tell, send, merge and close what is due; then say what comes next.
-
-        Raises:
-            NonFinite: the weights that would be sent hold a NaN or an infinity.
-        """
+        """Tell, send, merge and close what is due; then say what comes next. Raises NonFinite."""
         if self._stopped:
             return Stop()
         if self._to_measure:
@@ -387,64 +352,41 @@ class RoundMachine:
     def _step_or_wait(self, current: RoundInProgress) -> TrainStep | Wait:
         if current.order.quota == 0 or self._sync.holds_training:
             return Wait()
-        step, own_steps = current.nominal_step, self._state.steps
-        total_steps = total_steps_of(self._spec, current.order)
+        step, total_steps = current.nominal_step, total_steps_of(self._spec, current.order)
         if current.is_at_end(total_steps):
             return Wait()
-        rate = learning_rate(self._section_of(current.order), step, total_steps, own_steps)
-        return TrainStep(current.order.round, current.steps, step, rate)
-
-    def _section_of(self, order: TrainRound) -> OptimizerSection:
-        """The schedule, as is in force in a round."""
-        section, peak = self._spec.optimizer, order.learning_rate
+        section, peak = self._spec.optimizer, current.order.learning_rate
         if peak is not None and peak != section.learning_rate:
             section = section.model_copy(update={"learning_rate": peak})
-        return section
+        rate = learning_rate(section, step, total_steps, self.own_steps)
+        return TrainStep(current.order.round, current.steps, step, rate)
 
     # --- what the driver has done ---------------------------------------------------------------
 
     def blocks(self) -> npt.NDArray[np.int64]:
-        """Blocks of the step that comes next, for those that need them."""
+        """Blocks of the step that comes next."""
         current = self._current
         return current.data.blocks(current.steps)
 
     def stepped(self, step: TrainStep, now_s: float, seconds: float) -> None:
-        """A step is done, or at least begun: its numbers follow.
-
-        Args:
-            seconds: what that took.
-        """
+        """Count a step that is done, or at least begun, in so many seconds; its numbers follow."""
         current = self._current
         current.stepped(step.learning_rate, now_s, seconds)
         if current.is_at_end(total_steps_of(self._spec, current.order)):
             current.is_progress_wanted = True  # nothing may follow at the end of the run
-        self._state.steps += 1
+        self.own_steps += 1
         self._sync.stepped(current.order, current.steps, self._spec.tokens_per_step)
 
     def settled(self, loss: float, gradient_norm: float, seconds: float) -> None:
-        """The numbers of the last step are known, and finite.
-
-        Args:
-            seconds: for how long they were waited for, beside the time of the steps.
-        """
+        """Take the finite numbers of the last step, which were waited for so long."""
         self._current.settled(loss, gradient_norm, seconds)
 
     def measured(self, result: Evaluated) -> None:
-        """The slow weights have been measured."""
         self._to_measure.popleft()
         self._events.append(result)
 
-    @property
-    def own_steps(self) -> int:
-        """Own steps since the optimizer was young."""
-        return self._state.steps
-
-    def took_over(self, own_steps: int) -> None:
-        """The loaded optimizer has seen so many steps."""
-        self._state.steps = own_steps
-
     def kept(self, error: str | None) -> None:
-        """The fast weights are in the file, or why they are not."""
+        """Tell that the fast weights are in the file, or why they are not."""
         order, current, stand = self._to_keep.popleft(), self._state.round, self._state.closed_at
         tokens = 0
         if current is not None:
@@ -456,8 +398,6 @@ class RoundMachine:
     def _current(self) -> RoundInProgress:
         assert self._state.round is not None, "there is no round to train"
         return self._state.round
-
-    # --- rounds ---------------------------------------------------------------------------------
 
     def _begin_round(self, now_s: float) -> None:
         state, spec = self._state, self._spec

@@ -1,15 +1,14 @@
 """The learning rate, as a function of the nominal step.
 
-Every peer of a run is at some nominal step (protocol/schedule/rounds.py), whatever its speed; so
-two peers at the same place of the run train with the same rate, and a joiner takes up the schedule
-where the swarm is.
+Every peer of a run is at some nominal step (protocol/schedule/rounds.py), whatever its speed: two
+peers at the same place of the run train with the same rate, and so does a joiner.
 
 Warm-up is linear. A trainer that begins later, or again, warms up as well: AdamW's second moment is
-then that of a few gradients, its first steps are as large in every weight, and what they spoil goes
-into the average of all. So the rate of a trainer rises over its own first steps after each `Load`,
-as many as the second moment remembers, 1 / (1 - beta2), and no more than the run's own warm-up.
-Measured with four peers of which three come at step 30: docs/log.md. (A warm-up of 2 / (1 - beta2),
-as proposed for AdamW's whole runs in arXiv 1910.04209, was no better.)
+then that of a few gradients, its first steps are as large in every weight, and spoil the average of
+all. So its rate rises over its own first steps after each `Load`: as many as the second moment
+remembers, 1 / (1 - beta2), and no more than the run's warm-up. Measured with four peers of which
+three come at step 30: docs/log.md. (2 / (1 - beta2), as proposed for AdamW's whole runs in
+arXiv 1910.04209, was no better.)
 
 After the warm-up `cosine` falls along half a cosine over the rest of the run; `wsd` stays and
 falls linearly over the last `decay_fraction` of the run; `constant` stays. The floor is
@@ -25,7 +24,7 @@ from .messages import TrainRound
 
 
 def total_steps_of(spec: RunSpec, order: TrainRound) -> int:
-    """Nominal steps of the whole run, in whole rounds, as is in force in a round."""
+    """Nominal steps of the whole run, in whole rounds, in force in a round."""
     if order.total_steps is not None:
         return order.total_steps
     return spec.total_rounds * spec.sync.round_steps
@@ -39,10 +38,10 @@ def learning_rate(
     Args:
         own_steps: done since the optimizer was last empty; infinite for one that never was.
     """
-    warmup_steps = section.warmup_steps
+    warmup_steps, remembered_steps = section.warmup_steps, round(1 / (1 - section.betas[1]))
     warmth = min(
         _warmth(nominal_step, warmup_steps),
-        _warmth(own_steps, min(warmup_steps, _remembered_steps(section))),
+        _warmth(own_steps, min(warmup_steps, remembered_steps)),
     )
     return section.learning_rate * warmth * _decay(section, nominal_step, total_steps)
 
@@ -50,11 +49,6 @@ def learning_rate(
 def _warmth(step: float, warmup_steps: int) -> float:
     """Factor in (0, 1] of the warm-up. The first step trains too: its rate is that of its end."""
     return 1.0 if step >= warmup_steps else min(1.0, (step + 1) / warmup_steps)
-
-
-def _remembered_steps(section: OptimizerSection) -> int:
-    """Gradients that AdamW's second moment is a mean of, once it has seen enough."""
-    return round(1 / (1 - section.betas[1]))
 
 
 def _decay(section: OptimizerSection, step: float, total_steps: int) -> float:

@@ -3,24 +3,21 @@
 `SharedVector` holds the slow weights: the daemon writes, the trainer maps it read-only through a
 descriptor that was opened read-only. `CodeRegions` hold codes: the trainer writes, the daemon
 reads. Each fragment has one region; a whole model that is averaged in pairs is one fragment.
-`BoundaryRing` holds boundaries, where the trainer has a stage: slots that the daemon fills, and
-slots that the trainer fills.
+`BoundaryRing` holds the boundaries of a trainer that has a stage.
 
 Rules of the slots: 0 to n - 1 are inbound (the daemon writes), n to 2 n - 1 outbound. A slot
 belongs to its writer until it is named in a message, then to its reader until that gives it back.
-What others have sent is measured in its slot, before the trainer is told of it: a boundary that
-cannot be decoded is its sender's fault, and one of a size that cannot be right goes another way
+The daemon measures a boundary in its slot before it tells the trainer: one that cannot be decoded
+is its sender's fault, and one of a size that cannot be right goes another way
 (protocol/microbatch/sizes.py).
 
 Rules of the regions, so that a kill at any moment harms nothing:
-    1. Codes that are on their way lie still: a fragment's region is written again only when its
-       codes have come back as an average.
+    1. A fragment's region is written again only when its codes have come back as an average.
     2. A region holds something from `FragmentSent` on, which is said when all codes are written.
-    3. Each life of a trainer gets new regions. Views of the old ones stay valid as long as somebody
-       holds them.
+    3. Each life of a trainer gets new regions. Views of the old ones stay valid.
 
-On Linux the memory is a memfd: no name, no file system, gone with its last descriptor; elsewhere a
-file that is unlinked at once. The descriptors are inherited by the child.
+On Linux the memory is a memfd, which goes with its last descriptor; elsewhere a file that is
+unlinked at once. The child gets the descriptors with its task.
 """
 
 import itertools
@@ -42,31 +39,20 @@ from protocol.run.ways import CODECS
 
 
 class SharedVector:
-    """A flat fp32 vector in shared memory: the slow weights.
-
-    Attributes:
-        array: our writable view, [padded_parameters].
-        read_only_fd: the trainer's descriptor.
-    """
+    """A flat fp32 vector in shared memory; `read_only_fd` is the trainer's descriptor."""
 
     def __init__(self, padded_parameters: int) -> None:
         size_bytes = padded_parameters * 4
-        self._fd, self.read_only_fd = _anonymous_file("loco-slow-weights", size_bytes)
-        memory = mmap.mmap(self._fd, size_bytes)
+        fd, self.read_only_fd = _anonymous_file("loco-slow-weights", size_bytes)
+        memory = mmap.mmap(fd, size_bytes)
+        os.close(fd)
         self.array: Float32Vector = np.frombuffer(memory, dtype=np.float32)
-
-    def close(self) -> None:
-        """Give back the descriptors. Views stay valid."""
-        for fd in (self._fd, self.read_only_fd):
-            if fd >= 0:
-                os.close(fd)
-        self._fd = self.read_only_fd = -1
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        os.close(self.read_only_fd)
 
 
 def map_vector(fd: int) -> Float32Vector:
@@ -75,25 +61,16 @@ def map_vector(fd: int) -> Float32Vector:
 
 
 def code_memory() -> int:
-    """Descriptor of memory for codes.
-
-    The daemon makes it before it knows the model, so of no size; the trainer gives it its size.
-    """
+    """Descriptor of memory of no size: the daemon does not know the model yet."""
     fd, read_only_fd = _anonymous_file("loco-codes", 0)
     os.close(read_only_fd)
     return fd
 
 
 class CodeRegions:
-    """Memory for codes: one region of each of these lengths, on pages of its own.
+    """Memory for codes: a region of each of these lengths, on pages of its own.
 
-    The writer gives the memory its size.
-
-    Args:
-        fd: of `code_memory`; -1 is memory of this process alone.
-
-    Attributes:
-        code_bytes: length of the codes of each region.
+    The writer gives the memory its size. The descriptor -1 is memory of this process alone.
     """
 
     def __init__(self, fd: int, code_bytes: Sequence[int], *, writable: bool) -> None:
@@ -106,7 +83,7 @@ class CodeRegions:
         self._memory = memoryview(mmap.mmap(fd, size_bytes, access=access))
 
     def codes(self, region: int) -> memoryview:
-        """The codes of a region. Raises IndexError."""
+        """Raises IndexError."""
         if not 0 <= region < len(self._starts):
             raise IndexError(f"no region {region}; there are {len(self._starts)}")
         start = self._starts[region]
@@ -127,15 +104,15 @@ def _anonymous_file(name: str, size_bytes: int) -> tuple[int, int]:
         Path(path).unlink()
 
 
-# --- sizes on which daemon and trainer agree: of boundaries, and of the memory for them -----------
+# --- sizes of boundaries, and of the memory for them ----------------------------------------------
 
 SLOTS: Final = 4
-"""Microbatches that a machine is taken to hold at once, where its memory is not known."""
+"""Microbatches that a machine holds at once, where its memory is not known."""
 MIN_SLOTS: Final = 2
 MAX_SLOTS: Final = 8
 """More would hide longer ways than the internet has, and cost memory for boundaries."""
 RING_PER_SLOT: Final = 2
-"""Slots of a ring, each way, for each: a boundary may wait while another is under way."""
+"""Slots of a ring, each way, for each microbatch: one may wait while another is in transit."""
 
 
 def boundary_shape(spec: RunSpec) -> tuple[int, int, int]:
@@ -148,16 +125,13 @@ def boundary_bytes(spec: RunSpec) -> int:
     return CODECS[spec.pipeline.codec].code_bytes(math.prod(boundary_shape(spec)))
 
 
-# --- ring -----------------------------------------------------------------------------------------
-
-
 class BoundaryRing:
     """The slots of both directions, in one shared memory.
 
     Args:
         slots: of each direction.
         slot_bytes: of one boundary, coded.
-        codec: in which boundaries are; None where nobody asks how large they are.
+        codec: None where `size` is not asked for.
     """
 
     def __init__(self, fd: int, slots: int, slot_bytes: int, codec: Codec | None = None) -> None:
@@ -168,36 +142,31 @@ class BoundaryRing:
 
     @classmethod
     def create_in(cls, fd: int, slots: int, slot_bytes: int) -> Self:
-        """Empty slots in memory of whatever size."""
+        """Give the memory its size."""
         os.ftruncate(fd, 2 * slots * slot_bytes)
         return cls(fd, slots, slot_bytes)
 
     @classmethod
     def open(cls, fd: int, slot_bytes: int, codec: Codec | None = None) -> Self:
-        """The memory that the other end has made, of as many slots as there are."""
+        """Open memory that the other end has made; its size tells the slots."""
         return cls(fd, os.fstat(fd).st_size // (2 * slot_bytes), slot_bytes, codec)
 
     @property
     def inbound(self) -> range:
-        """Numbers of the slots that the daemon fills."""
         return range(self.slots)
 
     @property
     def outbound(self) -> range:
-        """Numbers of the slots that the trainer fills."""
         return range(self.slots, 2 * self.slots)
 
     def slot(self, number: int) -> memoryview:
-        """The bytes of a slot. Raises IndexError."""
+        """Raises IndexError."""
         if not 0 <= number < 2 * self.slots:
             raise IndexError(f"no slot {number}; there are {2 * self.slots}")
         return self._memory[number * self.slot_bytes : (number + 1) * self.slot_bytes]
 
     def size(self, number: int) -> float:
-        """Root mean square of the values in a slot; infinite where they cannot be decoded.
-
-        It takes less time than checking that they can.
-        """
+        """Root mean square of the values in a slot; infinite where they cannot be decoded."""
         if self._codec is None:
             return 0.0
         codes = codes_as_tensor(self.slot(number))

@@ -1,22 +1,20 @@
 """A trainer in virtual time: the same conversation, a toy model, no process.
 
-What is done when is decided by the round machine, as in a real trainer (round_machine.py); the
-model is a point theta that takes noisy gradient steps towards an optimum c:
+The round machine decides, as in a real trainer (round_machine.py); the model is a point theta that
+takes noisy gradient steps towards an optimum c:
 
     theta <- theta - rate * (theta - c + sigma * noise)
     loss   = floor + mean((theta - c)^2) / 2
 
 c follows from the run's seed, so all peers look for the same; the noise from the peer's, so they
-differ, and averaging them helps, as with a real model. What is sent and what comes back are the
-real ones, whatever the way of averaging (sync.py).
+differ, and averaging them helps, as with a real model. Codes and merges are the real ones
+(sync.py).
 
-Time is trio's clock, and it is read, not waited for: a step is done when its time has come, whether
-or not somebody looks; so the simulation needs no task of its own.
+Time is trio's clock. It is read and not waited for: a call first does the steps whose time has
+come, so the simulation needs no task of its own. A command that comes in the middle of a step is
+obeyed when the step is done, as by a real trainer.
 
-A command that comes in the middle of a step is obeyed when the step is done, as by a real trainer.
-
-Failures are planned by the machine's own count of steps, which goes on over the lives of its
-trainers.
+Failures are planned by the machine's count of steps, which goes on over the lives of its trainers.
 """
 
 import contextlib
@@ -57,15 +55,13 @@ from .shared import CodeRegions
 from .sync import sync_of
 from .tensor_file import keep_weights, take_over_weights
 
-# --- the machine, and the problem -----------------------------------------------------------------
-
 LOSS_FLOOR: Final = 1.0
 SHORTEST_STEP: Final = 0.3
-"""No scattered step takes less than this share of its mean."""
+"""Bound of a scattered step, as a share of its mean."""
 MAX_LAYERS: Final = 6
 """With fragments of three layers, as they are by default, three fragments."""
 NOISE_PLACES: Final = 1 << 16
-"""More than the steps of a swarm, so that hardly two of them have the same noise."""
+"""More than the steps of a swarm, so that hardly two have the same noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +69,13 @@ class SimulatedSpeed:
     """How fast a machine is, and when it fails.
 
     Attributes:
-        step_s: virtual duration of an inner step, the mean of all.
+        step_s: mean duration of an inner step.
         scatter: standard deviation of that duration, as a share.
         stretch_steps: so many steps in a row take equally long, so that rounds scatter, too.
-        scatter_seed: of this machine's scatter.
-        start_s: virtual time from start to `Ready`.
+        start_s: time from start to `Ready`.
         validation_s: for how long a validation holds up training.
-        die_at_steps: counts of this machine's steps at which its trainer is killed.
-        non_finite_at_steps: those at which its loss is NaN.
-        out_of_memory_at_steps: those at which its memory runs out.
+        die_at_steps, non_finite_at_steps, out_of_memory_at_steps: counts of the machine's steps at
+            which its trainer is killed, its loss is NaN, or its memory runs out.
     """
 
     step_s: float = 0.1
@@ -95,7 +89,7 @@ class SimulatedSpeed:
     out_of_memory_at_steps: frozenset[int] = frozenset()
 
     def duration_s(self, step: int) -> float:
-        """Virtual duration of the machine's step of this number, from 0."""
+        """Duration of the machine's step of this number, from 0."""
         if not self.scatter:
             return self.step_s
         drawn = np.random.default_rng([self.scatter_seed, step // self.stretch_steps])
@@ -110,8 +104,7 @@ class ToyProblem:
     Attributes:
         rate: step size at the schedule's full learning rate.
         sigma: standard deviation of the gradient noise per value.
-        num_blocks: training blocks of the pretended corpus.
-        piece_blocks: of them in one piece.
+        num_blocks, piece_blocks: of the corpus, and of a piece.
     """
 
     rate: float = 0.1
@@ -121,10 +114,7 @@ class ToyProblem:
 
 
 def simulated_layout(padded_parameters: int) -> Layout:
-    """The layout of a toy model: like a transformer's, an embedding and some blocks.
-
-    As many equal parts as there are code blocks for, no more than `MAX_LAYERS` and one.
-    """
+    """The layout of a toy model: like a transformer's, an embedding and up to MAX_LAYERS blocks."""
     blocks = padded_parameters // ALIGNMENT
     parts = min(blocks, MAX_LAYERS + 1)
     cuts = [part * blocks // parts * ALIGNMENT for part in range(parts + 1)]
@@ -134,11 +124,7 @@ def simulated_layout(padded_parameters: int) -> Layout:
 
 
 class ToyWeights:
-    """theta as a model's flat vector. Implements `peer.training.fragments.FastWeights`.
-
-    Attributes:
-        theta: its values.
-    """
+    """theta as a model's flat vector. Implements `peer.training.fragments.FastWeights`."""
 
     def __init__(self, start: Float32Vector) -> None:
         self.theta = start.copy()
@@ -155,15 +141,15 @@ def optimum(seed: int, size: int) -> Float32Vector:
 
 @functools.lru_cache(maxsize=4)
 def _noise_table(size: int) -> Float32Vector:
-    """So many values, and NOISE_PLACES places at which as many can begin."""
+    """Normal values, with NOISE_PLACES places at which `size` of them can begin."""
     return np.random.default_rng([0, 2]).standard_normal(NOISE_PLACES + size, dtype=np.float32)
 
 
 class ToyNoise:
     """The noise of a peer's steps: standard normal.
 
-    A step takes its values from a table that is the same for all, from a place that the peer's own
-    generator draws. To draw each value anew took a fifth of the time of simulated swarms.
+    A step takes its values from a table that all share, from a place that the peer's own generator
+    draws. To draw each value took a fifth of the time of simulated swarms.
     """
 
     def __init__(self, seed: int, peer_id: str) -> None:
@@ -171,17 +157,12 @@ class ToyNoise:
         self._places = np.random.default_rng([seed, int.from_bytes(digest, "big")])
 
     def of_step(self, size: int) -> Float32Vector:
-        """So many values for the next step."""
         place = int(self._places.integers(NOISE_PLACES))
         return _noise_table(size)[place : place + size]
 
 
 def loss_at(to_optimum: Float32Vector) -> float:
-    """Loss so far from the optimum."""
     return LOSS_FLOOR + float(np.mean(np.square(to_optimum))) / 2
-
-
-# --- the trainer ----------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -189,7 +170,7 @@ class SimulatedMachine:
     """What outlives a trainer.
 
     Attributes:
-        slept_s: for how long the machine has slept so far, when nothing is trained.
+        slept_s: for how long the machine has slept so far; a sleeping machine does not train.
         steps: of all its trainers.
     """
 
@@ -203,7 +184,7 @@ class SimulatedMachine:
 
 
 class SimulatedTrainer:
-    """One life of a simulated trainer of a whole model. See `peer.training.ports.Trainer`."""
+    """A simulated trainer of a whole model. Implements `peer.training.ports.Trainer`."""
 
     boundaries = None
 
@@ -239,7 +220,6 @@ class SimulatedTrainer:
         self._ready_s = self._now_s + self._speed.start_s
 
     async def send(self, command: TrainerCommand) -> None:
-        """Send a command. Raises TrainerDied."""
         await trio.lowlevel.checkpoint()
         self._advance(trio.current_time())
         self._raise_if_dead()
@@ -250,7 +230,6 @@ class SimulatedTrainer:
         self._changed.unpark_all()
 
     async def receive(self) -> TrainerEvent:
-        """The next event, in order. Raises TrainerDied."""
         if self._ready_s < math.inf:
             await trio.sleep_until(self._ready_s)
             self._ready_s = math.inf
@@ -266,7 +245,6 @@ class SimulatedTrainer:
                 await self._changed.park()
 
     def codes(self, region: int) -> memoryview:
-        """The codes that lie in a region."""
         return self._regions.codes(region).toreadonly()
 
     def _raise_if_dead(self) -> None:
@@ -293,11 +271,11 @@ class SimulatedTrainer:
             return
         if isinstance(command, Load) and command.kept is not None:
             own_steps = take_over_weights(Path(command.kept), self.model.theta_P, None)
-            self._round_machine.took_over(own_steps)
+            self._round_machine.own_steps = own_steps
         self._follow()
 
     def _advance(self, now_s: float) -> None:
-        """Do the steps whose time has come, and what follows from them."""
+        """Do the steps whose time has come, and obey what has waited for them."""
         slept_s = self._machine.slept_s()
         self._next_step_s += slept_s - self._slept_before_s
         self._slept_before_s = slept_s
@@ -334,7 +312,7 @@ class SimulatedTrainer:
         self._action = action
 
     def _evaluate(self, order: Evaluate) -> None:
-        """The loss is known at once; what it takes to find it holds up training."""
+        """Tell the loss at once; its time holds up training."""
         took_s, loss = self._speed.validation_s, loss_at(self._slow - self._optimum)
         self._round_machine.measured(Evaluated(order.round, loss, took_s))
         self._next_step_s += took_s
@@ -378,7 +356,7 @@ def simulated_starter(
     problem: ToyProblem | None = None,
     slept_s: Callable[[], float] = lambda: 0.0,
 ) -> StartTrainer:
-    """A StartTrainer in virtual time, for the machine of this peer."""
+    """Starts trainers in virtual time, on the machine of this peer."""
     machine = SimulatedMachine(
         spec,
         peer_id,

@@ -1,8 +1,8 @@
 """One inner step: forward and backward over micro-batches, clip, optimizer.
 
-Before the first round it is found out how many sequences fit at once, and how fast the trainer is
-alone; on held-out blocks, which are here before any piece of the corpus. Nothing of it is left:
-`Load` sets the weights, and forgets the moments.
+Before the first round some steps on held-out blocks, which are here before any piece of the corpus,
+find out how many sequences fit at once, and how fast the trainer is alone. `Load` sets the weights
+afterwards, and forgets the moments.
 
 Shapes: B sequences of a step, b sequences of a micro-batch, T tokens of a sequence.
 """
@@ -25,7 +25,7 @@ from .ports import NonFinite
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step was like: scalars on the device, so that nothing waits for it before it must."""
+    """Scalars on the device, so that nothing waits for the step before it must."""
 
     loss: torch.Tensor
     gradient_norm: torch.Tensor
@@ -48,12 +48,11 @@ class Stepper:
         self, model: FlatModel, optimizer: FlatOptimizer, precision: Precision, micro_batch: int
     ) -> None:
         self._model = model
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._precision = precision
         self.micro_batch = micro_batch
 
     def step(self, blocks_BT: npt.NDArray[np.int64], learning_rate: float) -> StepResult:
-        """Train on these blocks, [B, T+1] tokens."""
         loss = torch.zeros((), device=self._model.device)
         for tokens_bT in self._micro_batches(blocks_BT):
             share = tokens_bT.shape[0] / len(blocks_BT)
@@ -61,7 +60,7 @@ class Stepper:
                 part = self._model.loss(tokens_bT) * share
             part.backward()
             loss += part.detach()
-        return StepResult(loss, self._optimizer.step(learning_rate))
+        return StepResult(loss, self.optimizer.step(learning_rate))
 
     def loss_of(self, blocks_BT: npt.NDArray[np.int64]) -> float:
         """Mean loss of these blocks under the current weights, nats per token."""
@@ -79,14 +78,11 @@ class Stepper:
         return parts
 
 
-# --- micro-batch and speed ------------------------------------------------------------------------
-
 MEASURED_STEPS: Final = 5
 """The median of so many: the first one or two, which warm up, are above it."""
 
 
 def largest_power_of_two(batch_size: int) -> int:
-    """The largest power of two that divides `batch_size`."""
     return batch_size & -batch_size
 
 
@@ -97,7 +93,7 @@ def starting_micro_batch(setting: int | str, batch_size: int, cap: int) -> int:
 
 
 def cpu_micro_batch(start: int, sequence_bytes: int) -> int:
-    """`start`, halved until its activations are a fair share of the free memory."""
+    """`start`, halved until its activations fit into CPU_MEMORY_SHARE of the free memory."""
     budget_bytes = psutil.virtual_memory().available * CPU_MEMORY_SHARE
     while start > 1 and start * sequence_bytes > budget_bytes:
         start //= 2
@@ -105,11 +101,7 @@ def cpu_micro_batch(start: int, sequence_bytes: int) -> int:
 
 
 def fit_micro_batch(stepper: Stepper, blocks_BT: npt.NDArray[np.int64]) -> None:
-    """Halve the micro-batch of `stepper` until one whole step runs.
-
-    Raises:
-        torch.OutOfMemoryError: not even one sequence fits.
-    """
+    """Halve the micro-batch until one whole step runs. Raises torch's error if none does."""
     while True:
         try:
             _seconds_of_step(stepper, blocks_BT)

@@ -1,7 +1,7 @@
-"""When fragments of the fast weights are sent, and merged when they come back.
+"""The moments at which fragments of the fast weights are sent, and merged when they come back.
 
 What is sent, and what merging does, stands in fragments.py. The round machine asks here at every
-turn. Two schedules are one machine of fragments on their way:
+turn. There are two schedules:
 
 `PairSync`: the whole model is one fragment, which leaves at the close of each round. Or it is cut,
 and each fragment leaves at a moment of its own (protocol/fragment/fragments.py, rule 2, in the
@@ -10,14 +10,13 @@ merged at once.
 
   1. A whole model is sent at the close of a round. While it is in flight no round is closed; and
      nothing is trained, with `overlap` off.
-  2. Of fragments, after each step every one is sent whose moment has passed. (A jump of the nominal
-     step passes none: nothing was trained.)
+  2. After each step every fragment is sent whose moment has passed. (A jump of the nominal step
+     passes none: nothing was trained.)
   3. A fragment whose moment comes while it is in flight is sent as soon as it is merged: once,
      however many moments have passed. Between two rounds nothing is sent: the next one may be one
      of no steps, for which everything must be here.
   4. From the run's last nominal step on, nothing has a moment. A round of no steps sends every
-     fragment: that is how what was trained since the last moments goes out, and how the final
-     averaging gets its snapshots.
+     fragment: so the rest of what was trained goes out, and the final averaging gets its snapshots.
   5. Fragments hold up neither training nor the close of a round.
 
 `FragmentSync`: all peers average, and send at the same nominal steps, from round * H to
@@ -25,9 +24,9 @@ merged at once.
 
   1. After each step every fragment whose moment has passed is sent; at the close of a round those
      of its end. A round of no steps sends every fragment whose moment lies in it, at once.
-  2. What was sent is merged tau steps later. A `Merge` that came earlier is held, but no longer
-     than to the fragment's next moment: a slow peer may do fewer than tau steps between two. In
-     and after a round of no steps no step will come, so nothing is held.
+  2. A fragment is merged tau steps after its send. A `Merge` that came earlier is held, but no
+     longer than to the fragment's next moment: a slow peer may do fewer than tau steps between two.
+     In and after a round of no steps no step will come, so nothing is held.
   3. A `Merge` that has not come after tau steps: with `late = "wait"` nothing is trained until it
      does; with "skip" training goes on, and it is taken when it comes.
   4. A fragment whose moment has come while it is in flight, or yielded, is sent when it no longer
@@ -62,26 +61,26 @@ from .ports import WrongCommand
 from .schedule import total_steps_of
 
 _EPSILON: Final = 1e-6
-"""What a sum of nominal steps may lack of a whole number: fp64 makes 0.999... of three thirds."""
+"""Error of a sum of nominal steps: fp64 makes 0.999... of three thirds."""
 
 # --- what both share ------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _Standstill:
-    """How long training stood still for one fragment."""
+    """Time for which training stood still for one fragment."""
 
     since_s: float | None = None
     total_s: float = 0.0
 
     def note(self, now_s: float, *, stands: bool) -> None:
-        """From now on training stands still, or does not."""
+        """Note whether training stands still from now on."""
         if self.since_s is not None:
             self.total_s += now_s - self.since_s
         self.since_s = now_s if stands else None
 
     def taken_s(self, now_s: float) -> float:
-        """The time so far; it begins anew."""
+        """The time since the last call."""
         self.note(now_s, stands=False)
         taken_s, self.total_s = self.total_s, 0.0
         return taken_s
@@ -94,12 +93,11 @@ class _Lane:
     Attributes:
         cycle: of its last send.
         steps, tokens: trained since then.
-        in_flight: that has not been merged.
         is_due: its moment has come (in pairs).
         sending_s: how long training stood still for its last send.
         merge_at_step: of all steps since `Load`, up to which a `Merge` is held.
         merge: one that is held.
-        yielded, yield_asked: phi is not read there; it will not be, once what is held is merged.
+        yielded, yield_asked: phi is not read there; it will not be, once `merge` is done.
     """
 
     cycle: int = -1
@@ -138,7 +136,6 @@ class Sync(ABC):
         self._in_round = False
 
     def load(self) -> None:
-        """theta := phi, and everything begins anew."""
         self._values.load()
         self._reset()
 
@@ -159,26 +156,24 @@ class Sync(ABC):
 
     @abstractmethod
     def obey(self, command: SyncCommand) -> None:
-        """Take a command of averaging. Raises WrongCommand."""
+        """Raises WrongCommand."""
 
     @abstractmethod
-    def begin(self, order: TrainRound) -> None:
-        """A round begins."""
+    def begin(self, order: TrainRound) -> None: ...
 
     def stepped(self, order: TrainRound, steps: int, tokens: int) -> None:
-        """One more step of `tokens` tokens is done: the round's `steps`-th."""
+        """Count a step of `tokens` tokens: the round's `steps`-th."""
         self._steps += 1
         for lane in self._lanes:
             lane.steps += 1
             lane.tokens += tokens
 
     @abstractmethod
-    def advance(self) -> None:
-        """Do what is due. Raises NonFinite."""
+    def advance(self) -> None: ...
 
     @abstractmethod
     def close(self, order: TrainRound) -> None:
-        """A round is over: send what goes with its end. Raises NonFinite."""
+        """Send what goes with the end of a round. Raises NonFinite."""
 
     def _lane(self, command: SyncCommand) -> _Lane:
         if not 0 <= command.fragment < len(self._lanes):
@@ -223,22 +218,18 @@ class PairSync(Sync):
 
     @property
     def holds_close(self) -> bool:
-        """Whether the whole model is in flight."""
         return self._is_whole and self._lanes[0].in_flight
 
     @property
     def is_send_due(self) -> bool:
-        """Whether a fragment that is due can be sent."""
         return self._in_round and any(lane.is_due and not lane.in_flight for lane in self._lanes)
 
     def begin(self, order: TrainRound) -> None:
-        """Go on at the nominal step at which the round begins."""
         self._step, self._in_round = order.start_step, True
         for lane in self._lanes:
             lane.is_due |= order.quota == 0 and not self._is_whole
 
     def stepped(self, order: TrainRound, steps: int, tokens: int) -> None:
-        """Count a step, and what falls due with it."""
         super().stepped(order, steps, tokens)
         before, self._step = self._step, order.start_step + order.stride * steps
         if self._is_whole:
@@ -251,19 +242,16 @@ class PairSync(Sync):
             self._lanes[fragment].is_due = True
 
     def advance(self) -> None:
-        """Send what is due. Raises NonFinite."""
         for fragment, lane in enumerate(self._lanes):
             if self._in_round and lane.is_due and not lane.in_flight:
                 self._send(fragment, lane.cycle + 1, self._step)
 
     def close(self, order: TrainRound) -> None:
-        """A round is over: a whole model is sent now. Raises NonFinite."""
         if self._is_whole:
             self._send(0, self._lanes[0].cycle + 1, self._step)
         self._in_round = False
 
     def obey(self, command: SyncCommand) -> None:
-        """Take `Merge`. Raises WrongCommand."""
         if not isinstance(command, Merge) or command.cycle is None:
             raise WrongCommand(f"{command}, but this run averages in pairs")
         lane = self._lane(command)
@@ -277,7 +265,6 @@ class PairSync(Sync):
 
 
 def _whole(step: float) -> int:
-    """The whole nominal steps that are done."""
     return math.floor(step + _EPSILON)
 
 
@@ -289,20 +276,11 @@ class FragmentSync(Sync):
 
     _values: FragmentSnapshots
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        values: FragmentSnapshots,
-        emit: Callable[[SyncEvent], None],
-        clock_s: Callable[[], float],
-    ) -> None:
-        super().__init__(spec, values, emit, clock_s)
-        assert spec.sync.diloco is not None
-        self._overlap_steps = spec.sync.diloco.overlap_steps
-        self._waits = spec.sync.diloco.late == "wait"
-
     def _reset(self) -> None:
         super()._reset()
+        diloco = self._spec.sync.diloco
+        assert diloco is not None
+        self._overlap_steps, self._waits = diloco.overlap_steps, diloco.late == "wait"
         self._nominal = 0
         self._due: list[tuple[int, int]] = []
         self._flushes = False
@@ -314,11 +292,9 @@ class FragmentSync(Sync):
 
     @property
     def is_send_due(self) -> bool:
-        """Whether the moment of a fragment has come."""
         return bool(self._due)
 
     def begin(self, order: TrainRound) -> None:
-        """Count from the round's first nominal step."""
         self._nominal = order.round * self._inner_steps
         self._in_round = order.quota > 0
         self._flushes = not self._in_round
@@ -326,13 +302,11 @@ class FragmentSync(Sync):
             self._count_to(self._nominal + self._inner_steps - 1)
 
     def stepped(self, order: TrainRound, steps: int, tokens: int) -> None:
-        """Count a step, and what falls due with it."""
         super().stepped(order, steps, tokens)
         of_round = self._inner_steps * min(steps, order.quota) // order.quota
         self._count_to(order.round * self._inner_steps + of_round)
 
     def close(self, order: TrainRound) -> None:
-        """Send what falls due at the round's end. Raises NonFinite."""
         if order.quota > 0:
             self._count_to((order.round + 1) * self._inner_steps)
         self.advance()
@@ -340,7 +314,6 @@ class FragmentSync(Sync):
         self._note_standstill()
 
     def advance(self) -> None:
-        """Merge and send what is due. Raises NonFinite."""
         for fragment, lane in enumerate(self._lanes):
             if lane.merge is not None:
                 has_moment = any(fragment == due for due, _ in self._due)
@@ -389,7 +362,6 @@ class FragmentSync(Sync):
             lane.standstill.note(now_s, stands=fragment in blocking)
 
     def obey(self, command: SyncCommand) -> None:
-        """Take `Merge` and `Yield`. Raises WrongCommand."""
         lane = self._lane(command)
         match command:
             case Merge(fragment, cycle, stepped, moved, redone):
@@ -419,7 +391,6 @@ def sync_of(
     emit: Callable[[SyncEvent], None],
     clock_s: Callable[[], float],
 ) -> Sync:
-    """What sends each fragment of a run when it is due."""
     if isinstance(values, FragmentSnapshots):
         return FragmentSync(spec, values, emit, clock_s)
     return PairSync(spec, values, emit, clock_s)

@@ -1,7 +1,7 @@
-"""Files of fp32 vectors, in the layout of safetensors, so that anybody can read them.
+"""Files of fp32 vectors in the layout of safetensors.
 
-They are written here vector by vector, a tile at a time: the library's writer would first copy all
-of them. They are read with the library, a tile at a time.
+They are written here, a tile at a time: the library's writer would first copy all vectors. They are
+read with the library, a tile at a time.
 
     8 bytes     length of the header, little-endian
     header      JSON: name -> dtype, shape, place; and `__metadata__`; spaces up to a multiple of 8
@@ -10,20 +10,20 @@ of them. They are read with the library, a tile at a time.
 Source: https://github.com/huggingface/safetensors (the format).
 
 A trainer keeps its fast weights and the optimizer's moments in such a file, for a checkpoint.
-Training stands still while it is written, so nothing is waited for but the copy: digest and disk
-are the daemon's business (peer/state/checkpoints.py).
+Training stands still for the copy alone: digest and sync are the daemon's business
+(peer/state/checkpoints.py).
 
-    fast                        theta, [P]; none where the trainer did not keep it in time, and
-                                nothing else then: the slow weights are gone on from
+    fast                        theta, [P]; without it there is nothing else, and training goes on
+                                from the slow weights: the trainer did not keep it in time
     exp_avg.N, exp_avg_sq.N     AdamW's moments of the optimizer's N-th vector; none before its
                                 first step
     momentum_buffer.N           Muon's, where the N-th is one of its matrices
-    own_steps                   since the optimizer was young: for the schedule's warm-up
+    own_steps                   of the optimizer: for the schedule's warm-up
     moment_steps                steps that the moments have seen
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -34,12 +34,12 @@ if TYPE_CHECKING:  # those who read files need none
     from .optimizer import FlatOptimizer
 
 TILE: Final = 1 << 22
-"""Values that are copied at once."""
+"""Values that are copied at once; `on_tile` is called after each tile."""
 _LENGTH_BYTES: Final = 8
 
 
 class FileUnusable(ValueError):
-    """A file cannot be taken over; the message says why."""
+    """A file cannot be taken over."""
 
 
 def write_tensors(
@@ -48,11 +48,7 @@ def write_tensors(
     metadata: Mapping[str, str],
     on_tile: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write fp32 vectors, wherever they are, to a safetensors file. Raises OSError.
-
-    Args:
-        on_tile: called whenever some more is done.
-    """
+    """Write fp32 vectors, on any device. Raises OSError."""
     with path.open("wb") as file:
         file.write(_header(tensors, metadata))
         for tensor in tensors.values():
@@ -77,11 +73,7 @@ def _header(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) ->
 
 
 class TensorFile:
-    """A file that `write_tensors` wrote, for reading.
-
-    Args:
-        on_tile: called whenever some more is read.
-    """
+    """A file that `write_tensors` wrote, for reading."""
 
     def __init__(self, path: Path, on_tile: Callable[[], None] = lambda: None) -> None:
         """Raises FileUnusable when it is none."""
@@ -102,7 +94,7 @@ class TensorFile:
         return int(text)
 
     def read_into(self, name: str, tensor: torch.Tensor) -> None:
-        """Fill a vector, wherever it is. Raises FileUnusable: it is not there, or not like this."""
+        """Fill a vector, on any device. Raises FileUnusable: none there is of this shape."""
         if name not in self.names:
             raise FileUnusable(f"{self._path.name} has no {name}")
         with safe_open(self._path, "pt") as file:
@@ -112,12 +104,12 @@ class TensorFile:
                     f"{name} in {self._path.name} is {kept.get_dtype()} {kept.get_shape()},"
                     f" expected F32 {list(tensor.shape)}"
                 )
-            for start, tile in _tiles(tensor):
-                tile.copy_(kept[start : start + tile.numel()])
+            for start in range(0, tensor.numel(), TILE):
+                tensor[start : start + TILE] = kept[start : start + TILE]
                 self._on_tile()
 
     def check_finite(self) -> None:
-        """Look at all values of all vectors. Raises FileUnusable: one is no finite number."""
+        """Raises FileUnusable where a value of a vector is not finite."""
         with safe_open(self._path, "pt") as file:
             for name in sorted(self.names):
                 kept = file.get_slice(name)
@@ -126,11 +118,6 @@ class TensorFile:
                         raise FileUnusable(
                             f"{name} in {self._path.name} holds values that are not finite"
                         )
-
-
-def _tiles(vector: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-    for start in range(0, vector.numel(), TILE):
-        yield start, vector[start : start + TILE]
 
 
 # --- what a trainer keeps -------------------------------------------------------------------------
@@ -147,13 +134,7 @@ def keep_weights(
     own_steps: int,
     on_tile: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write fast weights and moments. Raises OSError; what is at `path` is then worth nothing.
-
-    Args:
-        optimizer: None where there are no moments.
-        own_steps: for the schedule's warm-up (round_machine.py).
-        on_tile: called whenever some more is written.
-    """
+    """Write fast weights and moments. Raises OSError; the file at `path` is then worthless."""
     moments = {} if optimizer is None else optimizer.moments()
     num_steps = 0 if optimizer is None else optimizer.num_steps
     metadata = {OWN_STEPS: str(own_steps), MOMENT_STEPS: str(num_steps)}
@@ -161,7 +142,7 @@ def keep_weights(
 
 
 def keep_nothing(path: Path) -> None:
-    """Write what a trainer goes on from with the slow weights alone. Raises OSError."""
+    """Write a file of no weights, for a trainer that goes on from the slow ones. Raises OSError."""
     write_tensors(path, {}, {OWN_STEPS: "0", MOMENT_STEPS: "0"})
 
 

@@ -1,11 +1,11 @@
 """A trainer that is started before it is needed.
 
-A trainer takes seconds to start, and a swarm trains on meanwhile. So a joiner starts its trainer
-first and fetches the state when that is ready: what it then loads is as new as it can be. And a
-machine that cannot train at all finds out before anybody counts on it.
+A trainer takes seconds to start, and a swarm trains on meanwhile. So a joiner fetches the state
+when its trainer is ready: the state is then as new as it can be. And a machine that cannot train at
+all finds out before other peers count on it.
 
-Until it trains, it can be asked for the validation loss of the slow weights as they lie there: so a
-state that was fetched is seen for what it is before it is used.
+Until it trains, it tells the validation loss of the slow weights, so that a state that was fetched
+is checked before it is used.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from .shared import BoundaryRing
 
 
 class _Heard:
-    """A trainer whose first event was taken already, and is given again."""
+    """A trainer whose first event was taken already, and is given again. Implements `Trainer`."""
 
     def __init__(self, trainer: Trainer, first: TrainerEvent) -> None:
         self._trainer = trainer
@@ -29,22 +29,19 @@ class _Heard:
 
     @property
     def boundaries(self) -> BoundaryRing | None:
-        """What goes to other stages, or came from them."""
         return self._trainer.boundaries
 
     async def send(self, command: TrainerCommand) -> None:
-        """Send a command. Raises TrainerDied."""
         await self._trainer.send(command)
 
     async def receive(self) -> TrainerEvent:
-        """The next event, in order. Raises TrainerDied."""
         first, self._first = self._first, None
         if first is not None:
             return first
         while True:
             event = await self._trainer.receive()
             if not isinstance(event, Evaluated) or event.round >= 0:
-                return event  # else whoever asked was cancelled
+                return event  # else it answers a question that was cancelled
 
     async def loss(self) -> float | None:
         """The validation loss of the slow weights. Raises TrainerDied."""
@@ -56,7 +53,6 @@ class _Heard:
                 return event.loss
 
     def codes(self, region: int) -> memoryview:
-        """The codes that lie in a region."""
         return self._trainer.codes(region)
 
 
@@ -72,7 +68,7 @@ class WarmTrainer:
     async def start(
         self, vector: Float32Vector, micro_batch_cap: int | None
     ) -> AsyncIterator[Trainer]:
-        """The trainer at hand, at the first call; another one later. A StartTrainer."""
+        """The trainer at hand, at the first call; another one later."""
         if self._at_hand:
             try:
                 yield self._at_hand.pop()
@@ -83,7 +79,7 @@ class WarmTrainer:
                 yield trainer
 
     async def loss(self) -> float | None:
-        """Validation loss of the slow weights, nats per token; None where nobody can tell."""
+        """Validation loss of the slow weights, nats per token; None without a trainer at hand."""
         if not self._at_hand:
             return None
         try:
@@ -96,13 +92,9 @@ class WarmTrainer:
 
 @asynccontextmanager
 async def warmed_up(start: StartTrainer, slow: Float32Vector) -> AsyncIterator[WarmTrainer]:
-    """Start a trainer and wait until it is ready; then yield what has it at hand.
+    """Start a trainer and wait until it is ready; one that dies before is forgotten.
 
-    One that dies before it is ready is forgotten: whoever needs a trainer starts the next, and sees
-    for itself.
-
-    Raises:
-        CannotTrain: device, corpus or model cannot be used here.
+    Raises CannotTrain.
     """
     async with AsyncExitStack() as stack:
         at_hand: list[_Heard] = []

@@ -41,7 +41,7 @@ class Swarm:
     log: list[object] = field(default_factory=list)
 
     def __post_init__(self):
-        stepper: Any = self.world.parts.stepper
+        stepper: Any = self.world.stepper
         step = stepper.step
 
         def counted(*arguments):
@@ -180,7 +180,7 @@ def test_two_rounds_of_no_steps_follow_each_other():
 
 
 def spans_of(world: World, fragment: int) -> Sequence[Span]:
-    snapshots = world.parts.values
+    snapshots = world.values
     assert isinstance(snapshots, FragmentSnapshots)
     return snapshots.fragments[fragment].spans
 

@@ -46,8 +46,7 @@ class Lacking:
 def lacking_world(here: set[int]) -> tuple[World, Lacking]:
     spec = tiny_spec(codec="fp32", overlap=False)
     world, corpus = build_world(spec), Lacking(tiny_corpus(spec), here)
-    parts = replace(world.parts, corpus=corpus)  # type: ignore[arg-type]
-    return replace(world, parts=parts), corpus
+    return replace(world, corpus=corpus), corpus  # type: ignore[arg-type]
 
 
 def trained(here: set[int], commands=()):

@@ -133,7 +133,7 @@ def test_alone_and_exactly_coded_it_is_plain_training(micro_batch):
 
     script = run(world, order(0), answer=answer)
     expected, losses = _plain_training(12)
-    for entry in world.parts.model.layout.entries:
+    for entry in world.model.layout.entries:
         part = world.theta[entry.offset : entry.offset + entry.size].reshape(entry.shape)
         np.testing.assert_allclose(part, expected[entry.name].detach(), rtol=1e-3, atol=2e-5)
     mean_losses = [event.loss for event in script.of(RoundClosed)]
@@ -162,7 +162,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others():
 def test_evaluation_leaves_no_trace_and_measures_the_slow_weights():
     assert _digests(PAUSE) == _digests(Evaluate(0), PAUSE)
     world = build_world(tiny_spec())
-    expected = world.parts.stepper.loss_of(world.parts.corpus.validation_blocks(4))
+    expected = world.stepper.loss_of(world.corpus.validation_blocks(4))
     script = run(world, order(0), *[PAUSE] * 3, Evaluate(0))
     (evaluated,) = script.of(Evaluated)
     assert evaluated.loss == pytest.approx(expected, rel=1e-6)
@@ -172,7 +172,7 @@ def test_padding_stays_zero():
     world = build_world(tiny_spec())
     run(world, order(0))
     used = np.zeros(world.theta.size, bool)
-    for entry in world.parts.model.layout.entries:
+    for entry in world.model.layout.entries:
         used[entry.offset : entry.offset + entry.size] = True
     assert not used.all()
     assert not world.theta[~used].any()
@@ -221,14 +221,14 @@ def test_who_begins_late_or_again_warms_up(monkeypatch):
     spec = tiny_spec()
     spec = spec.model_copy(update={"optimizer": OptimizerSection(warmup_steps=4)})
     world, rates, step = build_world(spec), [], Stepper.step
-    stepper = world.parts.stepper
+    stepper = world.stepper
     assert isinstance(stepper, Stepper)
 
     def noted(blocks_BT, rate):
         rates.append(rate)
         return step(stepper, blocks_BT, rate)
 
-    monkeypatch.setattr(world.parts.stepper, "step", noted)
+    monkeypatch.setattr(world.stepper, "step", noted)
     run(world, order(3, quota=4), order(4, quota=4), *[PAUSE] * 6, Load(), order(5, quota=4))
     begun = [(12, done) for done in range(6)] + [(20, done) for done in range(4)]
     assert rates == [learning_rate(spec.optimizer, first + own, 40, own) for first, own in begun]
@@ -261,7 +261,7 @@ def test_numbers_are_looked_at_when_the_next_step_has_begun_but_before_anything_
         log.append(type(event).__name__)
         return []
 
-    monkeypatch.setattr(world.parts.stepper, "step", noted)
+    monkeypatch.setattr(world.stepper, "step", noted)
     run(world, order(0, quota=6), answer=answer)
     assert log == [
         *["step 1", "step 2", "look 1", "step 3", "look 2", "look 3", "TrainerProgress"],
@@ -289,7 +289,7 @@ def test_the_rest_of_a_step_under_way_is_no_part_of_the_pause(monkeypatch, comma
         first = isinstance(event, RoundClosed) and event.round == 0
         return [order(1), PAUSE, command] if first else []
 
-    monkeypatch.setattr(world.parts.stepper, "step", noted)
+    monkeypatch.setattr(world.stepper, "step", noted)
     run(world, order(0, quota=2), answer=answer)
     after = log[log.index("RoundClosed") + 1 :]
     assert after[:3] == ["step", "look 3", told]
@@ -307,8 +307,8 @@ def test_a_nan_never_gets_into_a_snapshot(where):
 
 def test_infinite_weights_are_refused_by_the_snapshot():
     world = build_world(tiny_spec())
-    world.parts.model.theta_P[3] = torch.inf
-    values = world.parts.values
+    world.model.theta_P[3] = torch.inf
+    values = world.values
     assert isinstance(values, FragmentDeltas)
     with pytest.raises(NonFinite, match="send 3 of fragment 0"):
         values.send(0, 3)

@@ -11,8 +11,8 @@ import torch
 
 from peer.codec import get_codec
 from peer.training.corpus import Corpus
-from peer.training.fragments import regions_of, values_of
-from peer.training.loop import InnerLoop, TrainerParts
+from peer.training.fragments import FragmentDeltas, FragmentSnapshots, regions_of, values_of
+from peer.training.loop import InnerLoop
 from peer.training.messages import Load, RoundClosed, Said, Stop, TrainerCommand, TrainRound
 from peer.training.model import FlatModel, initial_module
 from peer.training.optimizer import inner_optimizer
@@ -55,13 +55,16 @@ def tiny_corpus(spec: RunSpec) -> Corpus:
 @dataclass
 class World:
     spec: RunSpec
-    parts: TrainerParts
+    corpus: Corpus
+    model: FlatModel
+    stepper: Stepper
+    values: FragmentDeltas | FragmentSnapshots
     slow: npt.NDArray[Any]
     regions: CodeRegions
 
     @property
     def theta(self) -> npt.NDArray[Any]:
-        return self.parts.model.theta_P.numpy()
+        return self.model.theta_P.numpy()
 
     def decoded(self) -> npt.NDArray[Any]:
         """The whole model, as it was sent last."""
@@ -80,9 +83,7 @@ def build_world(spec: RunSpec, micro_batch: int = 4) -> World:
     optimizer = inner_optimizer(model, spec.optimizer, "fp32")
     stepper = Stepper(model, optimizer, "fp32", micro_batch)
     values = values_of(spec, model, slow_P, regions)
-    corpus = tiny_corpus(spec)
-    parts = TrainerParts(spec, "me", corpus, model, optimizer, stepper, values, slow_P)
-    return World(spec, parts, slow, regions)
+    return World(spec, tiny_corpus(spec), model, stepper, values, slow, regions)
 
 
 PAUSE = None
@@ -133,7 +134,8 @@ class Script:
 def run(world: World, *commands, answer: Answer = lambda event: [], before=lambda command: None):
     """Run the loop through these commands after a Load, until it has nothing to do."""
     script = Script(deque([Load(), *commands]), answer, before)
-    InnerLoop(world.parts, script, script.clock_s).run()
+    spec, corpus, stepper, values = world.spec, world.corpus, world.stepper, world.values
+    InnerLoop(spec, "me", corpus, stepper, values, script, script.clock_s).run()
     return script
 
 

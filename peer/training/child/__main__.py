@@ -11,13 +11,11 @@ from peer.training.pipe import SocketChannel
 
 
 def main() -> int:
-    """Run one child. Returns the exit status."""
-    # Ctrl+C goes to the whole terminal, and a service manager may tell all processes to end; both
-    # are the daemon's to handle, which needs us for a last checkpoint, and then stops us.
+    # Ctrl+C goes to the whole terminal, and a service manager may tell all processes to end: the
+    # daemon needs us for a last checkpoint, and then stops us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # The channel first: it ends this process when the daemon goes, also during the slow imports
-    # below, which nobody waits for if we were started early enough.
+    # The channel first: it ends this process when the daemon goes, also during the slow imports.
     channel = SocketChannel(int(sys.argv[1]))
     with large_imports():
         from . import tasks

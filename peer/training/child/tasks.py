@@ -1,4 +1,4 @@
-"""What runs in the child process: build the parts, say `Ready`, run the loop, say how it ended."""
+"""The tasks of the child process: build the loop, say `Ready`, run it, say how it ended."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from torch import nn
 
 from peer.training.corpus import open_corpus
 from peer.training.device import choose_device, choose_precision, is_out_of_memory
-from peer.training.loop import Channel, InnerLoop, TrainerParts, ready_of, trainer_parts
+from peer.training.loop import InnerLoop, inner_loop
 from peer.training.messages import MAX_FAILURE_CHARS, Failed, ModelCreated, Ready, TrainerSettings
 from peer.training.model import (
     FlatModel,
@@ -44,10 +44,12 @@ that answer late keep other machines waiting. Where a GPU computes, the trainer 
 
 
 def serve(channel: SocketChannel) -> int:
-    """Do what the daemon wants, until it wants a trainer: that is the last. The exit status."""
+    """Do what the daemon wants; a trainer is the last task. Returns the exit status."""
     while True:
         begin, descriptors = channel.next_task()
         settings = begin.settings
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
         match begin.task, descriptors:
             case "create", (weights_fd,):
                 try:
@@ -66,24 +68,17 @@ def serve(channel: SocketChannel) -> int:
                 raise PipeError(f"{begin.task} with {len(descriptors)} descriptors")
 
 
-def train(
-    channel: SocketChannel,
-    build_parts: Callable[[], tuple[TrainerParts, Ready, Channel]],
-) -> int:
-    """Be a trainer until `Stop`. Returns the exit status.
-
-    Args:
-        build_parts: makes the parts of the inner loop, and the channel that it is to use.
-    """
+def train(channel: SocketChannel, build_loop: Callable[[], tuple[InnerLoop, Ready]]) -> int:
+    """Be a trainer until `Stop`. Returns the exit status."""
     try:
-        parts, ready, loops = build_parts()
+        loop, ready = build_loop()
     except Exception as error:  # noqa: BLE001 - whatever it is, the daemon should read it
         return _failed(channel, error, unknown="unusable")
     try:
         channel.emit(ready)
         if ready.device == "cpu":
             os.nice(NICENESS_ON_CPU)
-        InnerLoop(parts, loops).run()
+        loop.run()
     except Interrupted:
         return 0
     except Exception as error:  # noqa: BLE001 - as above
@@ -92,11 +87,7 @@ def train(
 
 
 def _failed(channel: SocketChannel, error: Exception, *, unknown: str) -> int:
-    """Say why it ends. Returns the exit status.
-
-    Args:
-        unknown: the reason of an error that has none of its own.
-    """
+    """Say why it ends; `unknown` is the reason of an error that has none of its own."""
     if isinstance(error, NonFinite):
         channel.emit(Failed("non_finite", str(error)))
         return 1
@@ -112,7 +103,7 @@ def _failed(channel: SocketChannel, error: Exception, *, unknown: str) -> int:
 
 
 def create(channel: SocketChannel, settings: TrainerSettings, weights_fd: int) -> None:
-    """Write the initial weights of the model, or of a stage, to a file, and say what it is like."""
+    """Write the initial weights of the model, or of a stage, to a file; tell its shapes."""
     spec, stage = settings.run_spec(), settings.stage
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the bits of an initialisation must not depend on the machine's cores
@@ -138,11 +129,9 @@ def create(channel: SocketChannel, settings: TrainerSettings, weights_fd: int) -
 
 def build(
     settings: TrainerSettings, slow_fd: int, codes_fd: int, channel: SocketChannel
-) -> tuple[TrainerParts, Ready, SocketChannel]:
-    """Model, optimizer and corpus; with the micro-batch found and the speed measured."""
+) -> tuple[InnerLoop, Ready]:
+    """The loop of a whole model; with the micro-batch found and the speed measured."""
     spec = settings.run_spec()
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
     torch.manual_seed(spec.seed)
     device = choose_device(settings.device)
     precision = choose_precision(spec.training.precision, device)
@@ -158,8 +147,8 @@ def build(
     blocks_BT = held_out[np.arange(spec.training.batch_size) % len(held_out)]
     fit_micro_batch(stepper, blocks_BT)
     steps_per_s = measure_steps_per_s(stepper, blocks_BT)
-    parts = trainer_parts(settings, (slow_fd, codes_fd), corpus, model, optimizer, stepper)
-    return parts, ready_of(parts, precision, stepper.micro_batch, steps_per_s), channel
+    loop = inner_loop(settings, (slow_fd, codes_fd), corpus, model, stepper, channel)
+    return loop, loop.ready(precision, stepper.micro_batch, steps_per_s)
 
 
 def _first_micro_batch(settings: TrainerSettings, spec: RunSpec, device: torch.device) -> int:

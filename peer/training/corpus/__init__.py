@@ -1,9 +1,9 @@
 """The corpus that a run trains on, frozen by one digest.
 
-A corpus becomes one row of tokens (packed.py), made of the same bytes on every machine from the
-same texts, and is cut into pieces (protocol/content/manifest.py). The manifest's digest goes into
-the run spec as `data.manifest`. Peers fetch the pieces that they need from each other; a machine
-that has the texts, or the tokens, may take its own, and the digest shows that they are the same.
+A corpus becomes one row of tokens (packed.py), the same on every machine for the same texts, and is
+cut into pieces (protocol/content/manifest.py). The manifest's digest goes into the run spec as
+`data.manifest`. Peers fetch the pieces that they need from each other; a machine that has the texts
+or the tokens may take its own, and the digest shows that they are the same.
 
     founder     prepared = prepare_corpus(spec, cache_dir)
                 spec.data.manifest := prepared.manifest_digest

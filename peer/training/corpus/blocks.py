@@ -1,15 +1,12 @@
-"""A corpus in one file, as the trainer sees it: numbered blocks of context_length + 1 tokens.
+"""A corpus as the trainer sees it: numbered blocks of context_length + 1 tokens.
 
-Training block i starts at token i * context_length: neighbours share one token, which is the last
-target of one and the first input of the other, so every token is predicted once per epoch. The
-validation blocks are a fixed choice, spread evenly over the held-out tokens: the same on every
-peer.
+Training block i starts at token i * context_length: neighbours share one token, the last target of
+one and the first input of the other, so every token is predicted once per epoch. The validation
+blocks are spread evenly over the held-out tokens: the same on every peer.
 
-A corpus in pieces: cut from a row of tokens, or read from files that have come one by one.
-
-Files of pieces appear whole or not at all, and go whole: a piece that is being read stays readable
-until the reader lets go of it. A piece is checked against the manifest when it is read first, so
-that a disk that lies, or lost power, is noticed here and not in the weights.
+A corpus lies in one file, or in pieces. Files of pieces appear and go whole; a piece that is mapped
+stays readable. A piece is checked against the manifest when it is first read, so that a disk that
+lies, or lost power, is noticed here and not in the weights.
 """
 
 from collections import OrderedDict
@@ -23,36 +20,22 @@ from protocol.content.manifest import CorpusManifest
 
 from .packed import MAGIC, InvalidCorpus, Tokens, map_tokens, read_header
 
-# --- pieces ---------------------------------------------------------------------------------------
-
 MAX_MAPPED_PIECES: Final = 256
 """Pieces that a trainer keeps mapped and need not check again."""
-
-
 PIECE_SUFFIX: Final = ".piece"
 
 
 def piece_path(folder: Path, piece: int) -> Path:
-    """The file of a piece."""
     return folder / f"{piece:08d}{PIECE_SUFFIX}"
 
 
 def cut_piece(train: Tokens, manifest: CorpusManifest, piece: int) -> bytes:
-    """A piece of a row of tokens."""
     start, end = manifest.tokens_of(piece)
     return train[start:end].astype(manifest.dtype).tobytes()
 
 
 class PieceCorpus:
-    """A corpus of which pieces come and go while it is trained on.
-
-    Attributes:
-        num_blocks: training blocks of an epoch.
-        piece_blocks: of them in one piece.
-
-    Args:
-        held_out: blocks to validate with, [count, context_length + 1].
-    """
+    """A corpus of which pieces come and go; held-out blocks are [count, context_length + 1]."""
 
     def __init__(self, folder: Path, manifest: CorpusManifest, held_out: npt.NDArray[Any]) -> None:
         self._folder = folder
@@ -63,16 +46,12 @@ class PieceCorpus:
         self.piece_blocks = manifest.piece_blocks
 
     def missing(self, indices: npt.NDArray[np.int64]) -> tuple[int, ...]:
-        """The pieces of these blocks that are not here."""
+        """Pieces of these blocks that are not here."""
         pieces = np.unique(indices // self.piece_blocks).tolist()
         return tuple(piece for piece in pieces if self._piece(piece) is None)
 
     def blocks(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Training blocks: [count] indices to [count, context_length + 1] tokens.
-
-        Raises:
-            InvalidCorpus: a piece of theirs is not here; ask `missing` before.
-        """
+        """[count] indices to [count, context_length + 1] tokens. Raises InvalidCorpus."""
         length = self._manifest.context_length
         blocks = np.empty((len(indices), length + 1), dtype=np.int64)
         for row, index in enumerate(indices.tolist()):
@@ -109,16 +88,13 @@ class PieceCorpus:
         return mapped if self._manifest.is_piece(piece, mapped.data.cast("B")) else None
 
 
-# --- blocks ---------------------------------------------------------------------------------------
-
-
 class Corpus:
     """A mapped corpus file.
 
     Attributes:
         num_blocks: training blocks of an epoch.
         train: tokens to train on.
-        piece_blocks: blocks of a piece; None where it is not known.
+        piece_blocks: None where they are not known.
         tokenizer_digest: of a packed corpus; None for a raw token file.
     """
 
@@ -140,11 +116,9 @@ class Corpus:
 
     @property
     def held_out_blocks(self) -> int:
-        """Blocks that could be validated with."""
         return max(0, (len(self._validation) - 1) // self._context_length)
 
     def missing(self, indices: npt.NDArray[np.int64]) -> tuple[int, ...]:
-        """The pieces of these blocks that are not here: none."""
         return ()
 
     def blocks(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -167,14 +141,7 @@ def _cut(tokens: Tokens, starts: npt.NDArray[np.int64], length: int) -> npt.NDAr
 def open_file(
     path: Path, context_length: int, validation_blocks: int, piece_blocks: int | None = None
 ) -> Corpus:
-    """Map a packed corpus, or a raw token file whose end is held out.
-
-    Args:
-        piece_blocks: blocks of a piece, where it has been cut into pieces.
-
-    Raises:
-        InvalidCorpus: no such file, or it is too small for these sizes.
-    """
+    """Map a packed corpus, or a raw token file whose end is held out. Raises InvalidCorpus."""
     if is_packed(path):
         corpus = _open_packed(path, context_length, piece_blocks)
     else:
@@ -192,7 +159,7 @@ def open_file(
 
 
 def is_packed(path: Path) -> bool:
-    """Whether a file is a packed corpus. Raises InvalidCorpus: it cannot be read."""
+    """Raises InvalidCorpus where the file cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC

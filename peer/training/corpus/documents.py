@@ -1,4 +1,4 @@
-"""Documents of a data set, shard by shard: JSON lines, parquet files, or a set of `datasets`.
+"""Documents of a data set, shard by shard.
 
 A source names a data set and the column that holds the text:
 
@@ -29,8 +29,6 @@ from protocol.run.run_spec import STDLIB_BYTES
 
 from .packed import InvalidCorpus, Text, check_name
 
-# --- where texts come from: the Python standard library, or a glob of files -----------------------
-
 _LEFT_OUT: Final = frozenset(
     {
         "test",
@@ -43,15 +41,13 @@ _LEFT_OUT: Final = frozenset(
         "pydoc_data",
     }
 )
-"""Folders that are no source text of the library, or tables rather than text."""
+"""Folders that are no source of the library, or tables rather than text."""
 
 
 def stdlib_texts() -> list[Text]:
-    """Source files of this Python's standard library, up to `STDLIB_BYTES` of them.
+    """Source files of this Python's standard library, chosen by the hash of their names.
 
-    Which ones is decided by the hash of their names, not by what the file system lists first.
-    Another Python has other texts: the run is frozen by the founder's packed file, which joiners
-    fetch.
+    Another Python has other texts, so joiners fetch the founder's.
     """
     root = Path(sysconfig.get_path("stdlib"))
     names = sorted(
@@ -71,11 +67,7 @@ def stdlib_texts() -> list[Text]:
 
 
 def glob_texts(pattern: str) -> list[Text]:
-    """Files that match a glob, named by their path below the glob's fixed part.
-
-    Raises:
-        InvalidCorpus: none does, or one has a name that is not UTF-8.
-    """
+    """Files that match a glob, named by their path below its fixed part. Raises InvalidCorpus."""
     root = Path(pattern).expanduser().parent
     while glob.has_magic(str(root)):
         root = root.parent
@@ -84,7 +76,6 @@ def glob_texts(pattern: str) -> list[Text]:
 
 
 def _matching(kind: str, pattern: str) -> list[Path]:
-    """Files that match a glob, sorted. Raises InvalidCorpus: none does."""
     # Path.glob takes no absolute pattern.
     found = glob.glob(str(Path(pattern).expanduser()), recursive=True)  # noqa: PTH207
     paths = sorted(path for path in map(Path, found) if path.is_file())
@@ -93,8 +84,6 @@ def _matching(kind: str, pattern: str) -> list[Path]:
     return paths
 
 
-# --- documents ------------------------------------------------------------------------------------
-
 KINDS: Final = ("jsonl", "parquet", "hf")
 COLUMN: Final = "text"
 SPLIT: Final = "train"
@@ -102,9 +91,7 @@ EXTRA: Final = "pip install 'loco-peer[data]'"
 BATCH_ROWS: Final = 1024
 HUB_TIMEOUT_S: Final = 30.0
 DISK_SHARDS: Final = 64
-"""Into so many a folder that `save_to_disk` has written is divided."""
-
-
+"""Shards of a folder that `save_to_disk` has written."""
 _LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -114,7 +101,7 @@ class Shard:
 
     Attributes:
         name: within the data set: the same on every machine.
-        identity: changes when its content may have changed; empty where nobody can tell.
+        identity: changes when its content may have changed; empty where it is not known.
         where: the file, or the data set as in the source.
         number, of: of a stream's shards.
         revision: the commit of a data set of the hub; empty where it is not known.
@@ -131,13 +118,13 @@ class Shard:
 
     @property
     def place(self) -> str:
-        """Where it is, for people."""
+        """Its place, for people."""
         if self.kind != "hf":
             return self.where
         return f"hf:{self.where}, shard {self.number} of {self.of}"
 
     def place_of(self, number: int) -> str:
-        """Where a document of it is, for people."""
+        """The place of a document of it, for people."""
         return f"{self.place}, {'line' if self.kind == 'jsonl' else 'row'} {number}"
 
 
@@ -161,7 +148,7 @@ def documents(shard: Shard) -> Iterator[tuple[int, str]]:
 
 
 def _whole_characters(text: str) -> str:
-    """Half a character, which JSON can spell and UTF-8 cannot, becomes the mark of what is lost."""
+    """Replace halves of characters, which JSON can spell and UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -170,11 +157,7 @@ def _whole_characters(text: str) -> str:
 
 
 def _unreadable(shard: Shard, after: int | None, error: Exception) -> InvalidCorpus:
-    """The error for what stops in the middle.
-
-    Args:
-        after: number of the last document that could be read; None where none could.
-    """
+    """The error of a shard that cannot be read after the document of this number."""
     place = shard.place if after is None else f"{shard.place_of(after)} and after"
     said = error.strerror if isinstance(error, OSError) and error.strerror else error
     return InvalidCorpus(
@@ -284,7 +267,7 @@ def _stream_rows(shard: Shard) -> Iterator[tuple[int, Any]]:
 
 
 def _stream(place: str, revision: str) -> Any:
-    """An iterable data set, of the hub's at this commit if one is given. Raises InvalidCorpus."""
+    """An iterable data set, at this commit of the hub if one is given. Raises InvalidCorpus."""
     try:
         import datasets
     except ImportError as error:
@@ -314,13 +297,7 @@ def _stream(place: str, revision: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _StreamSource:
-    """The parts of `NAME,CONFIG:SPLIT`.
-
-    Attributes:
-        name: a folder, or a name on the hub.
-        config, split: None where none is named.
-        here: whether it is a folder of this machine.
-    """
+    """The parts of `NAME,CONFIG:SPLIT`; `here` is whether it is a folder of this machine."""
 
     name: str
     config: str | None

@@ -1,4 +1,4 @@
-"""A corpus in the cache of a machine: a folder, named by the manifest's digest; and how it is made.
+"""A corpus in the cache of a machine: a folder named by the manifest's digest, and its making.
 
 manifest        protocol/content/manifest.py
 held-out        the blocks that are validated with
@@ -9,7 +9,7 @@ N.piece         pieces that have come from peers (blocks.py)
 
 import json
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -41,17 +41,12 @@ WHOLE: Final = "whole.json"
 
 
 def corpus_folder(cache_dir: Path, manifest_digest: str) -> Path:
-    """Where a corpus of this digest is kept."""
     return cache_dir / f"corpus-{manifest_digest}"
 
 
 @dataclass(frozen=True, slots=True)
 class KeptCorpus:
-    """A corpus of the cache.
-
-    Attributes:
-        whole: the file that holds all tokens; None where it comes in pieces.
-    """
+    """A corpus of the cache; `whole` is the file of all tokens, None where it comes in pieces."""
 
     folder: Path
     manifest: CorpusManifest
@@ -59,24 +54,21 @@ class KeptCorpus:
 
     @property
     def held_out(self) -> Path:
-        """The blob of what is validated with."""
         return self.folder / HELD_OUT
 
     @property
     def manifest_digest(self) -> str:
-        """Its name in the run spec: 32 hex digits."""
         return self.folder.name.removeprefix("corpus-")
 
     @property
     def blobs(self) -> dict[str, Path]:
-        """What peers ask for by digest before they have any piece, and the files of it."""
+        """Files that peers ask for by digest before they have any piece."""
         return {
             self.manifest_digest: self.folder / MANIFEST,
             self.manifest.held_out: self.held_out,
         }
 
     def open(self) -> Corpus | PieceCorpus:
-        """Open it for the trainer. Raises InvalidCorpus."""
         made_of = self.manifest
         if self.whole is not None:
             return open_file(
@@ -87,26 +79,8 @@ class KeptCorpus:
         return PieceCorpus(self.folder, made_of, held_out)
 
 
-def keep_whole(
-    cache_dir: Path, manifest: CorpusManifest, held_out: bytes, tokens: Path
-) -> KeptCorpus:
-    """Keep a corpus whose tokens are all in one file, which goes on lying where it is."""
-    kept = _keep(cache_dir, manifest)
-    adopt_held_out(kept, held_out)
-    if tokens != kept.folder / PACKED:
-        status = tokens.stat()
-        told = {"path": str(tokens), "bytes": status.st_size, "changed_ns": status.st_mtime_ns}
-        with replacing(kept.folder / WHOLE) as out:
-            out.write(json.dumps(told).encode())
-    return KeptCorpus(kept.folder, manifest, tokens)
-
-
 def adopt_manifest(data: bytes, manifest_digest: str, cache_dir: Path) -> KeptCorpus:
-    """Keep the manifest of a corpus that comes in pieces.
-
-    Raises:
-        InvalidCorpus: it is not the one of this digest, or no manifest.
-    """
+    """Keep the manifest of a corpus that comes in pieces. Raises InvalidCorpus."""
     if blob_name(data) != manifest_digest:
         raise InvalidCorpus(f"the manifest received has not the digest {manifest_digest}")
     try:
@@ -117,7 +91,7 @@ def adopt_manifest(data: bytes, manifest_digest: str, cache_dir: Path) -> KeptCo
 
 
 def adopt_held_out(kept: KeptCorpus, data: bytes) -> None:
-    """Keep the blob of what is held out. Raises InvalidCorpus: it is another."""
+    """Keep the held-out blocks. Raises InvalidCorpus where the manifest has others."""
     if blob_name(data) != kept.manifest.held_out or len(data) != kept.manifest.held_out_bytes:
         raise InvalidCorpus("what is held out of the corpus does not match its manifest")
     with replacing(kept.held_out) as out:
@@ -125,7 +99,7 @@ def adopt_held_out(kept: KeptCorpus, data: bytes) -> None:
 
 
 def kept_corpus(cache_dir: Path, manifest_digest: str) -> KeptCorpus | None:
-    """The corpus of this digest, as far as it is here; None without manifest or held-out blocks."""
+    """The corpus of this digest; None without manifest or held-out blocks."""
     folder = corpus_folder(cache_dir, manifest_digest)
     try:
         data, held_out = (folder / MANIFEST).read_bytes(), (folder / HELD_OUT).read_bytes()
@@ -156,7 +130,7 @@ def _keep(cache_dir: Path, manifest: CorpusManifest) -> KeptCorpus:
 
 
 def _whole_file(folder: Path) -> Path | None:
-    """The file of all tokens, if there is one, and it is what it was when it was read."""
+    """The file of all tokens, if there is one and it has not changed."""
     packed = folder / PACKED
     if packed.is_file():
         return packed
@@ -169,17 +143,13 @@ def _whole_file(folder: Path) -> Path | None:
     return Path(told["path"]) if is_as_it_was else None
 
 
-# --- from a run spec ------------------------------------------------------------------------------
-
-
 def prepare_corpus(
     spec: RunSpec, cache_dir: Path, source: str | None = None, check: Check = go_on
 ) -> KeptCorpus:
     """Make the corpus of a run from its texts, whole, in `cache_dir`.
 
     Args:
-        source: where this machine has the data, when not where the run spec says: like
-            `data.source`, or a file of tokens.
+        source: of this machine's own data: like `data.source`, or a file of tokens.
         check: ends it by what it raises.
 
     Raises:
@@ -206,11 +176,7 @@ def prepare_corpus(
 
 
 def describe_corpus(spec: RunSpec, kept: KeptCorpus) -> KeptCorpus:
-    """A corpus of the cache, on a machine that need not have made it.
-
-    Raises:
-        InvalidCorpus: it does not fit the run spec.
-    """
+    """The corpus itself. Raises InvalidCorpus where it does not fit the run spec."""
     manifest = kept.manifest
     sizes = (manifest.context_length, manifest.held_out_blocks)
     if sizes != (spec.model.context_length, spec.data.validation_blocks):
@@ -235,29 +201,29 @@ def _kept(
     *,
     is_ours: bool = False,
 ) -> KeptCorpus:
-    """Keep the corpus of a file.
-
-    Args:
-        is_ours: the file may be moved into the cache.
-    """
+    """Keep the corpus of a file, which is moved into the cache where it `is_ours`."""
     corpus = open_file(tokens, spec.model.context_length, spec.data.validation_blocks)
     if corpus.tokenizer_digest not in (None, tokenizer.digest):
         raise InvalidCorpus(f"{tokens} was made with another tokenizer than data.tokenizer")
     held_out = corpus.validation_blocks(spec.data.validation_blocks)
     dtype = token_dtype(tokenizer.vocabulary_size)
     blob = held_out.astype(dtype).tobytes()
-    manifest = _manifest(spec, corpus, tokenizer, blob, check)
-    folder = corpus_folder(cache_dir, manifest.name)
+    kept = _keep(cache_dir, _manifest(spec, corpus, tokenizer, blob, check))
     if is_ours:
-        folder.mkdir(parents=True, exist_ok=True)
-        tokens = tokens.replace(folder / PACKED)
-    return keep_whole(cache_dir, manifest, blob, tokens)
+        tokens = tokens.replace(kept.folder / PACKED)
+    else:
+        status = tokens.stat()
+        told = {"path": str(tokens), "bytes": status.st_size, "changed_ns": status.st_mtime_ns}
+        with replacing(kept.folder / WHOLE) as out:
+            out.write(json.dumps(told).encode())
+    adopt_held_out(kept, blob)
+    return replace(kept, whole=tokens)
 
 
 def _manifest(
     spec: RunSpec, corpus: Corpus, tokenizer: Tokenizer, held_out: bytes, check: Check
 ) -> CorpusManifest:
-    """The manifest of a row of tokens: all of it is read. Raises InvalidCorpus."""
+    """The manifest of a corpus, all of which is read. Raises InvalidCorpus."""
     if len(held_out) > MAX_BLOB_BYTES:
         raise InvalidCorpus(
             f"data.validation_blocks would hold out {len(held_out)} bytes, which every peer has to"

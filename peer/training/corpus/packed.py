@@ -6,12 +6,12 @@
     ...         zeros up to a multiple of 64
     ...         training tokens, then validation tokens, little-endian uint8, uint16 or uint32
 
-The same texts and tokenizer give the same bytes, whoever packs them: files are in sorted order, and
-nothing in the file depends on time, machine or path.
+The same texts and tokenizer give the same bytes: files are in sorted order, and nothing in the file
+depends on time, machine or path.
 
-Of a corpus of one text the tail is held out, for there is no second file to validate with. The text
-is read in parts, so that it may be larger than the memory. Parts end at the end of a line
-where lines are not too long, and what is held out begins with one.
+The tail of a corpus of one text is held out. The text is read in parts, so that it may be larger
+than the memory. Parts end at the end of a line where lines are not too long, and the tail begins
+with one.
 """
 
 import codecs
@@ -34,10 +34,8 @@ from protocol.errors import LocoError
 
 from .tokenizer import Tokenizer
 
-# --- whether work on a thread, which may take hours, is still wanted ------------------------------
-
 Check = Callable[[], None]
-"""Raises when the caller is cancelled (`Work.check_cancelled`); called every now and then."""
+"""Raises when the caller is cancelled (`Work.check_cancelled`)."""
 
 
 def go_on() -> None:
@@ -49,13 +47,13 @@ def go_on() -> None:
 HELD_OUT_OF: Final = 20
 """A text in so many is held out for validation; of one text alone the last of so many parts."""
 PART_BYTES: Final = 1 << 20
-"""What is read or tokenised at once, and as far as an end of the line is then looked for."""
+"""Bytes that are read or tokenised at once, and in which an end of the line is then looked for."""
 _CONTINUES: Final = range(0x80, 0xC0)
 """Bytes of UTF-8 that go on with a character."""
 
 
 def tail_start(path: Path) -> int:
-    """Where what is held out begins: a byte offset. Raises OSError."""
+    """The byte offset of the held-out tail. Raises OSError."""
     size = path.stat().st_size
     with path.open("rb") as file:
         wanted = file.seek(size - size // HELD_OUT_OF)
@@ -67,12 +65,7 @@ def tail_start(path: Path) -> int:
 
 
 def read_parts(path: Path, start: int, end: int) -> Iterator[str]:
-    """The text from byte `start` to byte `end`, in parts.
-
-    Raises:
-        UnicodeDecodeError: it is no UTF-8.
-        OSError
-    """
+    """The text from byte `start` to byte `end`, in parts. Raises UnicodeDecodeError, OSError."""
     decode = codecs.getincrementaldecoder("utf-8")().decode
     with path.open("rb") as file:
         file.seek(start)
@@ -92,15 +85,13 @@ def _leading(data: bytes) -> Iterator[int]:
         yield byte
 
 
-# --- packed ---------------------------------------------------------------------------------------
-
 MAGIC: Final = b"LOCOCRP1"
 _LENGTH: Final = struct.Struct(">I")
 _ALIGNMENT: Final = 64
 
 
 class InvalidCorpus(LocoError):
-    """The corpus cannot be used; the message says why, and what to change."""
+    """The corpus cannot be used; the message says what to change."""
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -116,8 +107,6 @@ class CorpusFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PackedHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a packed corpus holds."""
-
     tokenizer_digest: str
     vocabulary_size: _Count
     dtype: Annotated[str, msgspec.Meta(pattern=r"^(\|u1|<u2|<u4)$")]
@@ -135,9 +124,9 @@ class Text:
 
 
 def check_name(name: str) -> str:
-    """The name itself. Raises InvalidCorpus: it has bytes that are no UTF-8.
+    """The name itself. Raises InvalidCorpus where it is no UTF-8.
 
-    What is held out follows from names, so they must be the same on every machine.
+    The choice of held-out texts follows from names, so they must be the same on every machine.
     """
     try:
         name.encode()
@@ -146,15 +135,14 @@ def check_name(name: str) -> str:
     return name
 
 
-def is_file_held_out(name: str) -> bool:
-    """Whether the file of this name is for validation alone."""
-    digest = hashlib.blake2b(name.encode(), digest_size=8, person=b"loco-held-out").digest()
-    return int.from_bytes(digest, "big") % HELD_OUT_OF == 0
-
-
 def held_out_names(names: Sequence[str]) -> frozenset[str]:
     """The files for validation: by hash of the name, and at least one when there are two."""
-    chosen = frozenset(name for name in names if is_file_held_out(name))
+
+    def is_held_out(name: str) -> bool:
+        digest = hashlib.blake2b(name.encode(), digest_size=8, person=b"loco-held-out").digest()
+        return int.from_bytes(digest, "big") % HELD_OUT_OF == 0
+
+    chosen = frozenset(filter(is_held_out, names))
     if chosen and len(chosen) < len(names):
         return chosen
     return frozenset(sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())[:1])
@@ -171,10 +159,7 @@ def token_dtype(vocabulary_size: int) -> np.dtype[Any]:
 def pack(texts: Iterable[Text], tokenizer: Tokenizer, out_path: Path, check: Check) -> None:
     """Tokenise the texts and write the packed file, whole or not at all.
 
-    Texts that are not UTF-8 are left out. Of a single text the tail is held out.
-
-    Raises:
-        InvalidCorpus: no text is left.
+    Texts that are not UTF-8 are left out. Raises InvalidCorpus where none is left.
     """
     ordered = sorted(texts, key=lambda text: text.name)
     whys = {text.name: why for text in ordered if (why := _unreadable(text.path, check))}
@@ -244,7 +229,7 @@ def write_packed(
     """Write a packed file of these files of tokens, whole or not at all.
 
     Args:
-        sizes_bytes: of the parts to train on, which come first, and of those that are held out.
+        sizes_bytes: of the parts to train on, which come first, and of the held-out ones.
     """
     dtype = token_dtype(tokenizer.vocabulary_size)
     train, held_out = (size // dtype.itemsize for size in sizes_bytes)
@@ -264,11 +249,7 @@ def write_packed(
 
 
 def read_header(path: Path) -> tuple[PackedHeader, int]:
-    """The header of a packed file, and the offset of its first token in bytes.
-
-    Raises:
-        InvalidCorpus: not a packed corpus, or not a whole one.
-    """
+    """The header of a packed file, and the byte offset of its first token. Raises InvalidCorpus."""
     with path.open("rb") as file:
         prefix = file.read(len(MAGIC) + _LENGTH.size)
         if not prefix.startswith(MAGIC) or len(prefix) < len(MAGIC) + _LENGTH.size:
@@ -295,7 +276,7 @@ Tokens = npt.NDArray[Any]
 
 
 def map_tokens(path: Path) -> Tokens:
-    """The tokens of a file, mapped. Raises InvalidCorpus."""
+    """Raises InvalidCorpus."""
     try:
         if path.suffix != ".npy":
             return np.memmap(path, dtype="<u4" if path.suffix == ".u32" else "<u2", mode="r")
@@ -308,7 +289,7 @@ def map_tokens(path: Path) -> Tokens:
 
 
 def largest_token(path: Path, check: Check) -> int:
-    """The largest token of a file; a negative one is an InvalidCorpus."""
+    """Raises InvalidCorpus where one is negative."""
     tokens = map_tokens(path)
     largest, at_once = 0, PART_BYTES // tokens.itemsize
     for start in range(0, len(tokens), at_once):

@@ -3,15 +3,14 @@
     tokens-<key>/N.train, N.held-out     key: of tokenizer and shards, by name and identity
     tokens-<key>/.N.train.*, ...         drafts, of the shard that is being tokenised
 
-A shard gives the tokens of its documents to two files, those to train on and those that are held
-out. Both get their names when they are whole and on disk, so what was done stays done when the
-machine stops, or another run needs the same data set. A draft that was left behind, by a process
-that was killed or a machine that stopped, is of no use to anybody. In the end the shards are put
-together in order, into one packed file (packed.py).
+The tokens of a shard go to two files, to train on and held out. Both get their names when they are
+whole and on disk, so a shard stays done when the machine stops, or another run needs the same data
+set. A draft that was left behind is useless. In the end the shards are put together in order, into
+one packed file (packed.py).
 
-Documents are tokenised some at a time: the library spreads them over all cores by itself.
+Documents are tokenised some at a time: the library spreads them over all cores.
 
-Held out is one document in HELD_OUT_OF of the first HELD_OUT_ROWS of each shard, by the hash of its
+One document in HELD_OUT_OF of the first HELD_OUT_ROWS of each shard is held out, by the hash of its
 place.
 """
 
@@ -35,18 +34,16 @@ from .packed import (
     PART_BYTES,
     Check,
     InvalidCorpus,
-    go_on,
     token_dtype,
     write_packed,
 )
 from .tokenizer import Tokenizer, Tokens
 
 HELD_OUT_ROWS: Final = 10_000
-"""Documents are held out of the first so many of each shard."""
 PACKING: Final = ".packing-"
 """Begins the name of a folder in which a corpus is put together."""
 Told = Callable[[int, int], None]
-"""Told of so many characters, and shards, that are done."""
+"""Takes the characters and shards that are done since the last call; may raise to end the work."""
 
 
 def pack_documents(
@@ -55,16 +52,11 @@ def pack_documents(
     tokenizer: Tokenizer,
     cache_dir: Path,
     out_path: Path,
-    check: Check = go_on,
+    check: Check,
 ) -> None:
     """Tokenise a data set, and write the packed file, whole or not at all.
 
-    Args:
-        out_path: in a folder that goes when the corpus is made.
-
-    Raises:
-        InvalidCorpus: it cannot be read, or nothing of it could be held out.
-        OSError: the cache cannot be written.
+    Its folder goes when the corpus is made. Raises InvalidCorpus, OSError.
     """
     shards = shards_of(kind, where)
     folder = cache_dir / f"tokens-{_key(shards, tokenizer)}"
@@ -101,12 +93,12 @@ def _key(shards: Sequence[Shard], tokenizer: Tokenizer) -> str:
 
 
 def outputs(folder: Path, number: int) -> tuple[Path, Path]:
-    """The two files of a shard: tokens to train on, and those that are held out."""
+    """The two files of a shard: tokens to train on, and held-out ones."""
     return folder / f"{number}.train", folder / f"{number}.held-out"
 
 
 def _tokenise(shards: Sequence[Shard], tokenizer: Tokenizer, folder: Path, check: Check) -> None:
-    """Tokenise the shards that are not done. Raises InvalidCorpus, OSError."""
+    """Tokenise the shards that are not done."""
     files = [outputs(folder, number) for number in range(len(shards))]
     todo = [n for n, paths in enumerate(files) if not all(path.is_file() for path in paths)]
     if not todo:
@@ -134,11 +126,7 @@ def _tokenise(shards: Sequence[Shard], tokenizer: Tokenizer, folder: Path, check
 def tokenise_shard(
     shard: Shard, tokenizer: Tokenizer, paths: tuple[Path, Path], told: Told = lambda *_: None
 ) -> None:
-    """Write a shard's tokens to its two files. Raises InvalidCorpus, OSError; and what `told` does.
-
-    Args:
-        told: may end it by what it raises.
-    """
+    """Write a shard's tokens to its two files. Raises InvalidCorpus, OSError; and as `told`."""
     dtype = token_dtype(tokenizer.vocabulary_size)
     separator = np.array(tokenizer.separator, dtype=dtype).tobytes()
     row = 0
@@ -165,7 +153,6 @@ def _batches(texts: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]
 
 
 def _is_held_out(shard: str, row: int) -> bool:
-    """Whether a document of the shard of this name is for validation alone."""
     if row >= HELD_OUT_ROWS:
         return False
     digest = blake3.blake3(f"held-out/{shard}/{row}".encode()).digest(length=8)
@@ -173,7 +160,7 @@ def _is_held_out(shard: str, row: int) -> bool:
 
 
 def _tokens(tokenizer: Tokenizer, batch: Sequence[tuple[int, str]], shard: Shard) -> list[Tokens]:
-    """The tokens of each; where the library cannot read one, it is said which."""
+    """The tokens of each. Raises InvalidCorpus for the one that the library cannot read."""
     try:
         return tokenizer.encode_all([text for _, text in batch])
     except BaseException as error:  # a panic of the library's Rust is no Exception
@@ -186,7 +173,7 @@ def _tokens(tokenizer: Tokenizer, batch: Sequence[tuple[int, str]], shard: Shard
 
 
 def remove_all_drafts(cache_dir: Path) -> None:
-    """Remove what an earlier life left unfinished in the cache; nobody else may be using it."""
+    """Remove drafts of an earlier life from a cache that no other process uses."""
     for folder in cache_dir.glob(f"{PACKING}*"):
         shutil.rmtree(folder, ignore_errors=True)
     for path in cache_dir.glob("tokens-*/.*"):

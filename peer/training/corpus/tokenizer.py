@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import blake3
 import numpy as np
@@ -15,12 +15,7 @@ from tokenizers import decoders, models
 
 
 def model_file(source: str, name: str) -> bytes:
-    """The bytes of the file `name` in a folder, or in a repository of the hub.
-
-    Raises:
-        ValueError: there is none, or the hub cannot be asked; the message says which, and what
-        would help.
-    """
+    """The bytes of a file in a folder, or in a repository of the hub. Raises ValueError."""
     folder = Path(source).expanduser()
     if (folder / name).is_file():
         return (folder / name).read_bytes()
@@ -52,43 +47,18 @@ def model_file(source: str, name: str) -> bytes:
 
 
 def _reason(error: BaseException) -> str:
-    """What stood at the beginning, in a line."""
+    """The first cause, in a line."""
     while error.__cause__ is not None:
         error = error.__cause__
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
-# --- tokenizer ------------------------------------------------------------------------------------
-
 TOKENIZER_FILE: Final = "tokenizer.json"
 BYTES: Final = "bytes"
 _END_OF_TEXT: Final = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|im_end|>")
-"""Tokens that end a text, by how the known families spell them."""
-
+"""Tokens that end a text, in the known families."""
 
 Tokens = npt.NDArray[np.uint32] | npt.NDArray[np.uint8]
-
-
-class Tokenizer(Protocol):
-    """Text to tokens."""
-
-    @property
-    def vocabulary_size(self) -> int: ...
-    @property
-    def digest(self) -> str:
-        """Digest of the tokenizer's file (32 hex digits), or `bytes`."""
-
-    @property
-    def separator(self) -> Sequence[int]:
-        """Tokens put after each text."""
-
-    @property
-    def end_of_text(self) -> str | None:
-        """How that token is spelt; None where there is none."""
-
-    def encode(self, text: str) -> Tokens: ...
-    def encode_all(self, texts: Sequence[str]) -> list[Tokens]:
-        """The tokens of each, found on all cores where that is worth it."""
 
 
 class ByteTokenizer:
@@ -100,19 +70,17 @@ class ByteTokenizer:
     end_of_text = "\0"
 
     def encode(self, text: str) -> npt.NDArray[np.uint8]:
-        """One token per byte of UTF-8."""
         return np.frombuffer(text.encode(), dtype=np.uint8)
 
     def encode_all(self, texts: Sequence[str]) -> list[Tokens]:
-        """The tokens of each."""
         return [self.encode(text) for text in texts]
 
     def to_json(self) -> bytes:
-        """The same as a tokenizer.json, for those who know Hugging Face's tokenizers alone.
+        """The same as a tokenizer.json, for tools that know Hugging Face's tokenizers alone.
 
-        ASCII is spelt as itself; any other character falls back to its bytes, spelt `<0xC3>`. So no
-        text is taken for a token by its spelling. The zero byte comes from the zero character and
-        from nothing else, so that it may end a text costs no text its own bytes.
+        ASCII is spelt as itself; any other character falls back to its bytes, spelt `<0xC3>`, so no
+        text is taken for a token by its spelling. The zero byte comes from the zero character
+        alone.
         """
         spelt = {chr(byte) if byte < 128 else f"<0x{byte:02X}>": byte for byte in range(256)}
         tokenizer = HuggingFaceTokenizer(models.BPE(spelt, [], byte_fallback=True))
@@ -124,11 +92,14 @@ class ByteTokenizer:
 class FileTokenizer:
     """A tokenizer.json.
 
-    Raises:
-        ValueError: `data` is not a tokenizer.json.
+    Attributes:
+        digest: of the file, 32 hex digits.
+        separator: tokens put after each text.
+        end_of_text: the spelling of that token; None where there is none.
     """
 
     def __init__(self, data: bytes) -> None:
+        """Raises ValueError where `data` is none."""
         try:
             self._tokenizer = HuggingFaceTokenizer.from_str(data.decode())
         except Exception as error:  # the library raises bare Exception
@@ -147,22 +118,19 @@ class FileTokenizer:
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
 
     def encode_all(self, texts: Sequence[str]) -> list[Tokens]:
-        """The same of each, on all cores."""
         found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(each.ids, dtype=np.uint32) for each in found]
 
 
+Tokenizer = ByteTokenizer | FileTokenizer
+
+
 def tokenizer_path(cache_dir: Path, digest: str) -> Path:
-    """Where a run's tokenizer.json of this digest is kept."""
     return cache_dir / f"tokenizer-{digest}.json"
 
 
 def tokenizer_file(source: str) -> bytes:
-    """The bytes of the tokenizer.json at a file, in a directory or on the hub.
-
-    Raises:
-        ValueError: there is none; the message says where it was looked for.
-    """
+    """The bytes of a tokenizer.json: a file, in a directory or on the hub. Raises ValueError."""
     path = Path(source).expanduser()
     try:
         return path.read_bytes() if path.is_file() else model_file(source, TOKENIZER_FILE)

@@ -1,9 +1,9 @@
-"""The parts of a trainer that holds a stage.
+"""Builds a trainer that holds a stage.
 
-How many microbatches this machine holds at once follows from what one of them is measured to hold.
-A forward is done once before training, and the tensors that its graph keeps are added up, each
-memory once, those of the weights not. Most of a slot is this graph. One slot's worth is left to the
-backward, which holds gradients of the same sizes (compute.py).
+The number of microbatches that this machine holds at once is measured: a forward is done before
+training, and the tensors that its graph keeps are added up, each memory once, the weights left out.
+Most of a slot is this graph. One slot's worth is left to the backward, which holds gradients of the
+same sizes (compute.py).
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 from peer.codec import get_codec
 from peer.training.corpus import open_corpus
 from peer.training.device import CPU_MEMORY_SHARE, choose_device, choose_precision
-from peer.training.loop import TrainerParts, ready_of, trainer_parts
+from peer.training.loop import InnerLoop, inner_loop
 from peer.training.messages import Ready, TrainerSettings
 from peer.training.model import FlatModel, model_config
 from peer.training.optimizer import inner_optimizer
@@ -29,17 +29,14 @@ from .compute import StageCompute
 from .module import initial_stage
 from .steppers import DataPeerStepper, RelayStepper, stage_clip_norm
 
-# --- how many microbatches this machine holds at once ---------------------------------------------
-
 CUDA_SHARE: Final = 0.8
 
 
 def graph_bytes(compute: StageCompute, given: torch.Tensor, *, embeds: bool) -> int:
-    """What a microbatch holds between its forward and its backward.
+    """Bytes that a microbatch holds between its forward and its backward.
 
     Args:
-        given: activations [b, T, D]; tokens [b, T+1] where they are embedded here.
-        embeds: whether they are.
+        given: activations [b, T, D], or with `embeds` tokens [b, T+1].
     """
     probe, kept = -1, dict[int, int]()
 
@@ -58,7 +55,6 @@ def graph_bytes(compute: StageCompute, given: torch.Tensor, *, embeds: bool) -> 
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory for graphs."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * CUDA_SHARE)
@@ -66,24 +62,20 @@ def free_bytes(device: torch.device) -> int:
 
 
 def slots_for(graph: int, free: int) -> int:
-    """Microbatches of so many bytes that fit, and a backward's beside them; within the bounds."""
+    """Microbatches of `graph` bytes that fit into `free` beside a backward, within the bounds."""
     return max(MIN_SLOTS, min(MAX_SLOTS, free // max(1, graph) - 1))
 
 
-# --- build ----------------------------------------------------------------------------------------
-
 NOMINAL_STEPS_PER_S: Final = 1.0
-"""Told by every stage: all take the same steps, so that nobody owes more of them than another."""
+"""Told by every stage: all take the same steps, so all owe the same number."""
 
 
 def build_stage(
     settings: TrainerSettings, memory: tuple[int, int], ring_fd: int, pipe: SocketChannel
-) -> tuple[TrainerParts, Ready, StageChannel]:
-    """Model, optimizer, corpus and channel; `memory` as for `trainer_parts`."""
+) -> tuple[InnerLoop, Ready]:
+    """The loop of a stage; `memory` as for `inner_loop`."""
     spec, stage = settings.run_spec(), settings.stage
     assert stage is not None
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
     device = choose_device(settings.device)
     precision = choose_precision(spec.training.precision, device)
     config = model_config(spec, settings.vocabulary_size)
@@ -110,14 +102,13 @@ def build_stage(
     corpus = open_corpus(
         Path(settings.corpus_path), spec.model.context_length, spec.data.validation_blocks
     )
-    parts = trainer_parts(settings, memory, corpus, model, optimizer, stepper)
-    return parts, ready_of(parts, precision, sequences, NOMINAL_STEPS_PER_S), channel
+    loop = inner_loop(settings, memory, corpus, model, stepper, channel)
+    return loop, loop.ready(precision, sequences, NOMINAL_STEPS_PER_S)
 
 
 def measured_slots(
     compute: StageCompute, spec: RunSpec, device: torch.device, *, embeds: bool
 ) -> int:
-    """Microbatches that this machine holds at once."""
     sequences, tokens, width = boundary_shape(spec)
     if embeds:
         given = torch.zeros((sequences, tokens + 1), dtype=torch.int64, device=device)

@@ -1,11 +1,9 @@
 """The trainer's end of a stage: commands in, in the order of their urgency; boundaries in and out.
 
-The daemon gives two kinds of commands: those of rounds and averaging, which the inner loop takes
-between two steps, and those of stages, which are taken within a step. Either kind is kept while the
-other is asked for. `Stop` ends a step at once.
+The inner loop takes commands of rounds and averaging between two steps, and commands of stages
+within a step. Either kind is kept while the other is asked for. `Stop` ends a step at once.
 
-Gradients go before activations: a backward that has come is done before any forward, so that
-others' forwards never starve it (it frees memory everywhere along its path).
+A backward that has come is done before any forward: it frees memory everywhere along its path.
 
 A boundary lies as bytes in a slot: activations or their gradient, coded. Shapes: b sequences of a
 microbatch, T tokens, D width of the model.
@@ -31,15 +29,9 @@ from protocol.microbatch.trainer_messages import (
 )
 from protocol.wire.stage_messages import Leg
 
-# --- boundary -------------------------------------------------------------------------------------
-
 
 class BoundaryCoder:
-    """Codes boundaries of one shape.
-
-    Args:
-        shape: (b, T, D).
-    """
+    """Codes boundaries of one shape, (b, T, D)."""
 
     def __init__(self, codec: Codec, shape: tuple[int, int, int], device: torch.device) -> None:
         self._codec = codec
@@ -49,7 +41,6 @@ class BoundaryCoder:
 
     @property
     def code_bytes(self) -> int:
-        """Bytes of one boundary."""
         return self._codec.code_bytes(self._num_values)
 
     def write(self, boundary_bTD: torch.Tensor, slot: memoryview) -> None:
@@ -67,15 +58,11 @@ class BoundaryCoder:
         return values.view(self._shape)
 
 
-# --- channel --------------------------------------------------------------------------------------
-
 Work = Filled | Drop | Resend | Finish
 
 
 class StageChannel:
-    """The commands and boundaries of a stage, of which urgent ones come first.
-
-    It is the inner loop's `Channel`.
+    """The commands and boundaries of a stage; implements the inner loop's `Channel`.
 
     Attributes:
         between_steps: called when something for the stage has come while the inner loop waits.
@@ -91,7 +78,6 @@ class StageChannel:
         self.between_steps: Callable[[], None] = lambda: None
 
     def emit(self, event: Said) -> None:
-        """Send an event."""
         self._channel.emit(event)
 
     # --- commands ---------------------------------------------------------------------------------
@@ -118,7 +104,7 @@ class StageChannel:
         return self._works.popleft()
 
     def scores(self) -> list[Filled]:
-        """What has come to be scored, without waiting. Raises Interrupted."""
+        """Boundaries that have come to be scored. Raises Interrupted."""
         self._gather()
         found = [w for w in self._works if isinstance(w, Filled) and w.leg == Leg.SCORE]
         for work in found:
@@ -126,7 +112,6 @@ class StageChannel:
         return found
 
     def _wait(self) -> None:
-        """Wait for a command."""
         command = self._channel.next_command(wait=True)
         assert command is not None
         self._sort(command)

@@ -1,14 +1,14 @@
 """A stage's work on microbatches: forwards that wait for gradients, and gradients that add up.
 
-A forward keeps its graph until the gradient of what it produced comes back. The weights must be the
-same at both moments: whoever steps, does so when nothing waits.
+A forward keeps its graph until the gradient of its output comes back. The weights must be the same
+at both moments, so a stage steps when no microbatch waits.
 
-Theory. A backward has two halves that need nothing of each other: what goes on to the stage before
-(the gradient of the input) and what stays here (that of the weights). Others wait for the first
-only. In a Llama nearly all weights are in linear layers; each puts its second half, one product of
-matrices, into a queue, which is worked off when the input's gradient is on its way (`add_weights`).
-Nothing is computed twice. What it costs is memory: until then the gradients of all layers' outputs
-are held. Norms and embeddings add at once, as autograd does; their weights are few.
+Theory. A backward has two independent halves: the gradient of the input, which goes on to the stage
+before, and that of the weights, which stays here. Others wait for the first only. Nearly all of a
+Llama's weights are in linear layers; each puts its second half, one product of matrices, into a
+queue, which is worked off when the input's gradient is on its way (`add_weights`). Nothing is
+computed twice, but the gradients of all layers' outputs are held until then. The few weights of
+norms and embeddings add at once, as autograd does.
 
 Source: Zero Bubble Pipeline Parallelism (Qi et al., ICLR 2024) splits the backward like this.
 
@@ -27,11 +27,9 @@ from peer.training.device import Precision, autocast
 
 from .module import StageModule
 
-# --- deferred -------------------------------------------------------------------------------------
-
 
 class PutOff(list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]):
-    """The products still to be computed: of [N, O] gradients and what was given, [N, I]."""
+    """Products to be computed: of gradients [N, O] and inputs [N, I], for weights [O, I]."""
 
     @torch.no_grad()
     def add(self) -> None:
@@ -77,7 +75,6 @@ class _DeferredLinear(nn.Linear):
     put_off: PutOff
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """[..., I] to [..., O]."""
         return _apply(input, self.weight, self.put_off)
 
 
@@ -96,17 +93,13 @@ def put_off_weights(module: nn.Module) -> PutOff:
     return put_off
 
 
-# --- compute --------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class _Held:
     """A microbatch whose gradient has not come.
 
     Attributes:
-        given_bTD: what the stage was given, a leaf; None where tokens are embedded.
-        produced_bTD: what it made of it.
-        targets_bT: what follows each token, at the data peer.
+        given_bTD: the input, a leaf; None where tokens are embedded.
+        targets_bT: at the data peer.
         is_finished: whether the head has added its gradient.
     """
 
@@ -128,15 +121,12 @@ class StageCompute:
 
     @property
     def num_layers(self) -> int:
-        """Layers of this stage."""
         return len(self._module.model.layers)
 
     def holds(self, microbatch: int) -> bool:
-        """Whether the gradient of this microbatch is waited for."""
         return microbatch in self._held
 
     def forget(self, microbatch: int) -> None:
-        """Drop what is held of a microbatch."""
         self._held.pop(microbatch, None)
 
     def embed(self, microbatch: int, tokens_bT: torch.Tensor) -> torch.Tensor:
@@ -147,11 +137,9 @@ class StageCompute:
         return produced_bTD.detach()
 
     def produced(self, microbatch: int) -> torch.Tensor:
-        """What was made of a microbatch that is held, [b, T, D]."""
         return self._held[microbatch].produced_bTD.detach()
 
     def forward(self, microbatch: int, given_bTD: torch.Tensor) -> torch.Tensor:
-        """Through a relay's layers."""
         given_bTD.requires_grad_()
         with autocast(self._device, self._precision):
             produced_bTD = self._module.through(given_bTD)
@@ -161,10 +149,7 @@ class StageCompute:
     def finish(self, microbatch: int, given_bTD: torch.Tensor) -> tuple[float, torch.Tensor]:
         """Head and loss, and their backward, at the data peer; `add_weights` has to follow.
 
-        The head's gradient is added once.
-
-        Returns:
-            The loss, nats per token, and its gradient, [b, T, D].
+        The head's gradient is added once. Returns the loss, nats per token, and its gradient.
         """
         held = self._held[microbatch]
         targets_bT = held.targets_bT
@@ -182,17 +167,15 @@ class StageCompute:
         return float(loss.detach()), given_bTD.grad
 
     def is_finished(self, microbatch: int) -> bool:
-        """Whether the loss of this microbatch has been seen."""
-        held = self._held.get(microbatch)
-        return held is not None and held.is_finished
+        """Whether the head has added this microbatch's gradient."""
+        return self._held[microbatch].is_finished
 
     def backward(
         self, microbatch: int, gradient_bTD: torch.Tensor, *, adds: bool = True
     ) -> torch.Tensor | None:
         """Add this microbatch's gradient, or only pass it on; `add_weights` has to follow.
 
-        Returns:
-            What goes on to the stage before, if anything does.
+        Returns the gradient for the stage before, if there is one.
         """
         held = self._held.pop(microbatch)
         if not adds and held.given_bTD is not None:
@@ -206,14 +189,12 @@ class StageCompute:
         """Compute and add the weights' gradients that a backward has put off."""
         self._put_off.add()
 
-    # --- without gradients ------------------------------------------------------------------------
     def score_embed(self, tokens_bT: torch.Tensor) -> torch.Tensor:
         """[b, T+1] tokens to [b, T, D]."""
         with torch.no_grad(), autocast(self._device, self._precision):
             return self._module.embed(tokens_bT[:, :-1])
 
     def score_through(self, given_bTD: torch.Tensor) -> torch.Tensor:
-        """Through a relay's layers."""
         with torch.no_grad(), autocast(self._device, self._precision):
             return self._module.through(given_bTD)
 

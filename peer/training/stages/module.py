@@ -1,10 +1,8 @@
 """One stage of the model: its layers, and at stage 0 the two ends, under the whole model's names.
 
-The names are those of the whole model (`model.layers.3.mlp.up_proj.weight`), so that the layouts of
-all stages put together are the layout of the whole.
-
-A stage's first weights follow from the run's seed and the stage's number: its first holder makes
-them by itself, and no machine ever needs the whole model.
+With these names (`model.layers.3.mlp.up_proj.weight`) the layouts of all stages put together are
+that of the whole. A stage's first weights follow from the run's seed and the stage's number, so no
+machine ever needs the whole model.
 
 Shapes: B sequences, T tokens, D width of the model, V vocabulary.
 """
@@ -26,11 +24,11 @@ from transformers.models.llama.modeling_llama import (
 from protocol.run.layout import DATA_STAGE, stage_layers
 
 SEEDS_PER_RUN: Final = 1 << 16
-"""Stages of a run have seeds of their own, apart from those of the run with the next seed."""
+"""Bound of the stages: no stage has a seed of the run with the next seed."""
 
 
 class _StageTrunk(nn.Module):
-    """What the whole model calls `model`."""
+    """The part that the whole model calls `model`."""
 
     def __init__(self, config: LlamaConfig, layers: range, *, ends: bool) -> None:
         super().__init__()
@@ -44,9 +42,6 @@ class _StageTrunk(nn.Module):
 
 class StageModule(nn.Module):
     """The layers of one stage, and the two ends at stage 0.
-
-    Args:
-        stage: one of `stages`.
 
     Attributes:
         holds_data: whether the two ends are here.
@@ -71,7 +66,6 @@ class StageModule(nn.Module):
         return self.through(self.model.embed_tokens(tokens_BT))
 
     def through(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
-        """Through this stage's layers."""
         positions_1T = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device)[None]
         rotations = self._rotary(hidden_BTD, position_ids=positions_1T)
         for layer in self.model.layers.values():

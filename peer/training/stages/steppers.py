@@ -2,24 +2,24 @@
 
 Theory. A data peer's step is its batch, cut into microbatches: each goes through the first layers
 here, through other peers' stages, comes back for head and loss, and its gradient walks the same way
-back. A relay's step is whatever the daemon lets through between two `Finish`. Every stage takes the
-mean over the microbatches that it has done, so a stage's gradient is what the whole model's would
-be, whatever was lost on the way.
+back. A relay's step is all that the daemon lets through between two `Finish`. Every stage takes the
+mean over the microbatches that it has done, so its gradient is a part of the whole model's,
+whatever was lost on the way.
 
-Clipping. The norm of the whole gradient is nobody's to know. Each of S stages clips at 1/sqrt(S) of
-the run's norm: stages whose gradients are equally long then clip as the whole model would
-(Pluralis' Agora does so). What one microbatch adds is bounded before (`GradientSum`): a neighbour's
-huge gradient would have clipped the others' to nothing.
+Clipping. No stage knows the norm of the whole gradient. Each of S stages clips at 1/sqrt(S) of the
+run's norm: stages whose gradients are equally long then clip as the whole model would (Pluralis'
+Agora does so). The share of one microbatch is bounded before (`GradientSum`), so that a neighbour's
+huge gradient does not clip the others' to nothing.
 
-What is lost: a microbatch that does not come back counts nowhere but in the head, which has seen it
-before it left for the last time. What comes once more, because others lost it, counts once: the
-daemon says so at a relay, and the head knows what it has seen.
+Losses. A microbatch that does not come back counts only in the head, which saw it before it left
+for the last time. One that comes again, because others lost it, counts once: the daemon says so at
+a relay, and the head knows what it has seen.
 
-The gradient of a step is the sum over its microbatches. A backward adds to the model's flat
-gradient, which is measured after each microbatch, moved into a second vector by as much as the
-microbatch counts (protocol/microbatch/sizes.py), and emptied. (What has come over the line does not
-say what it adds to the weights.) At a data peer a microbatch adds twice: for the head when it comes
-to the loss, for the first layers when its gradient is back. These are compared with their own kind.
+A backward adds to the model's flat gradient, which is measured after each microbatch, added to the
+step's sum by as much as the microbatch counts (protocol/microbatch/sizes.py), and emptied. (The
+boundary's size does not tell what it adds to the weights.) At a data peer a microbatch adds twice:
+for the head when it comes to the loss, for the first layers when its gradient is back. Each is
+compared with its own kind.
 
 Shapes: B sequences of a step, b of a microbatch, T tokens.
 """
@@ -51,18 +51,14 @@ from protocol.wire.stage_messages import Leg
 from .channel import StageChannel
 from .compute import StageCompute
 
-# --- gradients ------------------------------------------------------------------------------------
-
 FIRST_CLIP: Final = 64.0
-"""How many times the norm of a whole step the first gradient of a trainer's life may have."""
+"""Bound of the first gradient of a trainer's life, in clipping norms of a step."""
 
 
 class GradientSum:
     """Adds up the microbatches' gradients of a step, each by its share (sizes.py).
 
-    Args:
-        gradient_P: the model's, zero between two microbatches.
-        clip_norm: at which the stage's step is clipped.
+    The model's gradient, `gradient_P`, is zero between two microbatches.
     """
 
     def __init__(self, gradient_P: torch.Tensor, clip_norm: float) -> None:
@@ -73,11 +69,7 @@ class GradientSum:
         self._told = 0
 
     def add(self, kind: str) -> None:
-        """Take what a microbatch has left in the model's gradient.
-
-        Args:
-            kind: it is compared with others of the same.
-        """
+        """Take the model's gradient, of a microbatch; it is compared with others of its kind."""
         shares = self._shares.setdefault(kind, GradientShares(self._first))
         share = shares.share(length_of(self._gradient_P))
         if share:
@@ -85,7 +77,7 @@ class GradientSum:
         self._gradient_P.zero_()
 
     def take(self) -> int:
-        """Put the sum into the model's gradient. Returns how many counted less since the last."""
+        """Put the sum into the model's gradient. Returns how many were clipped since the last."""
         self._gradient_P.copy_(self._sum_P)
         self._sum_P.zero_()
         clipped = sum(shares.num_clipped for shares in self._shares.values())
@@ -104,12 +96,7 @@ def length_of(values_P: torch.Tensor) -> float:
     return largest * float(torch.linalg.vector_norm(values_P / largest))
 
 
-# --- steppers -------------------------------------------------------------------------------------
-
-
 class _StageStepper:
-    """What every stage's step has: its parts, and its end, which is the optimizer's."""
-
     def __init__(
         self,
         compute: StageCompute,
@@ -120,22 +107,25 @@ class _StageStepper:
         self._compute = compute
         self._channel = channel
         self._model = model
-        self._optimizer = optimizer
+        self.optimizer = optimizer
+        channel.between_steps = self.between_steps
         self._gradients = GradientSum(model.gradient_P, optimizer.clip_norm)
         self._losses: list[float] = []
         self._last_loss = 0.0
 
+    def between_steps(self) -> None:
+        """Do what has come while the inner loop waits; a data peer asks for its microbatches."""
+
     def _take(self, microbatches: int, learning_rate: float) -> StepResult:
         """Step with the mean gradient of so many microbatches, and tell the daemon.
 
-        Returns the gradient's norm before clipping, and the mean loss of the microbatches, nats per
-        token; where there was none, the loss of the step before.
+        The loss is their mean, nats per token; without one, that of the step before.
         """
         clipped = self._gradients.take()
         norm = torch.zeros((), device=self._model.device)
         if microbatches:
             self._model.gradient_P.div_(microbatches)
-            norm = self._optimizer.step(learning_rate)
+            norm = self.optimizer.step(learning_rate)
         else:
             self._model.gradient_P.zero_()
         self._channel.emit(Stepped(microbatches, clipped))
@@ -191,12 +181,9 @@ class DataPeerStepper(_StageStepper):
         return self._take(returned, learning_rate)
 
     def loss_of(self, blocks_BT: npt.NDArray[np.int64]) -> float | None:
-        """Mean loss of [B, T+1] tokens, nats per token; None if none came back.
+        """Mean loss of [B, T+1] tokens, nats per token; None if none came back. Raises Interrupted.
 
-        The weights are ours as they are now, and the others' as they are then.
-
-        Raises:
-            Interrupted
+        Other peers' weights are those of the moment that a microbatch comes to them.
         """
         parts = deque(torch.from_numpy(blocks_BT).to(self._model.device).split(self._sequences))
         away, losses = dict[int, torch.Tensor](), list[float]()
@@ -223,7 +210,7 @@ class DataPeerStepper(_StageStepper):
         return microbatch
 
     def _deliver(self, command: Filled) -> bool:
-        """Take a boundary that has come. Returns whether its microbatch is done."""
+        """Take a boundary; returns whether its microbatch is done."""
         microbatch = command.number
         if not self._compute.holds(microbatch):
             self._channel.emit(Freed(command.slot))
@@ -251,16 +238,6 @@ class RelayStepper(_StageStepper):
 
     reads_blocks = False
 
-    def __init__(
-        self,
-        compute: StageCompute,
-        channel: StageChannel,
-        model: FlatModel,
-        optimizer: FlatOptimizer,
-    ) -> None:
-        super().__init__(compute, channel, model, optimizer)
-        channel.between_steps = self.score_what_has_come
-
     def step(self, _blocks_BT: npt.NDArray[np.int64], learning_rate: float) -> StepResult:
         """Do what comes until the daemon says that it is all. Raises Interrupted."""
         done = 0
@@ -269,12 +246,12 @@ class RelayStepper(_StageStepper):
                 self._compute.forget(command.number)
             elif isinstance(command, Filled):
                 done += self._deliver(command)
-        # What came together with the end is there already, and nobody looks between steps.
-        self.score_what_has_come()
+        # It may have come together with the end, and nothing looks between steps.
+        self.between_steps()
         return self._take(done, learning_rate)
 
     def _deliver(self, command: Filled) -> int:
-        """Take a boundary that has come. Returns how many gradients that adds."""
+        """Take a boundary; returns how many gradients that adds."""
         microbatch = command.number
         if command.leg == Leg.SCORE:
             self._score(command)
@@ -298,13 +275,12 @@ class RelayStepper(_StageStepper):
         self._channel.emit(GradientAdded(microbatch))
         return int(command.adds)
 
-    def score_what_has_come(self) -> None:
-        """Between two steps: do the forwards that no gradient follows. Raises Interrupted."""
+    def between_steps(self) -> None:
+        """Do the forwards that no gradient follows. Raises Interrupted."""
         for command in self._channel.scores():
             self._score(command)
 
     def loss_of(self, _blocks_BT: npt.NDArray[np.int64]) -> float | None:
-        """None: this stage has no loss of its own."""
         return None
 
     def _score(self, command: Filled) -> None:
@@ -313,5 +289,4 @@ class RelayStepper(_StageStepper):
 
 
 def stage_clip_norm(clip_norm: float, stages: int) -> float:
-    """At what norm one of so many stages clips."""
     return clip_norm / math.sqrt(stages)

@@ -128,7 +128,7 @@ async def test_with_merge_0_all_replicas_are_equal_on_a_fragment_that_came_back(
     def noted(sync, lane, merge):
         take_over(sync, lane, merge)
         fragment = sync._values.fragments[merge.fragment]
-        theta_P = sync._values._model.theta_P
+        theta_P = sync._values.model.theta_P
         values = b"".join(theta_P[a:b].numpy().tobytes() for a, b in fragment.spans)
         merged[merge.cycle, merge.fragment].append(values)
 

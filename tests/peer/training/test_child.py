@@ -53,18 +53,14 @@ class FakeChannel(SocketChannel):
 @pytest.mark.parametrize("when", ["build", "train"])
 def test_failures_are_told_apart(monkeypatch, capsys, error, reason, when):
     class Loop:
-        def __init__(self, *_):
-            pass
-
         def run(self):
             raise error
 
     def build(*_):
         if when == "build":
             raise error
-        return None, READY, channel
+        return Loop(), READY
 
-    monkeypatch.setattr(tasks, "InnerLoop", Loop)
     channel = FakeChannel()
     assert tasks.train(channel, build) == 1
     failed = channel.events[-1]

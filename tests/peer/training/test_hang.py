@@ -8,7 +8,7 @@ from peer.training.messages import Ready, RoundClosed, TrainerProgress, Waiting
 from peer.training.ports import TrainerDied
 from peer.training.process import SILENCE_FLOOR_S, START_TIMEOUT_S, ProcessTrainer
 from peer.training.shared import CodeRegions, code_memory
-from protocol.run.run_spec import RunSpec
+from protocol.run.run_spec import RunSpec, TrainingSection
 
 READY = Ready("cpu", "fp32", 1, 10.0, (("a", (128,)),))
 CLOSED = RoundClosed(0, 1, 1, 0.0, 0, 0, 0.0, 0.0)
@@ -35,9 +35,9 @@ class SilentChild:
         self.killed = True
 
 
-def _trainer(child, pause_s=0.0):
+def _trainer(child, pause_s=0.0, spec=None):
     child.pause_s = pause_s
-    spec, memory = RunSpec(), code_memory()
+    spec, memory = spec or RunSpec(), code_memory()
     CodeRegions(memory, regions_of(spec, READY.layout), writable=True)
     return ProcessTrainer(child, spec, [memory])
 
@@ -72,3 +72,14 @@ async def test_slow_steps_stretch_the_bound(step_s, autojump_clock):
         await trainer.receive()
     silent_s = trio.current_time() - begun_s
     assert SILENCE_FLOOR_S + 50 * step_s < silent_s < 3 * SILENCE_FLOOR_S + 100 * step_s
+
+
+async def test_one_that_compiles_is_waited_for_as_at_the_start(autojump_clock):
+    child = SilentChild(READY, CLOSED)
+    spec = RunSpec(training=TrainingSection(compile=True))
+    trainer = _trainer(child, START_TIMEOUT_S - 1, spec)
+    assert await trainer.receive() == READY
+    assert await trainer.receive() == CLOSED
+    with pytest.raises(TrainerDied, match="hung"):
+        await trainer.receive()
+    assert child.killed

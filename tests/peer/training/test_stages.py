@@ -187,7 +187,7 @@ def test_loss_and_gradients_are_those_of_the_whole_model(tied):
             kept.append(gradients(stages))
             return torch.zeros(())
 
-    stepper._optimizer = Keeping()
+    stepper.optimizer = Keeping()
     result = stepper.step(blocks(), 1e-3)
     loss = whole.loss(torch.from_numpy(blocks()))
     loss.backward()
@@ -234,7 +234,7 @@ def test_coarse_boundaries_change_the_gradient_a_little(codec, tolerance):
                 found.append(self.model.gradient_P.clone())
                 return torch.zeros(())
 
-        stepper._optimizer = Keeping(stages[0].model)
+        stepper.optimizer = Keeping(stages[0].model)
         stepper.step(blocks(), 1e-3)
     exact, coarse = found
     assert 0 < float((coarse - exact).norm() / exact.norm()) < tolerance

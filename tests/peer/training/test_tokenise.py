@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from peer.training.corpus import tokenise
-from peer.training.corpus.packed import token_dtype
+from peer.training.corpus.packed import go_on, token_dtype
 from peer.training.corpus.tokenise import outputs, pack_documents, remove_all_drafts
 from peer.training.corpus.tokenizer import ByteTokenizer
 
@@ -35,12 +35,12 @@ def test_a_caller_that_is_cancelled_ends_it_and_keeps_whole_shards(
         pack_documents("jsonl", f"{tmp_path}/*.jsonl", ByteTokenizer(), cache, cache / "x", check)
     (folder,) = cache.iterdir()
     assert sorted(path.name for path in folder.iterdir()) == ["0.held-out", "0.train"]
-    pack_documents("jsonl", f"{tmp_path}/*.jsonl", ByteTokenizer(), cache, cache / "x")
+    pack_documents("jsonl", f"{tmp_path}/*.jsonl", ByteTokenizer(), cache, cache / "x", go_on)
     whole = (cache / "x").read_bytes()
     monkeypatch.undo()
     for path in (*folder.iterdir(), cache / "x"):
         path.unlink()
-    pack_documents("jsonl", f"{tmp_path}/*.jsonl", ByteTokenizer(), cache, cache / "x")
+    pack_documents("jsonl", f"{tmp_path}/*.jsonl", ByteTokenizer(), cache, cache / "x", go_on)
     assert (cache / "x").read_bytes() == whole, "however many are tokenised at once"
 
 
