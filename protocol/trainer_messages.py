@@ -9,7 +9,6 @@ class TrainerMessage(Struct, frozen=True, tag=True, tag_field="kind", forbid_unk
     """A message of the daemon and its trainer process, with its name as its kind."""
 
 
-# --- commands -------------------------------------------------------------------------------------
 class Merge(TrainerMessage, frozen=True):
     """The outer step of a fragment that was sent, or yielded, is in phi: follow.
 
@@ -39,7 +38,6 @@ class Yield(TrainerMessage, frozen=True):
     fragment: int
 
 
-# --- events ---------------------------------------------------------------------------------------
 class FragmentSent(TrainerMessage, frozen=True):
     """The codes of a fragment lie in its region.
 

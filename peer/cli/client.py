@@ -22,7 +22,6 @@ from protocol.run.amendments import MODE, values_of
 from protocol.run.run_spec import parse_toml
 from protocol.run.signed_spec import SignedSpec
 
-# --- client ---------------------------------------------------------------------------------------
 LEAVE_TIMEOUT_S: Final = 60.0
 """Beyond the daemon's grace; it ends itself long before."""
 WIDE_COLUMNS: Final = 200
@@ -95,7 +94,6 @@ async def _leave(home: Home) -> None:
         raise ControlFailed(f"the daemon is still running after {limit_s:.0f} s")
 
 
-# --- admission ------------------------------------------------------------------------------------
 UNITS_S: Final = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 SHORT_ID: Final = re.compile(r"[1-9A-HJ-NP-Za-km-z]{4,16}")
 """The end of a peer id, as `status` shows it."""
@@ -138,7 +136,6 @@ def duration_s(text: str) -> int:
     return lasts_s
 
 
-# --- amend ----------------------------------------------------------------------------------------
 def amend_run(home: Home, run_toml: Path | None, at_round: int | None, *, dry_run: bool) -> None:
     """Amend, and print what changes. Raises ConfigError, InvalidRunSpec."""
     if run_toml is None:

@@ -14,8 +14,6 @@ import torch
 
 from protocol.run.layout import ALIGNMENT
 
-# --- promises and checks --------------------------------------------------------------------------
-
 BLOCK: Final = ALIGNMENT
 """Values that share one scale; every flat vector's length is a multiple of it."""
 MAIN_MEMORY: Final = torch.device("cpu")
@@ -148,9 +146,6 @@ def _describe(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}"
 
 
-# --- the length of a vector by its codes, per value: its root mean square -------------------------
-
-
 def root_mean_square(codes: torch.Tensor, codec: Codec, num_values: int) -> float:
     """Infinite where the sum of squares is."""
     scratch = torch.empty(min(TILE, num_values), dtype=torch.float32, device=codes.device)
@@ -161,8 +156,6 @@ def root_mean_square(codes: torch.Tensor, codec: Codec, num_values: int) -> floa
         squares += float(torch.dot(values, values))
     return math.sqrt(squares / max(1, num_values))
 
-
-# --- bytes as tensors -----------------------------------------------------------------------------
 
 CodeBuffer = bytes | bytearray | memoryview | np.ndarray[Any, np.dtype[np.uint8]]
 

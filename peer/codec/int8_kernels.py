@@ -25,7 +25,6 @@ _HALF_BITS: Final = np.int32(16)
 _LOW_HALF: Final = np.int32(0xFFFF)
 
 
-# --- helpers --------------------------------------------------------------------------------------
 @helper()
 def values_of(array: Array, first: int, last: int) -> Array:
     """The values of blocks first .. last - 1.
@@ -66,7 +65,6 @@ def are_scales_valid(scales: Array, smallest_bits: Integer, largest_bits: Intege
     return good
 
 
-# --- kernels --------------------------------------------------------------------------------------
 _LARGEST_CODE: Final = np.float32(Int8Codec.largest_level)
 _SMALLEST_SCALE: Final = np.float32(Int8Codec.smallest_scale)
 _SMALLEST_SCALE_BITS: Final = np.uint16(_SMALLEST_SCALE.view(np.uint32) >> 16)

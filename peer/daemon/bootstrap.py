@@ -29,8 +29,6 @@ from .ports import Ports
 from .report import REPEAT_S
 from .sources import is_final
 
-# --- addresses ------------------------------------------------------------------------------------
-
 
 async def resolve_bootstrap(text: str) -> tuple[PeerId, Sequence[Address]]:
     """Raises StreamLost: nobody answers there; the message names the step that failed."""
@@ -41,8 +39,6 @@ async def resolve_bootstrap(text: str) -> tuple[PeerId, Sequence[Address]]:
     where = parse_host_port(text)
     return await read_peer_id(where.host, where.port), (where.multiaddr(),)
 
-
-# --- joining --------------------------------------------------------------------------------------
 
 REPORT_EVERY_S: Final = 1.0
 FIRST_PAUSE_S: Final = 0.5

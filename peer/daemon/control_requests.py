@@ -77,7 +77,6 @@ class ControlRequests:
         self._peer.request_stop()
         return {"grace_s": self._peer.settings.grace_s}
 
-    # --- weights ----------------------------------------------------------------------------------
     async def write_state(self, _: dict[str, Any]) -> dict[str, Any]:
         """Raises NotNow: there is no state yet."""
         service = self._peer.service
@@ -124,7 +123,6 @@ class ControlRequests:
             raise LocoError("there is no state yet; try again when this peer is training")
         return held
 
-    # --- pauses -----------------------------------------------------------------------------------
     async def pause(self, _: dict[str, Any]) -> dict[str, Any]:
         self._training().begin()
         return {}
@@ -138,7 +136,6 @@ class ControlRequests:
             raise PauseRefused("this peer does not train yet; try again when it does")
         return self._peer.rounds.pause
 
-    # --- admission --------------------------------------------------------------------------------
     async def invite(self, wanted: dict[str, Any]) -> dict[str, Any]:
         parts, seed = self._peer.parts, self._entropy.token_bytes(SEED_BYTES)
         token = parts.admission.invite(seed, float(wanted["lasts_s"]), int(wanted["uses"]))
@@ -183,8 +180,6 @@ def named_peer(text: str, known: Collection[PeerId]) -> PeerId:
     named = ", ".join(meant[:MAX_NAMED])
     raise LocoError(f"{len(meant)} peers have ids that end in {text}; give more of one: {named}")
 
-
-# --- amendments -----------------------------------------------------------------------------------
 
 LEAD_ROUNDS: Final = 3
 """Rounds before an amendment takes effect, unless the user says another number: a statement reaches

@@ -86,8 +86,6 @@ async def enter_swarm(parts: PeerParts, bootstrap: Bootstrap) -> tuple[PeerId, H
     return first, hello
 
 
-# --- the stage of a newcomer ----------------------------------------------------------------------
-
 LOOK_AROUND_S: Final = 2.0
 """For how long a newcomer to a pipeline listens before it chooses a stage: its first link has told
 it of all others, and they beat every second."""

@@ -116,8 +116,6 @@ class Greeter:
             self._directory.correct_clock(offset_s)
 
 
-# --- one identity runs once -----------------------------------------------------------------------
-
 BEAT_S: Final = 1.0
 DUPLICATE_PROBE_S: Final = 2.5 * BEAT_S
 ANSWER_S: Final = DUPLICATE_PROBE_S + BEAT_S

@@ -29,8 +29,6 @@ from protocol.membership.view import Member, View
 from .parts import PeerParts
 from .ports import Ports
 
-# --- records in the directory ---------------------------------------------------------------------
-
 PUBLISH_EVERY_S: Final = 30.0
 """A record lives four times as long: three that are lost in a row cost nothing."""
 REFRESH_EVERY_S: Final = 15.0
@@ -84,9 +82,6 @@ class Membership:
                     record = decode_record(key, peer_id, value)
                     if peer_id != own_id and record.expires_s > directory.swarm_time_s():
                         self._ports.roster.record(record)
-
-
-# --- partners -------------------------------------------------------------------------------------
 
 
 class LinkedCompany:

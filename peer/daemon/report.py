@@ -25,8 +25,6 @@ from protocol.schedule.rounds import RunPace
 
 from .ports import Ports
 
-# --- the address to join by -----------------------------------------------------------------------
-
 _CURES: Final = {
     Scope.NETWORK: (
         "from elsewhere: forward its port and give --announce HOST:PORT, or have a peer with an"
@@ -60,9 +58,6 @@ def join_address(network: Network, facts: Facts) -> JoinAddress:
         needs_relay=reach.reach is Reach.NO,
     )
     return JoinAddress(address, scope_of(address))
-
-
-# --- what the peer is and does --------------------------------------------------------------------
 
 
 class Report:
@@ -171,8 +166,6 @@ def _codec_sentence(facts: Facts) -> str | None:
     sides = (f"{side} {loops}" for side, loops in sorted(facts.loops.items()))
     return f"{facts.codec}: {', '.join(sides)}"
 
-
-# --- what the console says ------------------------------------------------------------------------
 
 LOOK_S: Final = 1.0
 SAY_EVERY_S: Final = 15.0

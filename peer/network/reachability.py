@@ -144,8 +144,6 @@ def num_relayed(connections: Iterable[tuple[bytes, Sequence[bytes]]]) -> int:
     return len({peer for peer, _ in connections} - direct)
 
 
-# --- this machine's interfaces --------------------------------------------------------------------
-
 FAMILIES: Final = {"ip4": socket.AF_INET, "ip6": socket.AF_INET6}
 _ELSEWHERE: Final = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 """Addresses for documentation: nobody has them, so the default route leads there."""

@@ -183,9 +183,6 @@ def _clock(time_s: float) -> str:
     return time.strftime("%H:%M:%S", time.gmtime(time_s))
 
 
-# --- the file -------------------------------------------------------------------------------------
-
-
 class LineFile:
     """A rotated file of lines, for one writer."""
 

@@ -19,7 +19,6 @@ from protocol.run.run_spec import STDLIB_BYTES, RunSpec
 from .config import OPTIONS, PeerConfig
 from .values import LogFormat
 
-# --- needs told -----------------------------------------------------------------------------------
 USUAL_MBPS: Final = 100.0
 """The line where no limit is given."""
 MANY_EPOCHS: Final = 10
@@ -140,7 +139,6 @@ def _steps(spec: RunSpec) -> int:
     return spec.total_rounds * spec.sync.round_steps
 
 
-# --- corpus size ----------------------------------------------------------------------------------
 BYTES_PER_TOKEN: Final = 4
 
 

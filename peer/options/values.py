@@ -17,7 +17,6 @@ from protocol.address.multiaddr import HOST_PROTOCOLS, MAX_PORT, InvalidAddress
 if TYPE_CHECKING:
     from protocol.admission.statements import Token
 
-# --- values ---------------------------------------------------------------------------------------
 MAX_ADDRESSES: Final = 64
 """How many an option takes."""
 
@@ -104,9 +103,6 @@ def log_format(value: Any) -> LogFormat:
     if value not in tuple(LogFormat):
         raise ValueError(f"use {' or '.join(repr(str(known)) for known in LogFormat)}")
     return LogFormat(value)
-
-
-# --- addresses ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +197,6 @@ def parse_announce(text: str) -> str:
     return where.multiaddr()
 
 
-# --- service links --------------------------------------------------------------------------------
 # For a service called `loco-peer`, Kubernetes sets `LOCO_PEER_SERVICE_HOST`,
 # `LOCO_PEER_PORT=tcp://...` and more in every pod beside it. They are no settings of ours.
 _NAMES: Final = re.compile(

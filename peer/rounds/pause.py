@@ -41,7 +41,6 @@ class Pause:
     def is_wanted(self) -> bool:
         return not self._resumed.is_set()
 
-    # --- what the user says -----------------------------------------------------------------------
     def begin(self) -> None:
         """Rest after the round under way. Raises PauseRefused."""
         if self.is_wanted:
@@ -62,7 +61,6 @@ class Pause:
             raise PauseRefused("this peer is not paused")
         self._resumed.set()
 
-    # --- what the round loop does -----------------------------------------------------------------
     async def rest(self, settled: Callable[[], Awaitable[None]]) -> bool:
         """Return when training may go on. Whether there was a pause.
 

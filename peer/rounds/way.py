@@ -51,7 +51,6 @@ class TrainerLine:
 class Way(Protocol):
     """A way of averaging while rounds run."""
 
-    # --- which rounds are trained -----------------------------------------------------------------
     def enter(self, others: Sequence[Member]) -> None:
         """A life of the trainer begins: go on where the others are."""
 
@@ -68,7 +67,6 @@ class Way(Protocol):
             JoinAgain: the others have ended the run without us.
         """
 
-    # --- what happens to them ---------------------------------------------------------------------
     def began(self, line: TrainerLine, ready: Ready) -> None:
         """A trainer has started; it has nothing loaded."""
 
@@ -89,9 +87,6 @@ class Way(Protocol):
 
     async def wait_settled(self) -> None:
         """Wait until no exchange is under way that is worth waiting for."""
-
-
-# --- what both are put together from --------------------------------------------------------------
 
 
 class Checkpoints(Protocol):

@@ -40,8 +40,6 @@ from protocol.wire.stage_messages import Boundary, Credit
 
 from .transfers import ANSWER_S
 
-# --- line -----------------------------------------------------------------------------------------
-
 
 class Line:
     """The present life of the trainer: its queue of commands, and its shared memory."""
@@ -93,8 +91,6 @@ class Line:
     async def take_slot(self) -> int:
         return await self._free.receive()
 
-
-# --- arrivals -------------------------------------------------------------------------------------
 
 FLOOR_S: Final = 60.0
 """A machine that averages, or writes a checkpoint, may make others wait for so long."""

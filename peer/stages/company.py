@@ -57,8 +57,6 @@ class StageCompany:
         return self._groups.index(group) if group in self._groups else None
 
 
-# --- balance --------------------------------------------------------------------------------------
-
 LOOK_EVERY_S: Final = 1.0
 
 

@@ -36,7 +36,6 @@ class Stopwatch:
         self._returned_s = 0.0
         self._iterations = Samples()
 
-    # --- the trainer ------------------------------------------------------------------------------
     def restarted(self, now_s: float) -> None:
         self._delivered.clear()
         self._gradients.clear()
@@ -80,7 +79,6 @@ class Stopwatch:
         self._facts.spent_s[Spent.COMPUTING] += now_s - began_s
         return now_s - began_s
 
-    # --- lines ------------------------------------------------------------------------------------
     def asked(self, elapsed_s: float, waited_s: float) -> None:
         """A boundary that was ready had its credit after so long; its offer waited for a slot."""
         waited_s = min(waited_s, elapsed_s)

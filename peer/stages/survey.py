@@ -70,7 +70,6 @@ class Survey:
         self.measures = Measures()
         self.slots = SLOTS
 
-    # --- asked by others --------------------------------------------------------------------------
     async def answer(self, talk: Conversation, question: GetLinks | GetSnapshot) -> None:
         if isinstance(question, GetLinks):
             await talk.send(LinksReply(), self._signed, stall_s=ANSWER_S)
@@ -81,7 +80,6 @@ class Survey:
         else:
             await talk.send(SnapshotReply(snapshot.digest), snapshot.data, stall_s=ANSWER_S)
 
-    # --- our own ----------------------------------------------------------------------------------
     async def run(self) -> None:
         while True:
             await trio.sleep(LOOK_S)
@@ -137,7 +135,6 @@ class Survey:
             for path in own
         )
 
-    # --- gathering --------------------------------------------------------------------------------
     async def _proposed(self) -> LinkSnapshot | None:
         await self._gather([member.peer_id for member in self._company.others()])
         self._proposals.keep({**self._company.stages(), self._around.network.peer_id: self._stage})

@@ -99,7 +99,6 @@ class Transfers:
         self._ahead: dict[Trip, _Ahead] = {}
         self._lines: defaultdict[PeerId, trio.Lock] = defaultdict(trio.Lock)
 
-    # --- ahead ------------------------------------------------------------------------------------
     def plan_ahead(self, trip: Trip) -> None:
         if len(self._ahead) < MAX_AHEAD:
             self._ahead.setdefault(trip, _Ahead())
@@ -131,7 +130,6 @@ class Transfers:
         if ahead.talk is not None:
             await ahead.talk.aclose()
 
-    # --- now --------------------------------------------------------------------------------------
     async def send(self, receiver: PeerId, command: SendBoundary, codes: memoryview) -> bool:
         """Send a boundary. Returns whether the receiver has it."""
         try:
@@ -189,7 +187,6 @@ class Transfers:
         self._keep(peer_id, talk)
         return answer
 
-    # --- streams ----------------------------------------------------------------------------------
     async def _take(self, peer_id: PeerId) -> Conversation:
         """A stream to this peer, the newest of those that are kept, or a fresh one.
 

@@ -142,7 +142,6 @@ def _move_files(source: Path, out_dir: Path) -> None:
         path.replace(out_dir / path.name)
 
 
-# --- text from an export --------------------------------------------------------------------------
 USUAL_TOKENS: Final = 200
 LEAST_TEMPERATURE: Final = 1e-3
 """Below it the likeliest token is all but certain, and the quotients overflow."""

@@ -104,8 +104,6 @@ def _anonymous_file(name: str, size_bytes: int) -> tuple[int, int]:
         Path(path).unlink()
 
 
-# --- sizes of boundaries, and of the memory for them ----------------------------------------------
-
 SLOTS: Final = 4
 """Microbatches that a machine holds at once, where its memory is not known."""
 MIN_SLOTS: Final = 2

@@ -120,8 +120,6 @@ class TensorFile:
                         )
 
 
-# --- what a trainer keeps -------------------------------------------------------------------------
-
 FAST: Final = "fast"
 OWN_STEPS: Final = "own_steps"
 MOMENT_STEPS: Final = "moment_steps"

@@ -213,7 +213,6 @@ def join_parts(parts: Iterable[tuple[str, str]]) -> Address:
     )
 
 
-# --- for directory records ------------------------------------------------------------------------
 def address_to_bytes(address: str) -> bytes:
     """The binary form of an address that a record may carry."""
     data = to_bytes(address)

@@ -58,7 +58,6 @@ class Register:
         self._passes: dict[str, Pass] = {}
         self._known: set[bytes] = set()
 
-    # --- what is known ----------------------------------------------------------------------------
     @property
     def statements(self) -> tuple[bytes, ...]:
         """All of them, the founder's first (rule 5)."""
@@ -112,7 +111,6 @@ class Register:
             return None
         return "this run takes invited peers alone; join it with --invite TOKEN"
 
-    # --- what comes in ----------------------------------------------------------------------------
     def knows(self, data: bytes) -> bool:
         """Spares signatures, which take time: new links bring all statements."""
         return data in self._known
@@ -151,7 +149,6 @@ class Register:
             return f"{guests} peers have used the invitation, as many as may; ask for a new one"
         return None
 
-    # --- rules 1 and 2 ----------------------------------------------------------------------------
     def _keep_ruling(self, ruling: Ruling) -> bool:
         if ruling.verdict is Verdict.DELEGATE and ruling.signer != self._founder:
             return False

@@ -43,7 +43,6 @@ from protocol.address.peer_id import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, public_k
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import MAX_EXPIRES_S, MAX_STATEMENT_BYTES
 
-# --- the form of a statement ----------------------------------------------------------------------
 DOMAIN: Final = b"loco/v1/admission\0"
 
 Sign = Callable[[bytes], bytes]
@@ -79,7 +78,6 @@ def check(key: bytes, body: bytes, signature: bytes) -> None:
         raise RemoteProtocolError("a statement's signature is not its signer's") from error
 
 
-# --- rulings --------------------------------------------------------------------------------------
 MAX_SERIAL: Final = (1 << 53) - 1
 
 
@@ -125,7 +123,6 @@ class Ruling:
         raise RemoteProtocolError("not a ruling of this run")
 
 
-# --- invitations and passes -----------------------------------------------------------------------
 TOKEN_PREFIX: Final = "loco1-"  # noqa: S105 - what every token begins with
 MAX_USES: Final = 4096
 

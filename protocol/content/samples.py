@@ -87,7 +87,6 @@ def is_worse(loss: float, told: Sequence[float]) -> bool:
     return not math.isfinite(loss) or loss > LOSS_FACTOR * median_high(told) + LOSS_FLOOR
 
 
-# --- samples as bytes -----------------------------------------------------------------------------
 def sample_of(vector_P: Float32Vector, seed: bytes) -> Float32Vector:
     starts = block_starts(seed, vector_P.size)
     return np.concatenate([vector_P[start : start + BLOCK_VALUES] for start in starts])

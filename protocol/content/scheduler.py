@@ -66,7 +66,6 @@ class Scheduler:
         self._at_most = 0
         self._askable: list[str] = []
 
-    # --- what is known ----------------------------------------------------------------------------
     def wait_for(self, items: Iterable[int]) -> None:
         self._awaited = np.fromiter(items, np.int64)
 
@@ -102,7 +101,6 @@ class Scheduler:
         if request == self._only_kept:
             self._only_kept = None
 
-    # --- what is asked ----------------------------------------------------------------------------
     def times_asked(self, item: int) -> int:
         return sum(request.item == item for request in self._asked)
 
@@ -180,7 +178,6 @@ class Scheduler:
         return blake3.blake3(f"{self._me}/{item}/{source}".encode()).digest(length=8)
 
 
-# --- how many at once -----------------------------------------------------------------------------
 MORE_EVERY_S: Final = 30.0
 """About what a piece of the usual 4 MiB takes alone over a line of 1 Mbit/s."""
 

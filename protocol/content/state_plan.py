@@ -79,7 +79,6 @@ class StatePlan:
         self._whole = np.ones(0, bool)
         self._scheduler = Scheduler("", self._whole)
 
-    # --- sources ----------------------------------------------------------------------------------
     def lead(self, name: str, digests: Sequence[bytes], step: int = 0) -> None:
         """A source leads from now on; all others are gone."""
         if not self._mixes:
@@ -119,7 +118,6 @@ class StatePlan:
         self._here.clear()
         self._look_what_is_missing()
 
-    # --- chunks -----------------------------------------------------------------------------------
     @property
     def missing(self) -> Sequence[int]:
         return list(self._missing)
@@ -172,7 +170,6 @@ class StatePlan:
         here = (self._here[i] for i in range(len(self._wanted)) if i in self._here)
         return Counter(chunk.giver for chunk in here if chunk.was_sent)
 
-    # --- which bytes ------------------------------------------------------------------------------
     def _choose(self) -> None:
         leaders = enumerate(self._sources[self._leader].digests)
         self._wanted = [self._choice(index, digest) for index, digest in leaders]

@@ -102,7 +102,6 @@ class ChunkWrites:
             self._ledger.healed(chunk, self._ledger.cycle(chunk), stamp)
             self._spoilt.add(chunk)
 
-    # --- what is to be written --------------------------------------------------------------------
     def judge(self, item: ResultArrived) -> ResultVerdict:
         """What a result means; a chunk that has to be healed is asked for, the result kept."""
         if not self._peers.believes(item.result):
@@ -158,7 +157,6 @@ class ChunkWrites:
         self._write = order, occasion
         self._context.do(order)
 
-    # --- what was written -------------------------------------------------------------------------
     def written(self, stamps: Mapping[int, Stamp]) -> None:
         assert self._write is not None
         (order, occasion), self._write = self._write, None

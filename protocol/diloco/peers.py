@@ -79,7 +79,6 @@ class Peers:
         self._untrue: OrderedDict[str, None] = OrderedDict()
         self._unopened: OrderedDict[tuple[int, int, str], None] = OrderedDict()
 
-    # --- what is known ----------------------------------------------------------------------------
     @property
     def others(self) -> frozenset[str]:
         return self.seen.present - {self.own_id}
@@ -144,7 +143,6 @@ class Peers:
         known = self.seen.lives.get(result.owner)
         return sender != result.owner or known in (None, result.incarnation)
 
-    # --- what is learnt ---------------------------------------------------------------------------
     def note_sent(self, fragment: int, cycle: int) -> None:
         self._own_cycles[fragment] = cycle
 

@@ -152,7 +152,6 @@ class ExchangeMachine:
         self.state, self.reason = transition.state, transition.reason
 
 
-# --- blocks that were read wrongly ----------------------------------------------------------------
 MAX_QUESTIONS: Final = 2
 """For what is bad, and for all the rest."""
 

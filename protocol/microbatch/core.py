@@ -25,7 +25,6 @@ MAX_REMEMBERED: Final = 1024
 first make room."""
 
 
-# --- counts ---------------------------------------------------------------------------------------
 class Counted(StrEnum):
     BEGUN = "begun"
     """It set out (at its data peer)."""
@@ -56,7 +55,6 @@ class Counted(StrEnum):
     """It passed for validation alone (at a relay)."""
 
 
-# --- commands -------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class AnswerOffer:
     """Answer the offer with this ticket: it is welcome, or why not."""
@@ -84,7 +82,6 @@ Command = StageCommand | AnswerOffer | SendBoundary | Trip | Tell
 """A trip is to be offered ahead: its boundary will be there soon."""
 
 
-# --- events ---------------------------------------------------------------------------------------
 class StageCore(ABC):
     """The core of a peer that holds a stage; `counts` are since the start."""
 

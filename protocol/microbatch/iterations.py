@@ -38,7 +38,6 @@ from protocol.wire.stage_messages import Leg, Trip
 
 from .core import MAX_REMEMBERED
 
-# --- what others have told ------------------------------------------------------------------------
 MAX_LEAP: Final = 1 << 20
 """Iterations: more than a run has in years, so a newcomer is there after one or two."""
 
@@ -82,7 +81,6 @@ class Announced:
         return [self.newest_of[each] for each in tellers if each in self.newest_of]
 
 
-# --- who is waited for ----------------------------------------------------------------------------
 SEVERAL: Final = 4
 """Times the usual that is at least waited for, doubled by the deadline."""
 FLOOR_S: Final = 20.0
@@ -129,7 +127,6 @@ class Awaited:
         return True
 
 
-# --- the present iteration ------------------------------------------------------------------------
 class PresentIteration(Announced):
     """The iteration that a relay is in, and whether all of it has come.
 

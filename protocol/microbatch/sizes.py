@@ -54,7 +54,6 @@ from enum import StrEnum
 from statistics import median_high, median_low
 from typing import Final
 
-# --- boundaries -----------------------------------------------------------------------------------
 FACTOR: Final = 256.0
 LARGEST: Final = 2.0**20
 """Values within this, and what layers make of them, are far from fp32's end, squared too."""
@@ -138,7 +137,6 @@ class BoundarySizes:
         return SizeVerdict.USUAL
 
 
-# --- gradients ------------------------------------------------------------------------------------
 WINDOW: Final = 32
 CLIP: Final = 4.0
 

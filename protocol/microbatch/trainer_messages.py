@@ -37,7 +37,6 @@ from protocol.trainer_messages import TrainerMessage
 from protocol.wire.stage_messages import Leg
 
 
-# --- either way -----------------------------------------------------------------------------------
 class Filled(TrainerMessage, frozen=True):
     """A boundary lies in this slot.
 
@@ -60,7 +59,6 @@ class Freed(TrainerMessage, frozen=True):
     slot: int
 
 
-# --- to the trainer -------------------------------------------------------------------------------
 class Drop(TrainerMessage, frozen=True):
     """Forget this microbatch: it will not come again."""
 
@@ -77,7 +75,6 @@ class Finish(TrainerMessage, frozen=True):
     """The iteration is over for this relay: step with the gradients that are there."""
 
 
-# --- from the trainer -----------------------------------------------------------------------------
 class Begun(TrainerMessage, frozen=True):
     """The data peer begins an iteration of so many microbatches."""
 

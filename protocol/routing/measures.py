@@ -36,7 +36,6 @@ from protocol.membership.records import Sign, Verify, verify_with_peer_id
 from protocol.pipeline.problem import US_PER_S
 from protocol.wire.fields import Count, PeerIdText
 
-# --- vectors --------------------------------------------------------------------------------------
 MAX_US: Final = 10**12
 MAX_SLOTS: Final = 4096
 _CONTEXT: Final = b"loco links 2\0"
@@ -131,7 +130,6 @@ def _signed_bytes(run_id: str, peer_id: str, body: bytes) -> bytes:
     return _CONTEXT + names + body
 
 
-# --- measures -------------------------------------------------------------------------------------
 WINDOW: Final = 32
 ENOUGH: Final = 3
 """Samples before which nothing is told."""
@@ -175,7 +173,6 @@ class Measures:
         self._told: LinkVector | None = None
         self._told_s = 0.0
 
-    # --- samples ----------------------------------------------------------------------------------
     def round_trip(self, peer_id: str, seconds: float) -> None:
         if link := self._link(peer_id):
             link.rtt.add(seconds)
@@ -206,7 +203,6 @@ class Measures:
         for gone in self._links.keys() - there:
             del self._links[gone]
 
-    # --- what is told -----------------------------------------------------------------------------
     def work(self) -> WorkTimes:
         return WorkTimes(
             *(_whole(samples.at(0.5)) for samples in (self.forward, self.backward, self.loss))

@@ -41,7 +41,6 @@ from protocol.wire.stage_messages import Path, Relays
 
 from .snapshots import LinkSnapshot, Terms, within_slots
 
-# --- random paths ---------------------------------------------------------------------------------
 TRIES: Final = 16
 """Choices of stages drawn for a path, until one is within the limits."""
 
@@ -144,7 +143,6 @@ def _through(
     return Path(tuple(chosen), stages)
 
 
-# --- the plan of a snapshot -----------------------------------------------------------------------
 EVALUATIONS: Final = 400
 
 
@@ -204,7 +202,6 @@ def _path(plan: Plan, relays: tuple[int, ...], names: list[str], digest: str) ->
     return Path(tuple(names[relay] for relay in relays), stages, digest)
 
 
-# --- planned paths --------------------------------------------------------------------------------
 class PlannedRouter(RandomRouter):
     """Takes the paths of a plan. Draws what sets out again: what the plan says of it has failed.
 
@@ -241,7 +238,6 @@ class PlannedRouter(RandomRouter):
         return found
 
 
-# --- the router of a run --------------------------------------------------------------------------
 def terms_of(spec: RunSpec) -> Terms:
     sequences, model = spec.microbatch_sequences, spec.model
     values = prod((sequences, model.context_length, model.hidden_size))

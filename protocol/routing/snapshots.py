@@ -224,7 +224,6 @@ def _usual(values: Iterable[int], otherwise: int) -> int:
     return median_low(known) if known else otherwise
 
 
-# --- proposals ------------------------------------------------------------------------------------
 REPLAN_EVERY_S: Final = 20.0
 
 

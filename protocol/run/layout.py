@@ -24,7 +24,6 @@ import msgpack
 
 from protocol.errors import LocalProtocolError
 
-# --- layout ---------------------------------------------------------------------------------------
 ALIGNMENT: Final = 128
 """Values that codecs code together (ways.py)."""
 
@@ -80,7 +79,6 @@ class Layout:
         return blake3.blake3(msgpack.packb(table)).hexdigest(length=16)
 
 
-# --- stages ---------------------------------------------------------------------------------------
 DATA_STAGE: Final = 0
 _KIND: Final = "stage/"
 _LAYERS: Final = "model.layers."

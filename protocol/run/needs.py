@@ -29,7 +29,6 @@ from .run_spec import ModelSection, RunSpec
 from .sections import BOUNDARY_BITS
 from .ways import CODECS
 
-# --- sizes ----------------------------------------------------------------------------------------
 BYTE_VOCABULARY: Final = 256
 USUAL_VOCABULARY: Final = 50_257
 """GPT-2's, where the spec names a tokenizer that is not read here."""
@@ -111,7 +110,6 @@ def _layer_matrices(model: ModelSection) -> int:
     return attention + 3 * hidden * model.intermediate_size
 
 
-# --- disks ----------------------------------------------------------------------------------------
 SPARE_BYTES: Final = 64 << 20
 """Room beside a checkpoint: others write there too."""
 KEPT_STATES: Final = 2
@@ -156,7 +154,6 @@ def disk_needs(
     return DiskNeeds(each + beside, kept + each + states + beside, corpus_bytes)
 
 
-# --- all needs ------------------------------------------------------------------------------------
 DAEMON_BYTES: Final = 320 << 20
 TRAINER_BYTES: Final = 360 << 20
 """Interpreter, libraries and p2pd, measured on a CPU; pages that are shared count once."""

@@ -11,7 +11,6 @@ from typing import Final
 from .layout import ALIGNMENT
 
 
-# --- ways -----------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class WayRow:
     """One way of averaging.
@@ -56,7 +55,6 @@ def others_keys(method: str) -> frozenset[str]:
     return frozenset(key for row in WAYS.values() for key in row.keys) - set(WAYS[method].keys)
 
 
-# --- codecs ---------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class CodecRow:
     """One codec.

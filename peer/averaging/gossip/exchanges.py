@@ -142,7 +142,6 @@ class Exchanges:
         self._buffer = bytearray(agreement.payload_bytes)
         self._remembered: OrderedDict[tuple[PeerId, str], ExchangeSession] = OrderedDict()
 
-    # --- asking -----------------------------------------------------------------------------------
     async def ask(self, talk: Conversation, proposal: Propose) -> Accept:
         """Send a proposal, and take the answer. Raises Refused, StreamLost, RemoteProtocolError."""
         await talk.send(proposal, stall_s=STALL_S)
@@ -160,7 +159,6 @@ class Exchanges:
         exchange = self._prepare(talk, own, answer.round, answer.stripes, following=False)
         return await exchange.run(trio.current_time() + exchange_s)
 
-    # --- being asked ------------------------------------------------------------------------------
     async def hold(
         self,
         talk: Conversation,
@@ -234,7 +232,6 @@ class Exchanges:
             self._remembered.popitem(last=False)
         return exchange
 
-    # --- what a partner may want of one that is under way, or was of late ------------------------
     def remembers(self, peer_id: PeerId, name: str) -> bool:
         return (peer_id, name) in self._remembered
 

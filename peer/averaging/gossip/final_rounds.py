@@ -34,8 +34,6 @@ from protocol.wire.messages import Propose
 from .exchange_session import Averaged, OwnVector, RoundOutcome, Settled, Skipped, open_talk
 from .exchanges import Exchanges, HeldProposal, note_refused
 
-# --- final rounds ---------------------------------------------------------------------------------
-
 
 class FinalRounds:
     """Plans the meetings of the final averaging.
@@ -125,9 +123,6 @@ class FinalRounds:
         return bool(self._view.members()) and not self._view.alive(now_s)
 
 
-# --- final meetings -------------------------------------------------------------------------------
-
-
 RETRY_S: Final = 1.0
 """Between two tries to reach a partner, and two looks whether one that should call is there."""
 
@@ -174,7 +169,6 @@ class FinalMeetings:
         exchanged = isinstance(outcome, Averaged)
         return Settled(own, outcome, *((0.0, seconds) if exchanged else (seconds, 0.0)))
 
-    # --- the side that asks -----------------------------------------------------------------------
     async def _ask(
         self, own: OwnVector, meeting: Meeting, wait_s: float, patience: trio.CancelScope
     ) -> RoundOutcome:
@@ -203,7 +197,6 @@ class FinalMeetings:
     def _is_present(self, peer_id: PeerId) -> bool:
         return peer_id in self._company.present(ended=True)
 
-    # --- the side that is asked -------------------------------------------------------------------
     async def _wait(
         self, own: OwnVector, meeting: Meeting, wait_s: float, patience: trio.CancelScope
     ) -> RoundOutcome:

@@ -85,7 +85,6 @@ class Reading:
         self._wanted: Marks | None = None
         self._sent_again_bytes = 0
 
-    # --- their vector -----------------------------------------------------------------------------
     def room(self, packed: int) -> memoryview:
         """Where their vector goes; `packed` is its bytes, as they say, or 0 for codes.
 
@@ -147,7 +146,6 @@ class Reading:
         self._own = self._came = memoryview(b"")
         self._asking = self._answering = self._wanted = None
 
-    # --- ours -------------------------------------------------------------------------------------
     def room_for_question(self, num_bytes: int) -> memoryview:
         """Where the map goes of blocks that they could not read. Raises RemoteProtocolError."""
         if not self.packs:

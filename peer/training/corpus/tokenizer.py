@@ -11,8 +11,6 @@ import numpy.typing as npt
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import decoders, models
 
-# --- files of models: in a folder of this machine, or on the Hugging Face hub ---------------------
-
 
 def model_file(source: str, name: str) -> bytes:
     """The bytes of a file in a folder, or in a repository of the hub. Raises ValueError."""

@@ -80,7 +80,6 @@ class StageChannel:
     def emit(self, event: Said) -> None:
         self._channel.emit(event)
 
-    # --- commands ---------------------------------------------------------------------------------
     def next_command(self, *, wait: bool) -> TrainerCommand | None:
         """The next command of rounds and averaging; None when there is none and `wait` is false."""
         while not self._loops:
@@ -132,7 +131,6 @@ class StageChannel:
         else:
             self._loops.append(command)
 
-    # --- boundaries -------------------------------------------------------------------------------
     def read(self, filled: Filled) -> torch.Tensor:
         """The boundary that has come, [b, T, D]; its slot is free again. Raises ValueError."""
         boundary_bTD = self._coder.read(self._ring.slot(filled.slot))
