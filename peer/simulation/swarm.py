@@ -146,7 +146,7 @@ class SimulatedPeer:
             check_spec=self._check_spec,
             bind_run=self._bind,
             observe_round=self.timings.append,
-            checkpoints=CheckpointPlan(self.machine.checkpoint_every_s),
+            checkpoints=self._checkpoint_plan(),
             on_run=self._tell,
         )
         self.peer = Peer(settings, parts)
@@ -162,6 +162,9 @@ class SimulatedPeer:
     def _tell(self, spec: RunSpec, corpus_tokens: int) -> None:
         has_state = bool(self.events(EventName.STATE_RECEIVED))
         self.told.append((spec, corpus_tokens, has_state))
+
+    def _checkpoint_plan(self) -> CheckpointPlan:
+        return CheckpointPlan(self.machine.checkpoint_every_s)
 
     def _check_spec(self, spec: RunSpec) -> None:
         steps = self.machine.overlap_steps

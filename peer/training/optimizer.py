@@ -36,6 +36,8 @@ from .model import FlatModel
 
 ADAMW_MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 MUON_MOMENTS: Final = ("momentum_buffer",)
+CLIP_EPSILON: Final = 1e-6
+"""Keeps the clip factor finite for a zero gradient; without a bound, `clip_norm` is infinite."""
 
 
 class AdamW:
@@ -139,7 +141,7 @@ class FlatOptimizer:
         """Clip, step, and zero the gradient. Returns its norm before clipping, a scalar."""
         gradient_P = self._model.gradient_P
         norm: torch.Tensor = torch.linalg.vector_norm(gradient_P)
-        gradient_P.mul_(self.clip_norm / norm.clamp(min=self.clip_norm))
+        gradient_P.mul_((self.clip_norm / (norm + CLIP_EPSILON)).clamp_(max=1.0))
         for part in self._parts:
             for group in part.optimizer.param_groups:
                 group["lr"] = learning_rate * part.rate_ratio
