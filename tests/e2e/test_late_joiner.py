@@ -13,11 +13,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 NEAR_ROUNDS = 2.0
 """It begins with a state that the others had at the end of their last round."""
 PAUSE_FACTOR = 3.0
-PAUSE_FLOOR_S = 3.0
+PAUSE_FLOOR_S = 8.0
 """No gap between two rounds of another peer, while the joiner takes its state, may be longer than
-the larger of the floor and so many usual gaps: a joiner's start takes processor time away here. So
-this finds a peer that waits until something times out; that nobody pauses at all is shown in
-virtual time (tests/peer/daemon/test_failures.py)."""
+the larger of the floor and so many usual gaps: a joiner's start takes processor time away here (on
+two slow cores gaps of 5.7 s were seen). So this finds a peer that waits until something times out,
+which takes ten seconds and more; that nobody pauses at all is shown in virtual time
+(tests/peer/daemon/test_failures.py)."""
 
 
 def gaps_after(peer: Peer, num_events: int) -> tuple[list[float], list[float]]:
