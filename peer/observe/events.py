@@ -12,9 +12,9 @@ import json
 import math
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Protocol, TextIO
 
@@ -180,7 +180,7 @@ def _plain(value: Any) -> Any:
 
 
 def _clock(time_s: float) -> str:
-    return time.strftime("%H:%M:%S", time.gmtime(time_s))
+    return f"{datetime.fromtimestamp(time_s, UTC):%H:%M:%S}"
 
 
 class LineFile:
