@@ -110,9 +110,10 @@ def export_state(
 
 def _taken(path: Path) -> Float32Vector:
     """Read weights that the daemon has fetched for us, and remove their file. Raises OSError."""
-    values = np.fromfile(path, "<f4")
-    path.unlink()
-    return values
+    try:
+        return np.fromfile(path, "<f4")
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def _place(whole_P: Float32Vector, layout: Layout, values: Float32Vector, part: Layout) -> None:

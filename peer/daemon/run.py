@@ -91,9 +91,8 @@ class _Daemon:
         self._home = home
         self._spare = spare
         self._stop = stop
-        most = config.checkpoint_max_gb
         self._checkpoints = CheckpointStore(
-            home.checkpoints_dir, config.checkpoint_keep, None if most is None else most * 1e9
+            home.checkpoints_dir, config.checkpoint_keep, _bytes_of(config.checkpoint_max_gb)
         )
 
     async def run(self, spec: RunSpec | None) -> None:
@@ -204,7 +203,7 @@ class _Daemon:
 
     def _settings(self, parts: PeerParts, *, founds: bool) -> PeerSettings:
         config, home = self._config, self._home
-        most, folder, on_finished = config.max_corpus_gb, config.export_when_done, None
+        folder, on_finished = config.export_when_done, None
         if folder is not None:
             on_finished = partial(export_finished, home, folder.absolute(), parts.events)
         return PeerSettings(
@@ -219,7 +218,7 @@ class _Daemon:
             keeps_stage=config.stage is not None,
             checkpoints=CheckpointPlan(config.checkpoint_every_s, self._uploads(parts)),
             on_finished=on_finished,
-            max_corpus_bytes=None if most is None else most * 1e9,
+            max_corpus_bytes=_bytes_of(config.max_corpus_gb),
             on_run=partial(say_needs, config, again=founds) if home.run() is None else None,
             stop=self._stop,
         )
@@ -334,6 +333,10 @@ async def export_finished(home: Home, folder: Path, events: EventLog) -> None:
         EventName.EXPORT_FAILED,
         detail=f"{said}; try again: loco-peer export --home {home.root} --hf {folder}",
     )
+
+
+def _bytes_of(gigabytes: float | None) -> float | None:
+    return None if gigabytes is None else gigabytes * 1e9
 
 
 def _is_free(port: int) -> bool:

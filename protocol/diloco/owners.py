@@ -35,7 +35,7 @@ from protocol.outcomes import RefusalReason
 from protocol.wire.fragment_messages import ChunkResult, Result
 
 from .chunk_ledger import can_be
-from .peers import LATE_ROUNDS, Peers, SendPlan
+from .peers import LATE_ROUNDS, MAX_REMEMBERED, Peers, SendPlan
 
 MAX_UNSEEN: Final = 16
 """So many peers are tried that others may see although we do not."""
@@ -96,8 +96,8 @@ class Beliefs:
         self._peers = peers
         self._num_chunks = tuple(num_chunks)
         self._views: deque[frozenset[str]] = deque(maxlen=LATE_ROUNDS)
-        self._owners_in = lru_cache()(owners_of_chunks)
-        self._owned_near = lru_cache()(may_own)
+        self._owners_in = lru_cache(MAX_REMEMBERED)(owners_of_chunks)
+        self._owned_near = lru_cache(MAX_REMEMBERED)(may_own)
 
     def is_of_our_time(self, cycle: int) -> bool:
         return bool(self._peers.contributors(cycle))
