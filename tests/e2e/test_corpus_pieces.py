@@ -76,8 +76,8 @@ def test_peers_train_on_a_corpus_that_only_its_founder_had(
 
 @pytest.mark.long
 def test_a_gigabyte_in_pieces(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Pieces of the usual size. In rounds of 150 steps a joiner's first one reads from 231 to 240 of
-    the 256; a third as long, from about 140."""
+    """Pieces of the usual size. In a first round of 150 steps a joiner reads from 231 to 240 of the
+    256; in one a third as long from about 140."""
     folder = Path(tmp_path_factory.mktemp("gigabyte"))
     size = 1 << 30
     spec = spec_of(tokens_in(folder, size), 4096).replace("inner_steps = 150", "inner_steps = 50")
