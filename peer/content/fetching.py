@@ -28,20 +28,12 @@ from trio.lowlevel import ParkingLot
 
 from peer.network.conversation import Conversation, StreamStalled
 from peer.runtime import Network, PeerId
+from protocol import limits
 from protocol.content.manifest import DIGEST_BYTES, CorpusManifest, blob_name, digest_of
 from protocol.content.samples import SAMPLE_BYTES, Float32Vector, sample_from
 from protocol.content.scheduler import Request
 from protocol.content.state_plan import OWN, StatePlan
 from protocol.errors import LocoError, RemoteProtocolError
-from protocol.limits import (
-    MAX_ASKED,
-    MAX_BLOB_BYTES,
-    MAX_CONTROL_PAYLOAD_BYTES,
-    MAX_SPEC_BYTES,
-    MAX_TRANSFER_S,
-    MIN_FETCH_BYTES_PER_S,
-    STATE_CHUNK_BYTES,
-)
 from protocol.run.signed_spec import SignedSpec
 from protocol.wire.content_messages import (
     BlobReply,
@@ -81,7 +73,7 @@ A = TypeVar("A", bound=Message)
 
 
 def slowest_rate(total_bytes: int) -> float:
-    return max(MIN_FETCH_BYTES_PER_S, total_bytes / MAX_TRANSFER_S)
+    return max(limits.MIN_FETCH_BYTES_PER_S, total_bytes / limits.MAX_TRANSFER_S)
 
 
 @contextmanager
@@ -163,13 +155,13 @@ class Fetcher:
         return self.talk.remote_peer_id
 
     async def spec(self, run_id: str | None) -> SignedSpec:
-        reply, spec_bytes = await self._ask(GetSpec(), SpecReply, MAX_SPEC_BYTES)
+        reply, spec_bytes = await self._ask(GetSpec(), SpecReply, limits.MAX_SPEC_BYTES)
         signed = SignedSpec(spec_bytes, reply.founder_public_key, reply.signature)
         signed.verify(run_id)
         return signed
 
     async def blob(self, digest: str) -> bytes:
-        _, data = await self._ask(GetBlob(digest), BlobReply, MAX_BLOB_BYTES)
+        _, data = await self._ask(GetBlob(digest), BlobReply, limits.MAX_BLOB_BYTES)
         if blob_name(data) != digest:
             raise RemoteProtocolError(f"the blob {digest} does not match its digest")
         return data
@@ -179,7 +171,7 @@ class Fetcher:
         write_s = 2 * ANSWER_S + state_bytes(size) / WRITE_BYTES_PER_S
         request = GetState(expected.group, expected.minimum_step)
         told, digests = await self._ask(
-            request, StateScalars, MAX_CONTROL_PAYLOAD_BYTES, timeout_s=write_s
+            request, StateScalars, limits.MAX_CONTROL_PAYLOAD_BYTES, timeout_s=write_s
         )
         expected.check(told)
         starts = range(0, len(digests), DIGEST_BYTES)
@@ -212,7 +204,7 @@ class Fetcher:
         Its rate is that of a line on which MAX_ASKED pieces are on their way: one cut off is lost.
         """
         size = manifest.piece_bytes(piece)
-        with steady(self.talk, slowest_rate(size), lambda: MAX_ASKED) as moved:
+        with steady(self.talk, slowest_rate(size), lambda: limits.MAX_ASKED) as moved:
             await self.request(manifest.name, (piece,))
             data = await self.part(piece, size, moved)
         if not manifest.is_piece(piece, data):
@@ -302,7 +294,7 @@ class Gathering:
 
     @property
     def missing_bytes(self) -> int:
-        return self.plan.num_missing * STATE_CHUNK_BYTES
+        return self.plan.num_missing * limits.STATE_CHUNK_BYTES
 
     @property
     def remotes(self) -> list[PeerId]:
@@ -311,7 +303,7 @@ class Gathering:
     @property
     def kept_bytes(self) -> int:
         own = self.plan.givers()[OWN]
-        return min(own * STATE_CHUNK_BYTES, self._memory.total_bytes)
+        return min(own * limits.STATE_CHUNK_BYTES, self._memory.total_bytes)
 
     async def lead(self, fetcher: Fetcher, described: StateManifest) -> StateScalars:
         """Gather the state that this source has described; others may `help` meanwhile.
@@ -390,7 +382,7 @@ class Gathering:
                     return
                 request, chunks = due[0]
                 for index in chunks:
-                    chunk = await fetcher.part(index, STATE_CHUNK_BYTES, moved)
+                    chunk = await fetcher.part(index, limits.STATE_CHUNK_BYTES, moved)
                     if digest_of(chunk) != described.digests[index]:
                         sentence = f"chunk {index} of the state does not match its digest"
                         raise RemoteProtocolError(sentence)

@@ -35,15 +35,7 @@ from peer.network.pacing import Pacing
 from peer.runtime import Network, PeerId
 from protocol.errors import LocoError, Refused
 from protocol.microbatch.core import SendBoundary
-from protocol.wire.stage_messages import (
-    Boundary,
-    BoundaryKept,
-    Credit,
-    Microbatch,
-    Noted,
-    Notice,
-    Trip,
-)
+from protocol.wire import stage_messages
 from protocol.wire.versions import STAGE
 
 from .stopwatch import Stopwatch
@@ -96,14 +88,14 @@ class Transfers:
         self._pacing = pacing
         self._network = network
         self._idle: defaultdict[PeerId, list[tuple[float, Conversation]]] = defaultdict(list)
-        self._ahead: dict[Trip, _Ahead] = {}
+        self._ahead: dict[stage_messages.Trip, _Ahead] = {}
         self._lines: defaultdict[PeerId, trio.Lock] = defaultdict(trio.Lock)
 
-    def plan_ahead(self, trip: Trip) -> None:
+    def plan_ahead(self, trip: stage_messages.Trip) -> None:
         if len(self._ahead) < MAX_AHEAD:
             self._ahead.setdefault(trip, _Ahead())
 
-    async def offer_ahead(self, receiver: PeerId, trip: Trip) -> None:
+    async def offer_ahead(self, receiver: PeerId, trip: stage_messages.Trip) -> None:
         """Offer a planned move, whose boundary will be there soon (rule 1)."""
         ahead = self._ahead.get(trip)
         if ahead is None or ahead.is_tried:
@@ -115,13 +107,13 @@ class Transfers:
         if ahead.is_withdrawn and ahead.talk is not None:
             await ahead.talk.aclose()
 
-    async def withdraw(self, microbatch: Microbatch, attempt: int) -> None:
+    async def withdraw(self, microbatch: stage_messages.Microbatch, attempt: int) -> None:
         """Take back what was offered ahead up to an attempt: there will be no such boundary."""
         for trip in list(self._ahead):
             if trip.microbatch == microbatch and trip.attempt <= attempt:
                 await self.take_back(trip)
 
-    async def take_back(self, trip: Trip) -> None:
+    async def take_back(self, trip: stage_messages.Trip) -> None:
         """Take back one move, if it was offered ahead: what goes before it has not come."""
         ahead = self._ahead.pop(trip, None)
         if ahead is None:
@@ -136,10 +128,10 @@ class Transfers:
             async with _closed_after_failure(await self._credited(receiver, command.trip)) as talk:
                 async with self._lines[receiver]:
                     began_s = trio.current_time()
-                    await talk.send(Boundary(command.loss), codes, stall_s=ANSWER_S)
+                    await talk.send(stage_messages.Boundary(command.loss), codes, stall_s=ANSWER_S)
                     is_kept = await self._drained(talk, receiver, began_s)
                 if not is_kept:
-                    await talk.receive(BoundaryKept, timeout_s=KEPT_S)
+                    await talk.receive(stage_messages.BoundaryKept, timeout_s=KEPT_S)
                 line_s = self._stopwatch.sent(receiver, trio.current_time() - began_s)
         except LocoError as error:
             await self._failed(receiver, error)
@@ -153,11 +145,11 @@ class Transfers:
         """Wait until the line is nearly free again (rule 2). Returns whether the receipt is in."""
         line_s = self._stopwatch.measures.line_s(receiver) or 0.0
         with trio.move_on_at(began_s + DRAINED * line_s):
-            await talk.receive(BoundaryKept, timeout_s=KEPT_S)
+            await talk.receive(stage_messages.BoundaryKept, timeout_s=KEPT_S)
             return True
         return False
 
-    async def _credited(self, receiver: PeerId, trip: Trip) -> Conversation:
+    async def _credited(self, receiver: PeerId, trip: stage_messages.Trip) -> Conversation:
         """A stream on which the boundary, which is ready, is welcome. Raises LocoError."""
         ready_s, ahead = trio.current_time(), self._ahead.pop(trip, None)
         if ahead is not None and ahead.is_tried:
@@ -166,21 +158,23 @@ class Transfers:
         if talk is None:
             talk = await self._offered(receiver, trip)
         async with _closed_after_failure(talk):
-            credit, _ = await talk.receive(Credit, timeout_s=self._credit_s)
+            credit, _ = await talk.receive(stage_messages.Credit, timeout_s=self._credit_s)
         self._stopwatch.asked(trio.current_time() - ready_s, credit.waited_s)
         return talk
 
-    async def _offered(self, receiver: PeerId, trip: Trip) -> Conversation:
+    async def _offered(self, receiver: PeerId, trip: stage_messages.Trip) -> Conversation:
         async with _closed_after_failure(await self._take(receiver)) as talk:
             await talk.send(trip, stall_s=ANSWER_S)
         return talk
 
-    async def ask(self, peer_id: PeerId, question: Notice) -> Noted | None:
+    async def ask(
+        self, peer_id: PeerId, question: stage_messages.Notice
+    ) -> stage_messages.Noted | None:
         """Say a small thing. Returns the answer; None when there is none."""
         try:
             async with _closed_after_failure(await self._take(peer_id)) as talk:
                 await talk.send(question, stall_s=ANSWER_S)
-                answer, _ = await talk.receive(Noted, timeout_s=ANSWER_S)
+                answer, _ = await talk.receive(stage_messages.Noted, timeout_s=ANSWER_S)
         except LocoError as error:
             await self._failed(peer_id, error)
             return None

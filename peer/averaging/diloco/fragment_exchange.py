@@ -31,16 +31,7 @@ from protocol.limits import MAX_CONVICTED
 from protocol.membership.records import Sign
 from protocol.outcomes import RefusalReason
 from protocol.trainer_messages import Merge, Yield
-from protocol.wire.fragment_messages import (
-    ChunkStateReply,
-    GetChunkState,
-    GetOpening,
-    GetResult,
-    GetStamps,
-    Proof,
-    Stamp,
-    Stamps,
-)
+from protocol.wire import fragment_messages
 from protocol.wire.versions import FRAGMENT
 
 from .averages import ChunkAverages, FragmentAudits
@@ -153,7 +144,7 @@ class FragmentExchange:
         self._audits = FragmentAudits(group, network, outer, work, trims=around.trims)
         self._seen: GroupSeen | None = None
         self._changed = trio.Event()
-        self._further: dict[tuple[int, PeerId], deque[GetResult]] = {}
+        self._further: dict[tuple[int, PeerId], deque[fragment_messages.GetResult]] = {}
         # No bound: of each fragment the core has one write and one hold at a time.
         self._write, self._to_write = trio.open_memory_channel[WriteOrder](math.inf)
         self._tell, self._to_tell = trio.open_memory_channel[commands.ForTrainer](math.inf)
@@ -187,7 +178,7 @@ class FragmentExchange:
     async def _convict_again(self) -> None:
         for owner, proof in await self._work.run(self._around.proofs.read):
             with suppress(RemoteProtocolError):  # of another run, or a damaged file
-                await self._audits.check(Proof(self._around.group, owner), proof)
+                await self._audits.check(fragment_messages.Proof(self._around.group, owner), proof)
                 self._core_now().proved(owner, proof)
 
     def sent(self, sent: Sent) -> None:
@@ -269,12 +260,12 @@ class FragmentExchange:
                 spoilt = await self._written(order)
                 self._core_now().verified(order.fragment, spoilt)
                 continue
-            stamps: Mapping[int, Stamp] = {}
+            stamps: Mapping[int, fragment_messages.Stamp] = {}
             with trio.move_on_at(order.until_s):
                 stamps = await self._written(order)
             self._machine_now(order.fragment).written(stamps)
 
-    async def _written(self, order: WriteOrder) -> Mapping[int, Stamp]:
+    async def _written(self, order: WriteOrder) -> Mapping[int, fragment_messages.Stamp]:
         while True:
             await self._around.trainer.may_write()
             async with self._around.lock:
@@ -302,18 +293,18 @@ class FragmentExchange:
     # --- what others are asked --------------------------------------------------------------------
     def _ask(self, peer_id: PeerId, question: commands.Question) -> None:
         match question:
-            case GetResult(fragment=fragment):
+            case fragment_messages.GetResult(fragment=fragment):
                 self._further[fragment, peer_id].append(question)
-            case GetStamps():
+            case fragment_messages.GetStamps():
                 self._start(self._ask_stamps, peer_id, question)
-            case GetChunkState():
+            case fragment_messages.GetChunkState():
                 self._start(self._fetch, peer_id, question)
 
     async def _audit(self, order: commands.Audit) -> None:
         outcome, proof = await self._audits.audit(order)
         self._core_now().audited(order.result, outcome, proof)
 
-    async def _fetch(self, peer_id: PeerId, question: GetChunkState) -> None:
+    async def _fetch(self, peer_id: PeerId, question: fragment_messages.GetChunkState) -> None:
         try:
             answer, values = await self._questions.fetch(peer_id, question)
         except LocoError:
@@ -321,8 +312,8 @@ class FragmentExchange:
         else:
             self._core_now().answered(peer_id, question, answer, values)
 
-    async def _ask_stamps(self, peer_id: PeerId, question: GetStamps) -> None:
-        further = self._further[question.fragment, peer_id] = deque[GetResult]()
+    async def _ask_stamps(self, peer_id: PeerId, question: fragment_messages.GetStamps) -> None:
+        further = self._further[question.fragment, peer_id] = deque[fragment_messages.GetResult]()
         with suppress(LocoError):  # the stamps of the next cycle show it again
             async with self._questions.stream_to(peer_id) as talk:
                 stamps = await self._questions.stamps(talk, question.fragment)
@@ -339,7 +330,7 @@ class FragmentExchange:
 
         Chunks that were stepped since are healed when that shows.
         """
-        answers: dict[PeerId, list[Stamps]] = {}
+        answers: dict[PeerId, list[fragment_messages.Stamps]] = {}
         others = sorted(self._around.company.seen().present - {self._own_id})
         async with trio.open_nursery() as nursery:
             for peer_id in others[:MAX_ASKED_FOR_STAMPS]:
@@ -350,7 +341,9 @@ class FragmentExchange:
             fitting = await self._work.run(self._outer.fitting, fragment, states)
             self._core_now().adopt(fragment, fitting)
 
-    async def _ask_all_stamps(self, peer_id: PeerId, answers: dict[PeerId, list[Stamps]]) -> None:
+    async def _ask_all_stamps(
+        self, peer_id: PeerId, answers: dict[PeerId, list[fragment_messages.Stamps]]
+    ) -> None:
         with suppress(LocoError):  # another one may know
             async with self._questions.stream_to(peer_id) as talk:
                 fragments = range(len(self._outer.fragments))
@@ -373,27 +366,29 @@ class FragmentExchange:
                 await talk.refuse(RefusalReason.OTHER_GROUP, str(stray))
 
     async def _take(
-        self, talk: Conversation, message: Inbound | Proof, came: Parts | bytes
+        self, talk: Conversation, message: Inbound | fragment_messages.Proof, came: Parts | bytes
     ) -> None:
         """Raises RemoteProtocolError: a proof is none."""
         match message:
-            case GetStamps(fragment=fragment):
+            case fragment_messages.GetStamps(fragment=fragment):
                 await talk.send(self._stamps(fragment))
-            case GetResult():
+            case fragment_messages.GetResult():
                 kept = self._core.result_of(message.fragment, message.cycle, message.chunk)
                 if kept is None:
                     await talk.refuse(RefusalReason.UNAVAILABLE, "I hold no such result")
                 else:
                     await talk.send(*kept, stall_s=STALL_S)
-            case GetChunkState(fragment=fragment, chunk=chunk):
+            case fragment_messages.GetChunkState(fragment=fragment, chunk=chunk):
                 async with self._around.lock:
                     stamps = self._stamps(fragment)
-                    state = ChunkStateReply(fragment, stamps.cycles[chunk], stamps.stamps[chunk])
+                    state = fragment_messages.ChunkStateReply(
+                        fragment, stamps.cycles[chunk], stamps.stamps[chunk]
+                    )
                     values = await self._work.run(self._outer.read, fragment, chunk)
                 await talk.send(state, values, stall_s=STALL_S)
-            case GetOpening():
+            case fragment_messages.GetOpening():
                 await self._audits.answer(talk, message)
-            case Proof(owner=owner):
+            case fragment_messages.Proof(owner=owner):
                 assert isinstance(came, bytes)
                 if not self._core.is_convicted(owner):
                     await self._audits.check(message, came)
@@ -402,6 +397,6 @@ class FragmentExchange:
                 assert not isinstance(came, bytes)
                 self._core_now().received(talk.remote_peer_id, message, came)
 
-    def _stamps(self, fragment: int) -> Stamps:
+    def _stamps(self, fragment: int) -> fragment_messages.Stamps:
         ledger = self._core.ledger(fragment)
-        return Stamps(fragment, tuple(ledger.stamps), tuple(ledger.cycles))
+        return fragment_messages.Stamps(fragment, tuple(ledger.stamps), tuple(ledger.cycles))
