@@ -23,8 +23,7 @@ from typing import Final, get_args
 import trio
 from msgspec.structs import replace
 
-from peer.codec import Codec, codes_as_tensor
-from peer.codec.base import root_mean_square
+from peer.codec import Codec, codes_as_tensor, root_mean_square
 from peer.codec.leaves import code_digest
 from peer.network.conversation import Conversation, Payload
 from peer.runtime import Network, PeerId, Work

@@ -34,8 +34,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from peer.codec import BLOCK, Codec, codes_as_tensor
-from peer.codec.base import root_mean_square
+from peer.codec import BLOCK, Codec, codes_as_tensor, root_mean_square
 from peer.codec.compiled import COMPILED_FROM
 from protocol.content.samples import Float32Vector
 from protocol.diloco import commands
