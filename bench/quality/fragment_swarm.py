@@ -76,7 +76,7 @@ class FragmentSwarm:
                 CodeRegions(-1, sizes, writable=True),
                 self._codec,
                 self.fragments,
-                diloco,
+                1.0 - diloco.merge,
             )
             for model in models
         ]

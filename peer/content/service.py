@@ -162,6 +162,7 @@ class _Reader:
             self.state.readers -= 1
 
 
+@dataclass(eq=False, kw_only=True)
 class ContentService:
     """Answers the requests of readers, each on a stream of its own.
 
@@ -174,31 +175,24 @@ class ContentService:
         blobs: digest to file.
     """
 
-    def __init__(
-        self,
-        *,
-        network: Network,
-        work: Work,
-        state_dir: Path,
-        signed: SignedSpec,
-        blobs: Mapping[str, Path],
-        store: PieceStore | None = None,
-    ) -> None:
-        self._network = network
-        self._work = work
-        self._signed = signed
-        self._blobs = blobs
-        self.store = store
+    network: Network
+    work: Work
+    state_dir: Path
+    signed: SignedSpec
+    blobs: Mapping[str, Path]
+    store: PieceStore | None = None
+
+    def __post_init__(self) -> None:
         self.source: StateSource | None = None
         self.refused: Counter[RefusalReason] = Counter()
-        self._states = KeptStates(state_dir, work)
+        self._states = KeptStates(self.state_dir, self.work)
         self._readers = Readers(READERS)
         self._at_once = AtOnce(MAX_READERS)
         self._turns = trio.Lock()
         self._ended = ParkingLot()
 
     async def start(self) -> None:
-        await self._network.serve(CONTENT, lambda stream: self._readers.serve(stream, self._read))
+        await self.network.serve(CONTENT, lambda stream: self._readers.serve(stream, self._read))
 
     async def write(self) -> tuple[Path, StateManifest] | None:
         """The newest state as a file; None while there is none."""
@@ -238,7 +232,7 @@ class ContentService:
     async def _answer(self, reader: _Reader, request: Message) -> None:
         match request:
             case content_messages.GetSpec():
-                signed = self._signed
+                signed = self.signed
                 reply = content_messages.SpecReply(signed.founder_public_key, signed.signature)
                 await reader.talk.send(reply, signed.spec_bytes)
             case content_messages.GetBlob(digest):
@@ -257,12 +251,12 @@ class ContentService:
                 await self._send_chunks(reader, request)
 
     async def _blob(self, digest: str) -> bytes:
-        path = self._blobs.get(digest)
+        path = self.blobs.get(digest)
         if path is None:
             raise Refused(RefusalReason.UNAVAILABLE, f"I have no blob {digest}")
         try:
             if path.stat().st_size <= MAX_BLOB_BYTES:
-                return await self._work.run(path.read_bytes)
+                return await self.work.run(path.read_bytes)
         except OSError as error:
             sentence = f"I cannot read blob {digest}: {error}"
             raise Refused(RefusalReason.UNAVAILABLE, sentence) from error
@@ -311,7 +305,7 @@ class ContentService:
                 sentence = f"you have read this state {READINGS_OF_A_STATE} times already"
                 raise Refused(RefusalReason.TOO_MANY, sentence)
             try:
-                data = await self._work.run(read_chunk, state.path, index)
+                data = await self.work.run(read_chunk, state.path, index)
             except FileNotFoundError:
                 raise Refused(RefusalReason.UNAVAILABLE, REPLACED) from None
             await reader.talk.send(content_messages.Part(index), data)
@@ -342,7 +336,7 @@ class ContentService:
             raise Refused(RefusalReason.TOO_MANY, sentence)
         ended = self._at_once.lost
         try:
-            data = await self._work.run(store.read, piece)
+            data = await self.work.run(store.read, piece)
             if data is None:
                 ended = self._at_once.refused
                 raise Refused(RefusalReason.UNAVAILABLE, f"I have no piece {piece}")

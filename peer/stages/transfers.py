@@ -69,6 +69,7 @@ class _Ahead:
     is_withdrawn: bool = False
 
 
+@dataclass(eq=False)
 class Transfers:
     """The sender's side.
 
@@ -76,20 +77,15 @@ class Transfers:
         credit_s: longest wait for an answer to an offer.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        credit_s: float,
-        stopwatch: Stopwatch,
-        pacing: Pacing | None = None,
-    ) -> None:
-        self._credit_s = credit_s
-        self._stopwatch = stopwatch
-        self._pacing = pacing
-        self._network = network
-        self._idle: defaultdict[PeerId, list[tuple[float, Conversation]]] = defaultdict(list)
+    _network: Network
+    _credit_s: float
+    _stopwatch: Stopwatch
+    _pacing: Pacing | None = None
+
+    def __post_init__(self) -> None:
+        self._idle = defaultdict[PeerId, list[tuple[float, Conversation]]](list)
         self._ahead: dict[stage_messages.Trip, _Ahead] = {}
-        self._lines: defaultdict[PeerId, trio.Lock] = defaultdict(trio.Lock)
+        self._lines = defaultdict[PeerId, trio.Lock](trio.Lock)
 
     def plan_ahead(self, trip: stage_messages.Trip) -> None:
         if len(self._ahead) < MAX_AHEAD:

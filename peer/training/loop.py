@@ -21,6 +21,7 @@ import torch
 
 from peer.codec import get_codec
 from protocol.run.run_spec import RunSpec
+from protocol.schedule.data_plan import DataPlan
 from protocol.trainer_messages import Merge
 
 from . import messages
@@ -85,10 +86,9 @@ class InnerLoop:
         self._round_machine = RoundMachine(
             spec,
             peer_id,
+            DataPlan(spec.seed, corpus.num_blocks, corpus.piece_blocks),
             sync_of(spec, values, self._events.append, clock_s),
             self._events,
-            num_blocks=corpus.num_blocks,
-            piece_blocks=corpus.piece_blocks,
         )
         self._launched: tuple[TrainStep, StepResult] | None = None
         self._told_missing: tuple[int, ...] = ()

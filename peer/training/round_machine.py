@@ -228,33 +228,24 @@ class _SinceLoad:
     closed_at: tuple[float, int, int] = (0.0, 0, 0)
 
 
+@dataclass(eq=False)
 class RoundMachine:
     """Says what the inner loop does next, from commands and finished steps.
 
     Args:
         events: of the machine and of `sync`; the driver takes them out.
-        num_blocks: training blocks of the corpus.
-        piece_blocks: of them in one piece; None where it is all one.
 
     Attributes:
         own_steps: since `Load`, and those of the kept optimizer.
     """
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        peer_id: str,
-        sync: Sync,
-        events: deque[messages.TrainerEvent],
-        *,
-        num_blocks: int,
-        piece_blocks: int | None = None,
-    ) -> None:
-        self._spec = spec
-        self._peer_id = peer_id
-        self._plan = DataPlan(spec.seed, num_blocks, piece_blocks)
-        self._sync = sync
-        self._events = events
+    _spec: RunSpec
+    _peer_id: str
+    _plan: DataPlan
+    _sync: Sync
+    _events: deque[messages.TrainerEvent]
+
+    def __post_init__(self) -> None:
         self._to_measure: deque[messages.Evaluate] = deque()
         self._to_keep: deque[messages.Keep] = deque()
         self._stopped = False

@@ -36,6 +36,7 @@ from trio.lowlevel import ParkingLot
 from protocol.content.samples import Float32Vector
 from protocol.run.layout import ALIGNMENT, Layout
 from protocol.run.run_spec import RunSpec
+from protocol.schedule.data_plan import DataPlan
 
 from . import messages
 from .fragments import regions_of, values_of
@@ -196,10 +197,9 @@ class SimulatedTrainer:
         self._round_machine = RoundMachine(
             spec,
             machine.peer_id,
+            DataPlan(spec.seed, self._problem.num_blocks, self._problem.piece_blocks),
             sync_of(spec, values, self._events.append, lambda: self._now_s),
             self._events,
-            num_blocks=self._problem.num_blocks,
-            piece_blocks=self._problem.piece_blocks,
         )
         self._action: Action = Wait()
         self._waiting: deque[messages.TrainerCommand] = deque()

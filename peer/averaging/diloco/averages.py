@@ -17,9 +17,8 @@ breaks is opened again until then. Our own averages are kept until MAX_OPENABLE 
 there, and no longer than OPENABLE_S.
 """
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -64,26 +63,17 @@ from .outer_fragments import OuterFragments
 
 
 # --- our own averages ---------------------------------------------------------------------------
+@dataclass(eq=False)
 class ChunkAverages:
     """Averages the contributions to the chunks that we own."""
 
-    def __init__(
-        self,
-        group: str,
-        own_id: PeerId,
-        incarnation: int,
-        outer: OuterFragments,
-        sign: Sign,
-        *,
-        trims: bool,
-    ) -> None:
-        self._trims = trims
-        self._group = group
-        self._own_id = own_id
-        self._incarnation = incarnation
-        self._outer = outer
-        self._sign = sign
-        self._scratch = torch.empty(0)
+    _group: str
+    _own_id: PeerId
+    _incarnation: int
+    _outer: OuterFragments
+    _sign: Sign
+    trims: bool = field(kw_only=True)
+    _scratch: torch.Tensor = field(default_factory=partial(torch.empty, 0))
 
     def averaged(self, order: Average) -> Averages | None:
         """The result of a collection; none for values at the bound of what codes take."""
@@ -114,7 +104,7 @@ class ChunkAverages:
             num_values,
             codes_as_tensor(out),
             self._scratch,
-            trims=self._trims,
+            trims=self.trims,
         )
 
     def _shares(self, lengths: Sequence[float]) -> list[float]:
@@ -234,18 +224,16 @@ class _Made:
     at_s: float
 
 
+@dataclass(eq=False)
 class FragmentAudits:
     """Works averages of other owners out again, and opens ours to those that do."""
 
-    def __init__(
-        self, group: str, network: Network, outer: OuterFragments, work: Work, *, trims: bool
-    ) -> None:
-        self._trims = trims
-        self._group = group
-        self._network = network
-        self._outer = outer
-        self._work = work
-        self._made: OrderedDict[tuple[int, int], _Made] = OrderedDict()
+    _group: str
+    _network: Network
+    _outer: OuterFragments
+    _work: Work
+    trims: bool = field(kw_only=True)
+    _made: dict[tuple[int, int], _Made] = field(default_factory=dict)
 
     # --- our own results --------------------------------------------------------------------------
     def keep(self, order: Average, result: Result) -> None:
@@ -278,7 +266,7 @@ class FragmentAudits:
             opening = await self._opening(leaf)
         if opening is None:
             return AuditOutcome.UNOPENED, b""
-        look = partial(audit, trims=self._trims)
+        look = partial(audit, trims=self.trims)
         return await self._work.run(look, self._codec(), num_values, leaf, order.codes, opening)
 
     async def _opening(self, leaf: Leaf) -> bytes | None:
@@ -309,7 +297,7 @@ class FragmentAudits:
         if not known or found.chunk >= len(fragments[result.fragment].chunks):
             raise RemoteProtocolError(f"a proof about fragment {result.fragment}")
         num_values = self._outer.chunk_values(result.fragment, found.chunk)
-        look = partial(check_evidence, trims=self._trims)
+        look = partial(check_evidence, trims=self.trims)
         await self._work.run(look, self._codec(), num_values, found)
 
     def _codec(self) -> Codec:

@@ -18,7 +18,8 @@ import blake3
 import trio
 
 from peer.network.conversation import Conversation
-from peer.runtime import Network, PeerId, Stream, Work
+from peer.rounds.surroundings import Surroundings
+from peer.runtime import PeerId, Stream
 from protocol.diloco import commands
 from protocol.diloco.collecting import MAX_COLLECTIONS
 from protocol.diloco.commands import GroupSeen, HoldOutcome, Parts, SendEnded, Sent, WriteOrder
@@ -28,7 +29,6 @@ from protocol.diloco.healing import most_say
 from protocol.diloco.peers import FragmentCounts, SendPlan
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import MAX_CONVICTED
-from protocol.membership.records import Sign
 from protocol.outcomes import RefusalReason
 from protocol.trainer_messages import Merge, Yield
 from protocol.wire import fragment_messages
@@ -83,8 +83,8 @@ class ProofStore(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class FragmentSurroundings:
-    """The peers with which fragments are averaged, and the means.
+class FragmentParts:
+    """With whom fragments are averaged, and what becomes of them.
 
     Attributes:
         group: digest of ours.
@@ -96,11 +96,8 @@ class FragmentSurroundings:
         inner_steps: H, the steps of a peer of median speed between two sends of a fragment.
     """
 
+    around: Surroundings
     group: str
-    incarnation: int
-    network: Network
-    work: Work
-    sign: Sign
     company: CycleCompany
     trainer: FragmentTrainer
     ended: Callable[[SendEnded], None]
@@ -125,23 +122,22 @@ MAX_ASKED_FOR_STAMPS: Final = 5
 class FragmentExchange:
     """One peer's part in the exchange. `run` must be running."""
 
-    def __init__(self, around: FragmentSurroundings, outer: OuterFragments) -> None:
-        group, network, work = around.group, around.network, around.work
-        self._around = around
-        self._own_id = network.peer_id
-        self._outer = outer
-        self._work = work
+    def __init__(self, parts: FragmentParts, outer: OuterFragments) -> None:
+        around, group = parts.around, parts.group
+        self._parts, self._outer = parts, outer
+        self._network, self._work, self._sign = around.network, around.work, around.sign
+        self._own_id = around.network.peer_id
         plan = SendPlan(group, len(outer.fragments), outer.is_last)
         seed = blake3.blake3(around.sign(AUDIT_DRAWS + group.encode())).digest()
         self._core = FragmentCore(
-            plan, network.peer_id, outer.first_stamps(), seed, self._carry_out, around.counts
+            plan, self._own_id, outer.first_stamps(), seed, self._carry_out, parts.counts
         )
-        self._posts = Posts(network, self._start)
+        self._posts = Posts(around.network, self._start)
         self._averages = ChunkAverages(
-            group, network.peer_id, around.incarnation, outer, around.sign, trims=around.trims
+            group, self._own_id, around.facts.incarnation, outer, around.sign, trims=parts.trims
         )
-        self._questions = FragmentQuestions(group, network, outer, work)
-        self._audits = FragmentAudits(group, network, outer, work, trims=around.trims)
+        self._questions = FragmentQuestions(group, around.network, outer, around.work)
+        self._audits = FragmentAudits(group, around.network, outer, around.work, trims=parts.trims)
         self._seen: GroupSeen | None = None
         self._changed = trio.Event()
         self._further: dict[tuple[int, PeerId], deque[fragment_messages.GetResult]] = {}
@@ -165,24 +161,24 @@ class FragmentExchange:
             nursery.start_soon(self._average_all)
             nursery.start_soon(self._contribute_all)
             nursery.start_soon(self._tick)
-            await self._around.network.serve(FRAGMENT, self._serve)
+            await self._network.serve(FRAGMENT, self._serve)
             await self._adopt_stamps()
-            self._core_now().begin(self._around.last_sent)
+            self._core_now().begin(self._parts.last_sent)
             nursery.start_soon(self._write_all)
             nursery.start_soon(self._tell_trainer)
             await self._convict_again()
             async for convict in self._to_keep:
                 with suppress(OSError):  # a full disk: it holds for as long as this process
-                    await self._work.run(self._around.proofs.keep, convict.owner, convict.proof)
+                    await self._work.run(self._parts.proofs.keep, convict.owner, convict.proof)
 
     async def _convict_again(self) -> None:
-        for owner, proof in await self._work.run(self._around.proofs.read):
+        for owner, proof in await self._work.run(self._parts.proofs.read):
             with suppress(RemoteProtocolError):  # of another run, or a damaged file
-                await self._audits.check(fragment_messages.Proof(self._around.group, owner), proof)
+                await self._audits.check(fragment_messages.Proof(self._parts.group, owner), proof)
                 self._core_now().proved(owner, proof)
 
     def sent(self, sent: Sent) -> None:
-        part = min(1.0, sent.steps / self._around.inner_steps)
+        part = min(1.0, sent.steps / self._parts.inner_steps)
         self._outer.sends(sent.fragment, sent.codes, part)
         self._machine_now(sent.fragment).put(sent)
 
@@ -190,7 +186,7 @@ class FragmentExchange:
     def _core_now(self) -> FragmentCore:
         """The core, which knows the time and how the group looks."""
         self._core.at(trio.current_time())
-        seen = self._around.company.seen()
+        seen = self._parts.company.seen()
         if seen != self._seen:
             self._seen = seen
             self._core.see(seen)
@@ -216,9 +212,9 @@ class FragmentExchange:
             case commands.Average():
                 self._average.send_nowait(command)
             case commands.SendEnded():
-                self._around.ended(command)
+                self._parts.ended(command)
             case commands.Convict(owner):
-                self._around.convict(owner)
+                self._parts.convict(owner)
                 with suppress(trio.WouldBlock):
                     self._keep.send_nowait(command)
             case Merge() | Yield():
@@ -241,7 +237,7 @@ class FragmentExchange:
 
     # --- the trainer, and the outer copy ----------------------------------------------------------
     async def _tell_trainer(self) -> None:
-        trainer = self._around.trainer
+        trainer = self._parts.trainer
         async for message in self._to_tell:
             match message:
                 case Merge():
@@ -250,7 +246,7 @@ class FragmentExchange:
                     self._start(self._hold, message)
 
     async def _hold(self, message: Yield) -> None:
-        held = await self._around.trainer.hold(message)
+        held = await self._parts.trainer.hold(message)
         self._machine_now(message.fragment).trainer_held(held)
 
     async def _write_all(self) -> None:
@@ -267,9 +263,9 @@ class FragmentExchange:
 
     async def _written(self, order: WriteOrder) -> Mapping[int, fragment_messages.Stamp]:
         while True:
-            await self._around.trainer.may_write()
-            async with self._around.lock:
-                if self._around.trainer.can_write:
+            await self._parts.trainer.may_write()
+            async with self._parts.lock:
+                if self._parts.trainer.can_write:
                     return await self._work.run(self._outer.carry_out, order)
 
     async def _average_all(self) -> None:
@@ -283,7 +279,7 @@ class FragmentExchange:
     async def _contribute_all(self) -> None:
         async for order in self._to_contribute:
             contribution, codes, own = await self._work.run(
-                contribution_of, order, self._around.group, self._outer, self._around.sign
+                contribution_of, order, self._parts.group, self._outer, self._sign
             )
             if order.owner == self._own_id:
                 self._core_now().received(order.owner, contribution, own)
@@ -331,7 +327,7 @@ class FragmentExchange:
         Chunks that were stepped since are healed when that shows.
         """
         answers: dict[PeerId, list[fragment_messages.Stamps]] = {}
-        others = sorted(self._around.company.seen().present - {self._own_id})
+        others = sorted(self._parts.company.seen().present - {self._own_id})
         async with trio.open_nursery() as nursery:
             for peer_id in others[:MAX_ASKED_FOR_STAMPS]:
                 nursery.start_soon(self._ask_all_stamps, peer_id, answers)
@@ -351,11 +347,11 @@ class FragmentExchange:
 
     # --- what others send -------------------------------------------------------------------------
     async def _serve(self, stream: Stream) -> None:
-        inbound = FragmentInbound(self._around.group, self._outer, self._work)
-        refused = self._around.counts.refused
+        inbound = FragmentInbound(self._parts.group, self._outer, self._work)
+        refused = self._parts.counts.refused
         async with Conversation(stream) as talk:
             try:
-                while self._around.company.is_linked(talk.remote_peer_id):
+                while self._parts.company.is_linked(talk.remote_peer_id):
                     message, codes = await inbound.next(talk)
                     await self._take(talk, message, codes)
                 refused[RefusalReason.NOT_LINKED] += 1
@@ -379,7 +375,7 @@ class FragmentExchange:
                 else:
                     await talk.send(*kept, stall_s=STALL_S)
             case fragment_messages.GetChunkState(fragment=fragment, chunk=chunk):
-                async with self._around.lock:
+                async with self._parts.lock:
                     stamps = self._stamps(fragment)
                     state = fragment_messages.ChunkStateReply(
                         fragment, stamps.cycles[chunk], stamps.stamps[chunk]

@@ -41,7 +41,7 @@ from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import Layout
 from protocol.schedule.rounds import Quotas, RoundPlan, catch_up, is_left_behind, middle, next_round
 
-from .fragment_exchange import FragmentExchange, FragmentSurroundings
+from .fragment_exchange import FragmentExchange, FragmentParts
 from .nesterov import NesterovFactors
 from .outer_fragments import OuterFragments
 
@@ -295,12 +295,9 @@ class FragmentRounds:
             NesterovFactors(sync.diloco.learning_rate, sync.diloco.momentum),
             is_last=self._amended.is_last_round,
         )
-        around = FragmentSurroundings(
+        parts = FragmentParts(
+            around=self._parts.around,
             group=held.group.digest,
-            incarnation=self._facts.incarnation,
-            network=self._parts.around.network,
-            work=self._parts.around.work,
-            sign=self._parts.around.sign,
             company=self._company,
             trainer=self._trainer,
             ended=self._send_ended,
@@ -315,7 +312,7 @@ class FragmentRounds:
                 for index in range(len(fragments))
             ],
         )
-        return FragmentExchange(around, outer)
+        return FragmentExchange(parts, outer)
 
     def _send_ended(self, ended: SendEnded) -> None:
         facts, counts, averaged = self._facts, self._counts, ended.contributors > 1

@@ -26,6 +26,7 @@ Shapes: B sequences of a step, b of a microbatch, T tokens.
 
 import math
 from collections import deque
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -87,20 +88,16 @@ def length_of(values_P: torch.Tensor) -> float:
     return largest * float(torch.linalg.vector_norm(values_P / largest))
 
 
+@dataclass(eq=False)
 class _StageStepper:
-    def __init__(
-        self,
-        compute: StageCompute,
-        channel: StageChannel,
-        model: FlatModel,
-        optimizer: FlatOptimizer,
-    ) -> None:
-        self._compute = compute
-        self._channel = channel
-        self._model = model
-        self.optimizer = optimizer
-        channel.between_steps = self.between_steps
-        self._gradients = GradientSum(model.gradient_P, optimizer.clip_norm)
+    _compute: StageCompute
+    _channel: StageChannel
+    _model: FlatModel
+    optimizer: FlatOptimizer
+
+    def __post_init__(self) -> None:
+        self._channel.between_steps = self.between_steps
+        self._gradients = GradientSum(self._model.gradient_P, self.optimizer.clip_norm)
         self._losses: list[float] = []
         self._last_loss = 0.0
 
@@ -126,38 +123,27 @@ class _StageStepper:
         return StepResult(torch.tensor(self._last_loss, device=self._model.device), norm)
 
 
+@dataclass(eq=False)
 class DataPeerStepper(_StageStepper):
     """Steps stage 0, which holds the data.
 
-    Args:
+    Attributes:
         sequences: b, of a microbatch.
         in_flight: microbatches on their way at once, at most.
     """
 
     reads_blocks = True
-
-    def __init__(
-        self,
-        compute: StageCompute,
-        channel: StageChannel,
-        model: FlatModel,
-        optimizer: FlatOptimizer,
-        *,
-        sequences: int,
-        in_flight: int,
-    ) -> None:
-        super().__init__(compute, channel, model, optimizer)
-        self._sequences = sequences
-        self._in_flight = in_flight
-        self._next = 0
+    sequences: int
+    in_flight: int
+    _next: int = 0
 
     def step(self, blocks_BT: npt.NDArray[np.int64], learning_rate: float) -> StepResult:
         """Train on these blocks, [B, T+1] tokens. Raises Interrupted."""
-        parts = deque(torch.from_numpy(blocks_BT).to(self._model.device).split(self._sequences))
+        parts = deque(torch.from_numpy(blocks_BT).to(self._model.device).split(self.sequences))
         self._channel.emit(trainer_messages.Begun(len(parts)))
         returned, away = 0, set[int]()
         while parts or away:
-            while parts and len(away) < self._in_flight:
+            while parts and len(away) < self.in_flight:
                 away.add(self._begin(parts.popleft()))
             command = self._channel.next_work()
             if isinstance(command, trainer_messages.Drop) and command.number in away:
@@ -176,10 +162,10 @@ class DataPeerStepper(_StageStepper):
 
         Other peers' weights are those of the moment that a microbatch comes to them.
         """
-        parts = deque(torch.from_numpy(blocks_BT).to(self._model.device).split(self._sequences))
+        parts = deque(torch.from_numpy(blocks_BT).to(self._model.device).split(self.sequences))
         away, losses = dict[int, torch.Tensor](), list[float]()
         while parts or away:
-            while parts and len(away) < self._in_flight:
+            while parts and len(away) < self.in_flight:
                 microbatch, tokens_bT = self._number(), parts.popleft()
                 away[microbatch] = tokens_bT
                 self._channel.send(Leg.SCORE, microbatch, self._compute.score_embed(tokens_bT))
