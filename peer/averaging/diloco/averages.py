@@ -29,15 +29,7 @@ from peer.codec import Codec, codes_as_tensor, get_codec
 from peer.codec.leaves import code_digest, leaf_digests, leaf_of, leaves_of_chunk, values_of_leaf
 from peer.network.conversation import Conversation
 from peer.runtime import Network, PeerId, Work
-from protocol.diloco.audits import (
-    Contradiction,
-    Evidence,
-    Leaf,
-    OpenedLeaf,
-    check_opening,
-    pack_opening,
-    read_proof,
-)
+from protocol.diloco import audits
 from protocol.diloco.commands import Audit, Average, Averages
 from protocol.errors import LocoError, Refused, RemoteProtocolError
 from protocol.fragment.code_tree import path_of
@@ -147,7 +139,7 @@ def _weighted(codes: memoryview, share: float) -> nesterov.WeightedCodes:
 
 # --- leaf average ---------------------------------------------------------------------------------
 def leaf_average(
-    codec: Codec, num_values: int, opened: Sequence[OpenedLeaf], *, trims: bool
+    codec: Codec, num_values: int, opened: Sequence[audits.OpenedLeaf], *, trims: bool
 ) -> bytes | None:
     """The codes of a leaf; None if what went in has no average that codes take.
 
@@ -169,7 +161,7 @@ def opening_of(
     codec: Codec, index: int, inputs: Sequence[tuple[Contribution, memoryview]]
 ) -> bytes:
     """This leaf of each contribution to a chunk, given with its codes."""
-    return pack_opening(
+    return audits.pack_opening(
         (message, leaf_of(codec, codes, index), path_of(leaf_digests(codec, codes), index))
         for message, codes in inputs
     )
@@ -178,7 +170,7 @@ def opening_of(
 def audit(
     codec: Codec,
     num_values: int,
-    leaf: Leaf,
+    leaf: audits.Leaf,
     codes: memoryview,
     opening: bytes,
     *,
@@ -192,17 +184,17 @@ def audit(
     """
     ours, size = leaf_of(codec, codes, leaf.index), values_of_leaf(num_values, leaf.index)
     try:
-        average = leaf_average(codec, size, check_opening(leaf, opening), trims=trims)
+        average = leaf_average(codec, size, audits.check_opening(leaf, opening), trims=trims)
     except RemoteProtocolError:
         return AuditOutcome.UNOPENED, b""
     if average == ours:
         return AuditOutcome.TRUE, b""
     path = path_of(leaf_digests(codec, codes), leaf.index)
-    found = Evidence(leaf.result, leaf.chunk, leaf.index, ours, path, opening)
+    found = audits.Evidence(leaf.result, leaf.chunk, leaf.index, ours, path, opening)
     return AuditOutcome.LIE, found.packed()
 
 
-def check_evidence(codec: Codec, num_values: int, found: Evidence, *, trims: bool) -> None:
+def check_evidence(codec: Codec, num_values: int, found: audits.Evidence, *, trims: bool) -> None:
     """Raises RemoteProtocolError: this does not show that the owner has lied."""
     checked = found.checked(leaves_of_chunk(num_values))
     size = values_of_leaf(num_values, found.index)
@@ -260,7 +252,7 @@ class FragmentAudits:
         result, chunk = order.result, order.chunk
         num_values = self._outer.chunk_values(result.fragment, chunk)
         count = leaves_of_chunk(num_values)
-        leaf = Leaf(result, chunk, order.draw % count, count)
+        leaf = audits.Leaf(result, chunk, order.draw % count, count)
         opening = None
         with trio.move_on_after(STALL_S):
             opening = await self._opening(leaf)
@@ -269,7 +261,7 @@ class FragmentAudits:
         look = partial(audit, trims=self.trims)
         return await self._work.run(look, self._codec(), num_values, leaf, order.codes, opening)
 
-    async def _opening(self, leaf: Leaf) -> bytes | None:
+    async def _opening(self, leaf: audits.Leaf) -> bytes | None:
         """What the owner shows; None if it refuses, or sends something else."""
         result, network = leaf.result, self._network
         asked = GetOpening(self._group, result.fragment, result.cycle, leaf.chunk, leaf.index)
@@ -286,11 +278,11 @@ class FragmentAudits:
 
     async def check(self, message: Proof, proof: bytes) -> None:
         """Raises RemoteProtocolError: this does not show that the owner has lied."""
-        found = read_proof(proof)
+        found = audits.read_proof(proof)
         result, fragments = found.result, self._outer.fragments
         if result.group != self._group or result.owner != message.owner:
             raise RemoteProtocolError("a proof about another group, or another owner")
-        if isinstance(found, Contradiction):
+        if isinstance(found, audits.Contradiction):
             await self._work.run(found.check)
             return
         known = result.fragment < len(fragments)
