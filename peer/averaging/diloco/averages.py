@@ -29,12 +29,12 @@ from peer.codec import Codec, codes_as_tensor, get_codec
 from peer.codec.leaves import code_digest, leaf_digests, leaf_of, leaves_of_chunk, values_of_leaf
 from peer.network.conversation import Conversation
 from peer.runtime import Network, PeerId, Work
+from protocol.address.peer_id import Sign
 from protocol.diloco import audits
 from protocol.diloco.commands import Audit, Average, Averages
 from protocol.errors import LocoError, Refused, RemoteProtocolError
 from protocol.fragment.code_tree import path_of
 from protocol.limits import MAX_CONTRIBUTION_WEIGHT, MAX_EVIDENCE_BYTES, MAX_OPENABLE
-from protocol.membership.records import Sign
 from protocol.outcomes import AuditOutcome, RefusalReason
 from protocol.plausible import contribution_shares
 from protocol.wire.fragment_messages import (

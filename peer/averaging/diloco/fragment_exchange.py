@@ -84,7 +84,7 @@ class ProofStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FragmentParts:
-    """With whom fragments are averaged, and what becomes of them.
+    """The group with which fragments are averaged, and what becomes of them.
 
     Attributes:
         group: digest of ours.
