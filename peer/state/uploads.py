@@ -26,9 +26,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from peer.runtime.files import PRIVATE_FILE, replace_file
-from peer.training.corpus import Corpus, adopt_held_out, adopt_manifest, kept_corpus
-from peer.training.corpus.blocks import PIECE_SUFFIX, cut_piece, piece_path
-from peer.training.corpus.folder import HELD_OUT, MANIFEST, PACKED, corpus_folder
+from peer.training.corpus.blocks import PIECE_SUFFIX, Corpus, cut_piece, piece_path
+from peer.training.corpus.folder import (
+    HELD_OUT,
+    MANIFEST,
+    PACKED,
+    adopt_held_out,
+    adopt_manifest,
+    corpus_folder,
+    kept_corpus,
+)
 from peer.training.corpus.packed import InvalidCorpus
 from peer.training.corpus.tokenizer import BYTES, FileTokenizer, tokenizer_path
 from peer.training.tensor_file import FileUnusable

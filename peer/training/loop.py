@@ -25,7 +25,7 @@ from protocol.schedule.data_plan import DataPlan
 from protocol.trainer_messages import Merge
 
 from . import messages
-from .corpus import Corpus, PieceCorpus
+from .corpus.blocks import Corpus, PieceCorpus
 from .fragments import FragmentDeltas, FragmentSnapshots, regions_of, values_of
 from .model import FlatModel
 from .optimizer import FlatOptimizer

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from peer.training import step
-from peer.training.corpus import open_corpus
+from peer.training.corpus.folder import open_corpus
 from peer.training.device import choose_device, choose_precision, is_out_of_memory
 from peer.training.loop import InnerLoop, inner_loop
 from peer.training.messages import MAX_FAILURE_CHARS, Failed, ModelCreated, Ready, TrainerSettings
