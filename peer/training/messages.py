@@ -234,6 +234,7 @@ class TrainerProgress(TrainerMessage, frozen=True):
     round: int
     steps: int
     loss: float
+    learning_rate: float
     gradient_norm: float
     step_s: float
     step: float

@@ -107,7 +107,7 @@ class RoundInProgress:
     Attributes:
         unsettled: the numbers of the last step are not known.
         is_asked_to_close: at once; but not without a step.
-        gradient_norm: of the last step whose numbers are known.
+        learning_rate, gradient_norm: of the last step, and of the last whose numbers are known.
         untold_steps, untold_loss, untold_s: steps since `told_s` whose numbers are known, the sum
             of their losses, and the time of training.
     """
@@ -122,6 +122,7 @@ class RoundInProgress:
     is_progress_wanted: bool = False
     is_asked_to_close: bool = False
     loss_sum: float = 0.0
+    learning_rate: float = 0.0
     gradient_norm: float = 0.0
     untold_steps: int = 0
     untold_loss: float = 0.0
@@ -139,11 +140,12 @@ class RoundInProgress:
         """Whether it is due, and the run is at its end."""
         return self.is_due and (total_steps - self.nominal_step) / self.order.stride <= 1e-6
 
-    def stepped(self, now_s: float, seconds: float) -> None:
+    def stepped(self, learning_rate: float, now_s: float, seconds: float) -> None:
         """Count a step that took so long; its numbers follow."""
         assert not self.unsettled
         self.unsettled = True
         self.steps += 1
+        self.learning_rate = learning_rate
         self.untold_s += seconds
         is_half = self.steps == math.ceil(self.order.quota / 2)
         is_long_ago = now_s - self.told_s >= messages.PROGRESS_INTERVAL_S
@@ -164,6 +166,7 @@ class RoundInProgress:
             round=self.order.round,
             steps=self.steps,
             loss=self.untold_loss / self.untold_steps,
+            learning_rate=self.learning_rate,
             gradient_norm=self.gradient_norm,
             step_s=self.untold_s / self.untold_steps,
             step=self.nominal_step,
@@ -347,7 +350,7 @@ class RoundMachine:
     def stepped(self, step: TrainStep, now_s: float, seconds: float) -> None:
         """Count a step that is done, or at least begun, in so many seconds; its numbers follow."""
         current = self._current
-        current.stepped(now_s, seconds)
+        current.stepped(step.learning_rate, now_s, seconds)
         if current.is_at_end(total_steps_of(self._spec, current.order)):
             current.is_progress_wanted = True  # nothing may follow at the end of the run
         self.own_steps += 1

@@ -24,7 +24,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from protocol import limits
-from protocol.membership.records import verify_with_peer_id
+from protocol.membership.records import Verify, verify_with_peer_id
 from protocol.plausible import NO_LENGTH
 
 from .fields import Count, Digest, Message, PeerIdText, Signature
@@ -109,10 +109,10 @@ class Contribution(Message, frozen=True, tag="contribution"):
         assert place is not None
         return self.lengths[place]
 
-    def is_genuine(self, sender: str) -> bool:
+    def is_genuine(self, sender: str, verify: Verify = verify_with_peer_id) -> bool:
         """Whether this peer has signed it, and it makes sense."""
         fits = len(self.stamps) == len(self.digests) == len(self.lengths)
-        return fits and verify_with_peer_id(sender, contribution_bytes(self), self.signature)
+        return fits and verify(sender, contribution_bytes(self), self.signature)
 
 
 def contribution_bytes(contribution: Contribution) -> bytes:
@@ -220,12 +220,12 @@ class Result(Message, frozen=True, tag="result"):
     def contributors_of(self, chunk: ChunkResult) -> tuple[str, ...]:
         return tuple(self.contributors[place] for place in chunk.places)
 
-    def is_genuine(self) -> bool:
+    def is_genuine(self, verify: Verify = verify_with_peer_id) -> bool:
         """Whether the owner has signed it, and it makes sense."""
         known = len(self.contributors)
         fits = len(self.weights) == len(self.statements) == known == len(set(self.contributors))
         fits = fits and all(chunk.places[-1] < known for chunk in self.chunks)
-        return fits and verify_with_peer_id(self.owner, signed_bytes(self), self.signature)
+        return fits and verify(self.owner, signed_bytes(self), self.signature)
 
 
 def signed_bytes(result: Result) -> bytes:

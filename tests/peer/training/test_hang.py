@@ -63,7 +63,7 @@ async def test_one_that_says_that_it_waits_lives(autojump_clock):
 
 @pytest.mark.parametrize("step_s", [0.1, 30.0])
 async def test_slow_steps_stretch_the_bound(step_s, autojump_clock):
-    child = SilentChild(READY, TrainerProgress(0, 1, 0.0, 0.0, step_s, 1.0))
+    child = SilentChild(READY, TrainerProgress(0, 1, 0.0, 0.0, 0.0, step_s, 1.0))
     trainer = _trainer(child)
     await trainer.receive()
     await trainer.receive()

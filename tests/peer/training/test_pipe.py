@@ -34,7 +34,7 @@ from protocol.wire.stage_messages import Leg
 MESSAGES: list[Any] = [
     Load(),
     TrainRound(7, 50, (("a", 4), ("b", 2)), 1, 99, 362.5, 1.25),
-    TrainerProgress(7, 3, 2.5, 0.5, 0.25, 353.0),
+    TrainerProgress(7, 3, 2.5, 0.001, 0.5, 0.25, 353.0),
     FragmentMerged(2, 7, 0.25),
     Evaluated(7, 2.5, 0.25),
     Ready("cpu", "fp32", 8, 11.5, (("a", (2, 3)),)),

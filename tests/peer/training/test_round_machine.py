@@ -312,6 +312,8 @@ def test_progress_is_told_at_half_the_quota_and_now_and_then():
     assert [event.steps for event in told] == [4, 8, 10, 14, 18]
     assert [event.loss for event in told] == [2.5, 6.5, 9.5, 12.5, 16.5]
     assert [event.step for event in told] == [0.5 * event.steps for event in told]
+    rates = [step.learning_rate for step in driver.steps]
+    assert [event.learning_rate for event in told] == [rates[event.steps - 1] for event in told]
     assert {event.step_s for event in told} == {0.0625}
     assert {event.gradient_norm for event in told} == {0.5}
 
