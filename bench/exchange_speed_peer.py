@@ -23,16 +23,20 @@ import numpy as np
 import torch
 import trio
 
-from peer.averaging.diloco.fragment_exchange import FragmentExchange, FragmentSurroundings
+from peer.averaging.diloco.fragment_exchange import FragmentExchange, FragmentParts
 from peer.averaging.diloco.nesterov import NesterovFactors
 from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import get_codec
+from peer.facts import Facts
 from peer.network.identity import Identity, load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
+from peer.observe.events import EventLog
+from peer.rounds.surroundings import Surroundings
 from peer.runtime.work import RealEntropy, RealWork
 from protocol.diloco.commands import GroupSeen, HoldOutcome, SendEnded, Sent
 from protocol.diloco.peers import FragmentCounts
 from protocol.fragment.fragments import Fragment, cut_fragments
+from protocol.membership.view import Roster
 from protocol.run.layout import Layout
 from protocol.trainer_messages import Merge, Yield
 
@@ -124,12 +128,17 @@ class SpeedPeer:
         outer = OuterFragments(fragments, self._phi_P, self._v_P, codec, FACTORS)
         self._codes = _encoded(outer, noise(layout.padded_parameters, index))
         self._record = ReturnedSends(len(fragments))
-        around = FragmentSurroundings(
-            group=GROUP,
-            incarnation=1,
+        around = Surroundings(
             network=network,
             work=RealWork(),
+            roster=Roster(silence_s=10.0),
+            events=EventLog(lambda _: None, peer="", wall_time_s=lambda: 0.0, stream=None),
+            facts=Facts(network.peer_id, incarnation=1),
             sign=identity.sign,
+        )
+        parts = FragmentParts(
+            around=around,
+            group=GROUP,
             company=self._company,
             trainer=IdleTrainer(),
             ended=self._record.returned,
@@ -141,7 +150,7 @@ class SpeedPeer:
             trims=False,
             last_sent=[-1] * len(fragments),
         )
-        self._exchange = FragmentExchange(around, outer)
+        self._exchange = FragmentExchange(parts, outer)
 
     async def run(self) -> None:
         """Serve until the parent asks no more."""

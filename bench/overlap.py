@@ -35,7 +35,7 @@ from bench.children import Child, start_child
 from bench.report import Goal, Report, options
 from peer.codec import get_codec
 from peer.training.child_process import SpareChild, spare_child
-from peer.training.corpus import prepare_corpus
+from peer.training.corpus.folder import prepare_corpus
 from peer.training.fragments import FragmentDeltas
 from peer.training.messages import Failed, Load, RoundClosed, TrainerSettings, TrainRound
 from peer.training.model import FlatModel

@@ -122,7 +122,7 @@ class FragmentSwarm:
                 CodeRegions(-1, sizes, writable=True),
                 self._codec,
                 self._fragments,
-                diloco,
+                1.0 - diloco.merge,
             )
             for model in models
         ]

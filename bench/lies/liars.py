@@ -28,7 +28,7 @@ from typing import Final
 
 import torch
 
-from peer.codec.base import LARGEST_MAGNITUDE
+from peer.codec import LARGEST_MAGNITUDE
 
 from .pieces import Pieces
 

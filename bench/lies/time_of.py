@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from peer.averaging.gossip.outer_step import NolocoFactors, OuterState
-from peer.codec import get_codec
-from peer.codec.base import root_mean_square
+from peer.codec import get_codec, root_mean_square
 
 from .arms import PEERS, Way
 from .pieces import Pieces, view_of

@@ -17,9 +17,8 @@ from typing import Final, Protocol
 import numpy as np
 import torch
 
-from peer.codec import BLOCK, Codec, get_codec
+from peer.codec import BLOCK, Array, Codec, get_codec
 from peer.codec import differences as diff
-from peer.codec.base import Array
 
 Groups = Sequence[Sequence[int]]
 

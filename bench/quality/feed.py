@@ -3,7 +3,7 @@
 import numpy as np
 
 from peer.rounds.shares import MEMBER_WEIGHT
-from peer.training.corpus import Corpus
+from peer.training.corpus.blocks import Corpus
 from protocol.schedule.data_plan import DataPlan
 
 from .pairing import peer_names

@@ -17,7 +17,7 @@ from peer.averaging.diloco.nesterov import (
     NesterovFactors,
     WeightedCodes,
     average_codes,
-    outer_step,
+    step_pieces,
 )
 from peer.codec import Codec, codes_as_tensor, get_codec
 from peer.training.fragments import FragmentSnapshots
@@ -76,7 +76,7 @@ class FragmentSwarm:
                 CodeRegions(-1, sizes, writable=True),
                 self._codec,
                 self.fragments,
-                diloco,
+                1.0 - diloco.merge,
             )
             for model in models
         ]
@@ -136,7 +136,7 @@ class FragmentSwarm:
             after = heavy_ball_step(before, result, self._codec, factors)
         else:
             after = before
-            outer_step(before, result, self._codec, factors, after)
+            step_pieces([(before, after)], result, self._codec, factors)
         _scatter(after.phi_C, self.phi_P, spans)
         _scatter(after.v_C, self.v_P, spans)
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from peer.training.corpus import Corpus, prepare_corpus
-from peer.training.corpus.blocks import open_file
+from peer.training.corpus.blocks import Corpus, open_file
+from peer.training.corpus.folder import prepare_corpus
 from peer.training.device import Precision, choose_device, choose_precision
 from peer.training.model import FlatModel, initial_module
 from peer.training.optimizer import inner_optimizer

@@ -25,7 +25,7 @@ from peer.options.config import ConfigError
 from peer.state.checkpoints import OUTER_FILE, SLOW, CheckpointStore
 from peer.state.export import ExportedModel, Sampling, export_hugging_face
 from peer.state.home import Home, HomeError
-from peer.training.corpus import describe_corpus, kept_corpus, open_corpus
+from peer.training.corpus.folder import describe_corpus, kept_corpus, open_corpus
 from peer.training.corpus.tokenizer import (
     BYTES,
     FileTokenizer,

@@ -47,8 +47,7 @@ import torch
 
 from protocol.run.ways import CODECS
 
-from . import compiled
-from .base import (
+from . import (
     BLOCK,
     LARGEST_MAGNITUDE,
     LARGEST_MAGNITUDE_BITS,
@@ -56,6 +55,7 @@ from .base import (
     TILE,
     Codec,
     FusedLoops,
+    compiled,
 )
 from .compiled import in_chunks, kernels_of, loops_named
 

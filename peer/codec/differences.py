@@ -36,7 +36,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from .base import BLOCK, TILE
+from . import BLOCK, TILE
 from .codecs import LARGEST_CODE
 
 Bytes = npt.NDArray[np.uint8]

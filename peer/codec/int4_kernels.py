@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from .base import BLOCK
+from . import BLOCK
 from .codecs import HALF, LEVELS, MIDPOINTS, Int4Codec
 from .compiled import helper, kernel
 from .int8_kernels import (

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from .base import BLOCK
+from . import BLOCK
 from .codecs import Int8Codec
 from .compiled import helper, kernel
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from protocol.fragment.code_tree import blocks_of_leaf, leaf_digest, num_leaves, root_of
 
-from .base import BLOCK, Codec
+from . import BLOCK, Codec
 
 
 def leaves_of_chunk(num_values: int) -> int:

@@ -28,20 +28,12 @@ from trio.lowlevel import ParkingLot
 
 from peer.network.conversation import Conversation, StreamStalled
 from peer.runtime import Network, PeerId
+from protocol import limits
 from protocol.content.manifest import DIGEST_BYTES, CorpusManifest, blob_name, digest_of
 from protocol.content.samples import SAMPLE_BYTES, Float32Vector, sample_from
 from protocol.content.scheduler import Request
 from protocol.content.state_plan import OWN, StatePlan
 from protocol.errors import LocoError, RemoteProtocolError
-from protocol.limits import (
-    MAX_ASKED,
-    MAX_BLOB_BYTES,
-    MAX_CONTROL_PAYLOAD_BYTES,
-    MAX_SPEC_BYTES,
-    MAX_TRANSFER_S,
-    MIN_FETCH_BYTES_PER_S,
-    STATE_CHUNK_BYTES,
-)
 from protocol.run.signed_spec import SignedSpec
 from protocol.wire.content_messages import (
     BlobReply,
@@ -60,15 +52,7 @@ from protocol.wire.content_messages import (
 from protocol.wire.fields import Message
 from protocol.wire.versions import CONTENT
 
-from .state_file import (
-    StateManifest,
-    StateMemory,
-    chunk_bytes,
-    chunk_count,
-    state_bytes,
-    units_of,
-    weights_chunk,
-)
+from . import state_file
 
 ANSWER_S: Final = 30.0
 STALL_S: Final = 15.0
@@ -81,7 +65,7 @@ A = TypeVar("A", bound=Message)
 
 
 def slowest_rate(total_bytes: int) -> float:
-    return max(MIN_FETCH_BYTES_PER_S, total_bytes / MAX_TRANSFER_S)
+    return max(limits.MIN_FETCH_BYTES_PER_S, total_bytes / limits.MAX_TRANSFER_S)
 
 
 @contextmanager
@@ -163,27 +147,29 @@ class Fetcher:
         return self.talk.remote_peer_id
 
     async def spec(self, run_id: str | None) -> SignedSpec:
-        reply, spec_bytes = await self._ask(GetSpec(), SpecReply, MAX_SPEC_BYTES)
+        reply, spec_bytes = await self._ask(GetSpec(), SpecReply, limits.MAX_SPEC_BYTES)
         signed = SignedSpec(spec_bytes, reply.founder_public_key, reply.signature)
         signed.verify(run_id)
         return signed
 
     async def blob(self, digest: str) -> bytes:
-        _, data = await self._ask(GetBlob(digest), BlobReply, MAX_BLOB_BYTES)
+        _, data = await self._ask(GetBlob(digest), BlobReply, limits.MAX_BLOB_BYTES)
         if blob_name(data) != digest:
             raise RemoteProtocolError(f"the blob {digest} does not match its digest")
         return data
 
-    async def description(self, expected: ExpectedState, size: int) -> StateManifest:
+    async def description(self, expected: ExpectedState, size: int) -> state_file.StateManifest:
         """What the peer's present state, of two vectors of `size` values, is made of."""
-        write_s = 2 * ANSWER_S + state_bytes(size) / WRITE_BYTES_PER_S
+        write_s = 2 * ANSWER_S + state_file.state_bytes(size) / WRITE_BYTES_PER_S
         request = GetState(expected.group, expected.minimum_step)
         told, digests = await self._ask(
-            request, StateScalars, MAX_CONTROL_PAYLOAD_BYTES, timeout_s=write_s
+            request, StateScalars, limits.MAX_CONTROL_PAYLOAD_BYTES, timeout_s=write_s
         )
         expected.check(told)
         starts = range(0, len(digests), DIGEST_BYTES)
-        described = StateManifest(tuple(digests[i : i + DIGEST_BYTES] for i in starts), told)
+        described = state_file.StateManifest(
+            tuple(digests[i : i + DIGEST_BYTES] for i in starts), told
+        )
         described.check(size)
         return described
 
@@ -212,7 +198,7 @@ class Fetcher:
         Its rate is that of a line on which MAX_ASKED pieces are on their way: one cut off is lost.
         """
         size = manifest.piece_bytes(piece)
-        with steady(self.talk, slowest_rate(size), lambda: MAX_ASKED) as moved:
+        with steady(self.talk, slowest_rate(size), lambda: limits.MAX_ASKED) as moved:
             await self.request(manifest.name, (piece,))
             data = await self.part(piece, size, moved)
         if not manifest.is_piece(piece, data):
@@ -282,8 +268,8 @@ class Gathering:
         lost_lag: float = math.inf,
     ) -> None:
         self._size = phi_P.size
-        self._memory = StateMemory(phi_P, delta_P)
-        units = units_of(phi_P.size) if mixes else None
+        self._memory = state_file.StateMemory(phi_P, delta_P)
+        units = state_file.units_of(phi_P.size) if mixes else None
         self.plan = StatePlan(own, units=units, lost_lag=lost_lag)
         self._changed = ParkingLot()
         self.fetched_bytes = 0
@@ -293,7 +279,7 @@ class Gathering:
 
     @property
     def share(self) -> float:
-        return 1 - self.plan.num_missing / chunk_count(self._memory.total_bytes)
+        return 1 - self.plan.num_missing / state_file.chunk_count(self._memory.total_bytes)
 
     @property
     def num_sources(self) -> int:
@@ -302,7 +288,7 @@ class Gathering:
 
     @property
     def missing_bytes(self) -> int:
-        return self.plan.num_missing * STATE_CHUNK_BYTES
+        return self.plan.num_missing * limits.STATE_CHUNK_BYTES
 
     @property
     def remotes(self) -> list[PeerId]:
@@ -311,9 +297,9 @@ class Gathering:
     @property
     def kept_bytes(self) -> int:
         own = self.plan.givers()[OWN]
-        return min(own * STATE_CHUNK_BYTES, self._memory.total_bytes)
+        return min(own * limits.STATE_CHUNK_BYTES, self._memory.total_bytes)
 
-    async def lead(self, fetcher: Fetcher, described: StateManifest) -> StateScalars:
+    async def lead(self, fetcher: Fetcher, described: state_file.StateManifest) -> StateScalars:
         """Gather the state that this source has described; others may `help` meanwhile.
 
         Raises as `Fetcher`: this source failed, and another one may lead.
@@ -330,7 +316,7 @@ class Gathering:
             self.plan.gone(name, believed=not isinstance(error, RemoteProtocolError))
             raise
 
-    async def help(self, fetcher: Fetcher, described: StateManifest) -> None:
+    async def help(self, fetcher: Fetcher, described: state_file.StateManifest) -> None:
         """Take from this source too what it has of the state that another one leads.
 
         Raises as `Fetcher`: this source failed; the state is still gathered.
@@ -350,18 +336,18 @@ class Gathering:
 
     def gave(self, name: PeerId, values: range) -> bool:
         """Whether these weights, fewer than fit in a chunk, are here and from this source."""
-        ends = weights_chunk(values.start), weights_chunk(values.stop - 1)
+        ends = state_file.weights_chunk(values.start), state_file.weights_chunk(values.stop - 1)
         return all(self.plan.giver(index) == name for index in ends)
 
-    async def _put_zeros(self, name: PeerId, described: StateManifest) -> None:
+    async def _put_zeros(self, name: PeerId, described: state_file.StateManifest) -> None:
         for index in self.plan.missing:
-            zeros = _digest_of_zeros(chunk_bytes(index, self._memory.total_bytes))
+            zeros = _digest_of_zeros(state_file.chunk_bytes(index, self._memory.total_bytes))
             if described.digests[index] == zeros and self.plan.wants(name, index):
                 self._memory.put_zeros(index)
                 self.plan.arrived(name, index, was_sent=False)
                 await trio.lowlevel.checkpoint()
 
-    async def _work(self, fetcher: Fetcher, described: StateManifest) -> None:
+    async def _work(self, fetcher: Fetcher, described: state_file.StateManifest) -> None:
         """Ask this source until all is here, from whomever."""
         rate = slowest_rate(self._memory.total_bytes)
         while not self.plan.complete:
@@ -375,7 +361,7 @@ class Gathering:
                 await self._changed.park()
 
     async def _ask(
-        self, fetcher: Fetcher, described: StateManifest, moved: Callable[[int], None]
+        self, fetcher: Fetcher, described: state_file.StateManifest, moved: Callable[[int], None]
     ) -> None:
         """Ask this source for as long as there is something for it, one unit ahead."""
         name, root = fetcher.remote_peer_id, described.root
@@ -390,7 +376,7 @@ class Gathering:
                     return
                 request, chunks = due[0]
                 for index in chunks:
-                    chunk = await fetcher.part(index, STATE_CHUNK_BYTES, moved)
+                    chunk = await fetcher.part(index, limits.STATE_CHUNK_BYTES, moved)
                     if digest_of(chunk) != described.digests[index]:
                         sentence = f"chunk {index} of the state does not match its digest"
                         raise RemoteProtocolError(sentence)
@@ -423,7 +409,7 @@ async def whole_state(
 def own_digests(phi_P: Float32Vector, delta_P: Float32Vector) -> dict[int, bytes]:
     """Digests of chunks, but for the writer's own first one, and zeros, which nobody sends."""
     digests = dict[int, bytes]()
-    for index, chunk in enumerate(StateMemory(phi_P, delta_P).chunks()):
+    for index, chunk in enumerate(state_file.StateMemory(phi_P, delta_P).chunks()):
         digest = digest_of(chunk)
         if index and digest != _digest_of_zeros(len(chunk)):
             digests[index] = digest

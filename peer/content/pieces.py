@@ -29,8 +29,8 @@ from peer.observe.event_names import EventName
 from peer.rounds.surroundings import Surroundings
 from peer.runtime import PeerId
 from peer.runtime.files import replace_file
-from peer.training.corpus import Corpus, KeptCorpus
-from peer.training.corpus.blocks import PIECE_SUFFIX, cut_piece, piece_path
+from peer.training.corpus.blocks import PIECE_SUFFIX, Corpus, cut_piece, piece_path
+from peer.training.corpus.folder import KeptCorpus
 from protocol.content.manifest import CorpusManifest
 from protocol.content.needs import CorpusNeeds, first_to_go, kept_pieces
 from protocol.content.scheduler import AtOnce, BoolVector, Request, Scheduler

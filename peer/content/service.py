@@ -39,19 +39,7 @@ from protocol.membership.group import other_group_sentence
 from protocol.outcomes import RefusalReason
 from protocol.run.needs import KEPT_STATES
 from protocol.run.signed_spec import SignedSpec
-from protocol.wire.content_messages import (
-    BlobReply,
-    GetBlob,
-    GetHoldings,
-    GetParts,
-    GetSample,
-    GetSpec,
-    GetState,
-    Holdings,
-    Part,
-    SampleReply,
-    SpecReply,
-)
+from protocol.wire import content_messages
 from protocol.wire.fields import Message
 from protocol.wire.versions import CONTENT
 
@@ -174,6 +162,7 @@ class _Reader:
             self.state.readers -= 1
 
 
+@dataclass(eq=False, kw_only=True)
 class ContentService:
     """Answers the requests of readers, each on a stream of its own.
 
@@ -186,31 +175,24 @@ class ContentService:
         blobs: digest to file.
     """
 
-    def __init__(
-        self,
-        *,
-        network: Network,
-        work: Work,
-        state_dir: Path,
-        signed: SignedSpec,
-        blobs: Mapping[str, Path],
-        store: PieceStore | None = None,
-    ) -> None:
-        self._network = network
-        self._work = work
-        self._signed = signed
-        self._blobs = blobs
-        self.store = store
+    network: Network
+    work: Work
+    state_dir: Path
+    signed: SignedSpec
+    blobs: Mapping[str, Path]
+    store: PieceStore | None = None
+
+    def __post_init__(self) -> None:
         self.source: StateSource | None = None
         self.refused: Counter[RefusalReason] = Counter()
-        self._states = KeptStates(state_dir, work)
+        self._states = KeptStates(self.state_dir, self.work)
         self._readers = Readers(READERS)
         self._at_once = AtOnce(MAX_READERS)
         self._turns = trio.Lock()
         self._ended = ParkingLot()
 
     async def start(self) -> None:
-        await self._network.serve(CONTENT, lambda stream: self._readers.serve(stream, self._read))
+        await self.network.serve(CONTENT, lambda stream: self._readers.serve(stream, self._read))
 
     async def write(self) -> tuple[Path, StateManifest] | None:
         """The newest state as a file; None while there is none."""
@@ -224,15 +206,17 @@ class ContentService:
         try:
             while True:
                 request, _ = await talk.receive(
-                    GetSpec,
-                    GetBlob,
-                    GetState,
-                    GetSample,
-                    GetHoldings,
-                    GetParts,
+                    content_messages.GetSpec,
+                    content_messages.GetBlob,
+                    content_messages.GetState,
+                    content_messages.GetSample,
+                    content_messages.GetHoldings,
+                    content_messages.GetParts,
                     timeout_s=ANSWER_S if reader.state is None else PINNED_REQUEST_S,
                 )
-                of_state = isinstance(request, GetParts) and not self._is_corpus(request.content)
+                of_state = isinstance(request, content_messages.GetParts) and not self._is_corpus(
+                    request.content
+                )
                 reader.requests += not of_state
                 if reader.requests > MAX_READER_REQUESTS:
                     sentence = f"{MAX_READER_REQUESTS} requests on one stream are enough"
@@ -247,32 +231,32 @@ class ContentService:
 
     async def _answer(self, reader: _Reader, request: Message) -> None:
         match request:
-            case GetSpec():
-                signed = self._signed
-                reply = SpecReply(signed.founder_public_key, signed.signature)
+            case content_messages.GetSpec():
+                signed = self.signed
+                reply = content_messages.SpecReply(signed.founder_public_key, signed.signature)
                 await reader.talk.send(reply, signed.spec_bytes)
-            case GetBlob(digest):
-                await reader.talk.send(BlobReply(digest), await self._blob(digest))
-            case GetState():
+            case content_messages.GetBlob(digest):
+                await reader.talk.send(content_messages.BlobReply(digest), await self._blob(digest))
+            case content_messages.GetState():
                 await self._send_manifest(reader, request)
-            case GetSample():
+            case content_messages.GetSample():
                 sample = await self._asked_source(request.group).sample(request.seed)
-                await reader.talk.send(SampleReply(), sample)
-            case GetHoldings():
+                await reader.talk.send(content_messages.SampleReply(), sample)
+            case content_messages.GetHoldings():
                 await self._send_holdings(reader.talk, request)
-            case GetParts() if self._is_corpus(request.content):
+            case content_messages.GetParts() if self._is_corpus(request.content):
                 for piece in request.parts:
                     await self._send_piece(reader.talk, piece)
-            case GetParts():
+            case content_messages.GetParts():
                 await self._send_chunks(reader, request)
 
     async def _blob(self, digest: str) -> bytes:
-        path = self._blobs.get(digest)
+        path = self.blobs.get(digest)
         if path is None:
             raise Refused(RefusalReason.UNAVAILABLE, f"I have no blob {digest}")
         try:
             if path.stat().st_size <= MAX_BLOB_BYTES:
-                return await self._work.run(path.read_bytes)
+                return await self.work.run(path.read_bytes)
         except OSError as error:
             sentence = f"I cannot read blob {digest}: {error}"
             raise Refused(RefusalReason.UNAVAILABLE, sentence) from error
@@ -293,7 +277,7 @@ class ContentService:
             raise Refused(RefusalReason.OTHER_GROUP, other_group_sentence(source.group, group))
         return source
 
-    async def _send_manifest(self, reader: _Reader, request: GetState) -> None:
+    async def _send_manifest(self, reader: _Reader, request: content_messages.GetState) -> None:
         source = self._asked_source(request.group)
         _check_age(source.step, request)  # nothing need be written to see that
         try:
@@ -308,7 +292,7 @@ class ContentService:
         reader.reads(state)
         await reader.talk.send(state.manifest.scalars, b"".join(state.manifest.digests))
 
-    async def _send_chunks(self, reader: _Reader, request: GetParts) -> None:
+    async def _send_chunks(self, reader: _Reader, request: content_messages.GetParts) -> None:
         state = self._states.by_root.get(request.content)
         if state is None:
             raise Refused(RefusalReason.UNAVAILABLE, REPLACED)
@@ -321,16 +305,18 @@ class ContentService:
                 sentence = f"you have read this state {READINGS_OF_A_STATE} times already"
                 raise Refused(RefusalReason.TOO_MANY, sentence)
             try:
-                data = await self._work.run(read_chunk, state.path, index)
+                data = await self.work.run(read_chunk, state.path, index)
             except FileNotFoundError:
                 raise Refused(RefusalReason.UNAVAILABLE, REPLACED) from None
-            await reader.talk.send(Part(index), data)
+            await reader.talk.send(content_messages.Part(index), data)
 
     # --- the corpus -------------------------------------------------------------------------------
     def _is_corpus(self, name: str) -> bool:
         return self.store is not None and name == self.store.manifest.name
 
-    async def _send_holdings(self, talk: Conversation, request: GetHoldings) -> None:
+    async def _send_holdings(
+        self, talk: Conversation, request: content_messages.GetHoldings
+    ) -> None:
         store = self.store
         if store is None or not self._is_corpus(request.corpus):
             raise Refused(RefusalReason.UNAVAILABLE, f"I have no corpus {request.corpus}")
@@ -338,7 +324,7 @@ class ContentService:
         whole = bool(here.all())
         is_known = whole or request.known == version
         bits = b"" if is_known else np.packbits(here, bitorder="little").tobytes()
-        await talk.send(Holdings(version, whole), bits)
+        await talk.send(content_messages.Holdings(version, whole), bits)
 
     async def _send_piece(self, talk: Conversation, piece: int) -> None:
         store = self.store
@@ -350,12 +336,12 @@ class ContentService:
             raise Refused(RefusalReason.TOO_MANY, sentence)
         ended = self._at_once.lost
         try:
-            data = await self._work.run(store.read, piece)
+            data = await self.work.run(store.read, piece)
             if data is None:
                 ended = self._at_once.refused
                 raise Refused(RefusalReason.UNAVAILABLE, f"I have no piece {piece}")
             # With the usual patience of a send: of many streams on a thin line each takes long.
-            await talk.send(Part(piece), data)
+            await talk.send(content_messages.Part(piece), data)
             ended = self._at_once.came
         finally:
             ended(trio.current_time())
@@ -373,7 +359,7 @@ class ContentService:
         return False
 
 
-def _check_age(step: int, request: GetState) -> None:
+def _check_age(step: int, request: content_messages.GetState) -> None:
     if step < request.minimum_step:
         sentence = f"my state is of step {step}, {request.minimum_step} or later was asked for"
         raise Refused(RefusalReason.UNAVAILABLE, sentence)

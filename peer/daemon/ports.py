@@ -9,8 +9,8 @@ from peer.rounds.surroundings import Surroundings
 from peer.runtime import Directory
 from peer.state.checkpoints import CheckpointStore
 from peer.state.kept_files import Acquaintances, AdmissionFile, Pins
+from protocol.address.peer_id import Sign
 from protocol.admission.statements import Token
-from protocol.membership.records import Sign
 
 
 @dataclass(frozen=True, slots=True)

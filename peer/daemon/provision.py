@@ -38,16 +38,16 @@ from peer.runtime.files import replace_file
 from peer.state.home import Home, HomeError
 from peer.state.rebuilt_stage import Neighbour, rebuild
 from peer.training.child_process import SpareChild
-from peer.training.corpus import (
-    InvalidCorpus,
+from peer.training.corpus.folder import (
     KeptCorpus,
     adopt_held_out,
     adopt_manifest,
     describe_corpus,
     kept_corpus,
     prepare_corpus,
-    remove_all_drafts,
 )
+from peer.training.corpus.packed import InvalidCorpus
+from peer.training.corpus.tokenise import remove_all_drafts
 from peer.training.corpus.tokenizer import BYTES, FileTokenizer, tokenizer_file, tokenizer_path
 from peer.training.messages import ModelCreated, TrainerSettings
 from peer.training.ports import StartTrainer, TrainerDied

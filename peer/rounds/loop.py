@@ -21,20 +21,7 @@ from msgspec.structs import replace
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
 from peer.process.rejoin import JoinAgain, addresses_of
-from peer.training.messages import (
-    CloseRound,
-    Evaluated,
-    Failed,
-    Kept,
-    PiecesHere,
-    PiecesMissing,
-    Ready,
-    RoundClosed,
-    Stop,
-    TrainerEvent,
-    TrainerProgress,
-    TrainRound,
-)
+from peer.training import messages
 from peer.training.ports import StartTrainer, Trainer, TrainerDied
 from protocol.errors import LocoError, leaves
 from protocol.membership.view import Member, heeded
@@ -108,9 +95,9 @@ class RoundLoop:
         self._validation.forget()
         self._joins_again, facts = False, self._facts
         ready = await trainer.receive()
-        if isinstance(ready, Failed):
+        if isinstance(ready, messages.Failed):
             raise self._death(ready)
-        assert isinstance(ready, Ready)
+        assert isinstance(ready, messages.Ready)
         self._note_start(ready)
         async with trio.open_nursery() as nursery:
             line = TrainerLine(trainer, nursery)
@@ -136,7 +123,7 @@ class RoundLoop:
                     await self._way.died()
                     raise
 
-    def _note_start(self, ready: Ready) -> None:
+    def _note_start(self, ready: messages.Ready) -> None:
         facts = self._facts
         if ready.layout.digest != facts.layout_digest:
             raise TrainingImpossible("the trainer's model has another layout than the run's")
@@ -167,28 +154,28 @@ class RoundLoop:
         self._facts.now_doing(f"restarting the trainer: {why}")
         await trio.sleep(RESTART_PAUSE_S * (self._failures_in_a_row - 1))
 
-    def _death(self, failed: Failed) -> TrainerDied:
+    def _death(self, failed: messages.Failed) -> TrainerDied:
         if failed.reason == "out_of_memory" and self._micro_batch_cap is not None:
             self._micro_batch_cap = max(1, self._micro_batch_cap // 2)
         return TrainerDied(f"{failed.reason}: {failed.detail}")
 
     # --- events of the trainer --------------------------------------------------------------------
-    async def _take(self, line: TrainerLine, event: TrainerEvent) -> None:
+    async def _take(self, line: TrainerLine, event: messages.TrainerEvent) -> None:
         match event:
-            case TrainerProgress():
+            case messages.TrainerProgress():
                 self._note_progress(line, event)
-            case RoundClosed():
+            case messages.RoundClosed():
                 self._note_closed(event)
                 line.nursery.start_soon(self._go_on, line, event)
-            case Evaluated():
+            case messages.Evaluated():
                 self._validation.ended(event)
-            case Kept():
+            case messages.Kept():
                 self._checkpoints.took(event)
-            case Failed():
+            case messages.Failed():
                 raise self._death(event)
-            case PiecesMissing(pieces):
+            case messages.PiecesMissing(pieces):
                 line.nursery.start_soon(self._bring, line, pieces)
-            case Ready():
+            case messages.Ready():
                 pass
             case Begun() | Filled() | GradientAdded() | Freed() | Stepped():
                 if self._microbatches is not None:
@@ -196,7 +183,7 @@ class RoundLoop:
             case _:
                 await self._way.took(event)
 
-    def _note_progress(self, line: TrainerLine, progress: TrainerProgress) -> None:
+    def _note_progress(self, line: TrainerLine, progress: messages.TrainerProgress) -> None:
         facts = self._facts
         if progress.round != facts.round:
             return
@@ -210,7 +197,7 @@ class RoundLoop:
         self._check_lost(line)
         if not self._closes_early and self._way.closes_early(progress.steps, self._heeded()):
             self._closes_early = True
-            line.nursery.start_soon(line.send, CloseRound(facts.round))
+            line.nursery.start_soon(line.send, messages.CloseRound(facts.round))
 
     async def _bring(self, line: TrainerLine, pieces: tuple[int, ...]) -> None:
         """Bring the pieces of the corpus for which the trainer waits."""
@@ -222,9 +209,9 @@ class RoundLoop:
         facts.corpus.waited_s += waited_s
         self._events.emit(EventName.PIECES_AWAITED, pieces=len(pieces), seconds=waited_s)
         facts.now_doing("training")
-        await line.send(PiecesHere())
+        await line.send(messages.PiecesHere())
 
-    def _note_closed(self, closed: RoundClosed) -> None:
+    def _note_closed(self, closed: messages.RoundClosed) -> None:
         facts = self._facts
         self._failures_in_a_row = 0
         facts.epoch, facts.position = closed.epoch, closed.position
@@ -292,7 +279,7 @@ class RoundLoop:
             await self._checkpoints.write(self._way)
         raise error
 
-    async def _go_on(self, line: TrainerLine, closed: RoundClosed) -> None:
+    async def _go_on(self, line: TrainerLine, closed: messages.RoundClosed) -> None:
         """Average a closed round, as far as the next has to wait for that, and open the next."""
         if self._microbatches is not None:
             closed = replace(closed, step=self._microbatches.step_of(closed.step))
@@ -340,7 +327,7 @@ class RoundLoop:
             step=plan.start_step,
         )
         await line.send(
-            TrainRound(
+            messages.TrainRound(
                 plan.round,
                 plan.quota,
                 members,
@@ -368,7 +355,7 @@ class RoundLoop:
         facts.over = True
         await self._checkpoints.write(self._way)
         self.finished = True
-        await line.trainer.send(Stop())
+        await line.trainer.send(messages.Stop())
         self._events.emit(
             EventName.RUN_FINISHED,
             round=facts.round,

@@ -8,7 +8,7 @@ from peer.facts import Facts
 from peer.network.pacing import Pacing
 from peer.observe.events import Events
 from peer.runtime import Network, Work
-from protocol.membership.records import Sign
+from protocol.address.peer_id import Sign
 from protocol.membership.view import Roster
 
 

@@ -24,12 +24,13 @@ from peer.network.pacing import NO_LIMITS, BandwidthLimits
 from peer.runtime import PeerId
 from peer.training.messages import Failed, TrainerCommand, TrainerEvent
 from peer.training.ports import StartTrainer, Trainer
-from peer.training.simulated import SimulatedSpeed, ToyProblem, simulated_layout, simulated_starter
+from peer.training.simulated import SimulatedSpeed, ToyProblem, simulated_starter
 from protocol.admission.statements import Token
 from protocol.content.manifest import blob_name
 from protocol.content.samples import Float32Vector
 from protocol.errors import InvalidRunSpec
 from protocol.membership.group import WHOLE_MODEL
+from protocol.run.layout import Layout
 from protocol.run.run_spec import FrozenSection, RunSpec
 
 DEFAULT_PARAMETERS: Final = 256
@@ -115,25 +116,17 @@ class _GatedTrainer:
         return self._trainer.codes(region)
 
 
+@dataclass(eq=False)
 class SimulatedProvision:
     """Implements `peer.daemon.provision.Provision`, with toy models in virtual time."""
 
-    def __init__(
-        self,
-        peer_id: PeerId,
-        folder: Path,
-        machine: Machine,
-        problem: ToyProblem,
-        padded_parameters: int,
-        gate: Gate,
-    ) -> None:
-        self._peer_id = peer_id
-        self._corpus = folder / "corpus"
-        self._machine = machine
-        self._problem = problem
-        self._layout = simulated_layout(padded_parameters)
-        self._gate = gate
-        self.slow_P: Float32Vector | None = None
+    _peer_id: PeerId
+    _corpus: Path
+    _machine: Machine
+    _problem: ToyProblem
+    _layout: Layout
+    _gate: Gate
+    slow_P: Float32Vector | None = None
 
     async def found(self, spec: RunSpec) -> tuple[RunSpec, Supplies]:
         await trio.lowlevel.checkpoint()

@@ -53,7 +53,7 @@ from peer.runtime import PeerId
 from peer.runtime.work import SimulatedEntropy, SimulatedWork
 from peer.state.checkpoints import CheckpointStore
 from peer.state.kept_files import Acquaintances, AdmissionFile
-from peer.training.simulated import ToyProblem
+from peer.training.simulated import ToyProblem, simulated_layout
 from protocol.content.samples import Float32Vector
 from protocol.errors import LocoError, leaves
 from protocol.membership.view import Roster, View
@@ -222,22 +222,18 @@ class SwarmOptions:
 DEFAULT_OPTIONS: Final = SwarmOptions()
 
 
+@dataclass(eq=False)
 class SimulatedSwarm:
     """Peers, the world between them, and the means to harm them. Made by `open_swarm`."""
 
-    def __init__(
-        self,
-        seed: int,
-        spec: RunSpec,
-        folder: Path,
-        options: SwarmOptions,
-        nursery: trio.Nursery,
-    ) -> None:
-        self._seed = seed
-        self._spec = spec
-        self._folder = folder
-        self._options = options
-        self._nursery = nursery
+    _seed: int
+    _spec: RunSpec
+    _folder: Path
+    _options: SwarmOptions
+    _nursery: trio.Nursery
+
+    def __post_init__(self) -> None:
+        seed, options = self._seed, self._options
         self._lines: list[bytes] = []
         self._incarnations: dict[str, int] = {}
         self.internet = SimulatedInternet(seed, link=options.link, link_of=options.link_of)
@@ -284,10 +280,10 @@ class SimulatedSwarm:
         peer.folder.mkdir(parents=True, exist_ok=True)
         peer.provision = SimulatedProvision(
             peer.peer_id,
-            peer.folder,
+            peer.folder / "corpus",
             machine,
             options.problem,
-            options.parts.get(machine.part, options.padded_parameters),
+            simulated_layout(options.parts.get(machine.part, options.padded_parameters)),
             peer.gate,
         )
         with peer.scope:

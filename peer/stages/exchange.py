@@ -5,7 +5,7 @@
               v                              v  |                      |
              the core (protocol/microbatch): decides what happens
 
-What belongs to one life of the trainer is its `Line` (arrivals.py).
+What belongs to one life of the trainer is its `Line` (transfers.py).
 """
 
 from collections import deque
@@ -47,11 +47,10 @@ from protocol.wire.stage_messages import (
 )
 from protocol.wire.versions import STAGE
 
-from .arrivals import Arrivals, Line, Unusual
 from .company import StageCompany
 from .stopwatch import Stopwatch
 from .survey import Planner, Survey
-from .transfers import ANSWER_S, SERVED_IDLE_S, Transfers
+from .transfers import ANSWER_S, SERVED_IDLE_S, Arrivals, Line, Transfers, Unusual
 
 # --- what is told of them -------------------------------------------------------------------------
 

@@ -5,15 +5,8 @@ trainer was done with the piece before, whichever was later. Nothing is asked of
 """
 
 from peer.facts import PipelineFacts, Spent
+from protocol.microbatch import trainer_messages
 from protocol.microbatch.core import Command
-from protocol.microbatch.trainer_messages import (
-    Begun,
-    Drop,
-    Filled,
-    GradientAdded,
-    StageEvent,
-    Stepped,
-)
 from protocol.routing.measures import Measures, Samples
 from protocol.wire.stage_messages import Leg
 
@@ -42,24 +35,25 @@ class Stopwatch:
         self._began_s, self._idle_since_s = None, now_s
 
     def told(self, command: Command, now_s: float) -> None:
-        if isinstance(command, Filled):
+        if isinstance(command, trainer_messages.Filled):
             self._delivered[command.leg, command.number] = now_s
-        elif isinstance(command, Drop):
+        elif isinstance(command, trainer_messages.Drop):
             self._delivered.pop((Leg.FORWARD, command.number), None)
             self._delivered.pop((Leg.BACKWARD, command.number), None)
             self._gradients.pop(command.number, None)
 
-    def took(self, event: StageEvent, now_s: float) -> None:
+    def took(self, event: trainer_messages.StageEvent, now_s: float) -> None:
         match event:
-            case Filled(leg, number):
+            case trainer_messages.Filled(leg, number):
                 self._produced(leg, number, now_s)
-            case GradientAdded(number):
+            case trainer_messages.GradientAdded(number):
                 worked_s = self._worked_s(Leg.BACKWARD, number, now_s)
                 self.measures.backward.add(worked_s + self._gradients.pop(number, 0.0))
                 self._returned_s = now_s
-            case Begun():
+            case trainer_messages.Begun():
                 self._began_s = self._idle_since_s = now_s
-            case Stepped():  # the iteration has lasted until the last gradient was in
+            case trainer_messages.Stepped():
+                # The iteration has lasted until the last gradient was in.
                 if self._began_s is not None and self._returned_s > self._began_s:
                     self._iterations.add(self._returned_s - self._began_s)
                     self._facts.iteration_s = self._iterations.at(0.5)

@@ -20,30 +20,49 @@ Rules
   4. A boundary is written at the pace of the line. All streams to a peer share one connection, and
      what waits in its buffers holds up yamux's window updates for what comes the other way: two
      boundaries that met took three times as long.
+
+Of those that come in each gets a slot with its credit, and has to begin in time.
+
+A slot of the memory is taken when a boundary is welcome, and a welcome sender that sends nothing
+keeps it from others. What an honest sender needs until its first byte: it may have offered the move
+with the first byte of the one before (rule 1), so the rest of that has to come, and
+the trainer's queue and the line to us to be free. That takes seconds, or minutes where machines are
+slow, so the wait is bounded by what it usually is here, and not by what an iteration may take at
+most. What was waited for in vain counts as well: where all have become slow, nothing would come in
+time to show it.
+
+A boundary is measured before a trainer sees it. One that cannot be right counts as broken off: what
+cannot be decoded, or is larger than any honest peer's, breaks the protocol; what is far larger than
+usual is refused, and nobody is blamed (protocol/microbatch/sizes.py). To look at megabytes of
+values takes time, which others need for their beats, so that is done in `Work`.
+
+Also here: one life of the trainer, as microbatches see it (`Line`): a queue of commands, and shared
+memory. Nothing of an old life reaches a new one.
 """
 
 import contextlib
-from collections import defaultdict
-from collections.abc import AsyncIterator
+import math
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 import trio
 
-from peer.network.conversation import Conversation
+from peer.network.conversation import Conversation, StreamStalled
 from peer.network.pacing import Pacing
-from peer.runtime import Network, PeerId
-from protocol.errors import LocoError, Refused
+from peer.rounds.way import TrainerLine
+from peer.runtime import Network, PeerId, Work
+from peer.training.shared import BoundaryRing
+from protocol.errors import LocoError, Refused, RemoteProtocolError
 from protocol.microbatch.core import SendBoundary
-from protocol.wire.stage_messages import (
-    Boundary,
-    BoundaryKept,
-    Credit,
-    Microbatch,
-    Noted,
-    Notice,
-    Trip,
-)
+from protocol.microbatch.iterations import SEVERAL
+from protocol.microbatch.sizes import BoundarySizes, SizeVerdict
+from protocol.microbatch.trainer_messages import Freed, StageCommand
+from protocol.outcomes import RefusalReason
+from protocol.schedule.deadline import ObservedDeadline
+from protocol.wire import stage_messages
+from protocol.wire.messages import Refusal
 from protocol.wire.versions import STAGE
 
 from .stopwatch import Stopwatch
@@ -77,6 +96,7 @@ class _Ahead:
     is_withdrawn: bool = False
 
 
+@dataclass(eq=False)
 class Transfers:
     """The sender's side.
 
@@ -84,26 +104,21 @@ class Transfers:
         credit_s: longest wait for an answer to an offer.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        credit_s: float,
-        stopwatch: Stopwatch,
-        pacing: Pacing | None = None,
-    ) -> None:
-        self._credit_s = credit_s
-        self._stopwatch = stopwatch
-        self._pacing = pacing
-        self._network = network
-        self._idle: defaultdict[PeerId, list[tuple[float, Conversation]]] = defaultdict(list)
-        self._ahead: dict[Trip, _Ahead] = {}
-        self._lines: defaultdict[PeerId, trio.Lock] = defaultdict(trio.Lock)
+    _network: Network
+    _credit_s: float
+    _stopwatch: Stopwatch
+    _pacing: Pacing | None = None
 
-    def plan_ahead(self, trip: Trip) -> None:
+    def __post_init__(self) -> None:
+        self._idle = defaultdict[PeerId, list[tuple[float, Conversation]]](list)
+        self._ahead: dict[stage_messages.Trip, _Ahead] = {}
+        self._lines = defaultdict[PeerId, trio.Lock](trio.Lock)
+
+    def plan_ahead(self, trip: stage_messages.Trip) -> None:
         if len(self._ahead) < MAX_AHEAD:
             self._ahead.setdefault(trip, _Ahead())
 
-    async def offer_ahead(self, receiver: PeerId, trip: Trip) -> None:
+    async def offer_ahead(self, receiver: PeerId, trip: stage_messages.Trip) -> None:
         """Offer a planned move, whose boundary will be there soon (rule 1)."""
         ahead = self._ahead.get(trip)
         if ahead is None or ahead.is_tried:
@@ -115,13 +130,13 @@ class Transfers:
         if ahead.is_withdrawn and ahead.talk is not None:
             await ahead.talk.aclose()
 
-    async def withdraw(self, microbatch: Microbatch, attempt: int) -> None:
+    async def withdraw(self, microbatch: stage_messages.Microbatch, attempt: int) -> None:
         """Take back what was offered ahead up to an attempt: there will be no such boundary."""
         for trip in list(self._ahead):
             if trip.microbatch == microbatch and trip.attempt <= attempt:
                 await self.take_back(trip)
 
-    async def take_back(self, trip: Trip) -> None:
+    async def take_back(self, trip: stage_messages.Trip) -> None:
         """Take back one move, if it was offered ahead: what goes before it has not come."""
         ahead = self._ahead.pop(trip, None)
         if ahead is None:
@@ -136,10 +151,10 @@ class Transfers:
             async with _closed_after_failure(await self._credited(receiver, command.trip)) as talk:
                 async with self._lines[receiver]:
                     began_s = trio.current_time()
-                    await talk.send(Boundary(command.loss), codes, stall_s=ANSWER_S)
+                    await talk.send(stage_messages.Boundary(command.loss), codes, stall_s=ANSWER_S)
                     is_kept = await self._drained(talk, receiver, began_s)
                 if not is_kept:
-                    await talk.receive(BoundaryKept, timeout_s=KEPT_S)
+                    await talk.receive(stage_messages.BoundaryKept, timeout_s=KEPT_S)
                 line_s = self._stopwatch.sent(receiver, trio.current_time() - began_s)
         except LocoError as error:
             await self._failed(receiver, error)
@@ -153,11 +168,11 @@ class Transfers:
         """Wait until the line is nearly free again (rule 2). Returns whether the receipt is in."""
         line_s = self._stopwatch.measures.line_s(receiver) or 0.0
         with trio.move_on_at(began_s + DRAINED * line_s):
-            await talk.receive(BoundaryKept, timeout_s=KEPT_S)
+            await talk.receive(stage_messages.BoundaryKept, timeout_s=KEPT_S)
             return True
         return False
 
-    async def _credited(self, receiver: PeerId, trip: Trip) -> Conversation:
+    async def _credited(self, receiver: PeerId, trip: stage_messages.Trip) -> Conversation:
         """A stream on which the boundary, which is ready, is welcome. Raises LocoError."""
         ready_s, ahead = trio.current_time(), self._ahead.pop(trip, None)
         if ahead is not None and ahead.is_tried:
@@ -166,21 +181,23 @@ class Transfers:
         if talk is None:
             talk = await self._offered(receiver, trip)
         async with _closed_after_failure(talk):
-            credit, _ = await talk.receive(Credit, timeout_s=self._credit_s)
+            credit, _ = await talk.receive(stage_messages.Credit, timeout_s=self._credit_s)
         self._stopwatch.asked(trio.current_time() - ready_s, credit.waited_s)
         return talk
 
-    async def _offered(self, receiver: PeerId, trip: Trip) -> Conversation:
+    async def _offered(self, receiver: PeerId, trip: stage_messages.Trip) -> Conversation:
         async with _closed_after_failure(await self._take(receiver)) as talk:
             await talk.send(trip, stall_s=ANSWER_S)
         return talk
 
-    async def ask(self, peer_id: PeerId, question: Notice) -> Noted | None:
+    async def ask(
+        self, peer_id: PeerId, question: stage_messages.Notice
+    ) -> stage_messages.Noted | None:
         """Say a small thing. Returns the answer; None when there is none."""
         try:
             async with _closed_after_failure(await self._take(peer_id)) as talk:
                 await talk.send(question, stall_s=ANSWER_S)
-                answer, _ = await talk.receive(Noted, timeout_s=ANSWER_S)
+                answer, _ = await talk.receive(stage_messages.Noted, timeout_s=ANSWER_S)
         except LocoError as error:
             await self._failed(peer_id, error)
             return None
@@ -219,3 +236,152 @@ async def _closed_after_failure(talk: Conversation) -> AsyncIterator[Conversatio
         with trio.CancelScope(shield=True):
             await talk.aclose()
         raise
+
+
+# --- what comes in --------------------------------------------------------------------------------
+class Line:
+    """The present life of the trainer: its queue of commands, and its shared memory."""
+
+    def __init__(self, ring: BoundaryRing) -> None:
+        self.ring, self._inbound = ring, ring.inbound
+        self._commands, self._sent = trio.open_memory_channel[StageCommand](math.inf)
+        self._give, self._free = trio.open_memory_channel[int](len(ring.inbound))
+        for slot in self._inbound:
+            self._give.send_nowait(slot)
+        self._read: Counter[int] = Counter()
+        self._released: set[int] = set()
+
+    @property
+    def num_free(self) -> int:
+        """Inbound slots that nobody fills or reads."""
+        return self._free.statistics().current_buffer_used
+
+    def send(self, command: StageCommand) -> None:
+        """Queue a command, or take an inbound slot back; there are never more than slots allow.
+
+        A slot that is still being sent is freed when that has ended.
+        """
+        if not isinstance(command, Freed):
+            self._commands.send_nowait(command)
+        elif command.slot in self._inbound:
+            self._give.send_nowait(command.slot)
+        elif self._read[command.slot]:
+            self._released.add(command.slot)
+        else:
+            self._commands.send_nowait(command)
+
+    @contextlib.contextmanager
+    def reading(self, slot: int) -> Iterator[memoryview]:
+        """An outbound slot, which is not freed meanwhile."""
+        self._read[slot] += 1
+        try:
+            yield self.ring.slot(slot)
+        finally:
+            self._read[slot] -= 1
+            if slot in self._released and not self._read[slot]:
+                self._released.remove(slot)
+                self._commands.send_nowait(Freed(slot))
+
+    async def run(self, line: TrainerLine) -> None:
+        async for command in self._sent:
+            await line.send(command)
+
+    async def take_slot(self) -> int:
+        return await self._free.receive()
+
+
+FLOOR_S: Final = 60.0
+"""A machine that averages, or writes a checkpoint, may make others wait for so long."""
+
+
+class Unusual(LocoError):
+    """A boundary is far larger than usual, and its sender was told so."""
+
+
+class Arrivals:
+    """Takes boundaries from streams into the slots of the ring.
+
+    Args:
+        patience_s: longest wait for the first byte.
+    """
+
+    def __init__(self, work: Work, patience_s: float) -> None:
+        self._work = work
+        self._usual = ObservedDeadline(floor_s=min(FLOOR_S, patience_s), ceiling_s=patience_s)
+        self._sizes = BoundarySizes()
+
+    async def receive(
+        self,
+        talk: Conversation,
+        line: Line,
+        kind: tuple[PeerId, int | None, bool],
+        waited_s: float,
+        begun: Callable[[], None],
+    ) -> tuple[int, float | None, float]:
+        """Welcome a boundary, and take it.
+
+        Args:
+            kind: its sender, whose stage is not always known, and whether it is a gradient.
+            waited_s: how long its offer has waited.
+            begun: called with its first byte.
+
+        Returns:
+            The slot that it lies in, its loss, and the seconds from its first byte to its last.
+
+        Raises:
+            RemoteProtocolError: it cannot be an honest one.
+            Unusual: it is far larger than usual.
+            StreamLost: it has not come whole.
+        """
+        since_s, slot = trio.current_time(), await line.take_slot()
+        try:
+            credit = stage_messages.Credit(waited_s + trio.current_time() - since_s)
+            await talk.send(credit, stall_s=ANSWER_S)
+            loss, took_s = await self._fill(talk, line.ring.slot(slot), begun)
+            size = await self._work.run(line.ring.size, slot)
+            await self._check(talk, size, kind)
+        except BaseException:
+            line.send(Freed(slot))
+            raise
+        return slot, loss, took_s
+
+    async def _fill(
+        self, talk: Conversation, codes: memoryview, begun: Callable[[], None]
+    ) -> tuple[float | None, float]:
+        welcome_s, begun_s = trio.current_time(), [0.0]
+
+        def begins(_message: stage_messages.Boundary, num_bytes: int) -> memoryview:
+            if num_bytes != len(codes):
+                raise RemoteProtocolError(f"a boundary has {len(codes)} bytes, not {num_bytes}")
+            begun_s[0] = trio.current_time()
+            begun()
+            return codes
+
+        try:
+            boundary, _ = await talk.receive(
+                stage_messages.Boundary,
+                place=begins,
+                max_payload_bytes=len(codes),
+                timeout_s=self._usual.current_s,
+                stall_s=ANSWER_S,
+            )
+        except StreamStalled:
+            if not begun_s[0]:
+                self._usual.observe(SEVERAL * (trio.current_time() - welcome_s))
+            raise
+        self._usual.observe(SEVERAL * (begun_s[0] - welcome_s))
+        return boundary.loss, trio.current_time() - begun_s[0]
+
+    async def _check(
+        self, talk: Conversation, size: float, kind: tuple[PeerId, int | None, bool]
+    ) -> None:
+        sender, stage, is_gradient = kind
+        verdict = self._sizes.judge(sender, size, stage=stage, is_gradient=is_gradient)
+        if verdict is SizeVerdict.IMPOSSIBLE:
+            raise RemoteProtocolError(f"a boundary's values are not finite, or huge: {size:.3g}")
+        if verdict is SizeVerdict.UNUSUAL:
+            sentence = f"a boundary of {size:.3g} is far larger than those of others"
+            with contextlib.suppress(LocoError):
+                refusal = Refusal(RefusalReason.IMPLAUSIBLE, sentence)
+                await talk.send(refusal, stall_s=ANSWER_S)
+            raise Unusual(sentence)

@@ -23,12 +23,7 @@ import msgpack
 
 from peer.runtime import PeerId
 from peer.runtime.files import PRIVATE_FILE, replace_file
-from protocol.limits import (
-    MAX_ADDRESSES_PER_PEER,
-    MAX_CONVICTED,
-    MAX_KEPT_EVIDENCE_BYTES,
-    MAX_LINKS,
-)
+from protocol import limits
 from protocol.membership.view import Member
 
 from .home import read_small, replace_small
@@ -57,7 +52,7 @@ class Acquaintances:
     def keep(self, members: Iterable[Member]) -> None:
         """Keep these, if there are any: a peer alone remembers earlier ones."""
         known = {m.peer_id: m.addresses for m in members if m.addresses}
-        kept = dict(list(known.items())[:MAX_LINKS])
+        kept = dict(list(known.items())[: limits.MAX_LINKS])
         if kept and kept != self._last:
             replace_file(self._path, json.dumps(kept, indent=1).encode())
             self._last = kept
@@ -65,8 +60,8 @@ class Acquaintances:
 
 def _addresses(data: bytes) -> Mapping[PeerId, tuple[str, ...]]:
     return {
-        str(peer_id): tuple(map(str, addresses[:MAX_ADDRESSES_PER_PEER]))
-        for peer_id, addresses in list(json.loads(data).items())[:MAX_LINKS]
+        str(peer_id): tuple(map(str, addresses[: limits.MAX_ADDRESSES_PER_PEER]))
+        for peer_id, addresses in list(json.loads(data).items())[: limits.MAX_LINKS]
     }
 
 
@@ -113,8 +108,8 @@ class ProofFile:
     def keep(self, owner: PeerId, proof: bytes) -> None:
         """Keep one more; the oldest go where they are too many, or too long. Raises OSError."""
         kept = [each for each in self.read() if each[0] != owner]
-        kept = [*kept, (owner, proof)][-MAX_CONVICTED:]
-        while sum(len(each) for _, each in kept) > MAX_KEPT_EVIDENCE_BYTES:
+        kept = [*kept, (owner, proof)][-limits.MAX_CONVICTED :]
+        while sum(len(each) for _, each in kept) > limits.MAX_KEPT_EVIDENCE_BYTES:
             del kept[0]
         packed: bytes = msgpack.packb(kept)
         replace_file(self._path, packed)
@@ -122,7 +117,7 @@ class ProofFile:
 
 def _proofs(data: bytes) -> Sequence[tuple[PeerId, bytes]]:
     found: Any = msgpack.unpackb(data, max_map_len=0, max_ext_len=0)
-    return [(str(owner), bytes(proof)) for owner, proof in found[-MAX_CONVICTED:]]
+    return [(str(owner), bytes(proof)) for owner, proof in found[-limits.MAX_CONVICTED :]]
 
 
 # --- pins -----------------------------------------------------------------------------------------

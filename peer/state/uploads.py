@@ -26,9 +26,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from peer.runtime.files import PRIVATE_FILE, replace_file
-from peer.training.corpus import Corpus, adopt_held_out, adopt_manifest, kept_corpus
-from peer.training.corpus.blocks import PIECE_SUFFIX, cut_piece, piece_path
-from peer.training.corpus.folder import HELD_OUT, MANIFEST, PACKED, corpus_folder
+from peer.training.corpus.blocks import PIECE_SUFFIX, Corpus, cut_piece, piece_path
+from peer.training.corpus.folder import (
+    HELD_OUT,
+    MANIFEST,
+    PACKED,
+    adopt_held_out,
+    adopt_manifest,
+    corpus_folder,
+    kept_corpus,
+)
 from peer.training.corpus.packed import InvalidCorpus
 from peer.training.corpus.tokenizer import BYTES, FileTokenizer, tokenizer_path
 from peer.training.tensor_file import FileUnusable
@@ -36,21 +43,11 @@ from protocol.errors import LocoError
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 
-from .checkpoints import (
-    MANIFEST_FILE,
-    OUTER_FILE,
-    TRAINER_FILE,
-    Checkpoint,
-    CheckpointStore,
-    Manifest,
-    by_step,
-    number_of,
-    parse_manifest,
-)
+from . import checkpoints
 from .home import Home, OtherRun, parse_run
 from .kept_files import AdmissionFile
 
-FILES: Final = (OUTER_FILE, TRAINER_FILE, MANIFEST_FILE)
+FILES: Final = (checkpoints.OUTER_FILE, checkpoints.TRAINER_FILE, checkpoints.MANIFEST_FILE)
 CACHE: Final = "cache"
 
 
@@ -74,14 +71,16 @@ class Uploads:
         self._home = home
         self._keys = keys
 
-    def copy(self, checkpoint: Checkpoint) -> str:
+    def copy(self, checkpoint: checkpoints.Checkpoint) -> str:
         """Copy a checkpoint, and remove old copies. Returns where it is; raises UploadFailed."""
         target = f"{self._root}/{checkpoint.path.name}"
         try:
             self._copy_run()
             self._files.makedirs(target, exist_ok=True)
-            if self._files.exists(f"{target}/{MANIFEST_FILE}"):
-                self._files.rm(f"{target}/{MANIFEST_FILE}")  # it is not whole while it is replaced
+            if self._files.exists(f"{target}/{checkpoints.MANIFEST_FILE}"):
+                self._files.rm(
+                    f"{target}/{checkpoints.MANIFEST_FILE}"
+                )  # it is not whole while it is replaced
             for name in FILES:
                 self._files.put_file(str(checkpoint.path / name), f"{target}/{name}")
             for old in self._too_many(checkpoint):
@@ -145,7 +144,7 @@ class Uploads:
         for path in sorted(kept.folder.glob(f"[0-9]*{PIECE_SUFFIX}")):
             yield f"{kept.folder.name}/{path.name}", path
 
-    def _too_many(self, newest: Checkpoint) -> list[str]:
+    def _too_many(self, newest: checkpoints.Checkpoint) -> list[str]:
         """Our folders of this run beyond those of the latest steps; torn ones first.
 
         The newest is the one that was just copied, whatever its number: a home that was lost may
@@ -153,12 +152,12 @@ class Uploads:
         """
         written = sorted(
             _checkpoints(self._files, self._root),
-            key=lambda path: (_name(path) == newest.path.name, number_of(_name(path))),
+            key=lambda path: (_name(path) == newest.path.name, checkpoints.number_of(_name(path))),
         )
         manifests = {path: _manifest(self._files, path) for path in written}
         run_id = newest.manifest.run_id
         ours = {p: m for p, m in manifests.items() if m is None or m.run_id == run_id}
-        return by_step(ours)[: -self._keep]
+        return checkpoints.by_step(ours)[: -self._keep]
 
 
 # --- what is there --------------------------------------------------------------------------------
@@ -180,13 +179,13 @@ def _name(path: str) -> str:
 
 
 def _checkpoints(files: Any, folder: str) -> list[str]:
-    return [path for path in _names(files, folder) if number_of(_name(path))]
+    return [path for path in _names(files, folder) if checkpoints.number_of(_name(path))]
 
 
-def _manifest(files: Any, path: str) -> Manifest | None:
+def _manifest(files: Any, path: str) -> checkpoints.Manifest | None:
     """The manifest of a copy; None where it cannot be read: the copy is torn."""
     try:
-        return parse_manifest(files.cat_file(f"{path}/{MANIFEST_FILE}"))
+        return checkpoints.parse_manifest(files.cat_file(f"{path}/{checkpoints.MANIFEST_FILE}"))
     except (FileNotFoundError, ValueError):
         return None
 
@@ -239,7 +238,7 @@ class _Restore:
         self._files = files
         self._root = root
         self._home = home
-        self._store = CheckpointStore(home.checkpoints_dir, keep)
+        self._store = checkpoints.CheckpointStore(home.checkpoints_dir, keep)
         run, newest = home.run(), self._store.newest_whole
         self.is_needless = run is not None and newest(run.run_id, lambda *_: None) is not None
 
@@ -264,7 +263,7 @@ class _Restore:
         raise RestoreFailed(f"{self._url} holds no whole checkpoint: see what was said above")
 
     # --- the checkpoint -------------------------------------------------------------------------
-    def _newest_first(self) -> list[tuple[str, Manifest]]:
+    def _newest_first(self) -> list[tuple[str, checkpoints.Manifest]]:
         """Those that have a manifest. Raises RestoreFailed: none, or of several runs."""
         if not self._files.exists(self._root):
             raise RestoreFailed(f"there is nothing at {self._url}; look at the URL's spelling")
@@ -292,15 +291,15 @@ class _Restore:
                 " restore the other: give it a --home of its own"
             )
         written = dict(sorted(whole, key=lambda one: one[1].written_s))
-        return [(path, written[path]) for path in reversed(by_step(written))]
+        return [(path, written[path]) for path in reversed(checkpoints.by_step(written))]
 
-    def _fetched(self, path: str, manifest: Manifest) -> str | None:
+    def _fetched(self, path: str, manifest: checkpoints.Manifest) -> str | None:
         """Fetch its files aside. Returns why they are torn, or None."""
         partial = self._store.begin(manifest.padded_parameters)
         try:
             for name in FILES:
                 self._files.get_file(f"{path}/{name}", str(partial / name))
-            Checkpoint(partial, manifest).verify()
+            checkpoints.Checkpoint(partial, manifest).verify()
         except (FileNotFoundError, FileUnusable) as error:
             self._store.discard()
             return str(error)

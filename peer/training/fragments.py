@@ -39,7 +39,7 @@ Rules where all average
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import blake3
@@ -49,7 +49,6 @@ from peer.codec import Codec, codes_as_tensor, codes_on, get_codec
 from protocol.fragment.fragments import Fragment, fragments_of_run
 from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec
-from protocol.run.sections import DilocoSection
 
 from .ports import NonFinite
 from .shared import CodeRegions
@@ -85,23 +84,18 @@ class _Chunk:
             begin = end
 
 
+@dataclass(eq=False)
 class FragmentValues(ABC):
     """Writes the codes of fragments; sync.py says when. slow_P is phi, as the daemon writes it."""
 
-    def __init__(
-        self,
-        model: FastWeights,
-        slow_P: torch.Tensor,
-        regions: CodeRegions,
-        codec: Codec,
-        fragments: Sequence[Fragment],
-    ) -> None:
-        self.fragments = tuple(fragments)
-        self.model = model
-        self.slow_P = slow_P
-        self._regions = regions
-        self._codec = codec
-        self._chunks = [self._chunks_of(fragment) for fragment in fragments]
+    model: FastWeights
+    slow_P: torch.Tensor
+    _regions: CodeRegions
+    _codec: Codec
+    fragments: Sequence[Fragment]
+
+    def __post_init__(self) -> None:
+        self._chunks = [self._chunks_of(fragment) for fragment in self.fragments]
         self._scratched = 0
 
     def load(self) -> None:
@@ -172,21 +166,16 @@ class FragmentDeltas(FragmentValues):
         return values
 
 
+@dataclass(eq=False)
 class FragmentSnapshots(FragmentValues):
-    """Where all average: pseudo-gradients are sent, and the outer steps are mixed in."""
+    """Where all average: pseudo-gradients are sent, and the outer steps are mixed in.
 
-    def __init__(
-        self,
-        model: FastWeights,
-        slow_P: torch.Tensor,
-        regions: CodeRegions,
-        codec: Codec,
-        fragments: Sequence[Fragment],
-        diloco: DilocoSection,
-    ) -> None:
-        super().__init__(model, slow_P, regions, codec, fragments)
-        self._share = 1.0 - diloco.merge
-        self._held: dict[int, torch.Tensor] = {}
+    Attributes:
+        merge_share: 1 - `sync.diloco.merge`, what is taken over of phi.
+    """
+
+    merge_share: float
+    _held: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def load(self) -> None:
         super().load()
@@ -218,8 +207,8 @@ class FragmentSnapshots(FragmentValues):
         held, chunks = self._held.pop(fragment), self._chunks[fragment]
         for index in stepped:
             for span in chunks[index].spans:
-                self.model.theta_P[span].lerp_(self._slow(span), self._share)
-        for indices, share in ((redone, self._share), (moved, 1.0)):
+                self.model.theta_P[span].lerp_(self._slow(span), self.merge_share)
+        for indices, share in ((redone, self.merge_share), (moved, 1.0)):
             for index in indices:
                 before = held[chunks[index].own]
                 for own, span in chunks[index].parts():
@@ -263,4 +252,4 @@ def values_of(
     fragments = fragments_of_run(diloco or spec.sync.pairs, weights.layout)
     if diloco is None:
         return FragmentDeltas(weights, slow_P, regions, codec, fragments)
-    return FragmentSnapshots(weights, slow_P, regions, codec, fragments, diloco)
+    return FragmentSnapshots(weights, slow_P, regions, codec, fragments, 1.0 - diloco.merge)

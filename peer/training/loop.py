@@ -21,25 +21,12 @@ import torch
 
 from peer.codec import get_codec
 from protocol.run.run_spec import RunSpec
+from protocol.schedule.data_plan import DataPlan
 from protocol.trainer_messages import Merge
 
-from .corpus import Corpus, PieceCorpus
+from . import messages
+from .corpus.blocks import Corpus, PieceCorpus
 from .fragments import FragmentDeltas, FragmentSnapshots, regions_of, values_of
-from .messages import (
-    Evaluate,
-    Evaluated,
-    Keep,
-    Load,
-    PiecesHere,
-    PiecesMissing,
-    Ready,
-    Said,
-    Stop,
-    TrainerCommand,
-    TrainerEvent,
-    TrainerSettings,
-    Waiting,
-)
 from .model import FlatModel
 from .optimizer import FlatOptimizer
 from .ports import NonFinite
@@ -69,10 +56,10 @@ class InnerStepper(Protocol):
 class Channel(Protocol):
     """Commands in, events out."""
 
-    def next_command(self, *, wait: bool) -> TrainerCommand | None:
+    def next_command(self, *, wait: bool) -> messages.TrainerCommand | None:
         """The next command; None when there is none and `wait` is false."""
 
-    def emit(self, event: Said) -> None: ...
+    def emit(self, event: messages.Said) -> None: ...
 
 
 class InnerLoop:
@@ -95,22 +82,21 @@ class InnerLoop:
         self._channel = channel
         self._clock_s = clock_s
         self._validation_BT = corpus.validation_blocks(spec.data.validation_blocks)
-        self._events: deque[TrainerEvent] = deque()
+        self._events: deque[messages.TrainerEvent] = deque()
         self._round_machine = RoundMachine(
             spec,
             peer_id,
+            DataPlan(spec.seed, corpus.num_blocks, corpus.piece_blocks),
             sync_of(spec, values, self._events.append, clock_s),
             self._events,
-            num_blocks=corpus.num_blocks,
-            piece_blocks=corpus.piece_blocks,
         )
         self._launched: tuple[TrainStep, StepResult] | None = None
         self._told_missing: tuple[int, ...] = ()
 
-    def ready(self, precision: str, micro_batch: int, steps_per_s: float) -> Ready:
+    def ready(self, precision: str, micro_batch: int, steps_per_s: float) -> messages.Ready:
         layout, device = self._model.layout, self._model.device
         codec = get_codec(self._spec.sync.codec, part_of=layout.padded_parameters)
-        return Ready(
+        return messages.Ready(
             device=str(device),
             precision=precision,
             micro_batch=micro_batch,
@@ -121,13 +107,13 @@ class InnerLoop:
 
     def run(self) -> None:
         """Obey and train until `Stop`. Raises NonFinite, WrongCommand, and torch's errors."""
-        while not isinstance(action := self._next_action(), Stop):
+        while not isinstance(action := self._next_action(), messages.Stop):
             match action:
                 case SettleStep():
                     self._settle()
-                case Evaluate():
+                case messages.Evaluate():
                     self._evaluate(action)
-                case Keep():
+                case messages.Keep():
                     self._keep(action)
                 case _:
                     self._go_on(action)
@@ -159,20 +145,20 @@ class InnerLoop:
         """Say once what is not here, and obey the command that comes next."""
         self._settle()
         if missing != self._told_missing:
-            self._channel.emit(PiecesMissing(missing))
+            self._channel.emit(messages.PiecesMissing(missing))
             self._told_missing = missing
         command = self._channel.next_command(wait=True)
         assert command is not None
         self._obey(command)
 
-    def _obey(self, command: TrainerCommand) -> None:
-        if isinstance(command, PiecesHere):
+    def _obey(self, command: messages.TrainerCommand) -> None:
+        if isinstance(command, messages.PiecesHere):
             self._told_missing = ()
             return
         if isinstance(command, Merge):
             self._settle()  # the time until the step is done is the step's, not the pause's
         self._round_machine.obey(command, self._clock_s())
-        if isinstance(command, Load):
+        if isinstance(command, messages.Load):
             self._stepper.optimizer.reset()
             self._launched = None
             if command.kept is not None:
@@ -181,7 +167,7 @@ class InnerLoop:
                     path, self._model.theta_P, optimizer, self._say_alive
                 )
 
-    def _keep(self, order: Keep) -> None:
+    def _keep(self, order: messages.Keep) -> None:
         error, theta_P, optimizer = None, self._model.theta_P, self._stepper.optimizer
         own_steps = self._round_machine.own_steps
         try:
@@ -192,9 +178,9 @@ class InnerLoop:
 
     def _say_alive(self) -> None:
         """A large file on a slow disk takes longer than a silence that means a hang."""
-        self._channel.emit(Waiting())
+        self._channel.emit(messages.Waiting())
 
-    def _evaluate(self, order: Evaluate) -> None:
+    def _evaluate(self, order: messages.Evaluate) -> None:
         """Measure with the slow weights in place."""
         self._settle()
         started_s = self._clock_s()
@@ -206,7 +192,9 @@ class InnerLoop:
         finally:
             theta_P.copy_(aside_P)
             aside_P.zero_()
-        self._round_machine.measured(Evaluated(order.round, loss, self._clock_s() - started_s))
+        self._round_machine.measured(
+            messages.Evaluated(order.round, loss, self._clock_s() - started_s)
+        )
 
     def _train(self, step: TrainStep, blocks: npt.NDArray[np.int64]) -> None:
         started_s = self._clock_s()
@@ -231,7 +219,7 @@ class InnerLoop:
 
 
 def inner_loop(
-    settings: TrainerSettings,
+    settings: messages.TrainerSettings,
     memory: tuple[int, int],
     corpus: Corpus | PieceCorpus,
     model: FlatModel,

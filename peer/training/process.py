@@ -28,20 +28,9 @@ from peer.codec import get_codec
 from protocol.content.samples import Float32Vector
 from protocol.run.run_spec import RunSpec
 
+from . import messages
 from .child_process import STOP_GRACE_S, SpareChild, TrainerChild
 from .fragments import regions_of
-from .messages import (
-    Failed,
-    ModelCreated,
-    Ready,
-    Said,
-    Stop,
-    TrainerCommand,
-    TrainerEvent,
-    TrainerProgress,
-    TrainerSettings,
-    Waiting,
-)
 from .ports import StartTrainer, Trainer, TrainerDied
 from .shared import BoundaryRing, CodeRegions, SharedVector, boundary_bytes, code_memory
 
@@ -75,25 +64,29 @@ class ProcessTrainer:
     def process_id(self) -> int:
         return self._child.process.pid
 
-    async def send(self, command: TrainerCommand) -> None:
+    async def send(self, command: messages.TrainerCommand) -> None:
         await self._child.send(command)
 
-    async def receive(self) -> TrainerEvent:
+    async def receive(self) -> messages.TrainerEvent:
         """The next event. A process that is silent for too long is killed. Raises TrainerDied."""
-        event: Said = Waiting()
-        while isinstance(event, Waiting):
+        event: messages.Said = messages.Waiting()
+        while isinstance(event, messages.Waiting):
             with trio.move_on_after(self._patience_s) as scope:
                 event = await self._child.receive()
             if scope.cancelled_caught:
                 self._child.kill()
                 raise TrainerDied(f"the trainer hung: no word from it for {self._patience_s:.0f} s")
-        if isinstance(event, ModelCreated):
+        if isinstance(event, messages.ModelCreated):
             raise TrainerDied("the trainer made a model instead of training one")
-        if isinstance(event, Ready | TrainerProgress):
-            step_s = 1 / max(event.steps_per_s, 1e-6) if isinstance(event, Ready) else event.step_s
+        if isinstance(event, messages.Ready | messages.TrainerProgress):
+            step_s = (
+                1 / max(event.steps_per_s, 1e-6)
+                if isinstance(event, messages.Ready)
+                else event.step_s
+            )
             self._slowest_step_s = max(self._slowest_step_s, step_s)
             self._patience_s = self._floor_s + self._silence_steps * self._slowest_step_s
-        if isinstance(event, Ready):
+        if isinstance(event, messages.Ready):
             spec, (codes_fd, *ring_fd) = self._spec, self._memory
             self._regions = CodeRegions(codes_fd, regions_of(spec, event.layout), writable=False)
             if ring_fd:
@@ -107,7 +100,7 @@ class ProcessTrainer:
 
 
 def trainer_starter(
-    settings: TrainerSettings, slow: SharedVector, spare: SpareChild
+    settings: messages.TrainerSettings, slow: SharedVector, spare: SpareChild
 ) -> StartTrainer:
     """Starts trainers in processes; every start must be given `slow.array`."""
     spec = settings.run_spec()
@@ -126,7 +119,7 @@ def trainer_starter(
                 yield ProcessTrainer(child, spec, made)
                 # It is asked to end, and given a moment.
                 with trio.move_on_after(STOP_GRACE_S), contextlib.suppress(TrainerDied):
-                    await child.send(Stop())
+                    await child.send(messages.Stop())
                     await child.process.wait()
             finally:
                 await child.aclose()
@@ -138,22 +131,22 @@ def trainer_starter(
 
 
 async def create_model(
-    settings: TrainerSettings, weights_path: Path, spare: SpareChild
-) -> ModelCreated:
+    settings: messages.TrainerSettings, weights_path: Path, spare: SpareChild
+) -> messages.ModelCreated:
     """Make initial weights, as a run's founder does, or the first holder of a stage.
 
     They go to the file as one flat vector of fp32 values. The spare child makes them, and can still
     become a trainer afterwards. Raises TrainerDied.
     """
     child = await spare.take()
-    answer: Said | None = None
+    answer: messages.Said | None = None
     try:
         with weights_path.open("wb") as file, trio.move_on_after(START_TIMEOUT_S):
             await child.begin("create", settings, (file.fileno(),))
             answer = await child.receive()
-        if isinstance(answer, Failed):
+        if isinstance(answer, messages.Failed):
             raise TrainerDied(answer.detail)
-        if not isinstance(answer, ModelCreated):
+        if not isinstance(answer, messages.ModelCreated):
             raise TrainerDied(f"no model within {START_TIMEOUT_S:.0f} s, but {answer}")
     except BaseException:
         await child.aclose()

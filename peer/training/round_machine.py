@@ -57,21 +57,7 @@ from protocol.run.run_spec import RunSpec
 from protocol.schedule.data_plan import DataPlan, TakenBlocks
 from protocol.trainer_messages import Merge, Yield
 
-from .messages import (
-    PROGRESS_INTERVAL_S,
-    CloseRound,
-    Evaluate,
-    Evaluated,
-    Keep,
-    Kept,
-    Load,
-    RoundClosed,
-    Stop,
-    TrainerCommand,
-    TrainerEvent,
-    TrainerProgress,
-    TrainRound,
-)
+from . import messages
 from .ports import WrongCommand
 from .schedule import learning_rate, total_steps_of
 from .sync import Sync
@@ -84,7 +70,9 @@ class RoundData:
     plan once a round, not once a step.
     """
 
-    def __init__(self, plan: DataPlan, peer_id: str, batch_size: int, order: TrainRound) -> None:
+    def __init__(
+        self, plan: DataPlan, peer_id: str, batch_size: int, order: messages.TrainRound
+    ) -> None:
         self._plan = plan
         self._peer_id = peer_id
         self._batch_size = batch_size
@@ -124,7 +112,7 @@ class RoundInProgress:
             of their losses, and the time of training.
     """
 
-    order: TrainRound
+    order: messages.TrainRound
     data: RoundData
     tokens_per_step: int
     started_s: float
@@ -160,7 +148,7 @@ class RoundInProgress:
         self.learning_rate = learning_rate
         self.untold_s += seconds
         is_half = self.steps == math.ceil(self.order.quota / 2)
-        is_long_ago = now_s - self.told_s >= PROGRESS_INTERVAL_S
+        is_long_ago = now_s - self.told_s >= messages.PROGRESS_INTERVAL_S
         self.is_progress_wanted |= is_half or is_long_ago
 
     def settled(self, loss: float, gradient_norm: float, seconds: float) -> None:
@@ -173,8 +161,8 @@ class RoundInProgress:
         self.untold_loss += loss
         self.untold_s += seconds
 
-    def progress(self, now_s: float) -> TrainerProgress:
-        told = TrainerProgress(
+    def progress(self, now_s: float) -> messages.TrainerProgress:
+        told = messages.TrainerProgress(
             round=self.order.round,
             steps=self.steps,
             loss=self.untold_loss / self.untold_steps,
@@ -187,9 +175,9 @@ class RoundInProgress:
         self.untold_steps, self.untold_loss, self.untold_s = 0, 0.0, 0.0
         return told
 
-    def closed(self, now_s: float) -> RoundClosed:
+    def closed(self, now_s: float) -> messages.RoundClosed:
         epoch, position = self.data.after(self.steps)
-        return RoundClosed(
+        return messages.RoundClosed(
             round=self.order.round,
             steps=self.steps,
             tokens=self.steps * self.tokens_per_step,
@@ -221,7 +209,7 @@ class Wait:
     """There is nothing to do until a command comes."""
 
 
-Action = TrainStep | SettleStep | Evaluate | Keep | Wait | Stop
+Action = TrainStep | SettleStep | messages.Evaluate | messages.Keep | Wait | messages.Stop
 
 
 @dataclass(slots=True)
@@ -235,63 +223,54 @@ class _SinceLoad:
 
     loaded: bool = False
     round: RoundInProgress | None = None
-    next_order: TrainRound | None = None
+    next_order: messages.TrainRound | None = None
     last_closed: int = -1
     closed_at: tuple[float, int, int] = (0.0, 0, 0)
 
 
+@dataclass(eq=False)
 class RoundMachine:
     """Says what the inner loop does next, from commands and finished steps.
 
     Args:
         events: of the machine and of `sync`; the driver takes them out.
-        num_blocks: training blocks of the corpus.
-        piece_blocks: of them in one piece; None where it is all one.
 
     Attributes:
         own_steps: since `Load`, and those of the kept optimizer.
     """
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        peer_id: str,
-        sync: Sync,
-        events: deque[TrainerEvent],
-        *,
-        num_blocks: int,
-        piece_blocks: int | None = None,
-    ) -> None:
-        self._spec = spec
-        self._peer_id = peer_id
-        self._plan = DataPlan(spec.seed, num_blocks, piece_blocks)
-        self._sync = sync
-        self._events = events
-        self._to_measure: deque[Evaluate] = deque()
-        self._to_keep: deque[Keep] = deque()
+    _spec: RunSpec
+    _peer_id: str
+    _plan: DataPlan
+    _sync: Sync
+    _events: deque[messages.TrainerEvent]
+
+    def __post_init__(self) -> None:
+        self._to_measure: deque[messages.Evaluate] = deque()
+        self._to_keep: deque[messages.Keep] = deque()
         self._stopped = False
         self._state = _SinceLoad()
         self.own_steps = 0
 
     # --- commands -------------------------------------------------------------------------------
 
-    def obey(self, command: TrainerCommand, now_s: float) -> None:
+    def obey(self, command: messages.TrainerCommand, now_s: float) -> None:
         """Take a command, between two steps. Raises WrongCommand."""
         match command:
-            case Load():
+            case messages.Load():
                 self._sync.load()
                 stand = command.step, command.epoch, command.position
                 self._state = _SinceLoad(loaded=True, closed_at=stand)
                 self.own_steps = 0
-            case TrainRound():
+            case messages.TrainRound():
                 self._take_order(command, now_s)
-            case CloseRound(round_):
+            case messages.CloseRound(round_):
                 self._ask_to_close(round_)
-            case Evaluate():
+            case messages.Evaluate():
                 self._to_measure.append(command)
-            case Keep():
+            case messages.Keep():
                 self._to_keep.append(command)
-            case Stop():
+            case messages.Stop():
                 self._stopped = True
             case Merge() | Yield():
                 if not self._state.loaded:
@@ -300,7 +279,7 @@ class RoundMachine:
             case _:
                 raise WrongCommand(f"{command}, but no stage is trained here")
 
-    def _take_order(self, order: TrainRound, now_s: float) -> None:
+    def _take_order(self, order: messages.TrainRound, now_s: float) -> None:
         state = self._state
         if not state.loaded:
             raise WrongCommand("TrainRound before Load")
@@ -326,7 +305,7 @@ class RoundMachine:
     def next_action(self, now_s: float) -> Action:
         """Tell, send, merge and close what is due; then say what comes next. Raises NonFinite."""
         if self._stopped:
-            return Stop()
+            return messages.Stop()
         if self._to_measure:
             return self._to_measure[0]
         if self._to_keep:
@@ -381,7 +360,7 @@ class RoundMachine:
         """Take the finite numbers of the last step, which were waited for so long."""
         self._current.settled(loss, gradient_norm, seconds)
 
-    def measured(self, result: Evaluated) -> None:
+    def measured(self, result: messages.Evaluated) -> None:
         self._to_measure.popleft()
         self._events.append(result)
 
@@ -392,7 +371,7 @@ class RoundMachine:
         if current is not None:
             stand = (current.nominal_step, *current.data.after(current.steps))
             tokens = current.steps * self._spec.tokens_per_step
-        self._events.append(Kept(order.path, *stand, tokens, error))
+        self._events.append(messages.Kept(order.path, *stand, tokens, error))
 
     @property
     def _current(self) -> RoundInProgress:

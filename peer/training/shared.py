@@ -31,8 +31,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from peer.codec import BLOCK, Codec, codes_as_tensor
-from peer.codec.base import root_mean_square
+from peer.codec import BLOCK, Codec, codes_as_tensor, root_mean_square
 from protocol.content.samples import Float32Vector
 from protocol.run.run_spec import RunSpec
 from protocol.run.ways import CODECS

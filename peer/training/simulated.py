@@ -36,19 +36,10 @@ from trio.lowlevel import ParkingLot
 from protocol.content.samples import Float32Vector
 from protocol.run.layout import ALIGNMENT, Layout
 from protocol.run.run_spec import RunSpec
+from protocol.schedule.data_plan import DataPlan
 
+from . import messages
 from .fragments import regions_of, values_of
-from .messages import (
-    Evaluate,
-    Evaluated,
-    Failed,
-    Keep,
-    Load,
-    Ready,
-    Stop,
-    TrainerCommand,
-    TrainerEvent,
-)
 from .ports import NonFinite, StartTrainer, Trainer, TrainerDied, WrongCommand
 from .round_machine import Action, RoundMachine, TrainStep, Wait
 from .shared import CodeRegions
@@ -201,25 +192,24 @@ class SimulatedTrainer:
         self._optimum = optimum(spec.seed, slow.size)
         self.model = ToyWeights(slow)
         self._regions = CodeRegions(-1, regions_of(spec, self.model.layout), writable=True)
-        self._events: deque[TrainerEvent] = deque()
+        self._events: deque[messages.TrainerEvent] = deque()
         values = values_of(spec, self.model, torch.from_numpy(slow), self._regions)
         self._round_machine = RoundMachine(
             spec,
             machine.peer_id,
+            DataPlan(spec.seed, self._problem.num_blocks, self._problem.piece_blocks),
             sync_of(spec, values, self._events.append, lambda: self._now_s),
             self._events,
-            num_blocks=self._problem.num_blocks,
-            piece_blocks=self._problem.piece_blocks,
         )
         self._action: Action = Wait()
-        self._waiting: deque[TrainerCommand] = deque()
+        self._waiting: deque[messages.TrainerCommand] = deque()
         self._death: str | None = None
         self._now_s = trio.current_time()
         self._next_step_s = math.inf
         self._changed = ParkingLot()
         self._ready_s = self._now_s + self._speed.start_s
 
-    async def send(self, command: TrainerCommand) -> None:
+    async def send(self, command: messages.TrainerCommand) -> None:
         await trio.lowlevel.checkpoint()
         self._advance(trio.current_time())
         self._raise_if_dead()
@@ -229,7 +219,7 @@ class SimulatedTrainer:
             self._obey(command)
         self._changed.unpark_all()
 
-    async def receive(self) -> TrainerEvent:
+    async def receive(self) -> messages.TrainerEvent:
         if self._ready_s < math.inf:
             await trio.sleep_until(self._ready_s)
             self._ready_s = math.inf
@@ -251,9 +241,9 @@ class SimulatedTrainer:
         if self._death is not None:
             raise TrainerDied(self._death)
 
-    def _ready(self) -> Ready:
+    def _ready(self) -> messages.Ready:
         layout = self.model.layout
-        return Ready(
+        return messages.Ready(
             device="simulated",
             precision="fp32",
             micro_batch=self._micro_batch,
@@ -263,13 +253,13 @@ class SimulatedTrainer:
 
     # --- what the round machine says ------------------------------------------------------------
 
-    def _obey(self, command: TrainerCommand) -> None:
+    def _obey(self, command: messages.TrainerCommand) -> None:
         try:
             self._round_machine.obey(command, self._now_s)
         except WrongCommand as error:
             self._fail("error", f"WrongCommand: {error}")
             return
-        if isinstance(command, Load) and command.kept is not None:
+        if isinstance(command, messages.Load) and command.kept is not None:
             own_steps = take_over_weights(Path(command.kept), self.model.theta_P, None)
             self._round_machine.own_steps = own_steps
         self._follow()
@@ -294,9 +284,10 @@ class SimulatedTrainer:
         trained = isinstance(self._action, TrainStep)
         try:
             while isinstance(
-                action := self._round_machine.next_action(self._now_s), Evaluate | Keep
+                action := self._round_machine.next_action(self._now_s),
+                messages.Evaluate | messages.Keep,
             ):
-                if isinstance(action, Keep):
+                if isinstance(action, messages.Keep):
                     own_steps = self._round_machine.own_steps
                     keep_weights(Path(action.path), self.model.theta_P, None, own_steps)
                     self._round_machine.kept(None)
@@ -307,14 +298,14 @@ class SimulatedTrainer:
             return
         if isinstance(action, TrainStep) and not trained:
             self._next_step_s = self._now_s + self._speed.duration_s(self._machine.steps)
-        elif isinstance(action, Stop):
+        elif isinstance(action, messages.Stop):
             self._death = "the trainer exited with 0"
         self._action = action
 
-    def _evaluate(self, order: Evaluate) -> None:
+    def _evaluate(self, order: messages.Evaluate) -> None:
         """Tell the loss at once; its time holds up training."""
         took_s, loss = self._speed.validation_s, loss_at(self._slow - self._optimum)
-        self._round_machine.measured(Evaluated(order.round, loss, took_s))
+        self._round_machine.measured(messages.Evaluated(order.round, loss, took_s))
         self._next_step_s += took_s
 
     def _train(self, step: TrainStep) -> None:
@@ -345,7 +336,7 @@ class SimulatedTrainer:
         return self._death is not None
 
     def _fail(self, reason: str, detail: str) -> None:
-        self._events.append(Failed(reason, detail))
+        self._events.append(messages.Failed(reason, detail))
         self._death = "the trainer exited with 1"
 
 

@@ -39,18 +39,15 @@ class StepResult:
         return loss, norm
 
 
+@dataclass(eq=False)
 class Stepper:
     """Steps a model. The gradient is zero between two steps."""
 
     reads_blocks = True
-
-    def __init__(
-        self, model: FlatModel, optimizer: FlatOptimizer, precision: Precision, micro_batch: int
-    ) -> None:
-        self._model = model
-        self.optimizer = optimizer
-        self._precision = precision
-        self.micro_batch = micro_batch
+    _model: FlatModel
+    optimizer: FlatOptimizer
+    _precision: Precision
+    micro_batch: int
 
     def step(self, blocks_BT: npt.NDArray[np.int64], learning_rate: float) -> StepResult:
         loss = torch.zeros((), device=self._model.device)

@@ -113,24 +113,20 @@ class _Lane:
     standstill: _Standstill = field(default_factory=_Standstill)
 
 
+@dataclass(eq=False)
 class Sync(ABC):
     """Fragments on their way: answers `SyncCommand` with `SyncEvent`."""
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        values: FragmentDeltas | FragmentSnapshots,
-        emit: Callable[[SyncEvent], None],
-        clock_s: Callable[[], float],
-    ) -> None:
-        self._spec = spec
-        self._inner_steps = spec.sync.round_steps
-        self._values = values
-        self._emit = emit
-        self._clock_s = clock_s
+    _spec: RunSpec
+    _values: FragmentDeltas | FragmentSnapshots
+    _emit: Callable[[SyncEvent], None]
+    _clock_s: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self._reset()
 
     def _reset(self) -> None:
+        self._inner_steps = self._spec.sync.round_steps
         self._lanes = [_Lane() for _ in self._values.fragments]
         self._steps = 0
         self._in_round = False

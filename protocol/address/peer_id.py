@@ -15,6 +15,7 @@ hash of their key, so records signed by them could not be verified: they raise
 `RemoteProtocolError`, as what is no peer id does.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from protocol.errors import RemoteProtocolError
@@ -25,6 +26,9 @@ KEY_PROTOBUF_PREFIX: Final = bytes.fromhex("08011220")
 """Start of an Ed25519 public key's protobuf form; the key follows."""
 MAX_PEER_ID_TEXT: Final = 64
 """Longest text looked at: Ed25519 peer ids have 52 characters, other kinds at most 53."""
+
+Sign = Callable[[bytes], bytes]
+"""Ed25519 signature (64 bytes) of the data under our own key."""
 
 _PREFIX: Final = bytes.fromhex("0024") + KEY_PROTOBUF_PREFIX
 _ALPHABET: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"

@@ -30,7 +30,6 @@ swarm at the same moment may both be the last one.
 
 import base64
 import binascii
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, Self
@@ -39,13 +38,16 @@ import msgpack
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from protocol.address.peer_id import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, public_key_from_peer_id
+from protocol.address.peer_id import (
+    PUBLIC_KEY_BYTES,
+    SIGNATURE_BYTES,
+    Sign,
+    public_key_from_peer_id,
+)
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import MAX_EXPIRES_S, MAX_STATEMENT_BYTES
 
 DOMAIN: Final = b"loco/v1/admission\0"
-
-Sign = Callable[[bytes], bytes]
 
 
 def seal(fields: list[Any], sign: Sign) -> bytes:

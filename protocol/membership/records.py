@@ -36,7 +36,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from msgspec import Meta, Struct
 
 from protocol.address.multiaddr import InvalidAddress, address_from_bytes, address_to_bytes
-from protocol.address.peer_id import MAX_PEER_ID_TEXT, SIGNATURE_BYTES, public_key_from_peer_id
+from protocol.address.peer_id import (
+    MAX_PEER_ID_TEXT,
+    SIGNATURE_BYTES,
+    Sign,
+    public_key_from_peer_id,
+)
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.limits import (
     MAX_COUNT,
@@ -49,8 +54,6 @@ from protocol.limits import (
 _MAX_BODY_BYTES: Final = MAX_RECORD_BYTES - SIGNATURE_BYTES
 _CONTEXT: Final = b"loco record 1\0"
 
-Sign = Callable[[bytes], bytes]
-"""Ed25519 signature (64 bytes) of the data under our own key."""
 Verify = Callable[[str, bytes, bytes], bool]
 """Whether (peer id, data, signature) belong together."""
 

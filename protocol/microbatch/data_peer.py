@@ -183,6 +183,7 @@ class OwnIteration:
     welcomed: set[tuple[Microbatch, Leg, int]] = field(default_factory=set)
 
 
+@dataclass(eq=False)
 class DataPeerCore(StageCore):
     """Sends the microbatches of a data peer on their ways, and again what is lost.
 
@@ -196,14 +197,13 @@ class DataPeerCore(StageCore):
         left_out: the stages that nobody held when the present iteration set out.
     """
 
-    def __init__(
-        self, peer_id: str, router: RandomRouter, patience_s: float, *, in_flight: int = 0
-    ) -> None:
+    _peer_id: str
+    _router: RandomRouter
+    _patience_s: float
+    in_flight: int = 0
+
+    def __post_init__(self) -> None:
         super().__init__()
-        self._peer_id = peer_id
-        self._router = router
-        self._patience_s = patience_s
-        self._in_flight = in_flight
         self._away: dict[int, Away] = {}
         self._present = OwnIteration()
         self._heard = Announced()
@@ -366,7 +366,7 @@ class DataPeerCore(StageCore):
         lost = list(self._away.values())
         self.counts[Counted.LOST] += sum(away.leg is not Leg.SCORE for away in lost)
         self._away.clear()
-        self._in_flight = slots if self._in_flight else 0
+        self.in_flight = slots if self.in_flight else 0
         offered = [Tell(path.relays, Lost(name)) for name, path in self._present.named.items()]
         self._present = OwnIteration()
         told: list[Command] = [away.lost() for away in lost]
@@ -413,7 +413,7 @@ class DataPeerCore(StageCore):
         """Name and offer what the trainer will produce next (rule 6)."""
         present, commands = self._present, list[Command]()
         under_way = sum(not away.nearly_home for away in self._away.values())
-        while present.paths and under_way + len(present.named) < self._in_flight:
+        while present.paths and under_way + len(present.named) < self.in_flight:
             microbatch, path = self._name(), present.paths.popleft()
             present.named[microbatch] = path
             commands.append(Trip(microbatch, Leg.FORWARD, path, 1))

@@ -30,7 +30,7 @@ present plan differ by, if that is more.
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, NamedTuple
 
 from .pipelines import (
@@ -277,15 +277,11 @@ class Answer:
         bound_us = chosen.lower_bound_us
         return {
             **chosen.planned.plan.to_json(chosen.problem),
-            "iteration_s": {way: each.iteration_s for way, each in ways.items()},
-            "lower_bound_s": None if bound_us is None else bound_us / US_PER_S,
-            "tokens_per_s": {way: each.tokens_per_s for way, each in ways.items()},
-            "cost_per_billion_tokens": {
-                way: each.cost_per_billion_tokens for way, each in ways.items()
+            **{
+                field.name: {way: getattr(each, field.name) for way, each in ways.items()}
+                for field in fields(Estimate)
             },
-            "fits": {way: each.fits for way, each in ways.items()},
-            "bytes_per_hour": {way: each.bytes_per_hour for way, each in ways.items()},
-            "utilisation": {way: each.utilisation for way, each in ways.items()},
+            "lower_bound_s": None if bound_us is None else bound_us / US_PER_S,
             "unskipped": self._unskipped(),
             "ways_of_working": {way: dict(each) for way, each in self.ways_of_working.items()},
             "bottleneck": chosen.bottleneck.sentence,

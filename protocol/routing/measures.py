@@ -29,10 +29,10 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from protocol.address.peer_id import SIGNATURE_BYTES
+from protocol.address.peer_id import SIGNATURE_BYTES, Sign
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.limits import MAX_LINK_VECTOR_BYTES, MAX_LINKS, MAX_STAGES
-from protocol.membership.records import Sign, Verify, verify_with_peer_id
+from protocol.membership.records import Verify, verify_with_peer_id
 from protocol.pipeline.problem import US_PER_S
 from protocol.wire.fields import Count, PeerIdText
 

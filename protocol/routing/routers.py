@@ -72,16 +72,21 @@ class RandomRouter:
         """One for each microbatch; none where a path finds no relay."""
         draws, used = Draws(f"{self._name}/{iteration}"), Used()
         found: list[Path] = []
-        for _ in range(microbatches):
-            if self.is_full(iteration, relays):
-                path = _through(tuple(range(1, len(relays) + 1)), relays, draws, used)
-            else:
-                path = self._drawn(self._visited - 1, relays, draws, used)
+        for number in range(iteration * microbatches, (iteration + 1) * microbatches):
+            path = self._next(iteration, number, microbatches, relays, draws, used)
             if path is None:
                 return []
             used.update((*path.stages, *path.relays))
             found.append(path)
         return found
+
+    def _next(
+        self, iteration: int, number: int, of: int, relays: Relays, draws: Draws, used: Used
+    ) -> Path | None:
+        """The path of a microbatch, by its number in the run, of so many in an iteration."""
+        if self.is_full(iteration, relays):
+            return _through(tuple(range(1, len(relays) + 1)), relays, draws, used)
+        return self._drawn(self._visited - 1, relays, draws, used)
 
     def another(
         self, before: Path, turn: int, relays: Relays, *, turned: bool = False
@@ -217,25 +222,17 @@ class PlannedRouter(RandomRouter):
         plan = self.full if self.is_full(iteration, relays) else self.plan
         return () if plan is None else plan.paths.get(self._origin, ())
 
-    def paths(self, iteration: int, microbatches: int, relays: Relays) -> Sequence[Path]:
+    def _next(
+        self, iteration: int, number: int, of: int, relays: Relays, draws: Draws, used: Used
+    ) -> Path | None:
         own = self.own(iteration, relays)
         if not own:
-            return super().paths(iteration, microbatches, relays)
-        draws, used = Draws(f"{self._name}/{iteration}"), Used()
-        found: list[Path] = []
-        for number in range(microbatches):
-            before = own[number % len(own)]
-            turn = iteration * microbatches + number
-            path = _through(before.stages, relays, draws, used, before.relays)
-            if path is None:
-                path = self.another(before, turn, relays)
-            else:
-                path = Path(path.relays, path.stages, before.plan)
-            if path is None:
-                return []
-            used.update(path.relays)
-            found.append(path)
-        return found
+            return super()._next(iteration, number, of, relays, draws, used)
+        before = own[number % of % len(own)]
+        path = _through(before.stages, relays, draws, used, before.relays)
+        if path is None:
+            return self.another(before, number, relays)
+        return Path(path.relays, path.stages, before.plan)
 
 
 def terms_of(spec: RunSpec) -> Terms:

@@ -30,8 +30,8 @@ from typing import Any, Final, Self
 import blake3
 from pydantic import ValidationError
 
-from protocol.address.peer_id import PUBLIC_KEY_BYTES
-from protocol.admission.statements import Sign, check, opened, seal
+from protocol.address.peer_id import PUBLIC_KEY_BYTES, Sign
+from protocol.admission.statements import check, opened, seal
 from protocol.errors import InvalidRunSpec, RemoteProtocolError
 from protocol.limits import EPSILON, MAX_AMENDMENTS
 

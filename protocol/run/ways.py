@@ -60,7 +60,7 @@ class CodecRow:
     """One codec.
 
     Attributes:
-        made_by: module:class; called with `part_of`, makes a `Codec` (peer/codec/base.py).
+        made_by: module:class; called with `part_of`, makes a `Codec` (peer/codec/__init__.py).
         block_bytes: bytes that ALIGNMENT values become; all that is coded is a multiple of it long.
         differences_only: it is too coarse for whole weights.
         packs: pairs send each other the codes in fewer bits, as differences from what the other

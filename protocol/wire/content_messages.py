@@ -9,15 +9,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from protocol import limits
 from protocol.content.samples import SAMPLE_BYTES, SEED_BYTES
-from protocol.limits import (
-    MAX_BLOB_BYTES,
-    MAX_CONTROL_PAYLOAD_BYTES,
-    MAX_COUNT,
-    MAX_PARTS_PER_REQUEST,
-    MAX_PIECE_BYTES,
-    MAX_SPEC_BYTES,
-)
 
 from .fields import Count, Digest, Key, Message, NonNegative, Signature
 
@@ -30,7 +23,7 @@ class GetSpec(Message, frozen=True, tag="get_spec"): ...
 class SpecReply(Message, frozen=True, tag="spec"):
     """The spec's canonical bytes follow; signed by the founder (Ed25519)."""
 
-    max_payload_bytes = MAX_SPEC_BYTES
+    max_payload_bytes = limits.MAX_SPEC_BYTES
 
     founder_public_key: Key
     signature: Signature
@@ -45,7 +38,7 @@ class GetBlob(Message, frozen=True, tag="get_blob"):
 class BlobReply(Message, frozen=True, tag="blob"):
     """The blob follows."""
 
-    max_payload_bytes = MAX_BLOB_BYTES
+    max_payload_bytes = limits.MAX_BLOB_BYTES
 
     digest: Digest
 
@@ -69,10 +62,10 @@ class StateScalars(Message, frozen=True, tag="state"):
         gradient_norm: of the part's last inner step, before clipping; 0 before the first.
     """
 
-    max_payload_bytes = MAX_CONTROL_PAYLOAD_BYTES
+    max_payload_bytes = limits.MAX_CONTROL_PAYLOAD_BYTES
 
     group: Digest
-    round: Annotated[int, Meta(ge=-1, le=MAX_COUNT)]
+    round: Annotated[int, Meta(ge=-1, le=limits.MAX_COUNT)]
     step: Count
     layout_digest: Digest
     epoch: Count
@@ -113,7 +106,7 @@ class Holdings(Message, frozen=True, tag="holdings"):
         whole: all of them; no bits follow.
     """
 
-    max_payload_bytes = MAX_CONTROL_PAYLOAD_BYTES
+    max_payload_bytes = limits.MAX_CONTROL_PAYLOAD_BYTES
 
     version: Count
     whole: bool
@@ -123,10 +116,10 @@ class GetParts(Message, frozen=True, tag="get_parts"):
     """Send me these parts, in this order; a Refusal ends the answer."""
 
     content: Digest
-    parts: Annotated[tuple[PartIndex, ...], Meta(max_length=MAX_PARTS_PER_REQUEST)]
+    parts: Annotated[tuple[PartIndex, ...], Meta(max_length=limits.MAX_PARTS_PER_REQUEST)]
 
 
 class Part(Message, frozen=True, tag="part"):
-    max_payload_bytes = MAX_PIECE_BYTES
+    max_payload_bytes = limits.MAX_PIECE_BYTES
 
     index: PartIndex

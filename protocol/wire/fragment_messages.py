@@ -23,15 +23,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from protocol.limits import (
-    MAX_CHUNKS_PER_FRAGMENT,
-    MAX_CONTRIBUTION_WEIGHT,
-    MAX_CONTRIBUTORS,
-    MAX_COUNT,
-    MAX_EVIDENCE_BYTES,
-    MAX_FRAGMENTS,
-    MAX_PAYLOAD_BYTES,
-)
+from protocol import limits
 from protocol.membership.records import Verify, verify_with_peer_id
 from protocol.plausible import NO_LENGTH
 
@@ -41,16 +33,16 @@ DOMAIN: Final = b"loco/v1/fragment-result\0"
 CONTRIBUTION_DOMAIN: Final = b"loco/v1/fragment-contribution\0"
 DIGEST_BYTES: Final = 16
 
-OfChunks: Final = Meta(max_length=MAX_CHUNKS_PER_FRAGMENT)
-OfContributors: Final = Meta(max_length=MAX_CONTRIBUTORS)
+OfChunks: Final = Meta(max_length=limits.MAX_CHUNKS_PER_FRAGMENT)
+OfContributors: Final = Meta(max_length=limits.MAX_CONTRIBUTORS)
 
-FragmentIndex = Annotated[int, Meta(ge=0, lt=MAX_FRAGMENTS)]
-ChunkIndex = Annotated[int, Meta(ge=0, lt=MAX_CHUNKS_PER_FRAGMENT)]
-Cycle = Annotated[int, Meta(ge=-1, le=MAX_COUNT)]
+FragmentIndex = Annotated[int, Meta(ge=0, lt=limits.MAX_FRAGMENTS)]
+ChunkIndex = Annotated[int, Meta(ge=0, lt=limits.MAX_CHUNKS_PER_FRAGMENT)]
+Cycle = Annotated[int, Meta(ge=-1, le=limits.MAX_COUNT)]
 ShortDigest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 Length = Annotated[float, Meta(ge=0, le=NO_LENGTH)]
-Weight = Annotated[int, Meta(ge=0, le=MAX_CONTRIBUTION_WEIGHT)]
-PositiveWeight = Annotated[int, Meta(ge=1, le=MAX_CONTRIBUTION_WEIGHT)]
+Weight = Annotated[int, Meta(ge=0, le=limits.MAX_CONTRIBUTION_WEIGHT)]
+PositiveWeight = Annotated[int, Meta(ge=1, le=limits.MAX_CONTRIBUTION_WEIGHT)]
 
 
 class Stamp(Struct, frozen=True):
@@ -88,7 +80,7 @@ class Contribution(Message, frozen=True, tag="contribution"):
         signature: the sender's.
     """
 
-    max_payload_bytes = MAX_PAYLOAD_BYTES
+    max_payload_bytes = limits.MAX_PAYLOAD_BYTES
 
     group: Digest
     fragment: FragmentIndex
@@ -155,7 +147,7 @@ class ChunkResult(Struct, frozen=True):
     steps: Count
     weight: Count
     base: ShortDigest
-    mask: Annotated[bytes, Meta(min_length=1, max_length=MAX_CONTRIBUTORS // 8)]
+    mask: Annotated[bytes, Meta(min_length=1, max_length=limits.MAX_CONTRIBUTORS // 8)]
     digest: ShortDigest
 
     def __post_init__(self) -> None:
@@ -170,7 +162,7 @@ class ChunkResult(Struct, frozen=True):
     @property
     def rank(self) -> "ResultRank":
         """All who are in it weigh the same."""
-        return ResultRank(len(self.places) * MAX_CONTRIBUTION_WEIGHT, self.digest)
+        return ResultRank(len(self.places) * limits.MAX_CONTRIBUTION_WEIGHT, self.digest)
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -208,7 +200,7 @@ class Result(Message, frozen=True, tag="result"):
         signature: the owner's, over all but `carried`.
     """
 
-    max_payload_bytes = MAX_PAYLOAD_BYTES
+    max_payload_bytes = limits.MAX_PAYLOAD_BYTES
 
     group: Digest
     fragment: FragmentIndex
@@ -307,7 +299,7 @@ class GetChunkState(Message, frozen=True, tag="get_chunk_state"):
 class ChunkStateReply(Message, frozen=True, tag="chunk_state"):
     """Outer copy and momentum of a chunk follow, fp32; `cycle` is that of its last step."""
 
-    max_payload_bytes = MAX_PAYLOAD_BYTES
+    max_payload_bytes = limits.MAX_PAYLOAD_BYTES
 
     fragment: FragmentIndex
     cycle: Cycle
@@ -328,7 +320,7 @@ class GetOpening(Message, frozen=True, tag="get_opening"):
 class Opening(Message, frozen=True, tag="opening"):
     """Answer to GetOpening: the contributions, each with its leaf, follow."""
 
-    max_payload_bytes = MAX_EVIDENCE_BYTES
+    max_payload_bytes = limits.MAX_EVIDENCE_BYTES
 
 
 class Doubt(Message, frozen=True, tag="doubt"):
@@ -343,7 +335,7 @@ class Doubt(Message, frozen=True, tag="doubt"):
 class Proof(Message, frozen=True, tag="proof"):
     """The owner has lied: a result, and what shows that it does not follow from what it names."""
 
-    max_payload_bytes = MAX_EVIDENCE_BYTES
+    max_payload_bytes = limits.MAX_EVIDENCE_BYTES
 
     group: Digest
     owner: PeerIdText

@@ -28,23 +28,17 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from protocol import limits
 from protocol.errors import RemoteProtocolError
-from protocol.limits import (
-    MAX_ITERATION,
-    MAX_LINK_VECTOR_BYTES,
-    MAX_PAYLOAD_BYTES,
-    MAX_SNAPSHOT_BYTES,
-    MAX_STAGES,
-)
 
 from .fields import Count, Digest, Message, NonNegative, PeerIdText
 
-Iteration = Annotated[int, Meta(ge=0, le=MAX_ITERATION)]
-Place = Annotated[int, Meta(ge=0, le=MAX_STAGES)]
-RelayPath = Annotated[tuple[PeerIdText, ...], Meta(max_length=MAX_STAGES - 1)]
+Iteration = Annotated[int, Meta(ge=0, le=limits.MAX_ITERATION)]
+Place = Annotated[int, Meta(ge=0, le=limits.MAX_STAGES)]
+RelayPath = Annotated[tuple[PeerIdText, ...], Meta(max_length=limits.MAX_STAGES - 1)]
 RelayStages = Annotated[
-    tuple[Annotated[int, Meta(ge=1, lt=MAX_STAGES)], ...],
-    Meta(max_length=MAX_STAGES - 1),
+    tuple[Annotated[int, Meta(ge=1, lt=limits.MAX_STAGES)], ...],
+    Meta(max_length=limits.MAX_STAGES - 1),
 ]
 
 
@@ -166,7 +160,7 @@ class Boundary(Message, frozen=True, tag="boundary"):
         loss: of the microbatch, nats per token, where its gradient travels.
     """
 
-    max_payload_bytes = MAX_PAYLOAD_BYTES
+    max_payload_bytes = limits.MAX_PAYLOAD_BYTES
 
     loss: NonNegative | None
 
@@ -214,7 +208,7 @@ class GetLinks(Message, frozen=True, tag="get_links"):
 class LinksReply(Message, frozen=True, tag="links"):
     """The sender's newest link vector follows (protocol/routing/measures.py)."""
 
-    max_payload_bytes = MAX_LINK_VECTOR_BYTES
+    max_payload_bytes = limits.MAX_LINK_VECTOR_BYTES
 
 
 class GetSnapshot(Message, frozen=True, tag="get_snapshot"):
@@ -234,6 +228,6 @@ class SnapshotReply(Message, frozen=True, tag="snapshot"):
         digest: of the sender's snapshot; None before the first.
     """
 
-    max_payload_bytes = MAX_SNAPSHOT_BYTES
+    max_payload_bytes = limits.MAX_SNAPSHOT_BYTES
 
     digest: Digest | None

@@ -17,8 +17,7 @@ from bench.quality.run import Result, train_arm
 from bench.quality.runs import paired, told
 from bench.quality.settings import FULL, FULL_LATE, LONG, SHORT, SHORT_LATE, SMOKE
 from bench.quality.store import Store
-from peer.codec import differences
-from peer.codec.base import BLOCK
+from peer.codec import BLOCK, differences
 from peer.codec.differences import blocks_of
 
 P = 1024

@@ -12,7 +12,7 @@ import torch
 from swarm import START_S, Peer, Swarm, open_swarm
 
 from peer.observe.event_names import EventName
-from peer.training.corpus import open_corpus
+from peer.training.corpus.folder import open_corpus
 from peer.training.model import FlatModel, empty_module, model_config
 from peer.training.optimizer import inner_optimizer
 from peer.training.stages.module import initial_stage

@@ -89,7 +89,8 @@ def random_replica(seed: int = 0, codec_name: str = "int8", **diloco) -> Replica
     codec = get_codec(codec_name)
     sizes = [codec.code_bytes(fragment.size) for fragment in fragments]
     regions = CodeRegions(-1, sizes, writable=True)
-    snapshots = FragmentSnapshots(model, torch.from_numpy(phi), regions, codec, fragments, section)
+    phi_P, merge_share = torch.from_numpy(phi), 1.0 - section.merge
+    snapshots = FragmentSnapshots(model, phi_P, regions, codec, fragments, merge_share)
     theta = model.theta_P.numpy()
     theta[:] = phi + random.normal(0, 0.1, phi.size).astype("f4")
     return Replica(snapshots, regions, theta, phi, model.gradient_P.numpy(), codec_name)

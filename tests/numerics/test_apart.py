@@ -7,8 +7,7 @@ import torch
 
 from peer.averaging.gossip import outer_step
 from peer.averaging.gossip.outer_step import apart
-from peer.codec import get_codec
-from peer.codec.base import LARGEST_MAGNITUDE, root_mean_square
+from peer.codec import LARGEST_MAGNITUDE, get_codec, root_mean_square
 from peer.codec.compiled import COMPILED_FROM
 
 

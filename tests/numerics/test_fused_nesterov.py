@@ -11,7 +11,6 @@ from peer.averaging.diloco.nesterov import (
     NesterovFactors,
     WeightedCodes,
     average_codes,
-    outer_step,
     step_pieces,
 )
 from peer.codec import BLOCK, TILE, compiled, get_codec
@@ -46,8 +45,8 @@ def _stepped(phi_v: torch.Tensor, codes: torch.Tensor, part_of: int) -> torch.Te
     before, after = phi_v.clone(), torch.empty_like(phi_v)
     factors = NesterovFactors(0.4, 0.9)
     codec = get_codec("int8", part_of=part_of)
-    outer_step(ChunkValues(*before), codes, codec, factors, ChunkValues(*after))
-    outer_step(ChunkValues(*before), codes, codec, factors, ChunkValues(*before))
+    step_pieces([(ChunkValues(*before), ChunkValues(*after))], codes, codec, factors)
+    step_pieces([(ChunkValues(*before), ChunkValues(*before))], codes, codec, factors)
     assert torch.equal(before.view(torch.int32), after.view(torch.int32))
     return after
 

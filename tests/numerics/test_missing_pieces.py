@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 from training_worlds import World, back, build_world, next_order, order, run, tiny_corpus, tiny_spec
 
-from peer.training.corpus import Corpus
+from peer.training.corpus.blocks import Corpus
 from peer.training.messages import (
     CloseRound,
     Evaluate,

@@ -18,8 +18,8 @@ from peer.averaging.diloco.nesterov import (
     NesterovFactors,
     WeightedCodes,
     average_codes,
-    outer_step,
     state_digest,
+    step_pieces,
 )
 from peer.codec import TILE, get_codec
 
@@ -86,7 +86,7 @@ def test_has_the_bits_of_the_equations(name, num_values):
     for pseudo_gradient in _vectors(3, num_values, 1):
         codes = _codes(name, pseudo_gradient)
         phi, v = _plain_step(phi, v, _decoded(name, codes, num_values))
-        outer_step(state, codes, codec, PAPER, state)
+        step_pieces([(state, state)], codes, codec, PAPER)
         assert _same_bits(state.phi_C, phi)
         assert _same_bits(state.v_C, v)
 
@@ -98,19 +98,19 @@ def test_is_torchs_sgd_with_nesterov_momentum():
     for pseudo_gradient in 0.01 * _vectors(100, seed=1):
         parameter.grad = torch.from_numpy(pseudo_gradient)
         optimizer.step()
-        outer_step(state, _codes("fp32", pseudo_gradient), get_codec("fp32"), PAPER, state)
+        step_pieces([(state, state)], _codes("fp32", pseudo_gradient), get_codec("fp32"), PAPER)
         torch.testing.assert_close(state.phi_C, parameter.detach(), atol=1e-6, rtol=0)
 
 
 def test_can_be_taken_again_with_another_result():
     codec, before, after = get_codec("int8"), _state(), _state(5)
     first, second = (_codes("int8", vector) for vector in _vectors(2, seed=1))
-    outer_step(before, first, codec, PAPER, after)
-    outer_step(before, second, codec, PAPER, after)
+    step_pieces([(before, after)], first, codec, PAPER)
+    step_pieces([(before, after)], second, codec, PAPER)
     untouched = _state()
     assert torch.equal(before.phi_C, untouched.phi_C)
     assert torch.equal(before.v_C, untouched.v_C)
-    outer_step(untouched, second, codec, PAPER, untouched)
+    step_pieces([(untouched, untouched)], second, codec, PAPER)
     assert torch.equal(after.phi_C, untouched.phi_C)
     assert torch.equal(after.v_C, untouched.v_C)
 
@@ -123,7 +123,7 @@ def test_what_does_not_fit_is_refused_and_nothing_written(broken):
     if broken == "type":
         after = ChunkValues(state.phi_C, state.v_C.double())
     with pytest.raises(ValueError, match=r"codes|values|fp32"):
-        outer_step(before, codes[:-1] if broken == "codes" else codes, codec, PAPER, after)
+        step_pieces([(before, after)], codes[:-1] if broken == "codes" else codes, codec, PAPER)
     assert torch.equal(state.phi_C, _state().phi_C)
     assert torch.equal(state.v_C, _state().v_C)
 
@@ -229,7 +229,7 @@ for name in ("fp32", "int8"):
             codec.encode(torch.from_numpy(values), row)
         given = [WeightedCodes(row, weight) for row, weight in zip(codes[1:], (30, 17, 1, 9))]
         weight = average_codes(given, codec, size, codes[0])
-        outer_step(state, codes[0], codec, NesterovFactors(0.4, 0.9), state)
+        step_pieces([(state, state)], codes[0], codec, NesterovFactors(0.4, 0.9))
     found[name] = state_digest([state], cycle, 5, weight).hex()
 print(json.dumps([torch.backends.cpu.get_cpu_capability(), found]))
 """

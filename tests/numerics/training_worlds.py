@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from peer.codec import get_codec
-from peer.training.corpus import Corpus
+from peer.training.corpus.blocks import Corpus
 from peer.training.fragments import FragmentDeltas, FragmentSnapshots, regions_of, values_of
 from peer.training.loop import InnerLoop
 from peer.training.messages import Load, RoundClosed, Said, Stop, TrainerCommand, TrainRound

@@ -13,7 +13,7 @@ import pytest
 from traces import Walk
 from trainer_worlds import real_life, spec_of
 
-from peer.training.corpus import prepare_corpus
+from peer.training.corpus.folder import prepare_corpus
 from protocol.trainer_messages import FragmentMerged
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]

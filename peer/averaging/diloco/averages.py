@@ -17,9 +17,8 @@ breaks is opened again until then. Our own averages are kept until MAX_OPENABLE 
 there, and no longer than OPENABLE_S.
 """
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -30,20 +29,12 @@ from peer.codec import Codec, codes_as_tensor, get_codec
 from peer.codec.leaves import code_digest, leaf_digests, leaf_of, leaves_of_chunk, values_of_leaf
 from peer.network.conversation import Conversation
 from peer.runtime import Network, PeerId, Work
-from protocol.diloco.audits import (
-    Contradiction,
-    Evidence,
-    Leaf,
-    OpenedLeaf,
-    check_opening,
-    pack_opening,
-    read_proof,
-)
+from protocol.address.peer_id import Sign
+from protocol.diloco import audits
 from protocol.diloco.commands import Audit, Average, Averages
 from protocol.errors import LocoError, Refused, RemoteProtocolError
 from protocol.fragment.code_tree import path_of
 from protocol.limits import MAX_CONTRIBUTION_WEIGHT, MAX_EVIDENCE_BYTES, MAX_OPENABLE
-from protocol.membership.records import Sign
 from protocol.outcomes import AuditOutcome, RefusalReason
 from protocol.plausible import contribution_shares
 from protocol.wire.fragment_messages import (
@@ -64,26 +55,17 @@ from .outer_fragments import OuterFragments
 
 
 # --- our own averages ---------------------------------------------------------------------------
+@dataclass(eq=False)
 class ChunkAverages:
     """Averages the contributions to the chunks that we own."""
 
-    def __init__(
-        self,
-        group: str,
-        own_id: PeerId,
-        incarnation: int,
-        outer: OuterFragments,
-        sign: Sign,
-        *,
-        trims: bool,
-    ) -> None:
-        self._trims = trims
-        self._group = group
-        self._own_id = own_id
-        self._incarnation = incarnation
-        self._outer = outer
-        self._sign = sign
-        self._scratch = torch.empty(0)
+    _group: str
+    _own_id: PeerId
+    _incarnation: int
+    _outer: OuterFragments
+    _sign: Sign
+    trims: bool = field(kw_only=True)
+    _scratch: torch.Tensor = field(default_factory=partial(torch.empty, 0))
 
     def averaged(self, order: Average) -> Averages | None:
         """The result of a collection; none for values at the bound of what codes take."""
@@ -114,7 +96,7 @@ class ChunkAverages:
             num_values,
             codes_as_tensor(out),
             self._scratch,
-            trims=self._trims,
+            trims=self.trims,
         )
 
     def _shares(self, lengths: Sequence[float]) -> list[float]:
@@ -157,7 +139,7 @@ def _weighted(codes: memoryview, share: float) -> nesterov.WeightedCodes:
 
 # --- leaf average ---------------------------------------------------------------------------------
 def leaf_average(
-    codec: Codec, num_values: int, opened: Sequence[OpenedLeaf], *, trims: bool
+    codec: Codec, num_values: int, opened: Sequence[audits.OpenedLeaf], *, trims: bool
 ) -> bytes | None:
     """The codes of a leaf; None if what went in has no average that codes take.
 
@@ -179,7 +161,7 @@ def opening_of(
     codec: Codec, index: int, inputs: Sequence[tuple[Contribution, memoryview]]
 ) -> bytes:
     """This leaf of each contribution to a chunk, given with its codes."""
-    return pack_opening(
+    return audits.pack_opening(
         (message, leaf_of(codec, codes, index), path_of(leaf_digests(codec, codes), index))
         for message, codes in inputs
     )
@@ -188,7 +170,7 @@ def opening_of(
 def audit(
     codec: Codec,
     num_values: int,
-    leaf: Leaf,
+    leaf: audits.Leaf,
     codes: memoryview,
     opening: bytes,
     *,
@@ -202,17 +184,17 @@ def audit(
     """
     ours, size = leaf_of(codec, codes, leaf.index), values_of_leaf(num_values, leaf.index)
     try:
-        average = leaf_average(codec, size, check_opening(leaf, opening), trims=trims)
+        average = leaf_average(codec, size, audits.check_opening(leaf, opening), trims=trims)
     except RemoteProtocolError:
         return AuditOutcome.UNOPENED, b""
     if average == ours:
         return AuditOutcome.TRUE, b""
     path = path_of(leaf_digests(codec, codes), leaf.index)
-    found = Evidence(leaf.result, leaf.chunk, leaf.index, ours, path, opening)
+    found = audits.Evidence(leaf.result, leaf.chunk, leaf.index, ours, path, opening)
     return AuditOutcome.LIE, found.packed()
 
 
-def check_evidence(codec: Codec, num_values: int, found: Evidence, *, trims: bool) -> None:
+def check_evidence(codec: Codec, num_values: int, found: audits.Evidence, *, trims: bool) -> None:
     """Raises RemoteProtocolError: this does not show that the owner has lied."""
     checked = found.checked(leaves_of_chunk(num_values))
     size = values_of_leaf(num_values, found.index)
@@ -234,18 +216,16 @@ class _Made:
     at_s: float
 
 
+@dataclass(eq=False)
 class FragmentAudits:
     """Works averages of other owners out again, and opens ours to those that do."""
 
-    def __init__(
-        self, group: str, network: Network, outer: OuterFragments, work: Work, *, trims: bool
-    ) -> None:
-        self._trims = trims
-        self._group = group
-        self._network = network
-        self._outer = outer
-        self._work = work
-        self._made: OrderedDict[tuple[int, int], _Made] = OrderedDict()
+    _group: str
+    _network: Network
+    _outer: OuterFragments
+    _work: Work
+    trims: bool = field(kw_only=True)
+    _made: dict[tuple[int, int], _Made] = field(default_factory=dict)
 
     # --- our own results --------------------------------------------------------------------------
     def keep(self, order: Average, result: Result) -> None:
@@ -272,16 +252,16 @@ class FragmentAudits:
         result, chunk = order.result, order.chunk
         num_values = self._outer.chunk_values(result.fragment, chunk)
         count = leaves_of_chunk(num_values)
-        leaf = Leaf(result, chunk, order.draw % count, count)
+        leaf = audits.Leaf(result, chunk, order.draw % count, count)
         opening = None
         with trio.move_on_after(STALL_S):
             opening = await self._opening(leaf)
         if opening is None:
             return AuditOutcome.UNOPENED, b""
-        look = partial(audit, trims=self._trims)
+        look = partial(audit, trims=self.trims)
         return await self._work.run(look, self._codec(), num_values, leaf, order.codes, opening)
 
-    async def _opening(self, leaf: Leaf) -> bytes | None:
+    async def _opening(self, leaf: audits.Leaf) -> bytes | None:
         """What the owner shows; None if it refuses, or sends something else."""
         result, network = leaf.result, self._network
         asked = GetOpening(self._group, result.fragment, result.cycle, leaf.chunk, leaf.index)
@@ -298,18 +278,18 @@ class FragmentAudits:
 
     async def check(self, message: Proof, proof: bytes) -> None:
         """Raises RemoteProtocolError: this does not show that the owner has lied."""
-        found = read_proof(proof)
+        found = audits.read_proof(proof)
         result, fragments = found.result, self._outer.fragments
         if result.group != self._group or result.owner != message.owner:
             raise RemoteProtocolError("a proof about another group, or another owner")
-        if isinstance(found, Contradiction):
+        if isinstance(found, audits.Contradiction):
             await self._work.run(found.check)
             return
         known = result.fragment < len(fragments)
         if not known or found.chunk >= len(fragments[result.fragment].chunks):
             raise RemoteProtocolError(f"a proof about fragment {result.fragment}")
         num_values = self._outer.chunk_values(result.fragment, found.chunk)
-        look = partial(check_evidence, trims=self._trims)
+        look = partial(check_evidence, trims=self.trims)
         await self._work.run(look, self._codec(), num_values, found)
 
     def _codec(self) -> Codec:

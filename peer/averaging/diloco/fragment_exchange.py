@@ -18,7 +18,8 @@ import blake3
 import trio
 
 from peer.network.conversation import Conversation
-from peer.runtime import Network, PeerId, Stream, Work
+from peer.rounds.surroundings import Surroundings
+from peer.runtime import PeerId, Stream
 from protocol.diloco import commands
 from protocol.diloco.collecting import MAX_COLLECTIONS
 from protocol.diloco.commands import GroupSeen, HoldOutcome, Parts, SendEnded, Sent, WriteOrder
@@ -28,19 +29,9 @@ from protocol.diloco.healing import most_say
 from protocol.diloco.peers import FragmentCounts, SendPlan
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import MAX_CONVICTED
-from protocol.membership.records import Sign
 from protocol.outcomes import RefusalReason
 from protocol.trainer_messages import Merge, Yield
-from protocol.wire.fragment_messages import (
-    ChunkStateReply,
-    GetChunkState,
-    GetOpening,
-    GetResult,
-    GetStamps,
-    Proof,
-    Stamp,
-    Stamps,
-)
+from protocol.wire import fragment_messages
 from protocol.wire.versions import FRAGMENT
 
 from .averages import ChunkAverages, FragmentAudits
@@ -92,8 +83,8 @@ class ProofStore(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class FragmentSurroundings:
-    """The peers with which fragments are averaged, and the means.
+class FragmentParts:
+    """The group with which fragments are averaged, and what becomes of them.
 
     Attributes:
         group: digest of ours.
@@ -105,11 +96,8 @@ class FragmentSurroundings:
         inner_steps: H, the steps of a peer of median speed between two sends of a fragment.
     """
 
+    around: Surroundings
     group: str
-    incarnation: int
-    network: Network
-    work: Work
-    sign: Sign
     company: CycleCompany
     trainer: FragmentTrainer
     ended: Callable[[SendEnded], None]
@@ -134,26 +122,25 @@ MAX_ASKED_FOR_STAMPS: Final = 5
 class FragmentExchange:
     """One peer's part in the exchange. `run` must be running."""
 
-    def __init__(self, around: FragmentSurroundings, outer: OuterFragments) -> None:
-        group, network, work = around.group, around.network, around.work
-        self._around = around
-        self._own_id = network.peer_id
-        self._outer = outer
-        self._work = work
+    def __init__(self, parts: FragmentParts, outer: OuterFragments) -> None:
+        around, group = parts.around, parts.group
+        self._parts, self._outer = parts, outer
+        self._network, self._work, self._sign = around.network, around.work, around.sign
+        self._own_id = around.network.peer_id
         plan = SendPlan(group, len(outer.fragments), outer.is_last)
         seed = blake3.blake3(around.sign(AUDIT_DRAWS + group.encode())).digest()
         self._core = FragmentCore(
-            plan, network.peer_id, outer.first_stamps(), seed, self._carry_out, around.counts
+            plan, self._own_id, outer.first_stamps(), seed, self._carry_out, parts.counts
         )
-        self._posts = Posts(network, self._start)
+        self._posts = Posts(around.network, self._start)
         self._averages = ChunkAverages(
-            group, network.peer_id, around.incarnation, outer, around.sign, trims=around.trims
+            group, self._own_id, around.facts.incarnation, outer, around.sign, trims=parts.trims
         )
-        self._questions = FragmentQuestions(group, network, outer, work)
-        self._audits = FragmentAudits(group, network, outer, work, trims=around.trims)
+        self._questions = FragmentQuestions(group, around.network, outer, around.work)
+        self._audits = FragmentAudits(group, around.network, outer, around.work, trims=parts.trims)
         self._seen: GroupSeen | None = None
         self._changed = trio.Event()
-        self._further: dict[tuple[int, PeerId], deque[GetResult]] = {}
+        self._further: dict[tuple[int, PeerId], deque[fragment_messages.GetResult]] = {}
         # No bound: of each fragment the core has one write and one hold at a time.
         self._write, self._to_write = trio.open_memory_channel[WriteOrder](math.inf)
         self._tell, self._to_tell = trio.open_memory_channel[commands.ForTrainer](math.inf)
@@ -174,24 +161,24 @@ class FragmentExchange:
             nursery.start_soon(self._average_all)
             nursery.start_soon(self._contribute_all)
             nursery.start_soon(self._tick)
-            await self._around.network.serve(FRAGMENT, self._serve)
+            await self._network.serve(FRAGMENT, self._serve)
             await self._adopt_stamps()
-            self._core_now().begin(self._around.last_sent)
+            self._core_now().begin(self._parts.last_sent)
             nursery.start_soon(self._write_all)
             nursery.start_soon(self._tell_trainer)
             await self._convict_again()
             async for convict in self._to_keep:
                 with suppress(OSError):  # a full disk: it holds for as long as this process
-                    await self._work.run(self._around.proofs.keep, convict.owner, convict.proof)
+                    await self._work.run(self._parts.proofs.keep, convict.owner, convict.proof)
 
     async def _convict_again(self) -> None:
-        for owner, proof in await self._work.run(self._around.proofs.read):
+        for owner, proof in await self._work.run(self._parts.proofs.read):
             with suppress(RemoteProtocolError):  # of another run, or a damaged file
-                await self._audits.check(Proof(self._around.group, owner), proof)
+                await self._audits.check(fragment_messages.Proof(self._parts.group, owner), proof)
                 self._core_now().proved(owner, proof)
 
     def sent(self, sent: Sent) -> None:
-        part = min(1.0, sent.steps / self._around.inner_steps)
+        part = min(1.0, sent.steps / self._parts.inner_steps)
         self._outer.sends(sent.fragment, sent.codes, part)
         self._machine_now(sent.fragment).put(sent)
 
@@ -199,7 +186,7 @@ class FragmentExchange:
     def _core_now(self) -> FragmentCore:
         """The core, which knows the time and how the group looks."""
         self._core.at(trio.current_time())
-        seen = self._around.company.seen()
+        seen = self._parts.company.seen()
         if seen != self._seen:
             self._seen = seen
             self._core.see(seen)
@@ -225,9 +212,9 @@ class FragmentExchange:
             case commands.Average():
                 self._average.send_nowait(command)
             case commands.SendEnded():
-                self._around.ended(command)
+                self._parts.ended(command)
             case commands.Convict(owner):
-                self._around.convict(owner)
+                self._parts.convict(owner)
                 with suppress(trio.WouldBlock):
                     self._keep.send_nowait(command)
             case Merge() | Yield():
@@ -250,7 +237,7 @@ class FragmentExchange:
 
     # --- the trainer, and the outer copy ----------------------------------------------------------
     async def _tell_trainer(self) -> None:
-        trainer = self._around.trainer
+        trainer = self._parts.trainer
         async for message in self._to_tell:
             match message:
                 case Merge():
@@ -259,7 +246,7 @@ class FragmentExchange:
                     self._start(self._hold, message)
 
     async def _hold(self, message: Yield) -> None:
-        held = await self._around.trainer.hold(message)
+        held = await self._parts.trainer.hold(message)
         self._machine_now(message.fragment).trainer_held(held)
 
     async def _write_all(self) -> None:
@@ -269,16 +256,16 @@ class FragmentExchange:
                 spoilt = await self._written(order)
                 self._core_now().verified(order.fragment, spoilt)
                 continue
-            stamps: Mapping[int, Stamp] = {}
+            stamps: Mapping[int, fragment_messages.Stamp] = {}
             with trio.move_on_at(order.until_s):
                 stamps = await self._written(order)
             self._machine_now(order.fragment).written(stamps)
 
-    async def _written(self, order: WriteOrder) -> Mapping[int, Stamp]:
+    async def _written(self, order: WriteOrder) -> Mapping[int, fragment_messages.Stamp]:
         while True:
-            await self._around.trainer.may_write()
-            async with self._around.lock:
-                if self._around.trainer.can_write:
+            await self._parts.trainer.may_write()
+            async with self._parts.lock:
+                if self._parts.trainer.can_write:
                     return await self._work.run(self._outer.carry_out, order)
 
     async def _average_all(self) -> None:
@@ -292,7 +279,7 @@ class FragmentExchange:
     async def _contribute_all(self) -> None:
         async for order in self._to_contribute:
             contribution, codes, own = await self._work.run(
-                contribution_of, order, self._around.group, self._outer, self._around.sign
+                contribution_of, order, self._parts.group, self._outer, self._sign
             )
             if order.owner == self._own_id:
                 self._core_now().received(order.owner, contribution, own)
@@ -302,18 +289,18 @@ class FragmentExchange:
     # --- what others are asked --------------------------------------------------------------------
     def _ask(self, peer_id: PeerId, question: commands.Question) -> None:
         match question:
-            case GetResult(fragment=fragment):
+            case fragment_messages.GetResult(fragment=fragment):
                 self._further[fragment, peer_id].append(question)
-            case GetStamps():
+            case fragment_messages.GetStamps():
                 self._start(self._ask_stamps, peer_id, question)
-            case GetChunkState():
+            case fragment_messages.GetChunkState():
                 self._start(self._fetch, peer_id, question)
 
     async def _audit(self, order: commands.Audit) -> None:
         outcome, proof = await self._audits.audit(order)
         self._core_now().audited(order.result, outcome, proof)
 
-    async def _fetch(self, peer_id: PeerId, question: GetChunkState) -> None:
+    async def _fetch(self, peer_id: PeerId, question: fragment_messages.GetChunkState) -> None:
         try:
             answer, values = await self._questions.fetch(peer_id, question)
         except LocoError:
@@ -321,8 +308,8 @@ class FragmentExchange:
         else:
             self._core_now().answered(peer_id, question, answer, values)
 
-    async def _ask_stamps(self, peer_id: PeerId, question: GetStamps) -> None:
-        further = self._further[question.fragment, peer_id] = deque[GetResult]()
+    async def _ask_stamps(self, peer_id: PeerId, question: fragment_messages.GetStamps) -> None:
+        further = self._further[question.fragment, peer_id] = deque[fragment_messages.GetResult]()
         with suppress(LocoError):  # the stamps of the next cycle show it again
             async with self._questions.stream_to(peer_id) as talk:
                 stamps = await self._questions.stamps(talk, question.fragment)
@@ -339,8 +326,8 @@ class FragmentExchange:
 
         Chunks that were stepped since are healed when that shows.
         """
-        answers: dict[PeerId, list[Stamps]] = {}
-        others = sorted(self._around.company.seen().present - {self._own_id})
+        answers: dict[PeerId, list[fragment_messages.Stamps]] = {}
+        others = sorted(self._parts.company.seen().present - {self._own_id})
         async with trio.open_nursery() as nursery:
             for peer_id in others[:MAX_ASKED_FOR_STAMPS]:
                 nursery.start_soon(self._ask_all_stamps, peer_id, answers)
@@ -350,7 +337,9 @@ class FragmentExchange:
             fitting = await self._work.run(self._outer.fitting, fragment, states)
             self._core_now().adopt(fragment, fitting)
 
-    async def _ask_all_stamps(self, peer_id: PeerId, answers: dict[PeerId, list[Stamps]]) -> None:
+    async def _ask_all_stamps(
+        self, peer_id: PeerId, answers: dict[PeerId, list[fragment_messages.Stamps]]
+    ) -> None:
         with suppress(LocoError):  # another one may know
             async with self._questions.stream_to(peer_id) as talk:
                 fragments = range(len(self._outer.fragments))
@@ -358,11 +347,11 @@ class FragmentExchange:
 
     # --- what others send -------------------------------------------------------------------------
     async def _serve(self, stream: Stream) -> None:
-        inbound = FragmentInbound(self._around.group, self._outer, self._work)
-        refused = self._around.counts.refused
+        inbound = FragmentInbound(self._parts.group, self._outer, self._work)
+        refused = self._parts.counts.refused
         async with Conversation(stream) as talk:
             try:
-                while self._around.company.is_linked(talk.remote_peer_id):
+                while self._parts.company.is_linked(talk.remote_peer_id):
                     message, codes = await inbound.next(talk)
                     await self._take(talk, message, codes)
                 refused[RefusalReason.NOT_LINKED] += 1
@@ -373,27 +362,29 @@ class FragmentExchange:
                 await talk.refuse(RefusalReason.OTHER_GROUP, str(stray))
 
     async def _take(
-        self, talk: Conversation, message: Inbound | Proof, came: Parts | bytes
+        self, talk: Conversation, message: Inbound | fragment_messages.Proof, came: Parts | bytes
     ) -> None:
         """Raises RemoteProtocolError: a proof is none."""
         match message:
-            case GetStamps(fragment=fragment):
+            case fragment_messages.GetStamps(fragment=fragment):
                 await talk.send(self._stamps(fragment))
-            case GetResult():
+            case fragment_messages.GetResult():
                 kept = self._core.result_of(message.fragment, message.cycle, message.chunk)
                 if kept is None:
                     await talk.refuse(RefusalReason.UNAVAILABLE, "I hold no such result")
                 else:
                     await talk.send(*kept, stall_s=STALL_S)
-            case GetChunkState(fragment=fragment, chunk=chunk):
-                async with self._around.lock:
+            case fragment_messages.GetChunkState(fragment=fragment, chunk=chunk):
+                async with self._parts.lock:
                     stamps = self._stamps(fragment)
-                    state = ChunkStateReply(fragment, stamps.cycles[chunk], stamps.stamps[chunk])
+                    state = fragment_messages.ChunkStateReply(
+                        fragment, stamps.cycles[chunk], stamps.stamps[chunk]
+                    )
                     values = await self._work.run(self._outer.read, fragment, chunk)
                 await talk.send(state, values, stall_s=STALL_S)
-            case GetOpening():
+            case fragment_messages.GetOpening():
                 await self._audits.answer(talk, message)
-            case Proof(owner=owner):
+            case fragment_messages.Proof(owner=owner):
                 assert isinstance(came, bytes)
                 if not self._core.is_convicted(owner):
                     await self._audits.check(message, came)
@@ -402,6 +393,6 @@ class FragmentExchange:
                 assert not isinstance(came, bytes)
                 self._core_now().received(talk.remote_peer_id, message, came)
 
-    def _stamps(self, fragment: int) -> Stamps:
+    def _stamps(self, fragment: int) -> fragment_messages.Stamps:
         ledger = self._core.ledger(fragment)
-        return Stamps(fragment, tuple(ledger.stamps), tuple(ledger.cycles))
+        return fragment_messages.Stamps(fragment, tuple(ledger.stamps), tuple(ledger.cycles))

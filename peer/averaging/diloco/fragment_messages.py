@@ -23,16 +23,15 @@ from typing import Final, get_args
 import trio
 from msgspec.structs import replace
 
-from peer.codec import Codec, codes_as_tensor
-from peer.codec.base import root_mean_square
+from peer.codec import Codec, codes_as_tensor, root_mean_square
 from peer.codec.leaves import code_digest
 from peer.network.conversation import Conversation, Payload
 from peer.runtime import Network, PeerId, Work
+from protocol.address.peer_id import Sign
 from protocol.diloco.commands import Contribute, Parts
 from protocol.errors import LocoError, RemoteProtocolError, StreamLost
 from protocol.limits import MAX_CONTRIBUTION_WEIGHT, MAX_EVIDENCE_BYTES, MAX_PAYLOAD_BYTES
 from protocol.membership.group import other_group_sentence
-from protocol.membership.records import Sign
 from protocol.plausible import is_length, told_length
 from protocol.wire.fields import Message
 from protocol.wire.fragment_messages import (

@@ -30,6 +30,7 @@ from peer.rounds.way import AveragingParts, TrainerLine
 from peer.runtime import PeerId
 from peer.training.messages import Ready, RoundClosed, SyncEvent
 from peer.training.ports import StartTrainer
+from protocol import trainer_messages
 from protocol.content.samples import Float32Vector
 from protocol.diloco.commands import GroupSeen, HoldOutcome, SendEnded, Sent
 from protocol.diloco.peers import LATE_ROUNDS, FragmentCounts
@@ -39,15 +40,8 @@ from protocol.outcomes import SkipReason
 from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import Layout
 from protocol.schedule.rounds import Quotas, RoundPlan, catch_up, is_left_behind, middle, next_round
-from protocol.trainer_messages import (
-    FragmentMerged,
-    FragmentSent,
-    Merge,
-    Yield,
-    Yielded,
-)
 
-from .fragment_exchange import FragmentExchange, FragmentSurroundings
+from .fragment_exchange import FragmentExchange, FragmentParts
 from .nesterov import NesterovFactors
 from .outer_fragments import OuterFragments
 
@@ -133,7 +127,7 @@ class CurrentTrainer:
     def loaded(self) -> None:
         self._loaded.set()
 
-    def sent(self, event: FragmentSent) -> None:
+    def sent(self, event: trainer_messages.FragmentSent) -> None:
         self._in_flight[event.fragment] = event.cycle
         if self._all_back.is_set():
             self._all_back = trio.Event()
@@ -168,7 +162,7 @@ class CurrentTrainer:
     def can_write(self) -> bool:
         return self._validation.is_idle and self._loaded.is_set()
 
-    async def merge(self, message: Merge) -> None:
+    async def merge(self, message: trainer_messages.Merge) -> None:
         fragment = message.fragment
         if message.cycle is None:
             knows = fragment in self._yielded
@@ -180,7 +174,7 @@ class CurrentTrainer:
         if not self._in_flight:
             self._all_back.set()
 
-    async def hold(self, message: Yield) -> HoldOutcome:
+    async def hold(self, message: trainer_messages.Yield) -> HoldOutcome:
         fragment = message.fragment
         if self._line is None:
             return HoldOutcome.FREE
@@ -301,12 +295,9 @@ class FragmentRounds:
             NesterovFactors(sync.diloco.learning_rate, sync.diloco.momentum),
             is_last=self._amended.is_last_round,
         )
-        around = FragmentSurroundings(
+        parts = FragmentParts(
+            around=self._parts.around,
             group=held.group.digest,
-            incarnation=self._facts.incarnation,
-            network=self._parts.around.network,
-            work=self._parts.around.work,
-            sign=self._parts.around.sign,
             company=self._company,
             trainer=self._trainer,
             ended=self._send_ended,
@@ -321,7 +312,7 @@ class FragmentRounds:
                 for index in range(len(fragments))
             ],
         )
-        return FragmentExchange(around, outer)
+        return FragmentExchange(parts, outer)
 
     def _send_ended(self, ended: SendEnded) -> None:
         facts, counts, averaged = self._facts, self._counts, ended.contributors > 1
@@ -348,14 +339,14 @@ class FragmentRounds:
     async def took(self, event: SyncEvent) -> None:
         self._trainer.loaded()
         match event:
-            case FragmentSent():
+            case trainer_messages.FragmentSent():
                 self._sent(event)
-            case FragmentMerged():
+            case trainer_messages.FragmentMerged():
                 self._facts.stalled_s += event.waited_s
-            case Yielded(fragment):
+            case trainer_messages.Yielded(fragment):
                 self._trainer.yielded(fragment)
 
-    def _sent(self, event: FragmentSent) -> None:
+    def _sent(self, event: trainer_messages.FragmentSent) -> None:
         assert self._exchange is not None
         self._trainer.sent(event)
         codes = self._trainer.line.trainer.codes(event.fragment)

@@ -8,7 +8,7 @@ Importing this file compiles it; go through `peer.codec.compiled.kernels_of`.
 
 import numpy as np
 
-from peer.codec.base import BLOCK
+from peer.codec import BLOCK
 from peer.codec.compiled import kernel
 from peer.codec.int8_kernels import Array, scale_from, values_of
 

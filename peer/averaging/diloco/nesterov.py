@@ -203,17 +203,6 @@ def _trimmed_tile(
     trimmed_mean(values, [each.weight for each in admitted], mean)
 
 
-def outer_step(
-    before: ChunkValues,
-    result_codes: torch.Tensor,
-    codec: Codec,
-    factors: NesterovFactors,
-    after: ChunkValues,
-) -> None:
-    """Take the outer step of a chunk that lies in one piece, as `step_pieces` does."""
-    step_pieces([(before, after)], result_codes, codec, factors)
-
-
 def step_pieces(
     pieces: Sequence[tuple[ChunkValues, ChunkValues]],
     result_codes: torch.Tensor,
@@ -327,7 +316,7 @@ def load_loops(codec: Codec) -> None:
     codes = torch.zeros(2, codec.code_bytes(BLOCK), dtype=torch.uint8)
     codec.validate(codes[0])
     average_codes([WeightedCodes(codes[0], 1)] * 2, codec, BLOCK, codes[1])
-    outer_step(state, codes[1], codec, PLAIN_AVERAGE, state)
+    step_pieces([(state, state)], codes[1], codec, PLAIN_AVERAGE)
 
 
 def vectors_of(pieces: Sequence[ChunkValues]) -> list[torch.Tensor]:

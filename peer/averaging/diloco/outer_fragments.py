@@ -34,20 +34,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from peer.codec import BLOCK, Codec, codes_as_tensor
-from peer.codec.base import root_mean_square
+from peer.codec import BLOCK, Codec, codes_as_tensor, root_mean_square
 from peer.codec.compiled import COMPILED_FROM
 from protocol.content.samples import Float32Vector
+from protocol.diloco import commands
 from protocol.diloco.chunk_ledger import NEVER
-from protocol.diloco.commands import (
-    ChunkFetched,
-    ResultArrived,
-    UndoSteps,
-    Verify,
-    WriteChunk,
-    WriteOrder,
-    WriteResults,
-)
 from protocol.diloco.peers import never
 from protocol.errors import RemoteProtocolError
 from protocol.fragment.fragments import Fragment
@@ -201,30 +192,30 @@ class OuterFragments:
         return parts
 
     # --- what the core orders ---------------------------------------------------------------------
-    def carry_out(self, order: WriteOrder) -> Mapping[int, Stamp]:
+    def carry_out(self, order: commands.WriteOrder) -> Mapping[int, Stamp]:
         """Returned are the stamps of what was written, or of chunks that were spoilt."""
         match order:
-            case Verify(fragment, cycles):
+            case commands.Verify(fragment, cycles):
                 return self.verify(fragment, cycles)
-            case WriteResults(fragment, results, again):
+            case commands.WriteResults(fragment, results, again):
                 return {
                     each.chunk: self.write(fragment, each, again=each.chunk in again)
                     for each in results
                     if self.is_plausible(fragment, each, again=each.chunk in again)
                 }
-            case WriteChunk(_, fetched):
+            case commands.WriteChunk(_, fetched):
                 try:
                     self.heal(fetched)
                 except RemoteProtocolError:
                     return {}  # not what its stamp says: another peer will have it
                 return {fetched.chunk: fetched.stamp}
-            case UndoSteps(fragment, stamps):
+            case commands.UndoSteps(fragment, stamps):
                 for chunk in stamps:
                     self.undo(fragment, chunk)
                 return stamps
 
     # --- steps ------------------------------------------------------------------------------------
-    def write(self, fragment: int, result: ResultArrived, *, again: bool = False) -> Stamp:
+    def write(self, fragment: int, result: commands.ResultArrived, *, again: bool = False) -> Stamp:
         """Step from the present state, or from the one before the last step."""
         factors = PLAIN_AVERAGE if self.is_last(result.cycle) else self._factors
         chunk = fragment, result.chunk
@@ -241,7 +232,9 @@ class OuterFragments:
             now.copy_from(before)
         self._checks[key] = self._check(*key)
 
-    def is_plausible(self, fragment: int, result: ResultArrived, *, again: bool = False) -> bool:
+    def is_plausible(
+        self, fragment: int, result: commands.ResultArrived, *, again: bool = False
+    ) -> bool:
         """Whether a result moves its chunk no further than results of late can explain.
 
         All have seen the same results, so nearly always all judge the same; else one heals.
@@ -281,7 +274,7 @@ class OuterFragments:
         vectors = vectors_of(self._now[fragment, chunk])
         return b"".join(vector.numpy().tobytes() for vector in vectors)
 
-    def heal(self, fetched: ChunkFetched) -> None:
+    def heal(self, fetched: commands.ChunkFetched) -> None:
         """Take over a chunk. Raises RemoteProtocolError: it is not that of its stamp."""
         fragment, chunk, stamp = fetched.fragment, fetched.chunk, fetched.stamp
         size = self.chunk_values(fragment, chunk)

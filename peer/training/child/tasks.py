@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from peer.training.corpus import open_corpus
+from peer.training import step
+from peer.training.corpus.folder import open_corpus
 from peer.training.device import choose_device, choose_precision, is_out_of_memory
 from peer.training.loop import InnerLoop, inner_loop
 from peer.training.messages import MAX_FAILURE_CHARS, Failed, ModelCreated, Ready, TrainerSettings
@@ -27,13 +28,6 @@ from peer.training.model import (
 from peer.training.optimizer import inner_optimizer
 from peer.training.pipe import PipeError, SocketChannel
 from peer.training.ports import Interrupted, NonFinite
-from peer.training.step import (
-    Stepper,
-    cpu_micro_batch,
-    fit_micro_batch,
-    measure_steps_per_s,
-    starting_micro_batch,
-)
 from protocol.errors import LocoError
 from protocol.run.needs import sequence_bytes
 from protocol.run.run_spec import RunSpec
@@ -142,23 +136,23 @@ def build(
     corpus = open_corpus(
         Path(settings.corpus_path), spec.model.context_length, spec.data.validation_blocks
     )
-    stepper = Stepper(model, optimizer, precision, _first_micro_batch(settings, spec, device))
+    stepper = step.Stepper(model, optimizer, precision, _first_micro_batch(settings, spec, device))
     held_out = corpus.validation_blocks(spec.data.validation_blocks)
     blocks_BT = held_out[np.arange(spec.training.batch_size) % len(held_out)]
-    fit_micro_batch(stepper, blocks_BT)
-    steps_per_s = measure_steps_per_s(stepper, blocks_BT)
+    step.fit_micro_batch(stepper, blocks_BT)
+    steps_per_s = step.measure_steps_per_s(stepper, blocks_BT)
     loop = inner_loop(settings, (slow_fd, codes_fd), corpus, model, stepper, channel)
     return loop, loop.ready(precision, stepper.micro_batch, steps_per_s)
 
 
 def _first_micro_batch(settings: TrainerSettings, spec: RunSpec, device: torch.device) -> int:
-    start = starting_micro_batch(
+    start = step.starting_micro_batch(
         spec.training.micro_batch, spec.training.batch_size, settings.micro_batch_cap
     )
     if device.type != "cpu" or spec.training.micro_batch != "auto":
         return start
     model = spec.model
-    return cpu_micro_batch(
+    return step.cpu_micro_batch(
         start,
         sequence_bytes(
             model.context_length, model.hidden_size, model.num_layers, settings.vocabulary_size

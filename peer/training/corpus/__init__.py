@@ -14,32 +14,3 @@ or the tokens may take its own, and the digest shows that they are the same.
 
 Held-out files are chosen by the hash of their names; no token of theirs is in any training block.
 """
-
-from .blocks import Corpus, PieceCorpus
-from .folder import (
-    KeptCorpus,
-    adopt_held_out,
-    adopt_manifest,
-    corpus_folder,
-    describe_corpus,
-    kept_corpus,
-    open_corpus,
-    prepare_corpus,
-)
-from .packed import InvalidCorpus
-from .tokenise import remove_all_drafts
-
-__all__ = [
-    "Corpus",
-    "InvalidCorpus",
-    "KeptCorpus",
-    "PieceCorpus",
-    "adopt_held_out",
-    "adopt_manifest",
-    "corpus_folder",
-    "describe_corpus",
-    "kept_corpus",
-    "open_corpus",
-    "prepare_corpus",
-    "remove_all_drafts",
-]

@@ -10,6 +10,7 @@ lies, or lost power, is noticed here and not in the weights.
 """
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -88,31 +89,26 @@ class PieceCorpus:
         return mapped if self._manifest.is_piece(piece, mapped.data.cast("B")) else None
 
 
+@dataclass(eq=False)
 class Corpus:
     """A mapped corpus file.
 
     Attributes:
-        num_blocks: training blocks of an epoch.
         train: tokens to train on.
         piece_blocks: None where they are not known.
         tokenizer_digest: of a packed corpus; None for a raw token file.
     """
 
-    def __init__(
-        self,
-        train: Tokens,
-        validation: Tokens,
-        context_length: int,
-        *,
-        tokenizer_digest: str | None = None,
-        piece_blocks: int | None = None,
-    ) -> None:
-        self.train = train
-        self.piece_blocks = piece_blocks
-        self._validation = validation
-        self._context_length = context_length
-        self.num_blocks = (len(train) - 1) // context_length
-        self.tokenizer_digest = tokenizer_digest
+    train: Tokens
+    _validation: Tokens
+    _context_length: int
+    tokenizer_digest: str | None = None
+    piece_blocks: int | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        """Training blocks of an epoch."""
+        return (len(self.train) - 1) // self._context_length
 
     @property
     def held_out_blocks(self) -> int:

@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from peer.codec import get_codec
-from peer.training.corpus import open_corpus
+from peer.training.corpus.folder import open_corpus
 from peer.training.device import CPU_MEMORY_SHARE, choose_device, choose_precision
 from peer.training.loop import InnerLoop, inner_loop
 from peer.training.messages import Ready, TrainerSettings

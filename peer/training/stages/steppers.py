@@ -26,6 +26,7 @@ Shapes: B sequences of a step, b of a microbatch, T tokens.
 
 import math
 from collections import deque
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -35,17 +36,8 @@ import torch
 from peer.training.model import FlatModel
 from peer.training.optimizer import FlatOptimizer
 from peer.training.step import StepResult
+from protocol.microbatch import trainer_messages
 from protocol.microbatch.sizes import GradientShares
-from protocol.microbatch.trainer_messages import (
-    Begun,
-    Drop,
-    Filled,
-    Finish,
-    Freed,
-    GradientAdded,
-    Resend,
-    Stepped,
-)
 from protocol.wire.stage_messages import Leg
 
 from .channel import StageChannel
@@ -96,20 +88,16 @@ def length_of(values_P: torch.Tensor) -> float:
     return largest * float(torch.linalg.vector_norm(values_P / largest))
 
 
+@dataclass(eq=False)
 class _StageStepper:
-    def __init__(
-        self,
-        compute: StageCompute,
-        channel: StageChannel,
-        model: FlatModel,
-        optimizer: FlatOptimizer,
-    ) -> None:
-        self._compute = compute
-        self._channel = channel
-        self._model = model
-        self.optimizer = optimizer
-        channel.between_steps = self.between_steps
-        self._gradients = GradientSum(model.gradient_P, optimizer.clip_norm)
+    _compute: StageCompute
+    _channel: StageChannel
+    _model: FlatModel
+    optimizer: FlatOptimizer
+
+    def __post_init__(self) -> None:
+        self._channel.between_steps = self.between_steps
+        self._gradients = GradientSum(self._model.gradient_P, self.optimizer.clip_norm)
         self._losses: list[float] = []
         self._last_loss = 0.0
 
@@ -128,54 +116,43 @@ class _StageStepper:
             norm = self.optimizer.step(learning_rate)
         else:
             self._model.gradient_P.zero_()
-        self._channel.emit(Stepped(microbatches, clipped))
+        self._channel.emit(trainer_messages.Stepped(microbatches, clipped))
         if self._losses:
             self._last_loss = sum(self._losses) / len(self._losses)
             self._losses.clear()
         return StepResult(torch.tensor(self._last_loss, device=self._model.device), norm)
 
 
+@dataclass(eq=False)
 class DataPeerStepper(_StageStepper):
     """Steps stage 0, which holds the data.
 
-    Args:
+    Attributes:
         sequences: b, of a microbatch.
         in_flight: microbatches on their way at once, at most.
     """
 
     reads_blocks = True
-
-    def __init__(
-        self,
-        compute: StageCompute,
-        channel: StageChannel,
-        model: FlatModel,
-        optimizer: FlatOptimizer,
-        *,
-        sequences: int,
-        in_flight: int,
-    ) -> None:
-        super().__init__(compute, channel, model, optimizer)
-        self._sequences = sequences
-        self._in_flight = in_flight
-        self._next = 0
+    sequences: int
+    in_flight: int
+    _next: int = 0
 
     def step(self, blocks_BT: npt.NDArray[np.int64], learning_rate: float) -> StepResult:
         """Train on these blocks, [B, T+1] tokens. Raises Interrupted."""
-        parts = deque(torch.from_numpy(blocks_BT).to(self._model.device).split(self._sequences))
-        self._channel.emit(Begun(len(parts)))
+        parts = deque(torch.from_numpy(blocks_BT).to(self._model.device).split(self.sequences))
+        self._channel.emit(trainer_messages.Begun(len(parts)))
         returned, away = 0, set[int]()
         while parts or away:
-            while parts and len(away) < self._in_flight:
+            while parts and len(away) < self.in_flight:
                 away.add(self._begin(parts.popleft()))
             command = self._channel.next_work()
-            if isinstance(command, Drop) and command.number in away:
+            if isinstance(command, trainer_messages.Drop) and command.number in away:
                 self._compute.forget(command.number)
                 away.remove(command.number)
-            elif isinstance(command, Resend) and command.number in away:
+            elif isinstance(command, trainer_messages.Resend) and command.number in away:
                 produced_bTD = self._compute.produced(command.number)
                 self._channel.send(Leg.FORWARD, command.number, produced_bTD)
-            elif isinstance(command, Filled) and self._deliver(command):
+            elif isinstance(command, trainer_messages.Filled) and self._deliver(command):
                 away.remove(command.number)
                 returned += 1
         return self._take(returned, learning_rate)
@@ -185,18 +162,21 @@ class DataPeerStepper(_StageStepper):
 
         Other peers' weights are those of the moment that a microbatch comes to them.
         """
-        parts = deque(torch.from_numpy(blocks_BT).to(self._model.device).split(self._sequences))
+        parts = deque(torch.from_numpy(blocks_BT).to(self._model.device).split(self.sequences))
         away, losses = dict[int, torch.Tensor](), list[float]()
         while parts or away:
-            while parts and len(away) < self._in_flight:
+            while parts and len(away) < self.in_flight:
                 microbatch, tokens_bT = self._number(), parts.popleft()
                 away[microbatch] = tokens_bT
                 self._channel.send(Leg.SCORE, microbatch, self._compute.score_embed(tokens_bT))
             command = self._channel.next_work()
-            if not isinstance(command, Filled | Drop) or command.number not in away:
+            if (
+                not isinstance(command, trainer_messages.Filled | trainer_messages.Drop)
+                or command.number not in away
+            ):
                 continue
             tokens_bT = away.pop(command.number)
-            if isinstance(command, Filled):
+            if isinstance(command, trainer_messages.Filled):
                 losses.append(self._compute.score_loss(self._channel.read(command), tokens_bT))
         return sum(losses) / len(losses) if losses else None
 
@@ -209,11 +189,11 @@ class DataPeerStepper(_StageStepper):
         self._channel.send(Leg.FORWARD, microbatch, self._compute.embed(microbatch, tokens_bT))
         return microbatch
 
-    def _deliver(self, command: Filled) -> bool:
+    def _deliver(self, command: trainer_messages.Filled) -> bool:
         """Take a boundary; returns whether its microbatch is done."""
         microbatch = command.number
         if not self._compute.holds(microbatch):
-            self._channel.emit(Freed(command.slot))
+            self._channel.emit(trainer_messages.Freed(command.slot))
             return False
         boundary_bTD = self._channel.read(command)
         if command.leg == Leg.FORWARD:
@@ -229,7 +209,7 @@ class DataPeerStepper(_StageStepper):
         self._compute.backward(microbatch, boundary_bTD)
         self._compute.add_weights()
         self._gradients.add(Leg.BACKWARD)
-        self._channel.emit(GradientAdded(microbatch))
+        self._channel.emit(trainer_messages.GradientAdded(microbatch))
         return True
 
 
@@ -241,16 +221,16 @@ class RelayStepper(_StageStepper):
     def step(self, _blocks_BT: npt.NDArray[np.int64], learning_rate: float) -> StepResult:
         """Do what comes until the daemon says that it is all. Raises Interrupted."""
         done = 0
-        while not isinstance(command := self._channel.next_work(), Finish):
-            if isinstance(command, Drop):
+        while not isinstance(command := self._channel.next_work(), trainer_messages.Finish):
+            if isinstance(command, trainer_messages.Drop):
                 self._compute.forget(command.number)
-            elif isinstance(command, Filled):
+            elif isinstance(command, trainer_messages.Filled):
                 done += self._deliver(command)
         # It may have come together with the end, and nothing looks between steps.
         self.between_steps()
         return self._take(done, learning_rate)
 
-    def _deliver(self, command: Filled) -> int:
+    def _deliver(self, command: trainer_messages.Filled) -> int:
         """Take a boundary; returns how many gradients that adds."""
         microbatch = command.number
         if command.leg == Leg.SCORE:
@@ -261,7 +241,7 @@ class RelayStepper(_StageStepper):
             self._channel.send(Leg.FORWARD, microbatch, produced_bTD)
             return 0
         if not self._compute.holds(microbatch):
-            self._channel.emit(Freed(command.slot))
+            self._channel.emit(trainer_messages.Freed(command.slot))
             return 0
         received_bTD = self._channel.read(command)
         gradient_bTD = self._compute.backward(microbatch, received_bTD, adds=command.adds)
@@ -272,7 +252,7 @@ class RelayStepper(_StageStepper):
         self._compute.add_weights()
         if command.adds:
             self._gradients.add(Leg.BACKWARD)
-        self._channel.emit(GradientAdded(microbatch))
+        self._channel.emit(trainer_messages.GradientAdded(microbatch))
         return int(command.adds)
 
     def between_steps(self) -> None:
@@ -283,7 +263,7 @@ class RelayStepper(_StageStepper):
     def loss_of(self, _blocks_BT: npt.NDArray[np.int64]) -> float | None:
         return None
 
-    def _score(self, command: Filled) -> None:
+    def _score(self, command: trainer_messages.Filled) -> None:
         produced_bTD = self._compute.score_through(self._channel.read(command))
         self._channel.send(Leg.SCORE, command.number, produced_bTD)
 

@@ -9,16 +9,20 @@ import trio
 import trio.testing
 from owner_worlds import CYCLE, FRAGMENT, GROUP, IDENTITIES, IDS, codes_of, outer_copy
 
-from peer.averaging.diloco.fragment_exchange import FragmentExchange, FragmentSurroundings
+from peer.averaging.diloco.fragment_exchange import FragmentExchange, FragmentParts
 from peer.averaging.diloco.nesterov import NesterovFactors
 from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import get_codec
+from peer.facts import Facts
 from peer.network.simulated import SimulatedInternet
+from peer.observe.events import EventLog
+from peer.rounds.surroundings import Surroundings
 from peer.runtime.work import SimulatedWork
 from protocol.diloco.collecting import MAX_COLLECT_S
 from protocol.diloco.commands import GroupSeen, HoldOutcome, SendEnded, Sent
 from protocol.diloco.peers import FragmentCounts
 from protocol.fragment.fragments import cut_fragments
+from protocol.membership.view import Roster
 from protocol.run.layout import Layout
 from protocol.trainer_messages import Merge, Yield
 
@@ -75,12 +79,17 @@ class World:
     @asynccontextmanager
     async def exchange(self) -> AsyncIterator[FragmentExchange]:
         async with SimulatedInternet(1).open_network(IDS[0]) as network:
-            around = FragmentSurroundings(
-                group=GROUP,
-                incarnation=1,
+            around = Surroundings(
                 network=network,
                 work=SimulatedWork(),
+                roster=Roster(silence_s=10.0),
+                events=EventLog(lambda _: None, peer="", wall_time_s=lambda: 0.0, stream=None),
+                facts=Facts(network.peer_id, incarnation=1),
                 sign=IDENTITIES[0].sign,
+            )
+            parts = FragmentParts(
+                around=around,
+                group=GROUP,
                 company=self,
                 trainer=self.trainer,
                 ended=self.returned_sends.append,
@@ -92,7 +101,7 @@ class World:
                 trims=False,
                 last_sent=[-1] * len(self.outer.fragments),
             )
-            exchange = FragmentExchange(around, self.outer)
+            exchange = FragmentExchange(parts, self.outer)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(exchange.run)
                 await trio.testing.wait_all_tasks_blocked()

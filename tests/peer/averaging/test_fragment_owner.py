@@ -7,7 +7,7 @@ from pipe_streams import pipe
 
 from peer.averaging.diloco.averages import ChunkAverages
 from peer.averaging.diloco.fragment_messages import FragmentInbound
-from peer.codec.base import LARGEST_MAGNITUDE
+from peer.codec import LARGEST_MAGNITUDE
 from peer.network.conversation import Conversation
 from peer.runtime.work import SimulatedWork
 from protocol.diloco import collecting

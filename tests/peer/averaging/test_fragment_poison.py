@@ -17,7 +17,7 @@ from owner_worlds import (
 
 from peer.averaging.diloco.averages import ChunkAverages
 from peer.averaging.diloco.outer_fragments import FIRST_OF_CHUNK, FIRST_RESULTS
-from peer.codec.base import LARGEST_MAGNITUDE
+from peer.codec import LARGEST_MAGNITUDE
 from protocol.diloco.commands import Admitted, Average, WriteResults
 from protocol.diloco.cycle_machine import short_digest
 from protocol.plausible import FIRST

@@ -17,7 +17,7 @@ from test_export_command import home_of
 from peer.cli.export import export_swarm
 from peer.observe.control import ControlFailed, Handler, serve_control
 from peer.state.home import Home
-from peer.training.corpus import prepare_corpus
+from peer.training.corpus.folder import prepare_corpus
 from peer.training.model import model_shapes
 from protocol.membership.group import WHOLE_MODEL
 from protocol.run.layout import Layout

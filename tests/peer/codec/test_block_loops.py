@@ -11,8 +11,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from peer.codec import BLOCK, MAIN_MEMORY, compiled, get_codec
-from peer.codec.base import LARGEST_MAGNITUDE
+from peer.codec import BLOCK, LARGEST_MAGNITUDE, MAIN_MEMORY, compiled, get_codec
 from peer.codec.codecs import BlockCodec, CompiledLoops
 from protocol.run.ways import CODECS
 

@@ -10,8 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.codec import BLOCK, TILE, codes_as_tensor, get_codec
-from peer.codec.base import LARGEST_MAGNITUDE
+from peer.codec import BLOCK, LARGEST_MAGNITUDE, TILE, codes_as_tensor, get_codec
 from peer.codec.codecs import Int8Codec
 from protocol.run.layout import ALIGNMENT
 from protocol.run.ways import CODECS, WAYS

@@ -10,8 +10,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from peer.codec import BLOCK, get_codec
-from peer.codec.base import LARGEST_MAGNITUDE
+from peer.codec import BLOCK, LARGEST_MAGNITUDE, get_codec
 from peer.codec.codecs import Int4Codec
 
 HALF = BLOCK // 2

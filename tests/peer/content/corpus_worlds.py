@@ -19,7 +19,8 @@ from peer.observe.events import EventLog
 from peer.rounds.surroundings import Surroundings
 from peer.runtime.work import SimulatedWork
 from peer.simulation.swarm import identity_of
-from peer.training.corpus import Corpus, KeptCorpus, prepare_corpus
+from peer.training.corpus.blocks import Corpus
+from peer.training.corpus.folder import KeptCorpus, prepare_corpus
 from protocol.membership.view import Progress, Roster
 from protocol.run.run_spec import DataSection, ModelSection, RunSpec
 from protocol.run.signed_spec import SignedSpec

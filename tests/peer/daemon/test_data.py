@@ -12,7 +12,7 @@ from peer.daemon import provision as data_module
 from peer.daemon.provision import freeze_data, obtain_data
 from peer.runtime.work import SimulatedWork
 from peer.state.home import HomeError
-from peer.training.corpus import KeptCorpus
+from peer.training.corpus.folder import KeptCorpus
 from protocol.errors import InvalidRunSpec
 from protocol.run.run_spec import DataSection, ModelSection, RunSpec
 

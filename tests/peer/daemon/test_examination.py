@@ -34,7 +34,8 @@ from peer.runtime.work import SimulatedWork
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
 from peer.state.home import Home
-from peer.training.corpus import Corpus, KeptCorpus, prepare_corpus
+from peer.training.corpus.blocks import Corpus
+from peer.training.corpus.folder import KeptCorpus, prepare_corpus
 from protocol.admission.statements import Verdict
 from protocol.errors import StreamLost
 from protocol.membership.dial_back import NatKind, Reach

@@ -10,7 +10,7 @@ from peer.codec import BLOCK, get_codec
 from peer.network.conversation import Conversation, StreamStalled
 from peer.network.simulated import LinkModel, SimulatedInternet
 from peer.runtime.work import SimulatedWork
-from peer.stages.arrivals import FLOOR_S, Arrivals, Line, Unusual
+from peer.stages.transfers import FLOOR_S, Arrivals, Line, Unusual
 from peer.training.shared import BoundaryRing, code_memory
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.errors import Refused, RemoteProtocolError, StreamLost

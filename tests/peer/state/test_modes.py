@@ -16,7 +16,7 @@ from peer.state.checkpoints import TRAINER_FILE, CheckpointStore, Manifest, writ
 from peer.state.export import export_hugging_face
 from peer.state.home import Home
 from peer.state.kept_files import AdmissionFile, KeptAdmission
-from peer.training.corpus import prepare_corpus
+from peer.training.corpus.folder import prepare_corpus
 from peer.training.model import model_shapes
 from protocol.run.layout import Layout
 from protocol.run.run_spec import DataSection, RunSpec

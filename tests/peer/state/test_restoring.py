@@ -12,9 +12,8 @@ from peer.state.checkpoints import MANIFEST_FILE, OUTER_FILE, CheckpointStore
 from peer.state.home import Home, OtherRun
 from peer.state.kept_files import AdmissionFile, KeptAdmission
 from peer.state.uploads import RestoreFailed, Uploads, restore
-from peer.training.corpus import Corpus, kept_corpus, prepare_corpus
-from peer.training.corpus.blocks import cut_piece, piece_path
-from peer.training.corpus.folder import PACKED
+from peer.training.corpus.blocks import Corpus, cut_piece, piece_path
+from peer.training.corpus.folder import PACKED, kept_corpus, prepare_corpus
 from protocol.run.run_spec import RunSpec, parse_toml
 from protocol.run.signed_spec import SignedSpec
 

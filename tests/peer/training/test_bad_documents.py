@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from peer.training.corpus import InvalidCorpus
 from peer.training.corpus.documents import Shard, documents, glob_texts, shards_of
+from peer.training.corpus.packed import InvalidCorpus
 from peer.training.corpus.tokenise import outputs, tokenise_shard
 from peer.training.corpus.tokenizer import ByteTokenizer
 

@@ -6,10 +6,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from peer.training.corpus import (
-    Corpus,
-    InvalidCorpus,
-    PieceCorpus,
+from peer.training.corpus.blocks import Corpus, PieceCorpus, cut_piece, piece_path
+from peer.training.corpus.documents import stdlib_texts
+from peer.training.corpus.folder import (
+    PACKED,
     adopt_held_out,
     adopt_manifest,
     describe_corpus,
@@ -17,10 +17,7 @@ from peer.training.corpus import (
     open_corpus,
     prepare_corpus,
 )
-from peer.training.corpus.blocks import cut_piece, piece_path
-from peer.training.corpus.documents import stdlib_texts
-from peer.training.corpus.folder import PACKED
-from peer.training.corpus.packed import read_header
+from peer.training.corpus.packed import InvalidCorpus, read_header
 from protocol.run.run_spec import STDLIB_BYTES, DataSection, ModelSection, RunSpec
 
 

@@ -15,9 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from peer.training.corpus import InvalidCorpus, prepare_corpus, tokenise
 from peer.training.corpus import documents as documents_module
+from peer.training.corpus import tokenise
 from peer.training.corpus.documents import documents, shards_of
+from peer.training.corpus.folder import prepare_corpus
+from peer.training.corpus.packed import InvalidCorpus
 from protocol.run.run_spec import DataSection, ModelSection, RunSpec
 
 pytestmark = pytest.mark.slow

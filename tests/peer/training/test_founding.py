@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from peer.cli.new import METHODS, PRESETS, preset_toml
 from peer.training.child_process import SpareChild, spare_child
-from peer.training.corpus import prepare_corpus
+from peer.training.corpus.folder import prepare_corpus
 from peer.training.messages import (
     Evaluate,
     Evaluated,

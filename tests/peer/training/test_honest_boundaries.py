@@ -7,7 +7,7 @@ import pytest
 import torch
 from test_stages import STAGES, VOCABULARY, Stage, run_spec
 
-from peer.codec.base import root_mean_square
+from peer.codec import root_mean_square
 from peer.training.schedule import learning_rate
 from peer.training.stages.steppers import GradientSum, stage_clip_norm
 from protocol.microbatch.sizes import BoundarySizes, SizeVerdict

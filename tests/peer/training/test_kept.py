@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from trainer_worlds import H, Life, real_life, simulated_life, spec_of
 
-from peer.training.corpus import prepare_corpus
+from peer.training.corpus.folder import prepare_corpus
 from peer.training.messages import Keep, Kept, Load
 from peer.training.model import FlatModel, empty_module
 from peer.training.optimizer import inner_optimizer

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from peer.training import pipe
 from peer.training.child.tasks import NICENESS_ON_CPU
 from peer.training.child_process import SpareChild, spare_child
-from peer.training.corpus import prepare_corpus
+from peer.training.corpus.folder import prepare_corpus
 from peer.training.messages import (
     Begin,
     Evaluate,

@@ -77,7 +77,7 @@ class Driver:
         self.sync = FakeSync()
         sync: Any = self.sync
         self.events: deque[TrainerEvent] = deque()
-        self.machine = RoundMachine(SPEC, "me", sync, self.events, num_blocks=NUM_BLOCKS)
+        self.machine = RoundMachine(SPEC, "me", DataPlan(SPEC.seed, NUM_BLOCKS), sync, self.events)
         self.step_s, self.now_s, self.own_steps = step_s, 0.0, 0
         self.unsettled = False
         self.steps: list[TrainStep] = []

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from peer.training.corpus import InvalidCorpus, open_corpus, packed, prepare_corpus
-from peer.training.corpus.folder import PACKED
-from peer.training.corpus.packed import read_header, read_parts, tail_start
+from peer.training.corpus import packed
+from peer.training.corpus.folder import PACKED, open_corpus, prepare_corpus
+from peer.training.corpus.packed import InvalidCorpus, read_header, read_parts, tail_start
 from protocol.run.run_spec import DataSection, ModelSection, RunSpec
 
 LINES = "".join(f"line {number} of a long text\n" for number in range(400))

@@ -17,7 +17,7 @@ from trainer_worlds import (
     spec_of,
 )
 
-from peer.training.corpus import prepare_corpus
+from peer.training.corpus.folder import prepare_corpus
 from peer.training.messages import (
     CloseRound,
     Evaluate,

@@ -15,7 +15,7 @@ import torch
 import trio
 
 from peer.training.child_process import SpareChild
-from peer.training.corpus import open_corpus
+from peer.training.corpus.folder import open_corpus
 from peer.training.messages import (
     Failed,
     Load,
