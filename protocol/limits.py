@@ -113,7 +113,8 @@ MAX_OPENABLE: Final = 8
 
 # --- pipelines ------------------------------------------------------------------------------------
 MAX_ITERATION: Final = 1 << 53
-"""Far beyond any run, and far from what does not fit a message."""
+"""Nor does anybody believe a later epoch or round of another: far beyond any run, and far from what
+does not fit a message."""
 MAX_STAGES: Final = 64
 """Parts of a model, each on machines of its own; a path visits each at most once."""
 MAX_LINK_VECTOR_BYTES: Final = 16 * 1024

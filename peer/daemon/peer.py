@@ -266,6 +266,7 @@ class Training:
             Arrival(
                 self._amended,
                 self._held,
+                self._shares.plan,
                 averaging.slow_P,
                 averaging.momentum_P,
                 ports=parts,

@@ -83,7 +83,7 @@ class RoundLoop:
         self._parted_step: int | None = None
         self._micro_batch_cap: int | None = None
         self._failures_in_a_row = 0
-        self.pause = Pause(parts.around, parts.held.view)
+        self.pause = Pause(parts.around, parts.held.view, parts.shares.plan)
         self.finished = False
 
     async def leave(self, trainer_until_s: float, until_s: float) -> None:
