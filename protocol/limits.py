@@ -34,7 +34,9 @@ DIAL_TIMEOUT_S: Final = 15
 SEND_STALL_S: Final = 60.0
 """A peer that takes nothing of what we send for so long is given up."""
 
-# --- records in the directory ---------------------------------------------------------------------
+# --- addresses, and records in the directory ------------------------------------------------------
+MAX_ADDRESS_CHARS: Final = 256
+"""Longest address as text, wherever one is read; more than a relay's and two peer ids take."""
 MAX_RECORD_BYTES: Final = 200
 RECORD_SHARDS: Final = 8
 MAX_RECORDS_PER_SHARD: Final = 64

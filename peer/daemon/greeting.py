@@ -30,7 +30,7 @@ from protocol.membership.book import Shares
 from protocol.membership.clock_offset import ClockOffsetEstimator
 from protocol.membership.view import Roster
 from protocol.outcomes import RefusalReason
-from protocol.wire.messages import AliveReply, AskAlive, Hello, Refusal
+from protocol.wire.messages import AliveReply, AskAlive, Hello, Refusal, printable_sentence
 from protocol.wire.versions import (
     REQUIRED,
     REQUIRED_OF_STAGES,
@@ -89,7 +89,7 @@ class Greeter:
             sentence = version_sentence(
                 SPOKEN, theirs.protocols, self._software, theirs.software, required
             )
-            return Refusal(RefusalReason.VERSION, sentence)
+            return Refusal(RefusalReason.VERSION, printable_sentence(sentence))
         stranger = self._admission.greeted(peer_id, theirs)
         if stranger is not None:
             return stranger
