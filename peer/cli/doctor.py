@@ -123,7 +123,7 @@ def disk_finding(home: Path, free_bytes: float) -> Finding:
 
 
 # --- the network ----------------------------------------------------------------------------------
-MAX_CLOCK_OFFSET_S: Final = 2.0
+NOTED_CLOCK_OFFSET_S: Final = 2.0
 """p2pd's directory allows 3 s."""
 SLOW_BYTES_PER_S: Final = 1e6
 ROUTERS: Final = {
@@ -143,7 +143,7 @@ def network_findings(seen: Examination) -> Iterator[Finding]:
         return
     ahead = sorted(met.ahead_s for met in reached)[len(reached) // 2]
     says = f"theirs is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} ours"
-    near = abs(ahead) <= MAX_CLOCK_OFFSET_S
+    near = abs(ahead) <= NOTED_CLOCK_OFFSET_S
     says += "" if near else "; a peer corrects for it when it joins"
     yield _judged("clock", near, says, "set the clock: timedatectl set-ntp true", NOTE)
     yield _dial_back(seen)

@@ -16,7 +16,7 @@ import trio
 
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
-from peer.process.rejoin import JoinAgain, addresses_of
+from peer.process.rejoin import JoinAgain, can_be_joined
 from protocol.errors import LocoError
 from protocol.membership.group import WHOLE_MODEL
 from protocol.membership.view import Member, View
@@ -94,8 +94,8 @@ class Pause:
         spec, step = self._facts.spec, self._facts.step
         assert spec is not None
         at = middle([member.progress.step for member in there], step)
-        if at >= spec.total_steps_at(at) and (addresses := addresses_of(there)):
-            raise JoinAgain(addresses, "the run has ended while this peer was paused")
+        if at >= spec.total_steps_at(at) and can_be_joined(there):
+            raise JoinAgain("the run has ended while this peer was paused")
 
     def _take_position(self, others: tuple[Member, ...]) -> None:
         """Go on in the data where the others are, as a joiner does."""
