@@ -51,7 +51,7 @@ LINK_MESSAGES_PER_S: Final = 50.0
 """Messages read of one link, in the long run; the rest waits on its line. A list of peers counts as
 a second's worth."""
 MAX_CLOCK_OFFSET_S: Final = 300.0
-"""Clocks of two peers may differ by so much; further apart one is wrong, and nobody can say which."""
+"""Clocks of two peers may differ by so much; further apart, one is wrong, and who knows which."""
 MAX_DIALS: Final = 32
 MAX_HEARSAY: Final = 1024
 """Peers known by name alone."""

@@ -110,7 +110,7 @@ class Greeter:
         return None
 
     def compare_clocks(self, peer_id: PeerId, theirs: Hello, round_trip_s: float) -> None:
-        """Note the clock of a peer that we have dialled. Raises LocoError: it is too far from ours."""
+        """Note the clock of a peer that we have dialled. Raises LocoError: it is too far off."""
         uncorrected_s = self._directory.swarm_time_s() - self._clock_offset_s
         ahead_s = self._clock.add(peer_id, theirs.swarm_time_s, round_trip_s, uncorrected_s)
         if abs(ahead_s) > MAX_CLOCK_OFFSET_S:

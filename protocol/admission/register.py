@@ -71,7 +71,7 @@ class Register:
         return frozenset({peer_id for peer_id, _ in self._rulings} | self._passes.keys())
 
     def next_serial(self, signer: bytes, peer_id: str) -> int | None:
-        """The serial with which a new ruling of this signer on this peer holds; None where none does.
+        """With which serial a new ruling of this signer on this peer holds; None where none does.
 
         Serials are compared on one peer alone, the founder's with the founder's: so whoever takes
         the highest one takes nobody's word on anybody else, and never the founder's.

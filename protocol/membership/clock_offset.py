@@ -32,7 +32,7 @@ class ClockOffsetEstimator:
         self._samples: OrderedDict[str, deque[tuple[float, float]]] = OrderedDict()
 
     def add(self, peer: str, their_time_s: float, round_trip_s: float, our_time_s: float) -> float:
-        """Take in one reading of a peer's clock, if it can be believed; how far it is ahead of ours.
+        """Take in one reading of a peer's clock, if it can be believed; how far it is ahead.
 
         Args:
             their_time_s: the Unix time that it gave.

@@ -33,11 +33,12 @@ Rules:
   an old peer must not overlook takes a new major version instead.
 - An unknown type is an error: both sides know every type of a major version. A minor release may
   add one that is said only to who asked for it in an additional field (Join and Piece: stripes).
-- Encoding checks by the same rules. Of lists of other peers' things (`APART` in fields.py) it leaves
-  out what is against them: an item that cannot be said costs that item, never the message.
+- Encoding checks by the same rules. Of lists whose items stand for themselves (`APART` in
+  fields.py) it leaves out what is against them: what cannot be said of one peer, at one address or
+  in one statement costs that item, never the message.
 
-Invariants: decode_message(encode_message(m)) == m for each m that can be encoded whole; the bounds of the
-fields keep every header below MAX_HEADER_BYTES.
+Invariants: decode_message(encode_message(m)) == m for each m that can be said whole; the bounds of
+the fields keep every header below MAX_HEADER_BYTES.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -94,7 +95,9 @@ Protocols = Annotated[
 ]
 Secret = Annotated[bytes, Meta(min_length=RUN_SECRET_BYTES, max_length=RUN_SECRET_BYTES)]
 Stripes = Annotated[int, Meta(ge=0, le=MAX_STRIPES)]
-TriedAddresses = Annotated[tuple[Address, ...], Meta(max_length=MAX_DIAL_BACK_ADDRESSES, extra=APART)]
+TriedAddresses = Annotated[
+    tuple[Address, ...], Meta(max_length=MAX_DIAL_BACK_ADDRESSES, extra=APART)
+]
 
 
 # --- hello ----------------------------------------------------------------------------------------
@@ -209,9 +212,7 @@ def peer_entry(peer_id: str, incarnation: int, addresses: tuple[str, ...]) -> Pe
 class PeerList(Message, frozen=True, tag="peers"):
     """Peers that the sender knows to be alive."""
 
-    peers: Annotated[
-        tuple[PeerEntry, ...], Meta(max_length=MAX_PEERS_PER_EXCHANGE, extra=APART)
-    ]
+    peers: Annotated[tuple[PeerEntry, ...], Meta(max_length=MAX_PEERS_PER_EXCHANGE, extra=APART)]
 
 
 class Statements(Message, frozen=True, tag="statements"):
@@ -451,8 +452,8 @@ def sayable(value: S) -> S:
 def _sayable_items(items: Iterable[Any], kind: Any) -> Iterator[Any]:
     decode = msgspec.msgpack.Decoder(kind).decode
     for item in items:
-        one = sayable(item) if isinstance(item, Struct) else item
         with suppress(*_UNSAYABLE):
+            one = sayable(item) if isinstance(item, Struct) else item
             _checked(one, decode)
             yield one
 

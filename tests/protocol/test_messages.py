@@ -407,7 +407,16 @@ def test_what_we_send_badly_is_our_fault() -> None:
         encode_message(Beat(1, "\ud800", 2, 0, 0, 0, 0, 0, 0, 0, None, 0, 0))
 
 
-UNSAYABLE = ("/" + "p2p-circuit/" * 30, "no slash", "\ud800", b"s" * 600, None, -1, 10**400, [])
+UNSAYABLE: tuple[Any, ...] = (
+    "/" + "p2p-circuit/" * 30,
+    "no slash",
+    "\ud800",
+    b"s" * 600,
+    None,
+    -1,
+    10**400,
+    [],
+)
 """What is no item of any list that can be said."""
 ALIGNED = {
     *("Contribution.stamps", "Contribution.digests", "Contribution.lengths"),
@@ -433,8 +442,8 @@ def lists_of(kind: type[Struct]) -> dict[str, bool]:
 
 
 def test_every_list_either_loses_an_item_or_may_not() -> None:
-    lists = {}
-    for kind in (*TYPES.values(), Path):
+    lists = lists_of(Path)
+    for kind in TYPES.values():
         lists |= lists_of(kind)
     assert {name for name, apart in lists.items() if not apart} == ALIGNED | OURS
     assert {name for name, apart in lists.items() if apart} == {
@@ -466,7 +475,7 @@ def test_an_item_that_cannot_be_said_costs_that_item(
 
 
 def test_an_address_that_cannot_be_said_costs_no_peer_and_a_list_is_cut_to_its_bound() -> None:
-    entry, named = PeerEntry(PEER, 1, (UNSAYABLE[0], ADDRESS)), PeerEntry(PEER, 1, (ADDRESS,))  # type: ignore[arg-type]
+    entry, named = PeerEntry(PEER, 1, (UNSAYABLE[0], ADDRESS)), PeerEntry(PEER, 1, (ADDRESS,))
     most = limits.MAX_PEERS_PER_EXCHANGE
     told = decode_message(encode_message(PeerList((entry,) * (most + 1))))
     assert told == PeerList((named,) * most)

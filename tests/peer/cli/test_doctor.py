@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from peer.cli import doctor
 from peer.cli.app import app
 from peer.cli.doctor import (
-    NOTED_CLOCK_OFFSET_S,
     MIN_DISK_BYTES,
+    NOTED_CLOCK_OFFSET_S,
     Finding,
     Health,
     announced,

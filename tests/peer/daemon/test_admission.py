@@ -239,16 +239,18 @@ def test_a_bootstrap_peers_clock_hours_off_is_not_believed(tmp_path, lie_s):
             def lie() -> Hello:
                 return msgspec.structs.replace(told_hello(), swarm_time_s=true_s() + lie_s)
 
-            greeter.hello = lie
+            greeter.hello = lie  # type: ignore[method-assign]
             joiner = swarm.join("b")
             await swarm.until(
-                lambda: hasattr(joiner, "links") and bool(joiner.events(EventName.BOOTSTRAP_FAILING))
+                lambda: (
+                    hasattr(joiner, "links") and bool(joiner.events(EventName.BOOTSTRAP_FAILING))
+                )
             )
             told = joiner.events(EventName.BOOTSTRAP_FAILING)[0]
             assert told["step"] == "clock"
             assert f"{abs(lie_s) / 60:,.0f} minutes" in told["detail"]
             assert abs(joiner.directory.swarm_time_s() - true_s()) < 1.0
-            greeter.hello = told_hello
+            greeter.hello = told_hello  # type: ignore[method-assign]
             await swarm.until(joiner.ready.is_set)
             assert joiner.failure is None
 
@@ -264,7 +266,9 @@ def test_whose_clock_is_hours_off_is_told_to_set_it_and_then_takes_part(tmp_path
             await start(swarm, "a")
             joiner = swarm.join("b", Machine(clock_skew_s=skew_s))
             await swarm.until(
-                lambda: hasattr(joiner, "links") and bool(joiner.events(EventName.BOOTSTRAP_FAILING))
+                lambda: (
+                    hasattr(joiner, "links") and bool(joiner.events(EventName.BOOTSTRAP_FAILING))
+                )
             )
             told = joiner.events(EventName.BOOTSTRAP_FAILING)[0]
             where = "behind" if skew_s > 0 else "ahead of"

@@ -14,8 +14,8 @@ from test_reaching import nodes
 
 from peer.daemon.outside import ASK_UNKNOWN_EVERY_S, Reaching
 from peer.network.conversation import Conversation
-from peer.observe.event_names import EventName
 from peer.network.simulated import _Entry
+from peer.observe.event_names import EventName
 from peer.runtime import Network, Stream
 from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
 from protocol.address import multiaddr

@@ -22,11 +22,11 @@ from peer.facts import PeerState
 from peer.network.simulated import LinkModel
 from peer.observe.event_names import EventName
 from peer.process.rejoin import JoinAgain
-from peer.state.kept_files import Acquaintances
 from peer.rounds.loop import MAX_FAILURES_IN_A_ROW, TrainingImpossible
 from peer.rounds.validation import MAX_VALIDATION_SHARE
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import GRACE_S, SwarmOptions, open_swarm
+from peer.state.kept_files import Acquaintances
 from peer.training.ports import CannotTrain
 from peer.training.simulated import SimulatedSpeed
 from protocol.schedule.rounds import VARIED

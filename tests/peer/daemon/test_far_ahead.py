@@ -8,6 +8,7 @@ from streaming_worlds import OPTIONS, assert_equal, contributors, fragment_spec
 from swarm_worlds import STEP_S, jumps, simulated, start, toy_spec
 from test_admission import BEAT, greet
 
+from peer.daemon import link as link_file
 from peer.daemon import links
 from peer.daemon import peer as peer_file
 from peer.daemon.greeting import BEAT_S
@@ -17,6 +18,7 @@ from peer.simulation.swarm import identity_of, open_swarm
 from peer.training.simulated import SimulatedSpeed
 from protocol.limits import MAX_COUNT
 from protocol.schedule.rounds import LOST_LAG_ROUNDS
+from protocol.wire.content_messages import StateScalars
 
 pytestmark = pytest.mark.slow
 
@@ -121,16 +123,15 @@ def test_a_place_in_the_data_where_nobody_can_be_ends_no_joiner(tmp_path, monkey
     async def run():
         async with open_swarm(SEED, toy_spec(30), tmp_path, OPTIONS) as swarm:
             await start(swarm, "a")
-            told, scalars = links.beat_to, peer_file.StateScalars
 
             def beat_to(link, facts, *rest):
-                beat = told(link, facts, *rest)
+                beat = link_file.beat_to(link, facts, *rest)
                 is_liar = facts.peer_id == swarm["a"].peer_id
                 return structs.replace(beat, **lie) if is_liar else beat
 
             monkeypatch.setattr(links, "beat_to", beat_to)
             monkeypatch.setattr(
-                peer_file, "StateScalars", lambda **fields: scalars(**fields | lie)
+                peer_file, "StateScalars", lambda **fields: StateScalars(**fields | lie)
             )
             joiner = swarm.join("b")
             await swarm.until(lambda: joiner.ready.is_set() or joiner.ended.is_set())

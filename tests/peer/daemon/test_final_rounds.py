@@ -17,10 +17,10 @@ from peer.averaging.gossip.final_rounds import FinalMeetings, FinalRounds
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
 from peer.process.rejoin import JoinAgain
-from peer.state.kept_files import Acquaintances
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedSwarm, open_swarm
 from peer.simulation.virtual_time import run_in_virtual_time
+from peer.state.kept_files import Acquaintances
 from peer.training.simulated import SimulatedSpeed
 from protocol.gossip.final_averaging import MIN_WAIT_S
 from protocol.gossip.matchmaking import WAIT_ROUNDS
