@@ -70,6 +70,9 @@ def test_a_wrong_clock_is_told(ahead_s: float) -> None:
     assert clock.health is Health.NOTE
     assert "4.0 s" in clock.says
     assert ("behind" in clock.says) == (ahead_s < 0)
+    far = found(replace(SEEN, met=(replace(GOOD, ahead_s=100 * ahead_s),)))["clock"]
+    assert far.health is Health.ILL
+    assert "no peer is linked" in far.says
 
 
 def test_a_slow_line_is_told() -> None:
