@@ -95,9 +95,7 @@ Protocols = Annotated[
 ]
 Secret = Annotated[bytes, Meta(min_length=RUN_SECRET_BYTES, max_length=RUN_SECRET_BYTES)]
 Stripes = Annotated[int, Meta(ge=0, le=MAX_STRIPES)]
-TriedAddresses = Annotated[
-    tuple[Address, ...], Meta(max_length=MAX_DIAL_BACK_ADDRESSES, extra=APART)
-]
+TriedAddresses = Annotated[tuple[Address, ...], Meta(max_length=MAX_DIAL_BACK_ADDRESSES), APART]
 
 
 # --- hello ----------------------------------------------------------------------------------------
@@ -190,7 +188,7 @@ class Beat(Message, frozen=True, tag="beat"):
     swarm_time_s: Seconds
     received_bytes: Count = 0
     may_send_bytes_per_s: NonNegative | None = None
-    free: Annotated[tuple[Free, ...], Meta(max_length=MAX_FRAGMENTS_FREE, extra=APART)] = ()
+    free: Annotated[tuple[Free, ...], Meta(max_length=MAX_FRAGMENTS_FREE), APART] = ()
     ended: bool = False
     group: Digest | None = None
     validation_loss: NonNegative | None = None
@@ -212,7 +210,7 @@ def peer_entry(peer_id: str, incarnation: int, addresses: tuple[str, ...]) -> Pe
 class PeerList(Message, frozen=True, tag="peers"):
     """Peers that the sender knows to be alive."""
 
-    peers: Annotated[tuple[PeerEntry, ...], Meta(max_length=MAX_PEERS_PER_EXCHANGE, extra=APART)]
+    peers: Annotated[tuple[PeerEntry, ...], Meta(max_length=MAX_PEERS_PER_EXCHANGE), APART]
 
 
 class Statements(Message, frozen=True, tag="statements"):
@@ -220,7 +218,8 @@ class Statements(Message, frozen=True, tag="statements"):
 
     statements: Annotated[
         tuple[Annotated[bytes, Meta(max_length=MAX_STATEMENT_BYTES)], ...],
-        Meta(max_length=MAX_STATEMENTS_PER_MESSAGE, extra=APART),
+        Meta(max_length=MAX_STATEMENTS_PER_MESSAGE),
+        APART,
     ]
     secret: Secret | None = None
 
@@ -442,10 +441,9 @@ def sayable(value: S) -> S:
     kept = {}
     for field in structs.fields(value):
         kind, *rules = get_args(field.type) or (None,)
-        for rule in rules:
-            if isinstance(rule, Meta) and rule.extra == APART:
-                items = _sayable_items(getattr(value, field.name), get_args(kind)[0])
-                kept[field.name] = tuple(items)[: rule.max_length]
+        if APART in rules:
+            items = _sayable_items(getattr(value, field.name), get_args(kind)[0])
+            kept[field.name] = tuple(items)[: rules[0].max_length]
     return structs.replace(value, **kept)
 
 

@@ -434,7 +434,7 @@ def lists_of(kind: type[Struct]) -> dict[str, bool]:
     for field in fields(kind):
         name, annotated = f"{kind.__name__}.{field.name}", get_args(field.type)
         if annotated and get_origin(annotated[0]) is tuple:
-            found[name] = any(getattr(rule, "extra", None) == APART for rule in annotated[1:])
+            found[name] = APART in annotated[1:]
             (item, _) = get_args(annotated[0])
             if isinstance(item, type) and issubclass(item, Struct):
                 found |= lists_of(item)
