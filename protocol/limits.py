@@ -34,7 +34,9 @@ DIAL_TIMEOUT_S: Final = 15
 SEND_STALL_S: Final = 60.0
 """A peer that takes nothing of what we send for so long is given up."""
 
-# --- records in the directory ---------------------------------------------------------------------
+# --- addresses, and records in the directory ------------------------------------------------------
+MAX_ADDRESS_CHARS: Final = 256
+"""Longest address as text, wherever one is read; more than a relay's and two peer ids take."""
 MAX_RECORD_BYTES: Final = 200
 RECORD_SHARDS: Final = 8
 MAX_RECORDS_PER_SHARD: Final = 64
@@ -48,6 +50,8 @@ MAX_LINKS_PER_PREFIX: Final = 32
 LINK_MESSAGES_PER_S: Final = 50.0
 """Messages read of one link, in the long run; the rest waits on its line. A list of peers counts as
 a second's worth."""
+MAX_CLOCK_OFFSET_S: Final = 300.0
+"""Clocks of two peers may differ by so much; further apart, one is wrong, and who knows which."""
 MAX_DIALS: Final = 32
 MAX_HEARSAY: Final = 1024
 """Peers known by name alone."""
@@ -113,7 +117,8 @@ MAX_OPENABLE: Final = 8
 
 # --- pipelines ------------------------------------------------------------------------------------
 MAX_ITERATION: Final = 1 << 53
-"""Far beyond any run, and far from what does not fit a message."""
+"""Nor does anybody believe a later epoch or round of another: far beyond any run, and far from what
+does not fit a message."""
 MAX_STAGES: Final = 64
 """Parts of a model, each on machines of its own; a path visits each at most once."""
 MAX_LINK_VECTOR_BYTES: Final = 16 * 1024

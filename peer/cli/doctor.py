@@ -26,6 +26,7 @@ from peer.options.values import HostPort
 from peer.state.home import Home
 from protocol.address.multiaddr import split_peer_id
 from protocol.errors import LocoError
+from protocol.limits import MAX_CLOCK_OFFSET_S
 from protocol.membership.dial_back import NatKind, Reach, host_and_port
 from protocol.names import size_text
 from protocol.run.needs import DAEMON_BYTES, TRAINER_BYTES
@@ -123,7 +124,7 @@ def disk_finding(home: Path, free_bytes: float) -> Finding:
 
 
 # --- the network ----------------------------------------------------------------------------------
-MAX_CLOCK_OFFSET_S: Final = 2.0
+NOTED_CLOCK_OFFSET_S: Final = 2.0
 """p2pd's directory allows 3 s."""
 SLOW_BYTES_PER_S: Final = 1e6
 ROUTERS: Final = {
@@ -143,9 +144,11 @@ def network_findings(seen: Examination) -> Iterator[Finding]:
         return
     ahead = sorted(met.ahead_s for met in reached)[len(reached) // 2]
     says = f"theirs is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} ours"
-    near = abs(ahead) <= MAX_CLOCK_OFFSET_S
-    says += "" if near else "; a peer corrects for it when it joins"
-    yield _judged("clock", near, says, "set the clock: timedatectl set-ntp true", NOTE)
+    near, far = abs(ahead) <= NOTED_CLOCK_OFFSET_S, abs(ahead) > MAX_CLOCK_OFFSET_S
+    if not near:
+        says += "; no peer is linked with so wrong a clock" if far else "; a joiner corrects for it"
+    cure = "set the clock that is wrong: timedatectl set-ntp true"
+    yield _judged("clock", near, says, cure, ILL if far else NOTE)
     yield _dial_back(seen)
     yield Finding("router", WELL, ROUTERS[seen.nat])
     relays = sum(bool(met.relays) for met in reached)

@@ -121,7 +121,7 @@ def _join_again(config: PeerConfig, home: Home, again: JoinAgain) -> None:
     if again.stage is not None:
         home.go_over_to(again.stage)
     home.hand_on()
-    command = rejoin_command(config, again.addresses)
+    command = rejoin_command(config)
     hold_back_sigterm()
     os.execv(command[0], command)  # noqa: S606 - our own command line, and no shell
 

@@ -124,6 +124,8 @@ class ExpectedState:
             raise RemoteProtocolError(f"a state of group {told.group}, which is not ours")
         if self.layout_digest not in (None, told.layout_digest):
             raise RemoteProtocolError(f"a state of layout {told.layout_digest}, which is not ours")
+        if told.round > limits.MAX_ITERATION:
+            raise RemoteProtocolError(f"a state of round {told.round}, which nobody can be in")
         if told.step < self.minimum_step:
             sentence = f"{self.minimum_step} or later was asked for"
         elif self.maximum_step is not None and told.step > self.maximum_step:

@@ -248,15 +248,17 @@ class Admission:
             RemoteProtocolError: that is no peer id.
         """
         register, signer = self._signing()
-        key, serial = signer.public_key, register.next_serial(signer.public_key)
-        signed = Ruling.made(self._run_id, verdict, peer_id, serial, key, signer.sign)
-        if not register.take(signed.sealed):
-            raise LocoError(
-                f"only the founder may {verdict} this peer; ask the person who started the run"
-            )
-        self._after([signed.sealed])
-        self._keep()
-        return self._messages([signed.sealed])
+        key, serial = signer.public_key, register.next_serial(signer.public_key, peer_id)
+        # Checked first: one that counts for nothing now would count once the other is taken back.
+        if serial is not None:
+            signed = Ruling.made(self._run_id, verdict, peer_id, serial, key, signer.sign)
+            if register.take(signed.sealed):
+                self._after([signed.sealed])
+                self._keep()
+                return self._messages([signed.sealed])
+        raise LocoError(
+            f"only the founder may {verdict} this peer; ask the person who started the run"
+        )
 
     def invite(self, seed: bytes, lasts_s: float, uses: int) -> Token:
         """Raises LocoError: this home may not invite, or nobody needs an invitation."""

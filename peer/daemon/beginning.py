@@ -17,6 +17,7 @@ from typing import Final, Protocol
 from peer.facts import HeldPart
 from protocol.content.samples import Float32Vector
 from protocol.run.amendments import AmendedSpec
+from protocol.schedule.data_plan import DataPlan
 
 from .ports import Ports
 from .sources import Sources
@@ -59,6 +60,7 @@ class Arrival:
 
     Attributes:
         held: what belongs to our group.
+        plan: of the data; where others say that they stand is held against it.
         slow_P, momentum_P: zeros, to be filled.
         look_around: looks for peers of our group until cancelled.
         meet: the same, and lets them find us.
@@ -67,6 +69,7 @@ class Arrival:
 
     spec: AmendedSpec
     held: HeldPart
+    plan: DataPlan
     slow_P: Float32Vector
     momentum_P: Float32Vector
     ports: Ports

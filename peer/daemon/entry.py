@@ -15,6 +15,7 @@ from peer.facts import PeerState
 from peer.observe.event_names import EventName
 from peer.runtime import PeerId
 from peer.stages.company import StageCompany
+from protocol.address.multiaddr import with_peer_id
 from protocol.membership.group import Group
 from protocol.run.assignment import needed_stage, newcomers_stage
 from protocol.run.layout import part_of_stage
@@ -84,6 +85,15 @@ async def enter_swarm(parts: PeerParts, bootstrap: Bootstrap) -> tuple[PeerId, H
     parts.greeter.correct_clock()
     await parts.directory.add_peers(hello.addresses)
     return first, hello
+
+
+async def go_by_the_linked(parts: PeerParts) -> None:
+    """The same by the peers that the home remembers, as soon as one of them is linked."""
+    while not (alive := parts.roster.alive(trio.current_time())):
+        await parts.heard.park()
+    parts.greeter.correct_clock()
+    known = [with_peer_id(address, m.peer_id) for m in alive for address in m.addresses]
+    await parts.directory.add_peers(known)
 
 
 LOOK_AROUND_S: Final = 2.0

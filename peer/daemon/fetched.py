@@ -53,7 +53,6 @@ from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import MAX_ASKED_PER_SOURCE
 from protocol.membership.view import Member, View, heeded
 from protocol.run.amendments import AmendedSpec
-from protocol.schedule.data_plan import start_position
 from protocol.schedule.rounds import lost_lag, middle, oldest_useful
 from protocol.wire.content_messages import StateScalars
 
@@ -348,7 +347,7 @@ class Fetched:
         fetch.ended(state.round)
         now_s = trio.current_time()
         heard = known_positions(view.members_training(now_s))
-        epoch, position = start_position([*heard, (state.epoch, state.position)])
+        epoch, position = arrival.plan.start_position([*heard, (state.epoch, state.position)])
         # No further than the middle of the others; while none of them is heard it is 0, and where
         # they are is gone to when they are.
         step = min(state.step, int(middle(_heard_steps(spec, view), 0)))

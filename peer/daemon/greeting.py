@@ -25,12 +25,19 @@ from typing import Final
 import trio
 
 from peer.runtime import PeerId
-from protocol.limits import ALIVE_WITNESSES, MAX_LINKS, MAX_LINKS_PER_PEER, MAX_LINKS_PER_PREFIX
+from protocol.errors import LocoError
+from protocol.limits import (
+    ALIVE_WITNESSES,
+    MAX_CLOCK_OFFSET_S,
+    MAX_LINKS,
+    MAX_LINKS_PER_PEER,
+    MAX_LINKS_PER_PREFIX,
+)
 from protocol.membership.book import Shares
 from protocol.membership.clock_offset import ClockOffsetEstimator
 from protocol.membership.view import Roster
 from protocol.outcomes import RefusalReason
-from protocol.wire.messages import AliveReply, AskAlive, Hello, Refusal
+from protocol.wire.messages import AliveReply, AskAlive, Hello, Refusal, printable_sentence
 from protocol.wire.versions import (
     REQUIRED,
     REQUIRED_OF_STAGES,
@@ -59,6 +66,7 @@ class Greeter:
         self._admission = admission
         self._clock = ClockOffsetEstimator()
         self._clock_offset_s = 0.0
+        self._follows = False
 
     def hello(self) -> Hello:
         facts = self._facts
@@ -89,7 +97,7 @@ class Greeter:
             sentence = version_sentence(
                 SPOKEN, theirs.protocols, self._software, theirs.software, required
             )
-            return Refusal(RefusalReason.VERSION, sentence)
+            return Refusal(RefusalReason.VERSION, printable_sentence(sentence))
         stranger = self._admission.greeted(peer_id, theirs)
         if stranger is not None:
             return stranger
@@ -102,14 +110,25 @@ class Greeter:
         return None
 
     def compare_clocks(self, peer_id: PeerId, theirs: Hello, round_trip_s: float) -> None:
+        """Note the clock of a peer that we have dialled. Raises LocoError: it is too far off."""
         uncorrected_s = self._directory.swarm_time_s() - self._clock_offset_s
-        self._clock.add(peer_id, theirs.swarm_time_s, round_trip_s, uncorrected_s)
+        ahead_s = self._clock.add(peer_id, theirs.swarm_time_s, round_trip_s, uncorrected_s)
+        if abs(ahead_s) > MAX_CLOCK_OFFSET_S:
+            where = "ahead of" if ahead_s > 0 else "behind"
+            raise LocoError(
+                f"clock: that of {peer_id} is {abs(ahead_s) / 60:,.0f} minutes {where} this"
+                f" machine's, and no more than {MAX_CLOCK_OFFSET_S / 60:.0f} are put right"
+            )
+        if self._follows:
+            self.correct_clock()
 
     def correct_clock(self) -> None:
-        """Follow the clocks of the peers that we have dialled, as a newcomer does.
+        """Follow the clocks of the peers that we have dialled, from now on, as a newcomer does.
 
-        Our own clock has no say: the swarm was there first, and does not follow us in turn.
+        The first that we meet may be wrong: the middle moves with each further one. Our own clock
+        has no say: the swarm was there first, and does not follow us in turn.
         """
+        self._follows = True
         offset_s = self._clock.estimate()
         if offset_s is not None:
             self._clock_offset_s = offset_s

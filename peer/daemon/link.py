@@ -1,6 +1,5 @@
 """One live link to another peer."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -13,6 +12,7 @@ from peer.runtime import PeerId
 from protocol.limits import LINK_MESSAGES_PER_S, MAX_FRAGMENTS_FREE
 from protocol.membership.book import Allowance
 from protocol.membership.view import Progress
+from protocol.wire.fields import MAX_SECONDS
 from protocol.wire.messages import AliveReply, AskAlive, Beat, Free, Leaving, PeerList, Statements
 
 Outgoing = Beat | PeerList | Statements | AskAlive | AliveReply
@@ -97,5 +97,5 @@ def beat_to(link: Link, facts: Facts, pacing: Pacing, sequence: int, swarm_time_
         free=tuple(Free(fragment, own.round, own.step) for fragment, own in free),
         ended=facts.ended,
         group=facts.group,
-        validation_loss=loss if loss is not None and math.isfinite(loss) else None,
+        validation_loss=loss if loss is not None and loss <= MAX_SECONDS else None,
     )

@@ -155,6 +155,7 @@ class Links:
         Raises:
             StreamLost: unreachable; the message names the step that failed.
             Refused: they declined.
+            LocoError: our clocks are too far apart.
         """
         assert self._nursery is not None
         await self._network.connect(peer_id, addresses)
@@ -163,10 +164,11 @@ class Links:
             asked_s = trio.current_time()
             await talk.send(self._greeter.hello(), stall_s=ANSWER_S)
             theirs, _ = await talk.receive(Hello, timeout_s=ANSWER_S)
-            self._greeter.compare_clocks(peer_id, theirs, trio.current_time() - asked_s)
+            round_trip_s = trio.current_time() - asked_s
             refusal = self._greeter.fault(peer_id, theirs)
             if refusal is not None:
                 raise Declined(refusal.reason, refusal.sentence)
+            self._greeter.compare_clocks(peer_id, theirs, round_trip_s)
         except BaseException:
             await talk.aclose()
             raise

@@ -13,7 +13,7 @@ from typing import Final
 import trio
 
 from peer.facts import PeerState
-from peer.process.rejoin import JoinAgain, addresses_of
+from peer.process.rejoin import JoinAgain, can_be_joined
 from peer.runtime import DirectoryUnrecoverable, PeerId
 from protocol.errors import RemoteProtocolError
 from protocol.gossip.matchmaking import RoundSnapshot
@@ -61,9 +61,8 @@ class Membership:
                 await job()
             except DirectoryUnrecoverable as error:
                 # Join again those who are alive; alone there is nobody to find, and much to lose.
-                addresses = addresses_of(self._ports.roster.alive(trio.current_time()))
-                if addresses:
-                    raise JoinAgain(addresses, str(error)) from error
+                if can_be_joined(self._ports.roster.alive(trio.current_time())):
+                    raise JoinAgain(str(error)) from error
             await trio.sleep(FIRST_REFRESHES_S if turn <= NUM_FIRST_REFRESHES else every_s)
 
     async def _publish(self) -> None:

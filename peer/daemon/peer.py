@@ -21,7 +21,7 @@ from peer.content.service import ContentService
 from peer.content.state_file import StateManifest, copy_state, seal_state
 from peer.facts import Facts, HeldPart, PeerState
 from peer.observe.event_names import EventName
-from peer.process.rejoin import JoinAgain, addresses_of
+from peer.process.rejoin import JoinAgain, can_be_joined
 from peer.rounds.loop import RoundLoop
 from peer.rounds.shares import DataShares
 from peer.rounds.way import AveragingParts
@@ -122,19 +122,31 @@ class Peer:
                 nursery.cancel_scope.cancel()
         except* JoinAgain:
             if not stop.is_set():  # else we go anyway
+                await self._remember()
                 raise
         if not self.settings.exit_when_done:
             await trio.sleep_forever()
         stop.set()
 
     async def _keep_acquaintances(self) -> None:
-        """Write down who is there, until cancelled, for the time after a restart."""
-        parts = self.parts
         while True:
             await trio.sleep(KEEP_EVERY_S)
-            with suppress(OSError):
-                alive = parts.roster.alive(trio.current_time())
-                await parts.work.run(parts.acquaintances.keep, alive)
+            await self._remember()
+
+    async def _remember(self) -> None:
+        """Write down who is there, for the time after a restart.
+
+        Those that a signer has admitted, or invited, come first, then those that have beaten for
+        the longest time: so a crowd of strangers drives out none of them.
+        """
+        parts = self.parts
+        admitted = parts.admission.known_peers
+        alive = sorted(
+            parts.roster.alive(trio.current_time()),
+            key=lambda member: (member.peer_id not in admitted, member.first_beat_s),
+        )
+        with suppress(OSError):
+            await parts.work.run(parts.acquaintances.keep, alive)
 
     async def _leave(self) -> None:
         """Write the last checkpoint, before anything that others can spoil; then take leave."""
@@ -266,6 +278,7 @@ class Training:
             Arrival(
                 self._amended,
                 self._held,
+                self._shares.plan,
                 averaging.slow_P,
                 averaging.momentum_P,
                 ports=parts,
@@ -323,8 +336,8 @@ class Training:
             await self._parts.heard.park()
             if self._amended.total_steps_at(facts.nominal_step) > facts.step:
                 training = self._held.view.members_training(trio.current_time())
-                if addresses := addresses_of(training):
-                    raise JoinAgain(addresses, "the run was made longer while we saw nobody")
+                if can_be_joined(training):
+                    raise JoinAgain("the run was made longer while we saw nobody")
 
     async def _note_codec(self) -> None:
         """Load the codec before the first vector waits for it."""

@@ -56,11 +56,9 @@ from peer.training.shared import SharedVector
 from protocol.content.samples import Float32Vector
 from protocol.errors import InvalidRunSpec
 from protocol.membership.group import WHOLE_MODEL, Group
-from protocol.membership.view import Roster, View, heeded
-from protocol.run.amendments import AmendedSpec
+from protocol.membership.view import View, heeded
 from protocol.run.layout import DATA_STAGE, Layout, part_of_stage, stage_layouts
 from protocol.run.run_spec import FrozenSection, RunSpec
-from protocol.schedule.data_plan import start_position
 from protocol.schedule.rounds import middle
 from protocol.wire.content_messages import StateScalars
 
@@ -123,7 +121,7 @@ class Rebuilt:
             remotes=[remote for remote, _ in found],
             untrained=kept,
         )
-        return where_others_are(arrival.spec, arrival.ports.roster)
+        return where_others_are(arrival)
 
     async def _fetch(
         self, stage: int, arrival: Arrival
@@ -137,13 +135,13 @@ class Rebuilt:
         return await weights_of(arrival.sources, view, self._layouts[stage].padded_parameters)
 
 
-def where_others_are(spec: AmendedSpec, roster: Roster) -> FirstState:
+def where_others_are(arrival: Arrival) -> FirstState:
     """Where those that hold other stages stand: the middle of their steps, and of the data."""
-    now_s = trio.current_time()
-    others = roster.alive(now_s)
+    now_s, spec = trio.current_time(), arrival.spec
+    others = arrival.ports.roster.alive(now_s)
     told = [member.progress.step for member in heeded(others, now_s)]
     steps = [step for step in told if step <= spec.longest_steps]
-    epoch, position = start_position(known_positions(others) or [(0, 0)])
+    epoch, position = arrival.plan.start_position(known_positions(others))
     step = int(middle(steps, 0))
     return FirstState(step // spec.founding.sync.round_steps - 1, step, epoch, position)
 

@@ -48,7 +48,7 @@ from protocol.schedule.rounds import is_lost, lost_lag
 
 from .beginning import Arrival, Beginning, FirstState
 from .bootstrap import Bootstrap
-from .entry import CheckSpec, Entered, choose_stage, enter_swarm
+from .entry import CheckSpec, Entered, choose_stage, enter_swarm, go_by_the_linked
 from .fetched import Fetched
 from .links import Dialler
 from .parts import PeerParts
@@ -130,9 +130,10 @@ async def come_back(
 async def _keep_looking(
     parts: PeerParts, run_id: str, addresses: Sequence[str], remembered: "RememberedPeers"
 ) -> None:
-    """Enter the swarm by the addresses that the user gave, however long that takes."""
+    """Enter the swarm, by the addresses that the user gave too, however long that takes."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(remembered.watch)
+        nursery.start_soon(go_by_the_linked, parts)
         if not addresses:
             return
         try:

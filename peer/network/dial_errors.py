@@ -33,6 +33,7 @@ _CURES: Final = {
     "another peer answers": "take the join line anew from whoever runs that peer; HOST:PORT alone"
     " believes whoever answers",
     "no address is known": "check how the name is written, and that this machine can look names up",
+    "clock: ": "set the one that is wrong: timedatectl set-ntp true",
     "refused": "no peer listens there now: check the port, and that the peer runs",
     "no route|unreachable|timed out|nothing came|no answer|dial backoff": "check the address, that"
     " the machine is up, and that its firewall or router lets the port in",

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
-from peer.process.rejoin import JoinAgain, addresses_of
+from peer.process.rejoin import JoinAgain, can_be_joined
 from peer.training import messages
 from peer.training.ports import StartTrainer, Trainer, TrainerDied
 from protocol.errors import LocoError, leaves
@@ -70,7 +70,7 @@ class RoundLoop:
         self._parted_step: int | None = None
         self._micro_batch_cap: int | None = None
         self._failures_in_a_row = 0
-        self.pause = Pause(parts.around, parts.held.view)
+        self.pause = Pause(parts.around, parts.held.view, parts.shares.plan)
         self.finished = False
 
     async def leave(self, trainer_until_s: float, until_s: float) -> None:
@@ -256,11 +256,9 @@ class RoundLoop:
         others, own_step = self._heeded(), self._facts.step
         steps = [m.progress.step for m in others]
         lost = is_lost(own_step, steps, self._inner_steps)
-        addresses = addresses_of(others) if lost else ()
-        if addresses and not self._joins_again:
+        if lost and can_be_joined(others) and not self._joins_again:
             self._joins_again = True
             error = JoinAgain(
-                addresses,
                 f"step {own_step:,} is far behind the swarm's {int(middle(steps, 0)):,}"
                 + self._loss(own_step),
             )

@@ -16,11 +16,11 @@ import trio
 
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
-from peer.process.rejoin import JoinAgain, addresses_of
+from peer.process.rejoin import JoinAgain, can_be_joined
 from protocol.errors import LocoError
 from protocol.membership.group import WHOLE_MODEL
 from protocol.membership.view import Member, View
-from protocol.schedule.data_plan import start_position
+from protocol.schedule.data_plan import DataPlan
 from protocol.schedule.rounds import middle
 
 from .surroundings import Surroundings
@@ -31,9 +31,9 @@ class PauseRefused(LocoError):
 
 
 class Pause:
-    def __init__(self, around: Surroundings, view: View) -> None:
+    def __init__(self, around: Surroundings, view: View, plan: DataPlan) -> None:
         self._facts, self._events = around.facts, around.events
-        self._view = view
+        self._view, self._plan = view, plan
         self._resumed = trio.Event()
         self._resumed.set()
 
@@ -94,11 +94,11 @@ class Pause:
         spec, step = self._facts.spec, self._facts.step
         assert spec is not None
         at = middle([member.progress.step for member in there], step)
-        if at >= spec.total_steps_at(at) and (addresses := addresses_of(there)):
-            raise JoinAgain(addresses, "the run has ended while this peer was paused")
+        if at >= spec.total_steps_at(at) and can_be_joined(there):
+            raise JoinAgain("the run has ended while this peer was paused")
 
     def _take_position(self, others: tuple[Member, ...]) -> None:
         """Go on in the data where the others are, as a joiner does."""
         told = [(m.progress.epoch, m.progress.position) for m in others]
         own = (self._facts.epoch, self._facts.position)
-        self._facts.epoch, self._facts.position = max(own, start_position(told))
+        self._facts.epoch, self._facts.position = max(own, self._plan.start_position(told))

@@ -20,7 +20,7 @@ MEMBER_WEIGHT: Final = 4
 MAX_MEMBER_WEIGHT: Final = 16 * MEMBER_WEIGHT
 """What a peer says of its speed is not checked: this bounds the data it can claim by it."""
 MAX_APART_PLACES: Final = 1 << 16
-"""Nor is its position checked: a peer that says it is further away is left out of the count."""
+"""A peer that says it is further away, or where nobody can be, is left out of the count."""
 
 
 class DataFeed(Protocol):
@@ -41,7 +41,7 @@ class DataShares:
     """
 
     def __init__(self, plan: DataPlan, facts: Facts, feed: DataFeed | None = None) -> None:
-        self._plan = plan
+        self.plan = plan
         self.feed = feed
         self._facts = facts
         self._members: dict[str, MemberPosition] = {}
@@ -82,7 +82,7 @@ class DataShares:
             for peer_id, m in self._members.items()
             for at in [members.get(peer_id, m)]
         ]
-        lost, repeated = self._plan.lost_and_repeated(
+        lost, repeated = self.plan.lost_and_repeated(
             [m for m in stood if self._is_near(m, own)],
             [m for m in members.values() if self._is_near(m, own)],
         )
@@ -90,6 +90,8 @@ class DataShares:
         self._facts.repeated_blocks += repeated
 
     def _is_near(self, member: MemberPosition, own: MemberPosition) -> bool:
+        if not self.plan.holds(member.epoch, member.position):
+            return False
         epochs = member.epoch - own.epoch
-        places = epochs * self._plan.num_places + member.position - own.position
+        places = epochs * self.plan.num_places + member.position - own.position
         return abs(places) <= MAX_APART_PLACES

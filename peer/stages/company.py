@@ -9,7 +9,7 @@ from typing import Final
 import trio
 
 from peer.facts import Facts, PeerState
-from peer.process.rejoin import JoinAgain, addresses_of
+from peer.process.rejoin import JoinAgain
 from protocol.membership.group import Group
 from protocol.membership.view import Member, Roster, View, relayed_last
 from protocol.run.assignment import Balance
@@ -80,7 +80,6 @@ async def keep_balance(stage: int, company: StageCompany, facts: Facts, visited:
         move = balance.due_move(holders, trio.current_time())
         if move is not None:
             raise JoinAgain(
-                addresses_of(company.others()),
                 f"stage {move.target} needs a peer more than stage {move.source}, which has"
                 f" {len(holders[move.source])}",
                 move.target,

@@ -7,6 +7,7 @@ then its value: of fixed length for numbers, behind a uvarint length for names a
 never skipped. Every function here raises `InvalidAddress`.
 
 A directory record holds the binary form, of what a peer can be dialled at, in canonical form alone.
+The bound of an address is that of its text, in both forms: few bytes may be a long text.
 """
 
 import re
@@ -17,6 +18,7 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import Final
 
 from protocol.errors import LocoError, RemoteProtocolError
+from protocol.limits import MAX_ADDRESS_CHARS
 
 from .peer_id import peer_id_from_bytes, peer_id_to_bytes
 from .varint import decode_uvarint, encode_uvarint
@@ -24,7 +26,6 @@ from .varint import decode_uvarint, encode_uvarint
 Address = str
 PeerId = str
 
-MAX_MULTIADDR_BYTES: Final = 512
 MAX_UNIX_PATH_BYTES: Final = 107
 MAX_PORT: Final = 65535
 _LABEL: Final = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
@@ -123,10 +124,15 @@ def parse(address: Address) -> list[tuple[str, str]]:
 
 
 def to_bytes(address: Address) -> bytes:
-    encoded = b"".join(_part_to_bytes(address, name, value) for name, value in parse(address))
-    if len(encoded) > MAX_MULTIADDR_BYTES:
-        raise InvalidAddress(f"{address[:80]!r}... is longer than {MAX_MULTIADDR_BYTES} bytes")
-    return encoded
+    _check_length(address)
+    return b"".join(_part_to_bytes(address, name, value) for name, value in parse(address))
+
+
+def _check_length(address: Address) -> None:
+    if len(address) > MAX_ADDRESS_CHARS:
+        raise InvalidAddress(
+            f"{address[:80]!r}... is longer than {MAX_ADDRESS_CHARS} characters; give a shorter one"
+        )
 
 
 def _part_to_bytes(address: Address, name: str, value: str) -> bytes:
@@ -140,15 +146,14 @@ def _part_to_bytes(address: Address, name: str, value: str) -> bytes:
 
 
 def from_bytes(data: bytes) -> Address:
-    if not data or len(data) > MAX_MULTIADDR_BYTES:
-        raise InvalidAddress(
-            f"an address of {len(data)} bytes; 1 to {MAX_MULTIADDR_BYTES} are allowed"
-        )
+    if not data:
+        raise InvalidAddress("an address of no bytes")
     text, offset = "", 0
     try:
         while offset < len(data):
             part, offset = _part_from_bytes(data, offset)
             text += part
+            _check_length(text)
     except (ValueError, RemoteProtocolError) as error:
         raise InvalidAddress(f"not an address: {error} ({data.hex()})") from error
     return text

@@ -8,8 +8,8 @@ Rules
   1. The founder's key is in the run spec's signature. A *delegate* is a peer of which the founder's
      newest ruling says so. Founder and delegates are *signers*; nothing else that anybody signs
      counts, nor what a former delegate has signed.
-  2. Of all rulings of signers on a peer one holds: the founder's before a delegate's, then the
-     highest serial, then a ban. Nobody but the founder rules on a delegate.
+  2. Of all rulings of signers on a peer one holds: the founder's before a delegate's, whatever its
+     serial, then the highest serial, then a ban. Nobody but the founder rules on a delegate.
   3. A peer that a ruling holds for is banned or admitted, as it says. For all others the run's
      mode decides: `open` admits everybody, `list` those whom the run spec names, `invite` those
      and the holders of passes.
@@ -70,19 +70,17 @@ class Register:
         """Peers that a ruling or a pass is about."""
         return frozenset({peer_id for peer_id, _ in self._rulings} | self._passes.keys())
 
-    def next_serial(self, signer: bytes) -> int:
-        """A serial above all that a new ruling of this signer has to be above.
+    def next_serial(self, signer: bytes, peer_id: str) -> int | None:
+        """With which serial a new ruling of this signer on this peer holds; None where none does.
 
-        The founder's has to be above the founder's own alone: else a delegate that takes the
-        highest serial would leave the founder none.
+        Serials are compared on one peer alone, the founder's with the founder's: so whoever takes
+        the highest one takes nobody's word on anybody else, and never the founder's.
         """
-        rivals = (
-            ruling.serial
-            for ruling in self._rulings.values()
-            if ruling.signer == signer
-            or (signer != self._founder and self.is_signer(ruling.signer))
-        )
-        return min(MAX_SERIAL, 1 + max(rivals, default=0))
+        own = self._rulings.get((peer_id, signer))
+        before = own if signer == self._founder else self._holding(peer_id)
+        serial = 1 if before is None else before.serial + 1
+        outranked = before is not None and before.signer == self._founder != signer
+        return None if outranked or serial > MAX_SERIAL else serial
 
     def is_founder(self, key: bytes) -> bool:
         return key == self._founder

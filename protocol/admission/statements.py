@@ -11,8 +11,8 @@ A ruling is what the founder, or a delegate, has said of one peer.
 
     ruling   ["ruling", run id, verdict, peer id, serial, key of the signer]
 
-The serial grows with every ruling that a signer makes; the register (register.py) decides which
-ruling holds.
+The serial grows with every ruling on that peer; the register (register.py) decides which ruling
+holds.
 
 The holder of an invitation may enter, without anybody having to know its peer id before.
 

@@ -6,18 +6,20 @@ sample with the shortest round trip, which has the tightest bound, counts until 
 out. Over the peers the median is taken: up to half of them may be wrong or lying without moving it
 beyond the range of the honest ones.
 
+A clock that is further from ours than MAX_CLOCK_OFFSET_S is not believed, whoever shows it: one of
+the two machines is set wrong. So no number of peers moves us further than that.
+
 Peers correct their clocks too. Samples are therefore compared with our *uncorrected* wall clock,
 while they give their corrected one: a swarm follows its majority, and never adds its own correction
 to itself.
 """
 
-import math
 from collections import OrderedDict, deque
 from operator import itemgetter
 from statistics import median
 from typing import Final
 
-from protocol.limits import ANSWER_S, MAX_LINKS
+from protocol.limits import ANSWER_S, MAX_CLOCK_OFFSET_S, MAX_LINKS
 
 MAX_SAMPLES_PER_PEER: Final = 8
 
@@ -29,8 +31,8 @@ class ClockOffsetEstimator:
         # (round trip, offset) by peer
         self._samples: OrderedDict[str, deque[tuple[float, float]]] = OrderedDict()
 
-    def add(self, peer: str, their_time_s: float, round_trip_s: float, our_time_s: float) -> None:
-        """Take in one reading of a peer's clock.
+    def add(self, peer: str, their_time_s: float, round_trip_s: float, our_time_s: float) -> float:
+        """Take in one reading of a peer's clock, if it can be believed; how far it is ahead.
 
         Args:
             their_time_s: the Unix time that it gave.
@@ -38,13 +40,14 @@ class ClockOffsetEstimator:
             our_time_s: our own uncorrected wall clock when the answer arrived.
         """
         offset_s = their_time_s - (our_time_s - round_trip_s / 2)
-        if not math.isfinite(offset_s) or not 0 <= round_trip_s <= ANSWER_S:
-            return
+        if not abs(offset_s) <= MAX_CLOCK_OFFSET_S or not 0 <= round_trip_s <= ANSWER_S:
+            return offset_s
         kept = self._samples.setdefault(peer, deque(maxlen=MAX_SAMPLES_PER_PEER))
         kept.append((round_trip_s, offset_s))
         self._samples.move_to_end(peer)
         while len(self._samples) > MAX_LINKS:
             self._samples.popitem(last=False)
+        return offset_s
 
     def estimate(self) -> float | None:
         """The offset from our wall clock to the swarm's time; None before the first sample."""

@@ -61,7 +61,7 @@ Source: Thaler and Ravishankar 1998 (rendezvous hashing); Mirrokni, Thorup and Z
 (bounded loads); what is here is a fractional form of greedy matching.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Final, NamedTuple
@@ -70,6 +70,7 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.errors import LocalProtocolError
+from protocol.limits import MAX_ITERATION
 
 from .shuffle import Int64Vector, UInt64Vector, digest_words, permuted, splitmix64, uniform
 
@@ -255,11 +256,6 @@ class MemberPosition:
     position: int
 
 
-def start_position(positions: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Where a joiner starts: the lower median (epoch, position) of the others; (0, 0) if alone."""
-    return sorted(positions)[(len(positions) - 1) // 2] if positions else (0, 0)
-
-
 class DataPlan:
     """The plan for `num_blocks` blocks, drawn from `seed`.
 
@@ -291,6 +287,18 @@ class DataPlan:
     @property
     def num_strata(self) -> int:
         return -(-self.num_pieces // STRATUM_COLUMNS)
+
+    def holds(self, epoch: int, position: int) -> bool:
+        """Whether anybody can stand there: what others say of themselves may be anything."""
+        return 0 <= epoch <= MAX_ITERATION and 0 <= position <= self.num_places
+
+    def start_position(self, told: Iterable[tuple[int, int]]) -> tuple[int, int]:
+        """Where a joiner starts: the lower median (epoch, position) of the others; (0, 0) if alone.
+
+        Those who cannot stand where they say are not counted.
+        """
+        positions = sorted(place for place in told if self.holds(*place))
+        return positions[(len(positions) - 1) // 2] if positions else (0, 0)
 
     @cached_property
     def _first_columns(self) -> Int64Vector:

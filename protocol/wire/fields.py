@@ -14,10 +14,17 @@ from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta, Struct
 
-from protocol.limits import MAX_ADDRESSES_PER_PEER, MAX_COUNT, MAX_RECORD_ADDRESSES
+from protocol.limits import (
+    MAX_ADDRESS_CHARS,
+    MAX_ADDRESSES_PER_PEER,
+    MAX_COUNT,
+    MAX_RECORD_ADDRESSES,
+)
 
 MAX_SECONDS: Final = 1e12
 MAX_SENTENCE_CHARS: Final = 1000
+APART: Final = "apart"
+"""Marks a list whose items stand for themselves: the codec leaves out one that cannot be said."""
 
 
 class Message(Struct, frozen=True, tag_field="t"):
@@ -43,9 +50,9 @@ Name = Annotated[str, matching(r"[a-z0-9][a-z0-9_-]*", 32)]
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Seconds = Annotated[float, Meta(ge=-MAX_SECONDS, le=MAX_SECONDS)]
 NonNegative = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
-Address = Annotated[str, matching(r"/[!-~]+", 256)]
-Addresses = Annotated[tuple[Address, ...], Meta(max_length=MAX_ADDRESSES_PER_PEER)]
-FewAddresses = Annotated[tuple[Address, ...], Meta(max_length=MAX_RECORD_ADDRESSES)]
+Address = Annotated[str, matching(r"/[!-~]+", MAX_ADDRESS_CHARS)]
+Addresses = Annotated[tuple[Address, ...], Meta(max_length=MAX_ADDRESSES_PER_PEER), APART]
+FewAddresses = Annotated[tuple[Address, ...], Meta(max_length=MAX_RECORD_ADDRESSES), APART]
 Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
 """Ed25519, as the key is."""

@@ -33,20 +33,25 @@ Rules:
   an old peer must not overlook takes a new major version instead.
 - An unknown type is an error: both sides know every type of a major version. A minor release may
   add one that is said only to who asked for it in an additional field (Join and Piece: stripes).
-- Encoding checks by the same rules.
+- Encoding checks by the same rules. Of lists whose items stand for themselves (`APART` in
+  fields.py) it leaves out what is against them: what cannot be said of one peer, at one address or
+  in one statement costs that item, never the message.
 
-Invariants: decode_message(encode_message(m)) == m for each m that can be encoded; the bounds of the
-fields keep every header below MAX_HEADER_BYTES.
+Invariants: decode_message(encode_message(m)) == m for each m that can be said whole; the bounds of
+the fields keep every header below MAX_HEADER_BYTES.
 """
 
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from enum import StrEnum
-from typing import Annotated, Final, Union
+from typing import Annotated, Any, Final, TypeVar, Union, get_args
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.limits import (
+    MAX_ADDRESS_CHARS,
     MAX_DIAL_BACK_ADDRESSES,
     MAX_FRAGMENTS,
     MAX_FRAGMENTS_FREE,
@@ -68,6 +73,7 @@ from . import (  # noqa: F401 - whose messages are among those of the codec
     stage_messages,
 )
 from .fields import (
+    APART,
     MAX_SENTENCE_CHARS,
     Address,
     Addresses,
@@ -89,7 +95,7 @@ Protocols = Annotated[
 ]
 Secret = Annotated[bytes, Meta(min_length=RUN_SECRET_BYTES, max_length=RUN_SECRET_BYTES)]
 Stripes = Annotated[int, Meta(ge=0, le=MAX_STRIPES)]
-TriedAddresses = Annotated[tuple[Address, ...], Meta(max_length=MAX_DIAL_BACK_ADDRESSES)]
+TriedAddresses = Annotated[tuple[Address, ...], Meta(max_length=MAX_DIAL_BACK_ADDRESSES), APART]
 
 
 # --- hello ----------------------------------------------------------------------------------------
@@ -182,7 +188,7 @@ class Beat(Message, frozen=True, tag="beat"):
     swarm_time_s: Seconds
     received_bytes: Count = 0
     may_send_bytes_per_s: NonNegative | None = None
-    free: Annotated[tuple[Free, ...], Meta(max_length=MAX_FRAGMENTS_FREE)] = ()
+    free: Annotated[tuple[Free, ...], Meta(max_length=MAX_FRAGMENTS_FREE), APART] = ()
     ended: bool = False
     group: Digest | None = None
     validation_loss: NonNegative | None = None
@@ -204,7 +210,7 @@ def peer_entry(peer_id: str, incarnation: int, addresses: tuple[str, ...]) -> Pe
 class PeerList(Message, frozen=True, tag="peers"):
     """Peers that the sender knows to be alive."""
 
-    peers: Annotated[tuple[PeerEntry, ...], Meta(max_length=MAX_PEERS_PER_EXCHANGE)]
+    peers: Annotated[tuple[PeerEntry, ...], Meta(max_length=MAX_PEERS_PER_EXCHANGE), APART]
 
 
 class Statements(Message, frozen=True, tag="statements"):
@@ -213,6 +219,7 @@ class Statements(Message, frozen=True, tag="statements"):
     statements: Annotated[
         tuple[Annotated[bytes, Meta(max_length=MAX_STATEMENT_BYTES)], ...],
         Meta(max_length=MAX_STATEMENTS_PER_MESSAGE),
+        APART,
     ]
     secret: Secret | None = None
 
@@ -385,7 +392,7 @@ class Seen(Message, frozen=True, tag="seen"):
         tried, reached: addresses that were dialled, and those of them where it answered.
     """
 
-    observed: Annotated[str, Meta(max_length=256)]
+    observed: Annotated[str, Meta(max_length=MAX_ADDRESS_CHARS)]
     tried: TriedAddresses = ()
     reached: TriedAddresses = ()
 
@@ -399,6 +406,8 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Union[*TYPES.values()]).decode
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeError, RecursionError)
 """Errors of bytes that are no message: wrong values, broken msgpack, too deep."""
+_UNSAYABLE: Final = (*_UNREADABLE, OverflowError, TypeError)
+S = TypeVar("S", bound=Struct)
 
 
 class _Tag(Struct):
@@ -412,11 +421,39 @@ def encode_message(message: Message) -> bytes:
         LocalProtocolError: a field, which is named, holds what the other side would not take.
     """
     try:
-        header = _encode(message)
-        _decode(header)
-    except (*_UNREADABLE, OverflowError, TypeError) as error:
+        return _checked(message, _decode)
+    except _UNSAYABLE:
+        pass
+    try:
+        return _checked(sayable(message), _decode)
+    except _UNSAYABLE as error:
         raise LocalProtocolError(f"cannot send {type(message).__name__}: {error}") from None
-    return header
+
+
+def _checked(value: Any, decode: Callable[[bytes], Any]) -> bytes:
+    encoded = _encode(value)
+    decode(encoded)
+    return encoded
+
+
+def sayable(value: S) -> S:
+    """A message without those items of its lists that the other side would not take."""
+    kept = {}
+    for field in structs.fields(value):
+        kind, *rules = get_args(field.type) or (None,)
+        if APART in rules:
+            items = _sayable_items(getattr(value, field.name), get_args(kind)[0])
+            kept[field.name] = tuple(items)[: rules[0].max_length]
+    return structs.replace(value, **kept)
+
+
+def _sayable_items(items: Iterable[Any], kind: Any) -> Iterator[Any]:
+    decode = msgspec.msgpack.Decoder(kind).decode
+    for item in items:
+        with suppress(*_UNSAYABLE):
+            one = sayable(item) if isinstance(item, Struct) else item
+            _checked(one, decode)
+            yield one
 
 
 def decode_message(header: bytes | bytearray | memoryview) -> Message:

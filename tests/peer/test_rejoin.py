@@ -20,11 +20,11 @@ from protocol.membership.view import Roster
 def test_the_command_keeps_what_the_command_line_said(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["/usr/bin/loco-peer", "start", "run.toml"])
     given = {"home": tmp_path, "threads": "2", "json-ready": True, "listen": "127.0.0.1:4000"}
+    given["bootstrap"] = ["10.0.0.1:1"]
     config = load_config(given, {"LOCO_GRACE": "3"})
-    command = rejoin_command(config, ["/ip4/10.0.0.1/tcp/1/p2p/a"])
+    command = rejoin_command(config)
     assert command[:5] == [sys.executable, "/usr/bin/loco-peer", "join", "--home", str(tmp_path)]
-    assert command[5:7] == ["--bootstrap", "/ip4/10.0.0.1/tcp/1/p2p/a"]
-    assert command[7:] == ["--threads", "2", "--listen", "127.0.0.1:4000", "--json-ready"]
+    assert command[5:] == ["--threads", "2", "--listen", "127.0.0.1:4000", "--json-ready"]
 
 
 class BrokenDirectory:
@@ -62,9 +62,7 @@ async def test_with_others_alive_a_broken_directory_ends_the_process(autojump_cl
     roster.heard(trio.current_time(), "b", 1, addresses=("/ip4/10.0.0.2/tcp/7",))
     with pytest.raises(BaseExceptionGroup) as caught:
         await _membership(roster).run()
-    for again in caught.value.exceptions:
-        assert isinstance(again, JoinAgain)
-        assert again.addresses == ("/ip4/10.0.0.2/tcp/7/p2p/b",)
+    assert all(isinstance(again, JoinAgain) for again in caught.value.exceptions)
 
 
 async def test_alone_it_goes_on_without_a_directory(autojump_clock):
@@ -83,7 +81,7 @@ async def test_who_is_asked_to_leave_while_all_is_closed_for_that_does_not_join_
         async def run(self, _: Any) -> None:
             try:
                 async with trio.open_nursery():
-                    raise JoinAgain((), "its thread hung")
+                    raise JoinAgain("its thread hung")
             finally:
                 if asked:
                     self._stop.set()

@@ -33,7 +33,7 @@ class Person:
         return Token.made(RUN_ID, expires_s, uses, seed=seed, signer=self.key, sign=self._key.sign)
 
 
-FOUNDER, ANN, BEN, CAT = map(Person, range(1, 5))
+FOUNDER, ANN, BEN, CAT, DAN = map(Person, range(1, 6))
 
 
 def register(mode=Mode.INVITE, listed=()):
@@ -112,19 +112,42 @@ def test_the_founder_takes_a_ban_back_and_an_old_one_does_not_return():
     assert held.take(back)
     assert not held.take(ban)
     assert admitted(held) == [ANN, BEN, CAT]
-    assert held.next_serial(FOUNDER.key) == 3
+    assert held.next_serial(FOUNDER.key, ANN.peer_id) == 3
 
 
-def test_a_delegate_with_the_highest_serial_leaves_the_founder_and_its_successor_the_last_word():
+def test_who_takes_the_highest_serial_takes_nobody_elses_word():
+    """Neither the founder's on anybody, nor another delegate's on any other peer."""
     held = register(Mode.OPEN)
-    held.take(FOUNDER.rules(Verdict.DELEGATE, ANN, 1))
+
+    def rules(signer, verdict, other):
+        serial = held.next_serial(signer.key, other.peer_id)
+        return serial is not None and held.take(signer.rules(verdict, other, serial))
+
+    assert rules(FOUNDER, Verdict.DELEGATE, ANN)
+    assert rules(FOUNDER, Verdict.DELEGATE, BEN)
     held.take(ANN.rules(Verdict.BAN, CAT, MAX_SERIAL))
-    assert held.take(FOUNDER.rules(Verdict.ADMIT, CAT, held.next_serial(FOUNDER.key)))
-    assert held.take(FOUNDER.rules(Verdict.ADMIT, ANN, held.next_serial(FOUNDER.key)))
-    assert held.take(FOUNDER.rules(Verdict.DELEGATE, BEN, held.next_serial(FOUNDER.key)))
-    assert held.next_serial(BEN.key) == held.next_serial(FOUNDER.key) == 5
-    assert held.take(BEN.rules(Verdict.BAN, ANN, held.next_serial(BEN.key)))
-    assert admitted(held) == [ANN, BEN, CAT]  # of ANN the founder has ruled
+    assert not rules(BEN, Verdict.ADMIT, CAT)  # it would count for nothing
+    for verdict in (Verdict.BAN, Verdict.ADMIT, Verdict.BAN, Verdict.ADMIT):
+        assert rules(BEN, verdict, DAN)
+        assert held.is_banned(DAN.peer_id) == (verdict is Verdict.BAN)
+    assert rules(FOUNDER, Verdict.ADMIT, ANN)  # no delegate any more
+    assert admitted(held) == [ANN, BEN, CAT]
+    assert rules(BEN, Verdict.BAN, CAT)
+    assert rules(FOUNDER, Verdict.ADMIT, CAT)
+    assert not rules(BEN, Verdict.BAN, CAT)
+    assert not rules(BEN, Verdict.BAN, ANN)  # of whom the founder has ruled
+    assert admitted(held) == [ANN, BEN, CAT]
+
+
+def test_the_last_word_of_several_delegates_holds():
+    held = register(Mode.OPEN)
+    held.take(FOUNDER.rules(Verdict.DELEGATE, ANN))
+    held.take(FOUNDER.rules(Verdict.DELEGATE, BEN))
+    said = (ANN, Verdict.BAN), (BEN, Verdict.ADMIT), (ANN, Verdict.BAN), (ANN, Verdict.ADMIT)
+    for signer, verdict in said:
+        serial = held.next_serial(signer.key, CAT.peer_id)
+        assert held.take(signer.rules(verdict, CAT, serial))
+        assert held.is_banned(CAT.peer_id) == (verdict is Verdict.BAN)
 
 
 def test_a_ban_is_stronger_than_list_and_pass():

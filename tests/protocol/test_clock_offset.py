@@ -3,7 +3,7 @@ import random
 import pytest
 from existing import existing
 
-from protocol.limits import MAX_LINKS
+from protocol.limits import MAX_CLOCK_OFFSET_S, MAX_LINKS
 from protocol.membership.clock_offset import (
     MAX_SAMPLES_PER_PEER,
     ClockOffsetEstimator,
@@ -42,7 +42,7 @@ def test_less_than_half_of_the_peers_cannot_move_it_out_of_the_honest_range():
     for n in range(4):
         estimator.add(f"honest{n}", 1060.0 + n / 10, 0.0, 1000.0)
     for n in range(3):
-        estimator.add(f"liar{n}", 1e9 * (n + 1), 0.0, 1000.0)
+        estimator.add(f"liar{n}", 1000.0 + MAX_CLOCK_OFFSET_S * (-1) ** n, 0.0, 1000.0)
     assert 60.0 <= existing(estimator.estimate()) <= 60.31
 
 
@@ -61,6 +61,9 @@ def test_of_two_clocks_the_middle_counts():
         (1000.0, -1.0),
         (1000.0, 11.0),
         (1000.0, float("nan")),
+        (1000.0 + 1.01 * MAX_CLOCK_OFFSET_S, 0.1),
+        (1000.0 - 1.01 * MAX_CLOCK_OFFSET_S, 0.1),
+        (5e11, 0.1),
     ],
 )
 def test_useless_samples_are_not_kept(their_time_s, round_trip_s):

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import LocalProtocolError
+from protocol.limits import MAX_COUNT
 from protocol.schedule import data_plan
 from protocol.schedule.data_plan import (
     DataPlan,
     MemberPosition,
     Members,
-    start_position,
 )
 
 SIZES = (1, 2, 3, 5, 7, 64, 65, 1000, 1023, 4097)
@@ -204,7 +204,7 @@ def count_by_hand(
 def test_a_change_of_membership_costs_what_is_counted_and_little(change: str) -> None:
     plan, members = DataPlan(11, 4000), swarm(4)
     before = positions_after(plan, members, steps=100, later=5)
-    where = start_position([(m.epoch, m.position) for m in before])
+    where = plan.start_position([(m.epoch, m.position) for m in before])
     after = {
         "join": [*before, MemberPosition("peer-9", 4, *where)],
         "leave": before[1:],
@@ -242,12 +242,14 @@ def test_nothing_is_counted_when_nobody_was_there() -> None:
         ([(2, 5)], (2, 5)),
         ([(0, 90), (1, 3), (0, 95)], (0, 95)),
         ([(0, 1), (0, 2), (0, 3), (9, 9)], (0, 2)),
+        ([(0, 101), (MAX_COUNT, 0), (0, MAX_COUNT)], (0, 0)),
+        ([(3, MAX_COUNT), (2, 100), (MAX_COUNT, 1)], (2, 100)),
     ],
 )
-def test_a_joiner_starts_at_the_median(
+def test_a_joiner_starts_at_the_median_of_those_who_can_be_where_they_say(
     positions: list[tuple[int, int]], start: tuple[int, int]
 ) -> None:
-    assert start_position(positions) == start
+    assert DataPlan(1, 100).start_position(positions) == start
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 """The codec of messages: what goes in comes out, and what is wrong is named."""
 
 from contextlib import suppress
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
 from msgspec.structs import fields, replace
 
 from protocol import limits
@@ -26,7 +27,7 @@ from protocol.wire.content_messages import (
     SpecReply,
     StateScalars,
 )
-from protocol.wire.fields import MAX_SENTENCE_CHARS, Message
+from protocol.wire.fields import APART, MAX_SENTENCE_CHARS, Message
 from protocol.wire.fragment_messages import (
     ChunkResult,
     ChunkStateReply,
@@ -404,6 +405,80 @@ def test_what_we_send_badly_is_our_fault() -> None:
         encode_message(Beat(1, "x", 2, 0, 0, 0, 0, 0, 0, 10**400, None, 0, 0))
     with pytest.raises(LocalProtocolError, match="Beat"):
         encode_message(Beat(1, "\ud800", 2, 0, 0, 0, 0, 0, 0, 0, None, 0, 0))
+
+
+UNSAYABLE: tuple[Any, ...] = (
+    "/" + "p2p-circuit/" * 30,
+    "no slash",
+    "\ud800",
+    b"s" * 600,
+    None,
+    -1,
+    10**400,
+    [],
+)
+"""What is no item of any list that can be said."""
+ALIGNED = {
+    *("Contribution.stamps", "Contribution.digests", "Contribution.lengths"),
+    *("Result.contributors", "Result.weights", "Result.statements"),
+    *("Result.chunks", "Result.carried", "Stamps.stamps", "Stamps.cycles"),
+    *("Path.relays", "Path.stages"),
+}
+"""Lists that are signed, or belong to each other item by item: less of one would be a lie."""
+OURS = {"Hello.protocols", "GetParts.parts"}
+
+
+def lists_of(kind: type[Struct]) -> dict[str, bool]:
+    """The lists in a message, and whether the items of each stand for themselves."""
+    found = {}
+    for field in fields(kind):
+        name, annotated = f"{kind.__name__}.{field.name}", get_args(field.type)
+        if annotated and get_origin(annotated[0]) is tuple:
+            found[name] = APART in annotated[1:]
+            (item, _) = get_args(annotated[0])
+            if isinstance(item, type) and issubclass(item, Struct):
+                found |= lists_of(item)
+    return found
+
+
+def test_every_list_either_loses_an_item_or_may_not() -> None:
+    lists = lists_of(Path)
+    for kind in TYPES.values():
+        lists |= lists_of(kind)
+    assert {name for name, apart in lists.items() if not apart} == ALIGNED | OURS
+    assert {name for name, apart in lists.items() if apart} == {
+        *("Hello.addresses", "Whereabouts.addresses", "Whereabouts.tried", "Seen.tried"),
+        *("Seen.reached", "PeerList.peers", "PeerEntry.addresses", "Statements.statements"),
+        "Beat.free",
+    }
+
+
+@pytest.mark.parametrize("bad", UNSAYABLE)
+@pytest.mark.parametrize(
+    ("message", "field", "good"),
+    [
+        (EXAMPLES[0], "addresses", ADDRESS),
+        (EXAMPLES[4], "free", Free(1, 2, 3)),
+        (Whereabouts(7, ()), "addresses", ADDRESS),
+        (Whereabouts(7, ()), "tried", ADDRESS),
+        (Seen(ADDRESS), "tried", ADDRESS),
+        (Seen(ADDRESS), "reached", ADDRESS),
+        (PeerList(()), "peers", PeerEntry(PEER, 1, (ADDRESS,))),
+        (Statements(()), "statements", b"signed"),
+    ],
+)
+def test_an_item_that_cannot_be_said_costs_that_item(
+    message: Message, field: str, good: Any, bad: Any
+) -> None:
+    told = decode_message(encode_message(replace(message, **{field: (bad, good, bad)})))
+    assert told == replace(message, **{field: (good,)})
+
+
+def test_an_address_that_cannot_be_said_costs_no_peer_and_a_list_is_cut_to_its_bound() -> None:
+    entry, named = PeerEntry(PEER, 1, (UNSAYABLE[0], ADDRESS)), PeerEntry(PEER, 1, (ADDRESS,))
+    most = limits.MAX_PEERS_PER_EXCHANGE
+    told = decode_message(encode_message(PeerList((entry,) * (most + 1))))
+    assert told == PeerList((named,) * most)
 
 
 def test_whole_numbers_are_taken_for_seconds() -> None:

@@ -7,7 +7,12 @@ from hypothesis import strategies as st
 from protocol.address.multiaddr import InvalidAddress, address_from_bytes, address_to_bytes
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.limits import MAX_RECORD_ADDRESSES, MAX_RECORD_BYTES, RECORD_SHARDS
+from protocol.limits import (
+    MAX_ADDRESS_CHARS,
+    MAX_RECORD_ADDRESSES,
+    MAX_RECORD_BYTES,
+    RECORD_SHARDS,
+)
 from protocol.membership.records import (
     PeerRecord,
     decode_record,
@@ -18,6 +23,7 @@ from protocol.membership.records import (
     record_keys,
     valid_record_at,
 )
+from protocol.wire.messages import PeerEntry, PeerList, decode_message, encode_message
 
 PRIVATE = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 OTHER = Ed25519PrivateKey.from_private_bytes(bytes(range(1, 33)))
@@ -76,13 +82,35 @@ def test_addresses_have_the_bytes_of_the_multiaddr_standard():
     assert address_to_bytes("/dns4/ab/udp/1/quic-v1").hex() == "36026162" + "91020001" + "cd03"
 
 
-@given(st.binary(max_size=140))
+@given(
+    st.binary(max_size=140)
+    | st.lists(st.sampled_from([b"\x04" + bytes(4), b"\xa2\x02", b"\xcd\x03"])).map(b"".join)
+)
 def test_garbage_as_an_address_is_refused(data):
+    """What is none cannot be told of another peer, and what is one can."""
     try:
         text = address_from_bytes(data)
     except InvalidAddress:
         return
     assert address_to_bytes(text) == data
+    entry = PeerEntry(PEER, 1, (text,))
+    assert decode_message(encode_message(PeerList((entry,)))) == PeerList((entry,))
+
+
+@pytest.mark.parametrize("again", [20, 21])
+def test_few_bytes_that_are_a_long_text_are_no_address(again):
+    """A record's bound is on bytes, a peer list's on text: both hold for both."""
+    data = b"\x04" + bytes([192, 0, 2, 1]) + b"\xa2\x02" * again
+    text = "/ip4/192.0.2.1" + "/p2p-circuit" * again
+    if len(text) <= MAX_ADDRESS_CHARS:
+        assert (address_from_bytes(data), address_to_bytes(text)) == (text, data)
+        return
+    for read, form in ((address_from_bytes, data), (address_to_bytes, text)):
+        with pytest.raises(InvalidAddress, match="longer than 256 characters"):
+            read(form)
+    body = msgpack.packb([1, 7, [data], 1.75e9])
+    with pytest.raises(RemoteProtocolError, match="cannot be read"):
+        decode_record(KEY, PEER, _sealed(body))
 
 
 @given(st.binary(max_size=300))

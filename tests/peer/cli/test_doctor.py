@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from peer.cli import doctor
 from peer.cli.app import app
 from peer.cli.doctor import (
-    MAX_CLOCK_OFFSET_S,
     MIN_DISK_BYTES,
+    NOTED_CLOCK_OFFSET_S,
     Finding,
     Health,
     announced,
@@ -64,12 +64,15 @@ def test_who_cannot_be_dialled_needs_a_relay() -> None:
     assert without["relay"].health is Health.ILL
 
 
-@pytest.mark.parametrize("ahead_s", [-2 * MAX_CLOCK_OFFSET_S, 2 * MAX_CLOCK_OFFSET_S])
+@pytest.mark.parametrize("ahead_s", [-2 * NOTED_CLOCK_OFFSET_S, 2 * NOTED_CLOCK_OFFSET_S])
 def test_a_wrong_clock_is_told(ahead_s: float) -> None:
     clock = found(replace(SEEN, met=(replace(GOOD, ahead_s=ahead_s),)))["clock"]
     assert clock.health is Health.NOTE
     assert "4.0 s" in clock.says
     assert ("behind" in clock.says) == (ahead_s < 0)
+    far = found(replace(SEEN, met=(replace(GOOD, ahead_s=100 * ahead_s),)))["clock"]
+    assert far.health is Health.ILL
+    assert "no peer is linked" in far.says
 
 
 def test_a_slow_line_is_told() -> None:

@@ -226,6 +226,74 @@ def test_a_clock_a_minute_off_takes_part(tmp_path, skew_s):
     take_part()
 
 
+@pytest.mark.parametrize("lie_s", [3 * 3600.0, -3 * 3600.0, 5e11, -5e11])
+def test_a_bootstrap_peers_clock_hours_off_is_not_believed(tmp_path, lie_s):
+    @simulated()
+    async def check() -> None:
+        async with open_swarm(1, toy_spec(40), tmp_path) as swarm:
+            await start(swarm, "a")
+            greeter = swarm["a"].parts.greeter
+            told_hello = greeter.hello
+            true_s = swarm.directory.true_time_s
+
+            def lie() -> Hello:
+                return msgspec.structs.replace(told_hello(), swarm_time_s=true_s() + lie_s)
+
+            greeter.hello = lie  # type: ignore[method-assign]
+            joiner = swarm.join("b")
+            await swarm.until(
+                lambda: (
+                    hasattr(joiner, "links") and bool(joiner.events(EventName.BOOTSTRAP_FAILING))
+                )
+            )
+            told = joiner.events(EventName.BOOTSTRAP_FAILING)[0]
+            assert told["step"] == "clock"
+            assert f"{abs(lie_s) / 60:,.0f} minutes" in told["detail"]
+            assert abs(joiner.directory.swarm_time_s() - true_s()) < 1.0
+            greeter.hello = told_hello  # type: ignore[method-assign]
+            await swarm.until(joiner.ready.is_set)
+            assert joiner.failure is None
+
+    check()
+
+
+@pytest.mark.parametrize("skew_s", [3 * 3600.0, -3 * 3600.0])
+def test_whose_clock_is_hours_off_is_told_to_set_it_and_then_takes_part(tmp_path, skew_s):
+
+    @simulated()
+    async def check() -> None:
+        async with open_swarm(1, toy_spec(40), tmp_path) as swarm:
+            await start(swarm, "a")
+            joiner = swarm.join("b", Machine(clock_skew_s=skew_s))
+            await swarm.until(
+                lambda: (
+                    hasattr(joiner, "links") and bool(joiner.events(EventName.BOOTSTRAP_FAILING))
+                )
+            )
+            told = joiner.events(EventName.BOOTSTRAP_FAILING)[0]
+            where = "behind" if skew_s > 0 else "ahead of"
+            assert f"180 minutes {where} this machine's" in told["detail"]
+            assert "timedatectl set-ntp true" in told["cure"]
+            joiner.directory.clock_skew_s = 0.0
+            await swarm.until(joiner.ready.is_set)
+            assert joiner.failure is None
+
+    check()
+
+
+@simulated()
+async def test_of_the_clocks_of_several_the_middle_counts_as_soon_as_they_are_met(tmp_path):
+    async with open_swarm(1, toy_spec(40), tmp_path) as swarm:
+        await start(swarm, "a", "c", "d")
+        swarm["a"].directory.clock_skew_s = 240.0
+        joiner = swarm.join("b")  # by a alone
+        await swarm.until(joiner.ready.is_set)
+        await swarm.until(lambda: joiner.links.num_live == 3)
+        apart_s = joiner.directory.swarm_time_s() - swarm["c"].directory.swarm_time_s()
+        assert abs(apart_s) < 1.0
+        assert joiner.directory.refused == 0
+
+
 # --- what a run may be set to ---------------------------------------------------------------------
 @pytest.mark.parametrize(
     "sync",

@@ -53,6 +53,21 @@ async def test_who_may_not_rule_is_told_who_may(tmp_path) -> None:
 
 
 @simulated()
+async def test_a_ruling_that_would_count_for_nothing_is_not_signed(tmp_path) -> None:
+    async with open_swarm(1, toy_spec(rounds=30), tmp_path) as swarm:
+        await start(swarm, "a", "b")
+        elsewhere = identity_of(1, "elsewhere").peer_id
+        for verdict, peer_id in (("delegate", swarm["b"].peer_id), ("admit", elsewhere)):
+            await requests(swarm["a"]).rule({"verdict": verdict, "peer": peer_id})
+        door = swarm["b"].parts.admission
+        await swarm.until(lambda: elsewhere in door.known_peers)
+        held = door.all_told()
+        with pytest.raises(LocoError, match="only the founder may ban this peer"):
+            await requests(swarm["b"]).rule({"verdict": "ban", "peer": elsewhere})
+        assert door.all_told() == held
+
+
+@simulated()
 async def test_nobody_bans_itself(tmp_path) -> None:
     async with open_swarm(1, toy_spec(rounds=30), tmp_path) as swarm:
         await start(swarm, "a", "b")

@@ -29,6 +29,7 @@ from protocol.membership.group import Group
 from protocol.membership.view import Roster, View
 from protocol.run.amendments import AmendedSpec
 from protocol.run.run_spec import RunSpec
+from protocol.schedule.data_plan import DataPlan
 from protocol.wire.content_messages import StateScalars
 
 P = 256
@@ -79,6 +80,7 @@ def arrival(lines: list[bytes], sources: Any = None, spec: RunSpec = SPEC) -> Ar
     return Arrival(
         AmendedSpec(spec),
         HeldPart(GROUP, PartShape(LAYOUT, P), "int8", view),
+        DataPlan(1, 100),
         np.zeros(P, np.float32),
         np.zeros(P, np.float32),
         ports=ports,

@@ -1,5 +1,6 @@
 """What is called an address and is none, wherever peers tell addresses: nobody's daemon ends."""
 
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from test_reaching import nodes
 from peer.daemon.outside import ASK_UNKNOWN_EVERY_S, Reaching
 from peer.network.conversation import Conversation
 from peer.network.simulated import _Entry
+from peer.observe.event_names import EventName
 from peer.runtime import Network, Stream
 from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
 from protocol.address import multiaddr
@@ -33,8 +35,12 @@ BROKEN: Final = (
     "/ip4/192.0.2.1/tcp/lots",
     "/carrier/pigeon",
 )
+GOOD: Final = "/ip4/203.0.113.1/tcp/1"
 A_DOT_DOT_B: Final = b"\x36\x04a..b\x06\x00\x01"
 """`/dns4/a..b/tcp/1` in binary."""
+LONG: Final = "/ip4/192.0.2.1" + "/p2p-circuit" * 21
+LONG_IN_BINARY: Final = b"\x04" + bytes([192, 0, 2, 1]) + b"\xa2\x02" * 21
+"""Longer as text than any message takes, and well within the bytes of a record."""
 LIAR: Final = identity_of(SEED, "liar")
 NAMED: Final = identity_of(SEED, "named").peer_id
 
@@ -83,23 +89,24 @@ def test_in_a_hello(tmp_path, address):
 
 @pytest.mark.parametrize("address", BROKEN)
 def test_in_a_list_of_peers(tmp_path, address):
-    good = "/ip4/203.0.113.1/tcp/1"
-
     @with_a_stranger
     async def tell(swarm: SimulatedSwarm, network: Network) -> None:
         async with trio.open_nursery() as nursery:
             talk, _ = await greet(swarm, network)
             nursery.start_soon(beat, talk)
-            await talk.send(PeerList((PeerEntry(NAMED, 1, (address, good)),)))
+            await talk.send(PeerList((PeerEntry(NAMED, 1, (address, GOOD)),)))
             await trio.sleep(1.0)
-            assert addresses_at(swarm, NAMED) == (good,)
+            assert addresses_at(swarm, NAMED) == (GOOD,)
             await trains_on(swarm)
             nursery.cancel_scope.cancel()
 
     tell(tmp_path=tmp_path)
 
 
-def test_in_a_directory_record(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("binary", "fault"), [(A_DOT_DOT_B, "not a host name"), (LONG_IN_BINARY, "longer than 256")]
+)
+def test_in_a_directory_record(tmp_path, monkeypatch, binary, fault):
     """No node of the table keeps it; from one that does, nobody takes it."""
 
     @with_a_stranger
@@ -109,7 +116,7 @@ def test_in_a_directory_record(tmp_path, monkeypatch):
         expires_s = a.directory.swarm_time_s() + 100.0
         record = PeerRecord(LIAR.peer_id, 1, ("/dns4/a..b/tcp/1",), expires_s)
         with monkeypatch.context() as patch:
-            patch.setattr(records, "address_to_bytes", lambda _: A_DOT_DOT_B)
+            patch.setattr(records, "address_to_bytes", lambda _: binary)
             value = encode_record(record, key, LIAR.sign)
         entry = _Entry(value, expires_s, a.peer_id)
         assert not swarm.directory.keep(key, LIAR.peer_id, entry)
@@ -118,9 +125,44 @@ def test_in_a_directory_record(tmp_path, monkeypatch):
         await trains_on(swarm)
         assert a.roster.get(LIAR.peer_id) is None
 
-    with pytest.raises(multiaddr.InvalidAddress, match="not a host name"):
-        multiaddr.from_bytes(A_DOT_DOT_B)
+    with pytest.raises(multiaddr.InvalidAddress, match=fault):
+        multiaddr.from_bytes(binary)
     tell(tmp_path=tmp_path)
+
+
+def test_what_we_know_of_a_peer_and_cannot_say_ends_no_link(tmp_path):
+    """However it came to be known: the next list of peers leaves it out."""
+
+    @with_a_stranger
+    async def tell(swarm: SimulatedSwarm, network: Network) -> None:
+        async with trio.open_nursery() as nursery:
+            for name in "ab":
+                talk, _ = await greet(swarm, network, name)
+                nursery.start_soon(beat, talk)
+                known = PeerRecord(LIAR.peer_id, 1, (LONG, GOOD), math.inf)
+                assert swarm[name].roster.record(known)
+            await trains_on(swarm)
+            for name in "ab":
+                assert swarm[name].events(EventName.PEER_LOST) == []
+            lists = list[PeerList]()
+            talk, _ = await greet(swarm, await nursery.start(another_network, swarm))
+            while not lists:
+                message, _ = await talk.receive()
+                lists += [message] if isinstance(message, PeerList) else []
+            told = {entry.peer_id: entry.addresses for entry in lists[0].peers}
+            assert told[LIAR.peer_id] == (GOOD,)
+            assert swarm["b"].peer_id in told
+            nursery.cancel_scope.cancel()
+
+    tell(tmp_path=tmp_path)
+
+
+async def another_network(
+    swarm: SimulatedSwarm, task_status: trio.TaskStatus[Network] = trio.TASK_STATUS_IGNORED
+) -> None:
+    async with swarm.internet.open_network(NAMED) as network:
+        task_status.started(network)
+        await trio.sleep_forever()
 
 
 # --- where peers say how others can be dialled ----------------------------------------------------

@@ -8,12 +8,17 @@ from streaming_worlds import OPTIONS, assert_equal, contributors, fragment_spec
 from swarm_worlds import STEP_S, jumps, simulated, start, toy_spec
 from test_admission import BEAT, greet
 
+from peer.daemon import link as link_file
+from peer.daemon import links
+from peer.daemon import peer as peer_file
 from peer.daemon.greeting import BEAT_S
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import identity_of, open_swarm
 from peer.training.simulated import SimulatedSpeed
+from protocol.limits import MAX_COUNT
 from protocol.schedule.rounds import LOST_LAG_ROUNDS
+from protocol.wire.content_messages import StateScalars
 
 pytestmark = pytest.mark.slow
 
@@ -105,5 +110,35 @@ def test_an_honest_fast_peer_that_was_cut_off_moves_nobody_when_it_is_back(tmp_p
                 opened = [e["round"] for e in since if e["event"] == EventName.ROUND_OPENED]
                 assert opened == [*range(opened[0], opened[-1] + 1)]
                 assert max(opened) < ahead
+
+    run()
+
+
+@pytest.mark.parametrize("epoch", [0, MAX_COUNT])
+def test_a_place_in_the_data_where_nobody_can_be_ends_no_joiner(tmp_path, monkeypatch, epoch):
+    """Of two, the other says of itself and of its state that it stands there."""
+    lie = {"epoch": epoch, "position": MAX_COUNT}
+
+    @simulated(SEED)
+    async def run():
+        async with open_swarm(SEED, toy_spec(30), tmp_path, OPTIONS) as swarm:
+            await start(swarm, "a")
+
+            def beat_to(link, facts, *rest):
+                beat = link_file.beat_to(link, facts, *rest)
+                is_liar = facts.peer_id == swarm["a"].peer_id
+                return structs.replace(beat, **lie) if is_liar else beat
+
+            monkeypatch.setattr(links, "beat_to", beat_to)
+            monkeypatch.setattr(
+                peer_file, "StateScalars", lambda **fields: StateScalars(**fields | lie)
+            )
+            joiner = swarm.join("b")
+            await swarm.until(lambda: joiner.ready.is_set() or joiner.ended.is_set())
+            assert joiner.failure is None
+            first = joiner.facts.round
+            await swarm.until(lambda: joiner.facts.round >= first + 3 or joiner.ended.is_set())
+            assert joiner.failure is None
+            assert joiner.facts.epoch < 1000
 
     run()

@@ -20,6 +20,7 @@ from peer.process.rejoin import JoinAgain
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedSwarm, open_swarm
 from peer.simulation.virtual_time import run_in_virtual_time
+from peer.state.kept_files import Acquaintances
 from peer.training.simulated import SimulatedSpeed
 from protocol.gossip.final_averaging import MIN_WAIT_S
 from protocol.gossip.matchmaking import WAIT_ROUNDS
@@ -197,8 +198,8 @@ async def test_who_was_cut_off_as_the_others_ended_joins_again(tmp_path):
         swarm.internet.heal()
         await swarm.finished()
         assert isinstance(swarm["c"].failure, JoinAgain), swarm["c"].failure
-        theirs = {swarm[name].network.addresses[0] for name in "ab"}
-        assert set() < set(swarm["c"].failure.addresses) <= theirs
+        remembered = Acquaintances(tmp_path / "c" / "neighbours.json").read()
+        assert set() < {*remembered} <= {swarm[name].peer_id for name in "ab"}
         for name in "ab":
             assert final_outcomes(swarm[name]) == ["averaged"]
 

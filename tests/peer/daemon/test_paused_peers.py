@@ -17,6 +17,7 @@ from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, open_swarm
 from protocol.membership.view import Roster, View
 from protocol.run.run_spec import RunSpec
+from protocol.schedule.data_plan import DataPlan
 from protocol.schedule.rounds import LOST_LAG_ROUNDS
 
 pytestmark = pytest.mark.slow
@@ -83,7 +84,7 @@ def one_peer(state: PeerState) -> Pause:
     facts = Facts("me", 1, state=state)
     events = EventLog(lambda _: None, peer="me", wall_time_s=lambda: 0.0)
     around: Any = SimpleNamespace(facts=facts, events=events)
-    return Pause(around, EMPTY)
+    return Pause(around, EMPTY, DataPlan(1, 100))
 
 
 EMPTY = View(Roster(10.0), "group")

@@ -20,6 +20,7 @@ from protocol.membership.view import Progress, Roster, View
 from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import Layout, part_of_stage, stage_layouts
 from protocol.run.run_spec import RunSpec
+from protocol.schedule.data_plan import DataPlan
 from protocol.wire.content_messages import StateScalars
 
 STAGES = 3
@@ -83,6 +84,7 @@ async def begun(roster: Roster) -> tuple[Any, FirstState, dict[str, Any]]:
             "int8",
             View(roster, group.digest),
         ),
+        DataPlan(1, 100),
         slow_P,
         momentum_P,
         ports=ports,

@@ -81,3 +81,11 @@ def test_a_claim_to_be_far_away_costs_no_work(epoch):
     shares.now([member("liar", MAX_APART_PLACES + 1, epoch=epoch)])
     shares.now([])
     assert cost(facts) == (0, 0)
+
+
+def test_a_place_behind_the_end_of_an_epoch_is_nobodys():
+    facts = facts_at(NUM_BLOCKS - 5)
+    shares = DataShares(PLAN, facts)
+    shares.now([member("liar", NUM_BLOCKS + 5)])
+    shares.now([])
+    assert cost(facts) == (0, 0)

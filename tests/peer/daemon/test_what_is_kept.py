@@ -333,7 +333,7 @@ async def test_a_peer_that_leaves_joins_nothing_again(tmp_path):
         line = rounds._checkpoints._line  # type: ignore[attr-defined]
 
         async def find_lost() -> None:
-            raise JoinAgain(("/x",), "far behind")
+            raise JoinAgain("far behind")
 
         peer.peer.request_stop()
         line.nursery.start_soon(find_lost)

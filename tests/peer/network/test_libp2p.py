@@ -236,6 +236,28 @@ async def test_failed_dials_name_their_step(short_path: Path) -> None:
             await a.connect(peer_id_of("c"), b.addresses)
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        "/quic-v1",
+        "/ip4/127.0.0.1/tcp/0",
+        "/ip4/127.0.0.1/tcp/1/p2p-circuit",
+        "/tcp/1/ip4/127.0.0.1",
+    ],
+)
+async def test_an_address_that_can_be_read_and_not_dialled_costs_that_dial(
+    short_path: Path, address: str
+) -> None:
+    """As strangers tell them of themselves, and the home remembers them."""
+    assert multiaddr.readable([address]) == (address,)
+    async with real_network(short_path, "a") as a, real_network(short_path, "b") as b:
+        pid = a.statistics().p2pd_pid
+        with pytest.raises(StreamLost):
+            await a.connect(peer_id_of("nowhere"), [address])
+        await a.connect(b.peer_id, [address, *b.addresses])
+        assert a.statistics().p2pd_pid == pid
+
+
 async def test_peers_find_each_other_through_a_third(short_path: Path) -> None:
     async with (
         real_network(short_path, "a") as a,
