@@ -17,7 +17,7 @@ from typing import Final
 
 from protocol.errors import InvalidRunSpec
 from protocol.names import size_text
-from protocol.run.needs import Needs, needs_of
+from protocol.run.needs import SPARE_BYTES, Needs, needs_of
 from protocol.run.run_spec import STDLIB_BYTES, RunSpec
 
 from .config import OPTIONS, ConfigError, PeerConfig
@@ -45,7 +45,7 @@ def check_agreed(
     """Raises NotAgreed; InvalidRunSpec, where the run spec does not say what it takes."""
     needs = _needs(spec, config)
     memory = needs.model_memory(on_gpu=on_gpu)
-    wanted = (("disk", needs.disk, free_disk), ("memory", memory, free_memory))
+    wanted = (("disk", needs.disk - SPARE_BYTES, free_disk), ("memory", memory, free_memory))
     large = [
         f"{size_text(takes)} of {what} ({size_text(free)} are free)"
         for what, takes, free in wanted
