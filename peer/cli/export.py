@@ -303,22 +303,25 @@ def _given(
 def mean_of(given: Sequence[Given], loss: Loss) -> tuple[Float32Vector, int, float]:
     """The mean of peers by their losses, of how many it is, and its loss; tells who is left out.
 
-    They are taken in from the best on, each if the mean becomes no worse. Raises ExportFailed.
+    The first one is tried first, the others from the best on. Raises ExportFailed.
     """
     shares = shares_by_loss([each.loss for each in given])
+    ranked = sorted(range(len(given)), key=lambda index: (index > 0, -shares[index]))
     mean_P: Float32Vector = np.zeros(0, np.float32)
-    count, total, mean_loss = 0, 0.0, math.inf
-    for share, each in sorted(zip(shares, given, strict=True), key=lambda pair: -pair[0]):
+    count, total, mean_loss, losses = 0, 0.0, math.nan, 0.0
+    for each, share in ((given[index], shares[index]) for index in ranked):
         why = f"its loss is more than {MEAN_NATS:g} above the median"
         if share:
-            tried_P, tried_loss = each.read(), each.loss
+            weight = share / (total + share)
+            tried_P, tried_loss, most = each.read(), each.loss, each.loss
             if count:
-                tried_P = mean_P + (tried_P - mean_P) * np.float32(share / (total + share))
-                tried_loss = loss(tried_P)
-            why = f"the mean's loss would be {tried_loss:.4f} with it, and is {mean_loss:.4f}"
-            if tried_loss <= mean_loss:
-                mean_P, mean_loss, count, total = tried_P, tried_loss, count + 1, total + share
+                tried_P = mean_P + (tried_P - mean_P) * np.float32(weight)
+                tried_loss, most = loss(tried_P), losses + (each.loss - losses) * weight
+            if tried_loss <= most:
+                mean_P, mean_loss, losses = tried_P, tried_loss, most
+                count, total = count + 1, total + share
                 continue
+            why = f"the mean would have a loss of {tried_loss:.4f} with it, not {mean_loss:.4f}"
         print(f"{each.name:<9}{'-':>9}  left out: {why}", flush=True)
     if not count:
         raise ExportFailed("no peer gave weights with a loss that is a number")
