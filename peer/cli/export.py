@@ -41,7 +41,7 @@ from peer.training.model import FlatModel, initial_module, model_shapes
 from peer.training.optimizer import inner_optimizer
 from peer.training.step import Stepper
 from peer.training.tensor_file import FileUnusable, TensorFile
-from protocol.content.samples import MEAN_NATS, Float32Vector, shares_by_loss
+from protocol.content.samples import MEAN_NATS, ROUNDING_NATS, Float32Vector, shares_by_loss
 from protocol.errors import LocoError
 from protocol.membership.group import WHOLE_MODEL
 from protocol.names import short_id
@@ -220,7 +220,10 @@ def _export_kept(home: Home, directory: Path, error: NoDaemon | NotNow) -> None:
 # --- swarm export ---------------------------------------------------------------------------------
 
 
-def loss_judge(home: Home, spec: RunSpec) -> Callable[[Float32Vector], float]:
+Loss = Callable[[Float32Vector], float]
+
+
+def loss_judge(home: Home, spec: RunSpec) -> Loss:
     """Measure weights on the held-out text, in nats per token. Raises ExportFailed.
 
     It runs on the CPU, for the GPU is training.
@@ -244,9 +247,6 @@ def loss_judge(home: Home, spec: RunSpec) -> Callable[[Float32Vector], float]:
     return loss
 
 
-Loss = Callable[[Float32Vector], float]
-
-
 @dataclass(frozen=True, slots=True)
 class Given:
     """A peer's slow weights, in a file: all of them together may not fit the memory."""
@@ -267,9 +267,12 @@ def export_swarm(home: Home, directory: Path) -> None:
     spec = spec_of(home)
     loss = loss_judge(home, spec)
     print(f"{'peer':<9}{'step':>9}  validation")
-    with _folder_in(home) as folder:
-        given = list(_given(home, spec, written, folder, loss))
-        mean_P, count, mean_loss = mean_of(given, loss)
+    try:
+        with _folder_in(home) as folder:
+            given = list(_given(home, spec, written, folder, loss))
+            mean_P, count, mean_loss = mean_of(given, loss)
+    except (ValueError, OSError) as error:
+        raise ExportFailed(f"cannot export: {error}") from error
     print(f"{'mean':<9}{f'of {count}':>9}  {mean_loss:.4f}")
     export_weights(home, mean_P, directory, written["round"], written["tokens"])
 
@@ -317,7 +320,7 @@ def mean_of(given: Sequence[Given], loss: Loss) -> tuple[Float32Vector, int, flo
             if count:
                 tried_P = mean_P + (tried_P - mean_P) * np.float32(weight)
                 tried_loss, most = loss(tried_P), losses + (each.loss - losses) * weight
-            if tried_loss <= most:
+            if tried_loss <= most + ROUNDING_NATS:
                 mean_P, mean_loss, losses = tried_P, tried_loss, most
                 count, total = count + 1, total + share
                 continue

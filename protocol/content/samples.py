@@ -30,9 +30,9 @@ A mean of several states, for an export. All are measured on the same blocks by 
   8. A state counts in the mean by its loss: e times less for each MEAN_NATS that it is worse than
      the best, and not at all where it is that much worse than the middle (of two the better), or
      no number. Replicas are better averaged than apart; one with which the loss of the mean is
-     above the mean of the losses is no replica, and does not count either: weights with a good
-     loss can be far from all others, such as those with the hidden units in another order. Our
-     own, which nobody forges, come first.
+     above the mean of the losses (by more than ROUNDING_NATS) is no replica, and does not count
+     either: weights with a good loss can be far from all others, such as those with the hidden
+     units in another order. Our own, which nobody forges, come first.
 
 A state that is worse by less is not seen, nor one that is better on the held-out blocks than it
 deserves. Liars in the majority that tell low losses keep a joiner out.
@@ -65,6 +65,7 @@ LOSS_FLOOR: Final = 0.25
 """Nats per token."""
 MEAN_NATS: Final = 0.1
 """The same. Honest replicas are ten times nearer to each other (docs/log.md)."""
+ROUNDING_NATS: Final = 0.001
 Float32Vector = npt.NDArray[np.float32]
 _DOMAIN: Final = b"loco/v1/state-sample\0"
 

@@ -31,10 +31,9 @@ def spec_of(folder: Path, pattern: str, word: str) -> RunSpec:
     tokenizer.save(str(folder / "tokenizer.json"))
     for number in range(3):
         (folder / f"{number}.txt").write_text(word * 300)
-    data = {"source": f"text:{folder}/*.txt", "tokenizer": str(folder / "tokenizer.json")}
-    return RunSpec(
-        model=ModelSection(context_length=8), data=DataSection(**data, validation_blocks=2)
-    )
+    tokenizer_path = str(folder / "tokenizer.json")
+    data = DataSection(source=f"text:{folder}/*.txt", tokenizer=tokenizer_path, validation_blocks=2)
+    return RunSpec(model=ModelSection(context_length=8), data=data)
 
 
 def children() -> list[psutil.Process]:
@@ -100,11 +99,12 @@ async def test_a_child_that_hangs_ends_with_its_daemon_and_before_it_where_memor
     tmp_path: Path,
 ) -> None:
     """The daemon's end closes the pipe, as here."""
-    spec, pipes = spec_of(tmp_path, BACKTRACKS, HANGS), []
+    spec, pipes = spec_of(tmp_path, BACKTRACKS, HANGS), list[trio.abc.SendStream]()
     open_process = trio.lowlevel.open_process
 
     async def opened(*given: Any, **options: Any) -> trio.Process:
         process = await open_process(*given, **options)
+        assert process.stdin is not None
         pipes.append(process.stdin)
         return process
 
