@@ -177,7 +177,7 @@ def test_weights_with_a_good_loss_that_harm_the_mean_are_left_out(
 
     peers = given(tmp_path, loss, vector(1.02, 0.99), vector(-1.0, -1.0), vector(0.98, 1.0))
     mean_P, count, mean_loss = mean_of(peers, loss)
-    assert count == 2
+    assert count == 2, "without the liar"
     assert mean_loss == pytest.approx(0.005, abs=0.002)
     assert np.abs(mean_P - 1).max() < 0.02, "its loss is the best of all, but ours are not forged"
     said = "1                -  left out: the mean would have a loss of 0."
