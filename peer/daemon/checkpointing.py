@@ -118,7 +118,7 @@ def _sentence(store: CheckpointStore, needs: DiskNeeds, free: int, wanted: int, 
 
 
 def free_bytes(folder: Path) -> int:
-    """Of the disk that will hold this folder."""
+    """Free space of the disk that will hold this folder."""
     here = next(path for path in (folder, *folder.parents) if path.exists())
     return shutil.disk_usage(here).free
 

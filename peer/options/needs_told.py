@@ -1,8 +1,8 @@
 """The figures of protocol/run/needs.py in words: `new` writes them, `start` and `join` print them.
 
-Who joins has not written the run spec, and takes its founder's word for nothing that costs memory
-or disk: what takes more than LARGEST_SHARE of what is free is taken with the user's consent alone.
-Pieces of the corpus come and go, so they are bounded instead, by CORPUS_SHARE.
+A joiner has not written the run spec. If the run may take more than LARGEST_SHARE of the free disk
+or memory, its user has to agree. Pieces of the corpus come and go, so they are bounded instead, by
+CORPUS_SHARE.
 
 The tokens of a corpus are told as far as the names and sizes of its files say: nothing is known of
 rows (`jsonl`, `parquet`) and of the hub. BYTES_PER_TOKEN fits English and GPT-2's tokenizer; other

@@ -165,7 +165,7 @@ CUDA_CONTEXT_BYTES: Final = 600 << 20
 WITH_BACKWARD: Final = 1.5
 """Peak memory of a sequence, over what is kept of it for the backward pass."""
 TOKEN_BYTES: Final = 8
-"""Of a step, and of what is held out, in the memory of the trainer."""
+"""A token of a step, or of what is held out, in the memory of the trainer."""
 CODE_SLOTS: Final = 3
 """Two of our own codes, and one of a partner's."""
 
@@ -202,7 +202,7 @@ class Needs:
     step_boundaries: int
 
     def model_memory(self, *, on_gpu: bool) -> int:
-        """Of this machine, beyond what the programs take for any run."""
+        """Memory of this machine, beyond what the programs take for any run."""
         if on_gpu:
             return self.host_memory - DAEMON_BYTES - CUDA_BYTES
         return self.cpu_memory - DAEMON_BYTES - TRAINER_BYTES
