@@ -146,6 +146,9 @@ MAX_TRANSFER_S: Final = 24 * 3600.0
 MAX_SPEC_BYTES: Final = 256 * 1024
 MAX_BLOB_BYTES: Final = 64 * 1024 * 1024
 """Largest blob (tokenizer, manifest of a corpus, what is held out of it) served by a peer."""
+MAX_PIECES: Final = 1 << 18
+"""Pieces of a corpus: each costs a joiner some hundred bytes of memory, and time with each request.
+With pieces of the usual size that is 1 TiB of tokens."""
 MAX_PIECE_BYTES: Final = 16 * 1024 * 1024 + 1024
 """Piece of a corpus; more than the largest `data.piece_kib`, for the token that a piece shares."""
 

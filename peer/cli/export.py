@@ -2,17 +2,20 @@
 
 The daemon writes its state to a file, and this process converts it; where no daemon gives its
 state, the home's newest checkpoint is converted. `--swarm` exports the mean of the slow weights of
-all peers that can be reached: peers that average in pairs are some way apart, and their mean is
-better than each of them.
+the peers that can be reached: peers that average in pairs are some way apart, and their mean is
+better than each of them. Any of them may lie, so each counts by its measured loss, and one that
+harms the mean is left out (protocol/content/samples.py, rule 8).
 
 `generate` takes an export, or makes one in the home for as long as it writes. Stages that are left
 out are not fetched, so they need no peer that holds them.
 """
 
+import math
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,7 +41,7 @@ from peer.training.model import FlatModel, initial_module, model_shapes
 from peer.training.optimizer import inner_optimizer
 from peer.training.step import Stepper
 from peer.training.tensor_file import FileUnusable, TensorFile
-from protocol.content.samples import Float32Vector
+from protocol.content.samples import MEAN_NATS, ROUNDING_NATS, Float32Vector, shares_by_loss
 from protocol.errors import LocoError
 from protocol.membership.group import WHOLE_MODEL
 from protocol.names import short_id
@@ -217,7 +220,10 @@ def _export_kept(home: Home, directory: Path, error: NoDaemon | NotNow) -> None:
 # --- swarm export ---------------------------------------------------------------------------------
 
 
-def loss_judge(home: Home, spec: RunSpec) -> Callable[[Float32Vector], float]:
+Loss = Callable[[Float32Vector], float]
+
+
+def loss_judge(home: Home, spec: RunSpec) -> Loss:
     """Measure weights on the held-out text, in nats per token. Raises ExportFailed.
 
     It runs on the CPU, for the GPU is training.
@@ -241,32 +247,52 @@ def loss_judge(home: Home, spec: RunSpec) -> Callable[[Float32Vector], float]:
     return loss
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A peer's slow weights, in a file: all of them together may not fit the memory."""
+
+    name: str
+    loss: float
+    path: Path
+
+    def read(self) -> Float32Vector:
+        return np.fromfile(self.path, "<f4")
+
+
 def export_swarm(home: Home, directory: Path) -> None:
     """Print the loss of each peer that can be reached and of the mean, and write the mean."""
     written = told(home, "write_state", STATE_TIMEOUT_S)
     if written["part"] != WHOLE_MODEL:
         raise ExportFailed("peers of this run hold stages; leave --swarm out")
     spec = spec_of(home)
-    loss, count = loss_judge(home, spec), 0
-    mean_P: Float32Vector = np.zeros(whole_layout(home, spec).padded_parameters, np.float32)
+    loss = loss_judge(home, spec)
     print(f"{'peer':<9}{'step':>9}  validation")
-    for name, step, slow_P in _given(home, spec, written):
-        count += 1
-        mean_P += (slow_P - mean_P) / np.float32(count)
-        shown = "-" if step is None else f"{step:,}"
-        print(f"{name:<9}{shown:>9}  {loss(slow_P):.4f}", flush=True)
-    print(f"{'mean':<9}{f'of {count}':>9}  {loss(mean_P):.4f}")
+    try:
+        with _folder_in(home) as folder:
+            given = list(_given(home, spec, written, folder, loss))
+            mean_P, count, mean_loss = mean_of(given, loss)
+    except (ValueError, OSError) as error:
+        raise ExportFailed(f"cannot export: {error}") from error
+    print(f"{'mean':<9}{f'of {count}':>9}  {mean_loss:.4f}")
     export_weights(home, mean_P, directory, written["round"], written["tokens"])
 
 
 def _given(
-    home: Home, spec: RunSpec, written: dict[str, Any]
-) -> Iterator[tuple[str, int | None, Float32Vector]]:
-    """Name, step and slow weights: ours, then the others'; peers that give none are named."""
+    home: Home, spec: RunSpec, written: dict[str, Any], folder: Path, loss: Loss
+) -> Iterator[Given]:
+    """Ours, then the others'; peers that give none are named. Prints the loss of each."""
+
+    def given(peer_id: str, step: int | None, slow_P: Float32Vector) -> Given:
+        name, path = short_id(peer_id), folder / peer_id
+        slow_P.tofile(path)
+        found = Given(name, loss(slow_P), path)
+        shown = "-" if step is None else f"{step:,}"
+        print(f"{name:<9}{shown:>9}  {found.loss:.4f}", flush=True)
+        return found
+
     own = told(home, "status")
     layout = whole_layout(home, spec)
-    own_P = slow_weights_in(Path(written["path"]), layout)
-    yield short_id(own["peer_id"]), own["step"], own_P
+    yield given(own["peer_id"], own["step"], slow_weights_in(Path(written["path"]), layout))
     for peer_id in told(home, "holders")["peers"]:
         try:
             reply = told(home, "fetch_weights", STATE_TIMEOUT_S, peer=peer_id)
@@ -274,7 +300,35 @@ def _given(
             print(f"{short_id(peer_id):<9}{'-':>9}  left out: {error}")
             continue
         slow_P = _taken(Path(reply["path"]))[: layout.padded_parameters]
-        yield short_id(peer_id), reply["step"], slow_P
+        yield given(peer_id, reply["step"], slow_P)
+
+
+def mean_of(given: Sequence[Given], loss: Loss) -> tuple[Float32Vector, int, float]:
+    """The mean of peers by their losses, of how many it is, and its loss; tells who is left out.
+
+    The first one is tried first, the others from the best on. Raises ExportFailed.
+    """
+    shares = shares_by_loss([each.loss for each in given])
+    ranked = sorted(range(len(given)), key=lambda index: (index > 0, -shares[index]))
+    mean_P: Float32Vector = np.zeros(0, np.float32)
+    count, total, mean_loss, losses = 0, 0.0, math.nan, 0.0
+    for each, share in ((given[index], shares[index]) for index in ranked):
+        why = f"its loss is more than {MEAN_NATS:g} above the median"
+        if share:
+            weight = share / (total + share)
+            tried_P, tried_loss, most = each.read(), each.loss, each.loss
+            if count:
+                tried_P = mean_P + (tried_P - mean_P) * np.float32(weight)
+                tried_loss, most = loss(tried_P), losses + (each.loss - losses) * weight
+            if tried_loss <= most + ROUNDING_NATS:
+                mean_P, mean_loss, losses = tried_P, tried_loss, most
+                count, total = count + 1, total + share
+                continue
+            why = f"the mean would have a loss of {tried_loss:.4f} with it, not {mean_loss:.4f}"
+        print(f"{each.name:<9}{'-':>9}  left out: {why}", flush=True)
+    if not count:
+        raise ExportFailed("no peer gave weights with a loss that is a number")
+    return mean_P, count, mean_loss
 
 
 # --- generate -------------------------------------------------------------------------------------

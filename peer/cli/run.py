@@ -4,6 +4,7 @@ import os
 import socket
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from errno import EADDRINUSE
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import trio
 
 from peer.options.config import ConfigError, PeerConfig, check_options
 from peer.options.exit_codes import ExitCode
-from peer.options.needs_told import corpus_tokens_of, say_needs
+from peer.options.needs_told import NotAgreed, corpus_tokens_of, say_needs
 from peer.process.rejoin import JoinAgain, rejoin_command
 from peer.process.terminal import hold_back_sigterm
 from peer.runtime.imports import large_imports
@@ -105,14 +106,31 @@ def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
             print(f"restoring from {start.restore}", file=sys.stderr, flush=True)
             for line in restore(start.restore, home, config.checkpoint_keep):
                 print(f"  {line}", file=sys.stderr, flush=True)
-        code, again = ExitCode.OK, None
-        try:
-            code = trio.run(_run_daemon, config, spec, home)
-        except* JoinAgain as group:
-            again = next(error for error in leaves(group) if isinstance(error, JoinAgain))
-        if again is not None:
-            _join_again(config, home, again)
+        return _until_ended(config, spec, home)
+
+
+def _until_ended(config: PeerConfig, spec: RunSpec | None, home: Home) -> ExitCode:
+    """Run the daemon; once more where the user agrees to what its run takes."""
+    code, ended = ExitCode.OK, None
+    try:
+        code = trio.run(_run_daemon, config, spec, home)
+    except* (JoinAgain, NotAgreed) as group:
+        ended = leaves(group)[0]
+    if isinstance(ended, NotAgreed):
+        _ask(ended)
+        return _until_ended(replace(config, yes=True), spec, home)
+    if isinstance(ended, JoinAgain):
+        _join_again(config, home, ended)
     return code
+
+
+def _ask(refusal: NotAgreed) -> None:
+    """Ask whether the run may take what it wants. Raises NotAgreed: nobody says so."""
+    if not sys.stdin.isatty():
+        raise refusal
+    print(f"loco-peer: {refusal}\njoin nevertheless? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise refusal
 
 
 def _join_again(config: PeerConfig, home: Home, again: JoinAgain) -> None:

@@ -67,6 +67,11 @@ class PieceStore:
             elif name.isdecimal() and (piece := int(name)) < manifest.num_pieces:
                 self.here[piece] = path.stat().st_size == manifest.piece_bytes(piece)
 
+    @property
+    def held_bytes(self) -> int:
+        """Taken by what is here, about."""
+        return int(np.count_nonzero(self.here)) * self.manifest.piece_bytes(0)
+
     def read(self, piece: int) -> bytes | None:
         """A piece, checked; one that is not there, or not it, is no longer `here`."""
         if self._whole is not None:

@@ -72,7 +72,7 @@ def check_room(
     store: CheckpointStore,
     padded_parameters: int,
     pieces: PieceStore | None,
-    max_corpus_bytes: float | None,
+    most_corpus_bytes: int,
     events: EventLog,
 ) -> None:
     """Check that checkpoints of `padded_parameters` fit beside the rest of the corpus.
@@ -83,13 +83,12 @@ def check_room(
     Raises:
         HomeError: not even one fits; the message says what to do.
     """
-    missing = 0.0
+    missing = 0
     if pieces is not None:
         missing = int(np.count_nonzero(~pieces.here)) * pieces.manifest.piece_bytes(0)
-    most = math.inf if max_corpus_bytes is None else max_corpus_bytes
-    needs = store.needs(padded_parameters, int(min(missing, most)))
+    needs = store.needs(padded_parameters, min(missing, most_corpus_bytes))
     _refuse(store, needs)
-    there = _free(store) + store.held_bytes()
+    there = free_bytes(store.directory) + store.held_bytes()
     if there < needs.total_bytes:
         what = f"checkpoints (--checkpoint-keep {store.keep}) and states for joiners"
         fewer = ", keep fewer with --checkpoint-keep 1" if store.keep > 1 else ""
@@ -101,7 +100,7 @@ def check_room(
 
 
 def _refuse(store: CheckpointStore, needs: DiskNeeds) -> None:
-    free = _free(store)
+    free = free_bytes(store.directory)
     if free < needs.least_bytes and not store.held_bytes():  # one that is there can be gone on from
         raise HomeError(
             f"{_sentence(store, needs, free, needs.least_bytes, 'one checkpoint')}. Free some"
@@ -118,9 +117,10 @@ def _sentence(store: CheckpointStore, needs: DiskNeeds, free: int, wanted: int, 
     )
 
 
-def _free(store: CheckpointStore) -> int:
-    folders = (store.directory, *store.directory.parents)
-    return shutil.disk_usage(next(path for path in folders if path.exists())).free
+def free_bytes(folder: Path) -> int:
+    """Free space of the disk that will hold this folder."""
+    here = next(path for path in (folder, *folder.parents) if path.exists())
+    return shutil.disk_usage(here).free
 
 
 # --- one checkpoint -------------------------------------------------------------------------------

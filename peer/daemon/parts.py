@@ -1,5 +1,6 @@
 """The parts of one peer: the same in a real daemon and in a simulated swarm."""
 
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +32,8 @@ class PeerSettings:
         bind_run: makes the home one of this run; raises when it is another's.
         keeps_stage: whether it holds its stage of a pipeline whatever happens.
         on_finished: called when the run is over, while its state is served.
-        max_corpus_bytes: of the disk that pieces of the corpus may take.
+        most_corpus_bytes: of the disk that pieces of the corpus may take, by what those take that
+            are here.
         on_run: called with the run spec and the tokens of its corpus, before a state is taken.
         grace_s: from `stop` to the end.
         stop: set when this peer is to end.
@@ -48,7 +50,7 @@ class PeerSettings:
     checkpoints: CheckpointPlan = field(default_factory=CheckpointPlan)
     keeps_stage: bool = False
     on_finished: Callable[[], Awaitable[None]] | None = None
-    max_corpus_bytes: float | None = None
+    most_corpus_bytes: Callable[[int], int] = lambda _: sys.maxsize
     on_run: Callable[[RunSpec, int], None] | None = None
     stop: trio.Event = field(default_factory=trio.Event)
 

@@ -189,6 +189,8 @@ class Training:
         self._stage = stage_of_part(group.part)
         self._company = StageCompany(parts.roster, group.run_id, spec.pipeline.stages)
         plan = DataPlan(spec.seed, supplies.num_blocks, supplies.piece_blocks)
+        store = supplies.store
+        self._most_corpus_bytes = settings.most_corpus_bytes(store.held_bytes if store else 0)
         self._fetcher = self._piece_fetcher(plan)
         self._shares = DataShares(plan, facts, self._fetcher)
         self.checkpoints = Checkpointing(settings.checkpoints, self._held, parts)
@@ -210,7 +212,7 @@ class Training:
         if settings.on_run is not None:
             settings.on_run(self._spec, supplies.num_blocks * self._spec.model.context_length)
         if settings.checkpoints.every_s is not None:
-            most = settings.max_corpus_bytes
+            most = self._most_corpus_bytes
             check_room(parts.checkpoints, size, supplies.store, most, parts.events)
         await self.service.start()
         with supplies.engine(size) as (slow_P, start):
@@ -236,8 +238,7 @@ class Training:
         parts, store, spec = self._parts, self._supplies.store, self._spec
         if store is None or self._stage not in (None, DATA_STAGE):
             return None  # no other stage reads tokens
-        max_bytes = self._settings.max_corpus_bytes
-        most = math.inf if max_bytes is None else max_bytes // store.manifest.piece_bytes(0)
+        most = self._most_corpus_bytes // store.manifest.piece_bytes(0)
         first_blocks = ROUNDS_FIRST * spec.sync.round_steps * spec.training.batch_size
         return PieceFetcher(
             store,

@@ -38,6 +38,7 @@ from peer.runtime.files import replace_file
 from peer.state.home import Home, HomeError
 from peer.state.rebuilt_stage import Neighbour, rebuild
 from peer.training.child_process import SpareChild
+from peer.training.corpus.apart import prepare_apart
 from peer.training.corpus.folder import (
     KeptCorpus,
     adopt_held_out,
@@ -160,7 +161,7 @@ async def freeze_data(
     """
     with _told(cache_dir):
         await work.run(remove_all_drafts, cache_dir)
-        corpus = await work.run(prepare_corpus, spec, cache_dir, data, work.check_cancelled)
+        corpus = await _made(spec, cache_dir, data, work)
         await work.run(_keep_tokenizer, spec.data.tokenizer, cache_dir)
     digest = corpus.manifest.tokenizer_digest
     frozen = {"manifest": corpus.manifest_digest, "tokenizer_digest": digest}
@@ -187,8 +188,8 @@ async def obtain_data(
         spec = spec.model_copy(update={"data": spec.data.model_copy(update={"tokenizer": here})})
         kept = await work.run(kept_corpus, cache_dir, digest)
         if data is not None and (kept is None or kept.whole is None):
-            return await work.run(_given_here, spec, cache_dir, data, work.check_cancelled)
-        if kept is None:
+            return _same(await _made(spec, cache_dir, data, work), spec, data)
+        if kept is None and spec.data.source == "stdlib" and tokenizer == BYTES:
             kept = await work.run(_made_here, spec, cache_dir, work.check_cancelled)
         if kept is None:
             kept = await work.run(adopt_manifest, await source.blob(digest), digest, cache_dir)
@@ -236,9 +237,15 @@ def _keep_tokenizer(source: str, cache_dir: Path) -> None:
         replace_file(tokenizer_path(cache_dir, FileTokenizer(data).digest), data)
 
 
-def _given_here(spec: RunSpec, cache_dir: Path, data: str, check: Callable[[], None]) -> KeptCorpus:
+async def _made(spec: RunSpec, cache_dir: Path, data: str | None, work: Work) -> KeptCorpus:
+    """`prepare_corpus`, in another process where a tokenizer runs."""
+    if spec.data.tokenizer != BYTES:
+        return await prepare_apart(spec, cache_dir, data)
+    return await work.run(prepare_corpus, spec, cache_dir, data, work.check_cancelled)
+
+
+def _same(made: KeptCorpus, spec: RunSpec, data: str) -> KeptCorpus:
     """The corpus from where the user says that it is. Raises InvalidCorpus: it is another."""
-    made = prepare_corpus(spec, cache_dir, data, check)
     if made.manifest_digest != spec.data.manifest:
         raise InvalidCorpus(
             f"--data {data} is another corpus ({made.manifest_digest}) than the run's"
@@ -249,8 +256,6 @@ def _given_here(spec: RunSpec, cache_dir: Path, data: str, check: Callable[[], N
 
 def _made_here(spec: RunSpec, cache_dir: Path, check: Callable[[], None]) -> KeptCorpus | None:
     """The standard library's corpus, if this Python's is the run's."""
-    if spec.data.source != "stdlib":
-        return None
     try:
         made = prepare_corpus(spec, cache_dir, None, check)
     except (InvalidCorpus, ValueError, OSError):

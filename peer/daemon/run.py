@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+import psutil
 import trio
 
 from peer.facts import Facts
@@ -26,7 +27,7 @@ from peer.observe.events import MAX_ERROR_CHARS, EventLog, LineFile
 from peer.observe.metrics import Metrics, serve_metrics
 from peer.options.config import DEFAULT_PORT, ConfigError, Origin, PeerConfig, check_options
 from peer.options.exit_codes import ExitCode
-from peer.options.needs_told import say_needs
+from peer.options.needs_told import CORPUS_SHARE, check_agreed, say_needs
 from peer.options.values import HostPort
 from peer.process.rejoin import JoinAgain
 from peer.process.signals import run_until_signalled
@@ -36,11 +37,12 @@ from peer.state.home import Home
 from peer.state.kept_files import Acquaintances, AdmissionFile, Pins
 from peer.state.uploads import UploadFailed, Uploads
 from peer.training.child_process import SpareChild
+from peer.training.device import choose_device
 from protocol.membership.dial_back import host_and_port
 from protocol.membership.view import Roster
 from protocol.run.run_spec import RunSpec
 
-from .checkpointing import CheckpointPlan, check_room_to_begin
+from .checkpointing import CheckpointPlan, check_room_to_begin, free_bytes
 from .control_requests import ControlRequests
 from .entry import Entry, found, join
 from .links import SILENCE_S
@@ -202,7 +204,8 @@ class _Daemon:
         )
 
     def _settings(self, parts: PeerParts, *, founds: bool) -> PeerSettings:
-        config, home = self._config, self._home
+        config, home, is_new = self._config, self._home, self._home.run() is None
+        joins = is_new and not founds
         folder, on_finished = config.export_when_done, None
         if folder is not None:
             on_finished = partial(export_finished, home, folder.absolute(), parts.events)
@@ -212,21 +215,37 @@ class _Daemon:
             exit_when_done=config.exit_when_done,
             grace_s=config.grace_s,
             on_ready=lambda: self._announce(parts, founds=founds),
-            check_spec=self._check_spec,
+            check_spec=partial(self._check_spec, joins=joins),
             bind_run=home.bind_run,
             observe_round=parts.facts.count_timing,
             keeps_stage=config.stage is not None,
             checkpoints=CheckpointPlan(config.checkpoint_every_s, self._uploads(parts)),
             on_finished=on_finished,
-            max_corpus_bytes=_bytes_of(config.max_corpus_gb),
-            on_run=partial(say_needs, config, again=founds) if home.run() is None else None,
+            most_corpus_bytes=self._most_corpus_bytes,
+            on_run=partial(say_needs, config, again=True) if is_new else None,
             stop=self._stop,
         )
 
-    def _check_spec(self, spec: RunSpec) -> None:
-        """Raises ConfigError, InvalidRunSpec, HomeError: this run is not for this machine."""
-        check_options(self._config, spec)
-        check_room_to_begin(self._checkpoints, spec, self._config.data)
+    def _check_spec(self, spec: RunSpec, *, joins: bool) -> None:
+        """Say what a run takes that is new to this home, and that others have founded.
+
+        Raises ConfigError, InvalidRunSpec, HomeError: it is not for this machine.
+        """
+        config = self._config
+        check_options(config, spec)
+        if joins:
+            say_needs(config, spec, None)
+        check_room_to_begin(self._checkpoints, spec, config.data)
+        if joins:
+            free_disk, free_memory = free_bytes(self._home.root), psutil.virtual_memory().available
+            on_gpu = choose_device(config.device or "auto").type != "cpu"
+            check_agreed(config, spec, free_disk, free_memory, on_gpu=on_gpu)
+
+    def _most_corpus_bytes(self, held_bytes: int) -> int:
+        """For pieces of the corpus, of which so much is here."""
+        given = _bytes_of(self._config.max_corpus_gb)
+        free = free_bytes(self._home.root)
+        return int(CORPUS_SHARE * (held_bytes + free) if given is None else given)
 
     def _uploads(self, ports: Ports) -> Uploads | None:
         """Where copies of checkpoints go. Raises ConfigError: that place cannot be reached."""

@@ -154,6 +154,12 @@ class PeerConfig:
         see="Needed once; the home keeps it ([security](security.md)).",
         founder=False,
     )
+    yes: bool = _flag(
+        OptionGroup.RUN,
+        "Join without being asked, however much of this machine the run takes.",
+        see="See [what a run takes](#what-a-run-takes-of-a-joiner).",
+        founder=False,
+    )
     alone: bool = _flag(
         OptionGroup.RUN,
         "Continue the home's run at once, even if no known peer can be reached.",
@@ -257,7 +263,10 @@ class PeerConfig:
         "Upload the home's keys too. Anyone who can read them there can sign for the run.",
     )
     max_corpus_gb: float | None = _disk(
-        _gigabytes, "GB", "Disk limit for the corpus. Default: no limit.", founder=False
+        _gigabytes,
+        "GB",
+        "Disk limit for the corpus. Default: a quarter of what is free.",
+        founder=False,
     )
 
     log_format: LogFormat = _watching(

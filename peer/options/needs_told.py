@@ -1,5 +1,9 @@
 """The figures of protocol/run/needs.py in words: `new` writes them, `start` and `join` print them.
 
+A joiner has not written the run spec. If the run may take more than LARGEST_SHARE of the free disk
+or memory, its user has to agree. Pieces of the corpus come and go, so they are bounded instead, by
+CORPUS_SHARE.
+
 The tokens of a corpus are told as far as the names and sizes of its files say: nothing is known of
 rows (`jsonl`, `parquet`) and of the hub. BYTES_PER_TOKEN fits English and GPT-2's tokenizer; other
 texts differ by half.
@@ -13,12 +17,16 @@ from typing import Final
 
 from protocol.errors import InvalidRunSpec
 from protocol.names import size_text
-from protocol.run.needs import Needs, needs_of
+from protocol.run.needs import SPARE_BYTES, Needs, needs_of
 from protocol.run.run_spec import STDLIB_BYTES, RunSpec
 
-from .config import OPTIONS, PeerConfig
+from .config import OPTIONS, ConfigError, PeerConfig
 from .values import LogFormat
 
+LARGEST_SHARE: Final = 0.5
+"""Part of the free disk, or of the free memory, that a run may take unasked."""
+CORPUS_SHARE: Final = 0.25
+"""Part of the free disk for pieces of the corpus, where the user sets no limit."""
 USUAL_MBPS: Final = 100.0
 """The line where no limit is given."""
 MANY_EPOCHS: Final = 10
@@ -27,12 +35,42 @@ NOT_MEASURED: Final = (
 )
 
 
+class NotAgreed(ConfigError):
+    """A run that takes much of this machine, and to which its user has not agreed."""
+
+
+def check_agreed(
+    config: PeerConfig, spec: RunSpec, free_disk: int, free_memory: int, *, on_gpu: bool
+) -> None:
+    """Raises NotAgreed; InvalidRunSpec, where the run spec does not say what it takes."""
+    needs = _needs(spec, config)
+    memory = needs.model_memory(on_gpu=on_gpu)
+    wanted = (("disk", needs.disk - SPARE_BYTES, free_disk), ("memory", memory, free_memory))
+    large = [
+        f"{size_text(takes)} of {what} ({size_text(free)} are free)"
+        for what, takes, free in wanted
+        if takes > LARGEST_SHARE * free
+    ]
+    if large and not config.yes:
+        raise NotAgreed(
+            f"the run '{spec.name}' may take more than half of what is free here: up to"
+            f" {' and '.join(large)}. To join nevertheless: --yes"
+        )
+
+
+def _needs(spec: RunSpec, config: PeerConfig | None) -> Needs:
+    if config is None:
+        return needs_of(spec, OPTIONS["checkpoint-keep"].default)
+    max_gb = config.checkpoint_max_gb
+    return needs_of(spec, config.checkpoint_keep, None if max_gb is None else max_gb * 1e9)
+
+
 def say_needs(
     config: PeerConfig, spec: RunSpec, corpus_tokens: int | None, *, again: bool = False
 ) -> None:
     """Tell people what a run takes that is new to this home.
 
-    `again` tells of the corpus alone: the rest was said before the run was founded.
+    `again` tells of the corpus alone: the rest was said before that was there.
     """
     if again:
         lines = list(told_corpus(_steps(spec) * spec.tokens_per_step, corpus_tokens))
@@ -48,18 +86,27 @@ def told_needs(
 ) -> list[str]:
     """What a run takes of a peer, one subject a line; `config` is that of this machine."""
     keep = OPTIONS["checkpoint-keep"].default if config is None else config.checkpoint_keep
-    max_gb = None if config is None else config.checkpoint_max_gb
     limit = None if config is None else config.max_upload_mbps
+    corpus = "the corpus on top"
+    if spec.data.manifest is not None:  # it comes in pieces
+        most_gb = None if config is None else config.max_corpus_gb
+        most = "a quarter of what is free" if most_gb is None else size_text(most_gb * 1e9)
+        corpus = f"of the corpus at most {most} (--max-corpus-gb)"
     try:
-        needs = needs_of(spec, keep, None if max_gb is None else max_gb * 1e9)
+        needs = _needs(spec, config)
     except InvalidRunSpec:
         checkpoint = f"parameters, memory and disk are those of {spec.model.init_from}"
         return [f"{checkpoint}, which is not read yet; peers that join are told them"]
-    return list(_lines(spec, needs, keep, corpus_tokens, limit))
+    return list(_lines(spec, needs, keep, corpus, corpus_tokens, limit))
 
 
 def _lines(
-    spec: RunSpec, needs: Needs, keep: int, corpus_tokens: int | None, limit_mbps: float | None
+    spec: RunSpec,
+    needs: Needs,
+    keep: int,
+    corpus: str,
+    corpus_tokens: int | None,
+    limit_mbps: float | None,
 ) -> Iterator[str]:
     stages = spec.pipeline.stages
     in_stages = f" in {stages} stages; what follows is of a peer with one of them"
@@ -67,7 +114,7 @@ def _lines(
     yield from _memory(needs)
     yield (
         f"disk    up to {size_text(needs.disk)}: checkpoints ({keep} kept) and what joiners read;"
-        " the corpus on top"
+        f" {corpus}"
     )
     yield (
         f"tokens  {_count(needs.tokens_per_peer)} by each peer ({_steps(spec):,} steps"

@@ -20,10 +20,9 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from protocol.limits import MAX_BLOB_BYTES, MAX_PIECE_BYTES
+from protocol.limits import MAX_BLOB_BYTES, MAX_PIECE_BYTES, MAX_PIECES
 
 DIGEST_BYTES: Final = 32
-MAX_PIECES: Final = (MAX_BLOB_BYTES - 4096) // DIGEST_BYTES
 _VERSION: Final = 1
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 _Size = Annotated[int, msgspec.Meta(ge=1)]

@@ -26,6 +26,14 @@ joiner measures that of the state that it was given.
      more, or no number. Theirs are some rounds old, hence higher while losses fall fast.
   7. Without two others nothing can be told. The middle of two is the higher.
 
+A mean of several states, for an export. All are measured on the same blocks by one machine.
+  8. A state counts in the mean by its loss: e times less for each MEAN_NATS that it is worse than
+     the best, and not at all where it is that much worse than the middle (of two the better), or
+     no number. Replicas are better averaged than apart; one with which the loss of the mean is
+     above the mean of the losses (by more than ROUNDING_NATS) is no replica, and does not count
+     either: weights with a good loss can be far from all others, such as those with the hidden
+     units in another order. Our own, which nobody forges, come first.
+
 A state that is worse by less is not seen, nor one that is better on the held-out blocks than it
 deserves. Liars in the majority that tell low losses keep a joiner out.
 """
@@ -33,7 +41,7 @@ deserves. Liars in the majority that tell low losses keep a joiner out.
 import math
 from collections.abc import Sequence
 from itertools import combinations
-from statistics import median_high
+from statistics import median_high, median_low
 from typing import Any, Final
 
 import blake3
@@ -55,6 +63,9 @@ FLOOR: Final = 0.5
 LOSS_FACTOR: Final = 1.25
 LOSS_FLOOR: Final = 0.25
 """Nats per token."""
+MEAN_NATS: Final = 0.1
+"""The same. Honest replicas are ten times nearer to each other (docs/log.md)."""
+ROUNDING_NATS: Final = 0.001
 Float32Vector = npt.NDArray[np.float32]
 _DOMAIN: Final = b"loco/v1/state-sample\0"
 
@@ -85,6 +96,16 @@ def is_worse(loss: float, told: Sequence[float]) -> bool:
     if len(told) < LEAST_WITNESSES:
         return False
     return not math.isfinite(loss) or loss > LOSS_FACTOR * median_high(told) + LOSS_FLOOR
+
+
+def shares_by_loss(losses: Sequence[float]) -> list[float]:
+    """How much each of several states counts in their mean, 1 at the most (rule 8)."""
+    told = [loss if math.isfinite(loss) else math.inf for loss in losses]
+    best, middle = min(told), median_low(told)
+    return [
+        math.exp((best - loss) / MEAN_NATS) if loss < math.inf and loss <= middle + MEAN_NATS else 0
+        for loss in told
+    ]
 
 
 def sample_of(vector_P: Float32Vector, seed: bytes) -> Float32Vector:

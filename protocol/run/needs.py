@@ -26,7 +26,7 @@ from protocol.errors import InvalidRunSpec
 from protocol.gossip.round_length import LEAST_INNER_STEPS, LINE_SHARE
 
 from .run_spec import ModelSection, RunSpec
-from .sections import BOUNDARY_BITS
+from .sections import BOUNDARY_BITS, config_parameters
 from .ways import CODECS
 
 BYTE_VOCABULARY: Final = 256
@@ -39,12 +39,13 @@ _BYTES_PER_LOGIT: Final = 12
 
 
 def parameters_of(spec: RunSpec) -> int:
-    """Parameters of the whole model: the frozen count, else by its sizes.
+    """Parameters of the whole model: as frozen, else by its sizes.
 
+    A founder may freeze a count that its configuration does not make: the larger one is told.
     Raises InvalidRunSpec: the sizes are those of a checkpoint that is not read here.
     """
     if spec.frozen is not None:
-        return spec.frozen.parameters
+        return max(spec.frozen.parameters, config_parameters(spec.frozen.config))
     if spec.model.init_from is not None:
         raise InvalidRunSpec(
             "model.init_from names a checkpoint, which is not read here; write the checkpoint's"
@@ -77,7 +78,7 @@ def state_bytes_of(spec: RunSpec, parameters: int) -> int:
     values = 4 * parameters  # weight, gradient and two moments of each
     # The sizes of a checkpoint are not known here, and AdamW's state is the largest.
     if spec.optimizer.name == "muon" and spec.model.init_from is None:
-        values -= spec.model.num_layers * _layer_matrices(spec.model)
+        values -= min(parameters, spec.model.num_layers * _layer_matrices(spec.model))
     return values * FP32_BYTES
 
 
@@ -163,6 +164,8 @@ CUDA_CONTEXT_BYTES: Final = 600 << 20
 """Memory of the GPU before anything is put there; a guess, too."""
 WITH_BACKWARD: Final = 1.5
 """Peak memory of a sequence, over what is kept of it for the backward pass."""
+TOKEN_BYTES: Final = 8
+"""A token of a step, or of what is held out, in the memory of the trainer."""
 CODE_SLOTS: Final = 3
 """Two of our own codes, and one of a partner's."""
 
@@ -198,6 +201,12 @@ class Needs:
     steps_per_average: int | None
     step_boundaries: int
 
+    def model_memory(self, *, on_gpu: bool) -> int:
+        """Memory of this machine, beyond what the programs take for any run."""
+        if on_gpu:
+            return self.host_memory - DAEMON_BYTES - CUDA_BYTES
+        return self.cpu_memory - DAEMON_BYTES - TRAINER_BYTES
+
     def bytes_per_hour(self, steps_per_s: float, line_bytes_per_s: float) -> float:
         """Sent at this pace over such a line, which bounds it."""
         averages_per_s = steps_per_s / (self.steps_per_average or LEAST_INNER_STEPS)
@@ -210,23 +219,27 @@ def needs_of(
     spec: RunSpec, checkpoint_keep: int, checkpoint_max_bytes: float | None = None
 ) -> Needs:
     """What this run takes of a peer. Raises InvalidRunSpec as `parameters_of`."""
-    whole = parameters_of(spec)
+    whole = held = parameters_of(spec)
+    if spec.frozen is not None:
+        held = max(whole, spec.frozen.padded_parameters)
     stages = spec.pipeline.stages
-    part = -(-whole // stages)
+    part = -(-held // stages)
     code = int(part * CODECS[spec.sync.codec].bytes_per_value)
     daemon = DAEMON_BYTES + part * FP32_BYTES * (2 if has_momentum(spec) else 1) + CODE_SLOTS * code
     summed = part * FP32_BYTES if stages > 1 else 0  # gradients of a step's microbatches
-    state = state_bytes_of(spec, whole) // stages + summed + part * FP32_BYTES
+    state = state_bytes_of(spec, held) // stages + summed + part * FP32_BYTES
+    tokens = TOKEN_BYTES * spec.model.context_length
+    tokens *= spec.training.batch_size + spec.data.validation_blocks
     each = int(sequence_memory(spec) * WITH_BACKWARD) // stages
     least, most = _at_once(spec)
     return Needs(
         whole,
-        daemon + TRAINER_BYTES + state + each * least,
+        daemon + TRAINER_BYTES + state + tokens + each * least,
         CUDA_CONTEXT_BYTES + state + each * least,
         least,
         most,
         each,
-        daemon + CUDA_BYTES,
+        daemon + CUDA_BYTES + tokens,
         disk_needs(part, checkpoint_keep, checkpoint_max_bytes).total_bytes,
         spec.total_rounds * spec.sync.round_steps * spec.tokens_per_step,
         code,

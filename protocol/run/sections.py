@@ -404,6 +404,11 @@ def known_keys(text: str) -> str:
     return json.dumps({key: value for key, value in json.loads(text).items() if key in known})
 
 
+def config_parameters(text: str) -> int:
+    """Parameters that a valid configuration makes, without norms and biases."""
+    return _LlamaConfig.model_validate_json(text).parameters
+
+
 def config_fault(text: str) -> str | None:
     """Why this configuration cannot be used; None when it can."""
     try:

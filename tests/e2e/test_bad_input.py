@@ -1,9 +1,12 @@
 """What is wrong is refused with a sentence and an exit code, and nobody else is harmed."""
 
 import shutil
+import sys
+from pathlib import Path
 
+import psutil
 import pytest
-from swarm import START_S, Peer, Swarm, all_averaging, ending, free_port, wait_until
+from swarm import RUN_SPEC, START_S, Peer, Swarm, all_averaging, ending, free_port, wait_until
 
 from peer.facts import PeerState
 from peer.network.identity import Identity
@@ -53,6 +56,24 @@ def test_the_home_of_another_run_is_refused(swarm: Swarm) -> None:
     refused(swarm.join(member, "other"), ExitCode.USAGE, "belongs to run", "home of its own")
     assert home.run_path.read_bytes() == before
     assert member.running
+
+
+def test_a_run_that_takes_more_than_half_of_the_machine_is_not_joined_unasked(
+    swarm: Swarm,
+) -> None:
+    spec = swarm.folder("large.toml")
+    spec.write_text(RUN_SPEC)
+    prefix = [sys.executable, str(Path(__file__).with_name("hostile_founder.py"))]
+    with ending(swarm.launch("large", "start", str(spec), prefix=prefix)) as founder:
+        founder.wait_event(EventName.ROUND_OPENED, START_S)
+        joiner = swarm.join(founder, "asked")
+        sentence = "may take more than half of what is free here: up to 1,0"
+        large = psutil.disk_usage(str(joiner.home.root)).free < 250e9  # no checkpoint fits
+        refused(joiner, ExitCode.USAGE, "one checkpoint may take up to" if large else sentence)
+        assert "  model   11.3B parameters" in joiner.stderr
+        assert "an hour each way" in joiner.stderr
+        assert not joiner.home.run()
+        assert not list(joiner.home.cache_dir.glob("corpus-*"))
 
 
 def test_a_home_that_cannot_be_used_is_refused(swarm: Swarm) -> None:

@@ -22,9 +22,10 @@ def test_the_mean_of_all_peers_is_measured_and_written(swarm: Swarm, tmp_path: P
     title, *rows, mean, wrote = done.stdout.splitlines()
     assert title.split() == ["peer", "step", "validation"]
     assert {row.split()[0] for row in rows} == {peer.peer_id[-8:] for peer in peers}
-    losses = [float(row.split()[2]) for row in rows]
-    assert mean.split()[:3] == ["mean", "of", str(len(peers))]
-    assert float(mean.split()[3]) < max(losses) + 0.05
+    losses = [float(row.split()[2]) for row in rows if "left out" not in row]
+    assert len(losses) == len(peers)
+    assert mean.split()[:3] == ["mean", "of", str(2 * len(peers) - len(rows))]
+    assert float(mean.split()[3]) <= max(losses), "replicas are better averaged than apart"
     assert wrote == f"wrote {tmp_path / 'mean'}"
     AutoModelForCausalLM.from_pretrained(tmp_path / "mean")
     assert json.loads((tmp_path / "mean" / "loco_peer.json").read_text())["run"] == "e2e"

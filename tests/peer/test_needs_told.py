@@ -1,12 +1,17 @@
 """What a run will take, as people read it."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+from peer.cli.app import exit_code_of
 from peer.cli.new import preset_spec
 from peer.options.config import load_config
+from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import (
+    NotAgreed,
+    check_agreed,
     corpus_tokens_of,
     say_needs,
     told_corpus,
@@ -53,6 +58,48 @@ def test_every_subject_has_its_line_and_estimates_are_called_so(tmp_path: Path):
     assert any("2.9 GB an hour" in line for line in lines), "0.8 of 8 Mbit/s"
     assert lines[-1].startswith("(estimates: ")
     assert max(map(len, lines)) <= 104
+
+
+GB = 10**9
+
+
+@pytest.mark.parametrize(
+    ("disk", "memory", "on_gpu", "said"),
+    [
+        (24 * GB, 12 * GB, False, None),
+        (23 * GB, 100 * GB, False, "up to 11.9 GB of disk (23.0 GB are free). To join"),
+        (100 * GB, 11 * GB, False, "up to 5.6 GB of memory (11.0 GB are free). To join"),
+        (100 * GB, 11 * GB, True, None),
+        (GB, GB, False, "of disk (1.0 GB are free) and 5.6 GB of memory (1.0 GB are free)"),
+    ],
+)
+def test_what_takes_more_than_half_of_what_is_free_is_asked_for(
+    tmp_path: Path, disk, memory, on_gpu, said
+):
+    spec = preset_spec("125m", "noloco", "adamw")
+    agrees = load_config({"home": tmp_path, "yes": True}, {})
+    check_agreed(agrees, spec, disk, memory, on_gpu=on_gpu)
+    config = load_config({"home": tmp_path}, {})
+    if said is None:
+        check_agreed(config, spec, disk, memory, on_gpu=on_gpu)
+        return
+    with pytest.raises(NotAgreed, match=re.escape(said)) as raised:
+        check_agreed(config, spec, disk, memory, on_gpu=on_gpu)
+    assert exit_code_of(raised.value) is ExitCode.USAGE
+
+
+def test_the_programs_themselves_are_not_asked_for(tmp_path: Path):
+    """Who joins wants them, whatever the run; many small peers share a small machine."""
+    check_agreed(load_config({"home": tmp_path}, {}), RunSpec(), GB, 200 << 20, on_gpu=False)
+
+
+def test_a_joiner_is_told_how_much_of_the_corpus_it_keeps(tmp_path: Path):
+    founded = RunSpec.model_validate({"data": {"manifest": "0" * 32}})
+    config = load_config({"home": tmp_path}, {})
+    limited = load_config({"home": tmp_path, "max-corpus-gb": "7"}, {})
+    said = [" ".join(told_needs(founded, None, each)) for each in (config, limited)]
+    assert "of the corpus at most a quarter of what is free (--max-corpus-gb)" in said[0]
+    assert "of the corpus at most 7.0 GB" in said[1]
 
 
 def test_a_checkpoints_sizes_are_not_guessed():

@@ -5,7 +5,7 @@ import pytest
 from peer.cli.new import PRESETS, preset_spec
 from protocol.run import needs as needs_module
 from protocol.run.needs import Needs, disk_needs, parameters_of
-from protocol.run.run_spec import RunSpec, parse_toml
+from protocol.run.run_spec import FrozenSection, RunSpec, parse_toml
 
 GB = 1e9
 KEEP = 3
@@ -66,6 +66,38 @@ def test_bytes_an_hour_are_what_is_wanted_and_no_more_than_the_line_carries():
     auto = needs_of(preset_spec("125m"))
     assert auto.bytes_per_hour(1.0, 1e6) == pytest.approx(0.8 * 3.6 * GB)
     assert auto.bytes_per_hour(1.0, 1e9) == pytest.approx(1800 * auto.average), "H is 2 at least"
+
+
+LARGE = '{"hidden_size":8192,"num_hidden_layers":20}'
+SMALL = '{"vocab_size":1,"hidden_size":1,"intermediate_size":1,"num_hidden_layers":1}'
+COUNT = 11_303_649_280
+"""Parameters of LARGE."""
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters", "padded"),
+    [(LARGE, 1, 128), (SMALL, COUNT, 128), (SMALL, 1, COUNT)],
+)
+def test_of_numbers_that_do_not_fit_each_other_the_largest_is_what_a_run_can_take(
+    config, parameters, padded
+):
+    frozen = FrozenSection(
+        config=config, layout_digest="0" * 32, parameters=parameters, padded_parameters=padded
+    )
+    sizes = {"hidden_size": 65536, "intermediate_size": 1 << 20, "num_layers": 1024}
+    tree = {"model": sizes, "optimizer": {"name": "muon"}, "frozen": frozen.model_dump()}
+    needs = needs_of(RunSpec.model_validate(tree))
+    assert needs.disk > 20 * COUNT
+    for on_gpu in (False, True):
+        assert needs.model_memory(on_gpu=on_gpu) > 6 * COUNT
+    assert needs.average >= COUNT
+
+
+def test_the_tokens_of_a_batch_count_too():
+    large = needs_of(changed(training={"batch_size": 1 << 20}))
+    assert large.model_memory(on_gpu=False) > 8 << 30
+    assert large.model_memory(on_gpu=True) > 8 << 30
+    assert needs_of(RunSpec()).model_memory(on_gpu=False) < 64 << 20
 
 
 def test_codes_in_differences_are_counted_too():

@@ -29,8 +29,11 @@ def uniform(
 def test_parameters_are_counted_as_the_model_has_them():
     spec = RunSpec()
     assert workload_of(spec).parameters == 885_888  # what the trainer says of the demo's model
-    frozen = FrozenSection(config="{}", layout_digest="0" * 32, parameters=7, padded_parameters=128)
-    assert workload_of(spec.model_copy(update={"frozen": frozen})).parameters == 7
+    small = '{"vocab_size":1,"hidden_size":1,"intermediate_size":1,"num_hidden_layers":1}'
+    frozen = FrozenSection(
+        config=small, layout_digest="0" * 32, parameters=700, padded_parameters=1024
+    )
+    assert workload_of(spec.model_copy(update={"frozen": frozen})).parameters == 700
 
 
 def test_a_microbatch_is_what_the_spec_or_the_asker_says():

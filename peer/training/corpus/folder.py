@@ -17,14 +17,8 @@ import numpy as np
 from msgspec import structs
 
 from peer.runtime.files import replacing
-from protocol.content.manifest import (
-    MAX_PIECES,
-    CorpusManifest,
-    blob_name,
-    digest_of,
-    parse_manifest,
-)
-from protocol.limits import MAX_BLOB_BYTES
+from protocol.content.manifest import CorpusManifest, blob_name, digest_of, parse_manifest
+from protocol.limits import MAX_BLOB_BYTES, MAX_PIECES
 from protocol.run.run_spec import RunSpec
 
 from .blocks import Corpus, PieceCorpus, cut_piece, is_packed, open_file

@@ -43,7 +43,7 @@ PEER_OPTIONS = [
     "-v",
 ]
 
-JOIN_OPTIONS = [*PEER_OPTIONS, "--invite", "--max-corpus-gb", "--stage"]
+JOIN_OPTIONS = [*PEER_OPTIONS, "--invite", "--max-corpus-gb", "--stage", "--yes"]
 
 FROZEN = {
     "new": ["--force", "--method", "--optimizer", "--preset", "--stages", "run_toml"],

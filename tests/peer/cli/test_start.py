@@ -4,6 +4,7 @@ import json
 import shutil
 import socket
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,6 +26,7 @@ from peer.facts import Facts
 from peer.network.identity import Identity, load, load_or_create
 from peer.options.config import ConfigError, PeerConfig, load_config
 from peer.options.exit_codes import ExitCode
+from peer.options.needs_told import NotAgreed
 from peer.runtime.work import RealEntropy
 from peer.state.checkpoints import CheckpointStore
 from peer.state.home import Home, HomeError, OtherRun
@@ -32,6 +34,7 @@ from protocol.errors import InvalidRunSpec
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 
+GB = 10**9
 SPEC = """
 name = "{name}"
 [data]
@@ -190,6 +193,84 @@ def test_only_a_home_that_is_new_to_its_run_is_told_what_it_takes(
     assert daemon._settings(parts, founds=False).on_run is None
 
 
+@pytest.mark.parametrize(
+    ("terminal", "answer", "asked"), [(False, "", 0), (True, "n", 1), (True, "", 1), (True, "y", 1)]
+)
+def test_a_run_that_takes_much_is_asked_for_where_there_is_somebody_to_ask(
+    home: Home,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    terminal: bool,
+    answer: str,
+    asked: int,
+) -> None:
+    agreed = []
+
+    async def join_large(config: PeerConfig, *_: object) -> ExitCode:
+        await trio.lowlevel.checkpoint()
+        agreed.append(config.yes)
+        if not config.yes:
+            raise ExceptionGroup("of the nursery", [NotAgreed("it takes 9 of 10 GB")])
+        return ExitCode.OK
+
+    keyboard = SimpleNamespace(isatty=lambda: terminal, readline=lambda: f"{answer}\n")
+    monkeypatch.setattr(run_file, "_run_daemon", join_large)
+    monkeypatch.setattr(sys, "stdin", keyboard)
+    config = load_config({"home": home.root, "bootstrap": ["h:1"]}, {})
+    if answer == "y":
+        assert run_peer(config, None) is ExitCode.OK
+        assert agreed == [False, True]
+    else:
+        with pytest.raises(NotAgreed, match="9 of 10"):
+            run_peer(config, None)
+        assert agreed == [False]
+    assert capsys.readouterr().err.count("join nevertheless?") == asked
+
+
+def test_only_a_joiner_whose_home_is_new_is_told_and_asked_before_anything_is_fetched(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.prepare()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100 << 20))
+    parts: Any = SimpleNamespace(events=None, facts=Facts("me", 1))
+    tree = {"data": {"manifest": "0" * 32, "tokenizer_digest": "bytes"}}
+    spec = RunSpec.model_validate(tree)  # takes 150 MB, of them 67 for whatever run
+
+    def check(*, founds: bool) -> None:
+        daemon_of(config_of(home), home)._settings(parts, founds=founds).check_spec(spec)
+
+    check(founds=True)
+    assert capsys.readouterr().err == "", "its command has said it"
+    with pytest.raises(NotAgreed, match=r"of disk \(105 MB are free\)"):
+        check(founds=False)
+    said = capsys.readouterr().err
+    assert [word for word in ("model", "memory", "disk", "line") if f"  {word} " in said] == [
+        "model",
+        "memory",
+        "disk",
+        "line",
+    ]
+    founder = Identity(b"f" * 32)
+    home.bind_run(SignedSpec.signed_by(spec, founder.public_key, founder.sign))
+    check(founds=False)
+    assert capsys.readouterr().err == "", "it has agreed once"
+
+
+def test_pieces_of_the_corpus_take_a_quarter_of_what_is_free_unless_more_is_allowed(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is here already counts as free: a peer that comes back drops none of it."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=60 * GB))
+    parts: Any = SimpleNamespace(events=None, facts=Facts("me", 1))
+
+    def most(config: PeerConfig) -> Any:
+        return daemon_of(config, home)._settings(parts, founds=False).most_corpus_bytes
+
+    assert [most(config_of(home))(held) for held in (0, 20 * GB)] == [15 * GB, 20 * GB]
+    allowed = load_config({"home": home.root, "max-corpus-gb": "50"}, {})
+    assert most(allowed)(0) == 50 * GB
+
+
 def announced(
     home: Home, capsys: pytest.CaptureFixture[str], admission: SimpleNamespace, *, founds: bool
 ) -> str:
@@ -271,7 +352,7 @@ def test_the_room_on_the_disk_is_looked_at_before_a_run_is_entered(
     """So before a founder makes its corpus."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
     with pytest.raises(HomeError, match="1 MB are free. Free some space"):
-        daemon_of(config_of(home), home)._check_spec(RunSpec())
+        daemon_of(config_of(home), home)._check_spec(RunSpec(), joins=False)
 
 
 # --- from a checkpoint ----------------------------------------------------------------------------

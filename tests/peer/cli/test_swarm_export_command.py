@@ -1,5 +1,6 @@
 """`loco-peer export --swarm`, asked of a control socket that gives the weights of several peers."""
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +15,13 @@ from checkpoint_worlds import write_state_file
 from safetensors.numpy import load_file
 from test_export_command import home_of
 
-from peer.cli.export import export_swarm
+from peer.cli import export as export_module
+from peer.cli.export import ExportFailed, Given, Loss, export_swarm, mean_of
 from peer.observe.control import ControlFailed, Handler, serve_control
 from peer.state.home import Home
 from peer.training.corpus.folder import prepare_corpus
 from peer.training.model import model_shapes
+from protocol.content.samples import MEAN_NATS, Float32Vector, shares_by_loss
 from protocol.membership.group import WHOLE_MODEL
 from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec
@@ -107,12 +110,28 @@ def served(home: Home) -> Iterator[None]:
         thread.join()
 
 
-def test_the_mean_of_all_that_give_their_weights_is_written(
-    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def multiple_of(unit_P: Float32Vector) -> Loss:
+    """A loss that is least for weights that are three times the unit."""
+
+    def loss(slow_P: Float32Vector) -> float:
+        found = float(slow_P @ unit_P / (unit_P @ unit_P))
+        return (found - 3) ** 2 / 1000
+
+    return loss
+
+
+def test_the_mean_of_all_that_give_their_weights_is_written_each_by_its_loss(
+    home: Home,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(export_module, "loss_judge", lambda *_: multiple_of(unit(home)))
     with home.locked(), served(home):
         export_swarm(home, tmp_path / "hf")
-    mean_P = unit(home) * np.float32(np.mean(list(VALUES.values())))
+    values = np.array([*VALUES.values()])
+    shares = np.exp((0.001 - (values - 3) ** 2 / 1000) / MEAN_NATS)
+    mean_P = unit(home) * np.float32(np.average(values, weights=shares))
     written = load_file(tmp_path / "hf" / "model.safetensors")
     for entry in layout_of(home).entries:
         expected = mean_P[entry.offset : entry.offset + entry.size]
@@ -122,3 +141,69 @@ def test_the_mean_of_all_that_give_their_weights_is_written(
     assert named == ["aaaaaaaa", "bbbbbbbb", "dddddddd", "cccccccc", "mean"]
     assert "left out: it is gone" in rows[2]
     assert rows[-1].split()[1:3] == ["of", "3"]
+    assert not list(home.state_dir.glob("*aaaaaaaa")), "nothing is left in the home"
+
+
+def test_the_real_loss_leaves_a_lie_out(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model of weights a hundred times as large is sure of what is wrong."""
+    with home.locked(), served(home), pytest.MonkeyPatch.context() as patch:
+        patch.setitem(VALUES, "12D3KooWcccccccc", 1e4)
+        export_swarm(home, tmp_path / "hf")
+    rows = {row.split()[0]: row for row in capsys.readouterr().out.splitlines()}
+    assert rows["cccccccc"].endswith("left out: its loss is more than 0.1 above the median")
+    losses = [float(rows[name].split()[2]) for name in ("aaaaaaaa", "bbbbbbbb")]
+    assert float(rows["mean"].split()[3]) <= max(losses)
+
+
+def given(folder: Path, losses: Loss, *vectors: Float32Vector) -> list[Given]:
+    for number, vector in enumerate(vectors):
+        vector.tofile(folder / str(number))
+    return [Given(f"{n}", losses(v), folder / f"{n}") for n, v in enumerate(vectors)]
+
+
+def vector(*values: float) -> Float32Vector:
+    return np.array(values, np.float32)
+
+
+def test_weights_with_a_good_loss_that_harm_the_mean_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two minima are equally good, such as a model's with its hidden units in another order."""
+
+    def loss(slow_P: Float32Vector) -> float:
+        return float(min(np.abs(slow_P - place).max() for place in (-1.0, 1.0)))
+
+    peers = given(tmp_path, loss, vector(1.02, 0.99), vector(-1.0, -1.0), vector(0.98, 1.0))
+    mean_P, count, mean_loss = mean_of(peers, loss)
+    assert count == 2, "without the liar"
+    assert mean_loss == pytest.approx(0.005, abs=0.002)
+    assert np.abs(mean_P - 1).max() < 0.02, "its loss is the best of all, but ours are not forged"
+    said = "1                -  left out: the mean would have a loss of 0."
+    assert capsys.readouterr().out.startswith(said)
+
+
+def test_losses_that_are_no_numbers_count_nothing(tmp_path: Path) -> None:
+    def loss(slow_P: Float32Vector) -> float:
+        return float(slow_P[0])
+
+    peers = given(tmp_path, loss, vector(np.nan), vector(2.0), vector(np.inf))
+    mean_P, count, _ = mean_of(peers, loss)
+    assert (mean_P.tolist(), count) == ([2.0], 1)
+    with pytest.raises(ExportFailed, match="no peer gave"):
+        mean_of(peers[::2], loss)
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ([2.0], [1]),
+        ([2.0, 2.0, 2.05], [1, 1, math.exp(-0.5)]),
+        ([2.0, 2.0, 2.0, 2.11], [1, 1, 1, 0]),
+        ([2.0, 5.0], [1, 0]),
+        ([2.0, math.nan, math.inf], [1, 0, 0]),
+    ],
+)
+def test_peers_count_by_their_losses_and_not_at_all_beyond_a_bound(losses, expected) -> None:
+    assert shares_by_loss(losses) == pytest.approx(expected)

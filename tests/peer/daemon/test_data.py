@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from peer.daemon import provision as data_module
 from peer.daemon.provision import freeze_data, obtain_data
@@ -113,3 +114,43 @@ async def test_a_joiner_that_cannot_keep_what_it_is_given_says_so(tmp_path: Path
     peer._blobs["2" * 32] = tmp_path / "tokens.npy"
     with pytest.raises(HomeError, match="nowhere"):
         await obtain_data(spec, tmp_path / "nowhere", peer, SimulatedWork())
+
+
+def refuse(*_: object) -> None:
+    raise AssertionError("no tokenizer runs here")
+
+
+@pytest.mark.slow
+async def test_a_tokenizer_runs_in_a_process_of_its_own(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(data_module, "prepare_corpus", refuse)
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text("a b " * 100)
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    source = f"text:{tmp_path}/*.txt"
+    data = DataSection(
+        source=source, tokenizer=str(tmp_path / "tokenizer.json"), validation_blocks=2
+    )
+    spec = RunSpec(model=ModelSection(context_length=8), data=data)
+    frozen, made = await freeze_data(spec, tmp_path / "founder", SimulatedWork())
+    peer = Peer(made)
+    peer._blobs[made.manifest.tokenizer_digest] = tmp_path / "tokenizer.json"
+    taken = await obtained(frozen, tmp_path / "joiner", peer, source)
+    assert taken.manifest_digest == made.manifest_digest
+    assert peer.asked == [made.manifest.tokenizer_digest]
+
+
+async def test_a_founders_tokenizer_runs_on_nothing_that_the_user_has_not_named(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """The standard library is here too, and would be tokenised for hours by a hostile one."""
+    spec, corpus = await founded(tmp_path)
+    for name in ("prepare_corpus", "prepare_apart"):
+        monkeypatch.setattr(data_module, name, refuse)
+    update = {"source": "stdlib", "tokenizer_digest": "2" * 32}
+    spec = spec.model_copy(update={"data": spec.data.model_copy(update=update)})
+    peer = Peer(corpus)
+    peer._blobs["2" * 32] = tmp_path / "tokens.npy"
+    taken = await obtained(spec, tmp_path / "joiner", peer)
+    assert taken.whole is None
