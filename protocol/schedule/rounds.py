@@ -15,8 +15,8 @@ Rules
      lasts beyond its quota. It is no local counter, so a peer that was away resumes at the swarm's
      place in the schedule. (Its learning rate warms up to it, peer/training/schedule.py.)
   3. With fragments, a peer that is behind the others owes less, at most by half, so that it catches
-     up. One that is more than a round ahead owes more, at most twice as much: those that are further
-     away do not wait for each other, and would never meet again where fewer than half are ahead. In
+     up. One that is more than a round ahead owes more, at most twice as much: peers further apart
+     do not wait for each other, and would never meet again where fewer than half are ahead. In
      gossip, where one that is ahead would not have to wait, each owes so many steps that its
      *nominal pace* is higher by a third of its lag in rounds, or lower by a third of its lead, at
      most by half. (The pace, as much either way: a change of the steps owed would speed peers up
@@ -119,7 +119,7 @@ def owed_steps(inner_steps: int, own_speed: float, member_speeds: Sequence[float
 
 
 def is_overdone(fraction: float, owed_then: float, owed_now: float) -> bool:
-    """Whether a round of which so much is done should end, since we owe far less by now (rule 1)."""
+    """Whether a round of which so much is done should end: we owe far less by now (rule 1)."""
     return min(1.0, fraction) * LARGEST_CHANGE * owed_then >= owed_now
 
 
