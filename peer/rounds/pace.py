@@ -7,7 +7,7 @@ import trio
 
 from peer.facts import Facts
 from protocol.membership.view import Member
-from protocol.schedule.rounds import believed_speeds, owed_steps, place
+from protocol.schedule.rounds import is_overdone, owed_steps, place
 
 
 class Pace:
@@ -16,6 +16,7 @@ class Pace:
     def __init__(self, inner_steps: int, facts: Facts) -> None:
         self._inner_steps = inner_steps
         self._facts = facts
+        self._owed_by_speed = float(inner_steps)
 
     def owed(
         self,
@@ -31,25 +32,32 @@ class Pace:
             adjusted: `catch_up` or `keep_together`.
             own_length: nominal steps of our own rounds; the pace cannot change within one.
         """
-        own_speed, now_s = self._facts.steps_per_s, trio.current_time()
+        now_s = trio.current_time()
         others = _going_on(others, now_s)
         speeds = self._speeds(others)
         places = [
             place(m.progress.step, now_s - m.told_s, median(speeds), self._inner_steps)
             for m in others
         ]
-        owed = owed_steps(self._inner_steps, own_speed, speeds)
+        owed = self._owed_by_speed = self._by_speed(others)
         return adjusted(owed, step, places, max(self._inner_steps, own_length))
+
+    def is_overdone(self, others: Sequence[Member]) -> bool:
+        """Whether the round for which `owed` was asked is far too long by what is said now."""
+        owed_now = self._by_speed(_going_on(others, trio.current_time()))
+        return is_overdone(self._facts.fraction, self._owed_by_speed, owed_now)
 
     def nominal_step_s(self, others: Sequence[Member]) -> float:
         """How long a nominal step takes us; 0 while our speed is not known."""
         own_speed = self._facts.steps_per_s
-        speeds = self._speeds(_going_on(others, trio.current_time()))
-        owed = owed_steps(self._inner_steps, own_speed, speeds)
+        owed = self._by_speed(_going_on(others, trio.current_time()))
         return owed / (self._inner_steps * own_speed) if own_speed > 0 else 0.0
 
+    def _by_speed(self, others: Sequence[Member]) -> float:
+        return owed_steps(self._inner_steps, self._facts.steps_per_s, self._speeds(others))
+
     def _speeds(self, others: Sequence[Member]) -> list[float]:
-        return believed_speeds(self._facts.steps_per_s, [m.progress.steps_per_s for m in others])
+        return [*(member.progress.steps_per_s for member in others), self._facts.steps_per_s]
 
 
 def _going_on(others: Sequence[Member], now_s: float) -> list[Member]:

@@ -16,9 +16,8 @@ from protocol.schedule.data_plan import DataPlan, MemberPosition, Members
 from protocol.schedule.rounds import whole_steps
 
 MEMBER_WEIGHT: Final = 4
-"""Data weight of a peer of median speed; others in proportion."""
-MAX_MEMBER_WEIGHT: Final = 16 * MEMBER_WEIGHT
-"""What a peer says of its speed is not checked: this bounds the data it can claim by it."""
+"""Data weight of a peer of median speed; others in proportion, within LARGEST_RATIO: what a peer
+says of its speed is not checked."""
 MAX_APART_PLACES: Final = 1 << 16
 """A peer that says it is further away, or where nobody can be, is left out of the count."""
 
@@ -59,7 +58,7 @@ class DataShares:
         speeds = [*(m.progress.steps_per_s for m in heeded or training), facts.steps_per_s]
 
         def position(peer_id: str, at: Facts | Progress) -> MemberPosition:
-            weight = min(MAX_MEMBER_WEIGHT, whole_steps(MEMBER_WEIGHT, at.steps_per_s, speeds))
+            weight = whole_steps(MEMBER_WEIGHT, at.steps_per_s, speeds)
             return MemberPosition(peer_id, weight, at.epoch, at.position)
 
         own = position(facts.peer_id, facts)

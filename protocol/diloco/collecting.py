@@ -7,6 +7,7 @@ Rules
   1. A peer that let a deadline pass is not waited for again before it has contributed: a peer that
      stalls costs the others one deadline, however long it stalls. When what was missed comes later,
      the deadline learns how long it would have had to be: so it follows links that become slower.
+     Until it has learnt, it goes by how long the others took where somebody was waited for in vain.
      The time of a later cycle does not run before we have come to its round, or more than half of
      those that are expected have contributed: a peer that is ahead cannot close it for the others.
   2. A contribution is refused that comes twice, or for a cycle that is over, or for one that is
@@ -94,6 +95,10 @@ class Collection:
         return len(self._contributions) >= MAX_CONTRIBUTORS
 
     @property
+    def has_others(self) -> bool:
+        return any(peer_id != self._own_id for peer_id in self._contributions)
+
+    @property
     def has_begun(self) -> bool:
         return self._own_id in self._contributions or 2 * len(self._contributions) > self._expected
 
@@ -138,6 +143,7 @@ class Owner:
         self._newest = [-1] * context.plan.num_fragments
         self._cut_short_of: dict[int, tuple[int, float]] = {}
         self._patience = ObservedDeadline(floor_s=MIN_COLLECT_S, ceiling_s=MAX_COLLECT_S)
+        self._others_s = math.inf
         self._num_averaging = 0
 
     @property
@@ -220,7 +226,8 @@ class Owner:
         collecting = self._open[key]
         may_run = collecting.has_begun or key[1] <= self._peers.seen.round
         if may_run and collecting.deadline_s == math.inf:
-            patience_s = self._patience.current_s * self._context.plan.sends_at_once(key[1])
+            patience_s = self._patience.bound_s(self._others_s)
+            patience_s *= self._context.plan.sends_at_once(key[1])
             collecting.deadline_s = self._context.now_s + patience_s
 
     def _close(self, key: Key) -> None:
@@ -232,6 +239,8 @@ class Owner:
         else:
             self._peers.late |= collecting.awaited
             self._cut_short_of[fragment] = (cycle, collecting.began_s)
+            if collecting.has_others:
+                self._others_s = collecting.last_came_s - collecting.began_s
             counts.cut_short += 1
         chunks, is_busy = collecting.chunks, self._num_averaging >= MAX_COLLECTIONS
         if not chunks or is_busy:

@@ -25,8 +25,9 @@ the next: a peer that was left out loses nothing. A chunk without a result is le
 the same.
 
 The patience follows how long results took before, within twice the bounds of what an owner collects
-(collecting.py): results come after that. After the run's last step all fragments are sent at once
-and share the line, so each is given as many times longer.
+(collecting.py): results come after that. One whose flights are all let down by an owner goes by how
+long the others took. After the run's last step all fragments are sent at once and share the line,
+so each is given as many times longer.
 
 Before each contribution the fragment's memory is checked: what was sent as the way from memory that
 was spoilt must not reach the others.
@@ -98,6 +99,7 @@ class Flight:
     Attributes:
         owners: of the fragment's chunks; none before it leaves: its memory is checked.
         answered: chunks for which a result has come, whether it could be applied or not.
+        came_s: when the last of another owner came.
         occasion: its time is our patience.
     """
 
@@ -105,6 +107,7 @@ class Flight:
     began_s: float
     owners: tuple[str, ...] = ()
     answered: set[int] = field(default_factory=set)
+    came_s: float | None = None
     occasion: Occasion = field(default_factory=Occasion)
 
     @property
@@ -234,7 +237,8 @@ class CycleMachine:
                 stamps = (self.ledger.stamp(chunk) for chunk in chunks if not is_fetching)
                 self._context.do(Contribute(owner, sent, tuple(stamps)))
         self.writes.sent()
-        patience_s = self._patience.current_s * plan.sends_at_once(sent.cycle)
+        patience_s = self._patience.bound_s(self._context.others_s)
+        patience_s *= plan.sends_at_once(sent.cycle)
         flight.occasion.until_s = self._context.now_s + patience_s
         self._inbox.extendleft(reversed(self._due(sent.cycle)))
 
@@ -269,7 +273,10 @@ class CycleMachine:
         elif isinstance(item, ResultArrived):
             batch = self._batch(item)
             # Perhaps we cannot apply one before we have healed; that may take longer.
-            flight.answered |= {each.chunk for each in batch if each.cycle == flight.sent.cycle}
+            of_this = [each for each in batch if each.cycle == flight.sent.cycle]
+            flight.answered |= {each.chunk for each in of_this}
+            if any(each.result.owner != self._peers.own_id for each in of_this):
+                flight.came_s = self._context.now_s
             self.writes.write_results(batch, flight.occasion)
 
     def _batch(self, first: ResultArrived) -> list[ResultArrived]:
@@ -291,6 +298,8 @@ class CycleMachine:
         in_vain = self._owing(flight)
         if now_s < occasion.until_s:
             in_vain -= self._peers.seen.present  # they may still bring it; who is stuck, hardly
+        elif flight.came_s is not None:
+            self._context.others_s = flight.came_s - flight.began_s
         self._peers.note_brought_nothing(in_vain)
         self._missed_since_s = flight.began_s if in_vain else None
         self._state = None

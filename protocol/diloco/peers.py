@@ -9,6 +9,7 @@ Rules
   3. Whatever is remembered of a peer goes with it, but that it has lied.
 """
 
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -198,13 +199,20 @@ class FragmentCounts:
 
 @dataclass(slots=True)
 class Context:
-    """What the parts of the core share; `do` has a command carried out."""
+    """What the parts of the core share.
+
+    Attributes:
+        do: has a command carried out.
+        others_s: how long the other owners took in the last flight, of any fragment, in which one
+            was waited for in vain.
+    """
 
     plan: SendPlan
     peers: Peers
     do: Callable[[FragmentCommand], None]
     counts: FragmentCounts = field(default_factory=FragmentCounts)
     now_s: float = 0.0
+    others_s: float = math.inf
 
     def tell(
         self,

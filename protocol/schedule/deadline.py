@@ -2,18 +2,21 @@
 
 The bound for the next wait is 2 * median + SPREADS * MAD of the last waits that succeeded (MAD:
 median absolute deviation, which one outlier cannot move), never below a floor and never above a
-ceiling. Before anything was observed it is the ceiling.
+ceiling. Before a few were observed it is the ceiling, or what the caller has seen besides: where
+somebody lets down each wait, none succeeds, and a newcomer would always wait as long as can be.
 """
 
+import math
 from collections import deque
 from statistics import median
 from typing import Final
 
 WINDOW: Final = 32
 SPREADS: Final = 6.0
-"""Median absolute deviations above the median that still count as usual."""
+"""Median absolute deviations above the median that still count as usual; times that others' time
+counts before there are enough to tell."""
 FIRST_OBSERVATIONS: Final = 3
-"""The ceiling holds below this number."""
+"""Enough of them."""
 
 
 class ObservedDeadline:
@@ -30,8 +33,16 @@ class ObservedDeadline:
 
     @property
     def current_s(self) -> float:
+        return self.bound_s(math.inf)
+
+    def bound_s(self, others_s: float) -> float:
+        """The bound now.
+
+        Args:
+            others_s: how long those took that did their part of a wait which did not succeed.
+        """
         if len(self._waits_s) < FIRST_OBSERVATIONS:
-            return self._ceiling_s
+            return min(self._ceiling_s, max(self._floor_s, SPREADS * others_s))
         middle = median(self._waits_s)
         spread = median(abs(wait - middle) for wait in self._waits_s)
         return min(self._ceiling_s, max(self._floor_s, 2 * middle + SPREADS * spread))

@@ -7,13 +7,17 @@ each other, so peers of unequal speed train all the while and are equally far in
 Rules
   1. A peer owes H * speed_i / median speed steps to a round: the median peer does H. It does them
      whole: the largest number that keeps the sum of what it did within the sum of what it owed, and
-     at least one. So a slow peer, whose rounds have few steps, is on time on the whole.
+     at least one. So a slow peer, whose rounds have few steps, is on time on the whole. Speeds are
+     what others say. So the median counts within LARGEST_RATIO times what we measure of ourselves,
+     and a round ends early once twice the steps are done that it would have by what is said now.
   2. The *nominal* step counts trained steps: each own step is H / owed nominal ones, its stride.
      Learning rate, schedule, data and the end of the run follow it. It goes on rising when a round
      lasts beyond its quota. It is no local counter, so a peer that was away resumes at the swarm's
      place in the schedule. (Its learning rate warms up to it, peer/training/schedule.py.)
   3. With fragments, a peer that is behind the others owes less, at most by half, so that it catches
-     up. In gossip, where one that is ahead would not have to wait, each owes so many steps that its
+     up. One that is more than a round ahead owes more, at most twice as much: peers further apart
+     do not wait for each other, and would never meet again where fewer than half are ahead. In
+     gossip, where one that is ahead would not have to wait, each owes so many steps that its
      *nominal pace* is higher by a third of its lag in rounds, or lower by a third of its lead, at
      most by half. (The pace, as much either way: a change of the steps owed would speed peers up
      more than it slows them down, and the schedule would run ahead of the training.) A peer that is
@@ -94,11 +98,8 @@ TOGETHER_ROUNDS: Final = 3.0
 """In gossip, a peer comes back to the others within about so many rounds. In one alone it would
 overshoot where an exchange, and so a round, lasts for several."""
 
-LARGEST_RATIO: Final = 1000.0
-"""Times that a peer is taken to be faster than the others, at most: speeds are what others say."""
-
-LARGEST_RATIO_OF_TWO: Final = 16.0
-"""Times that the only other peer is taken to be faster or slower than we are, at most."""
+LARGEST_RATIO: Final = 16.0
+"""Times that the others are taken to be faster or slower than we are, at most (rule 1)."""
 
 
 def owed_steps(inner_steps: int, own_speed: float, member_speeds: Sequence[float]) -> float:
@@ -111,22 +112,15 @@ def owed_steps(inner_steps: int, own_speed: float, member_speeds: Sequence[float
     speeds = [speed for speed in member_speeds if speed > 0]
     if not speeds or own_speed <= 0:
         return inner_steps
-    ratio = min(LARGEST_RATIO, own_speed / median(speeds))
+    ratio = min(LARGEST_RATIO, max(1 / LARGEST_RATIO, own_speed / median(speeds)))
     if abs(ratio - 1) <= EQUAL_SPEED_BAND:
         return inner_steps
     return inner_steps * ratio
 
 
-def believed_speeds(own_speed: float, heard: Sequence[float]) -> list[float]:
-    """Speeds of the group by which a peer reckons what it owes, its own among them.
-
-    No single one of three and more moves the median. One other peer alone moves it as it likes, so
-    its speed counts within LARGEST_RATIO_OF_TWO of ours.
-    """
-    if len(heard) == 1 and own_speed > 0:
-        least, most = own_speed / LARGEST_RATIO_OF_TWO, own_speed * LARGEST_RATIO_OF_TWO
-        heard = [min(most, max(least, speed)) for speed in heard if speed > 0]
-    return [*heard, own_speed]
+def is_overdone(fraction: float, owed_then: float, owed_now: float) -> bool:
+    """Whether a round of which so much is done should end: we owe far less by now (rule 1)."""
+    return min(1.0, fraction) * LARGEST_CHANGE * owed_then >= owed_now
 
 
 def whole_steps(inner_steps: int, own_speed: float, member_speeds: Sequence[float]) -> int:
@@ -147,6 +141,8 @@ def place(step: float, age_s: float, steps_per_s: float, inner_steps: int) -> fl
 def catch_up(owed: float, own_step: float, places: Sequence[float], inner_steps: int) -> float:
     """The steps that a peer owes that is at `own_step` when the others are at `places` (rule 3)."""
     lag_rounds = _lag_rounds(own_step, places, inner_steps)
+    if lag_rounds < -MAX_LAG_ROUNDS:
+        return owed * min(1 / LARGEST_CHANGE, -lag_rounds)
     return owed * min(1.0, max(1 - LARGEST_CHANGE, 1 - lag_rounds))
 
 

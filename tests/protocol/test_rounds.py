@@ -1,19 +1,21 @@
 """Quotas, places in nominal steps, jumps and losses."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.schedule.deadline import FIRST_OBSERVATIONS, ObservedDeadline
+from protocol.schedule.deadline import FIRST_OBSERVATIONS, SPREADS, ObservedDeadline
 from protocol.schedule.rounds import (
     LARGEST_RATIO,
     LOST_LAG_ROUNDS,
     TOGETHER_ROUNDS,
     Quotas,
-    believed_speeds,
     catch_up,
     is_left_behind,
     is_lost,
+    is_overdone,
     keep_together,
     next_round,
     oldest_useful,
@@ -29,7 +31,8 @@ from protocol.schedule.rounds import (
         (10.5, [10.0, 10.5, 9.8], 50),
         (20.0, [10.0, 10.0, 20.0], 100),
         (2.5, [10.0, 10.0, 2.5], 12.5),
-        (0.001, [10.0, 10.0, 0.001], 0.005),
+        (0.001, [10.0, 10.0, 0.001], 50 / LARGEST_RATIO),
+        (1000.0, [10.0, 10.0, 1000.0], 50 * LARGEST_RATIO),
         (10.0, [], 50),
         (0.0, [10.0], 50),
     ],
@@ -38,9 +41,18 @@ def test_a_peer_owes_steps_by_its_speed(own: float, others: list[float], expecte
     assert owed_steps(50, own, others) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("told", [5e-324, 1e-300, 1e-9])
-def test_speeds_that_cannot_be_make_no_round_endless(told):
-    assert owed_steps(50, 10.0, [told, told, 10.0]) == 50 * LARGEST_RATIO
+@pytest.mark.parametrize("told", [5e-324, 1e-300, 1e-9, 1e12])
+def test_speeds_that_cannot_be_make_no_round_endless_and_no_step_a_run(told):
+    most = 50 * LARGEST_RATIO if told < 1 else 50 / LARGEST_RATIO
+    assert owed_steps(50, 10.0, [told, told, 10.0]) == most
+
+
+def test_a_round_ends_early_when_twice_what_is_owed_by_now_is_done():
+    assert not is_overdone(0.9, 800.0, 800.0)
+    assert not is_overdone(1.0, 99.0, 50.0)
+    assert not is_overdone(0.1, 800.0, 50.0)
+    assert is_overdone(0.125, 800.0, 50.0)
+    assert not is_overdone(3.0, 50.0, 50.0), "beyond its quota it only waits for its exchange"
 
 
 H = 50
@@ -53,6 +65,13 @@ LAGS = [([], 0.0), ([0.0], 0.0), ([-0.8, -0.1], -0.45), ([0.2, 0.2, 5.0], 0.2), 
 def test_a_peer_behind_shortens_its_round_by_half_at_most(ahead: list[float], lag: float) -> None:
     places = [OWN + rounds * H for rounds in ahead]
     assert catch_up(40.0, OWN, places, H) == pytest.approx(40 * (1 - min(0.5, max(0.0, lag))))
+
+
+@pytest.mark.parametrize(("lead", "times"), [(0.9, 1.0), (1.5, 1.5), (15.0, 2.0)])
+def test_with_fragments_a_peer_more_than_a_round_ahead_lets_the_others_come(
+    lead: float, times: float
+) -> None:
+    assert catch_up(40.0, OWN, [OWN - lead * H] * 3, H) == pytest.approx(40 * times)
 
 
 @pytest.mark.parametrize(("ahead", "lag"), [*LAGS, ([-0.9, -3.0, -0.7], -0.9), ([6.0], 1.5)])
@@ -126,17 +145,9 @@ def test_one_beat_that_claims_the_last_round_moves_nobody() -> None:
     assert oldest_useful([6, 999 * H], H) == 0
 
 
-@pytest.mark.parametrize(("told", "least", "most"), [(0.0, 50, 50), (1e-9, 93, 95), (1e9, 5, 6)])
-def test_the_only_other_peer_changes_what_we_owe_within_bounds(
-    told: float, least: float, most: float
-) -> None:
-    assert least <= owed_steps(50, 10.0, believed_speeds(10.0, [told])) <= most
-
-
-def test_the_speed_of_the_only_other_peer_counts_as_it_is_when_it_may_be() -> None:
-    assert believed_speeds(10.0, [40.0]) == [40.0, 10.0]
-    assert believed_speeds(10.0, [4.0, 1e9]) == [4.0, 1e9, 10.0]
-    assert believed_speeds(0.0, [4.0]) == [4.0, 0.0]
+@pytest.mark.parametrize(("told", "owed"), [(0.0, 50), (1e-9, 100), (40.0, 20), (1e9, 3.125)])
+def test_the_only_other_peer_changes_what_we_owe_within_bounds(told: float, owed: float) -> None:
+    assert owed_steps(50, 10.0, [told, 10.0]) == pytest.approx(owed)
 
 
 def test_a_peer_far_behind_is_lost() -> None:
@@ -154,10 +165,12 @@ def test_one_peer_that_says_it_is_far_ahead_makes_nobody_lost() -> None:
 
 def test_deadline_follows_what_was_observed() -> None:
     deadline = ObservedDeadline(floor_s=0.1, ceiling_s=30)
-    assert deadline.current_s == 30
+    assert deadline.current_s == deadline.bound_s(math.inf) == 30
+    assert deadline.bound_s(0.5) == 0.5 * SPREADS
+    assert deadline.bound_s(0.0) == 0.1
     for _ in range(FIRST_OBSERVATIONS):
         deadline.observe(1.0)
-    assert deadline.current_s == 2.0
+    assert deadline.current_s == deadline.bound_s(0.5) == 2.0
     deadline.observe(1000.0)
     assert deadline.current_s == 2.0
     for _ in range(100):

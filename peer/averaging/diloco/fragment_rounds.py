@@ -238,7 +238,8 @@ class FragmentRounds:
         return RoundPlan(round_, quota, step, inner_steps / quota)
 
     def closes_early(self, steps: int, others: Sequence[Member]) -> bool:
-        return is_left_behind(self._facts.round, self._heard_rounds(others))
+        is_behind = is_left_behind(self._facts.round, self._heard_rounds(others))
+        return is_behind or self._pace.is_overdone(others)
 
     async def next_final_round(self) -> RoundPlan | None:
         """One more without steps, which sends what has not been sent; then all must be back.

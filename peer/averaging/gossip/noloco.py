@@ -125,8 +125,9 @@ class PairRounds:
         return rounds.plan(pace.owed(rounds.step, others, keep_together, rounds.length))
 
     def closes_early(self, steps: int, others: Sequence[Member]) -> bool:
-        """Whether a peer has come since we began a round alone."""
-        return self._own_length is not None and self._own_length.is_outgrown(steps)
+        """Whether a peer has come since we began a round alone, or the round is far too long."""
+        is_outgrown = self._own_length is not None and self._own_length.is_outgrown(steps)
+        return is_outgrown or self._pace.is_overdone(others)
 
     async def next_final_round(self) -> RoundPlan | None:
         assert self._line is not None

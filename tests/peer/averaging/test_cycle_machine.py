@@ -13,6 +13,7 @@ from protocol.diloco.commands import (
     WriteResults,
 )
 from protocol.diloco.cycle_machine import MAX_EARLY_FOR_A_CHUNK, MAX_WAITING
+from protocol.schedule.deadline import SPREADS
 from protocol.wire.fragment_messages import Stamp
 
 MAX_RETURN_S = 2 * MAX_COLLECT_S
@@ -84,6 +85,21 @@ def test_a_flight_waits_for_its_owners_until_its_patience_ends(world, monkeypatc
     world.wait(1)
     assert [(each.missing, each.contributors) for each in world.returned] == [(2, 0)]
     assert world.peers.possible_owners(CYCLE) == [IDS[1]]
+
+
+@pytest.mark.parametrize("came_s", [0.0, 2.0])
+def test_an_owner_that_brings_nothing_holds_a_newcomer_up_once(world, monkeypatch, came_s):
+    """Before, for as long as can be each time: no flight was complete, so nothing was learnt."""
+    monkeypatch.setattr(world.peers, "possible_owners", lambda cycle: IDS[1:3])
+    world.see(IDS)
+    world.take(send())
+    world.wait(came_s)
+    world.take(result(0))
+    world.wait(MAX_RETURN_S)
+    assert [each.missing for each in world.returned] == [1]
+    world.take(send(CYCLE + 1))
+    waits_s = world.machine.next_deadline_s - world.now_s
+    assert waits_s == pytest.approx(max(MAX_RETURN_S / 30, SPREADS * came_s))
 
 
 def test_what_could_not_be_begun_in_time_is_not_written_and_ends_the_flight(world, monkeypatch):

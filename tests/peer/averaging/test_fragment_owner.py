@@ -11,7 +11,7 @@ from peer.codec import LARGEST_MAGNITUDE
 from peer.network.conversation import Conversation
 from peer.runtime.work import SimulatedWork
 from protocol.diloco import collecting
-from protocol.diloco.collecting import MAX_COLLECT_S, MAX_COLLECTIONS, Owner
+from protocol.diloco.collecting import MAX_COLLECT_S, MAX_COLLECTIONS, MIN_COLLECT_S, Owner
 from protocol.diloco.commands import Average, Averages, FragmentCommand, GroupSeen
 from protocol.diloco.peers import Context, Peers, SendPlan
 from protocol.outcomes import RefusalReason
@@ -135,6 +135,17 @@ def test_patience_follows_what_was_seen(world):
     world.comes(0, {0: 1.0}, cycle=3)
     world.wait(3)
     assert len(world.published) == 4
+
+
+def test_who_lets_down_each_collection_holds_a_new_owner_up_once(world):
+    """It contributes too late each time, and so is waited for again."""
+    for cycle, waited_s in ((CYCLE, MAX_COLLECT_S), (CYCLE + 1, MIN_COLLECT_S)):
+        world.comes(0, {0: 1.0}, cycle=cycle)
+        world.comes(1, {0: 2.0}, cycle=cycle)
+        world.wait(waited_s)
+        assert world.averages() == [1.5]
+        world.published.clear()
+        assert world.comes(2, {0: 3.0}, cycle=cycle) is RefusalReason.AHEAD
 
 
 async def test_a_result_passes_the_checks_of_its_receiver(world):
