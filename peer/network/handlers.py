@@ -13,7 +13,9 @@ The gate. Every conversation that another peer opens in one of our protocols pas
 own protocols do not, nor do streams that we open.
 
   1. A stream takes a place, of a budget (protocol/membership/book.py). One beyond a bound is closed
-     at once and counted; the peer sees the stream end, and nobody else notices.
+     at once and counted; the peer sees the stream end, and nobody else notices. So is one that
+     comes through a relay where we hold no place, unless we are in conversation with its peer: a
+     relay makes an identity look as if it came from wherever the relay is.
   2. Where a judge was given (`admit_by`), a peer that opens streams faster than any needs to waits
      for its turn, and meanwhile fills its own places.
   3. The judge refuses peers that are not admitted, or misbehave; one with a few faults waits. In
@@ -45,6 +47,7 @@ from peer.runtime import (
     Stream,
     StreamHandler,
 )
+from protocol.address.multiaddr import relay_of
 from protocol.errors import (
     LocalProtocolError,
     LocoError,
@@ -280,9 +283,15 @@ class BaseNetwork:
         """Whether to take in a stream of this peer, from there; one beyond a bound is counted."""
         if protocol not in self._handlers:
             return False
-        has_room = self._active.has_room(peer_id, address)
+        has_room = self._active.has_room(peer_id, address) and self._leads_here(peer_id, address)
         self.carried.refused_streams += not has_room
         return has_room
+
+    def _leads_here(self, peer_id: PeerId, address: Address) -> bool:
+        """Whether this is not through a relay that we have never asked to lead anybody here."""
+        relay = relay_of(address)
+        known = relay is None or relay in map(relay_of, self._announced)
+        return known or any(stream.remote_peer_id == peer_id for stream in self.streams)
 
     async def run(self, protocol: str, stream: Stream) -> None:
         """Let a stream that there is room for through the gate, serve it to its end, close it."""
