@@ -62,6 +62,9 @@ from protocol.limits import (
     MAX_INBOUND_STREAMS,
     MAX_INBOUND_STREAMS_PER_PEER,
     MAX_INBOUND_STREAMS_PER_PREFIX,
+    MAX_READERS,
+    MAX_READERS_PER_PEER,
+    MAX_READERS_PER_PREFIX,
 )
 from protocol.membership.book import Budget, Fault, Paces, Shares
 from protocol.outcomes import RefusalReason
@@ -191,10 +194,13 @@ class PeerStream(ABC):
 
 
 # --- the places of those that read from us --------------------------------------------------------
+READERS: Final = Shares(MAX_READERS, MAX_READERS_PER_PEER, MAX_READERS_PER_PREFIX)
+
+
 class Readers:
     """Places of those that read from us (book.py, rule 8)."""
 
-    def __init__(self, shares: Shares) -> None:
+    def __init__(self, shares: Shares = READERS) -> None:
         self._places = Budget(shares)
 
     @property
@@ -202,10 +208,10 @@ class Readers:
         return self._places.taken
 
     async def serve(
-        self, stream: Stream, answer: Callable[[Conversation], Awaitable[None]]
+        self, talk: Conversation, answer: Callable[[Conversation], Awaitable[None]]
     ) -> None:
-        """Have a stream answered in a place of its own, or refuse it."""
-        talk, peer_id, address = Conversation(stream), stream.remote_peer_id, stream.remote_address
+        """Have a peer answered in a place of its own, or refuse it."""
+        peer_id, address = talk.remote_peer_id, talk.remote_address
         if not self._places.has_room(peer_id, address):
             sentence = f"I serve {self.taken} readers already; ask another, or later"
             await talk.refuse(RefusalReason.TOO_MANY, sentence)

@@ -11,13 +11,15 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Protocol
 
 import blake3
 import trio
 
 from peer.network.conversation import Conversation
+from peer.network.handlers import READERS, Readers
 from peer.runtime import Network, PeerId, Stream, Work
 from protocol.diloco import commands
 from protocol.diloco.collecting import MAX_COLLECTIONS
@@ -27,7 +29,7 @@ from protocol.diloco.cycle_machine import MAX_WAITING, CycleMachine
 from protocol.diloco.healing import most_say
 from protocol.diloco.peers import FragmentCounts, SendPlan
 from protocol.errors import LocoError, RemoteProtocolError
-from protocol.limits import MAX_CONVICTED
+from protocol.limits import MAX_CONVICTED, MAX_INBOUND_STREAMS
 from protocol.membership.records import Sign
 from protocol.outcomes import RefusalReason
 from protocol.trainer_messages import Merge, Yield
@@ -125,6 +127,8 @@ class FragmentSurroundings:
 # --- fragment exchange ----------------------------------------------------------------------------
 AUDIT_DRAWS: Final = b"loco/v1/audit-draws\0"
 """Our signature of this seeds the draws of audits: nobody else can make it."""
+AUDITORS: Final = replace(READERS, total=MAX_INBOUND_STREAMS)
+"""Readers of openings: all that ask, since a result that is not opened is not believed."""
 TICK_S: Final = 0.25
 """How often it is seen who is there, at least."""
 MAX_ASKED_FOR_STAMPS: Final = 5
@@ -151,6 +155,7 @@ class FragmentExchange:
         )
         self._questions = FragmentQuestions(group, network, outer, work)
         self._audits = FragmentAudits(group, network, outer, work, trims=around.trims)
+        self._readers, self._auditors = Readers(), Readers(AUDITORS)
         self._seen: GroupSeen | None = None
         self._changed = trio.Event()
         self._further: dict[tuple[int, PeerId], deque[GetResult]] = {}
@@ -380,19 +385,11 @@ class FragmentExchange:
             case GetStamps(fragment=fragment):
                 await talk.send(self._stamps(fragment))
             case GetResult():
-                kept = self._core.result_of(message.fragment, message.cycle, message.chunk)
-                if kept is None:
-                    await talk.refuse(RefusalReason.UNAVAILABLE, "I hold no such result")
-                else:
-                    await talk.send(*kept, stall_s=STALL_S)
-            case GetChunkState(fragment=fragment, chunk=chunk):
-                async with self._around.lock:
-                    stamps = self._stamps(fragment)
-                    state = ChunkStateReply(fragment, stamps.cycles[chunk], stamps.stamps[chunk])
-                    values = await self._work.run(self._outer.read, fragment, chunk)
-                await talk.send(state, values, stall_s=STALL_S)
+                await self._readers.serve(talk, partial(self._send_result, message))
+            case GetChunkState():
+                await self._readers.serve(talk, partial(self._send_chunk, message))
             case GetOpening():
-                await self._audits.answer(talk, message)
+                await self._auditors.serve(talk, partial(self._audits.answer, asked=message))
             case Proof(owner=owner):
                 assert isinstance(came, bytes)
                 if not self._core.is_convicted(owner):
@@ -401,6 +398,21 @@ class FragmentExchange:
             case _:
                 assert not isinstance(came, bytes)
                 self._core_now().received(talk.remote_peer_id, message, came)
+
+    async def _send_result(self, asked: GetResult, talk: Conversation) -> None:
+        kept = self._core.result_of(asked.fragment, asked.cycle, asked.chunk)
+        if kept is None:
+            await talk.refuse(RefusalReason.UNAVAILABLE, "I hold no such result")
+        else:
+            await talk.send(*kept, stall_s=STALL_S)
+
+    async def _send_chunk(self, asked: GetChunkState, talk: Conversation) -> None:
+        fragment, chunk = asked.fragment, asked.chunk
+        async with self._around.lock:
+            stamps = self._stamps(fragment)
+            state = ChunkStateReply(fragment, stamps.cycles[chunk], stamps.stamps[chunk])
+            values = await self._work.run(self._outer.read, fragment, chunk)
+        await talk.send(state, values, stall_s=STALL_S)
 
     def _stamps(self, fragment: int) -> Stamps:
         ledger = self._core.ledger(fragment)
