@@ -25,7 +25,7 @@ own protocols do not, nor do streams that we open.
 
 What goes wrong on one stream (a `LocoError`, one of trio's resource errors) ends that stream alone.
 Anything else is a bug here. On a real network, where a stranger may have found it, it ends the
-stream too, is counted, and is told once for each peer and kind; in a simulation it is not hidden.
+stream too, is counted, and is told of some peers, once for each; in a simulation it is not hidden.
 """
 
 import traceback
@@ -34,6 +34,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from types import CodeType
 from typing import Final
 
 import trio
@@ -228,8 +229,9 @@ class Readers:
 INBOUND_STREAMS: Final = Shares(
     MAX_INBOUND_STREAMS, MAX_INBOUND_STREAMS_PER_PEER, MAX_INBOUND_STREAMS_PER_PREFIX
 )
-MAX_TOLD: Final = 256
-"""Bugs told of, for all peers and kinds together."""
+MAX_TOLD: Final = 8
+"""Peers of which the same bug is told. A bug is a kind of error and a line of code, so there are as
+many as there are, however many peers run into them."""
 
 _STREAM_ERRORS: Final = (
     LocoError,
@@ -261,7 +263,7 @@ class BaseNetwork:
             INBOUND_STREAMS_PER_S, INBOUND_STREAMS_PER_S_OF_PREFIX, INBOUND_STREAMS_BURST_S
         )
         self._judge: Judge | None = None
-        self._told: set[tuple[PeerId, str, str]] = set()
+        self._told: dict[tuple[str | tuple[CodeType, int], ...], set[PeerId]] = {}
         self._announced: tuple[Address, ...] = ()
         self.tellers: list[TellBug] = []
         self.pacing: Pacing | None = None
@@ -340,9 +342,11 @@ class BaseNetwork:
     def _count_bug(self, protocol: str, peer_id: PeerId, bug: Exception) -> None:
         self.carried.failed_streams += 1
         for error in leaves(bug):
-            kind = (peer_id, protocol, type(error).__name__)
-            if kind not in self._told and len(self._told) < MAX_TOLD:
-                self._told.add(kind)
+            lines = [(at.f_code, line) for at, line in traceback.walk_tb(error.__traceback__)]
+            kind = protocol, type(error).__name__, *lines[-1:]
+            peers = self._told.setdefault(kind, set())
+            if peer_id not in peers and len(peers) < MAX_TOLD:
+                peers.add(peer_id)
                 for tell in self.tellers:
                     tell(peer_id, protocol, error)
 

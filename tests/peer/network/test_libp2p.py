@@ -13,11 +13,13 @@ import pytest
 import trio
 from network_worlds import WAIT_S, peer_id_of, real_network, wait_until
 
-from peer.network.p2pd import P2pdFailed
+from peer.network.p2pd import P2pdFailed, socket_paths
+from peer.network.protobuf import delimited
 from peer.network.relay import Relay, reserve
 from peer.network.tls_probe import read_peer_id
 from peer.runtime import Stream
 from protocol.address import multiaddr
+from protocol.address.peer_id import peer_id_to_bytes
 from protocol.errors import StreamLost
 from protocol.membership.dial_back import relay_address
 
@@ -135,6 +137,21 @@ async def test_circuits_come_through_relays_where_we_hold_a_place_alone(short_pa
         behind.announce([])  # the place is given up, and the conversation goes on
         another = await far.open_stream(behind.peer_id, ECHO)
         assert await ask(another, b"and on") == b"and on"
+
+
+async def test_a_stream_from_where_cannot_be_told_is_not_taken(short_path: Path) -> None:
+    """p2pd tells of one that comes through a relay with another kind of key than Ed25519."""
+    relay = bytes.fromhex("a503221220") + bytes(32) + bytes.fromhex("a202")
+    direct = multiaddr.to_bytes("/ip4/203.0.113.1/tcp/4001")
+    async with real_network(short_path, "a") as a:
+        await a.serve(ECHO, echo)
+        _, listener = socket_paths(short_path / "a.key", short_path)
+        for address, answer in ((direct, b"hello"), (direct + relay, b"")):
+            told = [(1, peer_id_to_bytes(peer_id_of("b"))), (2, address), (3, ECHO.encode())]
+            async with await trio.open_unix_socket(str(listener)) as connection:
+                await connection.send_all(delimited(told) + answer)
+                with trio.fail_after(WAIT_S):
+                    assert await connection.receive_some() == answer
 
 
 async def carry_all(_num_bytes: int) -> None:
