@@ -158,7 +158,8 @@ class _Daemon:
     async def _serve_metrics(self, nursery: trio.Nursery, metrics: Metrics) -> str:
         """Where Prometheus finds us: the same place after every restart, if it can be had."""
         where = self._with_port(self._config.metrics, "metrics")
-        url: str = await nursery.start(serve_metrics, where, metrics.render, metrics.content_type)
+        page, hosts = (metrics.render, metrics.content_type), self._config.metrics_host
+        url: str = await nursery.start(serve_metrics, where, *page, hosts)
         port = urlsplit(url).port
         assert port is not None
         self._home.keep_port("metrics", port)

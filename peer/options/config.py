@@ -277,6 +277,13 @@ class PeerConfig:
         default=HostPort("127.0.0.1", 0),
         see="The home keeps the port.",
     )
+    metrics_host: tuple[str, ...] = _watching(
+        many(values.host_name),
+        "NAME",
+        "A full name that metrics may be asked for by, as in a scrape config. May be repeated.",
+        default=(),
+        see="Addresses and names without a dot need not be given.",
+    )
     json_ready: bool = _flag(
         OptionGroup.WATCHING,
         "Print one line of JSON on stdout as soon as others can join.",

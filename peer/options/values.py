@@ -92,6 +92,14 @@ def token(value: Any) -> "Token":
         raise ValueError(str(error)) from error
 
 
+def host_name(text: str) -> str:
+    try:
+        multiaddr.to_bytes(f"/dns/{text}")
+    except InvalidAddress as error:
+        raise ValueError("use a host name, without a port") from error
+    return text.lower()
+
+
 def device(value: Any) -> str:
     """`cpu`, `cuda` or `cuda:N`; whether it is here is looked at later."""
     if not re.fullmatch("cpu|cuda(:[0-9]+)?", str(value)):
