@@ -273,7 +273,7 @@ class ContentService:
             if path.stat().st_size <= MAX_BLOB_BYTES:
                 return await self._work.run(path.read_bytes)
         except OSError as error:
-            sentence = f"I cannot read blob {digest}: {error}"
+            sentence = f"I cannot read blob {digest}: {error.strerror}"  # without its path
             raise Refused(RefusalReason.UNAVAILABLE, sentence) from error
         raise Refused(
             RefusalReason.TOO_LARGE,
@@ -298,7 +298,7 @@ class ContentService:
         try:
             state = await self._states.for_reader(source, request.minimum_step)
         except OSError as error:
-            sentence = f"I cannot write my state: {error}"
+            sentence = f"I cannot write my state: {error.strerror}"
             raise Refused(RefusalReason.UNAVAILABLE, sentence) from error
         if state is None:
             sentence = "others are reading all states that I keep; ask another, or later"

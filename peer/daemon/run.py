@@ -103,7 +103,7 @@ class _Daemon:
                 self._home.identity_path,
                 listen=[self._listen().multiaddr()],
                 announce=self._config.announce,
-                runtime_dir=self._home.make_runtime_dir(),
+                runtime_dir=self._home.sockets,
                 quic=self._config.quic,
             ) as network,
             open_hivemind_directory(network.daemon_control_address) as directory,

@@ -149,8 +149,8 @@ class PeerConfig:
     )
     invite: "Token | None" = _run(
         values.token,
-        "TOKEN",
-        "An invitation. Better set in LOCO_INVITE, which process lists do not show.",
+        "@FILE",
+        "The file that holds an invitation. Or set it in LOCO_INVITE: process lists show options.",
         see="Needed once; the home keeps it ([security](security.md)).",
         founder=False,
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from protocol.address import multiaddr
 from protocol.address.multiaddr import HOST_PROTOCOLS, MAX_PORT, InvalidAddress
+from protocol.limits import MAX_SPEC_BYTES
 
 if TYPE_CHECKING:
     from protocol.admission.statements import Token
@@ -84,10 +85,17 @@ def source(value: Any) -> str:
 
 
 def token(value: Any) -> "Token":
+    """An invitation, or, behind an @, the file that holds it."""
     from protocol.admission.statements import BadToken, Token  # here: it imports cryptography
 
+    text = str(value)
     try:
-        return Token.parse(str(value))
+        if text.startswith("@"):
+            with open(text[1:], "rb") as file:
+                text = file.read(MAX_SPEC_BYTES).decode(errors="replace").strip()
+        return Token.parse(text)
+    except OSError as error:
+        raise ValueError(f"cannot read {text[1:]}: {error.strerror}") from error
     except BadToken as error:
         raise ValueError(str(error)) from error
 

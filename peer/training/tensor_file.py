@@ -28,6 +28,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import torch
+
+from peer.runtime.files import private
 from safetensors import SafetensorError, safe_open
 
 if TYPE_CHECKING:  # those who read files need none
@@ -49,7 +51,7 @@ def write_tensors(
     on_tile: Callable[[], None] = lambda: None,
 ) -> None:
     """Write fp32 vectors, on any device. Raises OSError."""
-    with path.open("wb") as file:
+    with open(path, "wb", opener=private) as file:
         file.write(_header(tensors, metadata))
         for tensor in tensors.values():
             for tile in tensor.detach().reshape(-1).split(TILE):
