@@ -414,9 +414,17 @@ def _is_local(host: str) -> bool:
     return True
 
 
-def _page(
-    head: bytes, render: Callable[[], bytes], hosts: Collection[str]
-) -> tuple[int, bytes]:
+def _page(head: bytes, render: Callable[[], bytes], hosts: Collection[str]) -> tuple[int, bytes]:
+    fault = _fault(head, hosts)
+    if fault is not None:
+        return fault
+    try:
+        return 200, render()
+    except Exception as error:  # noqa: BLE001 - a page that cannot be made must not end the run
+        return 500, f"{error!r}\n".encode()
+
+
+def _fault(head: bytes, hosts: Collection[str]) -> tuple[int, bytes] | None:
     words = head.split(b"\r\n", 1)[0].split(b" ")
     if len(head) > MAX_REQUEST_BYTES:
         return 431, b""
@@ -429,7 +437,4 @@ def _page(
         return 421, _OTHER_HOST
     if words[1].split(b"?")[0] != b"/metrics":
         return 404, b"metrics are at /metrics\n"
-    try:
-        return 200, render()
-    except Exception as error:  # noqa: BLE001 - a page that cannot be made must not end the run
-        return 500, f"{error!r}\n".encode()
+    return None

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from protocol.address import multiaddr
@@ -91,7 +92,7 @@ def token(value: Any) -> "Token":
     text = str(value)
     try:
         if text.startswith("@"):
-            with open(text[1:], "rb") as file:
+            with Path(text[1:]).open("rb") as file:
                 text = file.read(MAX_SPEC_BYTES).decode(errors="replace").strip()
         return Token.parse(text)
     except OSError as error:

@@ -242,7 +242,11 @@ class Home:
         try:
             with suppress(FileExistsError):
                 path.mkdir(mode=PRIVATE_DIRECTORY)
-            return path if _is_private(path) else Path(tempfile.mkdtemp(prefix="loco-", dir=path.parent))
+            return (
+                path
+                if _is_private(path)
+                else Path(tempfile.mkdtemp(prefix="loco-", dir=path.parent))
+            )
         except OSError as error:
             raise HomeError(f"cannot make {path}: {error.strerror}") from error
 

@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from peer.runtime.files import private
-from safetensors import SafetensorError, safe_open
 
 if TYPE_CHECKING:  # those who read files need none
     from .optimizer import FlatOptimizer

@@ -73,7 +73,7 @@ def test_containers_of_the_compose_file_have_no_more_rights_than_they_need():
     for service in compose()["services"].values():
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
-    written = {"/data", "/tmp", "/home/loco/.cache"}  # noqa: S108
+    written = {"/data", "/tmp", "/home/loco/.cache"}
     for peer in peers().values():
         assert peer["read_only"] is True
         volumes = [volume.split(":")[1] for volume in peer["volumes"] if ":ro" not in volume]

@@ -1,4 +1,4 @@
-"""Who may read files of a home and of an export: keys and weights are private, else by the umask."""
+"""Who may read the files of a home and of an export: keys and weights are their owner's alone."""
 
 import os
 import stat
