@@ -34,7 +34,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from types import CodeType
 from typing import Final
 
 import trio
@@ -263,7 +262,7 @@ class BaseNetwork:
             INBOUND_STREAMS_PER_S, INBOUND_STREAMS_PER_S_OF_PREFIX, INBOUND_STREAMS_BURST_S
         )
         self._judge: Judge | None = None
-        self._told: dict[tuple[str | tuple[CodeType, int], ...], set[PeerId]] = {}
+        self._told: dict[tuple[object, ...], set[PeerId]] = {}
         self._announced: tuple[Address, ...] = ()
         self.tellers: list[TellBug] = []
         self.pacing: Pacing | None = None
@@ -343,7 +342,7 @@ class BaseNetwork:
         self.carried.failed_streams += 1
         for error in leaves(bug):
             lines = [(at.f_code, line) for at, line in traceback.walk_tb(error.__traceback__)]
-            kind = protocol, type(error).__name__, *lines[-1:]
+            kind: tuple[object, ...] = (protocol, type(error).__name__, *lines[-1:])
             peers = self._told.setdefault(kind, set())
             if peer_id not in peers and len(peers) < MAX_TOLD:
                 peers.add(peer_id)
