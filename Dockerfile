@@ -48,14 +48,13 @@ ENV PATH=/opt/venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     LOCO_HOME=/data \
     LOCO_LISTEN=0.0.0.0:31337 \
-    LOCO_METRICS=0.0.0.0:9464 \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 1000
 WORKDIR /data
 VOLUME /data
-# 31337: other peers. 9464: Prometheus metrics, for your own network only.
-EXPOSE 31337 9464
+# For other peers. Metrics stay inside the container, unless LOCO_METRICS says otherwise (deploy/compose.yaml).
+EXPOSE 31337
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=30s --timeout=15s --start-period=60s --retries=3 \
   CMD ["loco-peer", "status", "--json"]

@@ -72,6 +72,7 @@ MAX_CIRCUITS: Final = 128
 MAX_CIRCUITS_PER_PEER: Final = 16
 MAX_DIAL_BACKS: Final = 8
 """Peers whose addresses we try at once."""
+MAX_DIAL_BACKS_PER_PREFIX: Final = 2
 MAX_DIAL_BACK_ADDRESSES: Final = 4
 DIAL_BACK_EVERY_S: Final = 20.0
 """The addresses of one peer are tried once in this time."""

@@ -106,7 +106,7 @@ def print_invitation(home: Home, expires: str, uses: int) -> None:
     if not 1 <= uses <= MAX_USES:
         raise ConfigError(f"--uses: must be from 1 to {MAX_USES} (got {uses})")
     made = told(home, "invite", lasts_s=duration_s(expires), uses=uses)
-    print(f"loco-peer join --bootstrap {made['address']} --invite {made['token']}")
+    print(f"LOCO_INVITE={made['token']} loco-peer join --bootstrap {made['address']}")
     if made["note"]:
         print(f"({made['note']})", file=sys.stderr)
 

@@ -24,17 +24,14 @@ from trio.lowlevel import ParkingLot
 
 from peer.network.conversation import Conversation
 from peer.network.handlers import Readers
-from peer.runtime import Network, Work
+from peer.runtime import Network, Stream, Work
 from protocol.content.scheduler import AtOnce
 from protocol.errors import Refused
 from protocol.limits import (
     MAX_BLOB_BYTES,
     MAX_READER_REQUESTS,
     MAX_READERS,
-    MAX_READERS_PER_PEER,
-    MAX_READERS_PER_PREFIX,
 )
-from protocol.membership.book import Shares
 from protocol.membership.group import other_group_sentence
 from protocol.outcomes import RefusalReason
 from protocol.run.needs import KEPT_STATES
@@ -55,7 +52,6 @@ LOOK_EVERY_S: Final = 1.0
 """Between two looks whether there is room, which time alone may make."""
 READINGS_OF_A_STATE: Final = 2
 """One that lost chunks asks for some again."""
-READERS: Final = Shares(MAX_READERS, MAX_READERS_PER_PEER, MAX_READERS_PER_PREFIX)
 REPLACED: Final = "I have no content of that name; a state is replaced by a newer one"
 
 
@@ -186,13 +182,13 @@ class ContentService:
         self.source: StateSource | None = None
         self.refused: Counter[RefusalReason] = Counter()
         self._states = KeptStates(self.state_dir, self.work)
-        self._readers = Readers(READERS)
+        self._readers = Readers()
         self._at_once = AtOnce(MAX_READERS)
         self._turns = trio.Lock()
         self._ended = ParkingLot()
 
     async def start(self) -> None:
-        await self.network.serve(CONTENT, lambda stream: self._readers.serve(stream, self._read))
+        await self.network.serve(CONTENT, self._serve)
 
     async def write(self) -> tuple[Path, StateManifest] | None:
         """The newest state as a file; None while there is none."""
@@ -200,6 +196,9 @@ class ContentService:
             return None
         state = await self._states.newest(self.source)
         return state.path, state.manifest
+
+    async def _serve(self, stream: Stream) -> None:
+        await self._readers.serve(Conversation(stream), self._read)
 
     async def _read(self, talk: Conversation) -> None:
         reader = _Reader(talk)
@@ -258,7 +257,7 @@ class ContentService:
             if path.stat().st_size <= MAX_BLOB_BYTES:
                 return await self.work.run(path.read_bytes)
         except OSError as error:
-            sentence = f"I cannot read blob {digest}: {error}"
+            sentence = f"I cannot read blob {digest}: {error.strerror}"  # without its path
             raise Refused(RefusalReason.UNAVAILABLE, sentence) from error
         raise Refused(
             RefusalReason.TOO_LARGE,
@@ -283,7 +282,7 @@ class ContentService:
         try:
             state = await self._states.for_reader(source, request.minimum_step)
         except OSError as error:
-            sentence = f"I cannot write my state: {error}"
+            sentence = f"I cannot write my state: {error.strerror}"
             raise Refused(RefusalReason.UNAVAILABLE, sentence) from error
         if state is None:
             sentence = "others are reading all states that I keep; ask another, or later"

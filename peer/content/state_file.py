@@ -27,7 +27,7 @@ import msgpack
 import numpy as np
 from msgspec.structs import asdict
 
-from peer.runtime.files import sync_folder
+from peer.runtime.files import private, sync_folder
 from protocol.content.manifest import digest_of
 from protocol.content.samples import Float32Vector
 from protocol.errors import RemoteProtocolError
@@ -99,7 +99,7 @@ def copy_state(
     """
     partial = _partial(path)
     try:
-        with partial.open("wb") as file:
+        with open(partial, "wb", opener=private) as file:
             for chunk in StateMemory(phi_P, delta_P, scalars).chunks():
                 if chunk == _ZEROS:
                     file.seek(len(chunk), os.SEEK_CUR)

@@ -1,8 +1,8 @@
 """Lasting links to the other peers: hello, then beats for as long as both live.
 
 A link tells each side that the other is alive and how far it is, measures the round-trip time, and
-passes on who else is there. At most MAX_LINKS are held; other peers are found through the
-directory.
+passes on who else is there. We open no further ones once there are MAX_LINKS, of which those that
+others have opened take half at the most; other peers are found through the directory.
 
 The rules
   1. Either side may open the link; the opener says Hello first, the other answers Hello or a
@@ -32,15 +32,17 @@ from peer.facts import PeerState
 from peer.network.conversation import Conversation, StreamStalled
 from peer.observe.event_names import EventName
 from peer.runtime import Address, PeerId, Stream
+from protocol.address.multiaddr import is_relayed
 from protocol.errors import Declined, LocoError, Refused, RemoteProtocolError, StreamLost
 from protocol.limits import (
     ANSWER_S,
     LINK_MESSAGES_PER_S,
     MAX_DIALS,
     MAX_LINKS,
+    MAX_LINKS_PER_PREFIX,
     MAX_PEERS_PER_EXCHANGE,
 )
-from protocol.membership.book import Budget, Fault, PeerBook
+from protocol.membership.book import Budget, Fault, PeerBook, prefix_of
 from protocol.membership.view import Member, Progress, Roster
 from protocol.wire.messages import (
     AliveReply,
@@ -97,6 +99,8 @@ class Links:
         own_id, may_be_dialled = self._facts.peer_id, reputation.may_be_dialled
         self.dialler = Dialler(self._roster, own_id, self.dial, self._book, may_be_dialled)
         self._places = Budget(LINK_PLACES)
+        direct = (address for address in self._network.addresses if not is_relayed(address))
+        self._own_networks = frozenset(map(prefix_of, direct))
         self._sequence = 0
         self.num_refused = 0
         self._nursery: trio.Nursery | None = None
@@ -122,8 +126,14 @@ class Links:
                 for peer_id in self._roster.expire(trio.current_time()):
                     self._events.emit(EventName.PEER_LOST, remote=peer_id, reason="silent")
                 if self._facts.state not in DIALS_NONE:
-                    self.dialler.look(nursery, trio.current_time(), self._links)
+                    now_s, room = trio.current_time(), self._room_to_dial()
+                    self.dialler.look(nursery, now_s, self._links, room)
                 await trio.sleep(BEAT_S)
+
+    def _room_to_dial(self) -> int:
+        """Links that we may still open; however many others have opened, they leave us some."""
+        ours = sum(links[-1].opened_by_us for links in self._links.values())
+        return MAX_LINKS - ours - min(len(self._links) - ours, MAX_LINKS_PER_PREFIX)
 
     async def _tell_at_once(self) -> None:
         while True:
@@ -220,6 +230,7 @@ class Links:
 
     async def _live(self, talk: Conversation, theirs: Hello, *, opened_by_us: bool = False) -> None:
         peer_id, now_s = talk.remote_peer_id, trio.current_time()
+        network = prefix_of(talk.remote_address)
         send, receive = trio.open_memory_channel[Outgoing](MAX_OUTBOX)
         link = Link(
             peer_id, theirs.incarnation, talk, send, last_heard_s=now_s, opened_by_us=opened_by_us
@@ -234,6 +245,7 @@ class Links:
             progress=Progress(
                 state=theirs.state, round=theirs.round, step=theirs.step, group=theirs.group
             ),
+            network=None if network in self._own_networks else network,
         )
         self._heard.unpark_all()
         life, round_, why = theirs.incarnation, theirs.round, "closed"
@@ -396,7 +408,7 @@ Dial = Callable[[PeerId, Sequence[Address]], Awaitable[object]]
 
 
 class Dialler:
-    """Links to all peers on the roster, up to MAX_LINKS, with back-off for each peer.
+    """Links to all peers on the roster, as far as there is room, with back-off for each peer.
 
     MAX_DIALS are dialled at once; those that only others have named, within the budget of the namer
     (protocol/membership/book.py). So dials to peers that do not exist leave room for the streams of
@@ -447,8 +459,11 @@ class Dialler:
         self.failures.pop(peer_id, None)
         self.refusals.pop(peer_id, None)
 
-    def look(self, nursery: trio.Nursery, now_s: float, linked: Collection[PeerId]) -> None:
-        room, members = MAX_LINKS - len(linked), self._roster.members()
+    def look(
+        self, nursery: trio.Nursery, now_s: float, linked: Collection[PeerId], room: int
+    ) -> None:
+        """Dial those that are not linked, where it is due, and so many at the most."""
+        members = self._roster.members()
         known = {member.peer_id for member in members}
         for kept in (self.failures, self.refusals):
             for peer_id in kept.keys() - known:

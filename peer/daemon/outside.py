@@ -13,6 +13,7 @@ The theory of finding out is in protocol/membership/dial_back.py. Around it:
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -26,8 +27,15 @@ from peer.observe.event_names import EventName
 from peer.runtime import Address, Network, PeerId, Stream
 from protocol.address.multiaddr import is_relayed, split_peer_id
 from protocol.errors import LocoError
-from protocol.limits import ANSWER_S, DIAL_BACK_EVERY_S, MAX_DIAL_BACKS, MAX_LINKS
-from protocol.membership.book import BackOff
+from protocol.limits import (
+    ANSWER_S,
+    DIAL_BACK_EVERY_S,
+    MAX_DIAL_BACKS,
+    MAX_DIAL_BACKS_PER_PREFIX,
+    MAX_LINKS,
+    MAX_LINKS_PER_PREFIX,
+)
+from protocol.membership.book import BackOff, Budget, Shares, prefix_of
 from protocol.membership.dial_back import (
     DialBacks,
     Reach,
@@ -51,6 +59,7 @@ RELAYS: Final = 2
 RELAY_PAUSE_S: Final = 60.0
 """A peer that did not relay for us is not asked again for so long."""
 TRY_S: Final = 5.0
+"""For all addresses of a peer together."""
 Reserve = Callable[[PeerId], Awaitable[float]]
 """Reserves a place at a relay; for how many seconds. Raises LocoError."""
 
@@ -71,8 +80,7 @@ async def say_where(network: Network, peer_id: PeerId, told: Whereabouts) -> See
     try:
         async with Conversation(await network.open_stream(peer_id, REACH)) as talk:
             await talk.send(told)
-            patience_s = ANSWER_S + len(told.tried) * TRY_S
-            seen, _ = await talk.receive(Seen, timeout_s=patience_s)
+            seen, _ = await talk.receive(Seen, timeout_s=ANSWER_S + TRY_S)
     except LocoError:
         return None
     return seen
@@ -117,8 +125,8 @@ class Reaching:
         self._told: dict[PeerId, tuple[int, tuple[Address, ...]]] = {}
         self._relays: dict[PeerId, tuple[float, Address]] = {}
         self._patience = BackOff(RELAY_PAUSE_S, RELAY_PAUSE_S)
-        self._tried_at_s: dict[PeerId, float] = {}
-        self._trying = trio.CapacityLimiter(MAX_DIAL_BACKS)
+        self._tried: dict[PeerId, tuple[float, str | None]] = {}
+        self._trying = Budget(Shares(MAX_DIAL_BACKS, 1, MAX_DIAL_BACKS_PER_PREFIX))
         self._ask_at_s = 0.0
 
     async def run(self) -> None:
@@ -144,33 +152,44 @@ class Reaching:
         if self._roster.living(peer_id, now_s) is not None:  # one that has left may ask, too
             self._roster.heard(now_s, peer_id, asked.incarnation, addresses=asked.addresses)
         tried = [address for address in asked.tried if may_try(address, observed)]
-        if not self._may_try_again(peer_id, now_s, tried):
+        if not self._may_try_again(peer_id, observed, now_s, tried):
             tried = []
-        reached = await self._reached(peer_id, tried)
+        reached = await self._reached(peer_id, observed, tried)
         await talk.send(Seen(observed or "/unknown", tuple(tried), tuple(reached)))
 
-    def _may_try_again(self, peer_id: PeerId, now_s: float, tried: Sequence[Address]) -> bool:
-        recent = {
-            p: at_s for p, at_s in self._tried_at_s.items() if at_s > now_s - DIAL_BACK_EVERY_S
-        }
-        self._tried_at_s = recent
-        busy = self._trying.available_tokens < 1
-        if not tried or busy or peer_id in recent or len(recent) >= MAX_LINKS:
+    def _may_try_again(
+        self, peer_id: PeerId, observed: Address, now_s: float, tried: Sequence[Address]
+    ) -> bool:
+        since_s, network = now_s - DIAL_BACK_EVERY_S, prefix_of(observed)
+        recent = {peer: last for peer, last in self._tried.items() if last[0] > since_s}
+        beside = sum(network is not None and last[1] == network for last in recent.values())
+        full = len(recent) >= MAX_LINKS or beside >= MAX_LINKS_PER_PREFIX
+        self._tried = recent
+        if not tried or full or peer_id in recent or not self._trying.has_room(peer_id, observed):
             return False
-        recent[peer_id] = now_s
+        recent[peer_id] = now_s, network
         return True
 
-    async def _reached(self, peer_id: PeerId, tried: Sequence[Address]) -> list[Address]:
-        reached = []
-        for address in tried:
-            async with self._trying:
-                try:
-                    with trio.move_on_after(TRY_S):
-                        if await self._network.probe(address) == peer_id:
-                            reached.append(address)
-                except LocoError:
-                    pass
-        return reached
+    async def _reached(
+        self, peer_id: PeerId, observed: Address, tried: Sequence[Address]
+    ) -> list[Address]:
+        """All are tried at once, so that one which hangs holds up neither these nor others."""
+        reached = set()
+
+        async def probe(address: Address) -> None:
+            with suppress(LocoError):
+                if await self._network.probe(address) == peer_id:
+                    reached.add(address)
+
+        self._trying.take(peer_id, observed)
+        try:
+            with trio.move_on_after(TRY_S):
+                async with trio.open_nursery() as nursery:
+                    for address in tried:
+                        nursery.start_soon(probe, address)
+        finally:
+            self._trying.give_back(peer_id, observed)
+        return [address for address in tried if address in reached]
 
     # --- finding out ------------------------------------------------------------------------------
     def _notice_own(self, now_s: float) -> None:

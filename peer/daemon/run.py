@@ -105,7 +105,7 @@ class _Daemon:
                 self._home.identity_path,
                 listen=[self._listen().multiaddr()],
                 announce=self._config.announce,
-                runtime_dir=self._home.make_runtime_dir(),
+                runtime_dir=self._home.sockets,
                 quic=self._config.quic,
             ) as network,
             open_hivemind_directory(network.daemon_control_address) as directory,
@@ -160,7 +160,8 @@ class _Daemon:
     async def _serve_metrics(self, nursery: trio.Nursery, metrics: Metrics) -> str:
         """Where Prometheus finds us: the same place after every restart, if it can be had."""
         where = self._with_port(self._config.metrics, "metrics")
-        url: str = await nursery.start(serve_metrics, where, metrics.render, metrics.content_type)
+        page, hosts = (metrics.render, metrics.content_type), self._config.metrics_host
+        url: str = await nursery.start(serve_metrics, where, *page, hosts)
         port = urlsplit(url).port
         assert port is not None
         self._home.keep_port("metrics", port)

@@ -82,6 +82,7 @@ class Conversation:
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self.remote_peer_id: Final = stream.remote_peer_id
+        self.remote_address: Final = stream.remote_address
         self._held = memoryview(b"")  # what came with an earlier read, and nobody took yet
         self._send_lock, self._receive_lock = trio.Lock(), trio.Lock()
         self._cut_off_sending = self._cut_off_receiving = False

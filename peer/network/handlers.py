@@ -13,7 +13,9 @@ The gate. Every conversation that another peer opens in one of our protocols pas
 own protocols do not, nor do streams that we open.
 
   1. A stream takes a place, of a budget (protocol/membership/book.py). One beyond a bound is closed
-     at once and counted; the peer sees the stream end, and nobody else notices.
+     at once and counted; the peer sees the stream end, and nobody else notices. So is one that
+     comes through a relay where we hold no place, unless we are in conversation with its peer: a
+     relay makes an identity look as if it came from wherever the relay is.
   2. Where a judge was given (`admit_by`), a peer that opens streams faster than any needs to waits
      for its turn, and meanwhile fills its own places.
   3. The judge refuses peers that are not admitted, or misbehave; one with a few faults waits. In
@@ -23,7 +25,7 @@ own protocols do not, nor do streams that we open.
 
 What goes wrong on one stream (a `LocoError`, one of trio's resource errors) ends that stream alone.
 Anything else is a bug here. On a real network, where a stranger may have found it, it ends the
-stream too, is counted, and is told once for each peer and kind; in a simulation it is not hidden.
+stream too, is counted, and is told of some peers, once for each; in a simulation it is not hidden.
 """
 
 import traceback
@@ -45,6 +47,7 @@ from peer.runtime import (
     Stream,
     StreamHandler,
 )
+from protocol.address.multiaddr import relay_of
 from protocol.errors import (
     LocalProtocolError,
     LocoError,
@@ -59,6 +62,9 @@ from protocol.limits import (
     MAX_INBOUND_STREAMS,
     MAX_INBOUND_STREAMS_PER_PEER,
     MAX_INBOUND_STREAMS_PER_PREFIX,
+    MAX_READERS,
+    MAX_READERS_PER_PEER,
+    MAX_READERS_PER_PREFIX,
 )
 from protocol.membership.book import Budget, Fault, Paces, Shares
 from protocol.outcomes import RefusalReason
@@ -188,10 +194,13 @@ class PeerStream(ABC):
 
 
 # --- the places of those that read from us --------------------------------------------------------
+READERS: Final = Shares(MAX_READERS, MAX_READERS_PER_PEER, MAX_READERS_PER_PREFIX)
+
+
 class Readers:
     """Places of those that read from us (book.py, rule 8)."""
 
-    def __init__(self, shares: Shares) -> None:
+    def __init__(self, shares: Shares = READERS) -> None:
         self._places = Budget(shares)
 
     @property
@@ -199,10 +208,10 @@ class Readers:
         return self._places.taken
 
     async def serve(
-        self, stream: Stream, answer: Callable[[Conversation], Awaitable[None]]
+        self, talk: Conversation, answer: Callable[[Conversation], Awaitable[None]]
     ) -> None:
-        """Have a stream answered in a place of its own, or refuse it."""
-        talk, peer_id, address = Conversation(stream), stream.remote_peer_id, stream.remote_address
+        """Have a peer answered in a place of its own, or refuse it."""
+        peer_id, address = talk.remote_peer_id, talk.remote_address
         if not self._places.has_room(peer_id, address):
             sentence = f"I serve {self.taken} readers already; ask another, or later"
             await talk.refuse(RefusalReason.TOO_MANY, sentence)
@@ -219,8 +228,9 @@ class Readers:
 INBOUND_STREAMS: Final = Shares(
     MAX_INBOUND_STREAMS, MAX_INBOUND_STREAMS_PER_PEER, MAX_INBOUND_STREAMS_PER_PREFIX
 )
-MAX_TOLD: Final = 256
-"""Bugs told of, for all peers and kinds together."""
+MAX_TOLD: Final = 8
+"""Peers of which the same bug is told. A bug is a kind of error and a line of code, so there are as
+many as there are, however many peers run into them."""
 
 _STREAM_ERRORS: Final = (
     LocoError,
@@ -252,7 +262,7 @@ class BaseNetwork:
             INBOUND_STREAMS_PER_S, INBOUND_STREAMS_PER_S_OF_PREFIX, INBOUND_STREAMS_BURST_S
         )
         self._judge: Judge | None = None
-        self._told: set[tuple[PeerId, str, str]] = set()
+        self._told: dict[tuple[object, ...], set[PeerId]] = {}
         self._announced: tuple[Address, ...] = ()
         self.tellers: list[TellBug] = []
         self.pacing: Pacing | None = None
@@ -280,9 +290,15 @@ class BaseNetwork:
         """Whether to take in a stream of this peer, from there; one beyond a bound is counted."""
         if protocol not in self._handlers:
             return False
-        has_room = self._active.has_room(peer_id, address)
+        has_room = self._active.has_room(peer_id, address) and self._leads_here(peer_id, address)
         self.carried.refused_streams += not has_room
         return has_room
+
+    def _leads_here(self, peer_id: PeerId, address: Address) -> bool:
+        """Whether this is not through a relay that we have never asked to lead anybody here."""
+        relay = relay_of(address)
+        known = relay is None or relay in map(relay_of, self._announced)
+        return known or any(stream.remote_peer_id == peer_id for stream in self.streams)
 
     async def run(self, protocol: str, stream: Stream) -> None:
         """Let a stream that there is room for through the gate, serve it to its end, close it."""
@@ -325,9 +341,11 @@ class BaseNetwork:
     def _count_bug(self, protocol: str, peer_id: PeerId, bug: Exception) -> None:
         self.carried.failed_streams += 1
         for error in leaves(bug):
-            kind = (peer_id, protocol, type(error).__name__)
-            if kind not in self._told and len(self._told) < MAX_TOLD:
-                self._told.add(kind)
+            lines = [(at.f_code, line) for at, line in traceback.walk_tb(error.__traceback__)]
+            kind: tuple[object, ...] = (protocol, type(error).__name__, *lines[-1:])
+            peers = self._told.setdefault(kind, set())
+            if peer_id not in peers and len(peers) < MAX_TOLD:
+                peers.add(peer_id)
                 for tell in self.tellers:
                     tell(peer_id, protocol, error)
 

@@ -26,6 +26,7 @@ from typing import Final
 
 import trio
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from peer.runtime import PeerId
@@ -49,6 +50,15 @@ _SIGNED_PREFIX: Final = b"libp2p-tls-handshake:"
 _SIGNED_KEY: Final = bytes.fromhex("30680424") + KEY_PROTOBUF_PREFIX, bytes.fromhex("0440")
 """The bytes of the extension before an Ed25519 key (32 bytes), and before its signature (64): DER
 writes SEQUENCE { OCTET STRING, OCTET STRING } of these lengths in this way alone."""
+
+
+_UNREADABLE: Final = (
+    x509.DuplicateExtension,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+    UnsupportedAlgorithm,
+)
+"""What a certificate raises beside ValueError."""
 
 
 async def read_peer_id(host: str, port: int) -> PeerId:
@@ -110,11 +120,14 @@ def _context() -> ssl.SSLContext:
 
 def peer_id_of_certificate(der: bytes) -> PeerId:
     """The peer id that a libp2p certificate (DER) proves. Raises ValueError: none."""
-    certificate = x509.load_der_x509_certificate(der)
     try:
+        certificate = x509.load_der_x509_certificate(der)
         extension = certificate.extensions.get_extension_for_oid(_EXTENSION).value
+        own_key = certificate.public_key()
     except x509.ExtensionNotFound as error:
         raise ValueError("its certificate is not a libp2p certificate") from error
+    except _UNREADABLE as error:
+        raise ValueError(f"its certificate cannot be read: {error}") from error
     assert isinstance(extension, x509.UnrecognizedExtension)
     before, between = _SIGNED_KEY
     proof = extension.value.removeprefix(before)
@@ -122,8 +135,8 @@ def peer_id_of_certificate(der: bytes) -> PeerId:
     if extension.value != before + key + between + signature or len(signature) != SIGNATURE_BYTES:
         raise ValueError("its certificate holds no Ed25519 key, which every peer of a run needs")
     peer_id = peer_id_from_public_key(key)
-    own_key = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    if not verify_with_peer_id(peer_id, _SIGNED_PREFIX + own_key, signature):
+    own_bytes = own_key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    if not verify_with_peer_id(peer_id, _SIGNED_PREFIX + own_bytes, signature):
         raise ValueError(f"its certificate is not signed by {peer_id}, as it claims")
     return peer_id
 

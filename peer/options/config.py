@@ -149,8 +149,8 @@ class PeerConfig:
     )
     invite: "Token | None" = _run(
         values.token,
-        "TOKEN",
-        "An invitation. Better set in LOCO_INVITE, which process lists do not show.",
+        "@FILE",
+        "The file that holds an invitation. Or set it in LOCO_INVITE: process lists show options.",
         see="Needed once; the home keeps it ([security](security.md)).",
         founder=False,
     )
@@ -285,6 +285,13 @@ class PeerConfig:
         "Address for Prometheus metrics; port 0 picks one.",
         default=HostPort("127.0.0.1", 0),
         see="The home keeps the port.",
+    )
+    metrics_host: tuple[str, ...] = _watching(
+        many(values.host_name),
+        "NAME",
+        "A full name that metrics may be asked for by, as in a scrape config. May be repeated.",
+        default=(),
+        see="Addresses and names without a dot need not be given.",
     )
     json_ready: bool = _flag(
         OptionGroup.WATCHING,

@@ -9,10 +9,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from protocol.address import multiaddr
 from protocol.address.multiaddr import HOST_PROTOCOLS, MAX_PORT, InvalidAddress
+from protocol.limits import MAX_SPEC_BYTES
 
 if TYPE_CHECKING:
     from protocol.admission.statements import Token
@@ -84,12 +86,27 @@ def source(value: Any) -> str:
 
 
 def token(value: Any) -> "Token":
+    """An invitation, or, behind an @, the file that holds it."""
     from protocol.admission.statements import BadToken, Token  # here: it imports cryptography
 
+    text = str(value)
     try:
-        return Token.parse(str(value))
+        if text.startswith("@"):
+            with Path(text[1:]).open("rb") as file:
+                text = file.read(MAX_SPEC_BYTES).decode(errors="replace").strip()
+        return Token.parse(text)
+    except OSError as error:
+        raise ValueError(f"cannot read {text[1:]}: {error.strerror}") from error
     except BadToken as error:
         raise ValueError(str(error)) from error
+
+
+def host_name(text: str) -> str:
+    try:
+        multiaddr.to_bytes(f"/dns/{text}")
+    except InvalidAddress as error:
+        raise ValueError("use a host name, without a port") from error
+    return text.lower()
 
 
 def device(value: Any) -> str:

@@ -1,7 +1,7 @@
 """Files that appear whole or not at all, with the modes that they are to have.
 
-Keys and secrets are their owner's alone; all else is as the user's umask says, though the system
-gives files that are written aside a private mode.
+Keys, secrets and weights are their owner's alone; all else is as the user's umask says, though the
+system gives files that are written aside a private mode.
 """
 
 import os
@@ -43,6 +43,11 @@ def replacing(path: Path, mode: int = USUAL_FILE) -> Iterator[IO[bytes]]:
         Path(aside).unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def private(path: str, flags: int) -> int:
+    """An opener: what `open` makes with it is its owner's alone."""
+    return os.open(path, flags, PRIVATE_FILE)
 
 
 def replace_file(path: Path, data: bytes, mode: int = USUAL_FILE) -> None:

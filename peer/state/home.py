@@ -19,11 +19,13 @@ Rules:
   that takes its place (peer/process/rejoin.py) is handed the lock: between the two, commands find
   the home in use.
 - One run per home: `bind_run` refuses another run.
-- Keys, the lock and `admission`, which holds secrets, are the owner's alone (mode 0600); other
-  files follow the umask, inside a directory that is the owner's alone.
+- Keys, weights, the lock and `admission`, which holds secrets, are the owner's alone (mode 0600);
+  other files follow the umask, inside a directory that is the owner's alone. A home of ours that
+  everybody can write to is refused: who replaces a key or `peer.toml` has the peer.
 - Every file is replaced atomically and durably: a crash leaves the old or the new.
 - Sockets lie in the runtime directory, named by a hash of the home, because a unix path has room
-  for 107 bytes. `lock` names them, so that a client in another environment finds them.
+  for 107 bytes. Where somebody else has taken that name, they lie in a directory of another name.
+  `lock` names them, so that a client finds them wherever they are.
 """
 
 import errno
@@ -36,7 +38,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -98,6 +100,13 @@ def _owner_sentence(root: Path, error: OSError) -> str:
     )
 
 
+def _is_private(path: Path) -> bool:
+    """Whether this is a directory of ours that nobody else can enter."""
+    about = path.lstat()
+    ours = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid()
+    return ours and not about.st_mode & 0o077
+
+
 class Home:
     """One home directory. Nothing is touched before `prepare`."""
 
@@ -113,6 +122,7 @@ class Home:
         self.config_path = self.root / "peer.toml"
         self.lock_path = self.root / "lock"
         self._lock = -1
+        self._sockets: Path | None = None
         self.neighbours_path = self.root / "neighbours.json"
         self.known_peers_path = self.root / "known_peers"
         self.state_dir = self.root / "state"
@@ -135,6 +145,12 @@ class Home:
                 f" ({error.filename or self.root});{_owner_sentence(self.root, error)}"
                 " give another one with --home or LOCO_HOME"
             ) from error
+        about = self.root.stat()
+        if about.st_uid == os.getuid() and about.st_mode & stat.S_IWOTH:
+            raise HomeError(
+                f"every user of this machine can write to the home {self.root}, and so replace its"
+                f" keys: chmod o-w {self.root}"
+            )
 
     # --- one daemon ---------------------------------------------------------------------------
 
@@ -154,7 +170,7 @@ class Home:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise HomeInUse(self.root, self.holder().get("pid")) from error
-            sockets = self.make_runtime_dir()
+            sockets = self._sockets = self._make_runtime_dir()
             control = str(sockets / "control.sock")
             about = {"pid": os.getpid(), "control": control, "since_s": time.monotonic()}
             os.ftruncate(descriptor, 0)
@@ -214,18 +230,25 @@ class Home:
                     return candidate
         raise HomeError("no directory with a short enough path for sockets; set XDG_RUNTIME_DIR")
 
-    def make_runtime_dir(self) -> Path:
-        """Make `runtime_dir`. Raises HomeError: somebody else made it, or others can enter it."""
+    @property
+    def sockets(self) -> Path:
+        """Directory for sockets, private, for as long as the home is held."""
+        assert self._sockets is not None
+        return self._sockets
+
+    def _make_runtime_dir(self) -> Path:
+        """Make `runtime_dir`, or one of another name where that is none of ours."""
         path = self.runtime_dir
         try:
-            path.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
-            about = path.lstat()
+            with suppress(FileExistsError):
+                path.mkdir(mode=PRIVATE_DIRECTORY)
+            return (
+                path
+                if _is_private(path)
+                else Path(tempfile.mkdtemp(prefix="loco-", dir=path.parent))
+            )
         except OSError as error:
             raise HomeError(f"cannot make {path}: {error.strerror}") from error
-        ours = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid()
-        if not ours or about.st_mode & 0o077:
-            raise HomeError(f"{path} is not a private directory of ours; remove it")
-        return path
 
     @property
     def control_socket(self) -> Path:

@@ -298,6 +298,7 @@ class _Restore:
         partial = self._store.begin(manifest.padded_parameters)
         try:
             for name in FILES:
+                (partial / name).touch(PRIVATE_FILE)
                 self._files.get_file(f"{path}/{name}", str(partial / name))
             checkpoints.Checkpoint(partial, manifest).verify()
         except (FileNotFoundError, FileUnusable) as error:

@@ -25,6 +25,7 @@ import trio
 from msgspec.structs import replace
 
 from peer.codec import get_codec
+from peer.runtime.files import private
 from protocol.content.samples import Float32Vector
 from protocol.run.run_spec import RunSpec
 
@@ -141,7 +142,8 @@ async def create_model(
     child = await spare.take()
     answer: messages.Said | None = None
     try:
-        with weights_path.open("wb") as file, trio.move_on_after(START_TIMEOUT_S):
+        weights = open(weights_path, "wb", opener=private)  # noqa: ASYNC230, SIM115 - at once
+        with weights as file, trio.move_on_after(START_TIMEOUT_S):
             await child.begin("create", settings, (file.fileno(),))
             answer = await child.receive()
         if isinstance(answer, messages.Failed):

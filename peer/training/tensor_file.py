@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING, Final
 import torch
 from safetensors import SafetensorError, safe_open
 
+from peer.runtime.files import private
+
 if TYPE_CHECKING:  # those who read files need none
     from .optimizer import FlatOptimizer
 
@@ -49,7 +51,7 @@ def write_tensors(
     on_tile: Callable[[], None] = lambda: None,
 ) -> None:
     """Write fp32 vectors, on any device. Raises OSError."""
-    with path.open("wb") as file:
+    with open(path, "wb", opener=private) as file:
         file.write(_header(tensors, metadata))
         for tensor in tensors.values():
             for tile in tensor.detach().reshape(-1).split(TILE):

@@ -205,6 +205,17 @@ def is_relayed(address: Address) -> bool:
     return CIRCUIT in address
 
 
+def relay_of(address: Address) -> PeerId | None:
+    """The peer that a relayed address leads through last; None for any other address."""
+    named = relay = None
+    for name, value in parse(address) if is_relayed(address) else ():
+        if name == "p2p":
+            named = value
+        elif name == "p2p-circuit":
+            relay = named
+    return relay
+
+
 def with_peer_id(address: Address, peer_id: PeerId) -> Address:
     """The address with `/p2p/` and the peer id at its end, once."""
     bare, _ = split_peer_id(address)

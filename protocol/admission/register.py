@@ -107,7 +107,7 @@ class Register:
         shown = self._passes.get(peer_id)
         if shown is not None and self.is_signer(shown.invitation.signer):
             return None
-        return "this run takes invited peers alone; join it with --invite TOKEN"
+        return "this run takes invited peers alone; join it with --invite @FILE, or LOCO_INVITE"
 
     def knows(self, data: bytes) -> bool:
         """Spares signatures, which take time: new links bring all statements."""

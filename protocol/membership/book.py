@@ -26,9 +26,9 @@ Hearsay. Naming a peer costs nothing, so it costs us no more than the namer's bu
 Budgets and paces.
   8. A budget bounds places in all, for one identity, and for one network: an identity costs
      nothing, an address something, a network more. A network is the /24 of an IPv4 address or the
-     /48 of an IPv6 address; a relayed address counts as its relay. Addresses that are not of the
-     open internet have no network, and share the whole budget: their peers are beside us already,
-     and people run many on one machine.
+     /48 of an IPv6 address; a relayed address is in its relay's network, or is one of that relay
+     alone. Other addresses that are not of the open internet have no network, and share the whole
+     budget: their peers are beside us already, and people run many on one machine.
   9. One peer, and all of one network, may begin so many things a second, and a burst of them. More
      waits for its turn, and is not refused: where a peer's messages are read at such a pace, its
      flood piles up on its own line.
@@ -44,7 +44,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from protocol.address.multiaddr import InvalidAddress, parse
+from protocol.address.multiaddr import InvalidAddress, parse, relay_of
 from protocol.limits import (
     MAX_CONVICTED,
     MAX_HEARSAY,
@@ -87,14 +87,11 @@ IPV6_PREFIX_BITS: Final = 48
 def prefix_of(address: str) -> str | None:
     """The network of a multiaddr; None where it is a private one, or cannot be told."""
     try:
-        parts = parse(address)
+        (kind, value), relay = parse(address)[0], relay_of(address)
     except InvalidAddress:
         return None
-    if ("p2p-circuit", "") in parts:
-        relay = [value for name, value in parts[: parts.index(("p2p-circuit", ""))] if value]
-        return f"relay {relay[-1]}" if relay else None
-    kind, value = parts[0]
-    return _network(value) if kind in ("ip4", "ip6") else None
+    network = _network(value) if kind in ("ip4", "ip6") else None
+    return network or (f"relay {relay}" if relay else None)
 
 
 def _network(text: str) -> str | None:

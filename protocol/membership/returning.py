@@ -7,7 +7,7 @@ their checkpoint is, and wait a little for each other.
 Rules
   1. Somebody of our group trains, is paused, or has finished: take their state, even where it is
      behind our checkpoint, which stays on our disk: one peer's word of a newer one moves no swarm.
-     Where some of them are heeded (view.py), only those count.
+     Where some of them are lasting (view.py), only those count.
   2. But one that trains alone, so far behind our checkpoint that it would be lost beside us
      (rounds.py, rule 5), came back first with an older one. When we have listened for ALONE_S it
      does not count, and finds out from our steps that it has to take our state. While it has not,
@@ -28,7 +28,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final
 
-from .view import TRAINING, Member, heeded
+from .view import TRAINING, Member, lasting
 
 LISTEN_S: Final = 8.0
 ALONE_S: Final = 30.0
@@ -69,7 +69,7 @@ def choose_course(
         unreached: others are remembered, and none has answered.
     """
     others = list(others)
-    there = [m for m in heeded(others, now_s) if m.progress.state in THERE]
+    there = [m for m in lasting(others, now_s) if m.progress.state in THERE]
     older = [m for m in there if own is not None and m.progress.step < own[0] - lost_lag]
     is_first_back = len(older) == 1 and older[0].progress.state == TRAINING
     if there and not (is_first_back and len(there) <= 2):

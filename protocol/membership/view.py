@@ -29,7 +29,9 @@ it lets its weights go. So where the middle of such numbers is taken, a peer is 
 it has beaten BEATS times at least, over HEEDED_AFTER_S at least. Where none of those asked about is
 heeded, all are: at the start of a run nobody has been heard for long. A liar that beats for as long
 is heeded too; then its identity is there to be seen, one place in the middle is all it has, and it
-holds a link for it.
+holds a link for it. All peers of one network (book.py, rule 8) have one voice there, the middle of
+what they tell: addresses in many networks cost more than identities. Peers of our own network
+are beside us, and have a voice each.
 
 Invariant: `alive` is a subset of the members, sorted by peer id, so that equal views give equal
 answers.
@@ -38,6 +40,7 @@ answers.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from statistics import median_low
 from typing import Final
 
 from protocol.address.multiaddr import is_relayed, readable
@@ -82,6 +85,7 @@ class Member:
         last_heard_s: our monotonic clock at the last sign of life; NEVER before the first.
         told_s, moved_s: the same when it last told of its progress, and when that was last new.
         beats: how many of this life came; the first one at `first_beat_s`.
+        network: that its link comes from or leads to (book.py); None where it is beside us.
         alive: heard within the silence bound, and not gone.
     """
 
@@ -96,6 +100,7 @@ class Member:
     beats: int = 0
     first_beat_s: float = math.inf
     rtt_s: float | None = None
+    network: str | None = None
 
     @property
     def relayed(self) -> bool:
@@ -126,6 +131,7 @@ class Roster:
         addresses: tuple[str, ...] | None = None,
         progress: Progress | None = None,
         rtt_s: float | None = None,
+        network: str | None = None,
     ) -> bool:
         """A sign of life from the peer itself; what is None stays as it was.
 
@@ -145,6 +151,7 @@ class Roster:
             told_s=known.told_s if progress is None else now_s,
             moved_s=now_s if moved else known.moved_s,
             rtt_s=known.rtt_s if rtt_s is None else rtt_s,
+            network=known.network if network is None else network,
         )
         return True
 
@@ -256,11 +263,37 @@ def relayed_last(members: tuple[Member, ...]) -> tuple[Member, ...]:
     return tuple(member for member in members if not member.relayed) or members
 
 
-def heeded(members: Iterable[Member], now_s: float) -> tuple[Member, ...]:
-    """Those whose numbers count; all, where none has beaten for long enough."""
+def lasting(members: Iterable[Member], now_s: float) -> tuple[Member, ...]:
+    """Those that have beaten for long enough; all, where none has."""
     everybody = tuple(members)
-    lasting = (m for m in everybody if now_s - m.first_beat_s >= HEEDED_AFTER_S)
-    return tuple(member for member in lasting if member.beats >= BEATS) or everybody
+    old = (m for m in everybody if now_s - m.first_beat_s >= HEEDED_AFTER_S)
+    return tuple(member for member in old if member.beats >= BEATS) or everybody
+
+
+def heeded(members: Iterable[Member], now_s: float) -> tuple[Member, ...]:
+    """Those whose numbers count, one for each network, of the lasting ones."""
+    networks: dict[str, list[Member]] = {}
+    for member in lasting(members, now_s):
+        networks.setdefault(member.network or member.peer_id, []).append(member)
+    return tuple(each[0] if len(each) == 1 else _voice(each) for each in networks.values())
+
+
+def _voice(members: list[Member]) -> Member:
+    """One for several: whose work has moved last, with the middle of each number of all."""
+    told = [member.progress for member in members]
+    newest = max(members, key=lambda member: member.moved_s)
+    epoch, position = median_low((each.epoch, each.position) for each in told)
+    losses = [each.validation_loss for each in told if each.validation_loss is not None]
+    middle = replace(
+        newest.progress,
+        round=median_low(each.round for each in told),
+        step=median_low(each.step for each in told),
+        steps_per_s=median_low(each.steps_per_s for each in told),
+        epoch=epoch,
+        position=position,
+        validation_loss=median_low(losses) if losses else None,
+    )
+    return replace(newest, progress=middle)
 
 
 class View:

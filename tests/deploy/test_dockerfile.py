@@ -57,10 +57,27 @@ def test_environment_is_one_that_loco_peer_reads():
 
 
 def test_ports_that_are_exposed_are_the_ones_listened_on():
-    listening = {
-        parse_host_port(environment()[name]).port for name in ("LOCO_LISTEN", "LOCO_METRICS")
-    }
-    assert {int(port) for port in arguments_of("EXPOSE")[0].split()} == listening
+    assert arguments_of("EXPOSE") == [str(parse_host_port(environment()["LOCO_LISTEN"]).port)]
+
+
+def test_metrics_leave_a_container_of_the_compose_file_alone():
+    assert "LOCO_METRICS" not in environment()
+    for peer in peers().values():
+        check_environment(peer["environment"])
+        port = parse_host_port(peer["environment"]["LOCO_METRICS"]).port
+        assert peer["expose"] == [str(port)]
+        assert not [published for published in peer.get("ports", ()) if str(port) in published]
+
+
+def test_containers_of_the_compose_file_have_no_more_rights_than_they_need():
+    for service in compose()["services"].values():
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+    written = {"/data", "/tmp", "/home/loco/.cache"}
+    for peer in peers().values():
+        assert peer["read_only"] is True
+        volumes = [volume.split(":")[1] for volume in peer["volumes"] if ":ro" not in volume]
+        assert {place.split(":")[0] for place in [*peer["tmpfs"], *volumes]} == written
 
 
 def test_the_peer_is_no_root_and_gets_the_signals():
@@ -88,7 +105,8 @@ def test_everything_copied_reaches_the_build_and_nothing_else():
 def test_prometheus_scrapes_every_peer_of_the_compose_file():
     config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
     targets = [t for c in config["scrape_configs"][0]["static_configs"] for t in c["targets"]]
-    port = parse_host_port(environment()["LOCO_METRICS"]).port
+    (metrics,) = {peer["environment"]["LOCO_METRICS"] for peer in peers().values()}
+    port = parse_host_port(metrics).port
     assert sorted(targets) == sorted(f"{name}:{port}" for name in peers())
 
 

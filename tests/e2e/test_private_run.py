@@ -24,7 +24,7 @@ def test_strangers_are_refused_guests_train_and_the_banned_end(tmp_path):
 
         home = str(founder.home.root)
         line = swarm.loco("invite", "--home", home, "--expires", "1h").stdout
-        invited = swarm.environment | {"LOCO_INVITE": line.split()[-1]}
+        invited = swarm.environment | dict([line.split()[0].split("=", 1)])
         guest = swarm.join(founder, "guest", environment=invited)
         guest.wait_averaging()
         assert "ruling on " in guest.stderr  # it knows who may be here

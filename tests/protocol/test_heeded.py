@@ -43,6 +43,21 @@ def test_many_beats_at_once_are_not_a_while_and_few_are_not_many():
     assert names(roster, 8.0 + HEEDED_AFTER_S) == ["a", "b", "c"]
 
 
+def test_all_of_one_network_have_one_voice_and_those_beside_us_one_each():
+    roster, seconds = Roster(SILENCE_S), range(int(HEEDED_AFTER_S) + 1)
+    told = {f"sybil {number}": Progress("training", step=10**6 + number) for number in range(9)}
+    told |= {name: Progress("training", step=100) for name in ("a", "b", "near", "too")}
+    networks = {"a": "1.2.3.0/24", "b": "1.2.4.0/24"} | {
+        peer_id: "5.6.7.0/24" for peer_id in told if peer_id.startswith("sybil")
+    }
+    for now_s in map(float, seconds):
+        for peer_id, progress in told.items():
+            roster.heard(now_s, peer_id, 1, network=networks.get(peer_id))
+            roster.beaten(now_s, peer_id, 1, progress)
+    voices = heeded(roster.alive(HEEDED_AFTER_S), HEEDED_AFTER_S)
+    assert sorted(voice.progress.step for voice in voices) == [100] * 4 + [10**6 + 4]
+
+
 def test_another_life_begins_anew():
     roster = Roster(SILENCE_S)
     for peer_id in "ab":

@@ -204,7 +204,7 @@ def check_evidence(codec: Codec, num_values: int, found: audits.Evidence, *, tri
 
 # --- fragment audits ------------------------------------------------------------------------------
 AGAIN_S: Final = 2.0
-"""After a stream that broke."""
+"""After a stream that broke, or an owner that opens to as many already as it can."""
 OPENABLE_S: Final = 3 * STALL_S
 """After a doubt others ask too."""
 
@@ -271,10 +271,12 @@ class FragmentAudits:
                     await talk.send(asked)
                     _, opening = await talk.receive(Opening, max_payload_bytes=MAX_EVIDENCE_BYTES)
                     return opening
-            except (Refused, RemoteProtocolError):
-                return None
+            except (Refused, RemoteProtocolError) as error:
+                if not isinstance(error, Refused) or error.reason is not RefusalReason.TOO_MANY:
+                    return None
             except LocoError:
-                await trio.sleep(AGAIN_S)
+                pass
+            await trio.sleep(AGAIN_S)
 
     async def check(self, message: Proof, proof: bytes) -> None:
         """Raises RemoteProtocolError: this does not show that the owner has lied."""

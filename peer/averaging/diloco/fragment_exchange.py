@@ -11,13 +11,15 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Protocol
 
 import blake3
 import trio
 
 from peer.network.conversation import Conversation
+from peer.network.handlers import READERS, Readers
 from peer.rounds.surroundings import Surroundings
 from peer.runtime import PeerId, Stream
 from protocol.diloco import commands
@@ -28,7 +30,7 @@ from protocol.diloco.cycle_machine import MAX_WAITING, CycleMachine
 from protocol.diloco.healing import most_say
 from protocol.diloco.peers import FragmentCounts, SendPlan
 from protocol.errors import LocoError, RemoteProtocolError
-from protocol.limits import MAX_CONVICTED
+from protocol.limits import MAX_CONVICTED, MAX_INBOUND_STREAMS
 from protocol.outcomes import RefusalReason
 from protocol.trainer_messages import Merge, Yield
 from protocol.wire import fragment_messages
@@ -113,6 +115,8 @@ class FragmentParts:
 # --- fragment exchange ----------------------------------------------------------------------------
 AUDIT_DRAWS: Final = b"loco/v1/audit-draws\0"
 """Our signature of this seeds the draws of audits: nobody else can make it."""
+AUDITORS: Final = replace(READERS, total=MAX_INBOUND_STREAMS)
+"""Readers of openings: all that ask, since a result that is not opened is not believed."""
 TICK_S: Final = 0.25
 """How often it is seen who is there, at least."""
 MAX_ASKED_FOR_STAMPS: Final = 5
@@ -138,6 +142,7 @@ class FragmentExchange:
         )
         self._questions = FragmentQuestions(group, around.network, outer, around.work)
         self._audits = FragmentAudits(group, around.network, outer, around.work, trims=parts.trims)
+        self._readers, self._auditors = Readers(), Readers(AUDITORS)
         self._seen: GroupSeen | None = None
         self._changed = trio.Event()
         self._further: dict[tuple[int, PeerId], deque[fragment_messages.GetResult]] = {}
@@ -369,21 +374,11 @@ class FragmentExchange:
             case fragment_messages.GetStamps(fragment=fragment):
                 await talk.send(self._stamps(fragment))
             case fragment_messages.GetResult():
-                kept = self._core.result_of(message.fragment, message.cycle, message.chunk)
-                if kept is None:
-                    await talk.refuse(RefusalReason.UNAVAILABLE, "I hold no such result")
-                else:
-                    await talk.send(*kept, stall_s=STALL_S)
-            case fragment_messages.GetChunkState(fragment=fragment, chunk=chunk):
-                async with self._parts.lock:
-                    stamps = self._stamps(fragment)
-                    state = fragment_messages.ChunkStateReply(
-                        fragment, stamps.cycles[chunk], stamps.stamps[chunk]
-                    )
-                    values = await self._work.run(self._outer.read, fragment, chunk)
-                await talk.send(state, values, stall_s=STALL_S)
+                await self._readers.serve(talk, partial(self._send_result, message))
+            case fragment_messages.GetChunkState():
+                await self._readers.serve(talk, partial(self._send_chunk, message))
             case fragment_messages.GetOpening():
-                await self._audits.answer(talk, message)
+                await self._auditors.serve(talk, partial(self._audits.answer, asked=message))
             case fragment_messages.Proof(owner=owner):
                 assert isinstance(came, bytes)
                 if not self._core.is_convicted(owner):
@@ -392,6 +387,23 @@ class FragmentExchange:
             case _:
                 assert not isinstance(came, bytes)
                 self._core_now().received(talk.remote_peer_id, message, came)
+
+    async def _send_result(self, asked: fragment_messages.GetResult, talk: Conversation) -> None:
+        kept = self._core.result_of(asked.fragment, asked.cycle, asked.chunk)
+        if kept is None:
+            await talk.refuse(RefusalReason.UNAVAILABLE, "I hold no such result")
+        else:
+            await talk.send(*kept, stall_s=STALL_S)
+
+    async def _send_chunk(self, asked: fragment_messages.GetChunkState, talk: Conversation) -> None:
+        fragment, chunk = asked.fragment, asked.chunk
+        async with self._parts.lock:
+            stamps = self._stamps(fragment)
+            state = fragment_messages.ChunkStateReply(
+                fragment, stamps.cycles[chunk], stamps.stamps[chunk]
+            )
+            values = await self._work.run(self._outer.read, fragment, chunk)
+        await talk.send(state, values, stall_s=STALL_S)
 
     def _stamps(self, fragment: int) -> fragment_messages.Stamps:
         ledger = self._core.ledger(fragment)

@@ -30,7 +30,12 @@ from peer.runtime import Network, PeerId, Work
 from protocol.address.peer_id import Sign
 from protocol.diloco.commands import Contribute, Parts
 from protocol.errors import LocoError, RemoteProtocolError, StreamLost
-from protocol.limits import MAX_CONTRIBUTION_WEIGHT, MAX_EVIDENCE_BYTES, MAX_PAYLOAD_BYTES
+from protocol.limits import (
+    MAX_CONTRIBUTION_WEIGHT,
+    MAX_EVIDENCE_BYTES,
+    MAX_PAYLOAD_BYTES,
+    MAX_READERS_PER_PEER,
+)
 from protocol.membership.group import other_group_sentence
 from protocol.plausible import is_length, told_length
 from protocol.wire.fields import Message
@@ -322,6 +327,18 @@ class FragmentQuestions:
         self._network = network
         self._outer = outer
         self._work = work
+        self._turns: dict[PeerId, trio.CapacityLimiter] = {}
+
+    @asynccontextmanager
+    async def _turn(self, peer_id: PeerId) -> AsyncIterator[None]:
+        """One of so many questions that a peer answers at once."""
+        turns = self._turns.setdefault(peer_id, trio.CapacityLimiter(MAX_READERS_PER_PEER))
+        try:
+            async with turns:
+                yield
+        finally:
+            if not turns.borrowed_tokens:
+                self._turns.pop(peer_id, None)
 
     @asynccontextmanager
     async def stream_to(self, peer_id: PeerId) -> AsyncIterator[Conversation]:
@@ -344,13 +361,14 @@ class FragmentQuestions:
 
     async def result(self, talk: Conversation, asked: GetResult) -> tuple[Result | None, Parts]:
         """None if they do not have it any more. Raises LocoError."""
-        await talk.send(asked)
-        return await FragmentInbound(self._group, self._outer, self._work).answer(talk)
+        async with self._turn(talk.remote_peer_id):
+            await talk.send(asked)
+            return await FragmentInbound(self._group, self._outer, self._work).answer(talk)
 
     async def fetch(self, peer_id: PeerId, asked: GetChunkState) -> tuple[ChunkStateReply, Parts]:
         """A chunk as they have it. Raises LocoError."""
         fragment, chunk = asked.fragment, asked.chunk
-        async with self.stream_to(peer_id) as talk:
+        async with self._turn(peer_id), self.stream_to(peer_id) as talk:
             await talk.send(asked)
             room = memoryview(bytearray(8 * self._outer.chunk_values(fragment, chunk)))
             state, _ = await talk.receive(ChunkStateReply, into=room, stall_s=STALL_S)

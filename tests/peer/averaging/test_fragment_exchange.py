@@ -14,6 +14,7 @@ from peer.averaging.diloco.nesterov import NesterovFactors
 from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import get_codec
 from peer.facts import Facts
+from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedInternet
 from peer.observe.events import EventLog
 from peer.rounds.surroundings import Surroundings
@@ -21,10 +22,21 @@ from peer.runtime.work import SimulatedWork
 from protocol.diloco.collecting import MAX_COLLECT_S
 from protocol.diloco.commands import GroupSeen, HoldOutcome, SendEnded, Sent
 from protocol.diloco.peers import FragmentCounts
+from protocol.errors import Refused
 from protocol.fragment.fragments import cut_fragments
+from protocol.limits import MAX_READERS_PER_PEER
 from protocol.membership.view import Roster
+from protocol.outcomes import RefusalReason
 from protocol.run.layout import Layout
 from protocol.trainer_messages import Merge, Yield
+from protocol.wire.fragment_messages import (
+    ChunkStateReply,
+    GetChunkState,
+    GetOpening,
+    GetStamps,
+    Stamps,
+)
+from protocol.wire.versions import FRAGMENT as PROTOCOL
 
 MAX_RETURN_S = 2 * MAX_COLLECT_S
 """The longest that a machine waits for its results."""
@@ -59,6 +71,7 @@ class World:
     def __init__(self, outer: OuterFragments) -> None:
         self.outer = outer
         self.trainer = Trainer()
+        self.internet = SimulatedInternet(1)
         self.returned_sends: list[SendEnded] = []
 
     def seen(self) -> GroupSeen:
@@ -78,7 +91,8 @@ class World:
 
     @asynccontextmanager
     async def exchange(self) -> AsyncIterator[FragmentExchange]:
-        async with SimulatedInternet(1).open_network(IDS[0]) as network:
+        async with self.internet.open_network(IDS[0]) as network:
+            self.lock, self.addresses = trio.Lock(), network.addresses
             around = Surroundings(
                 network=network,
                 work=SimulatedWork(),
@@ -95,7 +109,7 @@ class World:
                 ended=self.returned_sends.append,
                 convict=self.convicted,
                 proofs=self,
-                lock=trio.Lock(),
+                lock=self.lock,
                 counts=FragmentCounts(),
                 inner_steps=1,
                 trims=False,
@@ -164,3 +178,37 @@ async def test_fragments_sent_together_are_checked_and_leave_in_that_order(autoj
             exchange.sent(Sent(fragment, CYCLE, codes, 1, 1))
         await trio.sleep(MAX_RETURN_S)
     assert [each.fragment for each in world.returned_sends] == [2, 0, 1]
+
+
+async def test_readers_of_chunks_have_so_many_places_and_auditors_have_others(
+    world, autojump_clock
+):
+    chunk, outcomes = GetChunkState(GROUP, FRAGMENT, 0), list[str]()
+
+    async def ask(network, question) -> None:
+        async with Conversation(await network.open_stream(IDS[0], PROTOCOL)) as talk:
+            try:
+                await talk.send(question)
+                outcomes.append(type((await talk.receive(ChunkStateReply, Stamps))[0]).__name__)
+            except Refused as refusal:
+                outcomes.append(refusal.reason)
+
+    async with (
+        world.exchange(),
+        world.internet.open_network(IDS[1]) as network,
+        world.lock,
+        trio.open_nursery() as nursery,
+    ):
+        await network.connect(IDS[0], world.addresses)
+        for _ in range(MAX_READERS_PER_PEER + 1):
+            nursery.start_soon(ask, network, chunk)
+        await trio.sleep(1.0)
+        assert outcomes == [RefusalReason.TOO_MANY]
+        nursery.start_soon(ask, network, GetOpening(GROUP, FRAGMENT, 0, 0, 0))
+        nursery.start_soon(ask, network, GetStamps(GROUP, FRAGMENT))
+        await trio.sleep(1.0)
+        assert sorted(outcomes[1:]) == ["Stamps", RefusalReason.UNAVAILABLE]
+        world.lock.release()
+        await trio.sleep(1.0)
+        assert outcomes[3:] == ["ChunkStateReply"] * MAX_READERS_PER_PEER
+        await world.lock.acquire()

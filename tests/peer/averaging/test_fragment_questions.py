@@ -2,23 +2,30 @@
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
 from owner_worlds import FRAGMENT, GROUP, IDS, outer_copy
 
+from peer.averaging.diloco.averages import FragmentAudits
 from peer.averaging.diloco.fragment_messages import FragmentQuestions
 from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedInternet
 from peer.runtime.work import SimulatedWork
+from protocol.diloco.audits import Leaf
 from protocol.errors import LocoError
+from protocol.limits import MAX_READERS_PER_PEER
 from protocol.outcomes import RefusalReason
 from protocol.wire.fields import Message
 from protocol.wire.fragment_messages import (
     ChunkStateReply,
     GetChunkState,
+    GetOpening,
     GetResult,
     GetStamps,
+    Opening,
     Stamp,
     Stamps,
 )
@@ -111,6 +118,49 @@ async def test_a_chunk_is_fetched_if_it_is_the_one_that_was_asked_for(
     made = await asked(GetChunkState, answer, payload, ask)
     is_right = request.node.callspec.id == "right"
     assert made == ((answer, {1: memoryview(VALUES)}) if is_right else None)
+
+
+async def test_so_many_chunks_as_a_peer_gives_at_once_are_asked_of_it(autojump_clock):
+    internet, under_way, most = SimulatedInternet(1), set[object](), 0
+    async with internet.open_network(IDS[0]) as ours, internet.open_network(IDS[1]) as theirs:
+
+        async def serve(stream) -> None:
+            nonlocal most
+            async with Conversation(stream) as talk:
+                under_way.add(talk)
+                most = max(most, len(under_way))
+                await talk.receive(GetChunkState)
+                await trio.sleep(1.0)
+                under_way.discard(talk)
+                await talk.send(ChunkStateReply(FRAGMENT, 4, AHEAD[1]), VALUES)
+
+        await ours.connect(IDS[1], theirs.addresses)
+        await theirs.serve(PROTOCOL, serve)
+        questions = FragmentQuestions(GROUP, ours, OUTER, SimulatedWork())
+        async with trio.open_nursery() as nursery:
+            for _ in range(3 * MAX_READERS_PER_PEER):
+                nursery.start_soon(questions.fetch, IDS[1], GetChunkState(GROUP, FRAGMENT, 1))
+    assert most == MAX_READERS_PER_PEER
+    assert not questions._turns
+
+
+async def test_an_owner_that_opens_to_many_already_is_asked_again(autojump_clock):
+    internet, asked = SimulatedInternet(1), list[GetOpening]()
+    async with internet.open_network(IDS[0]) as ours, internet.open_network(IDS[1]) as theirs:
+
+        async def serve(stream) -> None:
+            async with Conversation(stream) as talk:
+                asked.append((await talk.receive(GetOpening))[0])
+                if len(asked) < 3:
+                    await talk.refuse(RefusalReason.TOO_MANY, "I serve 16 readers already")
+                else:
+                    await talk.send(Opening(), b"opened")
+
+        await ours.connect(IDS[1], theirs.addresses)
+        await theirs.serve(PROTOCOL, serve)
+        audits = FragmentAudits(GROUP, ours, OUTER, SimulatedWork(), trims=False)
+        result: Any = SimpleNamespace(fragment=FRAGMENT, cycle=1, owner=IDS[1])
+        assert await audits._opening(Leaf(result, 0, 0, 1)) == b"opened"
 
 
 async def test_a_peer_that_cannot_be_reached_has_no_chunk(autojump_clock):

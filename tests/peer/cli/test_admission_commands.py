@@ -66,3 +66,14 @@ def test_an_invitation_is_shown_to_nobody(tmp_path):
         load_config({"home": tmp_path, "invite": text[:-5]}, {})
     assert "damaged invitation" in str(refused.value)
     assert text[:-5] not in str(refused.value)
+
+
+def test_an_invitation_may_stand_in_a_file(tmp_path):
+    text, file = token_text(), tmp_path / "invitation"
+    file.write_text(f"{text}\n")
+    for given, environment in (({"invite": f"@{file}"}, {}), ({}, {"LOCO_INVITE": f"@{file}"})):
+        config = load_config({"home": tmp_path} | given, environment)
+        assert config.invite == Token.parse(text)
+    file.unlink()
+    with pytest.raises(ConfigError, match=f"cannot read {file}: No such file"):
+        load_config({"home": tmp_path, "invite": f"@{file}"}, {})

@@ -34,6 +34,7 @@ PEER_OPTIONS = [
     "--max-download-mbps",
     "--max-upload-mbps",
     "--metrics",
+    "--metrics-host",
     "--overlap-steps",
     "--quic",
     "--relay-mbps",

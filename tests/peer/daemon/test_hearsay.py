@@ -102,7 +102,7 @@ async def test_dials_to_names_leave_room_and_end(autojump_clock):
         async def look(seconds: float) -> None:
             end_s = trio.current_time() + seconds
             while trio.current_time() < end_s:
-                dialler.look(nursery, trio.current_time(), ())
+                dialler.look(nursery, trio.current_time(), (), MAX_LINKS)
                 await trio.sleep(1.0)
 
         dialler.told(0.0, "liar", many("x"))

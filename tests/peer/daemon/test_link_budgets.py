@@ -100,6 +100,38 @@ async def test_one_network_has_its_share_of_the_links(tmp_path, monkeypatch):
 
 
 @simulated()
+async def test_links_that_others_open_leave_room_for_our_own_dials(tmp_path, monkeypatch):
+    monkeypatch.setattr(links_file, "MAX_LINKS", 4)
+    monkeypatch.setattr(links_file, "MAX_LINKS_PER_PREFIX", 2)
+    dialled = trio.Event()
+
+    async def note(_stream) -> None:
+        dialled.set()
+        await trio.sleep_forever()
+
+    async with open_swarm(1, toy_spec(20), tmp_path) as swarm, AsyncExitStack() as others:
+        await start(swarm, "a")
+        ids = [identity_of(1, f"sybil-{number}").peer_id for number in range(8)]
+        opened = [
+            swarm.internet.open_network(sybil, f"/ip4/5.6.{number}.7/tcp/1")
+            for number, sybil in enumerate(ids)
+        ]
+        sybils = [await others.enter_async_context(each) for each in opened]
+        honest = identity_of(1, "honest").peer_id
+        network = await others.enter_async_context(swarm.internet.open_network(honest))
+        await network.serve(HELLO, note)
+        async with trio.open_nursery() as nursery:
+            for number, sybil in enumerate(sybils):
+                talk, _ = await greet(swarm, sybil)
+                nursery.start_soon(beat, talk)
+                assert existing(swarm["a"].roster.get(ids[number])).network == f"5.6.{number}.0/24"
+            swarm["a"].roster.introduced(honest, tuple(network.addresses))
+            with trio.fail_after(10 * BEAT_S):
+                await dialled.wait()
+            nursery.cancel_scope.cancel()
+
+
+@simulated()
 async def test_peers_that_dial_each_other_at_once_keep_the_same_link(tmp_path):
     async with open_swarm(1, toy_spec(60), tmp_path) as swarm:
         await start(swarm, "a", "b", "c")

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 import trio
 
-from peer.daemon.outside import ASK_UNKNOWN_EVERY_S, LOOK_EVERY_S, RELAYS, Reaching
+from peer.daemon.outside import (
+    ASK_UNKNOWN_EVERY_S,
+    LOOK_EVERY_S,
+    RELAYS,
+    TRY_S,
+    Reaching,
+    say_where,
+)
 from peer.daemon.report import join_address
 from peer.facts import Facts
 from peer.network.identity import Identity
@@ -17,8 +24,14 @@ from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.observe.events import EventLog
 from peer.runtime import PeerId
 from protocol.errors import LocoError
+from protocol.limits import (
+    DIAL_BACK_EVERY_S,
+    MAX_DIAL_BACK_ADDRESSES,
+    MAX_DIAL_BACKS_PER_PREFIX,
+)
 from protocol.membership.dial_back import NatKind, Reach
 from protocol.membership.view import Roster
+from protocol.wire.messages import Seen, Whereabouts
 
 PUBLIC = "/ip4/8.8.{}.1/tcp/4001"
 
@@ -149,6 +162,53 @@ async def test_another_relay_takes_the_place_of_one_that_is_gone_or_refuses(
         monkeypatch.setattr(node.roster, "heard", lambda *_, **__: False)
         await trio.sleep(LOOK_EVERY_S + 1)
         assert gone not in node.facts.reach.relays
+
+
+async def test_tarpits_of_one_network_leave_dial_backs_to_others(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
+    """Each names four addresses that never answer; one whose first hangs is not held up either."""
+    async with nodes(2) as made, AsyncExitStack() as stack:
+        victim, honest = (node.network for node in made)
+        internet, probe, hanging, most = victim._internet, victim.probe, list[str](), 0
+
+        async def hang(address: str) -> PeerId:
+            nonlocal most
+            if not address.startswith("/ip4/8.8.100."):
+                return await probe(address)
+            hanging.append(address)
+            most = max(most, len(hanging))
+            try:
+                await trio.sleep(3600)
+                raise LocoError("dial: no answer")
+            finally:
+                hanging.remove(address)
+
+        async def ask(network: SimulatedNetwork, *tried: str) -> Seen | None:
+            await network.connect(victim.peer_id, victim.addresses)
+            return await say_where(network, victim.peer_id, Whereabouts(1, (), tried))
+
+        monkeypatch.setattr(victim, "probe", hang)
+        await trio.sleep(DIAL_BACK_EVERY_S)
+        tarpits = {f"/ip4/8.8.100.{number}/tcp/": 100 + number for number in range(16)}
+        networks = {
+            start: await stack.enter_async_context(
+                internet.open_network(Identity(bytes([number]) * 32).peer_id, f"{start}4001")
+            )
+            for start, number in tarpits.items()
+        }
+        async with trio.open_nursery() as nursery:
+            for start, network in networks.items():
+                tried = [f"{start}{port}" for port in range(1, MAX_DIAL_BACK_ADDRESSES + 1)]
+                nursery.start_soon(ask, network, *tried)
+            await trio.sleep(1.0)
+            (address,) = (each.partition("/p2p/")[0] for each in honest.addresses)
+            seen = await ask(honest, address)
+            assert seen is not None
+            assert seen.reached == (address,)
+            assert most == MAX_DIAL_BACKS_PER_PREFIX * MAX_DIAL_BACK_ADDRESSES
+            await trio.sleep(TRY_S)
+            assert not hanging
 
 
 async def test_places_are_renewed(monkeypatch: pytest.MonkeyPatch, autojump_clock: object) -> None:

@@ -59,15 +59,16 @@ async def test_a_bug_ends_the_stream_is_counted_and_told_once_for_each_peer_and_
     assert also == told
 
 
-async def test_so_many_strangers_do_not_fill_the_log():
+async def test_so_many_strangers_do_not_fill_the_log_nor_silence_another_bug():
     told: list[str] = []
     network = BaseNetwork()
-    network.tellers.append(lambda peer_id, *_: told.append(peer_id))
-    await network.serve("p", failing(*[ValueError() for _ in range(MAX_TOLD + 5)]))
-    for number in range(MAX_TOLD + 5):
+    network.tellers.append(lambda peer_id, _, error: told.append(type(error).__name__))
+    many = 300
+    await network.serve("p", failing(*[ValueError() for _ in range(many)], OverflowError()))
+    for number in range(many + 1):
         await serve(network, f"peer-{number}")
-    assert len(told) == MAX_TOLD
-    assert network.carried.failed_streams == MAX_TOLD + 5
+    assert told == ["ValueError"] * MAX_TOLD + ["OverflowError"]
+    assert network.carried.failed_streams == many + 1
 
 
 async def test_in_a_simulation_a_bug_is_not_hidden():

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -12,11 +13,15 @@ import pytest
 import trio
 from network_worlds import WAIT_S, peer_id_of, real_network, wait_until
 
-from peer.network.p2pd import P2pdFailed
+from peer.network.p2pd import P2pdFailed, socket_paths
+from peer.network.protobuf import delimited
+from peer.network.relay import Relay, reserve
 from peer.network.tls_probe import read_peer_id
 from peer.runtime import Stream
 from protocol.address import multiaddr
+from protocol.address.peer_id import peer_id_to_bytes
 from protocol.errors import StreamLost
+from protocol.membership.dial_back import relay_address
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
@@ -105,6 +110,52 @@ async def test_a_stream_knows_where_it_came_from(short_path: Path) -> None:
         await stream.aclose()
     (address,) = seen
     assert multiaddr.parse(address)[0] == ("ip4", "127.0.0.1")
+
+
+async def test_circuits_come_through_relays_where_we_hold_a_place_alone(short_path: Path) -> None:
+    async with (
+        real_network(short_path, "hub", route_by_dht=False) as hub,
+        real_network(short_path, "behind", route_by_dht=False) as behind,
+        real_network(short_path, "far", route_by_dht=False) as far,
+    ):
+        relay = Relay(hub, carry_all, offers=lambda: True, mbps=1000.0, wall_time_s=time.time)
+        await relay.start()
+        await behind.serve(ECHO, echo)
+        await behind.connect(hub.peer_id, hub.addresses)
+        await reserve(behind, hub.peer_id)
+        bare = [multiaddr.split_peer_id(address)[0] for address in hub.addresses]
+        through = relay_address(hub.peer_id, bare)
+        assert through is not None
+        await far.connect(behind.peer_id, [through])
+        refused = await far.open_stream(behind.peer_id, ECHO)
+        with trio.fail_after(WAIT_S), pytest.raises(StreamLost):
+            await ask(refused, b"let me in")
+        assert behind.statistics().refused_streams == 1
+        behind.announce([through])
+        stream = await far.open_stream(behind.peer_id, ECHO)
+        assert await ask(stream, b"by the door") == b"by the door"
+        behind.announce([])  # the place is given up, and the conversation goes on
+        another = await far.open_stream(behind.peer_id, ECHO)
+        assert await ask(another, b"and on") == b"and on"
+
+
+async def test_a_stream_from_where_cannot_be_told_is_not_taken(short_path: Path) -> None:
+    """p2pd tells of one that comes through a relay with another kind of key than Ed25519."""
+    relay = bytes.fromhex("a503221220") + bytes(32) + bytes.fromhex("a202")
+    direct = multiaddr.to_bytes("/ip4/203.0.113.1/tcp/4001")
+    async with real_network(short_path, "a") as a:
+        await a.serve(ECHO, echo)
+        _, listener = socket_paths(short_path / "a.key", short_path)
+        for address, answer in ((direct, b"hello"), (direct + relay, b"")):
+            told = [(1, peer_id_to_bytes(peer_id_of("b"))), (2, address), (3, ECHO.encode())]
+            async with await trio.open_unix_socket(str(listener)) as connection:
+                await connection.send_all(delimited(told) + answer)
+                with trio.fail_after(WAIT_S):
+                    assert await connection.receive_some() == answer
+
+
+async def carry_all(_num_bytes: int) -> None:
+    await trio.lowlevel.checkpoint()
 
 
 async def test_a_bug_that_a_stranger_finds_ends_its_stream_and_is_counted(

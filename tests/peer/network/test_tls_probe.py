@@ -76,6 +76,16 @@ def test_other_certificates_prove_nothing(
         peer_id_of_certificate(certificate(make_extension))
 
 
+def test_certificates_that_cannot_be_read_are_their_makers_fault_and_no_error_of_ours() -> None:
+    made = certificate(good)
+    curve, version = bytes.fromhex("06082a8648ce3d030107"), bytes.fromhex("a003020102")
+    odd = made.replace(curve, curve[:-1] + b"\x55"), made.replace(version, version[:-1] + b"\x55")
+    for der in odd:
+        assert der != made
+        with pytest.raises(ValueError, match="cannot be read"):
+            peer_id_of_certificate(der)
+
+
 async def test_who_is_not_there_is_said_with_the_cause() -> None:
     with socket.socket() as held:  # bound, and nobody listens
         held.bind(("127.0.0.1", 0))

@@ -312,7 +312,8 @@ def test_every_metric_explains_itself() -> None:
 @pytest.fixture
 async def port(nursery: trio.Nursery) -> int:
     metrics = Metrics(full, version="1")
-    serve = partial(serve_metrics, HostPort("127.0.0.1", 0), metrics.render, metrics.content_type)
+    where, known = HostPort("127.0.0.1", 0), ["peer.example.org"]
+    serve = partial(serve_metrics, where, metrics.render, metrics.content_type, known)
     url = await nursery.start(serve)
     assert url.startswith("http://127.0.0.1:")
     assert url.endswith("/metrics")
@@ -354,6 +355,15 @@ async def test_monitors_that_ask_for_the_head_get_it_alone(port: int) -> None:
         (b"GET / HTTP/1.1\r\n\r\n", b"404"),
         (b"GET /metrics/../etc HTTP/1.1\r\n\r\n", b"404"),
         (b"POST /metrics HTTP/1.1\r\n\r\n", b"405"),
+        (b"GET /metrics HTTP/1.1\r\nHost: 192.0.2.1:9464\r\n\r\n", b"200"),
+        (b"GET /metrics HTTP/1.1\r\nHost: [::1]:9464\r\n\r\n", b"200"),
+        (b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", b"200"),
+        (b"GET /metrics HTTP/1.1\r\nHost: peer-1:9464\r\n\r\n", b"200"),
+        (b"GET /metrics HTTP/1.1\r\nhost:Peer.Example.org:9464\r\n\r\n", b"200"),
+        (b"GET /metrics HTTP/1.1\r\nHost: rebound.example.net:9464\r\n\r\n", b"421"),
+        (b"GET /metrics HTTP/1.1\r\nhost:127.0.0.1.example.net\r\n\r\n", b"421"),
+        (b"GET /metrics HTTP/1.1\r\nHost: com.\r\n\r\n", b"421"),
+        (b"GET /metrics HTTP/1.1\r\nHost: x\r\nX: y\r\nHost: a.net\r\n\r\n", b"421"),
         (b"nonsense\r\n\r\n", b"400"),
         (b"GET /metrics SMTP\r\n\r\n", b"400"),
         (b"\x00\xff" * 20 + b"\r\n\r\n", b"400"),

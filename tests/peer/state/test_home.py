@@ -105,7 +105,7 @@ def test_socket_paths_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     long.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(long))
-    made = Home(tmp_path / ("h" * 200)).make_runtime_dir()
+    made = Home(tmp_path / ("h" * 200))._make_runtime_dir()
     try:
         socket = made / ("s" * LONGEST_SOCKET_NAME_BYTES)
         assert len(os.fsencode(socket)) <= MAX_UNIX_PATH_BYTES
@@ -114,16 +114,37 @@ def test_socket_paths_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         made.rmdir()
 
 
-def test_a_runtime_dir_that_others_can_enter_is_refused(home: Home) -> None:
-    home.make_runtime_dir().chmod(0o755)
-    with pytest.raises(HomeError, match="not a private directory"):
-        home.make_runtime_dir()
+def test_a_home_that_everybody_can_write_to_is_refused(home: Home) -> None:
+    for mode in (0o755, 0o775):
+        home.root.chmod(mode)
+        home.prepare()
+    home.root.chmod(0o777)
+    with pytest.raises(HomeError, match="every user.*chmod o-w"):
+        home.prepare()
 
 
-def test_a_runtime_dir_that_is_a_link_is_refused(home: Home, tmp_path: Path) -> None:
-    home.runtime_dir.symlink_to(tmp_path)
-    with pytest.raises(HomeError, match="not a private directory|cannot make"):
-        home.make_runtime_dir()
+@pytest.mark.parametrize("taken", ["open", "link", "dangling", "file"])
+def test_sockets_lie_elsewhere_where_their_place_is_none_of_ours(
+    home: Home, tmp_path: Path, taken: str
+) -> None:
+    place = home.runtime_dir
+    match taken:
+        case "open":
+            place.mkdir(0o755)
+        case "link":
+            place.symlink_to(tmp_path)
+        case "dangling":
+            place.symlink_to(tmp_path / "nowhere")
+        case _:
+            place.touch()
+    with home.locked():
+        assert home.sockets != place
+        assert home.sockets.stat().st_mode & 0o777 == 0o700
+        socket = home.sockets / ("s" * LONGEST_SOCKET_NAME_BYTES)
+        assert len(os.fsencode(socket)) <= MAX_UNIX_PATH_BYTES
+        assert Home(home.root).control_socket.parent == home.sockets
+    assert not home.sockets.exists()
+    assert os.path.lexists(place)
 
 
 def test_incarnations_count_up_across_restarts(home: Home) -> None:

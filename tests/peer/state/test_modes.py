@@ -1,4 +1,4 @@
-"""Who may read the files of a home and of an export: keys are private, all else is by the umask."""
+"""Who may read the files of a home and of an export: keys and weights are their owner's alone."""
 
 import os
 import stat
@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from peer.network.identity import load_or_create
 from peer.observe.events import LineFile
 from peer.runtime.work import RealEntropy
-from peer.state.checkpoints import TRAINER_FILE, CheckpointStore, Manifest, write_outer
+from peer.state.checkpoints import OUTER_FILE, TRAINER_FILE, CheckpointStore, Manifest, write_outer
 from peer.state.export import export_hugging_face
 from peer.state.home import Home
 from peer.state.kept_files import AdmissionFile, KeptAdmission
@@ -28,6 +28,7 @@ pytestmark = pytest.mark.slow
 SPEC = RunSpec.model_validate(
     {"model": {"hidden_size": 16, "intermediate_size": 16, "num_layers": 1, "num_heads": 2}}
 )
+WEIGHTS = ("state/now", OUTER_FILE)
 PRIVATE = {"identity.key", "founder.key", "admission", "lock"}
 
 
@@ -66,7 +67,7 @@ def modes_in(folder: Path) -> dict[str, int]:
     return {str(path.relative_to(folder)): stat.S_IMODE(path.stat().st_mode) for path in found}
 
 
-def test_keys_are_private_and_all_else_is_by_the_umask(tmp_path, monkeypatch):
+def test_keys_and_weights_are_private_and_all_else_is_by_the_umask(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     home = Home(tmp_path / "home")
     fill(home, tmp_path / "texts")
@@ -83,7 +84,9 @@ def test_keys_are_private_and_all_else_is_by_the_umask(tmp_path, monkeypatch):
         "log/events.jsonl",
         "checkpoints/000001-step-1/manifest.json",
     }
-    expected = {name: 0o600 if name in PRIVATE else 0o666 & ~umask for name in found}
+    is_private = {name: name in PRIVATE or name.endswith(WEIGHTS) for name in found}
+    assert sum(is_private.values()) == len(PRIVATE) + len(WEIGHTS)
+    expected = {name: 0o600 if is_private[name] else 0o666 & ~umask for name in found}
     assert found == expected
     exported = modes_in(tmp_path / "hf")
     assert exported == dict.fromkeys(exported, 0o666 & ~umask)

@@ -12,10 +12,10 @@ import pytest
 import trio
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from peer.training.corpus import InvalidCorpus, prepare_corpus
 from peer.training.corpus import apart as apart_module
 from peer.training.corpus.apart import answer_of, prepare_apart
-from peer.training.corpus.packed import go_on
+from peer.training.corpus.folder import prepare_corpus
+from peer.training.corpus.packed import InvalidCorpus, go_on
 from protocol.run.run_spec import DataSection, ModelSection, RunSpec
 
 LIMIT_S = 120.0
