@@ -25,6 +25,10 @@ INBOUND_STREAMS_PER_S: Final = 50.0
 INBOUND_STREAMS_PER_S_OF_PREFIX: Final = 150.0
 INBOUND_STREAMS_BURST_S: Final = 4.0
 """Seconds' worth of them that may come at once: stripes, and questions after many chunks."""
+MAX_IDLE_CONNECTIONS: Final = 64
+"""Connections over which no stream of ours goes: those of strangers, and of newcomers."""
+MAX_CONNECTIONS_PER_PEER: Final = 8
+"""Two that dial each other at once, through a relay and around it, have four."""
 MAX_EXPIRES_S: Final = 1e11
 """The latest Unix time that records and invitations may name."""
 ANSWER_S: Final = 10.0

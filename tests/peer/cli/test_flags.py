@@ -35,7 +35,6 @@ PEER_OPTIONS = [
     "--max-upload-mbps",
     "--metrics",
     "--overlap-steps",
-    "--quic",
     "--relay-mbps",
     "--threads",
     "--upload-keys",

@@ -236,26 +236,6 @@ async def test_failed_dials_name_their_step(short_path: Path) -> None:
             await a.connect(peer_id_of("c"), b.addresses)
 
 
-async def test_peers_find_each_other_through_a_third(short_path: Path) -> None:
-    async with (
-        real_network(short_path, "a") as a,
-        real_network(short_path, "b") as b,
-        real_network(short_path, "c") as c,
-    ):
-        await c.serve(ECHO, echo)
-        await a.connect(b.peer_id, b.addresses)
-        await c.connect(b.peer_id, b.addresses)
-        with trio.fail_after(WAIT_S):
-            while True:
-                try:
-                    stream = await a.open_stream(c.peer_id, ECHO)
-                    break
-                except StreamLost:
-                    await trio.sleep(0.05)
-        assert await ask(stream, b"found") == b"found"
-        await stream.aclose()
-
-
 CHILD = """
 import sys, trio
 sys.path.insert(0, sys.argv[2])
