@@ -49,6 +49,7 @@ from .p2pd import (
     P2pdConfig,
     P2pdFailed,
     P2pdProcess,
+    P2pdRefused,
     attach,
     held_ports,
     listen_at,
@@ -371,7 +372,8 @@ class Libp2pNetwork(BaseNetwork):
             connections = [(peer, text_of(at[0]) if at else "") for peer, at in listed]
             used = {peer_id_to_bytes(stream.remote_peer_id) for stream in self.streams}
             for peer in to_close(connections, used, idle):
-                await client.disconnect(peer)
+                with suppress(P2pdRefused):  # it has gone
+                    await client.disconnect(peer)
             idle = idle_peers(connections, used).keys()
 
     async def _read_identity(self, client: P2pdClient) -> None:

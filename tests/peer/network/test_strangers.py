@@ -50,27 +50,23 @@ async def echoes(stream: Stream, data: bytes) -> bool:
 
 
 @asynccontextmanager
-async def two_that_speak(folder: Path) -> AsyncIterator[tuple[Libp2pNetwork, Stream, Stream]]:
-    """One, and both ends of a stream that another has opened to it."""
-    here: list[Stream] = []
-
-    async def keep(stream: Stream) -> None:
-        here.append(stream)
-        await echo(stream)
-
+async def two_that_speak(folder: Path) -> AsyncIterator[tuple[Libp2pNetwork, Stream]]:
+    """One, and a stream that another has opened to it."""
     async with real_network(folder, "a") as a, real_network(folder, "b") as b:
-        await a.serve(ECHO, keep)
+        await a.serve(ECHO, echo)
         await b.connect(a.peer_id, a.addresses)
         stream = await b.open_stream(a.peer_id, ECHO)
         assert await echoes(stream, b"before")
-        yield a, stream, here[0]
+        yield a, stream
 
 
 async def test_a_stranger_is_told_nothing_of_others(short_path: Path) -> None:
-    async with two_that_speak(short_path) as (a, _, _):
-        async with bare_connection(a.addresses[-1], identity_of("stranger")) as stranger:
-            with trio.fail_after(WAIT_S):
-                answer = await stranger.ask(said(MULTISTREAM, KADEMLIA))
+    async with (
+        two_that_speak(short_path) as (a, _),
+        bare_connection(a.addresses[-1], identity_of("stranger")) as stranger,
+    ):
+        with trio.fail_after(WAIT_S):
+            answer = await stranger.ask(said(MULTISTREAM, KADEMLIA))
     assert answer.startswith(said(MULTISTREAM, "na"))
 
 
@@ -86,25 +82,28 @@ async def test_a_crowd_of_connections_is_cut_and_links_are_not(
         await one.drain()
         open_now -= 1
 
-    async with two_that_speak(short_path) as (a, stream, _), AsyncExitStack() as stack:
-        async with trio.open_nursery() as nursery:
-            for number in range(16):
-                attacker = bare_connection(a.addresses[-1], identity_of(f"stranger {number}"))
-                open_now += 1
-                nursery.start_soon(stay, await stack.enter_async_context(attacker))
-            await wait_until(lambda: open_now <= 4)
-            assert await echoes(stream, b"after")
-            async with real_network(short_path, "newcomer") as newcomer:
-                await newcomer.connect(a.peer_id, a.addresses)
-                assert await echoes(await newcomer.open_stream(a.peer_id, ECHO), b"hello")
-            nursery.cancel_scope.cancel()
+    async with (
+        two_that_speak(short_path) as (a, stream),
+        AsyncExitStack() as stack,
+        trio.open_nursery() as nursery,
+    ):
+        for number in range(16):
+            attacker = bare_connection(a.addresses[-1], identity_of(f"stranger {number}"))
+            open_now += 1
+            nursery.start_soon(stay, await stack.enter_async_context(attacker))
+        await wait_until(lambda: open_now <= 4)
+        assert await echoes(stream, b"after")
+        async with real_network(short_path, "newcomer") as newcomer:
+            await newcomer.connect(a.peer_id, a.addresses)
+            assert await echoes(await newcomer.open_stream(a.peer_id, ECHO), b"hello")
+        nursery.cancel_scope.cancel()
 
 
 async def test_one_that_fills_the_memory_has_p2pd_replaced(
     short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(libp2p_module, "LOOK_EVERY_S", 0.1)
-    async with two_that_speak(short_path) as (a, stream, _):
+    async with two_that_speak(short_path) as (a, stream):
         size = psutil.Process(a.statistics().p2pd_pid).memory_info().rss
         monkeypatch.setattr(libp2p_module, "MAX_MEMORY_BYTES", size + (16 << 20))
         with trio.fail_after(60):
@@ -121,14 +120,16 @@ async def test_one_that_fills_the_memory_has_p2pd_replaced(
 
 
 async def _flood(address: str) -> None:
-    async with bare_connection(address, identity_of("stranger")) as stranger:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(stranger.drain)
-            try:
-                while True:
-                    await stranger.open_streams(500, said(MULTISTREAM))
-            except trio.BrokenResourceError:
-                await trio.sleep_forever()
+    async with (
+        bare_connection(address, identity_of("stranger")) as stranger,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(stranger.drain)
+        try:
+            while True:
+                await stranger.open_streams(500, said(MULTISTREAM))
+        except trio.BrokenResourceError:
+            await trio.sleep_forever()
 
 
 async def test_what_others_say_is_harmless_on_a_terminal(short_path: Path) -> None:
