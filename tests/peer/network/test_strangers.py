@@ -105,7 +105,7 @@ async def test_one_that_fills_the_memory_has_p2pd_replaced(
     monkeypatch.setattr(libp2p_module, "LOOK_EVERY_S", 0.1)
     async with two_that_speak(short_path) as (a, stream):
         size = psutil.Process(a.statistics().p2pd_pid).memory_info().rss
-        monkeypatch.setattr(libp2p_module, "MAX_MEMORY_BYTES", size + (16 << 20))
+        monkeypatch.setattr(libp2p_module, "MAX_MEMORY_BYTES", size + (4 << 20))
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_flood, a.addresses[-1])
