@@ -76,8 +76,10 @@ def test_peers_train_on_a_corpus_that_only_its_founder_had(
 
 @pytest.mark.long
 def test_a_gigabyte_in_pieces(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Pieces of the usual size."""
+    """Pieces of the usual size. In a first round of 150 steps a joiner reads from 231 to 240 of the
+    256; in one a third as long from about 140."""
     folder = Path(tmp_path_factory.mktemp("gigabyte"))
     size = 1 << 30
-    with open_swarm(folder, spec_of(tokens_in(folder, size), 4096)) as swarm:
+    spec = spec_of(tokens_in(folder, size), 4096).replace("inner_steps = 150", "inner_steps = 50")
+    with open_swarm(folder, spec) as swarm:
         run_without_the_founder(swarm, size >> 22, share=0.9)

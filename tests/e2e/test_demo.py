@@ -18,16 +18,18 @@ from demo.folder import MARKER
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 ROOT = Path(__file__).parents[2]
-STEPS = 100
+STEPS = {"noloco": 100, "diloco": 280, "pipeline": 100}
+"""Fragments win only later: after 100 steps the four were 0.01 to 0.02 nats behind on a slow
+machine (three runs), and 0.04 to 0.17 ahead on faster ones."""
 RUN_TIMEOUT_S = 540
 GONE_TIMEOUT_S = 30
 BYTE_FREQUENCIES_NATS = 3.147
 """Entropy of the corpus, byte by byte: what a model loses that knows how often each occurs."""
-LEAST_NATS = 1.6
-"""So few steps lead to 2 and more; less would be another corpus."""
-LEAST_GAIN_NATS = {"noloco": 0.05, "diloco": 0.05, "pipeline": -0.1}
+LEAST_NATS = 1.3
+"""100 steps lead to 2, 280 to 1.5; less would be another corpus."""
+LEAST_GAIN_NATS = {"noloco": 0.05, "diloco": 0.08, "pipeline": -0.1}
 """In pairs 0.19 to 0.24 was seen (four runs on two slow cores that others used) and 0.08 (three on
-two faster ones, where joiners miss more), with fragments 0.17, in a pipeline 0.02: two peers of
+two faster ones, where joiners miss more), with fragments 0.16, in a pipeline 0.02: two peers of
 it have data, so the mean is of two and not of four."""
 SPREAD_NATS = {"noloco": 0.05, "diloco": 0.0, "pipeline": 0.05}
 """Between the four: pairs end with log2 N averages, fragments with the same bytes for all."""
@@ -38,11 +40,11 @@ everything to everybody would take 6."""
 
 
 @contextmanager
-def started_demo(out, *options):
+def started_demo(out, *options, steps=STEPS["noloco"]):
     """The demo, and a word in its environment that all it starts inherit."""
     mark = f"demo-{uuid.uuid4()}"
     process = subprocess.Popen(
-        [sys.executable, "-m", "demo", "--out", str(out), "--steps", str(STEPS), *options],
+        [sys.executable, "-m", "demo", "--out", str(out), "--steps", str(steps), *options],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -85,7 +87,7 @@ def read_until(process, word):
 )
 def test_a_small_demo_ends_with_its_summary(tmp_path, method):
     out = tmp_path / "out"
-    with started_demo(out, "--method", method) as (process, mark):
+    with started_demo(out, "--method", method, steps=STEPS[method]) as (process, mark):
         said, _ = process.communicate(timeout=RUN_TIMEOUT_S)
         assert marked(mark) == []
     summary = json.loads((out / "summary.json").read_text())
