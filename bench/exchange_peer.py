@@ -187,7 +187,7 @@ async def main(folder: Path, payload_bytes: int, name: str) -> None:
     """Run the peer called `name`, with its key and sockets in `folder`."""
     key = folder / f"{name}.key"
     load_or_create(key, RealEntropy())
-    async with open_libp2p_network(key, runtime_dir=folder, route_by_dht=False) as network:
+    async with open_libp2p_network(key, runtime_dir=folder) as network:
         await ExchangePeer(network, payload_bytes, seed=ord(name[0])).run()
 
 

@@ -240,9 +240,7 @@ async def main(folder: Path, address: str, index: int, num_values: int) -> None:
     key = folder / f"{index}.key"
     identity = load_or_create(key, RealEntropy())
     listen = [f"/ip4/{address}/tcp/0"]
-    async with open_libp2p_network(
-        key, listen=listen, runtime_dir=folder, route_by_dht=False
-    ) as network:
+    async with open_libp2p_network(key, listen=listen, runtime_dir=folder) as network:
         await SpeedPeer(network, identity, model_layout(num_values), index).run()
 
 

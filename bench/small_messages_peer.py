@@ -123,9 +123,7 @@ async def main(folder: Path, name: str, listen: str, *, paced: bool) -> None:
     """Run the peer called `name`, with its key and sockets in `folder`."""
     key = folder / f"{name}.key"
     load_or_create(key, RealEntropy())
-    async with open_libp2p_network(
-        key, listen=[listen], runtime_dir=folder, route_by_dht=False
-    ) as network:
+    async with open_libp2p_network(key, listen=[listen], runtime_dir=folder) as network:
         network.pacing = pacing = Pacing(NO_LIMITS)
         await SmallMessagesPeer(network, pacing, paced=paced).run()
 

@@ -175,7 +175,7 @@ async def main(folder: Path, name: str) -> None:
     key = folder / f"{name}.key"
     load_or_create(key, RealEntropy())
     log = LineFile(folder / f"{name}.jsonl")
-    async with open_libp2p_network(key, runtime_dir=folder, route_by_dht=False) as network:
+    async with open_libp2p_network(key, runtime_dir=folder) as network:
         events = EventLog(
             log.write_line, peer=network.peer_id, wall_time_s=lambda: 0.0, stream=None
         )

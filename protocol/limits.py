@@ -25,6 +25,10 @@ INBOUND_STREAMS_PER_S: Final = 50.0
 INBOUND_STREAMS_PER_S_OF_PREFIX: Final = 150.0
 INBOUND_STREAMS_BURST_S: Final = 4.0
 """Seconds' worth of them that may come at once: stripes, and questions after many chunks."""
+MAX_IDLE_CONNECTIONS: Final = 64
+"""Connections over which no stream of ours goes: those of strangers, and of newcomers."""
+MAX_CONNECTIONS_PER_PEER: Final = 8
+"""Two that dial each other at once, through a relay and around it, have four."""
 MAX_EXPIRES_S: Final = 1e11
 """The latest Unix time that records and invitations may name."""
 ANSWER_S: Final = 10.0
@@ -68,8 +72,13 @@ MAX_MEMBERS: Final = 4096
 
 # --- relays and dial-back -------------------------------------------------------------------------
 MAX_RESERVATIONS: Final = 64
+MAX_RESERVATIONS_PER_PREFIX: Final = 8
 MAX_CIRCUITS: Final = 128
 MAX_CIRCUITS_PER_PEER: Final = 16
+MAX_CIRCUITS_PER_PREFIX: Final = 32
+"""Places and circuits that peers of one network hold at a relay."""
+STRANGERS_SHARE: Final = 1 / 16
+"""Of a relay's rate, for circuits of peers that it does not know: enough to say hello behind it."""
 MAX_DIAL_BACKS: Final = 8
 """Peers whose addresses we try at once."""
 MAX_DIAL_BACKS_PER_PREFIX: Final = 2

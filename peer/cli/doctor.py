@@ -1,5 +1,6 @@
 """`loco-peer doctor`: looks at this machine, the network and a running peer; says what to do."""
 
+import hashlib
 import os
 import platform
 import shutil
@@ -82,7 +83,7 @@ def machine_findings(home: Path) -> Iterator[Finding]:
 
     yield _versions()
     try:
-        yield Finding("p2pd", WELL, str(bundled_binary()))
+        yield p2pd_finding(bundled_binary())
     except P2pdFailed as error:
         yield Finding("p2pd", ILL, str(error))
     disk = next(each for each in (home, *home.parents) if each.exists())
@@ -99,6 +100,20 @@ def machine_findings(home: Path) -> Iterator[Finding]:
     cure = "if it has a GPU: install its driver, and a torch that is built for CUDA"
     says = "; ".join(seen) or "torch finds none: it will train on the CPU"
     yield _judged("GPU", bool(seen), says, cure, NOTE)
+
+
+P2PD_BUILDS: Final = {
+    "42f8f48e62583b97cdba3c31439c08029fb2b9fc506b5bdd82c46b7cc1d279d8": (
+        "go-libp2p 0.32.1, go-yamux 4.0.1, Go 1.20.11, of November 2023"
+    ),
+}
+"""What p2pd is built of, by its SHA-256. It is packed, so its own record cannot be read."""
+
+
+def p2pd_finding(binary: Path) -> Finding:
+    digest = hashlib.sha256(binary.read_bytes()).hexdigest()
+    build = P2PD_BUILDS.get(digest, f"a build that is not known here (SHA-256 {digest[:16]}...)")
+    return Finding("p2pd", WELL, f"{build}: {binary}")
 
 
 def in_container() -> bool:

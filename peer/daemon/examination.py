@@ -135,7 +135,7 @@ async def examine(
     visitor = visitor or Visitor(folder / "doctor.key")
     load_or_create(visitor.identity_path, RealEntropy())
     async with open_libp2p_network(
-        visitor.identity_path, listen=[listen], runtime_dir=folder, route_by_dht=False
+        visitor.identity_path, listen=[listen], runtime_dir=folder
     ) as network:
         return await Doctor(network, clock_s, visitor).examine(bootstrap)
 

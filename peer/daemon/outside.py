@@ -317,6 +317,7 @@ async def be_reached(ports: Ports, relay_mbps: float) -> None:
     relay = Relay(
         ports.network,
         ports.pacing.carry,
+        knows=lambda peer_id: ports.roster.get(peer_id) is not None,
         offers=lambda: facts.reach is not Reach.NO,
         mbps=relay_mbps,
         wall_time_s=ports.directory.swarm_time_s,

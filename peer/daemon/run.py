@@ -106,7 +106,6 @@ class _Daemon:
                 listen=[self._listen().multiaddr()],
                 announce=self._config.announce,
                 runtime_dir=self._home.sockets,
-                quic=self._config.quic,
             ) as network,
             open_hivemind_directory(network.daemon_control_address) as directory,
         ):
@@ -307,8 +306,9 @@ async def _watch_network(
     generation = network.generation
     while True:
         generation = await network.wait_restarted(generation)
-        count = network.statistics().restarts
-        ports.events.emit(EventName.NETWORK_RESTARTED, reason="p2pd ended", restarts=count)
+        of = network.statistics()
+        why, count = of.last_failure, of.restarts
+        ports.events.emit(EventName.NETWORK_RESTARTED, reason=why, restarts=count)
         await directory.reattach(network.daemon_control_address)
 
 

@@ -18,14 +18,12 @@ Streams. p2pd pipes each stream through a unix connection of its own. Rules:
 - When our own p2pd dies, every stream it carried is lost, however clean its end looks: the network
   calls `lose`, and an end of input is believed only once p2pd has shown that it is alive (a dying
   process closes its connections one after another).
-- QUIC loses what was written just before a close (p2pd resets the stream). There the side that has
-  sent last waits until the other one closes, for LINGER_S at most.
 - A write that was cancelled half-way leaves the stream unusable; it is marked lost rather than left
   to corrupt what follows.
 """
 
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -39,15 +37,19 @@ from protocol.address.peer_id import peer_id_from_bytes, peer_id_to_bytes
 from protocol.errors import LocoError, StreamLost, leaves
 from protocol.limits import ANSWER_S, MAX_ADDRESSES_PER_PEER, MAX_MEMBERS
 from protocol.membership.book import BackOff
+from protocol.membership.crowds import idle_peers, to_close
+from protocol.names import size_text
 
 from .conversation import WRITE_BYTES
 from .dial_errors import dial_sentence, unresolved_sentence
 from .handlers import BaseNetwork, PeerStream, print_bug
 from .p2pd import (
+    MAX_MEMORY_BYTES,
     P2pdClient,
     P2pdConfig,
     P2pdFailed,
     P2pdProcess,
+    P2pdRefused,
     attach,
     held_ports,
     listen_at,
@@ -62,7 +64,6 @@ from .tls_probe import read_peer_id
 
 # --- streams --------------------------------------------------------------------------------------
 
-LINGER_S: Final = 3.0
 SMALL_PIECE_BYTES: Final = 32 * 1024
 GATHER_S: Final = 0.002
 """p2pd hands on what it gets in pieces of some KiB, and to wake up for each costs more than to move
@@ -82,8 +83,6 @@ class Libp2pStream(PeerStream):
         super().__init__(network, protocol, peer_id, address)
         self._connection = connection
         self._carrier_is_lost = carrier_is_lost
-        self._lingers = is_quic(address)
-        self._sent_last = False
         self._came_bytes = 0
 
     async def _send_all(self, view: memoryview) -> None:
@@ -98,7 +97,6 @@ class Libp2pStream(PeerStream):
                 except trio.Cancelled:
                     self._lost = self._lost or "a write was cancelled half-way"
                     raise
-                self._sent_last = True
                 self._count_sent(len(piece))
 
     async def _receive(self, max_bytes: int) -> bytes:
@@ -108,7 +106,6 @@ class Libp2pStream(PeerStream):
             raise await self._loss_now("the peer reset the stream") from error
         if not data and (self._lost or await self._carrier_is_lost()):
             raise self._loss("our p2pd died")
-        self._sent_last = False
         return data
 
     async def _receive_into(self, view: memoryview, filled: int) -> int:
@@ -122,37 +119,20 @@ class Libp2pStream(PeerStream):
         if not self._came_bytes:
             where = f"after {filled} of {len(view)} bytes"
             raise await self._loss_now(f"the peer closed the stream {where}")
-        self._sent_last = False
         return self._came_bytes
 
     def _break(self) -> None:
         self._connection.socket.close()
 
     async def aclose(self) -> None:
-        try:
-            if self._note_closed() and self._lingers and self._sent_last and not self._lost:
-                await self._linger()
-        finally:
-            await self._connection.aclose()
-
-    async def _linger(self) -> None:
-        """Wait until the other side closes; what still comes is nobody's any more."""
-        try:
-            with trio.move_on_after(LINGER_S):
-                while await self._connection.receive_some(WRITE_BYTES):
-                    pass
-        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
-            pass  # it has ended, or somebody else reads to the end
+        self._note_closed()
+        await self._connection.aclose()
 
     async def _loss_now(self, reason: str) -> StreamLost:
         """The error for a stream that just ended; our own p2pd may be to blame."""
         if not self._closed and not self._lost and await self._carrier_is_lost():
             reason = "our p2pd died"
         return self._loss(reason)
-
-
-def is_quic(address: Address) -> bool:
-    return "/quic-v1" in address
 
 
 # --- known addresses of peers, and which of them p2pd was told since it last started -------------
@@ -163,8 +143,7 @@ class AddressBook:
         dialled: peers that this p2pd has been connected to.
     """
 
-    def __init__(self, *, quic: bool) -> None:
-        self._quic = quic
+    def __init__(self) -> None:
         self._addresses: OrderedDict[PeerId, tuple[bytes, ...]] = OrderedDict()
         self.dialled: set[PeerId] = set()
 
@@ -181,7 +160,7 @@ class AddressBook:
             bare, named = multiaddr.split_peer_id(address)
             if named not in (None, peer_id):
                 raise StreamLost(f"dial: {address} is another peer's address, not {peer_id}'s")
-            if self._quic or not is_quic(bare):
+            if "/quic-v1" not in bare:  # p2pd would use it
                 usable.append(multiaddr.to_bytes(bare))
         if usable:
             self._addresses[peer_id] = tuple(usable)
@@ -197,6 +176,8 @@ RESTART_MIN_S: Final = 0.1
 RESTART_MAX_S: Final = 30.0
 HEALTH_CHECK_S: Final = 20.0
 """How often p2pd is asked who it is: finds a hung one, and addresses that it learned since."""
+LOOK_EVERY_S: Final = 2.0
+"""How often its memory and its connections are looked at."""
 MAX_CONTROL_REQUESTS: Final = 64
 
 
@@ -213,7 +194,7 @@ class Libp2pNetwork(BaseNetwork):
         self._client: P2pdClient | None = None
         self._changed = ParkingLot()
         self._requests = trio.CapacityLimiter(MAX_CONTROL_REQUESTS)
-        self._book = AddressBook(quic=config.quic)
+        self._book = AddressBook()
         self.peer_id: PeerId = ""
         self.addresses: Sequence[Address] = ()
         """Full multiaddrs with /p2p/, best first, one of them dialable locally."""
@@ -344,6 +325,7 @@ class Libp2pNetwork(BaseNetwork):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(process.keep_reading)
                     nursery.start_soon(self._check_health, client)
+                    nursery.start_soon(self._look_after, process, client)
                     await self._come_up(process, client)
                     if task_status is not None:
                         task_status.started()
@@ -378,7 +360,22 @@ class Libp2pNetwork(BaseNetwork):
         while True:
             await trio.sleep(HEALTH_CHECK_S)
             await self._read_identity(client)
-            self.carried.relayed_peers = num_relayed(await client.list_peers())
+
+    async def _look_after(self, process: P2pdProcess, client: P2pdClient) -> None:
+        """Keep to bounds what others make it hold. Raises P2pdFailed: it has grown too large."""
+        idle: Collection[bytes] = ()
+        while True:
+            await trio.sleep(LOOK_EVERY_S)
+            if process.memory_bytes > MAX_MEMORY_BYTES:
+                raise P2pdFailed(f"p2pd took more than {size_text(MAX_MEMORY_BYTES)} of memory")
+            listed = await client.list_peers()
+            self.carried.relayed_peers = num_relayed(listed)
+            connections = [(peer, text_of(at[0]) if at else "") for peer, at in listed]
+            used = {peer_id_to_bytes(stream.remote_peer_id) for stream in self.streams}
+            for peer in to_close(connections, used, idle):
+                with suppress(P2pdRefused):  # it has gone
+                    await client.disconnect(peer)
+            idle = idle_peers(connections, used).keys()
 
     async def _read_identity(self, client: P2pdClient) -> None:
         self.peer_id = peer_id_from_bytes((await client.identify()).peer)
@@ -401,8 +398,6 @@ async def open_libp2p_network(
     listen: Sequence[Address] = ("/ip4/127.0.0.1/tcp/0",),
     announce: Sequence[Address] = (),
     runtime_dir: Path,
-    route_by_dht: bool = True,
-    quic: bool = False,
 ) -> AsyncIterator[Libp2pNetwork]:
     """Run p2pd, and speak libp2p through it.
 
@@ -411,8 +406,6 @@ async def open_libp2p_network(
         listen: TCP multiaddrs; port 0 takes a free port, and keeps it through restarts.
         announce: that others should dial; empty announces those listened on.
         runtime_dir: where the unix sockets go.
-        route_by_dht: let p2pd find addresses of peers it was never told of.
-        quic: listen on UDP too, and dial over QUIC where others do.
 
     Raises:
         P2pdFailed: p2pd did not come up; says why.
@@ -421,10 +414,7 @@ async def open_libp2p_network(
     await wait_until_unused(control_path)
     failure: P2pdFailed | None = None
     with held_ports(listen) as addresses:
-        config = P2pdConfig(
-            identity_path, control_path, addresses, tuple(announce),
-            route_by_dht=route_by_dht, quic=quic,
-        )  # fmt: skip
+        config = P2pdConfig(identity_path, control_path, addresses, tuple(announce))
         network = Libp2pNetwork(config, listener_path)
         async with listen_at(listener_path) as listener, trio.open_nursery() as nursery:
             nursery.start_soon(trio.serve_listeners, network.handle_inbound, [listener])

@@ -1,10 +1,14 @@
 """p2pd, the go-libp2p daemon that ships inside the hivemind wheel: its process, and requests to it.
 
-- It speaks TCP and TLS, and QUIC where the user wants it. QUIC loses what was written just before a
-  close (libp2p.py waits), and Noise costs a fifth of the throughput.
-- No IPFS bootstrap: this process serves this swarm. p2pd has a relay of its own that no flag turns
-  off, for everybody and with limits that no flag changes (128 KiB, 2 minutes). Ours takes over its
-  protocol (relay.py).
+- It speaks TCP and TLS. QUIC loses what was written just before a close, and its version can be
+  made to take all memory from afar; Noise costs a fifth of the throughput.
+- No Kademlia: it would tell strangers who is in the run and where, and keep what they bring.
+- p2pd has a relay of its own that no flag turns off, for everybody and with limits that no flag
+  changes (128 KiB, 2 minutes). Ours takes over its protocol (relay.py).
+- It bounds neither connections nor streams, and its connection manager may cut links rather than
+  what nobody uses. So we look after it (libp2p.py): connections are closed by the rules of
+  protocol/membership/crowds.py; above MEMORY_GOAL_BYTES Go collects its garbage more often; and a
+  p2pd of MAX_MEMORY_BYTES is replaced. Where the machine has no memory left, p2pd is killed first.
 - `-autonat` answers other p2pds that ask whether they can be reached, and lets ours punch holes:
   it does so once four others have told it how they see it, and one has failed to dial it.
 - It must not outlive us. p2pd exits when its last persistent control connection closes (`attach`
@@ -20,7 +24,8 @@
 Requests. p2pd takes a protobuf `Request` behind a uvarint length on its control socket and answers
 with a `Response`:
 
-    Request     1 kind   2, 3, 4 what is asked for, of CONNECT, STREAM_OPEN and STREAM_HANDLER
+    Request     1 kind   2, 3, 4, 7 what is asked for, of CONNECT, STREAM_OPEN, STREAM_HANDLER and
+                DISCONNECT
     Response    1 whether it failed   2 {1 why}   3 StreamInfo   4 our own peer   6 peers connected
     StreamInfo  1 peer   2 address   3 protocol
     peer        1 id     2 addresses
@@ -39,13 +44,14 @@ import signal
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import psutil
 import trio
 
 from peer.runtime import Address
@@ -53,6 +59,7 @@ from protocol.address import multiaddr
 from protocol.address.varint import read_delimited
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import ANSWER_S, DIAL_TIMEOUT_S
+from protocol.wire.fields import printable
 
 from .dial_errors import BACKOFF
 from .protobuf import (
@@ -74,9 +81,12 @@ START_TIMEOUT_S: Final = 20
 STOP_GRACE_S: Final = 2.0
 MAX_KEPT_BYTES: Final = 16 * 1024
 _READY: Final = b"Peer Addrs"
-CONNECTIONS_LOW: Final = 192
-CONNECTIONS_HIGH: Final = 256
-"""p2pd closes idle connections beyond this many, down to the lower figure."""
+MEMORY_GOAL_BYTES: Final = 192 << 20
+"""Twice what it takes among real peers."""
+MAX_MEMORY_BYTES: Final = 512 << 20
+"""Out of reach for what Go does not need: then strangers hold it, or it leaks."""
+KILLED_EARLIER: Final = b"500"
+"""Of 1000: how much sooner than others it is killed where memory ends. It costs no weights."""
 
 
 class P2pdFailed(LocoError):
@@ -95,34 +105,23 @@ class P2pdConfig:
     control_path: Path
     listen: tuple[Address, ...]
     announce: tuple[Address, ...] = ()
-    route_by_dht: bool = True
-    quic: bool = False
-
-    @property
-    def listening(self) -> list[Address]:
-        of_udp = [f"{address.replace('/tcp/', '/udp/')}/quic-v1" for address in self.listen]
-        return [*self.listen, *(of_udp if self.quic else ())]
 
     def announced(self) -> list[Address]:
         """The addresses at which others can reach us, as far as this machine knows now."""
-        here = map(local_form, self.listening)
-        return list(self.announce) or own_addresses(self.listening) or list(here)
+        here = map(local_form, self.listen)
+        return list(self.announce) or own_addresses(self.listen) or list(here)
 
     def arguments(self) -> list[str]:
-        arguments = [
+        return [
             str(bundled_binary()),
             f"-listen=/unix{self.control_path}",
             f"-id={self.identity_path}",
-            f"-hostAddrs={','.join(self.listening)}",
+            f"-hostAddrs={','.join(self.listen)}",
             f"-idleTimeout={START_TIMEOUT_S}s",
             *(f"-announceAddrs={','.join(told)}" for told in [self.announced()] if told),
             *("-tls=1", "-noise=0", "-relayService=0", "-autonat=1"),
-            *("-connManager=1", f"-connLo={CONNECTIONS_LOW}", f"-connHi={CONNECTIONS_HIGH}"),
             "-natPortMap=0",
         ]
-        if self.route_by_dht:
-            arguments.append("-dhtServer=1")
-        return arguments
 
 
 def bundled_binary() -> Path:
@@ -192,9 +191,19 @@ class P2pdProcess:
         return self._process.pid
 
     @property
+    def memory_bytes(self) -> int:
+        """Its resident memory; 0 once it is gone."""
+        try:
+            size: int = psutil.Process(self.pid).memory_info().rss
+        except psutil.Error:
+            return 0
+        return size
+
+    @property
     def _last_words(self) -> str:
         lines = self._said.decode(errors="replace").split("\n")
-        return " | ".join([line for line in lines if line][-3:]) or "it printed nothing"
+        last = " | ".join([line for line in lines if line][-3:])
+        return printable(last) or "it printed nothing"
 
     async def describe_end(self) -> str:
         """A sentence on how p2pd ended, which is waited for a moment."""
@@ -244,9 +253,14 @@ async def run_p2pd(config: P2pdConfig) -> AsyncIterator[P2pdProcess]:
 
 
 async def _spawn(config: P2pdConfig) -> trio.Process:
-    environment = {**os.environ, "GOLOG_LOG_LEVEL": "error", "GOLOG_LOG_FMT": "nocolor"}
+    environment = {
+        **os.environ,
+        "GOLOG_LOG_LEVEL": "error",
+        "GOLOG_LOG_FMT": "nocolor",
+        "GOMEMLIMIT": str(MEMORY_GOAL_BYTES),
+    }
     try:
-        return await trio.lowlevel.open_process(
+        process = await trio.lowlevel.open_process(
             config.arguments(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -256,6 +270,9 @@ async def _spawn(config: P2pdConfig) -> trio.Process:
         )
     except OSError as error:
         raise P2pdFailed(f"p2pd cannot be run on this machine: {error}") from error
+    with suppress(OSError):  # there is no such file but on Linux
+        Path(f"/proc/{process.pid}/oom_score_adj").write_bytes(KILLED_EARLIER)
+    return process
 
 
 async def _stop(process: trio.Process) -> None:
@@ -335,6 +352,7 @@ class RequestType(IntEnum):
     STREAM_OPEN = 2
     STREAM_HANDLER = 3
     LIST_PEERS = 5
+    DISCONNECT = 7
     PERSISTENT_CONN_UPGRADE = 9
 
 
@@ -357,7 +375,7 @@ def request(kind: RequestType, *body: Field) -> bytes:
     """A request, with its length before it."""
     fields: list[Field] = [(1, int(kind))]
     if body:
-        fields.append((kind + 1, encode_fields(body)))
+        fields.append((kind + (kind < RequestType.LIST_PEERS), encode_fields(body)))
     return delimited(fields)
 
 
@@ -366,7 +384,8 @@ def parse_response(data: bytes) -> Fields:
     fields = decode_fields(data)
     if 2 in fields or fields.get(1) == [1]:
         why = decode_fields(one_of(fields, 2, bytes, b""))
-        raise P2pdRefused(one_of(why, 1, bytes, b"no reason given").decode(errors="replace"))
+        words = one_of(why, 1, bytes, b"no reason given").decode(errors="replace")
+        raise P2pdRefused(printable(" ".join(words.split())))  # others have written part of it
     return fields
 
 
@@ -430,6 +449,10 @@ class P2pdClient:
                 if BACKOFF not in str(error) or trio.current_time() > give_up_s:
                     raise
             await trio.sleep(LOOK_AGAIN_S)
+
+    async def disconnect(self, peer: bytes) -> None:
+        """Close all connections with a peer (binary id)."""
+        await self._ask(request(RequestType.DISCONNECT, (1, peer)))
 
     async def set_handler(self, listener: bytes, protocol: str) -> None:
         """Have streams of `protocol` brought to the unix listener (binary multiaddr)."""

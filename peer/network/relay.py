@@ -15,11 +15,14 @@ and both ends make an encrypted connection of them. So the relay reads nothing o
 
 We set no limit in the messages: p2pd would take the connection for one that is good for a few small
 messages alone. Limits are kept by cutting:
-- It serves whom the run serves, and only while we are not known to be out of reach ourselves.
+- It gives places to peers of the run that we know, and only while we are not known to be out of
+  reach ourselves. It connects whom the run serves; those that we do not know (newcomers, or
+  strangers that would tunnel) share STRANGERS_SHARE of the rate.
 - A reservation lasts RESERVATION_S. It is kept by peer id, so a peer that comes again renews it.
+- There are MAX_RESERVATIONS, MAX_RESERVATIONS_PER_PREFIX of them for one network.
 - A circuit needs a reservation of the peer it leads to. It ends when either side ends, and after
   CIRCUIT_IDLE_S without a byte. (One that is cut can be opened again, so nothing else cuts it.)
-- There are MAX_CIRCUITS, MAX_CIRCUITS_PER_PEER of them opened by one peer.
+- There are MAX_CIRCUITS; one peer opens MAX_CIRCUITS_PER_PEER, a network MAX_CIRCUITS_PER_PREFIX.
 - All circuits together keep to one rate, and count against the limits of our line.
 - A peer that came through a relay is not relayed any further.
 """
@@ -30,7 +33,7 @@ from typing import Final
 
 import trio
 
-from peer.runtime import Network, PeerId, Stream
+from peer.runtime import Address, Network, PeerId, Stream
 from protocol.address.multiaddr import is_relayed
 from protocol.address.peer_id import peer_id_from_bytes, peer_id_to_bytes
 from protocol.address.varint import read_delimited
@@ -39,7 +42,10 @@ from protocol.limits import (
     ANSWER_S,
     MAX_CIRCUITS,
     MAX_CIRCUITS_PER_PEER,
+    MAX_CIRCUITS_PER_PREFIX,
     MAX_RESERVATIONS,
+    MAX_RESERVATIONS_PER_PREFIX,
+    STRANGERS_SHARE,
 )
 from protocol.membership.book import Budget, Shares
 
@@ -124,11 +130,16 @@ async def receive_delimited(stream: Stream) -> bytes:
 
 
 # --- relay ----------------------------------------------------------------------------------------
+PLACES: Final = Shares(MAX_RESERVATIONS, 1, MAX_RESERVATIONS_PER_PREFIX)
+CIRCUITS: Final = Shares(MAX_CIRCUITS, MAX_CIRCUITS_PER_PEER, MAX_CIRCUITS_PER_PREFIX)
+
+
 class Relay:
     """Serves reservations and circuits to peers that nobody can dial.
 
     Args:
         carry: waits until so many bytes of others may go over our line.
+        knows: whether a peer is one of the run, as far as we know.
         offers: whether we can be of use to others now.
         mbps: how fast all circuits together may go; 0 is no relay.
         wall_time_s: for the expiry that we tell.
@@ -139,25 +150,29 @@ class Relay:
         network: Network,
         carry: Callable[[int], Awaitable[None]],
         *,
+        knows: Callable[[PeerId], bool],
         offers: Callable[[], bool],
         mbps: float,
         wall_time_s: Callable[[], float],
     ) -> None:
         self._network = network
         self._carry_over_line = carry
+        self._knows = knows
         self._offers = offers
         self._mbps = mbps
         self._wall_time_s = wall_time_s
-        self._bucket = Bucket(max(1.0, mbps * 1e6 / 8))
-        self._reserved_until_s: dict[PeerId, float] = {}
-        self._circuits = Budget(Shares(MAX_CIRCUITS, MAX_CIRCUITS_PER_PEER, MAX_CIRCUITS))
+        bytes_per_s = max(1.0, mbps * 1e6 / 8)
+        self._bucket, self._strangers = Bucket(bytes_per_s), Bucket(bytes_per_s * STRANGERS_SHARE)
+        self._reserved: dict[PeerId, tuple[float, Address]] = {}
+        self._places = Budget(PLACES)
+        self._circuits = Budget(CIRCUITS)
         self.carried_bytes = 0
         self.refused = 0
 
     @property
     def reservations(self) -> int:
         self._forget_expired()
-        return len(self._reserved_until_s)
+        return len(self._reserved)
 
     @property
     def circuits(self) -> int:
@@ -184,21 +199,26 @@ class Relay:
         if status is not CircuitStatus.OK:
             await self._refuse(stream, status)
             return
-        self._reserved_until_s[peer_id] = trio.current_time() + RESERVATION_S
+        until_s = trio.current_time() + RESERVATION_S
+        if peer_id not in self._reserved:
+            self._places.take(peer_id, stream.remote_address)
+            self._reserved[peer_id] = until_s, stream.remote_address
+        self._reserved[peer_id] = until_s, self._reserved[peer_id][1]
         await stream.send_all(hop_answer(status, int(self._wall_time_s() + RESERVATION_S)))
 
     def _reservable(self, stream: Stream) -> CircuitStatus:
-        if not self._mbps or not self._offers() or is_relayed(stream.remote_address):
+        peer_id, address = stream.remote_peer_id, stream.remote_address
+        if not self._mbps or not self._offers() or is_relayed(address) or not self._knows(peer_id):
             return CircuitStatus.PERMISSION_DENIED
-        known = stream.remote_peer_id in self._reserved_until_s
-        if not known and len(self._reserved_until_s) >= MAX_RESERVATIONS:
+        if peer_id not in self._reserved and not self._places.has_room(peer_id, address):
             return CircuitStatus.RESERVATION_REFUSED
         return CircuitStatus.OK
 
     def _forget_expired(self) -> None:
         now_s = trio.current_time()
-        kept = {peer: s for peer, s in self._reserved_until_s.items() if s > now_s}
-        self._reserved_until_s = kept
+        over = [peer for peer, (until_s, _) in self._reserved.items() if until_s <= now_s]
+        for peer in over:
+            self._places.give_back(peer, self._reserved.pop(peer)[1])
 
     async def _refuse(self, stream: Stream, status: CircuitStatus) -> None:
         self.refused += 1
@@ -206,12 +226,12 @@ class Relay:
 
     # --- circuits ---------------------------------------------------------------------------------
     async def _connect(self, stream: Stream, target: bytes) -> None:
-        source = stream.remote_peer_id
+        source, address = stream.remote_peer_id, stream.remote_address
         status = self._connectable(stream, target)
         if status is not CircuitStatus.OK:
             await self._refuse(stream, status)
             return
-        self._circuits.take(source)
+        self._circuits.take(source, address)
         try:
             onward = await self._reach(source, peer_id_from_bytes(target))
             if onward is None:
@@ -223,15 +243,15 @@ class Relay:
             finally:
                 await close(onward)
         finally:
-            self._circuits.give_back(source)
+            self._circuits.give_back(source, address)
 
     def _connectable(self, stream: Stream, target: bytes) -> CircuitStatus:
         self._forget_expired()
         if not self._mbps or is_relayed(stream.remote_address):
             return CircuitStatus.PERMISSION_DENIED
-        if peer_id_from_bytes(target) not in self._reserved_until_s:
+        if peer_id_from_bytes(target) not in self._reserved:
             return CircuitStatus.NO_RESERVATION
-        if not self._circuits.has_room(stream.remote_peer_id):
+        if not self._circuits.has_room(stream.remote_peer_id, stream.remote_address):
             return CircuitStatus.RESOURCE_LIMIT_EXCEEDED
         return CircuitStatus.OK
 
@@ -251,13 +271,20 @@ class Relay:
         return None
 
     async def _carry_both(self, one: Stream, other: Stream) -> None:
-        """Carry bytes both ways until either side ends, or nothing comes for long."""
+        """Carry bytes both ways until either side ends, or nothing comes for long.
+
+        Args:
+            one: of the peer that asked for the circuit.
+        """
+        opener = one.remote_peer_id
         with trio.move_on_after(CIRCUIT_IDLE_S) as idle:
             async with trio.open_nursery() as nursery:
 
                 async def one_way(source: Stream, sink: Stream) -> None:
                     while data := await source.receive_some():
                         idle.deadline = trio.current_time() + CIRCUIT_IDLE_S
+                        if not self._knows(opener):
+                            await self._strangers.turn(len(data))
                         await self._bucket.turn(len(data))
                         await self._carry_over_line(len(data))
                         await sink.send_all(data)

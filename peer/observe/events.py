@@ -23,6 +23,7 @@ import trio
 from peer.options.values import LogFormat
 from peer.runtime import PeerId
 from protocol.names import short_id
+from protocol.wire.fields import printable
 
 from .event_names import EventName
 
@@ -156,12 +157,8 @@ class EventLog:
         """Show a line, made harmless on a terminal: others have written part of it."""
         if self._stream is None:
             return
-        if not line.isprintable():
-            line = "".join(
-                c if c.isprintable() else c.encode("unicode_escape").decode() for c in line
-            )
         try:
-            print(line, file=self._stream, flush=True)
+            print(printable(line), file=self._stream, flush=True)
         except (OSError, ValueError):
             self._stream = None  # the terminal is gone; the run goes on
 

@@ -232,11 +232,6 @@ class PeerConfig:
         default=100.0,
         see="See [behind a router](#behind-a-router).",
     )
-    quic: bool = _flag(
-        OptionGroup.NETWORK,
-        "Listen on UDP too, and use QUIC with peers that do so.",
-        see="See [when](#behind-a-router).",
-    )
 
     checkpoint_every_s: float = _disk(
         number("seconds", 0, 7 * 86400),
@@ -424,7 +419,17 @@ def read_text(path: Path, most_bytes: int) -> str:
         raise ConfigError(f"{path} line {line}: not UTF-8 text; save it as UTF-8") from error
 
 
+REMOVED: Final = {
+    "quic": "QUIC was removed, because strangers could make it take all memory; loco-peer 0.1.0 is"
+    " the last version that has it. Delete it",
+}
+"""Options that are no more."""
+
+
 def _hint(name: str, known: Iterable[str]) -> str:
+    removed = REMOVED.get(name.removeprefix(ENVIRONMENT_PREFIX).lower())
+    if removed is not None:
+        return f": {removed}"
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
 

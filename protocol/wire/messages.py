@@ -87,6 +87,7 @@ from .fields import (
     Seconds,
     check_printable,
     matching,
+    printable,
 )
 
 Protocols = Annotated[
@@ -481,5 +482,4 @@ def _type_name(header: bytes | bytearray | memoryview) -> str:
 
 def printable_sentence(text: str) -> str:
     """`text` as a Refusal can carry it: one line, printable, bounded."""
-    line = " ".join(text.split())
-    return "".join(c if c.isprintable() else "?" for c in line)[:MAX_SENTENCE_CHARS]
+    return printable(" ".join(text.split()))[:MAX_SENTENCE_CHARS]

@@ -79,7 +79,6 @@ async def node(host: Host, name: str, folder: Path) -> AsyncIterator[Node]:
         control,
         listen=(f"/ip4/0.0.0.0/tcp/{PORT}",),
         announce=(f"/ip4/{host.address}/tcp/{PORT}",),
-        route_by_dht=False,
     )
     command = host.command(config.arguments())
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # noqa: ASYNC220 - at once

@@ -204,5 +204,7 @@ def test_of_a_running_peer(
 
 
 def test_this_machine_is_looked_at(tmp_path: Path) -> None:
-    subjects = [finding.subject for finding in machine_findings(tmp_path / "not" / "there")]
+    findings = list(machine_findings(tmp_path / "not" / "there"))
+    subjects = [finding.subject for finding in findings]
     assert subjects == ["versions", "p2pd", "disk", "memory", "GPU"]
+    assert "go-libp2p 0.32.1" in findings[1].says

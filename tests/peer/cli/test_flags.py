@@ -36,7 +36,6 @@ PEER_OPTIONS = [
     "--metrics",
     "--metrics-host",
     "--overlap-steps",
-    "--quic",
     "--relay-mbps",
     "--threads",
     "--upload-keys",

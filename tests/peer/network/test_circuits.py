@@ -1,7 +1,7 @@
 """Our relay, between simulated peers: whom it carries for, how much, and when it ends."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import pytest
@@ -27,7 +27,12 @@ from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.runtime import Stream
 from protocol.address.peer_id import peer_id_to_bytes
 from protocol.errors import LocoError
-from protocol.limits import ANSWER_S, MAX_CIRCUITS_PER_PEER
+from protocol.limits import (
+    ANSWER_S,
+    MAX_CIRCUITS_PER_PEER,
+    STRANGERS_SHARE,
+)
+from protocol.membership.book import Shares
 
 AGREED = b"\x04\x08\x01\x20\x64"
 
@@ -53,10 +58,11 @@ class World:
     behind: SimulatedNetwork
     dialler: SimulatedNetwork
     offers: list[bool] = field(default_factory=lambda: [True])
+    strangers: set[str] = field(default_factory=set)
 
-    async def ask(self) -> tuple[Stream, int]:
+    async def ask(self, source: SimulatedNetwork | None = None) -> tuple[Stream, int]:
         """A stream on which a circuit was asked for, and the answer."""
-        stream = await self.dialler.open_stream(self.hub.peer_id, HOP)
+        stream = await (source or self.dialler).open_stream(self.hub.peer_id, HOP)
         behind = encode_fields([(1, peer_id_to_bytes(self.behind.peer_id))])
         await stream.send_all(delimited([(1, int(HopKind.CONNECT)), (2, behind)]))
         return stream, parse_status(await receive_delimited(stream), *HOP_ANSWER)
@@ -79,12 +85,20 @@ async def world(mbps: float = 1000.0) -> AsyncIterator[World]:
             for name in ("hub", "behind", "dialler")
         ]
         hub, behind, dialler = networks
-        relay = Relay(hub, line.carry, offers=lambda: offers[0], mbps=mbps, wall_time_s=lambda: 1e9)
+        strangers: set[str] = set()
+        relay = Relay(
+            hub,
+            line.carry,
+            knows=lambda peer_id: peer_id not in strangers,
+            offers=lambda: offers[0],
+            mbps=mbps,
+            wall_time_s=lambda: 1e9,
+        )
         await relay.start()
         await behind.serve(STOP, echo)
         for other in (behind, dialler):
             await other.connect(hub.peer_id, hub.addresses)
-        yield World(internet, relay, line, hub, behind, dialler, offers)
+        yield World(internet, relay, line, hub, behind, dialler, offers, strangers)
 
 
 async def test_bytes_go_both_ways(autojump_clock: object) -> None:
@@ -167,12 +181,60 @@ async def test_who_is_out_of_reach_relays_for_nobody(autojump_clock: object) -> 
 
 
 async def test_places_are_bounded(monkeypatch: pytest.MonkeyPatch, autojump_clock: object) -> None:
-    monkeypatch.setattr(relay_module, "MAX_RESERVATIONS", 1)
+    monkeypatch.setattr(relay_module, "PLACES", Shares(1, 1, 1))
     async with world() as made:
         for _ in range(2):  # one who has a place renews it
             await reserve(made.behind, made.hub.peer_id)
         with pytest.raises(LocoError, match="status 200"):
             await reserve(made.dialler, made.hub.peer_id)
+
+
+async def test_a_stranger_gets_no_place(autojump_clock: object) -> None:
+    async with world() as made:
+        made.strangers.add(made.behind.peer_id)
+        with pytest.raises(LocoError, match=f"status {CircuitStatus.PERMISSION_DENIED}"):
+            await reserve(made.behind, made.hub.peer_id)
+
+
+async def test_one_network_takes_neither_all_places_nor_all_circuits(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
+    monkeypatch.setattr(relay_module, "PLACES", Shares(8, 1, 4))
+    monkeypatch.setattr(relay_module, "CIRCUITS", Shares(12, 2, 6))
+    async with world() as made, AsyncExitStack() as stack:
+        await reserve(made.behind, made.hub.peer_id)
+        places, circuits = [], []
+        for number in range(1, 17):
+            peer_id, where = peer_id_of(f"of one {number}"), f"/ip4/8.8.8.{number}/tcp/1"
+            one = await stack.enter_async_context(made.internet.open_network(peer_id, where))
+            await one.connect(made.hub.peer_id, made.hub.addresses)
+            with suppress(LocoError):
+                places.append(await reserve(one, made.hub.peer_id))
+            circuits.append((await made.ask(one))[1])
+        assert len(places) == 4
+        assert circuits.count(CircuitStatus.OK) == 6
+        await reserve(made.dialler, made.hub.peer_id)
+        assert (await made.ask())[1] == CircuitStatus.OK
+
+
+async def test_a_stranger_tunnels_slowly_until_it_is_known(autojump_clock: object) -> None:
+    async with world(mbps=16) as made:
+        await reserve(made.behind, made.hub.peer_id)
+        made.strangers.add(made.dialler.peer_id)
+        stream, _ = await made.ask()
+        slow_s = await took_s(stream, 200_000)
+        made.strangers.clear()
+        assert slow_s > 2 > await took_s(stream, 200_000)
+        assert slow_s == pytest.approx(2 * 8 * 0.2 / (16 * STRANGERS_SHARE), rel=0.5)
+
+
+async def took_s(stream: Stream, num_bytes: int) -> float:
+    """How long bytes take there and back."""
+    began_s, back = trio.current_time(), bytearray(num_bytes)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stream.send_all, bytes(num_bytes))
+        await stream.receive_into(memoryview(back))
+    return trio.current_time() - began_s
 
 
 async def test_a_circuit_that_is_idle_ends(autojump_clock: object) -> None:
@@ -188,8 +250,4 @@ async def test_circuits_keep_to_the_rate(autojump_clock: object) -> None:
     async with world(mbps=8) as made:
         await reserve(made.behind, made.hub.peer_id)
         stream, _ = await made.ask()
-        began_s, back = trio.current_time(), bytearray(4_000_000)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(stream.send_all, b"x" * 4_000_000)
-            await stream.receive_into(memoryview(back))
-        assert trio.current_time() - began_s > 7, "8 MB both ways at 1 MB/s"
+        assert await took_s(stream, 4_000_000) > 7, "8 MB both ways at 1 MB/s"

@@ -55,6 +55,9 @@ def test_requests_are_the_bytes_that_hivemind_would_send(generated: ModuleType) 
             type=kinds.STREAM_OPEN,
             streamOpen=pb.StreamOpenRequest(peer=b"p", proto=["/x/1"], timeout=300),
         ),
+        request(RequestType.DISCONNECT, (1, b"p")): kinds(
+            type=kinds.DISCONNECT, disconnect=pb.DisconnectRequest(peer=b"p")
+        ),
         request(RequestType.STREAM_HANDLER, (1, b"l"), (2, b"/x/1"), (3, 0)): kinds(
             type=kinds.STREAM_HANDLER,
             streamHandler=pb.StreamHandlerRequest(addr=b"l", proto=["/x/1"], balanced=False),

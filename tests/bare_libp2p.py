@@ -1,0 +1,150 @@
+"""libp2p by hand, for attackers without a p2pd: TCP, multistream-select, TLS and yamux.
+
+A `Bare` connection keeps to no bounds of p2pd or of ours: it opens as many streams as it is told,
+says what it is told on them, and leaves what comes back unread.
+"""
+
+import datetime as dt
+import ssl
+import struct
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+from cryptography.x509.oid import NameOID
+
+from peer.network.identity import Identity
+from protocol.address import multiaddr
+from protocol.address.peer_id import KEY_PROTOBUF_PREFIX
+from protocol.address.varint import encode_uvarint
+
+_EXTENSION = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")
+MULTISTREAM, TLS, YAMUX = "/multistream/1.0.0", "/tls/1.0.0", "/yamux/1.0.0"
+SYN, FIN, RST = 1, 4, 8
+
+
+def said(*texts: str) -> bytes:
+    """Messages of multistream-select."""
+    return b"".join(encode_uvarint(len(text) + 1) + text.encode() + b"\n" for text in texts)
+
+
+def frame(stream: int, flags: int, data: bytes = b"") -> bytes:
+    """A data frame of yamux."""
+    return struct.pack("!BBHII", 0, 0, flags, stream, len(data)) + data
+
+
+def _certificate(identity: Identity, folder: Path) -> ssl.SSLContext:
+    key = ec.generate_private_key(ec.SECP256R1())
+    own = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    public = KEY_PROTOBUF_PREFIX + identity.public_key
+    signature = identity.sign(b"libp2p-tls-handshake:" + own)
+    inner = b"\x04" + bytes([len(public)]) + public + b"\x04" + bytes([len(signature)]) + signature
+    proof = b"\x30" + bytes([len(inner)]) + inner
+    name = x509.Name([x509.NameAttribute(NameOID.SERIAL_NUMBER, "1")])
+    now = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now)
+        .not_valid_after(now + dt.timedelta(days=36500))
+        .add_extension(x509.UnrecognizedExtension(_EXTENSION, proof), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = folder / f"{identity.peer_id}.pem"
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    pem.write_bytes(private + made.public_bytes(Encoding.PEM))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.set_alpn_protocols(["libp2p"])
+    context.load_cert_chain(pem)
+    return context
+
+
+class Bare:
+    """A connection that has come as far as yamux."""
+
+    def __init__(self, stream: trio.SSLStream[trio.SocketStream]) -> None:
+        self._stream = stream
+        self._next = 1
+
+    async def send(self, data: bytes) -> None:
+        await self._stream.send_all(data)
+
+    async def open_streams(self, number: int, says: bytes, *, flags: int = SYN) -> None:
+        """Open so many streams, each with these first bytes."""
+        ids = range(self._next, self._next + 2 * number, 2)
+        self._next = ids.stop
+        await self.send(b"".join(frame(each, flags, says) for each in ids))
+
+    async def ask(self, says: bytes) -> bytes:
+        """What comes back on a new stream, until as much as was said, or its end."""
+        asked, heard = self._next, b""
+        await self.open_streams(1, says)
+        while len(heard) < len(says):
+            kind, flags, stream, length = struct.unpack("!xBHII", await self._exactly(12))
+            data = await self._exactly(length) if kind == 0 else b""
+            if stream == asked:
+                heard += data
+                if flags & (FIN | RST):
+                    break
+        return heard
+
+    async def _exactly(self, number: int) -> bytes:
+        data = b""
+        while len(data) < number:
+            came = await self._stream.receive_some(number - len(data))
+            if not came:
+                raise trio.BrokenResourceError("hung up")
+            data += came
+        return data
+
+    async def drain(self) -> None:
+        """Read to the end."""
+        try:
+            while await self._stream.receive_some(65536):
+                pass
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+
+
+async def _read_said(stream: trio.abc.ReceiveStream, number: int) -> None:
+    seen = b""
+    while seen.count(b"\n") < number:
+        data = await stream.receive_some(1)  # and not one byte of what follows
+        if not data:
+            raise trio.BrokenResourceError("hung up")
+        seen += data
+
+
+@asynccontextmanager
+async def bare_connection(address: str, identity: Identity) -> AsyncIterator[Bare]:
+    """A connection to a TCP multiaddr. Raises trio.BrokenResourceError, OSError: not let in."""
+    (_, host), (_, port), *_ = multiaddr.parse(address)
+    with tempfile.TemporaryDirectory() as folder:
+        context = _certificate(identity, Path(folder))
+    tcp = await trio.open_tcp_stream(host, int(port))
+    try:
+        await tcp.send_all(said(MULTISTREAM, TLS))
+        await _read_said(tcp, 2)
+        secured = trio.SSLStream(tcp, context, https_compatible=True)
+        await secured.do_handshake()
+        await secured.send_all(said(MULTISTREAM, YAMUX))
+        await _read_said(secured, 2)
+        yield Bare(secured)
+    finally:
+        await trio.aclose_forcefully(tcp)
