@@ -25,10 +25,11 @@ import trio
 from msgspec.structs import replace
 
 from peer.codec import get_codec
+from peer.runtime.child_process import STOP_GRACE_S
 from protocol.content.samples import Float32Vector
 from protocol.run.run_spec import RunSpec
 
-from .child_process import STOP_GRACE_S, SpareChild, TrainerChild
+from .child_process import SpareChild, TrainerChild
 from .fragments import regions_of
 from .messages import (
     Failed,
