@@ -18,6 +18,7 @@ from protocol.limits import MAX_ADDRESSES_PER_PEER, MAX_COUNT, MAX_RECORD_ADDRES
 
 MAX_SECONDS: Final = 1e12
 MAX_SENTENCE_CHARS: Final = 1000
+MAX_ADDRESS_CHARS: Final = 256
 
 
 class Message(Struct, frozen=True, tag_field="t"):
@@ -43,7 +44,7 @@ Name = Annotated[str, matching(r"[a-z0-9][a-z0-9_-]*", 32)]
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Seconds = Annotated[float, Meta(ge=-MAX_SECONDS, le=MAX_SECONDS)]
 NonNegative = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
-Address = Annotated[str, matching(r"/[!-~]+", 256)]
+Address = Annotated[str, matching(r"/[!-~]+", MAX_ADDRESS_CHARS)]
 Addresses = Annotated[tuple[Address, ...], Meta(max_length=MAX_ADDRESSES_PER_PEER)]
 FewAddresses = Annotated[tuple[Address, ...], Meta(max_length=MAX_RECORD_ADDRESSES)]
 Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
