@@ -419,7 +419,7 @@ from peer.state.home import Home
 
 async def run_daemon(config, spec, home, spare):
     if "a:1" in config.bootstrap:
-        raise JoinAgain(["b:2"], "its thread hung")
+        raise JoinAgain(["b:2"], "far behind")
     return ExitCode.OK
 
 home = Home(Path(os.environ["LOCO_HOME"]))
@@ -455,7 +455,7 @@ def test_who_joins_again_in_a_new_process_holds_its_home_and_heeds_signals_meanw
         check=False,
     )
     assert (ran.stdout, ran.returncode) == ("True True\n", code), ran.stderr
-    assert "its thread hung; joining again in a new process" in ran.stderr
+    assert "far behind; joining again in a new process" in ran.stderr
     assert not Home(tmp_path / "home").in_use()
 
 
