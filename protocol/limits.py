@@ -43,8 +43,21 @@ MAX_ADDRESS_CHARS: Final = 256
 """Longest address as text, wherever one is read; more than a relay's and two peer ids take."""
 MAX_RECORD_BYTES: Final = 200
 RECORD_SHARDS: Final = 8
-MAX_RECORDS_PER_SHARD: Final = 64
 MAX_RECORD_ADDRESSES: Final = 3
+MAX_RECORD_LIFETIME_S: Final = 3600.0
+"""A record that expires later is not kept."""
+MAX_RECORDS_PER_SHARD: Final = 64
+MAX_RECORDS_PER_SHARD_OF_PREFIX: Final = 16
+"""Those that came from one network."""
+MAX_RECORDS: Final = 4096
+"""Records that one node of the table keeps, at all places."""
+MAX_RECORDS_PER_PEER: Final = 4
+"""A peer has one for the group that it is in, and for a while those of groups that it has left."""
+MAX_RECORDS_PER_PREFIX: Final = 512
+PLACE_BYTES: Final = 20
+"""SHA-1: of a key its place in the table, of a peer id its node id."""
+NEAREST_NODES: Final = 20
+"""Nodes that an answer names, and of one distance that a node remembers."""
 
 # --- membership -----------------------------------------------------------------------------------
 MAX_LINKS: Final = 64

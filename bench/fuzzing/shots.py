@@ -22,6 +22,7 @@ from peer.network.identity import Identity
 from protocol.errors import LocoError
 from protocol.wire import (
     content_messages,
+    directory_messages,
     fragment_messages,
     messages,
     stage_messages,
@@ -30,7 +31,7 @@ from protocol.wire.fields import Message
 from protocol.wire.fragment_messages import Contribution, Result, signed_contribution, signed_result
 from protocol.wire.frames import encode_frame
 from protocol.wire.messages import Vector, encode_message
-from protocol.wire.versions import CONTENT, FRAGMENT, GOSSIP, HELLO, REACH, STAGE
+from protocol.wire.versions import CONTENT, DIRECTORY, FRAGMENT, GOSSIP, HELLO, REACH, STAGE
 
 from .headers import KINDS, damaged_headers, messages_of
 from .values import World, fields_of
@@ -44,6 +45,7 @@ FILES: Final = {
     fragment_messages.__name__: FRAGMENT,
     stage_messages.__name__: STAGE,
     content_messages.__name__: CONTENT,
+    directory_messages.__name__: DIRECTORY,
 }
 OF_PAIRS: Final = (
     messages.Propose,

@@ -13,8 +13,7 @@ from typing import Final
 import trio
 
 from peer.facts import PeerState
-from peer.process.rejoin import JoinAgain, can_be_joined
-from peer.runtime import DirectoryUnrecoverable, PeerId
+from peer.runtime import PeerId
 from protocol.errors import RemoteProtocolError
 from protocol.gossip.matchmaking import RoundSnapshot
 from protocol.membership.records import (
@@ -57,12 +56,7 @@ class Membership:
 
     async def _repeat(self, job: Callable[[], Awaitable[None]], every_s: float) -> None:
         for turn in itertools.count(1):
-            try:
-                await job()
-            except DirectoryUnrecoverable as error:
-                # Join again those who are alive; alone there is nobody to find, and much to lose.
-                if can_be_joined(self._ports.roster.alive(trio.current_time())):
-                    raise JoinAgain(str(error)) from error
+            await job()
             await trio.sleep(FIRST_REFRESHES_S if turn <= NUM_FIRST_REFRESHES else every_s)
 
     async def _publish(self) -> None:

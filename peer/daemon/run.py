@@ -107,14 +107,14 @@ class _Daemon:
                 announce=self._config.announce,
                 runtime_dir=self._home.sockets,
             ) as network,
-            open_hivemind_directory(network.daemon_control_address) as directory,
+            open_hivemind_directory(network) as directory,
         ):
             ports = [each[1] for each in map(host_and_port, network.addresses) if each is not None]
             if ports:
                 self._home.keep_port("listen", ports[0])
             parts = self._parts(network, directory, incarnation, self._keys(identity, spec))
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_watch_network, network, directory, parts)
+                nursery.start_soon(_watch_network, network, parts)
                 nursery.start_soon(_watch_directory, directory, parts)
                 await self._run_peer(spec, parts, nursery)
                 nursery.cancel_scope.cancel()
@@ -300,16 +300,13 @@ class _Daemon:
             print(f"keep a copy of {key}: nothing else signs for this run", flush=True)
 
 
-async def _watch_network(
-    network: Libp2pNetwork, directory: HivemindDirectory, ports: Ports
-) -> None:
+async def _watch_network(network: Libp2pNetwork, ports: Ports) -> None:
     generation = network.generation
     while True:
         generation = await network.wait_restarted(generation)
         of = network.statistics()
         why, count = of.last_failure, of.restarts
         ports.events.emit(EventName.NETWORK_RESTARTED, reason=why, restarts=count)
-        await directory.reattach(network.daemon_control_address)
 
 
 async def _watch_directory(directory: HivemindDirectory, ports: Ports) -> None:
@@ -317,7 +314,7 @@ async def _watch_directory(directory: HivemindDirectory, ports: Ports) -> None:
     while True:
         count = directory.restarts
         if count > ports.facts.directory_restarts:
-            why = "its thread hung"
+            why = directory.last_failure
             ports.events.emit(EventName.DIRECTORY_RESTARTED, reason=why, restarts=count)
         ports.facts.directory_restarts = count
         await trio.sleep(DIRECTORY_CHECK_S)

@@ -1,352 +1,401 @@
 """One node of hivemind's hash table, and its asyncio loop: the only file that knows either.
 
-Importing this file imports hivemind and with it torch, which takes about a second; the directory
-does so in the node's thread, in which all of this runs.
+It runs in a process of its own (table.py). hivemind gives the routing table, the search through the
+nodes, and the choice of those that keep a record. What it would do with the network is ours:
 
-hivemind's DHTNode stores any value that anybody sends, and believes replicas about expiry. Here
-every node is a `LocoDirectoryV1`, whose rules are ours:
-- Only dictionary entries (subkey = peer id) that hold a record signed by that peer for that place
-  are stored, sent on or read. Plain values, which would replace a whole dictionary, and undecodable
-  ones, which would hang a reader, get nowhere.
-- An entry's expiry is the one inside the signature, at most MAX_RECORD_LIFETIME_S away.
-- A dictionary holds MAX_RECORDS_PER_SHARD entries; a node holds MAX_STORED_KEYS dictionaries,
-  and refuses further ones.
-- From a replica's answer invalid entries are dropped one by one; its word on the dictionary's
-  expiry is recomputed, for hivemind ends a search early on an answer that claims to be fresh
-  enough.
+- The node has no socket but that to the daemon, which puts its questions to other peers, and those
+  of other peers to it, as messages of `/loco/directory/1`. So what a stranger sends has passed the
+  gate (handlers.py), is of bounded length, and was decoded by our codec before it comes here; no
+  encoding of hivemind's is read.
+- A peer's node id is the hash of its peer id, so one identity is one node.
+- Records are kept by protocol/membership/record_table.py. Nothing is sent to a node that is new.
+- A search returns the records that the nodes on its way had, each checked here; one that takes too
+  long, because nodes are silent or name others without end, returns those found until then.
+- The routing table is bounded: nodes of one network, and those that stand by for a full bucket.
 - No caches: they save nothing on values this small, and would keep dead peers around.
 
-The clock: hivemind takes `time.time` by name in several modules. They get a function that asks for
-the clock of the running thread, so that nodes with different clocks fit into one process. Peers are
-pinged without hivemind's own clock check (which refuses 3 s): a wrong clock here is corrected, not
-shut out.
+The clock: hivemind takes `time.time` by name in several modules. They get a function that follows
+the swarm's clock, by what the daemon says of it with each request.
 
-A call to a silent peer is given up after WAIT_TIMEOUT_S, and the peer leaves the routing table; a
-store to five replicas costs at most one or two such waits, once per peer that fell silent.
+A call to a silent peer is given up by the daemon after ASK_TIMEOUT_S; the peer leaves the routing
+table, and rests.
 """
 
 import asyncio
-import contextlib
+import itertools
 import logging
+import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final, Self
+from collections.abc import Collection, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, Final
 
 import hivemind.dht.node
 import hivemind.dht.protocol
 import hivemind.dht.routing
-import hivemind.utils
-import hivemind.utils.auth
 import hivemind.utils.timed_storage
-import msgpack
-import uvloop
 from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
-from hivemind.dht.storage import DictionaryDHTValue
-from hivemind.dht.validation import DHTRecord, RecordValidatorBase
-from hivemind.p2p import P2P, P2PContext, PeerID
-from hivemind.p2p.p2p_daemon_bindings.control import DaemonConnector
-from hivemind.proto import dht_pb2
 from hivemind.utils.logging import use_hivemind_log_handler
-from hivemind.utils.multiaddr import Multiaddr
-from hivemind.utils.timed_storage import ValueWithExpiration
+from msgspec import Struct
 
-from protocol.address.peer_id import peer_id_to_bytes
-from protocol.errors import RemoteProtocolError
-from protocol.limits import MAX_RECORD_BYTES, MAX_RECORDS_PER_SHARD
-from protocol.membership.records import valid_record_at
+from peer.runtime.child_frames import READ_BYTES, FrameDecoder, encode
+from protocol.limits import MAX_RECORDS, MAX_RECORDS_PER_PREFIX, NEAREST_NODES
+from protocol.membership.book import REDIAL_FIRST_S, REDIAL_MAX_S, BackOff, Budget, Shares
+from protocol.membership.record_table import RecordTable, live_record_at
+from protocol.membership.records import place_of
+from protocol.wire.directory_messages import (
+    FindRecords,
+    FoundRecord,
+    KeepRecord,
+    NearNode,
+    RecordKept,
+    RecordsFound,
+)
 
-WAIT_TIMEOUT_S: Final = 2.0
+from .table_messages import (
+    CALL_TIMEOUT_S,
+    TO_TABLE,
+    Answer,
+    Ask,
+    Asking,
+    Enter,
+    Get,
+    Question,
+    Records,
+    Request,
+    Response,
+    Serve,
+    Store,
+    Told,
+    Up,
+)
+
 PARALLEL_RPC: Final = 32
-MAX_RECORD_LIFETIME_S: Final = 3600.0
-MAX_STORED_KEYS: Final = 4096
-MAX_KEYS_PER_REQUEST: Final = 16
-"""Keys that one request may name: 16 full dictionaries stay far below p2pd's 4 MiB."""
-
-Call = tuple[Any, ...]
-"""The name of a method of `DhtNode`, and its arguments."""
-Report = Callable[[Any, BaseException | None], None]
-
-_thread = threading.local()
+REPLICAS: Final = 5
+"""Nodes that a record is stored at."""
+BEAM: Final = 2 * REPLICAS
+"""A search asks the nearest of these: some have not heard of a record, and some are silent."""
+NODES: Final = Shares(MAX_RECORDS, 1, MAX_RECORDS_PER_PREFIX)
+"""Nodes of the routing table: one for each peer."""
 
 
-def thread_time() -> float:
-    clock: Callable[[], float] = getattr(_thread, "clock", time.time)  # noqa: TID251
-    return clock()
+class _Clock:
+    ahead_s = 0.0
 
+    def __call__(self) -> float:
+        return time.time() + self.ahead_s  # noqa: TID251 - the daemon says how far it is off
+
+
+_clock: Final = _Clock()
 
 for _module in (
     hivemind.utils.timed_storage,
-    hivemind.utils,
-    hivemind.utils.auth,
     hivemind.dht.routing,
     hivemind.dht.protocol,
     hivemind.dht.node,
 ):
-    _module.get_dht_time = thread_time
+    _module.get_dht_time = _clock
 
 use_hivemind_log_handler("nowhere")
 logging.getLogger("hivemind").setLevel(logging.CRITICAL)
 
-_open_persistent_connection = DaemonConnector.open_persistent_connection
+
+def node_id_of(peer_id: str) -> Any:
+    return DHTID.from_bytes(place_of(peer_id.encode()))
 
 
-async def _open_and_note(self: Any) -> Any:
-    """Keep a second handle on the connection to p2pd, by which another thread can cut it."""
-    reader, writer = await _open_persistent_connection(self)
-    handle = socket.socket(fileno=socket.dup(writer.get_extra_info("socket").fileno()))
-    _thread.connections.append(handle)
-    return reader, writer
+# --- the daemon -----------------------------------------------------------------------------------
+class DaemonLine:
+    """The table's end of the socket pair.
+
+    A thread reads it, so that the end of the daemon ends this process, also where the loop hangs.
+    """
+
+    def __init__(self, fd: int, peer_id: str) -> None:
+        self.peer_id = peer_id
+        self._socket = socket.socket(fileno=fd)
+        self._socket.setblocking(True)
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[Told]] = {}
+
+    async def ask(self, peer_id: str, question: Question) -> Told:
+        number = next(self._numbers)
+        self._asked[number] = asyncio.get_running_loop().create_future()
+        try:
+            self.send(Asking(number, Ask(peer_id, question)))
+            return await self._asked[number]
+        finally:
+            del self._asked[number]
+
+    def answered(self, response: Response) -> None:
+        future = self._asked.get(response.number)
+        if future is not None and not future.done():
+            future.set_result(response.body if isinstance(response.body, Told) else Told(None))
+
+    def send(self, message: Struct) -> None:
+        self._socket.sendall(encode(message))
+
+    def read_from_a_thread(self, arrived: asyncio.Queue[Request | Response]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def read() -> None:
+            frames = FrameDecoder(TO_TABLE)
+            with suppress(OSError):
+                while data := self._socket.recv(READ_BYTES):
+                    for message in frames.feed(data):
+                        loop.call_soon_threadsafe(arrived.put_nowait, message)
+            os._exit(os.EX_OK)  # the daemon is gone
+
+        threading.Thread(target=read, name="daemon", daemon=True).start()
 
 
-DaemonConnector.open_persistent_connection = _open_and_note
+# --- hivemind -------------------------------------------------------------------------------------
+class _AsItIs:
+    """In place of hivemind's serializer: what we store are bytes, and stay so."""
+
+    @staticmethod
+    def dumps(value: Any) -> Any:
+        return value
+
+    loads = dumps
 
 
-def _unpacked(data: bytes) -> Any:
-    try:
-        return msgpack.unpackb(data, raw=False)
-    except Exception:  # noqa: BLE001 - whatever msgpack finds wrong, it is no value or subkey
-        return None
+class _OwnRecords:
+    """What of hivemind's storage a store at ourselves needs."""
+
+    def __init__(self, records: RecordTable) -> None:
+        self._records = records
+
+    def store(self, key: Any, value: bytes, expires_s: float, subkey: str) -> bool:
+        return self._records.keep(_clock(), key.to_bytes(), subkey, value, "")
 
 
-def _unwrap(wrapped: Any) -> bytes | None:
-    if type(wrapped) is not bytes or len(wrapped) > 2 * MAX_RECORD_BYTES:
-        return None  # nothing long is unpacked: a record with what msgpack puts around it is short
-    value = _unpacked(wrapped)
-    return value if type(value) is bytes else None
+class _Resting:
+    """In place of hivemind's blacklist, which never forgets a name."""
+
+    def __init__(self) -> None:
+        self._pauses = BackOff(REDIAL_FIRST_S, REDIAL_MAX_S)
+
+    def register_failure(self, peer_id: str) -> None:
+        self._pauses.failed(peer_id, _clock())
+
+    def register_success(self, peer_id: str) -> None:
+        self._pauses.answered(peer_id)
+
+    def __contains__(self, peer_id: str) -> bool:
+        return not self._pauses.is_due(peer_id, _clock())
 
 
-def acceptable(place: bytes, peer_id: Any, wrapped: Any, expires_s: Any) -> bool:
-    """Whether an entry (peer id: value) may be kept at this place of the table."""
-    value = _unwrap(wrapped)
-    if value is None or type(peer_id) is not str:
-        return False
-    record = valid_record_at(place, peer_id, value)
-    latest_s = thread_time() + MAX_RECORD_LIFETIME_S
-    return record is not None and record.expires_s == expires_s and expires_s <= latest_s
+class TableProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind has no types
+    """hivemind's calls to other nodes, put by the daemon. Theirs come by `Serve`."""
 
+    serializer = _AsItIs
+    p2p: DaemonLine
 
-class _RecordCheck(RecordValidatorBase):  # type: ignore[misc]  # hivemind has no types
-    """The rule of `acceptable` on hivemind's own paths (storing at ourselves)."""
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.gathered: dict[bytes, list[dict[str, bytes]]] = {}
+        """The searches under way for a place, and what they have found."""
+        self._nodes = Budget(NODES)
+        self._addresses: dict[str, str] = {}
 
-    def validate(self, record: DHTRecord) -> bool:
-        peer_id = _unpacked(record.subkey)
-        return acceptable(record.key, peer_id, record.value, record.expiration_time)
+    async def add_p2p_handlers(self, *_: Any, **__: Any) -> None: ...
 
+    async def call_ping(self, peer: str, **_: Any) -> Any:
+        found = await self.call_find(peer, [self.node_id])
+        return node_id_of(peer) if found else None
 
-class LocoDirectoryV1(DHTProtocol):  # type: ignore[misc]  # hivemind has no types
-    """hivemind's remote procedures under our rules. Its name is part of the protocol ids."""
+    async def call_find(self, peer: str, keys: Collection[Any]) -> Any:
+        """The nodes that a peer names, by key; `gathered` takes the records."""
+        found = {}
+        for key in keys:
+            answer = await self._ask(peer, FindRecords(key.to_bytes()))
+            if not isinstance(answer, RecordsFound):
+                return None
+            for gathered in self.gathered.get(key.to_bytes(), ()):
+                _add_newest(gathered, key.to_bytes(), answer.records)
+            names = {node.peer_id for node in answer.nearest} - {self.p2p.peer_id}
+            found[key] = None, {node_id_of(name): name for name in names}
+        return found
 
-    async def rpc_store(
-        self, request: dht_pb2.StoreRequest, context: P2PContext
-    ) -> dht_pb2.StoreResponse:
-        if request.peer:
-            ping = dht_pb2.PingRequest(peer=request.peer)
-            _spawn(self.rpc_ping(ping, context))
-        response = dht_pb2.StoreResponse(store_ok=[], peer=self.node_info)
-        entries = zip(
-            request.keys, request.subkeys, request.values, request.expiration_time, strict=True
-        )
-        for place, tag, value, expires_s in list(entries)[:MAX_KEYS_PER_REQUEST]:
-            response.store_ok.append(self._take_in(place, tag, value, expires_s))
-        return response
+    async def call_store(
+        self, peer: str, keys: Sequence[Any], values: Sequence[bytes], *_: Any, **__: Any
+    ) -> list[bool] | None:
+        kept = []
+        for key, value in zip(keys, values, strict=True):
+            answer = await self._ask(peer, KeepRecord(key.to_bytes(), value))
+            if not isinstance(answer, RecordKept):
+                return None
+            kept.append(answer.kept)
+        return kept
 
-    def _take_in(self, place: bytes, tag: bytes, value: bytes, expires_s: float) -> bool:
-        if len(place) != DHTID.HASH_NBYTES:
-            return False
-        if tag != self.IS_DICTIONARY:
-            return self._keep(place, msgpack.unpackb(tag, raw=False), value, expires_s)
-        dictionary = self.serializer.loads(value)
-        if not isinstance(dictionary, DictionaryDHTValue):
-            return False
-        with dictionary.freeze():
-            entries = list(dictionary.items())[:MAX_RECORDS_PER_SHARD]
-        kept = [self._keep(place, peer_id, *entry) for peer_id, entry in entries]
-        return all(kept)
-
-    def _keep(self, place: bytes, peer_id: Any, wrapped: Any, expires_s: float) -> bool:
-        if not acceptable(place, peer_id, wrapped, expires_s):
-            return False
-        key = DHTID.from_bytes(place)
-        there = self.storage.get(key)
-        if there is None:
-            has_room = len(self.storage) < MAX_STORED_KEYS
+    async def _ask(self, peer_id: str, question: Question) -> Answer | None:
+        async with self.rpc_semaphore:
+            told = await self.p2p.ask(peer_id, question)
+        if told.answer is None:
+            self._forget(peer_id)
         else:
-            entry = there.value.get(peer_id)
-            if entry is not None and entry.expiration_time >= expires_s:
-                return False
-            has_room = entry is not None or len(there.value) < MAX_RECORDS_PER_SHARD
-        return has_room and bool(self.storage.store_subkey(key, peer_id, wrapped, expires_s))
+            self.met(peer_id, told.address)
+        return told.answer
 
-    async def rpc_find(
-        self, request: dht_pb2.FindRequest, context: P2PContext
-    ) -> dht_pb2.FindResponse:
-        if len(request.keys) > MAX_KEYS_PER_REQUEST:
-            raise RemoteProtocolError(f"{len(request.keys)} keys in one request")
-        return await super().rpc_find(request, context)
+    # --- the routing table ------------------------------------------------------------------------
+    @property
+    def knows_nodes(self) -> bool:
+        return bool(self._addresses)
 
-    async def call_find(self, peer: PeerID, keys: Any) -> Any:
-        found = await super().call_find(peer, keys) or {}
-        return {key: (_with_true_expiry(item), nearest) for key, (item, nearest) in found.items()}
+    def met(self, peer_id: str, address: str) -> None:
+        """A peer asked or answered, from this address: it is a node of the table."""
+        if peer_id not in self._addresses:
+            if peer_id == self.p2p.peer_id or not self._nodes.has_room(peer_id, address):
+                return
+            self._nodes.take(peer_id, address)
+            self._addresses[peer_id] = address
+        node_id, table = node_id_of(peer_id), self.routing_table
+        oldest = table.add_or_update_node(node_id, peer_id)
+        standing_by = table.buckets[table.get_bucket_index(node_id)].replacement_nodes
+        if len(standing_by) > NEAREST_NODES:
+            self._forget(next(iter(standing_by.values())))
+        if oldest is not None:
+            _spawn(self.call_ping(oldest[1]))
 
-    def _validate_dictionary(self, key_bytes: bytes, dictionary: Any) -> bool:
-        if not isinstance(dictionary, DictionaryDHTValue):
-            return False
-        dictionary.maxsize = float("inf")
-        with dictionary.freeze():
-            kept = 0
-            for peer_id, (value, expires_s) in list(dictionary.items()):
-                room = kept < MAX_RECORDS_PER_SHARD
-                if room and acceptable(key_bytes, peer_id, value, expires_s):
-                    kept += 1
-                else:
-                    del dictionary[peer_id]
-        return True
+    def _forget(self, peer_id: str) -> None:
+        if peer_id in self._addresses:
+            self._nodes.give_back(peer_id, self._addresses.pop(peer_id))
+            del self.routing_table[node_id_of(peer_id)]
 
 
-def _with_true_expiry(item: Any) -> Any:
-    """A replica's dictionary with the expiry of its entries; None when nothing is left of it."""
-    if item is None or not isinstance(item.value, DictionaryDHTValue) or not item.value.data:
-        return None
-    latest_s = max(entry.expiration_time for entry in item.value.data.values())
-    item.value.latest_expiration_time = latest_s
-    return ValueWithExpiration(item.value, latest_s)
+def _add_newest(gathered: dict[str, bytes], place: bytes, found: Collection[FoundRecord]) -> None:
+    """Add those of the records found that are valid, live, and outlast what was found before."""
+    for peer_id, value in ((each.peer_id, each.value) for each in found):
+        record = live_record_at(_clock(), place, peer_id, value)
+        before = live_record_at(_clock(), place, peer_id, gathered.get(peer_id, b""))
+        if record is not None and (before is None or before.expires_s < record.expires_s):
+            gathered[peer_id] = value
 
 
-hivemind.dht.node.DHTProtocol = LocoDirectoryV1
+hivemind.dht.node.DHTProtocol = TableProtocol
 
 _background: set[asyncio.Task[Any]] = set()
 
 
-def _spawn(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+def _spawn(work: Coroutine[Any, Any, Any]) -> None:
     task = asyncio.get_running_loop().create_task(work)
     _background.add(task)
     task.add_done_callback(_background.discard)
-    return task
 
 
-def _peer_in(address: str) -> Any:
-    try:
-        return PeerID(peer_id_to_bytes(address.rpartition("/p2p/")[2]))
-    except RemoteProtocolError:
-        return None
-
-
+# --- the node -------------------------------------------------------------------------------------
 class DhtNode:
-    """A node of the table, for the thread of its loop; others may `submit` and `stop` alone."""
-
-    def __init__(self, p2p: Any, node: Any) -> None:
-        self._p2p = p2p
+    def __init__(self, line: DaemonLine, node: Any) -> None:
+        self._line = line
         self._node = node
-        self.loop = asyncio.get_running_loop()
-        self._life = asyncio.ensure_future(self._until_lost())
+        self._protocol: TableProtocol = node.protocol
+        self._records = RecordTable()
+        self._entry_peers: tuple[str, ...] = ()
+        self._protocol.storage = _OwnRecords(self._records)
+        node.blacklist = _Resting()
 
     @classmethod
-    async def open(cls, control_address: str) -> Self:
-        """Attach to p2pd at a unix multiaddr. Raises OSError when nothing listens there."""
-        p2p = await P2P.replicate(Multiaddr(control_address))
+    async def open(cls, line: DaemonLine) -> "DhtNode":
         node = await DHTNode.create(
-            p2p=p2p,
-            wait_timeout=WAIT_TIMEOUT_S,
+            p2p=line,
+            node_id=node_id_of(line.peer_id),
+            bucket_size=NEAREST_NODES,
+            num_replicas=REPLICAS,
             parallel_rpc=PARALLEL_RPC,
             cache_locally=False,
             cache_nearest=0,
             cache_on_store=False,
             cache_refresh_before_expiry=0,
             reuse_get_requests=False,
-            record_validator=_RecordCheck(),
         )
-        return cls(p2p, node)
+        return cls(line, node)
 
-    async def store(self, key: bytes, subkey: str, value: bytes, expires_s: float) -> None:
-        """Store at the nearest nodes, perhaps ourselves among them."""
-        await self._node.store(key, value, float(expires_s), subkey=subkey)
+    async def run(self) -> None:
+        arrived: asyncio.Queue[Request | Response] = asyncio.Queue()
+        self._line.read_from_a_thread(arrived)
+        self._line.send(Up())
+        while True:
+            match await arrived.get():
+                case Request() as request:
+                    _clock.ahead_s = request.ahead_s
+                    _spawn(self._respond(request))
+                case response:
+                    self._line.answered(response)
 
-    async def get(self, key: bytes) -> Mapping[str, bytes]:
-        """The live entries that the nearest nodes hold, the newest of each."""
-        found = await self._node.get(key, latest=True)
-        if found is None or not isinstance(found.value, dict):
-            return {}
-        now_s = thread_time()
-        return {
-            subkey: entry.value
-            for subkey, entry in sorted(found.value.items())
-            if entry.expiration_time > now_s
-        }
+    async def _respond(self, request: Request) -> None:
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                response = Response(request.number, await self._done(request.body))
+        except TimeoutError:
+            response = Response(request.number, failure="timeout")
+        except Exception:  # noqa: BLE001 - hivemind raises what it likes; the daemon counts it
+            response = Response(request.number, failure="error")
+        self._line.send(response)
 
-    async def add_peers(self, addresses: Sequence[str]) -> None:
-        """Ping nodes by the peer ids of their addresses, then look for our own neighbours."""
-        peers = {_peer_in(address) for address in addresses} - {None, self._p2p.peer_id}
-        await asyncio.gather(*(self._node.protocol.call_ping(peer) for peer in peers))
+    async def _done(self, body: Store | Get | Enter | Serve) -> Told | Records | None:
+        match body:
+            case Store(key, value, expires_s):
+                await self._stay_in()
+                await self._node.store(key, value, expires_s, subkey=self._line.peer_id)
+                return None
+            case Get(key):
+                await self._stay_in()
+                return Records(tuple(sorted((await self._get(place_of(key))).items())))
+            case Enter(peer_ids):
+                self._entry_peers = peer_ids
+                await self._enter()
+                return None
+            case Serve(peer_id, address, question):
+                self._protocol.met(peer_id, address)
+                return Told(self._answer(peer_id, address, question))
+
+    async def _enter(self) -> None:
+        await asyncio.gather(*map(self._protocol.call_ping, self._entry_peers))
         await self._node.find_nearest_nodes([self._node.node_id])
 
-    async def _until_lost(self) -> None:
-        await asyncio.wait([self._p2p._client.control._read_task])
+    async def _stay_in(self) -> None:
+        """Enter again, where all nodes have fallen silent: our own line may have been down."""
+        if not self._protocol.knows_nodes and self._entry_peers:
+            await self._enter()
 
-    async def live(self) -> None:
-        """Wait until p2pd closes its connection, or `stop`; then let go of p2pd."""
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._life
-        self._node.is_alive = False
-        await self._p2p.shutdown()
+    async def _get(self, place: bytes) -> dict[str, bytes]:
+        """The live records that the nearest nodes hold, the newest of each peer."""
+        gathered = self._records.at(_clock(), place)
+        self._protocol.gathered.setdefault(place, []).append(gathered)
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CALL_TIMEOUT_S / 2):
+                    await self._node.find_nearest_nodes([DHTID.from_bytes(place)], REPLICAS, BEAM)
+        finally:
+            searches = self._protocol.gathered[place]
+            searches[:] = [each for each in searches if each is not gathered]
+            if not searches:
+                del self._protocol.gathered[place]
+        return gathered
 
-    # --- for other threads ------------------------------------------------------------------------
-    def submit(self, call: Call, timeout_s: float, report: Report) -> Callable[[], None]:
-        """Make a call in the node's thread, and `report(result, error)` from there.
-
-        Returns a function that gives the call up. Raises RuntimeError: the node is no more.
-        """
-        tasks: list[asyncio.Task[Any]] = []
-
-        def finished(task: asyncio.Task[Any]) -> None:
-            error = asyncio.CancelledError() if task.cancelled() else task.exception()
-            report(None if error else task.result(), error)
-
-        def give_up() -> None:
-            with contextlib.suppress(RuntimeError):
-                self.loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
-
-        def begin() -> None:
-            tasks.append(_spawn(self._make(call, timeout_s)))
-            tasks[0].add_done_callback(finished)
-
-        self.loop.call_soon_threadsafe(begin)
-        return give_up
-
-    async def _make(self, call: Call, timeout_s: float) -> Any:
-        name, *arguments = call
-        async with asyncio.timeout(timeout_s):
-            return await getattr(self, name)(*arguments)
-
-    def stop(self) -> None:
-        """End the node, as soon as its loop comes to it."""
-        with contextlib.suppress(RuntimeError):  # closed already
-            self.loop.call_soon_threadsafe(self._life.cancel)
+    def _answer(self, peer_id: str, address: str, question: Question) -> Answer:
+        if isinstance(question, KeepRecord):
+            place, value = question.place, question.value
+            return RecordKept(self._records.keep(_clock(), place, peer_id, value, address))
+        there = self._records.at(_clock(), question.place)
+        near = self._protocol.routing_table.get_nearest_neighbors(
+            DHTID.from_bytes(question.place), NEAREST_NODES, exclude=node_id_of(peer_id)
+        )
+        return RecordsFound(
+            tuple(FoundRecord(*each) for each in there.items()),
+            tuple(NearNode(name) for _, name in near),
+        )
 
 
-def run_node(
-    control_address: str,
-    clock: Callable[[], float],
-    connections: list[socket.socket],
-    on_ready: Callable[[DhtNode], None],
-) -> None:
-    """Be a node until p2pd goes away or we are stopped. The body of the directory's thread.
-
-    `connections` gets a handle on each connection to p2pd; shut down, it cuts this node off.
-
-    Raises:
-        OSError: p2pd cannot be reached.
-    """
-    _thread.clock, _thread.connections = clock, connections
+def run_table(fd: int, peer_id: str) -> None:
+    """Be a node until the daemon ends."""
 
     async def live() -> None:
-        node = await DhtNode.open(control_address)
-        on_ready(node)
-        await node.live()
+        await (await DhtNode.open(DaemonLine(fd, peer_id))).run()
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.get_loop().set_exception_handler(lambda _loop, _context: None)
-        runner.run(live())
+    asyncio.run(live())

@@ -1,184 +1,160 @@
-"""The directory in real life: hivemind's hash table in a thread, behind the Directory interface.
+"""The directory in real life: hivemind's hash table in a process, behind the Directory interface.
 
-hivemind is written for asyncio, the daemon for trio. One thread runs a uvloop with one node
-(dht_node.py) on the network's p2pd; a call from trio is handed over with `call_soon_threadsafe` and
-its answer comes back through trio's token. A call is a name and plain values, and so is its answer:
-the node could as well be in another process.
+The table (dht_node.py) is a child process that speaks to nobody but us (table_messages.py). We put
+its questions to other peers, and theirs to it, each on a stream of `/loco/directory/1`:
 
-The thread is not trusted. Each call has two deadlines: inside the loop CALL_TIMEOUT_S ends a slow
-call, which is an ordinary failure; when even that end is not heard of HUNG_AFTER_S later, the loop
-itself does not run. Such a thread is *abandoned*: a thread cannot be killed, so its connection to
-p2pd is cut (it can then neither answer nor ask as a node of ours), and it is told to stop should it
-ever wake. A p2pd that goes away ends the node's thread, too.
+- A stranger's question passes the gate (handlers.py): a budget of places and a pace for each
+  identity and network, the run's admission, bans, conduct. In a run that not everybody may join an
+  outsider is told nothing. It is answered within ASK_TIMEOUT_S, or not at all.
+- We ask only peers that the gate would let in, so no outsider is given a record to keep.
+- Other peers' answers name nodes. Where we know no address of one, the named ones are tried.
 
-Without a thread the directory is *detached*: its calls return empty at once. It attaches again,
-with a new thread that is told the peers that the old one was: after a hang, when it is called
-(every REATTACH_EVERY_S at most), or at `reattach`. When MAX_RESTARTS_IN_A_ROW threads and one more
-have hung without one answered call between, `DirectoryUnrecoverable` says that only a new process
-will help.
+The process is not trusted. Each request has two deadlines: in the process CALL_TIMEOUT_S ends a
+slow one, which is an ordinary failure; when even that end is not heard of HUNG_AFTER_S later, it is
+killed. However it ends, it is started again after a pause, and enters the table by the peers that
+the last one was told of. It has no part in p2pd, links or weights, so they do not notice.
 
-Store and get are best effort and raise nothing else: their failures are counted by reason.
+Store and get are best effort and raise nothing: their failures are counted by reason. A call waits
+a while for a process that is coming up.
 """
 
-import contextlib
-import socket
-import threading
+import itertools
+import os
 import time
-import warnings
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
 
 import trio
+from msgspec.structs import replace
 
-from peer.runtime import Address, DirectoryUnrecoverable
-from protocol.errors import StreamLost
+from peer.runtime import Address, PeerId, Stream
+from peer.runtime.child_frames import ChildDied, PipeError
+from peer.runtime.child_process import ChildProcess
+from protocol.errors import LocoError, leaves
+from protocol.limits import ANSWER_S, MAX_INBOUND_STREAMS
+from protocol.membership.book import BackOff
+from protocol.wire.directory_messages import (
+    FindRecords,
+    KeepRecord,
+    NearNode,
+    RecordKept,
+    RecordsFound,
+)
+from protocol.wire.versions import DIRECTORY
 
-if TYPE_CHECKING:
-    from .dht_node import DhtNode
+from .conversation import Conversation
+from .libp2p import RESTART_MAX_S, RESTART_MIN_S, Libp2pNetwork
+from .table_messages import (
+    CALL_TIMEOUT_S,
+    FROM_TABLE,
+    Answer,
+    Ask,
+    Asking,
+    Enter,
+    Get,
+    Records,
+    Request,
+    Response,
+    Serve,
+    Store,
+    Told,
+    Up,
+)
 
-CALL_TIMEOUT_S: Final = 8.0
 HUNG_AFTER_S: Final = 2.0
 START_TIMEOUT_S: Final = 60.0
-"""Importing torch on a busy machine with a cold disk takes its time."""
-REATTACH_EVERY_S: Final = 2.0
-MAX_RESTARTS_IN_A_ROW: Final = 3
+"""Python on a busy machine with a cold disk takes its time."""
+ASK_TIMEOUT_S: Final = 2.0
+"""The time of another peer to be reached and to answer; one search asks many."""
 MAX_ENTRY_PEERS: Final = 64
-"""Addresses to enter the table by after a restart; the oldest give way."""
-
-_loading = threading.Lock()
-"""Held while hivemind is imported: the set of warning filters belongs to the whole process."""
+"""Peers to enter the table by after a restart; the oldest give way."""
+PROGRAM: Final = "peer.network.table"
 
 
-class _Hung(Exception): ...
+class _TableProcess(ChildProcess):
+    title = "the directory's process"
+    decoder = FROM_TABLE
 
 
-class _ThreadEnded(Exception):
-    """The thread has ended: p2pd is gone, or was never there."""
+class _Life:
+    """One life of the table's process, and the requests that wait for it."""
 
+    def __init__(self, child: _TableProcess) -> None:
+        self.child = child
+        self.up = trio.Event()
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, tuple[trio.Event, list[Response]]] = {}
+        self._to_send, self._sent = trio.open_memory_channel[Request | Response](
+            2 * MAX_INBOUND_STREAMS
+        )
 
-class _NodeThread:
-    """One life of one node in a thread of its own; abandoned as a whole when it hangs."""
-
-    def __init__(self, control_address: str, clock: Callable[[], float]) -> None:
-        self._control_address = control_address
-        self._clock = clock
-        self._connections: list[socket.socket] = []
-        self._token = trio.lowlevel.current_trio_token()
-        self._started = trio.Event()
-        self._ended = trio.Event()
-        self._waiting: set[trio.Event] = set()
-        self._error: BaseException | None = None
-        self.node: DhtNode | None = None
-
-    @property
-    def attached(self) -> bool:
-        return self.node is not None and not self._ended.is_set()
-
-    async def start(self) -> None:
-        """Raises _ThreadEnded when p2pd is not there, _Hung when the thread does not come up."""
-        threading.Thread(target=self._main, name="directory", daemon=True).start()
-        with trio.move_on_after(START_TIMEOUT_S):
-            await self._started.wait()
-        if not self._started.is_set():
-            raise _Hung
-        if self.node is None:
-            raise _ThreadEnded(str(self._error or "p2pd closed the connection"))
-
-    async def call(self, *call: Any) -> Any:
-        """Call a method of the node by name. Raises _Hung, _ThreadEnded, or what it raised."""
-        node, done, answer = self.node, trio.Event(), []
-        if node is None or self._ended.is_set():
-            raise _ThreadEnded
-
-        def report(result: Any, error: BaseException | None) -> None:
-            answer.append((result, error))
-            self._tell_trio(done.set)
-
+    async def request(self, body: Any, ahead_s: float) -> Response | None:
+        """Ask the process. None: it hung, and is killed, or it is over."""
+        number, event, answers = next(self._numbers), trio.Event(), list[Response]()
+        self._waiting[number] = event, answers
         try:
-            give_up = node.submit(call, CALL_TIMEOUT_S, report)
-        except RuntimeError as error:
-            raise _ThreadEnded from error
-        self._waiting.add(done)
-        try:
-            with trio.move_on_after(CALL_TIMEOUT_S + HUNG_AFTER_S):
-                await done.wait()
+            self._to_send.send_nowait(Request(number, body, ahead_s))
+            with trio.move_on_after(CALL_TIMEOUT_S + HUNG_AFTER_S) as scope:
+                await event.wait()
+            if scope.cancelled_caught:
+                self.child.kill("hung")
+        except (trio.WouldBlock, trio.ClosedResourceError):
+            return Response(number, failure="timeout")
         finally:
-            self._waiting.discard(done)
-            if not answer:
-                give_up()
-        if not answer:
-            raise _ThreadEnded if self._ended.is_set() else _Hung
-        result, failure = answer[0]
-        if failure is not None:  # asyncio's cancellation is none of trio's
-            raise failure if isinstance(failure, Exception) else _ThreadEnded
-        return result
+            del self._waiting[number]
+        return answers[0] if answers else None
 
-    def abandon(self) -> None:
-        self._cut()
-        if self.node is not None:
-            self.node.stop()
+    def respond(self, response: Response) -> None:
+        with suppress(trio.WouldBlock, trio.ClosedResourceError):  # it hangs, or is over
+            self._to_send.send_nowait(response)
 
-    async def close(self) -> None:
-        """Stop in good order, or within HUNG_AFTER_S in any order."""
-        if self.node is not None:
-            self.node.stop()
-        with trio.move_on_after(HUNG_AFTER_S, shield=True):
-            await self._ended.wait()
-        self.abandon()
-
-    def _cut(self) -> None:
-        for connection in list(self._connections):
-            with contextlib.suppress(OSError):  # cut already
-                connection.shutdown(socket.SHUT_RDWR)
-            connection.close()
-
-    def _tell_trio(self, function: Callable[[], None]) -> None:
-        with contextlib.suppress(trio.RunFinishedError):
-            self._token.run_sync_soon(function)
-
-    def _main(self) -> None:
-        try:
-            # torch takes a second to import, and warns of what it deprecates in itself
-            with _loading, warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                from .dht_node import run_node
-            run_node(self._control_address, self._clock, self._connections, self._ready)
-        except BaseException as error:  # noqa: BLE001 - whatever it was, this life is over
-            self._error = error
-        self._cut()
-        self._tell_trio(self._end)
-
-    def _end(self) -> None:
-        for event in (self._ended, self._started, *self._waiting):
+    def answered(self, response: Response) -> None:
+        if response.number in self._waiting:
+            event, answers = self._waiting[response.number]
+            answers.append(response)
             event.set()
 
-    def _ready(self, node: "DhtNode") -> None:
-        self.node = node
-        self._tell_trio(self._started.set)
+    async def send_on(self) -> None:
+        with self._to_send, self._sent:
+            async for message in self._sent:
+                await self.child.send(message)
+
+    async def must_come_up(self) -> None:
+        with trio.move_on_after(START_TIMEOUT_S):
+            await self.up.wait()
+            return
+        self.child.kill("did not come up")
+
+    def end(self) -> None:
+        for event, _ in self._waiting.values():
+            event.set()
 
 
 class HivemindDirectory:
     """Implements `peer.runtime.Directory`; made by `open_hivemind_directory`.
 
     Attributes:
-        failures: by reason: `timeout`, `hung`, `detached`, or the name of what was raised.
-        restarts: threads that hung, and were replaced.
+        failures: by reason: `timeout`, `error`, `down`.
+        restarts: processes that ended and were replaced.
+        last_failure: how the last one ended.
     """
 
-    def __init__(self, control_address: str, wall_clock: Callable[[], float]) -> None:
-        self._control_address = control_address
+    def __init__(self, network: Libp2pNetwork, wall_clock: Callable[[], float]) -> None:
+        self._network = network
         self._wall_clock = wall_clock
         self._offset_s = 0.0
-        self._thread: _NodeThread | None = None
-        self._changing = trio.Lock()
-        self._entry_peers: tuple[Address, ...] = ()
-        self._hung_in_a_row = 0
-        self._next_attach_s = 0.0
-        self._why_detached = ""
+        self._life: _Life | None = None
+        self._changed = trio.lowlevel.ParkingLot()
+        self._entry_peers: dict[PeerId, None] = {}
         self.restarts = 0
+        self.last_failure = ""
         self.failures: Counter[str] = Counter()
+
+    @property
+    def process_id(self) -> int | None:
+        return None if self._life is None else self._life.child.process.pid
 
     def swarm_time_s(self) -> float:
         return self._wall_clock() + self._offset_s
@@ -187,106 +163,125 @@ class HivemindDirectory:
         self._offset_s = offset_s
 
     async def store(self, key: bytes, subkey: str, value: bytes, expires_s: float) -> None:
-        await self._attempt("store", key, subkey, value, expires_s)
+        """Store a record of our own: no node would take another's from us."""
+        if subkey == self._network.peer_id:
+            await self._call(Store(key, value, float(expires_s)))
 
     async def get(self, key: bytes) -> Mapping[str, bytes]:
-        found: Mapping[str, bytes] | None = await self._attempt("get", key)
-        return found or {}
+        found = await self._call(Get(key))
+        return dict(found.records) if isinstance(found, Records) else {}
 
     async def add_peers(self, addresses: Sequence[Address]) -> None:
-        wanted = tuple(address for address in addresses if "/p2p/" in address)[-MAX_ENTRY_PEERS:]
-        if not wanted:
+        named = (address.rpartition("/p2p/")[::2] for address in addresses)
+        peer_ids = dict.fromkeys(peer_id for front, peer_id in named if front)
+        if not peer_ids:
             return
-        kept = (address for address in self._entry_peers if address not in wanted)
-        self._entry_peers = tuple(dict.fromkeys((*kept, *wanted)))[-MAX_ENTRY_PEERS:]
-        await self._attempt("add_peers", wanted)
+        kept = {known: None for known in self._entry_peers if known not in peer_ids}
+        self._entry_peers = dict.fromkeys([*kept, *peer_ids][-MAX_ENTRY_PEERS:])
+        await self._call(Enter(tuple(self._entry_peers)))
 
-    async def reattach(self, control_address: str) -> None:
-        """Attach to a restarted p2pd, if it is there (`attached`)."""
-        async with self._changing:
-            self._control_address = control_address
-            if self._thread is not None:
-                await self._thread.close()
-            await self._attach()
+    async def _call(self, body: Store | Get | Enter) -> Told | Records | None:
+        response = await self._request(body)
+        failure = "down" if response is None else response.failure
+        if failure:
+            self.failures[failure] += 1
+        return None if response is None else response.body
 
-    @property
-    def attached(self) -> bool:
-        return self._thread is not None and self._thread.attached
-
-    async def aclose(self) -> None:
-        if self._thread is not None:
-            await self._thread.close()
-        self._thread = None
-
-    async def open(self) -> None:
-        """Attach for the first time. Raises StreamLost when p2pd is not there."""
-        async with self._changing:
-            await self._attach()
-        if not self.attached:
-            where, why = self._control_address, self._why_detached
-            raise StreamLost(f"the directory cannot attach to p2pd at {where}: {why}")
-
-    async def _attempt(self, *call: Any) -> Any:
-        thread = await self._attached_thread()
-        if thread is None:
-            self.failures["detached"] += 1
+    async def _request(self, body: Store | Get | Enter | Serve) -> Response | None:
+        """Ask the process, and wait for it a while; None: it is not there, or hung."""
+        with trio.move_on_after(CALL_TIMEOUT_S):
+            while self._life is None or not self._life.up.is_set():
+                await self._changed.park()
+        life = self._life
+        if life is None or not life.up.is_set():
             return None
+        ahead_s = self.swarm_time_s() - wall_time_s()
+        return await life.request(body, ahead_s)
+
+    # --- other peers ------------------------------------------------------------------------------
+    async def serve(self, stream: Stream) -> None:
+        """Answer one question of another peer."""
+        talk, peer_id = Conversation(stream), stream.remote_peer_id
+        question, _ = await talk.receive(FindRecords, KeepRecord, timeout_s=ANSWER_S)
+        response = None
+        with trio.move_on_after(ASK_TIMEOUT_S):  # nobody waits longer, and places are few
+            response = await self._request(Serve(peer_id, stream.remote_address, question))
+        told = None if response is None else response.body
+        if isinstance(told, Told) and told.answer is not None:
+            await talk.send(self._with_addresses(told.answer))
+
+    async def _ask(self, life: _Life, asking: Asking) -> None:
+        told = Told(None)
+        with trio.move_on_after(ASK_TIMEOUT_S):
+            told = await self._told(asking.body)
+        life.respond(Response(asking.number, told))
+
+    async def _told(self, ask: Ask) -> Told:
+        if not self._network.would_serve(ask.peer_id):
+            return Told(None)
+        expected = RecordsFound if isinstance(ask.question, FindRecords) else RecordKept
         try:
-            result = await thread.call(*call)
-        except _Hung:
-            async with self._changing:
-                if thread is self._thread:  # no other call has seen to it
-                    self._abandon(thread, "calls get no answer")
-                    await self._attach()
-            return None
-        except _ThreadEnded:
-            self.failures["detached"] += 1
-            return None
-        except Exception as error:  # noqa: BLE001 - hivemind raises what it likes; it is counted
-            reason = "timeout" if isinstance(error, TimeoutError) else type(error).__name__
-            self.failures[reason] += 1
-            result = None
-        self._hung_in_a_row = 0
-        return result
+            stream = await self._network.open_stream(ask.peer_id, DIRECTORY)
+            async with Conversation(stream) as talk:
+                await talk.send(ask.question)
+                answer: Any = (await talk.receive(expected))[0]
+        except (LocoError, trio.BrokenResourceError, trio.ClosedResourceError):
+            return Told(None)
+        return Told(self._without_addresses(answer), stream.remote_address)
 
-    async def _attached_thread(self) -> _NodeThread | None:
-        async with self._changing:
-            if not self.attached and trio.current_time() >= self._next_attach_s:
-                await self._attach()
-        if self._hung_in_a_row > MAX_RESTARTS_IN_A_ROW:
-            raise DirectoryUnrecoverable(
-                f"the directory's thread hung {self._hung_in_a_row} times in a row"
-            )
-        return self._thread
+    def _with_addresses(self, answer: Answer) -> Answer:
+        if isinstance(answer, RecordKept):
+            return answer
+        known = self._network.known_addresses
+        nearest = (NearNode(node.peer_id, known(node.peer_id)) for node in answer.nearest)
+        return replace(answer, nearest=tuple(nearest))
 
-    def _abandon(self, thread: _NodeThread, why: str) -> None:
-        thread.abandon()
-        self._thread = None
-        self._why_detached = why
-        self.failures["hung"] += 1
-        self._hung_in_a_row += 1
-        if self._hung_in_a_row <= MAX_RESTARTS_IN_A_ROW:
+    def _without_addresses(self, answer: Answer) -> Answer:
+        """Note the addresses of nodes that we know none of."""
+        if isinstance(answer, RecordKept):
+            return answer
+        for node in answer.nearest:
+            self._network.note_addresses(node.peer_id, node.addresses)
+        return replace(answer, nearest=tuple(NearNode(node.peer_id) for node in answer.nearest))
+
+    # --- the process ------------------------------------------------------------------------------
+    async def supervise(self) -> None:
+        """Keep a process running."""
+        pauses = BackOff(RESTART_MIN_S, RESTART_MAX_S)
+        while True:
+            try:
+                await self._live_once()
+            except* (ChildDied, PipeError, OSError) as group:
+                self.last_failure = str(leaves(group)[0])
             self.restarts += 1
+            await trio.sleep(pauses.failed("table", trio.current_time()))
 
-    async def _attach(self) -> None:
-        """A fresh thread, which knows the peers that the last one was told of."""
-        if self._hung_in_a_row > MAX_RESTARTS_IN_A_ROW:
-            return
-        self._next_attach_s = trio.current_time() + REATTACH_EVERY_S
-        thread = _NodeThread(self._control_address, self.swarm_time_s)
-        self._thread = None
+    async def _live_once(self) -> None:
+        """One life of the process. Raises ChildDied, PipeError and OSError, in groups or alone."""
+        child = await _TableProcess.run(
+            PROGRAM, self._network.peer_id, environment=dict(os.environ)
+        )
+        self._life = life = _Life(child)
         try:
-            await thread.start()
-        except _ThreadEnded as error:
-            self._why_detached = str(error)
-            return
-        except _Hung:
-            self._abandon(thread, "the thread does not start")
-            return
-        self._thread = thread
-        if self._entry_peers:
-            with contextlib.suppress(Exception):
-                await thread.call("add_peers", self._entry_peers)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(life.send_on)
+                nursery.start_soon(life.must_come_up)
+                while True:
+                    match await child.receive():
+                        case Up():
+                            life.up.set()
+                            self._changed.unpark_all()
+                            if self._entry_peers:
+                                enter = Enter(tuple(self._entry_peers))
+                                nursery.start_soon(self._call, enter)
+                        case Response() as response:
+                            life.answered(response)
+                        case Asking() as asking:
+                            nursery.start_soon(self._ask, life, asking)
+        finally:
+            self._life = None
+            life.end()
+            await child.aclose()
 
 
 def wall_time_s() -> float:
@@ -295,14 +290,14 @@ def wall_time_s() -> float:
 
 @asynccontextmanager
 async def open_hivemind_directory(
-    control_address: str,
+    network: Libp2pNetwork,
     *,
     wall_clock: Callable[[], float] = wall_time_s,
 ) -> AsyncIterator[HivemindDirectory]:
-    """A directory on the p2pd at this control socket. Raises StreamLost: it is not there."""
-    directory = HivemindDirectory(control_address, wall_clock)
-    try:
-        await directory.open()
+    """A directory on this network. Its process comes up meanwhile."""
+    directory = HivemindDirectory(network, wall_clock)
+    await network.serve(DIRECTORY, directory.serve)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(directory.supervise)
         yield directory
-    finally:
-        await directory.aclose()
+        nursery.cancel_scope.cancel()

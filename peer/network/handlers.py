@@ -286,6 +286,10 @@ class BaseNetwork:
     def admit_by(self, judge: Judge) -> None:
         self._judge = judge
 
+    def would_serve(self, peer_id: PeerId) -> bool:
+        """Whether the judge, where there is one, has nothing against a peer."""
+        return self._judge is None or self._judge.judge(peer_id) is None
+
     def has_room(self, protocol: str, peer_id: PeerId, address: Address) -> bool:
         """Whether to take in a stream of this peer, from there; one beyond a bound is counted."""
         if protocol not in self._handlers:

@@ -8,8 +8,7 @@
     address book   the addresses `connect` was told, by peer. A new p2pd knows no peer:
                    `open_stream` dials again on demand.
 
-`generation` counts the lives. The directory, attached to the control socket as well, waits in
-`wait_restarted` and attaches again.
+`generation` counts the lives.
 
 Streams. p2pd pipes each stream through a unix connection of its own. Rules:
 
@@ -35,7 +34,13 @@ from peer.runtime import Address, PeerId, StreamHandler
 from protocol.address import multiaddr
 from protocol.address.peer_id import peer_id_from_bytes, peer_id_to_bytes
 from protocol.errors import LocoError, StreamLost, leaves
-from protocol.limits import ANSWER_S, MAX_ADDRESSES_PER_PEER, MAX_MEMBERS
+from protocol.limits import (
+    ANSWER_S,
+    MAX_ADDRESS_CHARS,
+    MAX_ADDRESSES_PER_PEER,
+    MAX_MEMBERS,
+    MAX_RECORD_ADDRESSES,
+)
 from protocol.membership.book import BackOff
 from protocol.membership.crowds import idle_peers, to_close
 from protocol.names import size_text
@@ -150,6 +155,9 @@ class AddressBook:
     def __contains__(self, peer_id: PeerId) -> bool:
         return peer_id in self._addresses
 
+    def __len__(self) -> int:
+        return len(self._addresses)
+
     def of(self, peer_id: PeerId) -> tuple[bytes, ...]:
         return self._addresses.get(peer_id, ())
 
@@ -223,6 +231,17 @@ class Libp2pNetwork(BaseNetwork):
         async with self._requests:
             client = await self._wait_up(peer_id)
             await self._dial(client, peer_id, peer)
+
+    def known_addresses(self, peer_id: PeerId) -> tuple[Address, ...]:
+        """The first addresses of a peer, as far as a message can carry them."""
+        texts = map(text_of, self._book.of(peer_id))
+        return tuple(t for t in texts if 0 < len(t) <= MAX_ADDRESS_CHARS)[:MAX_RECORD_ADDRESSES]
+
+    def note_addresses(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
+        """Note what another peer says of one that we know no address of, if there is room."""
+        if peer_id not in self._book and len(self._book) < MAX_MEMBERS:
+            with suppress(StreamLost, multiaddr.InvalidAddress):  # it is no use to anybody
+                self._book.remember(peer_id, addresses)
 
     async def open_stream(self, peer_id: PeerId, protocol: str) -> Libp2pStream:
         peer = peer_id_to_bytes(peer_id)

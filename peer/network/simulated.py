@@ -44,8 +44,8 @@ from protocol.errors import StreamLost
 from protocol.limits import DIAL_TIMEOUT_S, MAX_RECORDS_PER_SHARD
 from protocol.membership.records import place_of, valid_record_at
 
-from .directory import CALL_TIMEOUT_S
 from .handlers import BaseNetwork, PeerStream
+from .table_messages import CALL_TIMEOUT_S
 
 # --- one direction between two simulated peers: when a segment leaves and arrives -----------------
 

@@ -1,8 +1,7 @@
 """When only a new process can heal us: enter the swarm again by the peers we know.
 
-Four things call for it: a directory that hangs again and again (a hung thread cannot be killed, so
-it takes the process with it), weights that are too old to be averaged (protocol/schedule/rounds.py,
-rule 5), those that came too late for the final averaging, when others have better ones, and another
+Three things call for it: weights that are too old to be averaged (protocol/schedule/rounds.py, rule
+5), those that came too late for the final averaging, when others have better ones, and another
 stage of a pipeline that needs us more. The new process keeps home, identity and options, and joins
 by the peers that the home remembers, which were alive a moment ago (peer/daemon/returning.py); its
 state comes from them. So what strangers say of where they are stands on no command line, and none

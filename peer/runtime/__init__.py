@@ -11,8 +11,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from protocol.errors import LocoError
-
 if TYPE_CHECKING:  # a command says its first line before these are imported
     from protocol.membership.book import Fault
     from protocol.wire.messages import Refusal
@@ -129,10 +127,6 @@ class Network(Protocol):
     def admit_by(self, judge: Judge) -> None: ...
 
     def statistics(self) -> NetworkStatistics: ...
-
-
-class DirectoryUnrecoverable(LocoError):
-    """Only a new process can heal it."""
 
 
 class Directory(Protocol):

@@ -291,10 +291,6 @@ class Kept(TrainerMessage, frozen=True):
     error: str | None = None
 
 
-MAX_FAILURE_CHARS: Final = 2000
-"""Length at which the detail of a failure is cut, and the last words of standard error."""
-
-
 class Failed(TrainerMessage, frozen=True):
     """The trainer exits after this.
 

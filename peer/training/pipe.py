@@ -1,71 +1,25 @@
-"""Messages as bytes, between the daemon and its trainer over a socket pair.
+"""The trainer's end of the socket pair over which it speaks with its daemon.
 
-A frame is a 4-byte big-endian length and a message (messages.py) as a msgpack map, with its name as
-`kind`. Each end decodes only what the other one may say; anything else is a `PipeError`: a bug or a
-broken child, never a peer's doing.
-
-At the trainer's end (`SocketChannel`) a thread reads commands, so that the end of the daemon (end
-of input) ends this process at once, even in a step that hangs. Nothing is lost by that: the slow
-weights are in the daemon's memory.
+A thread reads commands, so that the end of the daemon (end of input) ends this process at once,
+even in a step that hangs. Nothing is lost by that: the slow weights are in the daemon's memory.
 """
 
 import os
 import queue
 import socket
 import threading
-from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES
-from protocol.trainer_messages import TrainerMessage
+from peer.runtime.child_frames import READ_BYTES, FrameDecoder, PipeError, encode
 
 from .messages import Begin, Said, TrainerCommand, Waiting
 
-MAX_FRAME_BYTES: Final = MAX_CONTROL_PAYLOAD_BYTES
-"""Longest frame: a run spec, or the members of a round (4096 of them), with room to spare."""
-READ_BYTES: Final = 65536
 WAITING_S: Final = 5.0
 """Interval at which a trainer that waits says so."""
 TO_TRAINER: Final = msgspec.msgpack.Decoder(Begin | TrainerCommand)
 FROM_TRAINER: Final = msgspec.msgpack.Decoder(Said)
-
-
-class PipeError(Exception):
-    """Bytes that are no message, or a message that fits no state."""
-
-
-def encode(message: TrainerMessage) -> bytes:
-    body = msgspec.msgpack.encode(message)
-    _check_length(len(body))
-    return len(body).to_bytes(4, "big") + body
-
-
-class FrameDecoder:
-    def __init__(self, decoder: msgspec.msgpack.Decoder[Any]) -> None:
-        self._decoder = decoder
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[Any]:
-        """Add received bytes and yield the messages that are complete. Raises PipeError."""
-        self._buffer += data
-        while len(self._buffer) >= 4:
-            end = 4 + _check_length(int.from_bytes(self._buffer[:4], "big"))
-            if len(self._buffer) < end:
-                return
-            body = bytes(self._buffer[4:end])
-            del self._buffer[:end]
-            try:
-                yield self._decoder.decode(body)
-            except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-                raise PipeError(f"no message: {error}") from error
-
-
-def _check_length(num_bytes: int) -> int:
-    if num_bytes > MAX_FRAME_BYTES:
-        raise PipeError(f"a frame of {num_bytes} bytes; at most {MAX_FRAME_BYTES} are allowed")
-    return num_bytes
 
 
 class SocketChannel:

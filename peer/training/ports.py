@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol
 
+from peer.runtime.child_frames import ChildDied
 from protocol.content.samples import Float32Vector
 from protocol.errors import LocoError
 
@@ -32,8 +33,7 @@ class Interrupted(Exception):
     """The daemon wants the trainer to stop, in the middle of a step."""
 
 
-class TrainerDied(Exception):
-    """The trainer is gone: killed, crashed or hung. The message says which."""
+class TrainerDied(ChildDied): ...
 
 
 class Trainer(Protocol):

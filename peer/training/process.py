@@ -25,12 +25,13 @@ import trio
 from msgspec.structs import replace
 
 from peer.codec import get_codec
+from peer.runtime.child_process import STOP_GRACE_S
 from peer.runtime.files import private
 from protocol.content.samples import Float32Vector
 from protocol.run.run_spec import RunSpec
 
 from . import messages
-from .child_process import STOP_GRACE_S, SpareChild, TrainerChild
+from .child_process import SpareChild, TrainerChild
 from .fragments import regions_of
 from .ports import StartTrainer, Trainer, TrainerDied
 from .shared import BoundaryRing, CodeRegions, SharedVector, boundary_bytes, code_memory

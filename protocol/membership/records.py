@@ -100,7 +100,7 @@ def record_key(name: str, peer_id: str) -> bytes:
 
 
 def place_of(key: bytes) -> bytes:
-    """The place (20 bytes) at which the hash table keeps a key."""
+    """The place (20 bytes) at which the table keeps a key; of a peer id, where its node stands."""
     return hashlib.sha1(key, usedforsecurity=False).digest()
 
 

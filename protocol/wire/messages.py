@@ -25,6 +25,7 @@ one frame (frames.py). A payload of raw bytes may follow only where the message 
                       > Announcement, Lost    < Noted
                       > GetLinks < LinksReply + vector  > GetSnapshot < SnapshotReply + snapshot
     /loco/reach/1     > Whereabouts < Seen or Refusal
+    /loco/directory/1 > FindRecords < RecordsFound   > KeepRecord < RecordKept   or a Refusal
 
 Rules:
 - Decoding is strict about what a field holds (fields.py), and a missing field is an error.
@@ -69,6 +70,7 @@ from protocol.outcomes import RefusalReason
 
 from . import (  # noqa: F401 - whose messages are among those of the codec
     content_messages,
+    directory_messages,
     fragment_messages,
     stage_messages,
 )

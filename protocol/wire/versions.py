@@ -16,10 +16,11 @@ CONTENT: Final = "/loco/content/2"
 FRAGMENT: Final = "/loco/fragment/1"
 STAGE: Final = "/loco/stage/3"
 REACH: Final = "/loco/reach/1"
+DIRECTORY: Final = "/loco/directory/1"
 
 ROOT: Final = "/loco/"
 SPOKEN: Final = tuple(
-    each.removeprefix(ROOT) for each in (HELLO, GOSSIP, CONTENT, FRAGMENT, STAGE, REACH)
+    each.removeprefix(ROOT) for each in (HELLO, GOSSIP, CONTENT, FRAGMENT, STAGE, REACH, DIRECTORY)
 )
 REQUIRED: Final = ("hello", "gossip", "content")
 REQUIRED_OF_STAGES: Final = (*REQUIRED, "stage")

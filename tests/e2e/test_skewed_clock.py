@@ -64,7 +64,7 @@ async def in_the_directory(member: Peer, peers: list[Peer], folder: Path) -> Non
     group = Group(member.status()["run_id"]).digest
     async with (
         raw_client(folder, member.address) as (network, _),
-        open_hivemind_directory(network.daemon_control_address) as directory,
+        open_hivemind_directory(network) as directory,
     ):
         await directory.add_peers([member.address])
         for peer in peers:

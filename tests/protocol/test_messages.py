@@ -27,6 +27,14 @@ from protocol.wire.content_messages import (
     SpecReply,
     StateScalars,
 )
+from protocol.wire.directory_messages import (
+    FindRecords,
+    FoundRecord,
+    KeepRecord,
+    NearNode,
+    RecordKept,
+    RecordsFound,
+)
 from protocol.wire.fields import APART, MAX_SENTENCE_CHARS, Message
 from protocol.wire.fragment_messages import (
     ChunkResult,
@@ -137,6 +145,10 @@ EXAMPLES: tuple[Message, ...] = (
     Leaving(),
     Whereabouts(7, (ADDRESS,), ("/ip4/8.8.8.8/tcp/1",)),
     Seen("/ip4/8.8.8.8/tcp/1", ("/ip4/8.8.8.8/tcp/1",), ()),
+    FindRecords(bytes(20)),
+    RecordsFound((FoundRecord(PEER, b"value"),), (NearNode(PEER, (ADDRESS,)),)),
+    KeepRecord(bytes(20), b"value"),
+    RecordKept(True),
     PROPOSE,
     replace(PROPOSE, final=True, stripes=8, roster=RUN, meeting=2),
     Accept(3, 9, 50, 51200),

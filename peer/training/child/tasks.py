@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from peer.runtime.child_frames import MAX_FAILURE_CHARS, PipeError
 from peer.training import step
 from peer.training.corpus.folder import open_corpus
 from peer.training.device import choose_device, choose_precision, is_out_of_memory
 from peer.training.loop import InnerLoop, inner_loop
-from peer.training.messages import MAX_FAILURE_CHARS, Failed, ModelCreated, Ready, TrainerSettings
+from peer.training.messages import Failed, ModelCreated, Ready, TrainerSettings
 from peer.training.model import (
     FlatModel,
     config_of,
@@ -26,7 +27,7 @@ from peer.training.model import (
     model_shapes,
 )
 from peer.training.optimizer import inner_optimizer
-from peer.training.pipe import PipeError, SocketChannel
+from peer.training.pipe import SocketChannel
 from peer.training.ports import Interrupted, NonFinite
 from protocol.errors import LocoError
 from protocol.run.needs import sequence_bytes

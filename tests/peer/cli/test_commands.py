@@ -425,7 +425,7 @@ async def run_daemon(config, spec, home, spare):
         key = Ed25519PrivateKey.generate()
         public = key.public_key().public_bytes_raw()
         home.bind_run(SignedSpec.signed_by(RunSpec(), public, key.sign))
-        raise JoinAgain("its thread hung")
+        raise JoinAgain("far behind")
     return ExitCode.OK
 
 home = Home(Path(os.environ["LOCO_HOME"]))
@@ -461,7 +461,7 @@ def test_who_joins_again_in_a_new_process_holds_its_home_and_heeds_signals_meanw
         check=False,
     )
     assert (ran.stdout, ran.returncode) == ("True True\n", code), ran.stderr
-    assert "its thread hung; joining again in a new process" in ran.stderr
+    assert "far behind; joining again in a new process" in ran.stderr
     assert not Home(tmp_path / "home").in_use()
 
 

@@ -1,16 +1,15 @@
 """Swarms of directories for the tests: in memory, or on real p2pd processes on loopback."""
 
 import time
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import trio
 
 from peer.network.directory import open_hivemind_directory
 from peer.network.identity import Identity
-from peer.network.p2pd import P2pdConfig, P2pdProcess, attach, held_ports, run_p2pd
+from peer.network.libp2p import open_libp2p_network
 from peer.network.simulated import SimulatedDhtWorld
 from protocol.membership.records import PeerRecord, encode_record
 
@@ -21,7 +20,7 @@ ADDRESS = "/ip4/203.0.113.5/tcp/4001"
 class Peer:
     identity: Identity
     directory: Any
-    world: Any
+    network: Any = None
 
     @property
     def peer_id(self):
@@ -49,68 +48,59 @@ class SimulatedWorld:
         if self._first:
             await directory.add_peers([f"{ADDRESS}/p2p/{self._first}"])
         self._first = self._first or identity.peer_id
-        return Peer(identity, directory, self)
-
-
-@dataclass
-class Daemon:
-    """A p2pd with what the network would hold of it."""
-
-    process: P2pdProcess
-    control_address: str
-    peer: bytes
-    addresses: tuple[bytes, ...]
-    client: Any
-    life: Any
+        return Peer(identity, directory)
 
 
 class RealWorld:
-    def __init__(self, folder, nursery, stack):
-        self.folder, self._nursery, self._stack = folder, nursery, stack
-        self.daemons = {}
+    """Peers with a p2pd and a table of their own, on loopback."""
+
+    def __init__(self, folder, nursery):
+        self._folder, self._nursery = folder, nursery
         self._first = None
 
-    async def start_p2pd(self, number):
+    async def network(self, number, **options):
+        """A network with the identity of this number, which has dialled the first one."""
         identity = Identity(bytes([number]) * 32)
-        key_file = self.folder / f"identity{number}"
+        key_file = self._folder / f"identity{number}"
         key_file.write_bytes(identity.to_file_bytes())
-        control = self.folder / f"c{number}"
-        life = AsyncExitStack()
-        await self._stack.enter_async_context(life)
-        listen = life.enter_context(held_ports(("/ip4/127.0.0.1/tcp/0",)))
-        config = P2pdConfig(key_file, control, listen)
-        process = await life.enter_async_context(run_p2pd(config))
-        client = await life.enter_async_context(attach(control))
-        here = await client.identify()
-        daemon = Daemon(process, f"/unix{control}", here.peer, here.addresses, client, life)
-        if self.daemons and number != min(self.daemons):
-            first = self.daemons[min(self.daemons)]
-            await client.connect(first.peer, first.addresses)
-        self.daemons[number] = daemon
-        return identity, daemon
+        opened = open_libp2p_network(key_file, runtime_dir=self._folder, **options)
+        network = await self._nursery.start(_hold, opened)
+        if self._first:
+            await network.connect(self._first.peer_id, self._first.addresses)
+        return identity, network
 
     async def peer(self, number, clock_skew_s=0.0):
-        identity, daemon = await self.start_p2pd(number)
-        directory = await self._stack.enter_async_context(
-            open_hivemind_directory(
-                daemon.control_address,
-                wall_clock=lambda: time.time() + clock_skew_s,
-            )
+        identity, network = await self.network(number)
+        directory = await self._nursery.start(
+            _hold,
+            open_hivemind_directory(network, wall_clock=lambda: time.time() + clock_skew_s),
         )
+        await eventually(lambda: is_up(directory))
         if self._first:
-            await directory.add_peers([f"{ADDRESS}/p2p/{self._first}"])
-        self._first = self._first or identity.peer_id
-        return Peer(identity, directory, self)
+            await directory.add_peers(self._first.addresses)
+        self._first = self._first or network
+        return Peer(identity, directory, network)
+
+
+async def _hold(opened, task_status):
+    """Keep it open, in a task of its own, until the world ends."""
+    async with opened as held:
+        task_status.started(held)
+        await trio.sleep_forever()
 
 
 @asynccontextmanager
 async def real_world(tmp_path_factory):
-    folder = Path(tmp_path_factory.mktemp("d", numbered=True))
-    async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
-        yield RealWorld(folder, nursery, stack)
+    async with trio.open_nursery() as nursery:
+        yield RealWorld(tmp_path_factory.mktemp("d", numbered=True), nursery)
+        nursery.cancel_scope.cancel()
 
 
-async def eventually(condition, timeout_s=10.0):
+async def is_up(directory):
+    return directory._life is not None and directory._life.up.is_set()
+
+
+async def eventually(condition, timeout_s=60.0):
     """The first truthy answer of an async condition."""
     with trio.fail_after(timeout_s):
         while not (answer := await condition()):

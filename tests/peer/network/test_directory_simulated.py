@@ -16,7 +16,7 @@ async def _swarm(world, num_peers):
     peers = []
     for number in range(num_peers):
         identity = Identity((number + 1).to_bytes(32, "big"))
-        peers.append(Peer(identity, world.directory(identity.peer_id), world))
+        peers.append(Peer(identity, world.directory(identity.peer_id)))
         await peers[-1].directory.add_peers([f"{ADDRESS}/p2p/{peers[0].peer_id}"])
     return peers
 
@@ -51,7 +51,7 @@ async def test_latency_passes_in_virtual_time(autojump_clock):
 async def test_peers_find_each_other_only_once_they_are_connected(autojump_clock):
     world = SimulatedDhtWorld(1)
     first, second = (
-        Peer(identity, world.directory(identity.peer_id), world)
+        Peer(identity, world.directory(identity.peer_id))
         for identity in (Identity(bytes([n]) * 32) for n in (1, 2))
     )
     await first.announce(KEY)

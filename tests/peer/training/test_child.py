@@ -9,11 +9,12 @@ import torch
 from existing import existing
 from msgspec.structs import replace
 
+from peer.runtime.child_frames import PipeError
 from peer.training.child import tasks
 from peer.training.corpus.packed import InvalidCorpus
 from peer.training.device import choose_device, choose_precision, is_out_of_memory
 from peer.training.messages import Begin, Failed, Ready, TrainerSettings
-from peer.training.pipe import PipeError, SocketChannel
+from peer.training.pipe import SocketChannel
 from peer.training.ports import NonFinite
 from peer.training.step import Stepper, cpu_micro_batch, fit_micro_batch, starting_micro_batch
 from protocol.run.run_spec import RunSpec

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peer.runtime.child_frames import MAX_FRAME_BYTES, FrameDecoder, PipeError, encode
 from peer.training import pipe
 from peer.training.messages import (
     Begin,
@@ -61,8 +62,8 @@ def _frame(tree):
 
 @given(st.integers(1, 50))
 def test_messages_survive_in_pieces(size):
-    data = b"".join(pipe.encode(message) for message in MESSAGES)
-    frames = pipe.FrameDecoder(ALL)
+    data = b"".join(encode(message) for message in MESSAGES)
+    frames = FrameDecoder(ALL)
     received: list[object] = []
     for start in range(0, len(data), size):
         received += frames.feed(data[start : start + size])
@@ -86,30 +87,30 @@ def test_messages_survive_in_pieces(size):
     ],
 )
 def test_anything_else_is_refused(tree):
-    with pytest.raises(pipe.PipeError):
-        list(pipe.FrameDecoder(ALL).feed(_frame(tree)))
+    with pytest.raises(PipeError):
+        list(FrameDecoder(ALL).feed(_frame(tree)))
 
 
 def test_a_frame_over_the_bound_is_refused_before_it_is_read():
-    with pytest.raises(pipe.PipeError, match="allowed"):
-        list(pipe.FrameDecoder(ALL).feed((pipe.MAX_FRAME_BYTES + 1).to_bytes(4, "big")))
-    with pytest.raises(pipe.PipeError, match="allowed"):
-        pipe.encode(Load("x" * pipe.MAX_FRAME_BYTES))
+    with pytest.raises(PipeError, match="allowed"):
+        list(FrameDecoder(ALL).feed((MAX_FRAME_BYTES + 1).to_bytes(4, "big")))
+    with pytest.raises(PipeError, match="allowed"):
+        encode(Load("x" * MAX_FRAME_BYTES))
 
 
 @pytest.mark.parametrize("message", MESSAGES)
 def test_each_end_takes_what_the_other_says_and_nothing_else(message):
     taken = 0
     for decoder in (pipe.TO_TRAINER, pipe.FROM_TRAINER):
-        with contextlib.suppress(pipe.PipeError):
-            taken += list(pipe.FrameDecoder(decoder).feed(pipe.encode(message))) == [message]
+        with contextlib.suppress(PipeError):
+            taken += list(FrameDecoder(decoder).feed(encode(message))) == [message]
     assert taken == (2 if isinstance(message, Filled) else 1)  # slots are filled at both ends
 
 
 @given(st.binary(max_size=200))
 def test_garbage_never_gets_through(data):
     try:
-        messages = list(pipe.FrameDecoder(ALL).feed(data))
-    except pipe.PipeError:
+        messages = list(FrameDecoder(ALL).feed(data))
+    except PipeError:
         return
-    assert all(pipe.encode(message) in data for message in messages)
+    assert all(encode(message) in data for message in messages)

@@ -15,7 +15,7 @@ import torch
 import trio
 from msgspec.structs import replace
 
-from peer.training import pipe
+from peer.runtime.child_frames import encode
 from peer.training.child.tasks import NICENESS_ON_CPU
 from peer.training.child_process import SpareChild, spare_child
 from peer.training.corpus.folder import prepare_corpus
@@ -234,7 +234,7 @@ def test_it_ends_when_the_daemon_is_gone(corpus, when, tmp_path):
         child = subprocess.Popen(command, pass_fds=[theirs.fileno()])
     with ours:
         if when == "waiting":
-            order = pipe.encode(Begin("create", _settings(corpus), 1))
+            order = encode(Begin("create", _settings(corpus), 1))
             with (tmp_path / "weights").open("wb") as weights:
                 socket.send_fds(ours, [order], [weights.fileno()])
             ours.settimeout(LIMIT_S)

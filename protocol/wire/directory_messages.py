@@ -1,0 +1,54 @@
+"""Messages of the table in which peers find each other, on `/loco/directory/1`.
+
+A question has a stream of its own. No node id travels: a peer's follows from its peer id, so one
+identity is one node. Nor does a record's peer where it is to be kept: a peer stores its own.
+"""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from protocol.limits import MAX_RECORD_BYTES, MAX_RECORDS_PER_SHARD, NEAREST_NODES, PLACE_BYTES
+
+from .fields import FewAddresses, Message, PeerIdText
+
+Place = Annotated[bytes, Meta(min_length=PLACE_BYTES, max_length=PLACE_BYTES)]
+RecordValue = Annotated[bytes, Meta(max_length=MAX_RECORD_BYTES)]
+
+
+class FoundRecord(Struct, frozen=True, array_like=True):
+    """A record (protocol/membership/records.py) and the peer that it is of."""
+
+    peer_id: PeerIdText
+    value: RecordValue
+
+
+class NearNode(Struct, frozen=True, array_like=True):
+    """A node of the table, and addresses where the sender last knew it, if it did."""
+
+    peer_id: PeerIdText
+    addresses: FewAddresses = ()
+
+
+class FindRecords(Message, frozen=True, tag="find_records"):
+    """What do you keep at this place, and who is nearer to it?"""
+
+    place: Place
+
+
+class RecordsFound(Message, frozen=True, tag="records_found"):
+    """The sender's records at a place, and the nodes nearest to it, as far as it knows."""
+
+    records: Annotated[tuple[FoundRecord, ...], Meta(max_length=MAX_RECORDS_PER_SHARD)]
+    nearest: Annotated[tuple[NearNode, ...], Meta(max_length=NEAREST_NODES)]
+
+
+class KeepRecord(Message, frozen=True, tag="keep_record"):
+    """Please keep my record at this place until it expires."""
+
+    place: Place
+    value: RecordValue
+
+
+class RecordKept(Message, frozen=True, tag="record_kept"):
+    kept: bool
