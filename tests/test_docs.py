@@ -29,7 +29,11 @@ HISTORY = {"CHANGELOG.md", "log.md"}
 """Pages of entries that stay as they were written."""
 PROSE = [ROOT / "CONTRIBUTING.md", *(page for page in PAGES if page.name not in HISTORY)]
 PROSE_COLUMNS = 100
-OTHER_PROGRAMS = {"--build-arg", "--gpus", "--build", "--no-build-isolation", "--group"}
+OTHER_PROGRAMS = {"--build-arg", "--gpus", "--build", "--no-build-isolation", "--group"} | {
+    "--syn",
+    "--dport",
+    "--connlimit-above",
+}
 
 
 PROGRAMS_OF_OURS = sorted(
