@@ -7,11 +7,12 @@ partner the n = 1 step is taken, and in the final averaging none.
 
 A partner's vector is held against those of the partners before (protocol/plausible.py). One that is
 too far away is not averaged with, and its peer rests; one that is further than usual pulls no more
-than one at a little more than the usual distance; both go with the steps since the last average.
-Before there were any, our own last move says what is usual. In the final averaging the distances of
-the rounds before it hold: those of honest peers are no longer, so their mean is exact, unless one
-was alone for some rounds before; it counts less then. Nothing is remembered there, for with each
-meeting peers are nearer to each other, and our own move says nothing.
+than one at a little more than the usual distance; both go with the steps since partners moved us.
+Before there were any, our own last move says what is usual, and later what is usual at the least.
+In the final averaging the distances of the rounds before it hold: those of honest peers are no
+longer, so their mean is exact, unless one was alone for some rounds before; it counts less then.
+Nothing is remembered there, for with each meeting peers are nearer to each other, and our own move
+says nothing.
 """
 
 import math
