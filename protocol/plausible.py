@@ -18,8 +18,8 @@ Rules
      vector counts less, so that it pulls no more than one at that distance would; and it is
      remembered as if it were there, so that liars do not shift what is usual. Before FIRST
      distances the caller's expectation stands in the place of the middle, and CLIP_FACTOR holds.
-     Later a NEAREST share of the expectation is the least that counts as usual, so that nobody
-     makes others implausible by bringing us what we have.
+     The caller may say what is the least that counts as usual, by what it knows itself, so that
+     nobody makes others implausible by bringing us what we have.
   4. A peer that finds values of ODD_ONES peers implausible in a row, or ODD_TIMES of any, is itself
      the one that is elsewhere (it was parted, or began anew): it forgets what it saw, and rule 2
      holds. One sender that was implausible ODD_ONES times, whatever others brought meanwhile, is
@@ -81,7 +81,7 @@ _ROUNDING: Final = 1e-9
 class _Distance(NamedTuple):
     peer_id: str
     distance: float
-    steps: int
+    steps: float
 
 
 class Plausibility:
@@ -101,7 +101,7 @@ class Plausibility:
         """We have made so many steps more (rule 6)."""
         self._steps += steps
 
-    def bound(self, scale: float, steps: int = 0, least: float = 0.0) -> float:
+    def bound(self, scale: float, steps: float = 0, least: float = 0.0) -> float:
         """The largest distance that is plausible after a pair's steps (rules 1, 2, 3 and 6)."""
         if not self.has_seen_enough:
             return scale
@@ -126,10 +126,13 @@ class Plausibility:
         sums = list(accumulate(weight for _, weight in ordered))
         return ordered[bisect_left(sums, sums[-1] / 2 - _ROUNDING)][0]
 
-    def _reach(self, steps: int) -> float:
+    def _reach(self, steps: float) -> float:
         """How many times as far as usual replicas may have moved in so many steps (rule 6)."""
-        usual = max(1.0, self._middle_of([seen.steps for seen in self._seen]))
-        return min(LARGEST_FACTOR, max(1.0, steps / usual))
+        return min(LARGEST_FACTOR, max(1.0, steps / max(1, self._usual_steps)))
+
+    @property
+    def _usual_steps(self) -> float:
+        return self._middle_of([seen.steps for seen in self._seen])
 
     def _factor(self, spreads: float) -> float:
         """The factor of the middle that so many standard deviations explain."""
@@ -175,7 +178,7 @@ class Plausibility:
             whole: it takes the place of ours: it pulls as far as one that counts half.
         """
         own_steps = self._since(peer_id)
-        steps = own_steps + their_steps
+        steps: float = own_steps + their_steps
         bound = self.bound(scale, steps, least)
         if self._refused.get(peer_id, 0) >= ODD_ONES:
             bound = max(bound, scale)
@@ -193,10 +196,12 @@ class Plausibility:
         if not self.has_seen_enough or distance >= self._middle / 2:
             self._odd.clear()
             _put(self._moved_at, peer_id, self._steps)
-            if remember:
-                # Not 0: a logarithm is taken.
-                kept = max(least, sys.float_info.min, min(distance, usual))
-                self._seen.append(_Distance(peer_id, kept, steps))
+        else:
+            steps = min(steps, self._usual_steps)
+        if remember:
+            # Not 0: a logarithm is taken.
+            kept = max(sys.float_info.min, min(distance, usual))
+            self._seen.append(_Distance(peer_id, kept, steps))
         return 1.0 if distance <= most else most / distance
 
     def _note_refused(self, peer_id: str) -> None:
