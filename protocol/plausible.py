@@ -24,7 +24,8 @@ Rules
      the one that is elsewhere (it was parted, or began anew): it forgets what it saw, and rule 2
      holds. One sender that was implausible ODD_ONES times, whatever others brought meanwhile, is
      let through the next time, within the scale: parts of a swarm come together again by such
-     steps. They are clipped, and a sender that is honest nowhere rests before each.
+     steps. They are clipped, and their sender has rested three times before each (matchmaking.py),
+     ever longer: so a liar has two or three of them in an hour.
   5. A distance that is no number, or infinite, is never plausible.
   6. Replicas move apart with the steps that they train between two averages. After k times as many
      steps as usual, a pair's together, the bound is k times as wide (LARGEST_FACTOR at most). The

@@ -240,3 +240,10 @@ def test_one_that_is_always_our_partner_does_not_keep_the_others_from_coming_bac
         after_steps(plausibility, "c", 1.0)
     assert after_steps(plausibility, "c", 20.0) is None
     assert after_steps(plausibility, "b", 20.0) is not None
+
+
+def test_two_that_are_a_little_too_far_apart_average_again_in_the_next_round():
+    plausibility = seen_after_steps()
+    far = 1.06 * plausibility.bound(0.0)
+    assert after_steps(plausibility, "b", far) is None
+    assert after_steps(plausibility, "b", far) is not None
