@@ -7,28 +7,35 @@ within the bounds has the pull of one peer, and one beyond them has none.
 
 Rules
   1. The last WINDOW distances that were let through are kept, one that takes the place of another
-     in its place: an occasion counts once. The bound is their median times a factor: as many times
-     as their scatter explains (SPREADS median absolute deviations of their logarithms), at least
-     LEAST_FACTOR, at most LARGEST_FACTOR, which holds as long as fewer than MANY are there. So
-     neither a calm time nor a wild one, nor a liar that makes some of them large, makes it too
-     narrow or too wide.
+     in its place: an occasion counts once. Their senders have one voice each in what is the middle
+     of them. The bound is the middle times a factor: as many times as their scatter explains
+     (SPREADS median absolute deviations of their logarithms), at least LEAST_FACTOR, at most
+     LARGEST_FACTOR, which holds as long as fewer than MANY are there. So neither a calm time nor a
+     wild one, nor a liar that makes some of them large, makes it too narrow or too wide.
   2. Before FIRST distances are there, the bound is the scale that the caller gives, which is wide:
      a peer that was elsewhere must be able to come back.
-  3. Beyond some medians (LEAST_CLIP to CLIP_FACTOR, by the scatter: CLIP_SPREADS deviations) a
+  3. Beyond some middles (LEAST_CLIP to CLIP_FACTOR, by the scatter: CLIP_SPREADS deviations) a
      vector counts less, so that it pulls no more than one at that distance would; and it is
      remembered as if it were there, so that liars do not shift what is usual. Before FIRST
-     distances the caller's expectation stands in the place of the median, and CLIP_FACTOR holds.
+     distances the caller's expectation stands in the place of the middle, and CLIP_FACTOR holds.
+     The caller may say what is the least that counts as usual, by what it knows itself, so that
+     nobody makes others implausible by bringing us what we have.
   4. A peer that finds values of ODD_ONES peers implausible in a row, or ODD_TIMES of any, is itself
      the one that is elsewhere (it was parted, or began anew): it forgets what it saw, and rule 2
-     holds.
+     holds. One sender that was implausible ODD_ONES times, whatever others brought meanwhile, is
+     let through the next time, within the scale: parts of a swarm come together again by such
+     steps. They are clipped, and their sender has rested three times before each (matchmaking.py),
+     ever longer: so a liar has two or three of them in an hour.
   5. A distance that is no number, or infinite, is never plausible.
   6. Replicas move apart with the steps that they train between two averages. After k times as many
      steps as usual, a pair's together, the bound is k times as wide (LARGEST_FACTOR at most). The
      clip moves k times as far only where our own steps are that many: of theirs we have their word
-     alone.
+     alone. Our own are those since the sender moved us, or two others did, whichever is less: so
+     one that is everybody's partner does not keep the others from coming back. What is much nearer
+     than usual (half as far) moves nobody.
 
 The numbers were chosen by what lies cost in learning (bench/hostile.py): distances of honest peers
-lie within a fifth of their median, and what is let through is what a liar can use.
+lie within a fifth of their middle, and what is let through is what a liar can use.
 
 Values are clipped where they are (gossip: the weight of the partner in the mean; fragments: that of
 a contribution); here are numbers only.
@@ -36,10 +43,14 @@ a contribution); here are numbers only.
 
 import math
 import sys
-from collections import deque
+from bisect import bisect_left
+from collections import Counter, deque
 from collections.abc import Sequence
+from itertools import accumulate
 from statistics import median_low
 from typing import Final, NamedTuple
+
+from protocol.limits import MAX_LINKS
 
 WINDOW: Final = 16
 FIRST: Final = 4
@@ -64,54 +75,82 @@ LENGTH_TOLERANCE: Final = 1e-3
 """Sums of squares depend a little on their order, and so on the machine: so far, by ratio."""
 _NORMAL: Final = 1.4826
 """A median absolute deviation of normal values, times this, is their standard deviation."""
+_ROUNDING: Final = 1e-9
+"""Of sums of weights."""
 
 
 class _Distance(NamedTuple):
+    peer_id: str
     distance: float
-    steps: int
+    steps: float
 
 
 class Plausibility:
     def __init__(self) -> None:
         self._seen: deque[_Distance] = deque(maxlen=WINDOW)
         self._odd: deque[str] = deque(maxlen=ODD_TIMES)
+        self._refused: dict[str, int] = {}
+        self._steps = 0
+        self._moved_at: dict[str, int] = {}
 
     @property
     def has_seen_enough(self) -> bool:
         """Whether the bound is that of what was seen (rule 1)."""
         return len(self._seen) >= FIRST
 
-    def bound(self, scale: float, steps: int = 0) -> float:
-        """The largest distance that is plausible after a pair's steps (rules 1, 2 and 6)."""
+    def trained(self, steps: int) -> None:
+        """We have made so many steps more (rule 6)."""
+        self._steps += steps
+
+    def bound(self, scale: float, steps: float = 0, least: float = 0.0) -> float:
+        """The largest distance that is plausible after a pair's steps (rules 1, 2, 3 and 6)."""
         if not self.has_seen_enough:
             return scale
         factor = LARGEST_FACTOR
         if len(self._seen) >= MANY:
             factor = min(LARGEST_FACTOR, max(LEAST_FACTOR, self._factor(SPREADS)))
-        return self._reach(steps) * factor * self._middle
+        return self._reach(steps) * factor * max(least, self._middle)
+
+    def is_usual(self, distance: float) -> bool:
+        """Whether nothing that the caller expects matters to what counts at this distance."""
+        return self.has_seen_enough and distance <= self._usual(0.0)
 
     @property
     def _middle(self) -> float:
-        return median_low(seen.distance for seen in self._seen)
+        return self._middle_of([seen.distance for seen in self._seen])
 
-    def _reach(self, steps: int) -> float:
+    def _middle_of(self, values: Sequence[float]) -> float:
+        """Of one value of each occasion the middle, of two the lower; senders weigh equally."""
+        occasions = Counter(seen.peer_id for seen in self._seen)
+        weights = [1 / occasions[seen.peer_id] for seen in self._seen]
+        ordered = sorted(zip(values, weights, strict=True))
+        sums = list(accumulate(weight for _, weight in ordered))
+        return ordered[bisect_left(sums, sums[-1] / 2 - _ROUNDING)][0]
+
+    def _reach(self, steps: float) -> float:
         """How many times as far as usual replicas may have moved in so many steps (rule 6)."""
-        usual = max(1, median_low(seen.steps for seen in self._seen))
-        return min(LARGEST_FACTOR, max(1.0, steps / usual))
+        return min(LARGEST_FACTOR, max(1.0, steps / max(1, self._usual_steps)))
+
+    @property
+    def _usual_steps(self) -> float:
+        return self._middle_of([seen.steps for seen in self._seen])
 
     def _factor(self, spreads: float) -> float:
-        """The factor of the median that so many standard deviations explain."""
+        """The factor of the middle that so many standard deviations explain."""
         logarithms = [math.log(seen.distance) for seen in self._seen]
-        middle = median_low(logarithms)
-        spread = _NORMAL * median_low(abs(each - middle) for each in logarithms)
+        middle = self._middle_of(logarithms)
+        spread = _NORMAL * self._middle_of([abs(each - middle) for each in logarithms])
         return math.exp(min(10.0, spreads * spread))
 
-    def _usual(self, expected: float) -> float:
+    def _usual(self, least: float) -> float:
         """The distance from which on a vector counts less, after the usual steps (rule 3)."""
-        if not self.has_seen_enough:
-            return CLIP_FACTOR * expected
         factor = min(CLIP_FACTOR, max(LEAST_CLIP, self._factor(CLIP_SPREADS)))
-        return factor * self._middle
+        return factor * max(least, self._middle)
+
+    def _since(self, peer_id: str) -> int:
+        """Our own steps since that peer or two others moved us (rule 6)."""
+        two = sorted(self._moved_at.values())[-2:]
+        return self._steps - max(self._moved_at.get(peer_id, 0), *two[:1], 0)
 
     def share(
         self,
@@ -120,10 +159,11 @@ class Plausibility:
         scale: float,
         *,
         expected: float = math.inf,
-        own_steps: int = 0,
+        least: float = 0.0,
         their_steps: int = 0,
         instead: bool = False,
         remember: bool = True,
+        whole: bool = False,
     ) -> float | None:
         """How much a vector counts: 1 as any other, less if it is clipped; None for not at all.
 
@@ -131,31 +171,54 @@ class Plausibility:
             distance: how far it is from what we have.
             scale: the bound while too little was seen.
             expected: what counts as usual while too little was seen; nothing is clipped without.
-            own_steps, their_steps: trained since the last average; theirs as they say.
+            least: the least that counts as usual.
+            their_steps: trained since their last average, as they say.
             instead: whether it comes in the place of the one before.
             remember: whether it is an occasion like those to come; where peers draw together for
                 good, distances shrink and say nothing of what is usual.
+            whole: it takes the place of ours: it pulls as far as one that counts half.
         """
-        steps = own_steps + their_steps
-        if not math.isfinite(distance) or distance > self.bound(scale, steps):
+        own_steps = self._since(peer_id)
+        steps: float = own_steps + their_steps
+        bound = self.bound(scale, steps, least)
+        if self._refused.get(peer_id, 0) >= ODD_ONES:
+            bound = max(bound, scale)
+        if not math.isfinite(distance) or distance > bound:
             self._note_refused(peer_id)
             return None
-        self._odd.clear()
-        if instead and self._seen:
-            self._seen.pop()
-        usual = most = self._usual(expected)
+        usual = most = self._usual(least) if self.has_seen_enough else CLIP_FACTOR * expected
         if self.has_seen_enough:
             most *= self._reach(own_steps)
+        if whole:
+            most = min(most, bound) / 2
+        if instead and self._seen:
+            self._seen.pop()
+        self._refused.pop(peer_id, None)
+        if not self.has_seen_enough or distance >= self._middle / 2:
+            self._odd.clear()
+            _put(self._moved_at, peer_id, self._steps)
+        else:
+            steps = min(steps, self._usual_steps)
         if remember:
             # Not 0: a logarithm is taken.
-            self._seen.append(_Distance(max(sys.float_info.min, min(distance, usual)), steps))
+            kept = max(sys.float_info.min, min(distance, usual))
+            self._seen.append(_Distance(peer_id, kept, steps))
         return 1.0 if distance <= most else most / distance
 
     def _note_refused(self, peer_id: str) -> None:
+        _put(self._refused, peer_id, self._refused.get(peer_id, 0) + 1)
         self._odd.append(peer_id)  # rule 4
         if len(set(self._odd)) >= ODD_ONES or len(self._odd) == ODD_TIMES:
             self._odd.clear()
             self._seen.clear()
+
+
+def _put(kept: dict[str, int], peer_id: str, number: int) -> None:
+    """Keep it as the newest of those of so many peers as we may be linked with."""
+    kept.pop(peer_id, None)
+    kept[peer_id] = number
+    if len(kept) > MAX_LINKS:
+        del kept[next(iter(kept))]
 
 
 def told_length(length: float) -> float:

@@ -21,6 +21,9 @@ The rules
   3. A meeting that fails is left out, and counted; the plan goes on, for the others rely on it.
   4. For each meeting that is left out because the two rosters differ, a peer meets a random one
      when its plan is over, as in training: then the mean is reached nearly, not exactly.
+  5. A peer that is over takes the result from one other alone, whoever the ids make that. The mean
+     of all is half as far from the mean of two as one peer from another; a result that is further
+     away moves it no further than a partner in training would, and its own share counts.
 
 Source: recursive doubling (Thakur, Rabenseifner and Gropp 2005).
 """

@@ -98,7 +98,7 @@ def test_honest_distances_that_scatter_are_clipped_later():
 
 def test_a_peer_that_finds_all_others_implausible_is_itself_elsewhere():
     plausibility = seen([1.0] * WINDOW)
-    for _ in range(ODD_ONES + 1):
+    for _ in range(ODD_ONES):
         assert plausibility.share("liar", 50.0, 100.0) is None
     for name in ("b", "c"):
         assert plausibility.share(name, 50.0, 100.0) is None
@@ -107,8 +107,55 @@ def test_a_peer_that_finds_all_others_implausible_is_itself_elsewhere():
 
 def test_two_that_were_parted_come_together_again():
     plausibility = seen([1.0] * WINDOW)
-    taken = [plausibility.share("b", 50.0, 100.0) for _ in range(MANY + 1)]
-    assert taken == [*([None] * MANY), 1.0]
+    taken = [plausibility.share("b", 50.0, 100.0) for _ in range(2 * (ODD_ONES + 1))]
+    assert taken == 2 * [*([None] * ODD_ONES), pytest.approx(LEAST_CLIP / 50)]
+
+
+def test_one_among_others_is_let_through_now_and_then_within_the_scale():
+    plausibility = seen([1.0] * WINDOW)
+
+    def told(distance: float) -> list[float | None]:
+        shares = []
+        for _ in range(ODD_ONES + 1):
+            assert plausibility.share("b", 1.0, 100.0) == 1.0
+            shares.append(plausibility.share("far", distance, 100.0))
+        return shares
+
+    assert told(101.0) == [None] * (ODD_ONES + 1)
+    for _ in range(2):
+        assert told(99.0) == [pytest.approx(LEAST_CLIP / 99), *([None] * ODD_ONES)]
+
+
+def test_each_sender_has_one_voice():
+    plausibility = Plausibility()
+    for sender in [*"bc" * FIRST, *["near"] * (WINDOW - 2 * FIRST)]:
+        plausibility.share(sender, 0.5 if sender == "near" else 1.0, math.inf)
+    assert plausibility.bound(0.0) >= LEAST_FACTOR
+
+
+def test_what_moves_nobody_does_not_keep_the_others_from_coming_back():
+    plausibility = seen([1.0] * MANY)
+    for number in range(10 * WINDOW):
+        plausibility.trained(STEPS)
+        assert plausibility.share(f"echo {number % 2}", 0.0, 0.0) == 1.0
+    assert plausibility.share("b", LEAST_FACTOR * LARGEST_FACTOR, 0.0, least=1.0) is not None
+
+
+def test_what_we_have_moved_ourselves_is_the_least_that_counts_as_usual():
+    plausibility = Plausibility()
+    for _ in range(WINDOW):
+        plausibility.share("echo", 0.0, math.inf, expected=2.0, least=1.0)
+    assert plausibility.bound(0.0, least=1.0) >= LEAST_FACTOR
+    for near in (0.5, 0.25, 0.1):
+        for _ in range(WINDOW):
+            plausibility.share("near", near, math.inf)
+    assert plausibility.share("b", 4.0, 0.0, least=1.0) == pytest.approx(LEAST_CLIP / 4)
+
+
+def test_what_takes_our_place_pulls_as_far_as_what_counts_half():
+    assert seen([1.0] * WINDOW).share("b", 1.0, 0.0, whole=True) == LEAST_CLIP / 2
+    assert seen([1.0] * WINDOW).share("b", LEAST_CLIP / 2, 0.0, whole=True) == 1.0
+    assert Plausibility().share("b", 8.0, 10.0, whole=True) == 5 / 8
 
 
 def test_what_takes_the_place_of_another_counts_once():
@@ -153,32 +200,50 @@ STEPS = 4
 """Of each of two peers, usually."""
 
 
+def after_steps(plausibility: Plausibility, sender: str, distance: float, *steps: int):
+    """The share of a sender after so many steps of ours, and of theirs."""
+    ours, theirs = steps or (STEPS, STEPS)
+    plausibility.trained(ours)
+    return plausibility.share(sender, distance, math.inf, their_steps=theirs)
+
+
 def seen_after_steps(num: int = WINDOW) -> Plausibility:
     plausibility = Plausibility()
     for _ in range(num):
-        plausibility.share("b", 1.0, math.inf, own_steps=STEPS, their_steps=STEPS)
+        after_steps(plausibility, "b", 1.0)
     return plausibility
 
 
 @given(times=st.floats(1.0, 100.0), ours=st.booleans())
 def test_after_many_steps_a_replica_may_be_far(times, ours):
     steps = math.ceil(2 * STEPS * times)
-    own_steps, their_steps = (steps, 0) if ours else (0, steps)
+    both = (steps, 0) if ours else (0, steps)
     widened = min(LARGEST_FACTOR, steps / (2 * STEPS))
-
-    def share(distance: float) -> float | None:
-        return seen_after_steps().share(
-            "b", distance, math.inf, own_steps=own_steps, their_steps=their_steps
-        )
-
-    assert share(1.001 * widened * LARGEST_FACTOR) is None
-    taken = share(widened * LEAST_FACTOR)
+    far = 1.001 * widened * LARGEST_FACTOR
+    assert after_steps(seen_after_steps(), "b", far, *both) is None
+    taken = after_steps(seen_after_steps(), "b", widened * LEAST_FACTOR, *both)
     assert taken == pytest.approx(LEAST_CLIP / LEAST_FACTOR / (1.0 if ours else widened))
 
 
 def test_what_is_far_after_many_steps_does_not_make_that_usual():
     plausibility = seen_after_steps()
     for _ in range(WINDOW // 2 - 1):
-        plausibility.share("b", 20.0, math.inf, own_steps=STEPS, their_steps=50 * STEPS)
+        after_steps(plausibility, "b", 20.0, STEPS, 50 * STEPS)
     assert plausibility.bound(0.0) <= LEAST_FACTOR
-    assert plausibility.share("liar", 20.0, math.inf, own_steps=STEPS, their_steps=STEPS) is None
+    assert after_steps(plausibility, "liar", 20.0) is None
+
+
+def test_one_that_is_always_our_partner_does_not_keep_the_others_from_coming_back():
+    """It alone moves us, so the others may be further away; what it may do does not grow."""
+    plausibility = seen_after_steps()
+    for _ in range(WINDOW // 2 - 1):
+        after_steps(plausibility, "c", 1.0)
+    assert after_steps(plausibility, "c", 20.0) is None
+    assert after_steps(plausibility, "b", 20.0) is not None
+
+
+def test_two_that_are_a_little_too_far_apart_average_again_in_the_next_round():
+    plausibility = seen_after_steps()
+    far = 1.06 * plausibility.bound(0.0)
+    assert after_steps(plausibility, "b", far) is None
+    assert after_steps(plausibility, "b", far) is not None

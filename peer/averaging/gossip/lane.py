@@ -7,11 +7,12 @@ partner the n = 1 step is taken, and in the final averaging none.
 
 A partner's vector is held against those of the partners before (protocol/plausible.py). One that is
 too far away is not averaged with, and its peer rests; one that is further than usual pulls no more
-than one at a little more than the usual distance; both go with the steps since the last average.
-Before there were any, our own last move says what is usual. In the final averaging the distances of
-the rounds before it hold: those of honest peers are no longer, so their mean is exact, unless one
-was alone for some rounds before; it counts less then. Nothing is remembered there, for with each
-meeting peers are nearer to each other, and our own move says nothing.
+than one at a little more than the usual distance; both go with the steps since partners moved us.
+Before there were any, our own last move says what is usual, and later what is usual at the least.
+In the final averaging the distances of the rounds before it hold: those of honest peers are no
+longer, so their mean is exact, unless one was alone for some rounds before; it counts less then.
+Nothing is remembered there, for with each meeting peers are nearer to each other, and our own move
+says nothing.
 """
 
 import math
@@ -69,7 +70,6 @@ class PairLane:
         self._patience = Patience()
         self._plausibility = Plausibility()
         self._lock = lock
-        self._steps_since_average = 0
 
     async def contribution(
         self, codes: memoryview, digest: str, *, round: int, step: int, steps: int, tokens: int
@@ -108,10 +108,8 @@ class PairLane:
     async def apply(self, settled: Settled, meeting: Meeting | None, train_s: float) -> None:
         """Take the outer step, and count how averaging ended."""
         started_s = trio.current_time()
-        self._steps_since_average += settled.own.steps
+        self._plausibility.trained(settled.own.steps)
         settled, share = await self._judged(settled, meeting)
-        if isinstance(settled.outcome, Averaged):
-            self._steps_since_average = 0
         own, outcome = settled.own, settled.outcome
         partner = outcome.payload if isinstance(outcome, Averaged) else None
         own_share = 0.5 if meeting is None else meeting.own_share
@@ -135,16 +133,18 @@ class PairLane:
                 self.gossip.doubt(outcome.partner_id, Fault.BAD_VECTOR)
             return settled, 1.0
         apart = await self._work.run(self.outer.apart, own.payload, outcome.payload)
-        expected = math.inf if meeting else await self._expected(own.payload, apart.own)
-        farthest = FARTHEST_AT_FIRST if math.isfinite(expected) else FARTHEST_WHOLE
+        moved = 0.0 if meeting else await self._moved(own.payload, apart.distance)
+        expected = min(EXPECTED_AT_FIRST * moved, apart.own) or math.inf
+        farthest = FARTHEST_AT_FIRST if moved else FARTHEST_WHOLE
         share = self._plausibility.share(
             outcome.partner_id,
             apart.distance,
             farthest * apart.own,
             expected=expected,
-            own_steps=self._steps_since_average,
+            least=moved,
             their_steps=outcome.steps,
             remember=not own.final,
+            whole=meeting is not None and not meeting.own_share,
         )
         if share is not None:
             await self.gossip.packer.learn(own.payload, outcome.payload)
@@ -152,12 +152,11 @@ class PairLane:
         self.gossip.doubt(outcome.partner_id, Fault.IMPLAUSIBLE)
         return replace(settled, outcome=Skipped(SkipReason.IMPLAUSIBLE, outcome.partner_id)), 1.0
 
-    async def _expected(self, own_codes: memoryview, own_length: float) -> float:
-        """The distance that is usual while few partners were seen, if we have moved ourselves."""
-        if self._plausibility.has_seen_enough:
-            return math.inf
-        moved = await self._work.run(self.outer.moved, own_codes)
-        return min(EXPECTED_AT_FIRST * moved, own_length) or math.inf
+    async def _moved(self, own_codes: memoryview, distance: float) -> float:
+        """How far we have moved since the last outer step, where it matters at this distance."""
+        if self._plausibility.is_usual(distance):
+            return 0.0
+        return await self._work.run(self.outer.moved, own_codes)
 
     def _count(self, settled: Settled) -> None:
         facts, own, outcome = self._facts, settled.own, settled.outcome

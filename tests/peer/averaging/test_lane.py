@@ -18,7 +18,7 @@ from peer.averaging.gossip.exchange_session import (
     Skipped,
 )
 from peer.averaging.gossip.gossip import Gossip
-from peer.averaging.gossip.lane import EXPECTED_AT_FIRST, PairLane
+from peer.averaging.gossip.lane import EXPECTED_AT_FIRST, FARTHEST_WHOLE, PairLane
 from peer.averaging.gossip.outer_step import NolocoFactors, OuterState
 from peer.codec import get_codec
 from peer.facts import Facts
@@ -132,7 +132,7 @@ ROUNDS = [averaged_with(PHI - MOVE)] * FIRST
 """Rounds after which two moves are the usual distance."""
 
 
-@pytest.mark.parametrize("own_share", [0.0, 1 / 3, 0.5, 1.0])
+@pytest.mark.parametrize("own_share", [1 / 3, 0.5, 1.0])
 def test_the_final_mean_is_exact_where_all_are_as_far_apart_as_before(own_share):
     meeting = Meeting(0, "other", asks=True, own_share=own_share)
     phi, doubts = step(averaged_with(PHI - MOVE), meeting=meeting, before=ROUNDS)
@@ -145,8 +145,25 @@ def test_in_the_final_averaging_too_a_partner_pulls_no_more_than_from_a_little_a
     meeting = Meeting(0, "other", asks=True, own_share=own_share)
     phi, doubts = step(averaged_with(PHI - 5 * MOVE), meeting=meeting, before=ROUNDS)
     usual = LEAST_CLIP * 2 * MOVE
-    assert phi == pytest.approx(PHI + MOVE - (1 - own_share) * usual, abs=1e-5)
+    pulled = (1 - own_share) * usual if own_share else usual / 2
+    assert phi == pytest.approx(PHI + MOVE - pulled, abs=1e-5)
     assert not doubts
+
+
+RESULT = Meeting(3, "other", asks=False, own_share=0.0)
+"""One other's, for a peer that has no partner in the cube."""
+
+
+def test_a_result_is_taken_over_whole_where_the_mean_of_all_can_be():
+    phi, doubts = step(averaged_with(PHI), meeting=RESULT, before=ROUNDS)
+    assert phi == pytest.approx(PHI, abs=1e-6)
+    assert not doubts
+
+
+def test_a_result_of_one_other_pulls_no_more_than_a_partner_though_nothing_is_usual_yet():
+    farthest = FARTHEST_WHOLE * (PHI + MOVE)
+    phi, _ = step(averaged_with(PHI + MOVE + 0.9 * farthest), meeting=RESULT)
+    assert phi == pytest.approx(PHI + MOVE + farthest / 2)
 
 
 def test_a_final_averaging_after_too_few_rounds_clips_nothing():
