@@ -76,7 +76,7 @@ LENGTH_TOLERANCE: Final = 1e-3
 _NORMAL: Final = 1.4826
 """A median absolute deviation of normal values, times this, is their standard deviation."""
 _ROUNDING: Final = 1e-9
-"""Of sums of weights."""
+"""The error of sums of weights."""
 
 
 class _Distance(NamedTuple):

@@ -86,7 +86,7 @@ MEMORY_GOAL_BYTES: Final = 192 << 20
 MAX_MEMORY_BYTES: Final = 512 << 20
 """Out of reach for what Go does not need: then strangers hold it, or it leaks."""
 KILLED_EARLIER: Final = b"500"
-"""Of 1000: how much sooner than others it is killed where memory ends. It costs no weights."""
+"""How much sooner, of 1000, it is killed than others where memory ends: that costs no weights."""
 
 
 class P2pdFailed(LocoError):
