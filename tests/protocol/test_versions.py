@@ -20,6 +20,7 @@ def test_what_we_speak_can_be_said_and_is_complete() -> None:
         versions.STAGE,
         versions.REACH,
         versions.CONTENT,
+        versions.DIRECTORY,
     }
 
 
