@@ -74,7 +74,7 @@ MAX_CIRCUITS_PER_PEER: Final = 16
 MAX_CIRCUITS_PER_PREFIX: Final = 32
 """Places and circuits that peers of one network hold at a relay."""
 STRANGERS_SHARE: Final = 1 / 16
-"""Of a relay's rate, for circuits of peers that it does not know: enough to say hello behind it."""
+"""The part of a relay's rate for peers that it does not know: enough to say hello behind it."""
 MAX_DIAL_BACKS: Final = 8
 """Peers whose addresses we try at once."""
 MAX_DIAL_BACK_ADDRESSES: Final = 4

@@ -59,7 +59,7 @@ from protocol.address import multiaddr
 from protocol.address.varint import read_delimited
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import ANSWER_S, DIAL_TIMEOUT_S
-from protocol.wire.fields import printable
+from protocol.names import printable
 
 from .dial_errors import BACKOFF
 from .protobuf import (
@@ -86,7 +86,7 @@ MEMORY_GOAL_BYTES: Final = 192 << 20
 MAX_MEMORY_BYTES: Final = 512 << 20
 """Out of reach for what Go does not need: then strangers hold it, or it leaks."""
 KILLED_EARLIER: Final = b"500"
-"""Of 1000: how much sooner than others it is killed where memory ends. It costs no weights."""
+"""It is killed so much sooner than others where memory ends, of 1000. It costs no weights."""
 
 
 class P2pdFailed(LocoError):
