@@ -1,4 +1,4 @@
-"""How peers and sizes are named to people."""
+"""How peers and sizes are named to people, and foreign text is shown to them."""
 
 
 def short_id(peer_id: str | None) -> str:
@@ -9,3 +9,8 @@ def short_id(peer_id: str | None) -> str:
 def size_text(count: float) -> str:
     """So many bytes, in GB or MB."""
     return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{max(1, round(count / 1e6)):,} MB"
+
+
+def printable(text: str) -> str:
+    """A line that does nothing to a terminal or a log: what cannot be shown is escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

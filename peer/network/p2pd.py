@@ -59,7 +59,7 @@ from protocol.address import multiaddr
 from protocol.address.varint import read_delimited
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import ANSWER_S, DIAL_TIMEOUT_S
-from protocol.wire.fields import printable
+from protocol.names import printable
 
 from .dial_errors import BACKOFF
 from .protobuf import (

@@ -22,8 +22,7 @@ import trio
 
 from peer.options.values import LogFormat
 from peer.runtime import PeerId
-from protocol.names import short_id
-from protocol.wire.fields import printable
+from protocol.names import printable, short_id
 
 from .event_names import EventName
 

@@ -38,11 +38,6 @@ def matching(pattern: str, max_chars: int) -> Meta:
     return Meta(pattern=rf"\A(?:{pattern})\Z", max_length=max_chars)
 
 
-def printable(text: str) -> str:
-    """A line that does nothing to a terminal or a log: what cannot be shown is escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def check_printable(name: str, text: str) -> None:
     """Raises ValueError: the text could do something to a terminal or a log."""
     if not text.isprintable():

@@ -66,6 +66,7 @@ from protocol.limits import (
     PIECE_BYTES,
     RUN_SECRET_BYTES,
 )
+from protocol.names import printable
 from protocol.outcomes import RefusalReason
 
 from . import (  # noqa: F401 - whose messages are among those of the codec
@@ -89,7 +90,6 @@ from .fields import (
     Seconds,
     check_printable,
     matching,
-    printable,
 )
 
 Protocols = Annotated[
