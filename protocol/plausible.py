@@ -120,7 +120,7 @@ class Plausibility:
         return self._middle_of([seen.distance for seen in self._seen])
 
     def _middle_of(self, values: Sequence[float]) -> float:
-        """Of one value of each occasion the middle, of two the lower; senders weigh equally."""
+        """The middle of one value of each occasion, the lower of two; senders weigh equally."""
         occasions = Counter(seen.peer_id for seen in self._seen)
         weights = [1 / occasions[seen.peer_id] for seen in self._seen]
         ordered = sorted(zip(values, weights, strict=True))

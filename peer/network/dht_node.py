@@ -60,16 +60,16 @@ from .table_messages import (
     CALL_TIMEOUT_S,
     TO_TABLE,
     Answer,
-    Ask,
-    Asking,
+    AskNode,
     Enter,
     Get,
+    NodeRequest,
     Question,
     Records,
-    Request,
     Response,
     Serve,
     Store,
+    TableRequest,
     Told,
     Up,
 )
@@ -126,7 +126,7 @@ class DaemonLine:
         number = next(self._numbers)
         self._asked[number] = asyncio.get_running_loop().create_future()
         try:
-            self.send(Asking(number, Ask(peer_id, question)))
+            self.send(NodeRequest(number, AskNode(peer_id, question)))
             return await self._asked[number]
         finally:
             del self._asked[number]
@@ -139,7 +139,7 @@ class DaemonLine:
     def send(self, message: Struct) -> None:
         self._socket.sendall(encode(message))
 
-    def read_from_a_thread(self, arrived: asyncio.Queue[Request | Response]) -> None:
+    def read_from_a_thread(self, arrived: asyncio.Queue[TableRequest | Response]) -> None:
         loop = asyncio.get_running_loop()
 
         def read() -> None:
@@ -316,18 +316,18 @@ class DhtNode:
         return cls(line, node)
 
     async def run(self) -> None:
-        arrived: asyncio.Queue[Request | Response] = asyncio.Queue()
+        arrived: asyncio.Queue[TableRequest | Response] = asyncio.Queue()
         self._line.read_from_a_thread(arrived)
         self._line.send(Up())
         while True:
             match await arrived.get():
-                case Request() as request:
+                case TableRequest() as request:
                     _clock.ahead_s = request.ahead_s
                     _spawn(self._respond(request))
                 case response:
                     self._line.answered(response)
 
-    async def _respond(self, request: Request) -> None:
+    async def _respond(self, request: TableRequest) -> None:
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 response = Response(request.number, await self._done(request.body))

@@ -50,15 +50,15 @@ from .table_messages import (
     CALL_TIMEOUT_S,
     FROM_TABLE,
     Answer,
-    Ask,
-    Asking,
+    AskNode,
     Enter,
     Get,
+    NodeRequest,
     Records,
-    Request,
     Response,
     Serve,
     Store,
+    TableRequest,
     Told,
     Up,
 )
@@ -86,7 +86,7 @@ class _Life:
         self.up = trio.Event()
         self._numbers = itertools.count(1)
         self._waiting: dict[int, tuple[trio.Event, list[Response]]] = {}
-        self._to_send, self._sent = trio.open_memory_channel[Request | Response](
+        self._to_send, self._sent = trio.open_memory_channel[TableRequest | Response](
             2 * MAX_INBOUND_STREAMS
         )
 
@@ -95,7 +95,7 @@ class _Life:
         number, event, answers = next(self._numbers), trio.Event(), list[Response]()
         self._waiting[number] = event, answers
         try:
-            self._to_send.send_nowait(Request(number, body, ahead_s))
+            self._to_send.send_nowait(TableRequest(number, body, ahead_s))
             with trio.move_on_after(CALL_TIMEOUT_S + HUNG_AFTER_S) as scope:
                 await event.wait()
             if scope.cancelled_caught:
@@ -210,13 +210,13 @@ class HivemindDirectory:
         if isinstance(told, Told) and told.answer is not None:
             await talk.send(self._with_addresses(told.answer))
 
-    async def _ask(self, life: _Life, asking: Asking) -> None:
+    async def _ask(self, life: _Life, asking: NodeRequest) -> None:
         told = Told(None)
         with trio.move_on_after(ASK_TIMEOUT_S):
             told = await self._told(asking.body)
         life.respond(Response(asking.number, told))
 
-    async def _told(self, ask: Ask) -> Told:
+    async def _told(self, ask: AskNode) -> Told:
         if not self._network.would_serve(ask.peer_id):
             return Told(None)
         expected = RecordsFound if isinstance(ask.question, FindRecords) else RecordKept
@@ -276,7 +276,7 @@ class HivemindDirectory:
                                 nursery.start_soon(self._call, enter)
                         case Response() as response:
                             life.answered(response)
-                        case Asking() as asking:
+                        case NodeRequest() as asking:
                             nursery.start_soon(self._ask, life, asking)
         finally:
             self._life = None

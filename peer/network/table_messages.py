@@ -3,7 +3,7 @@
 Requests and responses go both ways, in the frames of peer/runtime/child_frames.py.
 
     daemon                                    table
-    Store, Get, Enter: for our own peer       Ask: put this question to that peer
+    Store, Get, Enter: for our own peer       AskNode: put this question to that peer
     Serve: another peer's question
 
 Peers are not judged, timed or dialled by the table: that is the daemon's. It also knows addresses,
@@ -55,7 +55,7 @@ class Serve(TableMessage, frozen=True):
     question: Question
 
 
-class Ask(TableMessage, frozen=True):
+class AskNode(TableMessage, frozen=True):
     """Put a question to a peer; answered by `Told`."""
 
     peer_id: str
@@ -73,7 +73,7 @@ class Records(TableMessage, frozen=True):
     records: tuple[tuple[str, bytes], ...]
 
 
-class Request(TableMessage, frozen=True):
+class TableRequest(TableMessage, frozen=True):
     """A request of the daemon.
 
     Attributes:
@@ -85,11 +85,11 @@ class Request(TableMessage, frozen=True):
     ahead_s: float
 
 
-class Asking(TableMessage, frozen=True):
+class NodeRequest(TableMessage, frozen=True):
     """A request of the table."""
 
     number: int
-    body: Ask
+    body: AskNode
 
 
 class Response(TableMessage, frozen=True):
@@ -104,5 +104,5 @@ class Up(TableMessage, frozen=True):
     """The table can be asked from now on."""
 
 
-TO_TABLE: Final = msgspec.msgpack.Decoder(Request | Response)
-FROM_TABLE: Final = msgspec.msgpack.Decoder(Up | Asking | Response)
+TO_TABLE: Final = msgspec.msgpack.Decoder(TableRequest | Response)
+FROM_TABLE: Final = msgspec.msgpack.Decoder(Up | NodeRequest | Response)
