@@ -1,16 +1,10 @@
 """Where all average, peers that are many rounds apart come together again, in bounded time."""
 
 import pytest
-import trio
-from fragment_tap import watch
 from streaming_worlds import OPTIONS, fragment_spec, returned
 from swarm_worlds import simulated, start
 
 from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, open_swarm
-from protocol.diloco.collecting import MAX_COLLECT_S
-from protocol.diloco.peers import LATE_ROUNDS
-from protocol.wire.fields import Message
-from protocol.wire.fragment_messages import FragmentSettled, NoResult, Result
 
 pytestmark = pytest.mark.slow
 
@@ -56,43 +50,5 @@ def test_one_that_is_many_rounds_ahead_of_three_averages_with_them_again(tmp_pat
             print(seed, since, stood, took)
             assert are_together(swarm, "abcd", since)
             assert took <= 3 * LEAD
-
-    run()
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_an_owner_that_brings_nothing_parts_no_newcomers_from_who_was_there(
-    tmp_path, monkeypatch, seed
-):
-    """They stood still for a minute in each flight; who had learnt to wait less went on alone."""
-
-    @simulated(seed)
-    async def run():
-        async with open_swarm(seed, fragment_spec(200), tmp_path, OPTIONS) as swarm:
-            tap = watch(swarm, monkeypatch)
-            await start(swarm, *"ae")
-
-            def brings(sender: str, _receiver: str, message: Message) -> bool:
-                return sender == "e" and isinstance(message, Result | NoResult | FragmentSettled)
-
-            await swarm.until(lambda: swarm["a"].facts.round >= 5)
-            tap.loses = brings
-            for name in "bcd":
-                swarm.join(name)
-            await swarm.until(lambda: all(swarm[name].ready.is_set() for name in "bcd"))
-            await trio.sleep(4 * MAX_COLLECT_S)
-            rounds = {name: swarm[name].facts.round for name in "abcd"}
-            print(seed, rounds)
-            swarm.kill("e")
-            since, began = max(rounds.values()), min(rounds.values())
-            assert since - began < LEAD
-            await swarm.until(
-                lambda: (
-                    are_together(swarm, "abcd", since) or swarm["b"].facts.round > since + 6 * LEAD
-                )
-            )
-            assert are_together(swarm, "abcd", since)
-            apart = max(swarm[name].facts.round for name in "abcd")
-            assert apart - min(swarm[name].facts.round for name in "abcd") < LATE_ROUNDS
 
     run()
