@@ -76,7 +76,7 @@ LENGTH_TOLERANCE: Final = 1e-3
 _NORMAL: Final = 1.4826
 """A median absolute deviation of normal values, times this, is their standard deviation."""
 _ROUNDING: Final = 1e-9
-"""Of sums of weights."""
+"""Sums of weights are as exact as that."""
 
 
 class _Distance(NamedTuple):
@@ -120,7 +120,7 @@ class Plausibility:
         return self._middle_of([seen.distance for seen in self._seen])
 
     def _middle_of(self, values: Sequence[float]) -> float:
-        """Of one value of each occasion the middle, of two the lower; senders weigh equally."""
+        """The middle of one value for each occasion (of two the lower); senders weigh equally."""
         occasions = Counter(seen.peer_id for seen in self._seen)
         weights = [1 / occasions[seen.peer_id] for seen in self._seen]
         ordered = sorted(zip(values, weights, strict=True))
