@@ -237,6 +237,7 @@ class Links:
         )
         self._links.setdefault(peer_id, []).append(link)
         self.dialler.linked(peer_id)
+        self._network.note_addresses(peer_id, theirs.addresses)
         self._roster.heard(
             now_s,
             peer_id,

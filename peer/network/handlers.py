@@ -276,6 +276,9 @@ class BaseNetwork:
     def announce(self, addresses: Sequence[Address]) -> None:
         self._announced = tuple(addresses)
 
+    def note_addresses(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
+        """Nothing, where peers are not dialled by addresses."""
+
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
         """Serve a protocol. Raises LocalProtocolError: it is served already."""
         if protocol in self._handlers:

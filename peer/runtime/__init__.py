@@ -115,6 +115,9 @@ class Network(Protocol):
     async def connect(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
         """Make `peer_id` dialable at `addresses` and connect. Raises as `probe`."""
 
+    def note_addresses(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
+        """Make a peer dialable where we know no address of it, without connecting."""
+
     async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream:
         """Raises `StreamLost` if the peer is unreachable or does not speak `protocol`."""
 
