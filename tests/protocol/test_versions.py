@@ -45,7 +45,7 @@ def test_an_older_peer_is_told_what_to_install() -> None:
     )
     assert sentence == (
         "we share no version of gossip: you (loco-peer 0.1.0) speak hello/1, gossip/1, content/2, "
-        "fragment/1, stage/3, reach/1; I (loco-peer 0.2.0) speak hello/1, gossip/2, "
+        "fragment/1, stage/3, reach/1, directory/1; I (loco-peer 0.2.0) speak hello/1, gossip/2, "
         "content/2. "
         "Install loco-peer 0.2.0 on your machine: pip install -U loco-peer==0.2.0"
     )
