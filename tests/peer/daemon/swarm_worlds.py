@@ -161,14 +161,16 @@ def exchanges(*peers: SimulatedPeer) -> Iterator[tuple[LoggedEvent, LoggedEvent]
 def assert_trains_on(peer: SimulatedPeer, step_s: float = STEP_S) -> None:
     """Training never stood still before the end, its step never fell, no round was cut short.
 
-    But for one that was begun alone, where peers choose how long theirs are: after a few steps.
+    But for one that was begun alone, where peers choose how long theirs are: after a few steps; and
+    for one that was begun before speeds were known: after twice the steps that are owed by then.
     """
     opened = peer.events(EventName.ROUND_OPENED)
     closed = [event for event in peer.events(EventName.ROUND_CLOSED) if event["steps"]]
     for begin, end, following in zip(opened, closed, [*opened[1:], None], strict=False):
         assert begin["round"] == end["round"]
         begun_alone = peer.facts.chosen_inner_steps is not None and begin["members"] == 1
-        assert end["steps"] >= (FIRST_INNER_STEPS if begun_alone else begin["quota"])
+        least = FIRST_INNER_STEPS if begun_alone else begin["quota"]
+        assert end["steps"] >= (min(least, 2 * following["quota"]) if following else least)
         assert begin["step"] < end["step"]
         stood_s = end["seconds"] - end["steps"] * step_s
         assert stood_s >= -1e-6, end

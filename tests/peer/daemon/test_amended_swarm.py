@@ -1,5 +1,7 @@
 """Runs that are amended while they are under way: longer, shorter, slower, closed."""
 
+from types import SimpleNamespace
+
 import pytest
 from swarm_worlds import distance, simulated, start, toy_spec
 
@@ -13,6 +15,7 @@ from peer.rounds import loop
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import identity_of, open_swarm
 from peer.state.kept_files import AdmissionFile
+from peer.training import messages
 from peer.training.messages import TrainRound
 from peer.training.simulated import SimulatedSpeed
 from protocol.admission.statements import Verdict
@@ -54,7 +57,8 @@ def orders(monkeypatch):
         seen.append((order.start_step, order.total_steps, order.learning_rate))
         return order
 
-    monkeypatch.setattr(loop, "TrainRound", noted)
+    said = SimpleNamespace(**{**vars(messages), "TrainRound": noted})
+    monkeypatch.setattr(loop, "messages", said)
     return seen
 
 

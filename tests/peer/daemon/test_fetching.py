@@ -29,7 +29,7 @@ class Refusing:
         plain, world = ContentService._answer, self
 
         async def answer(service, reader, request):
-            reason = world._reasons.get(service._network.peer_id)
+            reason = world._reasons.get(service.network.peer_id)
             if reason is None or not isinstance(request, what):
                 return await plain(service, reader, request)
             world.asked += 1

@@ -221,7 +221,7 @@ async def test_the_last_one_left_does_not_wait_for_ever(tmp_path):
 @simulated()
 async def test_who_is_too_slow_for_the_wait_takes_part_no_more_and_joins_again(tmp_path):
     async with open_swarm(1, toy_spec(ROUNDS, INNER_STEPS), tmp_path) as swarm:
-        late = Machine(SimulatedSpeed(step_s=4.0))  # its first round has as many steps as any
+        late = Machine(SimulatedSpeed(step_s=40.0))
         await start(swarm, "a", "b", "c", machine_of={"c": late})
         await swarm.finished("a", "b")
         await swarm.finished()
