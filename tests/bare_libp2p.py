@@ -91,11 +91,11 @@ class Bare:
         self._next = ids.stop
         await self.send(b"".join(frame(each, flags, says) for each in ids))
 
-    async def ask(self, says: bytes) -> bytes:
-        """What comes back on a new stream, until as much as was said, or its end."""
+    async def ask(self, says: bytes, num_bytes: int) -> bytes:
+        """What comes back on a new stream, until there are so many bytes, or its end."""
         asked, heard = self._next, b""
         await self.open_streams(1, says)
-        while len(heard) < len(says):
+        while len(heard) < num_bytes:
             kind, flags, stream, length = struct.unpack("!xBHII", await self._exactly(12))
             data = await self._exactly(length) if kind == 0 else b""
             if stream == asked:
