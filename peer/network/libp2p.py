@@ -238,7 +238,7 @@ class Libp2pNetwork(BaseNetwork):
         return tuple(t for t in texts if 0 < len(t) <= MAX_ADDRESS_CHARS)[:MAX_RECORD_ADDRESSES]
 
     def note_addresses(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
-        """As `peer.runtime.Network` says, if there is room."""
+        """Remember them if there is room, as `peer.runtime.Network` says."""
         if peer_id not in self._book and len(self._book) < MAX_MEMBERS:
             with suppress(StreamLost, multiaddr.InvalidAddress):  # it is no use to anybody
                 self._book.remember(peer_id, addresses)
