@@ -41,7 +41,7 @@ def live_record_at(now_s: float, place: bytes, peer_id: str, value: bytes) -> Pe
 
 
 @dataclass(slots=True)
-class _Kept:
+class _KeptRecord:
     value: bytes
     expires_s: float
     address: str
@@ -52,7 +52,7 @@ class _Shelf:
     """The records at one place."""
 
     def __init__(self) -> None:
-        self.records: dict[str, _Kept] = {}
+        self.records: dict[str, _KeptRecord] = {}
         self.places = Budget(AT_ONE_PLACE)
 
 
@@ -83,7 +83,7 @@ class RecordTable:
         for budget in budgets:
             budget.take(peer_id, address)
         self._shelves[place] = shelf
-        shelf.records[peer_id] = _Kept(value, record.expires_s, address)
+        shelf.records[peer_id] = _KeptRecord(value, record.expires_s, address)
         return True
 
     def at(self, now_s: float, place: bytes) -> dict[str, bytes]:
