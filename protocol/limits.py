@@ -21,7 +21,7 @@ MAX_INBOUND_STREAMS_PER_PEER: Final = 32
 MAX_INBOUND_STREAMS_PER_PREFIX: Final = 192
 """Streams of one network: a /24 or /48 of the open internet (protocol/membership/book.py)."""
 INBOUND_STREAMS_PER_S: Final = 50.0
-"""Streams of one peer that are begun to be served, in the long run; others wait."""
+"""Streams of one peer that are served a second, in the long run; others wait."""
 INBOUND_STREAMS_PER_S_OF_PREFIX: Final = 150.0
 INBOUND_STREAMS_BURST_S: Final = 4.0
 """Seconds' worth of them that may come at once: stripes, and questions after many chunks."""

@@ -6,12 +6,12 @@ and is not taken. What is let through moves us no further than a few times the u
 within the bounds has the pull of one peer, and one beyond them has none.
 
 Rules
-  1. The last WINDOW distances that were let through are kept, one that takes the place of another
-     in its place: an occasion counts once. Their senders have one voice each in what is the middle
-     of them. The bound is the middle times a factor: as many times as their scatter explains
-     (SPREADS median absolute deviations of their logarithms), at least LEAST_FACTOR, at most
-     LARGEST_FACTOR, which holds as long as fewer than MANY are there. So neither a calm time nor a
-     wild one, nor a liar that makes some of them large, makes it too narrow or too wide.
+  1. The last WINDOW distances that were let through are kept. An occasion counts once: a distance
+     that replaces another stands in its place. In their middle each sender has one voice. The bound
+     is the middle times a factor: as many times as their scatter explains (SPREADS median absolute
+     deviations of their logarithms), at least LEAST_FACTOR, at most LARGEST_FACTOR, which holds as
+     long as fewer than MANY are there. So neither a calm time nor a wild one, nor a liar that makes
+     some of them large, makes it too narrow or too wide.
   2. Before FIRST distances are there, the bound is the scale that the caller gives, which is wide:
      a peer that was elsewhere must be able to come back.
   3. Beyond some middles (LEAST_CLIP to CLIP_FACTOR, by the scatter: CLIP_SPREADS deviations) a

@@ -352,7 +352,7 @@ class Training:
 # --- the state that others take -------------------------------------------------------------------
 
 LARGEST_NORM: Final = 1e9
-"""Told of a longer gradient: its length is a weight beside others' (state/rebuilt_stage.py)."""
+"""Reported in place of a longer gradient's length, which is a weight (state/rebuilt_stage.py)."""
 
 
 class OuterSource:

@@ -312,7 +312,7 @@ class Libp2pNetwork(BaseNetwork):
             address = text_of(info.address)
         except LocoError:
             client = None
-        # Through a relay without an Ed25519 key, say: of whose network it is cannot be told.
+        # Through a relay without an Ed25519 key, say: its network is unknown.
         if client is None or not address or not self.has_room(info.protocol, peer_id, address):
             await trio.aclose_forcefully(connection)
             return

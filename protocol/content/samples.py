@@ -64,7 +64,7 @@ LOSS_FACTOR: Final = 1.25
 LOSS_FLOOR: Final = 0.25
 """Nats per token."""
 MEAN_NATS: Final = 0.1
-"""The same. Honest replicas are ten times nearer to each other (docs/log.md)."""
+"""Nats per token. Honest replicas are ten times nearer to each other (docs/log.md)."""
 ROUNDING_NATS: Final = 0.001
 Float32Vector = npt.NDArray[np.float32]
 _DOMAIN: Final = b"loco/v1/state-sample\0"
