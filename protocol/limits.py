@@ -85,10 +85,10 @@ MAX_MEMBERS: Final = 4096
 
 # --- relays and dial-back -------------------------------------------------------------------------
 MAX_RESERVATIONS: Final = 64
-MAX_RESERVATIONS_PER_PREFIX: Final = 8
+MAX_RESERVATIONS_PER_PREFIX: Final = 32
 MAX_CIRCUITS: Final = 128
 MAX_CIRCUITS_PER_PEER: Final = 16
-MAX_CIRCUITS_PER_PREFIX: Final = 32
+MAX_CIRCUITS_PER_PREFIX: Final = 64
 """Places and circuits that peers of one network hold at a relay."""
 STRANGERS_SHARE: Final = 1 / 16
 """The share of a relay's rate for circuits of peers that it does not know: enough for a hello."""

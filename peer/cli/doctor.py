@@ -140,7 +140,7 @@ def disk_finding(home: Path, free_bytes: float) -> Finding:
 
 # --- the network ----------------------------------------------------------------------------------
 NOTED_CLOCK_OFFSET_S: Final = 2.0
-"""p2pd's directory allows 3 s."""
+"""Less is usual, and costs nothing."""
 SLOW_BYTES_PER_S: Final = 1e6
 ROUTERS: Final = {
     NatKind.NONE: "none: others see this machine's own address",

@@ -245,7 +245,8 @@ class _Daemon:
         """For pieces of the corpus, of which so much is here."""
         given = _bytes_of(self._config.max_corpus_gb)
         free = free_bytes(self._home.root)
-        return int(CORPUS_SHARE * (held_bytes + free) if given is None else given)
+        share = max(held_bytes, CORPUS_SHARE * (held_bytes + free))
+        return int(share if given is None else given)
 
     def _uploads(self, ports: Ports) -> Uploads | None:
         """Where copies of checkpoints go. Raises ConfigError: that place cannot be reached."""

@@ -43,7 +43,12 @@ from hivemind.utils.logging import use_hivemind_log_handler
 from msgspec import Struct
 
 from peer.runtime.child_frames import READ_BYTES, FrameDecoder, encode
-from protocol.limits import MAX_RECORDS, MAX_RECORDS_PER_PREFIX, NEAREST_NODES
+from protocol.limits import (
+    MAX_RECORDS,
+    MAX_RECORDS_PER_PREFIX,
+    MAX_RECORDS_PER_SHARD,
+    NEAREST_NODES,
+)
 from protocol.membership.book import REDIAL_FIRST_S, REDIAL_MAX_S, BackOff, Budget, Shares
 from protocol.membership.record_table import RecordTable, live_record_at
 from protocol.membership.records import place_of
@@ -79,6 +84,8 @@ REPLICAS: Final = 5
 """Nodes that a record is stored at."""
 BEAM: Final = 2 * REPLICAS
 """A search asks the nearest of these: some have not heard of a record, and some are silent."""
+MAX_GATHERED: Final = 4 * MAX_RECORDS_PER_SHARD
+"""Records that a search takes: honest nodes keep nearly the same ones."""
 NODES: Final = Shares(MAX_RECORDS, 1, MAX_RECORDS_PER_PREFIX)
 """Nodes of the routing table: one for each peer."""
 
@@ -273,6 +280,8 @@ def _add_newest(gathered: dict[str, bytes], place: bytes, found: Collection[Foun
     for peer_id, value in ((each.peer_id, each.value) for each in found):
         record = live_record_at(_clock(), place, peer_id, value)
         before = live_record_at(_clock(), place, peer_id, gathered.get(peer_id, b""))
+        if before is None and len(gathered) >= MAX_GATHERED:
+            continue
         if record is not None and (before is None or before.expires_s < record.expires_s):
             gathered[peer_id] = value
 

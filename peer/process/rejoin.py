@@ -42,13 +42,13 @@ def join_the_finished(alive: Iterable[Member]) -> None:
         raise JoinAgain("it came too late for the final averaging")
 
 
-NOT_REPEATED: Final = frozenset({"home", "bootstrap", *SECRETS})
+NOT_REPEATED: Final = frozenset({"home", *SECRETS})
 
 
 def rejoin_command(config: PeerConfig) -> list[str]:
     """The command line of the new process; environment and file say the rest again.
 
-    Neither an invitation nor an address is said again: the home has kept what came of them.
+    No invitation is said again, and no address but the user's: the home has kept what came of them.
     """
     command = [sys.executable, sys.argv[0], "join", "--home", str(config.home)]
     for name, option in OPTIONS.items():

@@ -24,7 +24,7 @@ from peer.process.rejoin import JoinAgain, can_be_joined
 from peer.training import messages
 from peer.training.ports import StartTrainer, Trainer, TrainerDied
 from protocol.errors import LocoError, leaves
-from protocol.membership.view import Member, heeded
+from protocol.membership.view import Member, heeded, lasting
 from protocol.microbatch.trainer_messages import (
     Begun,
     Filled,
@@ -247,14 +247,14 @@ class RoundLoop:
         if now_s < self._facts.stays_until_s:
             too_far = [is_lost(own_step, [m.progress.step], self._inner_steps) for m in others]
             others = [m for m, far in zip(others, too_far, strict=True) if not far]
-        return heeded(others, now_s)
+        return lasting(others, now_s)
 
     def _check_lost(self, line: TrainerLine) -> None:
         """Join again when our weights are of another time than the swarm's, unless we leave."""
         if self._leaves:
             return
         others, own_step = self._heeded(), self._facts.step
-        steps = [m.progress.step for m in others]
+        steps = [m.progress.step for m in heeded(others, trio.current_time())]
         lost = is_lost(own_step, steps, self._inner_steps)
         if lost and can_be_joined(others) and not self._joins_again:
             self._joins_again = True

@@ -20,7 +20,8 @@ def test_the_command_keeps_what_the_command_line_said(monkeypatch, tmp_path):
     config = load_config(given, {"LOCO_GRACE": "3"})
     command = rejoin_command(config)
     assert command[:5] == [sys.executable, "/usr/bin/loco-peer", "join", "--home", str(tmp_path)]
-    assert command[5:] == ["--threads", "2", "--listen", "127.0.0.1:4000", "--json-ready"]
+    assert command[5:7] == ["--bootstrap", "10.0.0.1:1"]
+    assert command[7:] == ["--threads", "2", "--listen", "127.0.0.1:4000", "--json-ready"]
 
 
 async def test_who_is_asked_to_leave_while_all_is_closed_for_that_does_not_join_again(

@@ -12,6 +12,7 @@ daemon. What libraries print goes to stderr, as does the progress bar.
 import fcntl
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -104,12 +105,12 @@ def _taken(answer: Mapping[str, Any], cache_dir: Path) -> KeptCorpus:
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # a terminal tells all; the daemon stops us
         signal.signal(number, signal.SIG_IGN)
-    _end_with_input()
     with suppress(OSError):
         OOM_SCORE.write_text(FIRST_TO_GO)
     answers = os.dup(1)
     os.dup2(2, 1)
     told = json.loads(sys.stdin.buffer.readline())
+    _end_with_input()  # what comes in would end this process, too
 
     def beat() -> None:
         os.write(answers, b"\n")
@@ -121,6 +122,8 @@ def _end_with_input() -> None:
     """Let the kernel end this process when its input ends, even where a tokenizer hangs."""
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([0], [], [], 0)[0]:
+        sys.exit("the input ended before")
 
 
 def answer_of(told: Mapping[str, Any], check: Check) -> dict[str, Any]:
