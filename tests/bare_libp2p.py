@@ -8,7 +8,7 @@ import datetime as dt
 import ssl
 import struct
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from protocol.address import multiaddr
 from protocol.address.peer_id import KEY_PROTOBUF_PREFIX
 from protocol.address.varint import encode_uvarint
 
-_EXTENSION = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")
+EXTENSION = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")
 MULTISTREAM, TLS, YAMUX = "/multistream/1.0.0", "/tls/1.0.0", "/yamux/1.0.0"
 SYN, FIN, RST = 1, 4, 8
 
@@ -44,16 +44,20 @@ def frame(stream: int, flags: int, data: bytes = b"") -> bytes:
     return struct.pack("!BBHII", 0, 0, flags, stream, len(data)) + data
 
 
-def _certificate(identity: Identity, folder: Path) -> ssl.SSLContext:
+def signed_key(key: bytes, signature: bytes) -> bytes:
+    """The extension of a certificate: a peer's key, and what it signed."""
+    body = b"\x04" + bytes([len(key)]) + key + b"\x04" + bytes([len(signature)]) + signature
+    return b"\x30" + bytes([len(body)]) + body
+
+
+def self_signed(
+    make_extension: Callable[[bytes], bytes | None],
+) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    """A certificate and its key; `make_extension` gets the bytes that the peer's key must sign."""
     key = ec.generate_private_key(ec.SECP256R1())
-    own = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    public = KEY_PROTOBUF_PREFIX + identity.public_key
-    signature = identity.sign(b"libp2p-tls-handshake:" + own)
-    inner = b"\x04" + bytes([len(public)]) + public + b"\x04" + bytes([len(signature)]) + signature
-    proof = b"\x30" + bytes([len(inner)]) + inner
     name = x509.Name([x509.NameAttribute(NameOID.SERIAL_NUMBER, "1")])
     now = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
-    made = (
+    builder = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -61,9 +65,18 @@ def _certificate(identity: Identity, folder: Path) -> ssl.SSLContext:
         .serial_number(1)
         .not_valid_before(now)
         .not_valid_after(now + dt.timedelta(days=36500))
-        .add_extension(x509.UnrecognizedExtension(_EXTENSION, proof), critical=False)
-        .sign(key, hashes.SHA256())
     )
+    own = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    value = make_extension(b"libp2p-tls-handshake:" + own)
+    if value is not None:
+        extension = x509.UnrecognizedExtension(EXTENSION, value)
+        builder = builder.add_extension(extension, critical=False)
+    return key, builder.sign(key, hashes.SHA256())
+
+
+def _certificate(identity: Identity, folder: Path) -> ssl.SSLContext:
+    public = KEY_PROTOBUF_PREFIX + identity.public_key
+    key, made = self_signed(lambda data: signed_key(public, identity.sign(data)))
     pem = folder / f"{identity.peer_id}.pem"
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     pem.write_bytes(private + made.public_bytes(Encoding.PEM))

@@ -278,10 +278,11 @@ class TableProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind has no types
 def _add_newest(gathered: dict[str, bytes], place: bytes, found: Collection[FoundRecord]) -> None:
     """Add those of the records found that are valid, live, and outlast what was found before."""
     for peer_id, value in ((each.peer_id, each.value) for each in found):
+        held = gathered.get(peer_id)
+        if value == held or (held is None and len(gathered) >= MAX_GATHERED):
+            continue  # most nodes have the same: a signature takes time to check
         record = live_record_at(_clock(), place, peer_id, value)
-        before = live_record_at(_clock(), place, peer_id, gathered.get(peer_id, b""))
-        if before is None and len(gathered) >= MAX_GATHERED:
-            continue
+        before = None if held is None else live_record_at(_clock(), place, peer_id, held)
         if record is not None and (before is None or before.expires_s < record.expires_s):
             gathered[peer_id] = value
 

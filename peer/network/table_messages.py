@@ -93,7 +93,7 @@ class NodeRequest(TableMessage, frozen=True):
 
 
 class Response(TableMessage, frozen=True):
-    """What came of the request with this number; the failure is a name, for people."""
+    """The outcome of the request with this number; the failure is a name, for people."""
 
     number: int
     body: Told | Records | None = None

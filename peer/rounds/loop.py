@@ -111,7 +111,7 @@ class RoundLoop:
             )
             if facts.round == 0:  # a founder's first weights
                 self._check_lost(line)
-            self._way.enter(self._heeded())
+            self._way.enter(self._lasting())
             nursery.start_soon(self._open_next, line)
             try:
                 while not self.finished:
@@ -195,7 +195,7 @@ class RoundLoop:
             facts.steps_per_s += SPEED_SMOOTHING * (speed - facts.steps_per_s)
         self._way.progressed()
         self._check_lost(line)
-        if not self._closes_early and self._way.closes_early(progress.steps, self._heeded()):
+        if not self._closes_early and self._way.closes_early(progress.steps, self._lasting()):
             self._closes_early = True
             line.nursery.start_soon(line.send, messages.CloseRound(facts.round))
 
@@ -236,7 +236,7 @@ class RoundLoop:
         training = self._view.members_training(trio.current_time())
         return [m for m in training if m.progress.step <= self._spec.longest_steps]
 
-    def _heeded(self) -> Sequence[Member]:
+    def _lasting(self) -> Sequence[Member]:
         """Those of them by whose steps, rounds and speeds we go.
 
         None once we join again: the checkpoint must say which weights it has, so we do not jump.
@@ -253,7 +253,7 @@ class RoundLoop:
         """Join again when our weights are of another time than the swarm's, unless we leave."""
         if self._leaves:
             return
-        others, own_step = self._heeded(), self._facts.step
+        others, own_step = self._lasting(), self._facts.step
         steps = [m.progress.step for m in heeded(others, trio.current_time())]
         lost = is_lost(own_step, steps, self._inner_steps)
         if lost and can_be_joined(others) and not self._joins_again:
@@ -283,7 +283,7 @@ class RoundLoop:
             closed = replace(closed, step=self._microbatches.step_of(closed.step))
             self._facts.nominal_step = closed.step
         self._check_lost(line)  # before a jump to where the others are hides it
-        await self._way.closed(closed, self._heeded())
+        await self._way.closed(closed, self._lasting())
         await self._checkpoints.between_rounds(self._way)
         await self._open_next(line)
 
@@ -293,9 +293,9 @@ class RoundLoop:
             self._check_lost(line)
             if self._joins_again:
                 return
-            self._way.enter(self._heeded())
+            self._way.enter(self._lasting())
         if not self._facts.over:
-            plan = self._way.next_round(self._heeded()) or await self._way.next_final_round()
+            plan = self._way.next_round(self._lasting()) or await self._way.next_final_round()
         if plan is None:
             await self._finish(line)
         else:
@@ -308,7 +308,7 @@ class RoundLoop:
 
     async def _open(self, line: TrainerLine, plan: RoundPlan) -> None:
         facts = self._facts
-        members = self._shares.now(self._others(), self._heeded())
+        members = self._shares.now(self._others(), self._lasting())
         self._quota = plan.quota
         facts.round, facts.nominal_step = plan.round, plan.start_step
         if len(members) >= self._most_members:

@@ -66,7 +66,7 @@ async def prepare_apart(
 
 
 async def _asked(process: trio.Process, request: bytes, silence_s: float) -> bytes:
-    """What the child says, without its empty lines. Raises TooSlowError."""
+    """The child's answer, without its empty lines. Raises TooSlowError."""
     assert process.stdin is not None
     assert process.stdout is not None
     said = b""
@@ -127,7 +127,7 @@ def _end_with_input() -> None:
 
 
 def answer_of(told: Mapping[str, Any], check: Check) -> dict[str, Any]:
-    """What came of a request, for `_taken`."""
+    """The outcome of a request, for `_taken`."""
     spec = parse_bytes(told["spec"].encode())
     try:
         made = prepare_corpus(spec, Path(told["cache_dir"]), told["source"], check)

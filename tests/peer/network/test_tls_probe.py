@@ -1,17 +1,13 @@
 """Reading peer ids from certificates, and which step a failed probe names."""
 
-import datetime as dt
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
 
 import pytest
 import trio
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from cryptography.x509.oid import NameOID
+from bare_libp2p import self_signed, signed_key
+from cryptography.hazmat.primitives.serialization import Encoding
 from network_worlds import SeededEntropy
 
 from peer.network.identity import Identity
@@ -20,33 +16,12 @@ from protocol.address.peer_id import KEY_PROTOBUF_PREFIX
 from protocol.errors import StreamLost
 
 IDENTITY = Identity(SeededEntropy("tls").token_bytes(32))
-OID = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")
-
-
-def signed_key(key: bytes, signature: bytes) -> bytes:
-    body = b"\x04" + bytes([len(key)]) + key + b"\x04" + bytes([len(signature)]) + signature
-    return b"\x30" + bytes([len(body)]) + body
 
 
 def certificate(make_extension: Callable[[bytes], bytes | None]) -> bytes:
     """A self-signed certificate; `make_extension` gets the bytes that the peer's key must sign."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.SERIAL_NUMBER, "1")])
-    now = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now)
-        .not_valid_after(now + dt.timedelta(days=1))
-    )
-    own = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    value = make_extension(b"libp2p-tls-handshake:" + own)
-    if value is not None:
-        builder = builder.add_extension(x509.UnrecognizedExtension(OID, value), critical=False)
-    return builder.sign(key, hashes.SHA256()).public_bytes(Encoding.DER)
+    _, made = self_signed(make_extension)
+    return made.public_bytes(Encoding.DER)
 
 
 def good(to_sign: bytes) -> bytes:
