@@ -207,10 +207,6 @@ class Libp2pNetwork(BaseNetwork):
         self.addresses: Sequence[Address] = ()
         """Full multiaddrs with /p2p/, best first, one of them dialable locally."""
 
-    @property
-    def daemon_control_address(self) -> Address:
-        return f"/unix{self._config.control_path}"
-
     async def wait_restarted(self, generation: int) -> int:
         """Wait until p2pd is up in a later life than `generation`; which one it is."""
         while self.generation <= generation or self._client is None:

@@ -242,8 +242,8 @@ async def test_a_port_can_be_used_again_at_once(short_path: Path) -> None:
 
 
 async def test_one_identity_runs_once_and_stale_sockets_do_not_matter(short_path: Path) -> None:
-    async with real_network(short_path, "a") as a:
-        control = Path(a.daemon_control_address.removeprefix("/unix"))
+    control, _ = socket_paths(short_path / "a.key", short_path)
+    async with real_network(short_path, "a"):
         with pytest.raises(P2pdFailed, match="another daemon uses this identity"):
             async with real_network(short_path, "a"):
                 pass
