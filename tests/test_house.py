@@ -128,7 +128,8 @@ def executing_or_tracking(path: Path) -> list[str]:
     """What would make code of data, or hand a line to a shell; a tracker of shared memory."""
     return [
         *imported(tree_of(path)) & {"pickle", "cloudpickle", "dill", "marshal", "shelve"},
-        *calls(tree_of(path)) & {"torch.load", "torch.save", "eval", "exec", "compile", "os.system"},
+        *calls(tree_of(path)) & {"torch.load", "torch.save", "eval", "exec", "compile"},
+        *calls(tree_of(path)) & {"os.system", "os.popen", "subprocess.getoutput"},
         *re.findall(r"shell=True|trust_remote_code=True", text_of(path)),
         *(c for c in re.findall(r"np\.load\(.*", text_of(path)) if "allow_pickle=True" in c),
         *re.findall(r"^\s*(?:from|import) multiprocessing", text_of(path), re.MULTILINE),

@@ -16,8 +16,8 @@ from protocol.errors import LocoError, Refused
 from protocol.membership.records import record_keys
 from protocol.outcomes import RefusalReason
 from protocol.run.sections import AdmissionSection
-from protocol.wire.content_messages import GetSpec
-from protocol.wire.versions import CONTENT, GOSSIP, HELLO, REACH
+from protocol.wire.content_messages import GetSpec, SpecReply
+from protocol.wire.versions import CONTENT, GOSSIP, HELLO
 
 WEEK_S = 604_800.0
 
@@ -189,7 +189,7 @@ async def killed(swarm, name):
 async def refusals_of_all(swarm, name, other):
     """What somebody with the identity of `name` is told in each conversation but the hello."""
     served = set(swarm[other].network._handlers) - {HELLO}
-    assert {CONTENT, GOSSIP, REACH} <= served
+    assert {CONTENT, GOSSIP} <= served
     return [await asked(swarm, name, other, protocol) for protocol in sorted(served)]
 
 
@@ -201,7 +201,7 @@ async def asked(swarm, name, other, protocol):
             if protocol == CONTENT:
                 await talk.send(GetSpec())
             try:
-                await talk.receive(timeout_s=5.0)
+                await talk.receive(SpecReply, timeout_s=5.0)
             except Refused as refusal:
                 return refusal
     raise AssertionError(f"{protocol} was served")
