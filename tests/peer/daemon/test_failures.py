@@ -182,7 +182,7 @@ async def test_a_slow_peer_validates_less_often_and_keeps_up(tmp_path):
 @pytest.mark.slow
 @simulated()
 async def test_a_peer_whose_steps_take_rounds_of_the_others_goes_on_with_them(tmp_path):
-    """It was lost in its first round, which it begins before it has heard of their speeds."""
+    """Its first round, begun before it had heard of their speeds, took it eight steps, not two."""
     slow = Machine(SimulatedSpeed(step_s=300 * STEP_S))
     async with open_swarm(1, toy_spec(100, 64), tmp_path) as swarm:
         await start(swarm, "a", "b", "c", machine_of={"c": slow})
