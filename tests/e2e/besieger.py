@@ -39,11 +39,10 @@ from protocol.wire.directory_messages import FindRecords, KeepRecord
 from protocol.wire.versions import CONTENT, DIRECTORY, FRAGMENT, GOSSIP, HELLO, REACH, STAGE
 
 NUM_IDENTITIES: Final = 400
-HOLD_S: Final = 12.0
+HOLD_S: Final = 8.0
 NICENESS: Final = 19
 OURS: Final = (HELLO, GOSSIP, CONTENT, FRAGMENT, STAGE, REACH, DIRECTORY, HOP)
 LIBP2P: Final = ("/ipfs/id/1.0.0", "/ipfs/id/push/1.0.0", "/ipfs/kad/1.0.0", "/ipfs/ping/1.0.0")
-QUESTIONS: Final = 20
 LOST: Final = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
 
 
@@ -114,8 +113,8 @@ async def stay(attack: Besieger, bare: Bare, identity: Identity) -> None:
 async def leave_streams(attack: Besieger, bare: Bare, identity: Identity) -> None:
     """Streams that have named their protocol, or not even that, and say no more."""
     for protocol in (*OURS, *LIBP2P, "/none/1"):
-        await bare.open_streams(MAX_INBOUND_STREAMS_PER_PEER // 8, asked(protocol))
-    await bare.open_streams(QUESTIONS, said(MULTISTREAM)[:-1])
+        await bare.open_streams(3, asked(protocol))
+    await bare.open_streams(3, said(MULTISTREAM)[:-1])
 
 
 async def talk_garbage(attack: Besieger, bare: Bare, identity: Identity) -> None:
@@ -163,16 +162,16 @@ async def read_nothing(attack: Besieger, bare: Bare, identity: Identity) -> None
 
 
 TACTICS: Final[dict[Tactic, float]] = {
-    stay: 4.0,
-    leave_streams: 1.0,
-    talk_garbage: 1.0,
-    greet: 1.0,
-    question: 1.0,
-    say_too_much: 0.5,
-    read_nothing: 0.5,
+    stay: 1.5,
+    leave_streams: 0.4,
+    talk_garbage: 0.25,
+    greet: 0.5,
+    question: 0.5,
+    say_too_much: 0.2,
+    read_nothing: 0.25,
 }
 """How often a second each is begun, at each victim."""
-HALF_MADE_PER_S: Final = 8.0
+HALF_MADE_PER_S: Final = 3.0
 
 
 async def at_pace(per_s: float, begin: Callable[[], Awaitable[None]]) -> None:
