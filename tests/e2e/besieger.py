@@ -40,7 +40,8 @@ from protocol.wire.versions import CONTENT, DIRECTORY, FRAGMENT, GOSSIP, HELLO, 
 
 NUM_IDENTITIES: Final = 400
 HOLD_S: Final = 8.0
-NICENESS: Final = 19
+NICENESS: Final = 5
+"""Of trainers it is 10: on a busy machine they would leave it no time to attack in."""
 OURS: Final = (HELLO, GOSSIP, CONTENT, FRAGMENT, STAGE, REACH, DIRECTORY, HOP)
 LIBP2P: Final = ("/ipfs/id/1.0.0", "/ipfs/id/push/1.0.0", "/ipfs/kad/1.0.0", "/ipfs/ping/1.0.0")
 LOST: Final = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)

@@ -60,7 +60,7 @@ PART_WITH_NEWCOMER = 0.4
 """Of the time."""
 TYPES = {kind.__name__ for protocol in SERVED for kind in kinds_of(protocol)}
 TYPES_FIRED = 30
-"""So many of the 34 TYPES of five conversations must have gone out at least."""
+"""So many of the 37 TYPES of six conversations must have gone out at least."""
 
 
 def lives(peers: Sequence[Peer]) -> list[tuple[object, ...]]:
@@ -243,7 +243,8 @@ def test_hundreds_from_one_address_cost_the_others_little_and_a_newcomer_joins(
         )
         print({name: f"{calm.most_bytes[name] >> 20} MiB x {growth[name]:.2f}" for name in growth})
         assert lives(peers) == before
-        assert all(tried["connected"][tactic.__name__] for tactic in besieger.TACTICS)
+        for tactic in besieger.TACTICS:
+            assert tried["connected"][tactic.__name__] > tried["begun"][tactic.__name__] / 2
         assert max(growth.values()) < MOST_GROWTH
         assert rounds[0] * slower >= calm_rounds[0]
 
