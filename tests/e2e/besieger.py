@@ -164,11 +164,11 @@ async def read_nothing(attack: Besieger, bare: Bare, identity: Identity) -> None
 
 TACTICS: Final[dict[Tactic, float]] = {
     stay: 1.5,
-    leave_streams: 0.4,
-    talk_garbage: 0.25,
+    leave_streams: 0.25,
+    talk_garbage: 0.2,
     greet: 0.5,
     question: 0.5,
-    say_too_much: 0.2,
+    say_too_much: 0.125,
     read_nothing: 0.25,
 }
 """How often a second each is begun, at each victim."""
