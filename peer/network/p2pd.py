@@ -7,7 +7,7 @@
   changes (128 KiB, 2 minutes). Ours takes over its protocol (relay.py).
 - It bounds neither connections nor streams, and its connection manager may cut links rather than
   what nobody uses. So we look after it (libp2p.py): connections are closed by the rules of
-  protocol/membership/crowds.py; Go collects its garbage early, above MEMORY_GOAL_BYTES earlier; and a
+  protocol/membership/crowds.py; Go collects garbage early, above MEMORY_GOAL_BYTES earlier; and a
   p2pd of MAX_MEMORY_BYTES is replaced. Where the machine has no memory left, p2pd is killed first.
 - `-autonat` answers other p2pds that ask whether they can be reached, and lets ours punch holes:
   it does so once four others have told it how they see it, and one has failed to dial it.
