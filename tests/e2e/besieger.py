@@ -167,7 +167,7 @@ TACTICS: Final[dict[Tactic, float]] = {
     leave_streams: 0.25,
     talk_garbage: 0.2,
     greet: 0.5,
-    question: 0.5,
+    question: 0.25,
     say_too_much: 0.125,
     read_nothing: 0.25,
 }
