@@ -124,19 +124,20 @@ class Bare:
 
     async def _hear(self) -> tuple[int, int]:
         """Read a frame: its stream, and its flags."""
-        kind, flags, stream, length = struct.unpack("!xBHII", await self._exactly(12))
+        header = bytearray()
+        await self._read(12, header)
+        kind, flags, stream, length = struct.unpack("!xBHII", header)
         if kind == 0:
-            self.heard[stream] += await self._exactly(length)
+            await self._read(length, self.heard[stream])
         return stream, flags
 
-    async def _exactly(self, number: int) -> bytes:
-        data = b""
-        while len(data) < number:
-            came = await self._stream.receive_some(number - len(data))
+    async def _read(self, number: int, into: bytearray) -> None:
+        whole = len(into) + number
+        while len(into) < whole:
+            came = await self._stream.receive_some(whole - len(into))
             if not came:
                 raise trio.BrokenResourceError("hung up")
-            data += came
-        return data
+            into += came
 
     async def drain(self) -> None:
         """Read to the end."""
