@@ -82,8 +82,8 @@ STOP_GRACE_S: Final = 2.0
 MAX_KEPT_BYTES: Final = 16 * 1024
 _READY: Final = b"Peer Addrs"
 GARBAGE_PERCENT: Final = 50
-"""Of what lives, before Go collects it; by default 100. With less, strangers that come and go make
-a p2pd grow less; bulk takes an eighth more of the processor."""
+"""Go collects garbage when there is so much of it for 100 that live; by default 100. With less,
+strangers that come and go make a p2pd grow less; bulk takes an eighth more of the processor."""
 MEMORY_GOAL_BYTES: Final = 192 << 20
 """Twice what it takes among real peers."""
 MAX_MEMORY_BYTES: Final = 512 << 20

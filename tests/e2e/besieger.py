@@ -120,8 +120,8 @@ async def leave_streams(attack: Besieger, bare: Bare, identity: Identity) -> Non
 
 
 async def talk_garbage(attack: Besieger, bare: Bare, identity: Identity) -> None:
-    protocol = attack.chance.choice(OURS)
-    for data in missiles().values():
+    protocols = OURS if attack.keeps_notes else [attack.chance.choice(OURS)]
+    for protocol, data in itertools.product(protocols, missiles().values()):
         await bare.open_streams(1, asked(protocol, data))
 
 
@@ -172,9 +172,9 @@ TACTICS: Final[dict[Tactic, float]] = {
     say_too_much: 0.0625,
     read_nothing: 0.125,
 }
-"""How often a second each is begun, at each victim. At twice the pace they cost three peers 0.3 of a
-processor, besides the besieger's own: two processors that do nothing but train did so 1.27 times
-more slowly."""
+"""How often a second each is begun, at each victim. At twice the pace three peers spent 0.3 of a
+processor on it, and the besieger its own share: two processors that do nothing but train did that
+1.27 times more slowly."""
 HALF_MADE_PER_S: Final = 1.5
 
 
