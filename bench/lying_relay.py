@@ -2,18 +2,19 @@
 
     python -m bench.lying_relay [--full] [--json FILE]
 
-Four stages of a layer with three replicas each, in one process (stage_quality/lying.py): the
+Three stages of a layer with three replicas each, in one process (stage_quality/lying.py): the
 trainer's stages, codecs and optimizer, paths drawn at random, replicas averaged in pairs. One relay
-of nine negates the activations that it sends, which are then as large as honest ones. Losses are
+of six negates the activations that it sends, which are then as large as honest ones. Losses are
 those of the columns without the liar. Goals, stated before: with checks at most a tenth of what the
 lie costs without them, nobody else left out, and less than 3% of the relays' work.
 """
 
 import math
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
+from unittest import mock
 
 import platformdirs
 import torch
@@ -27,28 +28,30 @@ from bench.stage_quality.arms import StageArm
 from bench.stage_quality.lying import LIAR, LyingPipeline, name_of
 from bench.stage_quality.run import Gossip
 from peer.training.schedule import learning_rate
+from protocol.microbatch import checks
+from protocol.microbatch.checks import CHECKED
 
 _MODEL: Final = {
-    "hidden_size": 48,
-    "intermediate_size": 96,
-    "num_layers": 4,
-    "num_heads": 4,
-    "context_length": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_layers": 3,
+    "num_heads": 2,
+    "context_length": 32,
 }
 QUICK: Final = Setting(
-    "quick", 120, 8, 10, 12, 120, curve_blocks=16, final_blocks=32, replicas=3, model=_MODEL
+    "quick", 30, 6, 10, 3, 30, final_blocks=32, replicas=3, learning_rate=6e-3, model=_MODEL
 )
-FULL: Final = Setting(
-    "full", 600, 8, 20, 60, 600, curve_blocks=16, final_blocks=128, replicas=3, model=_MODEL
-)
+FULL: Final = replace(QUICK, name="full", steps=600, inner_steps=20, warmup_steps=60)
+QUICK_CHECKED: Final = 8
+"""One microbatch of so many is checked in the quick setting: it is too short for the real rate."""
 ARM: Final = StageArm(
-    "three-replicas", stages=4, visited=4, codec="int8", columns=3, mixing="random", gossip=True
+    "three-replicas", stages=3, visited=3, codec="int8", columns=3, mixing="random", gossip=True
 )
 ARMS: Final = {
     "nobody lies": (False, False),
-    "nobody lies, checked": (False, True),
     "one lies": (True, False),
     "one lies, checked": (True, True),
+    "nobody lies, checked": (False, True),
 }
 FORWARD_OF_WORK: Final = 3
 """A microbatch is a forward, and a backward of two."""
@@ -62,12 +65,14 @@ def main() -> None:
     torch.set_num_threads(1)  # the matrices are small
     setting = FULL if arguments.full else QUICK
     world = World.open(setting, 0, arguments.cache)
-    report = Report("lying_relay", f"A relay of nine lies, {setting.name}")
+    report = Report("lying_relay", f"A relay of six lies, {setting.name}")
     report.settings = asdict(setting)
-    for name, (lies, checked) in ARMS.items():
-        report.rows.append(_row(name, world, lies=lies, checked=checked))
-        print(report.rows[-1], flush=True)
-    report.goals = _goals({str(row["arm"]): row for row in report.rows})
+    every = CHECKED if arguments.full else QUICK_CHECKED
+    with mock.patch.object(checks, "CHECKED", every):
+        for name, (lies, checked) in ARMS.items():
+            report.rows.append(_row(name, world, lies=lies, checked=checked))
+            print(report.rows[-1], flush=True)
+    report.goals = _goals({str(row["arm"]): row for row in report.rows}, every)
     report.publish(arguments.json)
 
 
@@ -98,7 +103,7 @@ def _row(name: str, world: World, *, lies: bool, checked: bool) -> Row:
     }
 
 
-def _goals(rows: dict[str, Row]) -> list[Goal]:
+def _goals(rows: dict[str, Row], every: int) -> list[Goal]:
     honest, lied, checked = (
         float(rows[name]["loss"]) for name in ("nobody lies", "one lies", "one lies, checked")
     )
@@ -108,7 +113,7 @@ def _goals(rows: dict[str, Row]) -> list[Goal]:
     return [
         Goal("share of what the lie costs that is left with checks", share, at_most=0.1),
         Goal("honest relays left out", others, at_most=0),
-        Goal("share of the relays' work that checks take", work, at_most=0.03),
+        Goal("share of the relays' work, at the real rate", work * every / CHECKED, at_most=0.03),
     ]
 
 

@@ -161,7 +161,7 @@ class Checks:
         apart = dict(zip(combinations(check.outputs, 2), distances, strict=True))
         usual = median_high(self._usual.values()) if self._usual else 0.0
         bound = max(FLOOR, FACTOR * usual)
-        far = [pair for pair, distance in apart.items() if distance > bound]
+        far = [pair for pair, distance in apart.items() if not distance <= bound]
         if len(apart) > 1 or not far:
             self._remember(apart)
         self._suspected = max(0, self._suspected - 1)
@@ -180,7 +180,9 @@ class Checks:
             del self._usual[next(iter(self._usual))]
 
     def _note_odd(self, relay: str, companions: frozenset[str], now_s: float) -> bool:
-        """Whether the relay is left out from now on (rule 4)."""
+        """Whether the relay is left out from now on (rule 4), and was not before."""
+        if not self._pauses.is_due(relay, now_s):
+            return False
         times, common = self._odd.pop(relay, (0, companions))
         times, common = times + 1, common & companions
         if times >= STRIKES and not common:

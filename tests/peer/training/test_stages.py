@@ -25,6 +25,7 @@ from protocol.microbatch.trainer_messages import (
     Finish,
     Freed,
     GradientAdded,
+    Resend,
     StageCommand,
     Stepped,
 )
@@ -250,6 +251,44 @@ def test_a_microbatch_that_is_lost_is_left_out_of_the_mean():
     assert Begun(3) in path.events
     assert Stepped(2) in path.events
     assert not stages[0].compute._held
+
+
+class CheckedPath(Path):
+    """Has two copies of each microbatch produced when it has come to the loss, and scores them."""
+
+    def __init__(self, home, relays):
+        super().__init__(home, relays)
+        self.outputs = {}
+
+    def _walk(self, produced):
+        if produced.leg == Leg.FORWARD and produced.number in self.outputs:
+            boundary = self.home.coder.read(self.home.ring.slot(produced.slot))
+            for relay in self.relays:
+                boundary = relay.compute.score_through(boundary)
+            self.outputs[produced.number].append(boundary)
+            self._commands.append(Freed(produced.slot))
+            return
+        super()._walk(produced)
+        if produced.leg == Leg.FORWARD:
+            filled = self._commands[-1]
+            came = self.home.coder.read(self.home.ring.slot(filled.slot))
+            self.outputs[produced.number] = [came]
+            self._commands += [Resend(produced.number)] * 2
+
+
+def test_copies_for_a_check_are_what_set_out_and_change_no_gradient():
+    found = []
+    for kind in (Path, CheckedPath):
+        stages = [Stage(run_spec(), stage) for stage in range(STAGES)]
+        home, *relays = stages
+        path = kind(home, relays)
+        data_peer(home, path).step(blocks(), 1e-3)
+        found.append(gradients(stages))
+    assert [len(outputs) for outputs in path.outputs.values()] == [3, 3, 3]
+    for original, *copies in path.outputs.values():
+        assert all(torch.equal(original, copy) for copy in copies)
+    plain, checked = found
+    assert all(torch.equal(plain[name], checked[name]) for name in plain)
 
 
 def test_a_step_without_any_gradient_moves_nothing():
