@@ -10,7 +10,6 @@ What belongs to one life of the trainer is its `Line` (transfers.py).
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import Final
 
@@ -357,8 +356,16 @@ class StageExchange:
             case Compare(check):
                 self._start(self._compare, core, line.ring, check)
             case Differing():
-                told = asdict(command) | {"remotes": list(command.remotes)}
-                self._events.emit(EventName.REPLICAS_DIFFER, step=self._facts.step, **told)
+                self._events.emit(
+                    EventName.REPLICAS_DIFFER,
+                    stage=command.stage,
+                    step=self._facts.step,
+                    remotes=list(command.remotes),
+                    odd=command.odd,
+                    distance=round(command.distance, 3),
+                    bound=round(command.bound, 3),
+                    left_out=command.left_out,
+                )
 
     async def _compare(self, core: DataPeerCore, ring: BoundaryRing, check: Check) -> None:
         distances = await self._work.run(ring.distances, tuple(check.outputs.values()))

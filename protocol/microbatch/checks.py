@@ -142,11 +142,11 @@ class Checks:
         self, microbatch: Microbatch, path: Path, relays: Relays
     ) -> tuple[Check, list[Path]] | None:
         """Whether a microbatch is checked, and over which paths its copies set out."""
-        if self._seed is None:
+        places = [i for i, stage in enumerate(path.stages) if len(relays[stage - 1]) > 1]
+        if self._seed is None or not places:
             return None
         draws = Draws(f"{self._seed}/{microbatch.iteration}/{microbatch.index}")
-        places = [i for i, stage in enumerate(path.stages) if len(relays[stage - 1]) > 1]
-        if draws.below(CHECKED) or not places:
+        if draws.below(CHECKED):
             return None
         place = draws.of(places)
         others = [each for each in relays[path.stages[place] - 1] if each != path.relays[place]]

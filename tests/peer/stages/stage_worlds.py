@@ -61,7 +61,7 @@ class PretendedTrainer:
         self.held = set()
         self.made = {}
         self.most_held = 0
-        self.passed = Counter()
+        self.passed = Counter[Leg]()
         self.came_back = []
         self.dropped = []
         self.steps = []

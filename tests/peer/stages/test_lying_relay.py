@@ -1,5 +1,8 @@
 """A relay sends something else than its stage makes, of the usual size: data peers find it out."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import trio
@@ -16,7 +19,11 @@ SIZES, MICROBATCHES, LIAR = (2, 3, 3), 4, (1, 0)
 VALUES = SLOT_BYTES // 4
 
 
-def replica(stage, place):
+def honestly(made, _leg):
+    return made
+
+
+def replica(stage, place, told=honestly):
     """The trainer of one replica: it adds nearly what the others of its stage do."""
 
     class Replica(PretendedTrainer):
@@ -28,10 +35,7 @@ def replica(stage, place):
         def changed(self, boundary, leg):
             values = np.frombuffer(boundary, np.float32)
             made = values + (0 if leg is Leg.BACKWARD else self.own)
-            return self.told(made, leg).astype(np.float32).tobytes()
-
-        def told(self, made, _leg):
-            return made
+            return told(made, leg).astype(np.float32).tobytes()
 
         def read(self, boundary):
             return len(boundary)
@@ -39,7 +43,7 @@ def replica(stage, place):
     return Replica
 
 
-LIES = {
+LIES: dict[str, Callable[[Any], Any]] = {
     "negated": lambda made: -made,
     "permuted": lambda made: made[::-1],
     "noise": lambda made: np.random.default_rng(0).normal(size=VALUES) * np.std(made),
@@ -48,11 +52,7 @@ LIES = {
 
 
 def lying(how, legs=(Leg.FORWARD, Leg.SCORE)):
-    class Liar(replica(*LIAR)):
-        def told(self, made, leg):
-            return LIES[how](made) if leg in legs else made
-
-    return Liar
+    return replica(*LIAR, lambda made, leg: LIES[how](made) if leg in legs else made)
 
 
 async def train(liar, iterations, often, routing):
