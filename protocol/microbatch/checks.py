@@ -48,8 +48,8 @@ CHECKED: Final = 40
 of the relays' work, and 2.5% of the bytes."""
 COPIES: Final = 2
 FLOOR: Final = 0.2
-"""Replicas of a fresh model, at its highest rate, were 0.15 apart at most, 0.06 in the middle; a
-relay that leaves out its layer is 0.3 to 0.7 from others (docs/log.md)."""
+"""Replicas of a fresh model, at its highest rate, were 0.15 apart at most, 0.07 in the middle; a
+relay that leaves out its layer is 0.2 to 0.7 from others (docs/log.md)."""
 FACTOR: Final = 4.0
 PAIRS: Final = 16
 STRIKES: Final = 2
