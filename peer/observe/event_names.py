@@ -57,6 +57,10 @@ class EventName(StrEnum):
     DISK_REFUSED = "DiskRefused", "the disk refused piece {piece} of the corpus: {detail}"
     STAGE_REBUILT = "StageRebuilt", "rebuilt stage {stage} from its neighbours"
     STAGE_LEFT_OUT = "StageLeftOut", "no peer holds stage {stage}; training continues without it"
+    REPLICAS_DIFFER = (
+        "ReplicasDiffer",
+        "peers of stage {stage} make different things of one microbatch: {distance:.2f} apart",
+    )
     STAGE_TAKEN_IN = "StageTakenIn", "a peer holds stage {stage} again"
     FINAL_AVERAGING = "FinalAveraging", "training has ended; {peers} peers average a last time"
     TRAINING_PAUSED = "TrainingPaused", "paused; 'loco-peer resume' continues"
