@@ -25,10 +25,10 @@ from peer.observe.control import serve_control
 from peer.observe.event_names import EventName
 from peer.observe.events import MAX_ERROR_CHARS, EventLog, LineFile
 from peer.observe.metrics import Metrics, serve_metrics
-from peer.options.config import DEFAULT_PORT, ConfigError, Origin, PeerConfig, check_options
+from peer.options.config import DEFAULT_PORT, ConfigError, PeerConfig, check_options
 from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import CORPUS_SHARE, check_agreed, say_needs
-from peer.options.values import HostPort
+from peer.options.values import HostPort, Origin
 from peer.process.rejoin import JoinAgain
 from peer.process.signals import run_until_signalled
 from peer.runtime.work import RealEntropy, RealWork
@@ -123,7 +123,8 @@ class _Daemon:
         self, spec: RunSpec | None, parts: PeerParts, nursery: trio.Nursery
     ) -> None:
         events, report = parts.events, parts.report
-        parts.facts.reach.given = self._config.announce
+        announced_by = self._config.origins["announce"]
+        parts.facts.reach.given = dict.fromkeys(self._config.announce, announced_by)
         peer = Peer(self._settings(parts, founds=spec is not None), parts)
         report.metrics_url = await self._serve_metrics(nursery, report.metrics)
         handlers = ControlRequests(peer, RealEntropy()).handlers()

@@ -23,6 +23,17 @@ MAX_ADDRESSES: Final = 64
 """How many an option takes."""
 
 
+class Origin(StrEnum):
+    """Where a value came from; the first that has one wins."""
+
+    COMMAND_LINE = "command line"
+    ENVIRONMENT = "environment"
+    FILE = "file"
+    VAST = "Vast.ai's environment"
+    RUNPOD = "RunPod's environment"
+    DEFAULT = "default"
+
+
 class LogFormat(StrEnum):
     CONSOLE = "console"
     """One short line per important event, for people."""
