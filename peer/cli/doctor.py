@@ -276,8 +276,9 @@ def running_findings(status: dict[str, Any]) -> Iterator[Finding]:
     peers = len(status["peers"])
     yield Finding("daemon", WELL, f"{status['state']}: {status['doing']}; other peers: {peers}")
     only, named_by = status["reachable_from"], status["address_from"]
-    note = "" if only == Scope.ANYWHERE else f" (only reachable from {only})"
-    yield Finding("address", WELL, f"{status['address']}{note}{f' ({named_by})' * bool(named_by)}")
+    notes = [named_by, "" if only == Scope.ANYWHERE else f"only reachable from {only}"]
+    note = "; ".join(filter(None, notes))
+    yield Finding("address", WELL, f"{status['address']}{note and f' ({note})'}")
     cure = "" if reach["reachable"] != "no" else "forward its port to avoid relays"
     health = WELL if reach["reachable"] == "yes" else NOTE
     families = f"IPv4 {reach['v4']}, IPv6 {reach['v6']}, by {reach['answers']} peers"

@@ -109,7 +109,7 @@ class _Daemon:
             ) as network,
             open_hivemind_directory(network) as directory,
         ):
-            ports = [each[1] for each in map(host_and_port, network.addresses) if each is not None]
+            ports = [each[1] for each in map(host_and_port, network.listening) if each is not None]
             if ports:
                 self._home.keep_port("listen", ports[0])
             parts = self._parts(network, directory, incarnation, self._keys(identity, spec))
