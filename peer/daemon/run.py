@@ -28,7 +28,8 @@ from peer.observe.metrics import Metrics, serve_metrics
 from peer.options.config import DEFAULT_PORT, ConfigError, PeerConfig, check_options
 from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import CORPUS_SHARE, check_agreed, say_needs
-from peer.options.values import HostPort, Origin
+from peer.options.values import HostPort, Notices, Origin
+from peer.process.notices import Watch
 from peer.process.rejoin import JoinAgain
 from peer.process.signals import run_until_signalled
 from peer.runtime.work import RealEntropy, RealWork
@@ -132,8 +133,20 @@ class _Daemon:
             serve_control, self._home.control_socket, handlers, events.request_failed
         )
         nursery.start_soon(be_reached, parts, self._config.relay_mbps)
+        if self._config.notices is not None:
+            nursery.start_soon(self._heed_notices, self._config.notices, events)
         nursery.start_soon(Console(report, parts.facts, events, self._export_command()).run)
         await peer.run(self._entry(spec))
+
+    async def _heed_notices(self, notices: Notices, events: EventLog) -> None:
+        cloud = str(notices.cloud)
+
+        def tell_silent(detail: str) -> None:
+            events.emit(EventName.NOTICES_UNHEARD, cloud=cloud, detail=detail)
+
+        await Watch(notices).wait(tell_silent)
+        events.emit(EventName.NOTICE_RECEIVED, cloud=cloud)
+        self._stop.set()
 
     def _entry(self, spec: RunSpec | None) -> Entry:
         config, signed = self._config, self._home.run()

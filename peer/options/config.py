@@ -28,6 +28,7 @@ from .providers import mapped_by_provider
 from .values import (
     HostPort,
     LogFormat,
+    Notices,
     Origin,
     flag,
     is_service_link,
@@ -287,6 +288,12 @@ class PeerConfig:
         OptionGroup.WATCHING,
         "Print one line of JSON on stdout as soon as others can join.",
         see="The line is printed again if the peer joins again in a new process.",
+    )
+    notices: Notices | None = _watching(
+        values.notices,
+        "aws|gcp|azure",
+        "Leave when this cloud tells the machine that it is taken away. Default: ask nobody.",
+        see="See [notices](clouds.md#notices-before-the-end).",
     )
     grace_s: float = _watching(
         number("seconds", 0, 3600),

@@ -225,6 +225,35 @@ def parse_announce(text: str) -> str:
     return where.multiaddr()
 
 
+class Cloud(StrEnum):
+    AWS = "aws"
+    GCP = "gcp"
+    AZURE = "azure"
+
+
+@dataclass(frozen=True, slots=True)
+class Notices:
+    """A cloud, and where its metadata service answers."""
+
+    cloud: Cloud
+    where: HostPort
+
+    def __str__(self) -> str:
+        return str(self.cloud) if self.where == METADATA else f"{self.cloud}@{self.where}"
+
+
+METADATA: Final = HostPort("169.254.169.254", 80)
+"""Of all clouds that we know."""
+
+
+def notices(value: Any) -> Notices:
+    name, _, where = str(value).partition("@")
+    if name not in tuple(Cloud):
+        known = " or ".join(repr(str(cloud)) for cloud in Cloud)
+        raise ValueError(f"use {known}, and @HOST:PORT if its metadata service is elsewhere")
+    return Notices(Cloud(name), parse_host_port(where) if where else METADATA)
+
+
 # For a service called `loco-peer`, Kubernetes sets `LOCO_PEER_SERVICE_HOST`,
 # `LOCO_PEER_PORT=tcp://...` and more in every pod beside it. They are no settings of ours.
 _NAMES: Final = re.compile(

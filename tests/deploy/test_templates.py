@@ -256,8 +256,16 @@ INSTALL_S: Final = 900
 
 def environment_of(folder: Path, *packages: str) -> Path:
     """The programs of an environment with these packages; skips the test where they are not had."""
-    made = [sys.executable, "-m", "venv", folder]
-    pip = [folder / "bin/python", "-m", "pip", "install", "-qq", "--no-cache-dir", *packages]
+    made: list[str | Path] = [sys.executable, "-m", "venv", folder]
+    pip: list[str | Path] = [
+        folder / "bin/python",
+        "-m",
+        "pip",
+        "install",
+        "-qq",
+        "--no-cache-dir",
+        *packages,
+    ]
     for command in (made, pip):
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=INSTALL_S
