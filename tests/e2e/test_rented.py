@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from metadata_service import metadata_service
 from swarm import START_S, Swarm, ending, free_port
 
 from peer.observe.event_names import EventName
@@ -46,3 +47,17 @@ def test_health_tells_a_peer_that_finds_nobody_from_one_that_works(
         health = swarm.loco("status", "--health", "--home", str(lost.home.root))
     assert health.returncode == ExitCode.FAILURE
     assert health.stdout.startswith("alive, but it has not found its run: "), health.stdout
+
+
+def test_a_peer_whose_machine_is_taken_away_leaves_with_a_checkpoint(swarm: Swarm) -> None:
+    says = [b"FALSE"]
+    with metadata_service(lambda *_: (200, says[0])) as where:
+        environment = swarm.environment | {"LOCO_NOTICES": f"gcp@{where}"}
+        peer = swarm.join(swarm.founder, environment=environment)
+        with ending(peer):
+            peer.wait_event(EventName.ROUND_OPENED, START_S)
+            assert not peer.events(EventName.NOTICE_RECEIVED)
+            says[0] = b"TRUE"
+            assert peer.wait_exit(START_S) == ExitCode.OK, peer.report()
+    ended = [EventName.NOTICE_RECEIVED, EventName.CHECKPOINT_WRITTEN]
+    assert [event["event"] for event in peer.events(*ended)][-2:] == ended
