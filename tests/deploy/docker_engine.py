@@ -22,7 +22,7 @@ from dashboard import ROOT
 
 CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "loco-peer-image"
 PACKAGES: Final = ("docker.io", "containerd", "runc", "tini", "mmdebstrap")
-BASE_PACKAGES: Final = "python3,python3-venv,python-is-python3,ca-certificates"
+BASE_PACKAGES: Final = "passwd,python3,python3-venv,python-is-python3,ca-certificates"
 SOURCES: Final = Path("/etc/apt/sources.list.d/debian.sources")
 CA: Final = Path("/etc/ssl/certs/ca-certificates.crt")
 PYTHON: Final = "3.11"
@@ -106,11 +106,15 @@ def unpacked() -> Path:
     return root / "usr"
 
 
+def path() -> str:
+    programs = unpacked()
+    return f"{programs}/sbin:{programs}/bin:{os.environ['PATH']}"
+
+
 @contextmanager
 def running_engine(folder: Path) -> Iterator[Docker]:
     programs = unpacked()
     host = f"unix://{folder}/docker.sock"
-    path = f"{programs}/sbin:{programs}/bin:{os.environ['PATH']}"
     command: list[str | Path] = [
         *(programs / "sbin/dockerd", f"--host={host}", f"--pidfile={folder}/pid"),
         *(f"--data-root={CACHE}/data", f"--exec-root={folder}/exec"),
@@ -120,7 +124,11 @@ def running_engine(folder: Path) -> Iterator[Docker]:
     docker = Docker(programs / "bin/docker", host)
     with (folder / "log").open("wb") as log:
         engine = subprocess.Popen(
-            command, stdout=log, stderr=log, env=os.environ | {"PATH": path}, start_new_session=True
+            command,
+            stdout=log,
+            stderr=log,
+            env=os.environ | {"PATH": path()},
+            start_new_session=True,
         )
         try:
             wait_until("an engine", lambda: docker.start("version").returncode == 0, START_S)
@@ -147,7 +155,9 @@ def make_base(docker: Docker) -> None:
     if docker.start("image", "inspect", BARE).returncode:
         perl, program = shutil.which("perl") or "perl", unpacked() / "bin/mmdebstrap"
         tar = bare.with_suffix(".new.tar")
-        run(perl, program, "--variant=apt", f"--include={BASE_PACKAGES}", "bookworm", tar, SOURCES)
+        small = [f"--dpkgopt=path-exclude=/usr/share/{each}/*" for each in ("doc", "locale", "man")]
+        what = ("--variant=essential", f"--include={BASE_PACKAGES}", "--dpkgopt=force-unsafe-io")
+        run(perl, program, *what, *small, "bookworm", tar, SOURCES, PATH=path(), timeout_s=BUILD_S)
         tar.replace(bare)
         docker("import", bare, BARE, timeout_s=300)
         bare.unlink()
