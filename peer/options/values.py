@@ -243,7 +243,7 @@ class Notices:
 
 
 METADATA: Final = HostPort("169.254.169.254", 80)
-"""Of all clouds that we know."""
+"""AWS, GCP and Azure answer at the same one."""
 
 
 def notices(value: Any) -> Notices:

@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,12 +23,12 @@ from dashboard import ROOT
 
 CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "loco-peer-image"
 PACKAGES: Final = ("docker.io", "containerd", "runc", "tini", "mmdebstrap")
-BASE_PACKAGES: Final = "passwd,python3,python3-venv,python-is-python3,ca-certificates"
+BASE_PACKAGES: Final = "passwd,libstdc++6,python3,python3-venv,python-is-python3,ca-certificates"
 SOURCES: Final = Path("/etc/apt/sources.list.d/debian.sources")
 CA: Final = Path("/etc/ssl/certs/ca-certificates.crt")
 PYTHON: Final = "3.11"
 BASE: Final = f"python:{PYTHON}-slim"
-BARE: Final = "debian-with-python"
+BARE: Final = f"debian-with-python:{zlib.crc32(BASE_PACKAGES.encode()):08x}"
 START_S: Final = 60
 BUILD_S: Final = 3000
 LIMITS: Final = ("--default-ulimit=nofile=4096:4096", "--default-ulimit=nproc=4096:4096")

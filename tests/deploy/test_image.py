@@ -82,6 +82,8 @@ def average(docker: Docker, *names: str) -> None:
     """Wait until each has averaged since it was started."""
 
     def all_have() -> bool:
+        for name in names:
+            assert docker.inspect(name, ".State.Running") == "true", f"{name} has ended"
         told = [status(docker, name) for name in names]
         return all(each and each["outcomes"]["averaged"] > 0 for each in told)
 
