@@ -1,8 +1,8 @@
 """A real Docker engine for tests: Debian's, unpacked and not installed, so no package script runs.
 
-It has no bridge and no firewall rules of its own, so it disturbs no other engine. Containers name
-each other over networks that they are given. What it has built stays in CACHE, so a later run does
-the changed layers again and no others.
+It has no bridge and no firewall rules of its own, so it disturbs no other engine. Containers meet
+on networks that they are given. What it has built stays in CACHE, so a later run does the changed
+layers again and no others.
 
 There is no registry here, so a Debian 12 stands in for the base image, under its name: it has
 Python 3.11, and pip's settings of this machine.

@@ -24,6 +24,9 @@ pytestmark = [
 
 IMAGE: Final = "loco-peer"
 NETWORK: Final = "loco"
+SUBNET: Final = "10.231.77.0/24"
+FOUNDER: Final = "10.231.77.10"
+"""Its address: names are looked up through rules of iptables, which is not everywhere."""
 MAX_BYTES: Final = 2.3e9
 MAX_CODE_BYTES: Final = 30e6
 AVERAGING_S: Final = 600
@@ -37,7 +40,7 @@ def docker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Docker]:
     try:
         with running_engine(tmp_path_factory.mktemp("docker")) as docker:
             build(docker, IMAGE)
-            docker("network", "create", NETWORK)
+            docker("network", "create", "--subnet", SUBNET, NETWORK)
             yield docker
             for container in docker("ps", "-aq").split():
                 docker("rm", "-f", "-v", container)
@@ -97,9 +100,9 @@ def average(docker: Docker, *names: str) -> None:
 @pytest.fixture(scope="module")
 def swarm(docker: Docker) -> tuple[str, str]:
     """A founder and a joiner that average."""
-    spec = ("-v", f"{ROOT}/deploy/run.toml:/run.toml:ro")
-    run(docker, "founder", "start", "/run.toml", options=spec)
-    run(docker, "joiner", "join", "--bootstrap", "founder:31337")
+    options = ("-v", f"{ROOT}/deploy/run.toml:/run.toml:ro", "--ip", FOUNDER)
+    run(docker, "founder", "start", "/run.toml", options=options)
+    run(docker, "joiner", "join", "--bootstrap", f"{FOUNDER}:31337")
     average(docker, "founder", "joiner")
     return "founder", "joiner"
 
@@ -186,7 +189,7 @@ def test_variables_of_a_cloud_say_the_address_and_those_of_services_do_not_matte
         "RUNPOD_TCP_PORT_31337": "40123",
     }
     options = tuple(word for name, value in cloud.items() for word in ("-e", f"{name}={value}"))
-    run(docker, "rented", "join", "--bootstrap", f"{swarm[0]}:31337", options=options)
+    run(docker, "rented", "join", "--bootstrap", f"{FOUNDER}:31337", options=options)
     wait_until("a peer that is linked", lambda: bool(status(docker, "rented").get("peers")), 300)
     told = status(docker, "rented")
     assert told["address"] == f"/ip4/203.0.113.9/tcp/40123/p2p/{told['peer_id']}"
