@@ -287,7 +287,7 @@ def ran(*command: str | Path, **environment: str) -> subprocess.CompletedProcess
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=INSTALL_S,
         env=os.environ | environment,
     )
 
