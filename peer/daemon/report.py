@@ -53,10 +53,14 @@ class JoinAddress:
 
 
 def join_address(network: Network, facts: Facts) -> JoinAddress:
+    """A provider's word goes before an inner address at which a neighbour there gets through."""
     reach = facts.reach
+    known = any(scope_of(each) is Scope.ANYWHERE for each in reach.working)
     address = address_to_join(
         network.addresses,
-        given=[each for each, origin in reach.given.items() if origin not in FIRST_GUESSES],
+        given=[
+            each for each, origin in reach.given.items() if not (known and origin in FIRST_GUESSES)
+        ],
         working=reach.working,
         needs_relay=reach.reach is Reach.NO,
     )

@@ -78,19 +78,21 @@ def test_what_is_no_address_is_refused_with_what_helps(
 
 
 @pytest.mark.parametrize(
-    ("origin", "shown"), [(Origin.VAST, "198.51.100.7"), (Origin.ENVIRONMENT, "203.0.113.9")]
+    ("origin", "shown"), [(Origin.VAST, "8.8.8.8"), (Origin.ENVIRONMENT, "203.0.113.9")]
 )
 def test_where_others_get_through_goes_before_what_a_provider_says(
     origin: Origin, shown: str
 ) -> None:
     """Its variables are written when the container starts, and the address may change."""
-    works = "/ip4/198.51.100.7/tcp/40123"
-    network: Any = SimpleNamespace(addresses=(f"{OUTSIDE}/p2p/x", f"{works}/p2p/x"))
+    works, inside = "/ip4/8.8.8.8/tcp/40123", "/ip4/172.17.0.5/tcp/31337"
+    addresses = tuple(f"{each}/p2p/x" for each in (OUTSIDE, works, inside))
+    network: Any = SimpleNamespace(addresses=addresses)
     facts = Facts("x", 1)
     facts.reach.given = {OUTSIDE: origin}
+    facts.reach.working = (inside,)  # by a container beside it
     first = join_address(network, facts)
     assert (first.address, first.named_by) == (f"{OUTSIDE}/p2p/x", origin)
-    facts.reach.working = (works,)
+    facts.reach.working = (inside, works)
     later = join_address(network, facts)
     assert shown in later.address
     assert later.named_by == (origin if shown in OUTSIDE else None)
