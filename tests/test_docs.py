@@ -30,9 +30,8 @@ HISTORY = {"CHANGELOG.md", "log.md"}
 PROSE = [ROOT / "CONTRIBUTING.md", *(page for page in PAGES if page.name not in HISTORY)]
 PROSE_COLUMNS = 100
 OTHER_PROGRAMS = {"--build-arg", "--gpus", "--build", "--no-build-isolation", "--group"} | {
-    "--syn",
-    "--dport",
-    "--connlimit-above",
+    *("--syn", "--dport", "--connlimit-above"),
+    *("--image", "--disk", "--env", "--args", "--bid", "--user", "--stop-timeout"),
 }
 
 

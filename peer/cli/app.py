@@ -170,11 +170,17 @@ def _run(given: Mapping[str, object], start: Start | None) -> None:
 def status(
     home: opt.Home = None,
     as_json: opt.AsJson = False,
+    health: Annotated[
+        bool,
+        opt.option("--health", "", "Say whether the peer does its part: exit 0 if so, else 1."),
+    ] = False,
     verbose: opt.Verbose = None,
 ) -> None:
     """Show what the daemon of this home is doing; with --verbose, the peers' full ids."""
-    from .client import home_of, show_status
+    from .client import home_of, say_health, show_status
 
+    if health:
+        raise typer.Exit(say_health(home_of(home)))
     show_status(home_of(home), as_json=as_json, full_ids=bool(verbose))
 
 

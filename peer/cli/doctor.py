@@ -275,9 +275,10 @@ def running_findings(status: dict[str, Any]) -> Iterator[Finding]:
     reach = status["reach"]
     peers = len(status["peers"])
     yield Finding("daemon", WELL, f"{status['state']}: {status['doing']}; other peers: {peers}")
-    only = status["reachable_from"]
-    note = "" if only == Scope.ANYWHERE else f" (only reachable from {only})"
-    yield Finding("address", WELL, f"{status['address']}{note}")
+    only, named_by = status["reachable_from"], status["address_from"]
+    notes = [named_by, "" if only == Scope.ANYWHERE else f"only reachable from {only}"]
+    note = "; ".join(filter(None, notes))
+    yield Finding("address", WELL, f"{status['address']}{note and f' ({note})'}")
     cure = "" if reach["reachable"] != "no" else "forward its port to avoid relays"
     health = WELL if reach["reachable"] == "yes" else NOTE
     families = f"IPv4 {reach['v4']}, IPv6 {reach['v6']}, by {reach['answers']} peers"
@@ -294,6 +295,9 @@ def _look_outside(
 ) -> tuple[int, tuple[str, ...]]:
     """Examine the network as this home's peer would meet it; the port, and how others see us."""
     where = _listen(config, home)
+    if config.announce:
+        says = f"others are told {' '.join(config.announce)} ({config.origins['announce']})"
+        findings.append(Finding("address", WELL, says))
     with _visiting(config, home, findings) as visitor:
         try:
             try:

@@ -15,8 +15,10 @@ from peer.network.reachability import Scope, address_to_join, scope_of
 from peer.observe.events import EventLog
 from peer.observe.metrics import Metrics, Now
 from peer.observe.status import Outcomes, PeerStatus, Status, amendments_json, progress_line
+from peer.options.providers import FIRST_GUESSES
 from peer.runtime import Address, Network
 from peer.training.schedule import learning_rate
+from protocol.address.multiaddr import split_peer_id
 from protocol.membership.dial_back import Reach
 from protocol.membership.group import WHOLE_MODEL, Group
 from protocol.membership.view import TRAINING, Member, View
@@ -36,10 +38,11 @@ _CURES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class JoinAddress:
-    """An address of ours, with our peer id, and from where it can be dialled."""
+    """An address of ours with our peer id, from where it can be dialled, and where it was named."""
 
     address: Address
     scope: Scope
+    named_by: str | None = None
 
     @property
     def note(self) -> str:
@@ -50,14 +53,19 @@ class JoinAddress:
 
 
 def join_address(network: Network, facts: Facts) -> JoinAddress:
+    """A provider's word goes before an inner address at which a neighbour there gets through."""
     reach = facts.reach
+    known = any(scope_of(each) is Scope.ANYWHERE for each in reach.working)
     address = address_to_join(
         network.addresses,
-        given=reach.given,
+        given=[
+            each for each, origin in reach.given.items() if not (known and origin in FIRST_GUESSES)
+        ],
         working=reach.working,
         needs_relay=reach.reach is Reach.NO,
     )
-    return JoinAddress(address, scope_of(address))
+    named_by = reach.given.get(split_peer_id(address)[0])
+    return JoinAddress(address, scope_of(address), named_by)
 
 
 class Report:
@@ -107,6 +115,7 @@ class Report:
             codec=_codec_sentence(facts),
             reach=facts.reach.to_json(),
             address=joins_at.address,
+            address_from=joins_at.named_by,
             reachable_from=str(joins_at.scope),
             doing=facts.doing,
             since_s=now_s - facts.doing_since_s,

@@ -25,10 +25,11 @@ from peer.observe.control import serve_control
 from peer.observe.event_names import EventName
 from peer.observe.events import MAX_ERROR_CHARS, EventLog, LineFile
 from peer.observe.metrics import Metrics, serve_metrics
-from peer.options.config import DEFAULT_PORT, ConfigError, Origin, PeerConfig, check_options
+from peer.options.config import DEFAULT_PORT, ConfigError, PeerConfig, check_options
 from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import CORPUS_SHARE, check_agreed, say_needs
-from peer.options.values import HostPort
+from peer.options.values import HostPort, Notices, Origin
+from peer.process.notices import Watch
 from peer.process.rejoin import JoinAgain
 from peer.process.signals import run_until_signalled
 from peer.runtime.work import RealEntropy, RealWork
@@ -109,7 +110,7 @@ class _Daemon:
             ) as network,
             open_hivemind_directory(network) as directory,
         ):
-            ports = [each[1] for each in map(host_and_port, network.addresses) if each is not None]
+            ports = [each[1] for each in map(host_and_port, network.listening) if each is not None]
             if ports:
                 self._home.keep_port("listen", ports[0])
             parts = self._parts(network, directory, incarnation, self._keys(identity, spec))
@@ -123,7 +124,8 @@ class _Daemon:
         self, spec: RunSpec | None, parts: PeerParts, nursery: trio.Nursery
     ) -> None:
         events, report = parts.events, parts.report
-        parts.facts.reach.given = self._config.announce
+        announced_by = self._config.origins["announce"]
+        parts.facts.reach.given = dict.fromkeys(self._config.announce, announced_by)
         peer = Peer(self._settings(parts, founds=spec is not None), parts)
         report.metrics_url = await self._serve_metrics(nursery, report.metrics)
         handlers = ControlRequests(peer, RealEntropy()).handlers()
@@ -131,8 +133,20 @@ class _Daemon:
             serve_control, self._home.control_socket, handlers, events.request_failed
         )
         nursery.start_soon(be_reached, parts, self._config.relay_mbps)
+        if self._config.notices is not None:
+            nursery.start_soon(self._heed_notices, self._config.notices, events)
         nursery.start_soon(Console(report, parts.facts, events, self._export_command()).run)
         await peer.run(self._entry(spec))
+
+    async def _heed_notices(self, notices: Notices, events: EventLog) -> None:
+        cloud = str(notices.cloud)
+
+        def tell_silent(detail: str) -> None:
+            events.emit(EventName.NOTICES_UNHEARD, cloud=cloud, detail=detail)
+
+        await Watch(notices).wait(tell_silent)
+        events.emit(EventName.NOTICE_RECEIVED, cloud=cloud)
+        self._stop.set()
 
     def _entry(self, spec: RunSpec | None) -> Entry:
         config, signed = self._config, self._home.run()

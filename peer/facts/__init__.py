@@ -8,6 +8,7 @@ import bisect
 import itertools
 import math
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Self
@@ -183,7 +184,7 @@ class ReachFacts:
 
     Attributes:
         reach: by any family of addresses.
-        given: addresses that the user has named.
+        given: addresses that the user or the machine's provider has named, and where they stand.
         working: ours at which others get through.
         observed: the IP addresses that others see.
         relays: peers that relay for us.
@@ -196,7 +197,7 @@ class ReachFacts:
     v4: Reach = Reach.UNKNOWN
     v6: Reach = Reach.UNKNOWN
     nat: NatKind = NatKind.UNKNOWN
-    given: tuple[str, ...] = ()
+    given: Mapping[str, str] = field(default_factory=dict)
     working: tuple[str, ...] = ()
     observed: tuple[str, ...] = ()
     relays: tuple[str, ...] = ()

@@ -37,6 +37,11 @@ class EventName(StrEnum):
     RUN_BEGUN_ANEW = "RunBegunAnew", "starting the run again from its seed: {detail}"
     NEIGHBOURS_AWAITED = "NeighboursAwaited"
     REFUSED_BY_PEER = "RefusedByPeer", "{remote} refuses this peer: {detail}"
+    NOTICE_RECEIVED = "NoticeReceived", "{cloud} takes this machine away: leaving"
+    NOTICES_UNHEARD = (
+        "NoticesUnheard",
+        "no metadata service of {cloud} answers, so no notice would be heard: {detail}",
+    )
     CHECKPOINT_WRITTEN = "CheckpointWritten", "checkpoint of step {step}{over} written"
     CHECKPOINT_COPIED = "CheckpointCopied"
     CHECKPOINT_FAILED = "CheckpointFailed", "a checkpoint was not written: {detail}"

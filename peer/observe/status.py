@@ -157,6 +157,7 @@ class Status:
         codec: of the run, and whether plain or compiled loops code with it here.
         reach: `ReachFacts.to_json`.
         address: what others join by.
+        address_from: where it was named, such as `command line`; None where nobody has named it.
         reachable_from: `anywhere`, `this network` or `this machine`.
         doing: one short sentence on what is going on, or what we wait for.
         since_s: since `doing` last changed.
@@ -186,6 +187,7 @@ class Status:
     codec: str | None = None
     reach: Mapping[str, Any] | None = None
     address: str | None = None
+    address_from: str | None = None
     reachable_from: str | None = None
     doing: str | None = None
     since_s: float | None = None
@@ -237,6 +239,19 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
+def health_of(status: Status, *, founder: bool) -> tuple[bool, str]:
+    """Whether this peer does its part, and a sentence on that; a daemon that answers is alive.
+
+    One that founded its run may train alone: it waits for others. Another has lost them.
+    """
+    told = _state(status)
+    if status.state in (PeerState.CONNECTING, PeerState.RETURNING):
+        return False, f"alive, but it has not found its run: {told.partition(': ')[2] or told}"
+    if status.state is PeerState.TRAINING and not status.peers and not founder:
+        return False, "alive, but it trains alone, and others of its run are not linked"
+    return True, f"works: {told}, other peers: {len(status.peers)}"
+
+
 def render(status: Status, *, full_ids: bool = False) -> "RenderableType":
     from rich.console import Group  # rich is slow to import, and only this needs it
     from rich.table import Table
@@ -258,15 +273,16 @@ def render(status: Status, *, full_ids: bool = False) -> "RenderableType":
 
 
 def _lines(status: Status) -> list[tuple[str, str]]:
-    since = "" if status.since_s is None else f" ({status.since_s:.0f} s)"
     rate = "" if (r := status.learning_rate) is None else f", learning rate {r:.3g}"
     chosen = "" if (h := status.chosen_inner_steps) is None else f"  inner steps {h:,} (auto)"
-    only = status.reachable_from not in (None, "anywhere")
-    note = f"  (only reachable from {status.reachable_from})" if only else ""
+    notes = [status.address_from] if status.address_from else []
+    if status.reachable_from not in (None, "anywhere"):
+        notes.append(f"only reachable from {status.reachable_from}")
+    note = f"  ({'; '.join(notes)})" if notes else ""
     return [
         ("peer", status.peer_id or "-"),
         ("run", status.run_id or "-"),
-        ("state", f"{status.state}: {status.doing}{since}" if status.doing else str(status.state)),
+        ("state", _state(status)),
         ("progress", progress_line(status, losses=False) + rate),
         ("round", f"{_number(status.round)}{chosen}"),
         ("tokens", _number(status.tokens)),
@@ -279,6 +295,11 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         ("address", (status.address or "-") + note),
         ("metrics", status.metrics or "-"),
     ]
+
+
+def _state(status: Status) -> str:
+    since = "" if status.since_s is None else f" ({status.since_s:.0f} s)"
+    return f"{status.state}: {status.doing}{since}" if status.doing else str(status.state)
 
 
 def _part(status: Status) -> list[tuple[str, str]]:

@@ -23,6 +23,17 @@ MAX_ADDRESSES: Final = 64
 """How many an option takes."""
 
 
+class Origin(StrEnum):
+    """Where a value came from; the first that has one wins."""
+
+    COMMAND_LINE = "command line"
+    ENVIRONMENT = "environment"
+    FILE = "file"
+    VAST = "Vast.ai's environment"
+    RUNPOD = "RunPod's environment"
+    DEFAULT = "default"
+
+
 class LogFormat(StrEnum):
     CONSOLE = "console"
     """One short line per important event, for people."""
@@ -212,6 +223,35 @@ def parse_announce(text: str) -> str:
             f"{where.host} cannot be announced: give the address that others reach you by"
         )
     return where.multiaddr()
+
+
+class Cloud(StrEnum):
+    AWS = "aws"
+    GCP = "gcp"
+    AZURE = "azure"
+
+
+@dataclass(frozen=True, slots=True)
+class Notices:
+    """A cloud, and where its metadata service answers."""
+
+    cloud: Cloud
+    where: HostPort
+
+    def __str__(self) -> str:
+        return str(self.cloud) if self.where == METADATA else f"{self.cloud}@{self.where}"
+
+
+METADATA: Final = HostPort("169.254.169.254", 80)
+"""AWS, GCP and Azure answer at the same one."""
+
+
+def notices(value: Any) -> Notices:
+    name, _, where = str(value).partition("@")
+    if name not in tuple(Cloud):
+        known = " or ".join(repr(str(cloud)) for cloud in Cloud)
+        raise ValueError(f"use {known}, and @HOST:PORT if its metadata service is elsewhere")
+    return Notices(Cloud(name), parse_host_port(where) if where else METADATA)
 
 
 # For a service called `loco-peer`, Kubernetes sets `LOCO_PEER_SERVICE_HOST`,

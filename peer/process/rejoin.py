@@ -12,7 +12,8 @@ import sys
 from collections.abc import Iterable
 from typing import Final
 
-from peer.options.config import OPTIONS, SECRETS, Origin, PeerConfig
+from peer.options.config import OPTIONS, SECRETS, PeerConfig
+from peer.options.values import Origin
 from protocol.errors import LocoError
 from protocol.membership.view import Member
 

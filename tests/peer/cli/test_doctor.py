@@ -188,6 +188,7 @@ def test_of_a_running_peer(
     def status(*_: object) -> dict[str, object]:
         return {
             "address": address,
+            "address_from": "command line",
             "reachable_from": "this network",
             "reach": reach,
             "peers": [1],
@@ -200,7 +201,7 @@ def test_of_a_running_peer(
     done = CliRunner().invoke(app, ["doctor", "--home", str(tmp_path)])
     assert done.exit_code == code, done.output
     assert "--announce 8.8.8.8:31337" in done.output
-    assert f"{address} (only reachable from this network)" in done.output
+    assert f"{address} (command line; only reachable from this network)" in done.output
 
 
 def test_this_machine_is_looked_at(tmp_path: Path) -> None:

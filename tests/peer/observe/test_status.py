@@ -9,7 +9,15 @@ from existing import existing
 from rich.console import Console
 
 from peer.facts import RECENT_ROUNDS, PeerState, PipelineFacts, ReachFacts, Spent
-from peer.observe.status import Outcomes, PeerStatus, Status, duration, progress_line, render
+from peer.observe.status import (
+    Outcomes,
+    PeerStatus,
+    Status,
+    duration,
+    health_of,
+    progress_line,
+    render,
+)
 from protocol.membership.dial_back import NatKind, Reach
 from protocol.outcomes import SkipReason
 from protocol.routing.measures import LinkTimes
@@ -70,6 +78,7 @@ FULL = Status(
     codec="int8: daemon compiled, trainer plain: ImportError: no numba",
     reach=REACH,
     address="/ip4/192.168.1.5/tcp/1/p2p/12D3KooWaaaaaaaabbbbbbbb",
+    address_from="RunPod's environment",
     reachable_from="this network",
     doing="training [round 3]",
     since_s=12.4,
@@ -119,6 +128,7 @@ def test_json_has_exactly_these_keys() -> None:
         "codec": "int8: daemon compiled, trainer plain: ImportError: no numba",
         "reach": REACH,
         "address": "/ip4/192.168.1.5/tcp/1/p2p/12D3KooWaaaaaaaabbbbbbbb",
+        "address_from": "RunPod's environment",
         "reachable_from": "this network",
         "doing": "training [round 3]",
         "since_s": 12.4,
@@ -168,7 +178,7 @@ def test_people_see_a_table() -> None:
         "no (IPv4 no, IPv6 unknown; router: cone); relayed by cccccccc; 1 peers through relays",
         "2.50% apart at the last average in this stage",
         "1, from round 14 (step 280) on: optimizer.learning_rate = 0.001",
-        "/ip4/192.168.1.5/tcp/1/p2p/12D3KooWaaaaaaaabbbbbbbb  (only reachable from this network)",
+        "bbbbbbbb  (RunPod's environment; only reachable from this network)",
     ):
         assert part in text
     assert "no_partner" not in text
@@ -199,6 +209,35 @@ def test_a_table_of_nothing_known() -> None:
     assert "starting" in stream.getvalue()
     assert "%" not in stream.getvalue()
     assert "inner steps" not in stream.getvalue()  # which a run says that does not leave it open
+
+
+# --- alive, or at work ----------------------------------------------------------------------------
+
+ALONE = replace(FULL, peers=())
+
+
+@pytest.mark.parametrize(
+    ("status", "founder", "works", "sentence"),
+    [
+        (FULL, False, True, "works: training: training [round 3] (12 s), other peers: 2"),
+        (ALONE, True, True, "works: training: training [round 3] (12 s), other peers: 0"),
+        (ALONE, False, False, "alive, but it trains alone, and others of its run are not linked"),
+        (replace(ALONE, state=PeerState.DOWNLOADING), False, True, "works: downloading"),
+        (replace(ALONE, state=PeerState.FINISHED), False, True, "works: finished"),
+        (replace(FULL, state=PeerState.PAUSED), False, True, "works: paused"),
+        *(
+            (replace(ALONE, state=state, doing="asking 192.0.2.1"), True, False, sentence)
+            for state in (PeerState.CONNECTING, PeerState.RETURNING)
+            for sentence in ["alive, but it has not found its run: asking 192.0.2.1 (12 s)"]
+        ),
+    ],
+)
+def test_a_peer_that_is_alive_may_not_work(
+    status: Status, founder: bool, works: bool, sentence: str
+) -> None:
+    found, told = health_of(status, founder=founder)
+    assert found == works
+    assert told.startswith(sentence)
 
 
 # --- the line that says how far the run is --------------------------------------------------------
