@@ -9,6 +9,7 @@ from existing import existing
 from rich.console import Console
 
 from peer.facts import RECENT_ROUNDS, PeerState, PipelineFacts, ReachFacts, Spent
+from peer.observe.problems import Problem
 from peer.observe.status import Outcomes, PeerStatus, Status, duration, progress_line, render
 from protocol.membership.dial_back import NatKind, Reach
 from protocol.outcomes import SkipReason
@@ -73,6 +74,7 @@ FULL = Status(
     reachable_from="this network",
     doing="training [round 3]",
     since_s=12.4,
+    problems=(Problem("alone", "no other peer", "troubleshooting.md#alone"),),
 )
 
 
@@ -122,6 +124,9 @@ def test_json_has_exactly_these_keys() -> None:
         "reachable_from": "this network",
         "doing": "training [round 3]",
         "since_s": 12.4,
+        "problems": [
+            {"name": "alone", "words": "no other peer", "help": "troubleshooting.md#alone"}
+        ],
     }
 
 
@@ -129,7 +134,7 @@ def test_unknown_is_null() -> None:
     tree = json.loads(json.dumps(Status().to_json()))
     assert tree["state"] == "starting"
     assert tree["outcomes"] == {"averaged": 0, "skipped": {}, "recent_share": None}
-    unknown = set(tree) - {"state", "outcomes", "peers", "microbatches", "amendments"}
+    unknown = set(tree) - {"state", "outcomes", "peers", "microbatches", "amendments", "problems"}
     assert all(tree[name] is None for name in unknown)
 
 
