@@ -271,6 +271,7 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         ("peer", status.peer_id or "-"),
         ("run", status.run_id or "-"),
         ("state", f"{status.state}: {status.doing}{since}" if status.doing else str(status.state)),
+        *(("wrong", f"{each.words} (docs/{each.help})") for each in status.problems),
         ("progress", progress_line(status, losses=False) + rate),
         ("round", f"{_number(status.round)}{chosen}"),
         ("tokens", _number(status.tokens)),

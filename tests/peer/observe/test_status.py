@@ -166,6 +166,7 @@ def test_people_see_a_table() -> None:
         "12.5 ms",
         "2.2500",
         "trainer plain: ImportError: no numba",
+        "no other peer (docs/troubleshooting.md#alone)",
         "1.50 s, planned 1.25 s (plan cdcdcdcd)",
         "computing 25%, sending 50%, waiting 25%",
         "1:dddddddd (2x)",
