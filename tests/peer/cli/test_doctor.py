@@ -23,8 +23,8 @@ from peer.cli.doctor import (
     network_findings,
 )
 from peer.daemon.examination import Examination, LineRate, Met
-from peer.options.config import DEFAULT_PORT
 from peer.observe.problems import CLOCK_OFFSET_S, Problem, help_of
+from peer.options.config import DEFAULT_PORT
 from peer.options.exit_codes import ExitCode
 from peer.state.home import Home
 from protocol.membership.dial_back import NatKind, Reach

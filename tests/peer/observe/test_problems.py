@@ -22,8 +22,8 @@ from protocol.membership.group import Group
 from protocol.membership.view import Member, Progress
 from protocol.outcomes import SkipReason
 from protocol.run.amendments import AmendedSpec
-from protocol.run.run_spec import PipelineSection, RunSpec
-from protocol.run.sections import OptimizerSection
+from protocol.run.run_spec import RunSpec
+from protocol.run.sections import OptimizerSection, PipelineSection
 
 NOW_S = 100_000.0
 RUN = "ab" * 16
@@ -77,6 +77,11 @@ def averages(facts: Facts, *recent: bool) -> None:
     facts.recent.extend(recent)
 
 
+def out_of_memory(facts: Facts) -> None:
+    facts.micro_batches = 16, 4
+    facts.restarts["out_of_memory"] = 2
+
+
 def non_finite(facts: Facts) -> None:
     facts.deaths.append((NOW_S - 60, "non_finite"))
     facts.deaths.popleft()
@@ -87,6 +92,7 @@ def grown(facts: Facts) -> None:
     facts.distances.extend((step, 1e-3 * 1.05**step) for step in range(100))
 
 
+STRAY = NOW_S - 30, "12D3thestray", "versions differ"
 Change = Callable[[Facts], object]
 CASES: list[tuple[str, str, Change]] = [
     (
@@ -107,7 +113,7 @@ CASES: list[tuple[str, str, Change]] = [
     (
         "peer-refused",
         "thestray was not taken in 30 s ago: versions differ",
-        lambda f: setattr(f.company, "turned_away", (NOW_S - 30, "12D3thestray", "versions differ")),
+        lambda f: setattr(f.company, "turned_away", STRAY),
     ),
     (
         "trainer-dies",
@@ -116,7 +122,11 @@ CASES: list[tuple[str, str, Change]] = [
             (NOW_S - 3600 * hours, "out_of_memory") for hours in (5, 3, 1)
         ),
     ),
-    ("loss-not-finite", "the training loss is not finite", lambda f: setattr(f, "train_loss", math.nan)),
+    (
+        "loss-not-finite",
+        "the training loss is not finite",
+        lambda f: setattr(f, "train_loss", math.nan),
+    ),
     ("loss-not-finite", "the loss was not finite 1 times; the trainer began again", non_finite),
     (
         "loss-rising",
@@ -157,7 +167,7 @@ CASES: list[tuple[str, str, Change]] = [
     (
         "memory-lowered",
         "the trainer ran out of memory 2 times; it takes 4 sequences at a time now, 16 at first",
-        lambda f: (setattr(f, "micro_batches", (16, 4)), f.restarts.update(out_of_memory=2)),
+        out_of_memory,
     ),
 ]  # fmt: skip
 
