@@ -199,9 +199,11 @@ def _memory_lowered(seen: Seen) -> str:
 
 
 def _few_averages(seen: Seen) -> str:
+    """Not while the newest rounds are averaged: those before may be of a time without company."""
     facts, share = seen.facts, seen.facts.averaged_share
-    few = share is not None and share < LOW_SHARE and len(facts.recent) >= FEW_ROUNDS
-    if not (few and seen.alive and seen.trains):
+    newest = list(facts.recent)[-FEW_ROUNDS:]
+    low = max(share or 0.0, sum(newest) / FEW_ROUNDS) < LOW_SHARE
+    if not (low and len(newest) == FEW_ROUNDS and seen.alive and seen.trains):
         return ""
     why, count = max(facts.skipped.items(), key=lambda skipped: skipped[1], default=("", 0))
     often = f"; most often: {why} ({count} since the start)" if why else ""

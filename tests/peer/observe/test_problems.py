@@ -224,6 +224,14 @@ def test_what_was_long_ago_is_over() -> None:
     assert found(facts) == {}
 
 
+def test_rounds_of_a_time_without_company_are_not_held_against_it() -> None:
+    facts = healthy()
+    averages(facts, *[False] * 40, *[True] * 6, *[False] * 4)
+    assert found(facts) == {}
+    averages(facts, *[False] * 40, *[True] * 4, *[False] * 6)
+    assert list(found(facts)) == ["few-averages"]
+
+
 def test_one_bad_validation_is_chance() -> None:
     facts = healthy()
     facts.losses.extend([2.41, 2.4, 2.9])
