@@ -23,7 +23,6 @@ ALONE_ROUNDS: Final = 3
 FEW_ROUNDS: Final = RECENT_ROUNDS // 5
 """The share of averages is judged from so many rounds on."""
 LOW_SHARE: Final = 0.5
-"""Of rounds of late that were averaged."""
 CLOCK_OFFSET_S: Final = 2.0
 """Less is usual, and costs nothing."""
 APART_S: Final = 60.0
