@@ -7,6 +7,7 @@ from swarm_worlds import simulated, start, toy_spec
 from peer.observe.problems import ALONE_ROUNDS, APART_S
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedPeer, SimulatedSwarm, open_swarm
+from peer.training.simulated import SimulatedSpeed
 from protocol.names import short_id
 
 SOON_S = 60.0
@@ -40,8 +41,9 @@ async def test_nothing_is_wrong_in_a_healthy_swarm_from_its_second_round_to_its_
 @pytest.mark.slow
 @simulated()
 async def test_a_peer_that_others_are_linked_with_and_this_one_is_not_is_told(tmp_path):
-    async with open_swarm(1, toy_spec(rounds=400), tmp_path) as swarm:
-        await start(swarm, *"abc")
+    slow = Machine(SimulatedSpeed(step_s=2.0))
+    async with open_swarm(1, toy_spec(rounds=40, inner_steps=5), tmp_path) as swarm:
+        await start(swarm, *"abc", machine_of=dict.fromkeys("abc", slow))
         await trio.sleep(SOON_S)
         swarm.internet.partition([swarm["b"].peer_id], [swarm["c"].peer_id])
         await trio.sleep(APART_S - 10)
