@@ -3,11 +3,11 @@
 import json
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 import trio
 import trio.testing
+from loopback_service import Service, open_service
 
 from peer.observe.notices import (
     LOOK_S,
@@ -95,41 +95,10 @@ def test_the_url_is_checked_and_shown_to_nobody(tmp_path) -> None:
 # --- a real server --------------------------------------------------------------------------------
 
 
-class Service(HTTPServer):
-    """A service on the loopback address that answers with these, then with 200."""
-
-    def __init__(self, *answers: int) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.answers = list(answers)
-        self.got: list[tuple[str, str]] = []
-        self.url = f"http://127.0.0.1:{self.server_port}/secret-topic"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Service
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        status = self.server.answers.pop(0) if self.server.answers else 200
-        self.server.got.append((self.path, body if status == 200 else str(status)))
-        self.send_response(status)
-        if status == 302:
-            self.send_header("Location", f"{self.server.url}-elsewhere")
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
 @pytest.fixture
 def service() -> Iterator[Service]:
-    server = Service(500, 302)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with open_service(500, 302) as service:
+        yield service
 
 
 async def until(clock: trio.testing.MockClock, server: Service, count: int) -> None:
