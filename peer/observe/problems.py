@@ -198,11 +198,13 @@ def _memory_lowered(seen: Seen) -> str:
 
 
 def _few_averages(seen: Seen) -> str:
-    """Not while the newest rounds are averaged: those before may be of a time without company."""
+    """By the newest rounds too: those before may be of a time without company."""
     facts, share = seen.facts, seen.facts.averaged_share
     newest = list(facts.recent)[-FEW_ROUNDS:]
     low = max(share or 0.0, sum(newest) / FEW_ROUNDS) < LOW_SHARE
-    if not (low and len(newest) == FEW_ROUNDS and seen.alive and seen.trains):
+    company_s = seen.now_s - min((m.first_beat_s for m in seen.alive), default=math.inf)
+    in_company = company_s >= FEW_ROUNDS * facts.own_round_s
+    if not (low and len(newest) == FEW_ROUNDS and in_company and seen.trains):
         return ""
     why, count = max(facts.skipped.items(), key=lambda skipped: skipped[1], default=("", 0))
     often = f"; most often: {why} ({count} since the start)" if why else ""

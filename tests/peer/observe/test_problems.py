@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,7 +34,8 @@ WARM = OptimizerSection(warmup_steps=10)
 
 
 def member(peer_id: str, group: Group = WHOLE) -> Member:
-    return Member(peer_id, 1, alive=True, progress=Progress("training", group=group.digest))
+    progress = Progress("training", group=group.digest)
+    return Member(peer_id, 1, alive=True, progress=progress, first_beat_s=0.0)
 
 
 def healthy() -> Facts:
@@ -230,6 +232,9 @@ def test_rounds_of_a_time_without_company_are_not_held_against_it() -> None:
     assert found(facts) == {}
     averages(facts, *[False] * 40, *[True] * 4, *[False] * 6)
     assert list(found(facts)) == ["few-averages"]
+    facts.inner_steps_per_round, facts.steps_per_s = 60, 1.0
+    newcomer = replace(member("12D3a"), first_beat_s=NOW_S - 599)
+    assert found(facts, (newcomer,)) == {}, "it came nine rounds ago"
 
 
 def test_one_bad_validation_is_chance() -> None:
