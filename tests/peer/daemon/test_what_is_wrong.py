@@ -22,6 +22,7 @@ def all_wrong(swarm: SimulatedSwarm) -> dict[str, dict[str, str]]:
     return {name: told for name, peer in swarm.peers.items() if (told := wrong(peer))}
 
 
+@pytest.mark.slow
 @simulated()
 async def test_nothing_is_wrong_in_a_healthy_swarm_from_its_second_round_to_its_end(tmp_path):
     async with open_swarm(1, toy_spec(rounds=16), tmp_path) as swarm:
