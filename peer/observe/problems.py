@@ -55,7 +55,7 @@ class Problem:
     help: str
 
 
-class Seen(NamedTuple):
+class Observed(NamedTuple):
     """What conditions are judged by.
 
     Attributes:
@@ -73,7 +73,7 @@ class Seen(NamedTuple):
         return self.facts.state is PeerState.TRAINING
 
 
-def problems_of(seen: Seen) -> tuple[Problem, ...]:
+def problems_of(seen: Observed) -> tuple[Problem, ...]:
     found = ((name, condition(seen)) for name, condition in CONDITIONS.items())
     return tuple(Problem(name, words, help_of(name)) for name, words in found if words)
 
@@ -85,7 +85,7 @@ def help_of(name: str) -> str:
 # --- company --------------------------------------------------------------------------------------
 
 
-def _alone(seen: Seen) -> str:
+def _alone(seen: Observed) -> str:
     latest = reversed(seen.facts.recent)
     rounds = len(list(itertools.takewhile(lambda averaged: not averaged, latest)))
     if seen.alive or not seen.trains or rounds < ALONE_ROUNDS:
@@ -94,24 +94,24 @@ def _alone(seen: Seen) -> str:
     return f"no other peer is linked; {many}{rounds} rounds were trained alone"
 
 
-def _bootstrap_failing(seen: Seen) -> str:
+def _bootstrap_failing(seen: Observed) -> str:
     return "" if seen.alive else _named("nobody was reached at {}", seen.facts.company.failing)
 
 
-def _split(seen: Seen) -> str:
+def _split(seen: Observed) -> str:
     apart = seen.facts.company.apart
     lasting = {p: why for p, (since_s, why) in apart.items() if seen.now_s - since_s >= APART_S}
     what = "no link with {}, which most of the peers that are linked know as alive"
     return _named(what, {short_id(peer_id): why for peer_id, why in lasting.items()})
 
 
-def _refused(seen: Seen) -> str:
+def _refused(seen: Observed) -> str:
     refusing = seen.facts.company.refusing
     whys = {short_id(peer_id): why for peer_id, why in refusing.items()}
     return _named("this peer is refused by {}", whys)
 
 
-def _peer_refused(seen: Seen) -> str:
+def _peer_refused(seen: Observed) -> str:
     last = seen.facts.company.turned_away
     if last is None or seen.now_s - last[0] > TURNED_AWAY_S:
         return ""
@@ -127,7 +127,7 @@ def _named(what: str, whys: dict[str, str]) -> str:
     return f"{what.format(shown + more)}: {list(whys.values())[-1]}"
 
 
-def _stage_unheld(seen: Seen) -> str:
+def _stage_unheld(seen: Observed) -> str:
     facts = seen.facts
     if facts.spec is None or facts.held is None or not (facts.holds_stage and seen.trains):
         return ""
@@ -141,7 +141,7 @@ def _stage_unheld(seen: Seen) -> str:
 # --- the network ----------------------------------------------------------------------------------
 
 
-def _undialable(seen: Seen) -> str:
+def _undialable(seen: Observed) -> str:
     reach = seen.facts.reach
     if reach.reach is not Reach.NO:
         return ""
@@ -150,13 +150,13 @@ def _undialable(seen: Seen) -> str:
     return "nobody can dial this peer, and no peer relays for it"
 
 
-def _line_at_cap(seen: Seen) -> str:
+def _line_at_cap(seen: Observed) -> str:
     limits = zip(("--max-upload-mbps", "--max-download-mbps"), seen.loads, strict=True)
     full = [f"{load:.0%} of {limit}" for limit, load in limits if load >= FULL_LINE]
     return f"the line has carried {' and '.join(full)} in the last minute" * bool(full)
 
 
-def _clock_off(seen: Seen) -> str:
+def _clock_off(seen: Observed) -> str:
     ahead_s = seen.facts.clock_ahead_s
     where = "ahead of" if ahead_s > 0 else "behind"
     says = f"the clocks of other peers are {abs(ahead_s):,.1f} s {where} this machine's"
@@ -166,7 +166,7 @@ def _clock_off(seen: Seen) -> str:
 # --- this machine ---------------------------------------------------------------------------------
 
 
-def _disk(seen: Seen) -> str:
+def _disk(seen: Observed) -> str:
     disk = seen.facts.disk
     if disk.refusal:
         return f"the disk has not taken what was to be kept: {disk.refusal}"
@@ -176,14 +176,14 @@ def _disk(seen: Seen) -> str:
     return f"{size_text(disk.free_bytes)} are free on the disk; a checkpoint takes {each}"
 
 
-def _trainer_dies(seen: Seen) -> str:
+def _trainer_dies(seen: Observed) -> str:
     deaths = seen.facts.deaths
     since_s = seen.now_s - deaths[0][0] if len(deaths) == RECENT_DEATHS else math.inf
     says = f"the trainer has died {len(deaths)} times in {since_s / 60:.0f} minutes"
     return f"{says}, last for this reason: {deaths[-1][1]}" if since_s <= DEATHS_S else ""
 
 
-def _memory_lowered(seen: Seen) -> str:
+def _memory_lowered(seen: Observed) -> str:
     first, newest = seen.facts.micro_batches or (0, 0)
     if newest >= first:
         return ""
@@ -197,7 +197,7 @@ def _memory_lowered(seen: Seen) -> str:
 # --- learning -------------------------------------------------------------------------------------
 
 
-def _few_averages(seen: Seen) -> str:
+def _few_averages(seen: Observed) -> str:
     """By the newest rounds too: those before may be of a time without company."""
     facts, share = seen.facts, seen.facts.averaged_share
     newest = list(facts.recent)[-FEW_ROUNDS:]
@@ -211,7 +211,7 @@ def _few_averages(seen: Seen) -> str:
     return f"{share:.0%} of the last {len(facts.recent)} rounds were averaged{often}"
 
 
-def _replicas_apart(seen: Seen) -> str:
+def _replicas_apart(seen: Observed) -> str:
     """Distances grow while the learning rate does, and until all replicas differ as they do."""
     facts = seen.facts
     if facts.spec is None:
@@ -225,7 +225,7 @@ def _replicas_apart(seen: Seen) -> str:
     return f"{says} {RECENT_ROUNDS} averages ago" if now > GROWN * before else ""
 
 
-def _loss_not_finite(seen: Seen) -> str:
+def _loss_not_finite(seen: Observed) -> str:
     facts = seen.facts
     losses = {"training": facts.train_loss, "validation": facts.validation_loss}
     wrong = [name for name, loss in losses.items() if loss is not None and not math.isfinite(loss)]
@@ -236,14 +236,14 @@ def _loss_not_finite(seen: Seen) -> str:
     return f"the loss was not finite {len(recent)} times; the trainer began again" * bool(recent)
 
 
-def _loss_rising(seen: Seen) -> str:
+def _loss_rising(seen: Observed) -> str:
     facts, losses = seen.facts, seen.facts.losses
     if len(losses) < RECENT_LOSSES or not min(losses) > facts.lowest_loss + RISEN:
         return ""
     return f"the validation loss is {losses[-1]:.2f}, after {facts.lowest_loss:.2f} at its lowest"
 
 
-CONDITIONS: Final[dict[str, Callable[[Seen], str]]] = {
+CONDITIONS: Final[dict[str, Callable[[Observed], str]]] = {
     "alone": _alone,
     "bootstrap-failing": _bootstrap_failing,
     "refused": _refused,

@@ -14,8 +14,8 @@ from peer.observe.problems import (
     DEATHS_S,
     NOTES,
     TURNED_AWAY_S,
+    Observed,
     Problem,
-    Seen,
     problems_of,
 )
 from protocol.membership.dial_back import Reach
@@ -62,7 +62,7 @@ def healthy() -> Facts:
 def found(
     facts: Facts, alive: tuple[Member, ...] = (member("12D3a"),), up: float = 0.5
 ) -> dict[str, str]:
-    return {each.name: each.words for each in problems_of(Seen(facts, alive, (up, 0.0), NOW_S))}
+    return {each.name: each.words for each in problems_of(Observed(facts, alive, (up, 0.0), NOW_S))}
 
 
 def test_nothing_is_wrong_at_a_healthy_peer() -> None:
@@ -248,7 +248,7 @@ def test_each_condition_has_a_case_and_names_a_section() -> None:
     assert tried == set(CONDITIONS) >= NOTES
     facts = healthy()
     facts.disk.refusal = "full"
-    (problem,) = problems_of(Seen(facts, [member("12D3a")], (0.0, 0.0), NOW_S))
+    (problem,) = problems_of(Observed(facts, [member("12D3a")], (0.0, 0.0), NOW_S))
     assert problem == Problem(
         "disk", "the disk has not taken what was to be kept: full", "troubleshooting.md#disk"
     )
