@@ -198,9 +198,8 @@ def _memory_lowered(seen: Observed) -> str:
 
 
 def _few_averages(seen: Observed) -> str:
-    """By the newest rounds too: those before may be of a time without company."""
     facts, share = seen.facts, seen.facts.averaged_share
-    newest = list(facts.recent)[-FEW_ROUNDS:]
+    newest = list(facts.recent)[-FEW_ROUNDS:]  # those before may be of a time without company
     low = max(share or 0.0, sum(newest) / FEW_ROUNDS) < LOW_SHARE
     company_s = seen.now_s - min((m.first_beat_s for m in seen.alive), default=math.inf)
     in_company = company_s >= FEW_ROUNDS * facts.own_round_s
