@@ -14,6 +14,7 @@ from peer.facts import Facts, PeerState
 from peer.network.reachability import Scope, address_to_join, scope_of
 from peer.observe.events import EventLog
 from peer.observe.metrics import Metrics, Now
+from peer.observe.problems import Observed, problems_of
 from peer.observe.status import Outcomes, PeerStatus, Status, amendments_json, progress_line
 from peer.options.providers import FIRST_GUESSES
 from peer.runtime import Address, Network
@@ -119,6 +120,7 @@ class Report:
             reachable_from=str(joins_at.scope),
             doing=facts.doing,
             since_s=now_s - facts.doing_since_s,
+            problems=problems_of(Observed(facts, alive, self._ports.pacing.loads, now_s)),
             **self._progress(alive, now_s),
         )
 

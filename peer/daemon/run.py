@@ -25,6 +25,7 @@ from peer.observe.control import serve_control
 from peer.observe.event_names import EventName
 from peer.observe.events import MAX_ERROR_CHARS, EventLog, LineFile
 from peer.observe.metrics import Metrics, serve_metrics
+from peer.observe.notices import tell_problems
 from peer.options.config import DEFAULT_PORT, ConfigError, PeerConfig, check_options
 from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import CORPUS_SHARE, check_agreed, say_needs
@@ -41,6 +42,7 @@ from peer.training.child_process import SpareChild
 from peer.training.device import choose_device
 from protocol.membership.dial_back import host_and_port
 from protocol.membership.view import Roster
+from protocol.names import short_id
 from protocol.run.run_spec import RunSpec
 
 from .checkpointing import CheckpointPlan, check_room_to_begin, free_bytes
@@ -135,6 +137,8 @@ class _Daemon:
         nursery.start_soon(be_reached, parts, self._config.relay_mbps)
         if self._config.notices is not None:
             nursery.start_soon(self._heed_notices, self._config.notices, events)
+        if self._config.notify is not None:
+            nursery.start_soon(partial(tell_of, parts, self._config.notify))
         nursery.start_soon(Console(report, parts.facts, events, self._export_command()).run)
         await peer.run(self._entry(spec))
 
@@ -313,6 +317,22 @@ class _Daemon:
         if founds:
             key = self._home.founder_key_path
             print(f"keep a copy of {key}: nothing else signs for this run", flush=True)
+
+
+async def tell_of(parts: PeerParts, url: str) -> None:
+    """Tell a URL of this peer's problems, until cancelled."""
+    facts = parts.facts
+
+    def who() -> str:
+        run = "" if facts.spec is None else f" of run '{facts.spec.founding.name}'"
+        return f"loco-peer {short_id(facts.peer_id)}{run}"
+
+    await tell_problems(
+        url,
+        lambda: parts.report.status().problems,
+        who,
+        lambda why: parts.events.emit(EventName.NOTICE_FAILED, detail=why),
+    )
 
 
 async def _watch_network(network: Libp2pNetwork, ports: Ports) -> None:

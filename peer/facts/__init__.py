@@ -32,6 +32,10 @@ from protocol.run.run_spec import RunSpec
 
 RECENT_ROUNDS: Final = 50
 """Rounds of which the share that was averaged is told."""
+RECENT_DEATHS: Final = 3
+"""Deaths of the trainer of which the times are kept."""
+RECENT_LOSSES: Final = 3
+"""Validations whose losses are kept: one may be worse by chance."""
 
 
 class PeerState(StrEnum):
@@ -244,6 +248,40 @@ class CorpusFacts:
 
 
 @dataclass(slots=True)
+class DiskFacts:
+    """The disk of the home, as the newest checkpoint has found it.
+
+    Attributes:
+        free_bytes: after it.
+        checkpoint_bytes: of it.
+        refusal: why the disk did not take the last checkpoint, or takes no piece of the corpus;
+            empty where it did.
+    """
+
+    free_bytes: float = math.inf
+    checkpoint_bytes: int = 0
+    refusal: str = ""
+
+
+@dataclass(slots=True)
+class CompanyFacts:
+    """Peers with which there is no link.
+
+    Attributes:
+        apart: those that most linked peers name as alive, and that we have failed to link with:
+            since when, and why.
+        refusing: those that do not take us in, and why.
+        turned_away: the last that we did not take in, since it is none of ours: when, who, why.
+        failing: addresses to join by that nobody was reached at, and why.
+    """
+
+    apart: dict[str, tuple[float, str]] = field(default_factory=dict)
+    refusing: dict[str, str] = field(default_factory=dict)
+    turned_away: tuple[float, str, str] | None = None
+    failing: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class PackingFacts:
     """Vectors that travel packed, counted since the start.
 
@@ -275,6 +313,11 @@ class Facts:
         ended: our last round of training is averaged.
         over: the final averaging is done, too, in this life or before.
         recent: whether each of the last RECENT_ROUNDS rounds was averaged, oldest first.
+        distances: `replica_distance` after each of the last averages, with its nominal step.
+        deaths: trio's time of the trainer's last deaths, and their reasons, oldest first.
+        micro_batches: sequences that the first and the newest trainer take at a time.
+        losses: `validation_loss` of late, oldest first; `lowest_loss` of all.
+        clock_ahead_s: how far the clocks of the peers that we have dialled are ahead of ours.
         replica_loss: validation loss of our own replica before the final averaging.
         inner_steps_per_round: of a nominal round.
         chosen_inner_steps: H, where each peer chooses its own; None where the run names one.
@@ -307,6 +350,14 @@ class Facts:
     ended: bool = False
     over: bool = False
     recent: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT_ROUNDS))
+    distances: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT_ROUNDS))
+    deaths: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=RECENT_DEATHS))
+    micro_batches: tuple[int, int] | None = None
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_LOSSES))
+    lowest_loss: float = math.inf
+    clock_ahead_s: float = 0.0
+    disk: DiskFacts = field(default_factory=DiskFacts)
+    company: CompanyFacts = field(default_factory=CompanyFacts)
     replica_loss: float | None = None
     inner_steps_per_round: int = 1
     chosen_inner_steps: int | None = None
@@ -403,6 +454,15 @@ class Facts:
     def count_skipped(self, reason: SkipReason) -> None:
         self.skipped[reason] += 1
         self.recent.append(False)
+
+    def count_death(self, reason: str) -> None:
+        self.restarts[reason] += 1
+        self.deaths.append((trio.current_time(), reason))
+
+    def count_validation(self, round_: int, loss: float) -> None:
+        self.validation_loss, self.validation_round = loss, round_
+        self.losses.append(loss)
+        self.lowest_loss = min(self.lowest_loss, loss)
 
     def count_timing(self, timing: RoundTiming) -> None:
         for phase in RoundPhase:

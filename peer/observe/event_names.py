@@ -100,5 +100,6 @@ class EventName(StrEnum):
     IDENTITY_PINNED = "IdentityPinned", "from now on, {address} must be {multiaddr}"
     RUN_FINISHED = "RunFinished", "the run has ended: held-out loss {validation_loss}"
     RUN_EXPORTED = "RunExported", "exported the model to {path}"
+    NOTICE_FAILED = "NoticeFailed", "nobody could be told what is wrong: {detail}"
     EXPORT_FAILED = "ExportFailed", "the model was not exported: {detail}"
     LEAVING = "Leaving", "leaving"

@@ -42,6 +42,7 @@ from protocol.microbatch.core import Counted
 from protocol.outcomes import AuditOutcome, RefusalReason, SkipReason
 
 from .control import MAX_REQUEST_BYTES, Clients, read_until
+from .problems import CONDITIONS
 from .status import Status
 
 TRAINER_RESTART_REASONS: Final = (
@@ -279,6 +280,10 @@ def _of_the_network(now: Now) -> dict[str, Row]:
 def _of_faults(now: Now) -> dict[str, Row]:
     facts, carried, at_s = now.facts, now.carried, now.facts.checkpoint_at_s
     return {
+        "loco_problem{name}": _gauge(
+            "What is wrong at this peer: 1 where it is, 0 where not.",
+            dict.fromkeys(CONDITIONS, 0) | {each.name: 1 for each in now.status.problems},
+        ),
         "loco_p2pd_restarts": _counter("Restarts of the libp2p daemon.", carried.restarts),
         "loco_directory_restarts": _counter("Restarts of the directory.", facts.directory_restarts),
         "loco_failed_streams": _counter(

@@ -14,6 +14,8 @@ from protocol.outcomes import SkipReason
 from protocol.routing.measures import LinkTimes
 from protocol.run.amendments import AmendedSpec
 
+from .problems import Problem
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -161,6 +163,7 @@ class Status:
         reachable_from: `anywhere`, `this network` or `this machine`.
         doing: one short sentence on what is going on, or what we wait for.
         since_s: since `doing` last changed.
+        problems: what is wrong.
     """
 
     peer_id: str | None = None
@@ -191,6 +194,7 @@ class Status:
     reachable_from: str | None = None
     doing: str | None = None
     since_s: float | None = None
+    problems: tuple[Problem, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         tree: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))  # no NaN comes out
@@ -283,6 +287,7 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         ("peer", status.peer_id or "-"),
         ("run", status.run_id or "-"),
         ("state", _state(status)),
+        *(("wrong", f"{each.words} (docs/{each.help})") for each in status.problems),
         ("progress", progress_line(status, losses=False) + rate),
         ("round", f"{_number(status.round)}{chosen}"),
         ("tokens", _number(status.tokens)),

@@ -284,6 +284,13 @@ class PeerConfig:
         default=(),
         see="Addresses and names without a dot need not be given.",
     )
+    notify: str | None = _watching(
+        values.web_address,
+        "URL",
+        "Tell this URL what is wrong, and when it is over: a topic of ntfy, or a webhook of Slack"
+        " or Discord. @FILE holds it, or LOCO_NOTIFY: process lists show options.",
+        see="See [being told](#being-told).",
+    )
     json_ready: bool = _flag(
         OptionGroup.WATCHING,
         "Print one line of JSON on stdout as soon as others can join.",
@@ -330,7 +337,7 @@ OPTIONS: Final[Mapping[str, Option]] = {
     if field.metadata
     for option in [dataclasses.replace(field.metadata["option"], attribute=field.name)]
 }
-SECRETS: Final = frozenset({"invite"})
+SECRETS: Final = frozenset({"invite", "notify"})
 """Options whose values are shown to nobody."""
 NOT_GIVEN: Final = "-"
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from protocol.address import multiaddr
 from protocol.address.multiaddr import HOST_PROTOCOLS, MAX_PORT, InvalidAddress
@@ -100,16 +101,34 @@ def token(value: Any) -> "Token":
     """An invitation, or, behind an @, the file that holds it."""
     from protocol.admission.statements import BadToken, Token  # here: it imports cryptography
 
-    text = str(value)
     try:
-        if text.startswith("@"):
-            with Path(text[1:]).open("rb") as file:
-                text = file.read(MAX_SPEC_BYTES).decode(errors="replace").strip()
-        return Token.parse(text)
-    except OSError as error:
-        raise ValueError(f"cannot read {text[1:]}: {error.strerror}") from error
+        return Token.parse(_secret(value))
     except BadToken as error:
         raise ValueError(str(error)) from error
+
+
+def web_address(value: Any) -> str:
+    """A URL, or, behind an @, the file that holds it."""
+    text = _secret(value)
+    try:
+        parts = urlsplit(text)
+        fits = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        fits = False
+    if not fits or not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError("use https://HOST/PATH, as the service shows it")
+    return text
+
+
+def _secret(value: Any) -> str:
+    text = str(value)
+    if not text.startswith("@"):
+        return text
+    try:
+        with Path(text[1:]).open("rb") as file:
+            return file.read(MAX_SPEC_BYTES).decode(errors="replace").strip()
+    except OSError as error:
+        raise ValueError(f"cannot read {text[1:]}: {error.strerror}") from error
 
 
 def host_name(text: str) -> str:

@@ -162,6 +162,8 @@ class PairLane:
         facts, own, outcome = self._facts, settled.own, settled.outcome
         if isinstance(outcome, Averaged):
             facts.count_averaged()
+            if facts.replica_distance is not None:
+                facts.distances.append((own.step, facts.replica_distance))
             self._events.emit(
                 EventName.ROUND_AVERAGED,
                 round=own.round,

@@ -35,6 +35,7 @@ PEER_OPTIONS = [
     "--max-upload-mbps",
     "--metrics",
     "--metrics-host",
+    "--notify",
     "--overlap-steps",
     "--relay-mbps",
     "--threads",

@@ -29,6 +29,7 @@ from peer.observe.metrics import (
     clients_of,
     serve_metrics,
 )
+from peer.observe.problems import CONDITIONS, Problem
 from peer.observe.status import PeerStatus, Status
 from peer.options.values import HostPort
 from peer.runtime import NetworkStatistics
@@ -83,6 +84,7 @@ NAMES = {
     "loco_directory_restarts_total",
     "loco_failed_streams_total",
     "loco_peer_faults_total",
+    "loco_problem",
     "loco_checkpoints_total",
     "loco_checkpoint_age_seconds",
     "loco_audits_total",
@@ -161,6 +163,7 @@ def full() -> Now:
             PeerStatus("12D3a", PeerState.TRAINING, rtt_s=0.25),
             PeerStatus("12D3b", PeerState.TRAINING),
         ),
+        problems=(Problem("split", "two", "troubleshooting.md#split"),),
     )
     return Now(facts, status, CARRIED, 100.5)
 
@@ -205,6 +208,12 @@ def test_what_the_daemon_supervises() -> None:
     assert found["loco_p2pd_restarts_total",] == 1
     assert found["loco_directory_restarts_total",] == 2
     assert found["loco_failed_streams_total",] == 4
+
+
+def test_what_is_wrong_is_one_and_all_else_zero() -> None:
+    found = samples(Metrics(full, version="1"))
+    told = {key[1]: value for key, value in found.items() if key[0] == "loco_problem"}
+    assert told == {f"name={name}": float(name == "split") for name in CONDITIONS}
 
 
 def test_how_far_the_run_is() -> None:

@@ -9,6 +9,7 @@ from existing import existing
 from rich.console import Console
 
 from peer.facts import RECENT_ROUNDS, PeerState, PipelineFacts, ReachFacts, Spent
+from peer.observe.problems import Problem
 from peer.observe.status import (
     Outcomes,
     PeerStatus,
@@ -82,6 +83,7 @@ FULL = Status(
     reachable_from="this network",
     doing="training [round 3]",
     since_s=12.4,
+    problems=(Problem("alone", "no other peer", "troubleshooting.md#alone"),),
 )
 
 
@@ -132,6 +134,9 @@ def test_json_has_exactly_these_keys() -> None:
         "reachable_from": "this network",
         "doing": "training [round 3]",
         "since_s": 12.4,
+        "problems": [
+            {"name": "alone", "words": "no other peer", "help": "troubleshooting.md#alone"}
+        ],
     }
 
 
@@ -139,7 +144,7 @@ def test_unknown_is_null() -> None:
     tree = json.loads(json.dumps(Status().to_json()))
     assert tree["state"] == "starting"
     assert tree["outcomes"] == {"averaged": 0, "skipped": {}, "recent_share": None}
-    unknown = set(tree) - {"state", "outcomes", "peers", "microbatches", "amendments"}
+    unknown = set(tree) - {"state", "outcomes", "peers", "microbatches", "amendments", "problems"}
     assert all(tree[name] is None for name in unknown)
 
 
@@ -171,6 +176,7 @@ def test_people_see_a_table() -> None:
         "12.5 ms",
         "2.2500",
         "trainer plain: ImportError: no numba",
+        "no other peer (docs/troubleshooting.md#alone)",
         "1.50 s, planned 1.25 s (plan cdcdcdcd)",
         "computing 25%, sending 50%, waiting 25%",
         "1:dddddddd (2x)",
