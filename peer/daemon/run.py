@@ -22,9 +22,9 @@ from peer.network.identity import Identity, load, load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
 from peer.network.pacing import BandwidthLimits, Pacing
 from peer.observe.control import serve_control
+from peer.observe.endpoint import Site, pages_of, serve
 from peer.observe.event_names import EventName
 from peer.observe.events import MAX_ERROR_CHARS, EventLog, LineFile
-from peer.observe.metrics import Metrics, serve_metrics
 from peer.options.config import DEFAULT_PORT, ConfigError, Origin, PeerConfig, check_options
 from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import CORPUS_SHARE, check_agreed, say_needs
@@ -51,7 +51,7 @@ from .parts import PeerParts, PeerSettings
 from .peer import Peer
 from .ports import Keys, Ports
 from .provision import RealProvision
-from .report import Console, join_address
+from .report import Console, Report, join_address
 from .returning import come_back
 
 DIRECTORY_CHECK_S: Final = 5.0
@@ -125,7 +125,9 @@ class _Daemon:
         events, report = parts.events, parts.report
         parts.facts.reach.given = self._config.announce
         peer = Peer(self._settings(parts, founds=spec is not None), parts)
-        report.metrics_url = await self._serve_metrics(nursery, report.metrics)
+        report.price_per_hour = self._config.price_per_hour
+        report.metrics_url = await self._serve_pages(nursery, report)
+        nursery.start_soon(report.keep_history)
         handlers = ControlRequests(peer, RealEntropy()).handlers()
         await nursery.start(
             serve_control, self._home.control_socket, handlers, events.request_failed
@@ -156,11 +158,13 @@ class _Daemon:
             return Keys(identity, load_or_create(path, RealEntropy()))
         return Keys(identity, load(path) if path.exists() else None)
 
-    async def _serve_metrics(self, nursery: trio.Nursery, metrics: Metrics) -> str:
+    async def _serve_pages(self, nursery: trio.Nursery, report: Report) -> str:
         """Where Prometheus finds us: the same place after every restart, if it can be had."""
-        where = self._with_port(self._config.metrics, "metrics")
-        page, hosts = (metrics.render, metrics.content_type), self._config.metrics_host
-        url: str = await nursery.start(serve_metrics, where, *page, hosts)
+        config = self._config
+        where = self._with_port(config.metrics, "metrics")
+        pages = pages_of(report.metrics, lambda history: report.snapshot(history=history))
+        site = Site(pages, config.metrics_host, config.metrics_token)
+        url: str = await nursery.start(serve, where, site)
         port = urlsplit(url).port
         assert port is not None
         self._home.keep_port("metrics", port)
@@ -296,6 +300,7 @@ class _Daemon:
         print(f"others join with:\n  {join}", flush=True)
         if best.note and not needs_invitation:  # else `invite` shows the address, and says it
             print(f"  ({best.note})", flush=True)
+        print(f"watch it: {parts.report.status().page} (in a terminal: loco-peer top)", flush=True)
         if founds:
             key = self._home.founder_key_path
             print(f"keep a copy of {key}: nothing else signs for this run", flush=True)

@@ -89,16 +89,32 @@ def token(value: Any) -> "Token":
     """An invitation, or, behind an @, the file that holds it."""
     from protocol.admission.statements import BadToken, Token  # here: it imports cryptography
 
-    text = str(value)
     try:
-        if text.startswith("@"):
-            with Path(text[1:]).open("rb") as file:
-                text = file.read(MAX_SPEC_BYTES).decode(errors="replace").strip()
-        return Token.parse(text)
-    except OSError as error:
-        raise ValueError(f"cannot read {text[1:]}: {error.strerror}") from error
+        return Token.parse(_secret(value))
     except BadToken as error:
         raise ValueError(str(error)) from error
+
+
+def page_token(value: Any) -> str:
+    """A token that a header, a cookie and an address can hold, or, behind an @, its file."""
+    text = _secret(value)
+    if not re.fullmatch(r"[A-Za-z0-9_-]{16,256}", text):
+        raise ValueError(
+            "use 16 to 256 letters, digits, - and _, such as `openssl rand -hex 16` prints"
+        )
+    return text
+
+
+def _secret(value: Any) -> str:
+    """The text, or that of the file behind an @."""
+    text = str(value)
+    if not text.startswith("@"):
+        return text
+    try:
+        with Path(text[1:]).open("rb") as file:
+            return file.read(MAX_SPEC_BYTES).decode(errors="replace").strip()
+    except OSError as error:
+        raise ValueError(f"cannot read {text[1:]}: {error.strerror}") from error
 
 
 def host_name(text: str) -> str:

@@ -162,6 +162,7 @@ class PairLane:
         facts, own, outcome = self._facts, settled.own, settled.outcome
         if isinstance(outcome, Averaged):
             facts.count_averaged()
+            facts.count_meeting(outcome.partner_id, settled.exchange_s)
             self._events.emit(
                 EventName.ROUND_AVERAGED,
                 round=own.round,
