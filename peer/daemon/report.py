@@ -113,7 +113,9 @@ class Report:
             train_loss=facts.train_loss,
             validation_loss=self._validation_loss(),
             outcomes=Outcomes(facts.averaged, dict(facts.skipped), facts.averaged_share),
-            peers=tuple(_peer_status(member, facts.meetings.get(member.peer_id)) for member in alive),
+            peers=tuple(
+                _peer_status(member, facts.meetings.get(member.peer_id)) for member in alive
+            ),
             metrics=self.metrics_url,
             part=facts.held.group.part if facts.held else None,
             microbatches={str(what): count for what, count in facts.microbatches.items()},

@@ -133,7 +133,8 @@ class _Daemon:
             serve_control, self._home.control_socket, handlers, events.request_failed
         )
         nursery.start_soon(be_reached, parts, self._config.relay_mbps)
-        nursery.start_soon(Console(report, parts.facts, events, self._export_command()).run)
+        export = f"{self._command('export')} --hf DIR"
+        nursery.start_soon(Console(report, parts.facts, events, export).run)
         await peer.run(self._entry(spec))
 
     def _entry(self, spec: RunSpec | None) -> Entry:
@@ -146,10 +147,10 @@ class _Daemon:
             return partial(found, spec)
         return partial(join, config.bootstrap, stage)
 
-    def _export_command(self) -> str:
+    def _command(self, name: str) -> str:
+        """A command for this home, as its owner would type it."""
         is_default = self._config.origins["home"] is Origin.DEFAULT
-        home = "" if is_default else f" --home {self._home.root}"
-        return f"loco-peer export{home} --hf DIR"
+        return f"loco-peer {name}" + ("" if is_default else f" --home {self._home.root}")
 
     def _keys(self, identity: Identity, spec: RunSpec | None) -> Keys:
         """What this home signs with; a home that founds a run is given a founder's key."""
@@ -300,7 +301,8 @@ class _Daemon:
         print(f"others join with:\n  {join}", flush=True)
         if best.note and not needs_invitation:  # else `invite` shows the address, and says it
             print(f"  ({best.note})", flush=True)
-        print(f"watch it: {parts.report.status().page} (in a terminal: loco-peer top)", flush=True)
+        page, top = parts.report.status().page, self._command("top")
+        print(f"watch it: {page} (in a terminal: {top})", flush=True)
         if founds:
             key = self._home.founder_key_path
             print(f"keep a copy of {key}: nothing else signs for this run", flush=True)

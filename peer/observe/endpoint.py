@@ -47,10 +47,12 @@ _FILES: Final = {
     "/uPlot.min.css": ("uPlot.min.css", "text/css"),
     "/uPlot.iife.min.js": ("uPlot.iife.min.js", "text/javascript"),
 }
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:;"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 _GUARDED: Final = (
-    "Content-Security-Policy: default-src 'none'; script-src 'self'; style-src 'self';"
-    " connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none';"
-    " frame-ancestors 'none'",
+    f"Content-Security-Policy: {_POLICY}",
     "Cross-Origin-Resource-Policy: same-origin",
     "Referrer-Policy: no-referrer",
     "X-Content-Type-Options: nosniff",

@@ -67,9 +67,7 @@ class History:
 
     def _line(self, status: Status, carried: NetworkStatistics) -> Point:
         """Bytes per second since the last sample, sent and received."""
-        sent, received = (
-            sum(of.values()) for of in (carried.sent_bytes, carried.received_bytes)
-        )
+        sent, received = (sum(of.values()) for of in (carried.sent_bytes, carried.received_bytes))
         before, self._before = self._before, (status.up_s or 0.0, sent, received)
         if before is None or self._before[0] <= before[0]:
             return (None, None)
@@ -79,7 +77,7 @@ class History:
 
 def _known(status: Status) -> Point:
     told = [peer.validation_loss for peer in status.peers]
-    losses = [loss for loss in (status.validation_loss, *told) if _is_number(loss)]
+    losses = _numbers([status.validation_loss, *told])
     return (
         status.up_s,
         status.step,
@@ -97,8 +95,8 @@ def _company(status: Status) -> Point:
     return (status.outcomes.recent_share, len(status.peers))
 
 
-def _is_number(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
+def _numbers(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None and math.isfinite(value)]
 
 
 def _mean(points: Sequence[Point]) -> Point:
@@ -107,5 +105,5 @@ def _mean(points: Sequence[Point]) -> Point:
 
 def _mean_of(values: Sequence[float | None]) -> float | None:
     """Six digits of it: the eye sees no more, and the page is shorter."""
-    known = [value for value in values if value is not None and math.isfinite(value)]
+    known = _numbers(values)
     return float(f"{sum(known) / len(known):.6g}") if known else None

@@ -12,7 +12,11 @@ function duration(s) {
   const [unit, length, digits] = LENGTHS.find(([, length]) => s >= 2 * length) ?? LENGTHS.at(-1);
   return number(s / length, digits) + " " + unit;
 }
-const clock = ms => new Date(ms).toLocaleString([], {weekday: "short", hour: "2-digit", minute: "2-digit"});
+const DAY_MS = 86400e3;
+function clock(ms, span_ms) {  // with the day where more than one is meant
+  const day = span_ms > 0.8 * DAY_MS ? {weekday: "short"} : {};
+  return new Date(ms).toLocaleString("en-GB", {...day, hour: "2-digit", minute: "2-digit"});
+}
 
 // --- parts of the page ---------------------------------------------------------------------------
 
@@ -39,8 +43,9 @@ function curve(id, named, digits) {
   const series = named.map(([label, stroke, dash]) =>
     ({label, stroke, width: 1.5, dash, spanGaps: true, points: {show: false}, value: (_, v) => number(v, digits)}));
   const size = () => ({width: $(id).clientWidth || 480, height: 190});
-  const axes = [axis, {...axis, size: 60, values: (_, marks) => marks.map(v => v.toLocaleString("en"))}];
-  const made = new uPlot({...size(), series: [{label: "at"}, ...series], axes}, [[], ...named.map(() => [])], $(id));
+  const times = (u, marks) => marks.map(t => clock(1e3 * t, 1e3 * (u.scales.x.max - u.scales.x.min)));
+  const axes = [{...axis, size: 30, space: 80, values: times}, {...axis, size: 60, values: (_, marks) => marks.map(v => v.toLocaleString("en"))}];
+  const made = new uPlot({...size(), series: [{label: "at", value: (_, t) => t == null ? "-" : clock(1e3 * t, DAY_MS)}, ...series], axes}, [[], ...named.map(() => [])], $(id));
   addEventListener("resize", () => made.setSize(size()));
   return made;
 }
@@ -53,10 +58,11 @@ const share = curve("share", [["averaged", GREEN]], 0);
 function draw(status) {
   const h = status.history, scaled = (name, by) => h[name].map(v => v == null ? null : by * v);
   const at = h.up_s.map(t => Date.now() / 1e3 - (status.up_s - t));
-  losses.setData([at, h.train_loss, h.validation_loss, h.peers_loss, h.best_loss, h.worst_loss]);
-  speed.setData([at, h.tokens_per_s, h.swarm_tokens_per_s]);
-  line.setData([at, scaled("sent_bytes_per_s", 1e-6), scaled("received_bytes_per_s", 1e-6)]);
-  share.setData([at, scaled("averaged_share", 100)]);
+  const show = (curve, data) => { curve.setData(data); curve.setLegend({idx: at.length - 1}, false); };
+  show(losses, [at, h.train_loss, h.validation_loss, h.peers_loss, h.best_loss, h.worst_loss]);
+  show(speed, [at, h.tokens_per_s, h.swarm_tokens_per_s]);
+  show(line, [at, scaled("sent_bytes_per_s", 1e-6), scaled("received_bytes_per_s", 1e-6)]);
+  show(share, [at, scaled("averaged_share", 100)]);
 }
 
 // --- what is told --------------------------------------------------------------------------------
@@ -67,7 +73,7 @@ function tellRun(s) {
   $("state").textContent = s.doing && s.doing !== s.state ? `${s.state}: ${s.doing} (${duration(s.since_s)})` : s.state;
   const share = s.total_steps ? Math.min(1, s.step / s.total_steps) : 0;
   $("bar").value = share;
-  const left = s.left_s == null ? "" : `, ${duration(s.left_s)} left, until ${clock(Date.now() + 1e3 * s.left_s)}`;
+  const left = s.left_s == null ? "" : `, ${duration(s.left_s)} left, until ${clock(Date.now() + 1e3 * s.left_s, 1e3 * s.left_s)}`;
   $("far").textContent = s.total_steps ? `Step ${number(s.step)} of ${number(s.total_steps)} (${percent(share)})${left}` : "";
   const problems = s.problems ?? [];
   fill("problems", problems.map(p => element("li", `${p.words} (docs/${p.help})`)));

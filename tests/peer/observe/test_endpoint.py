@@ -73,7 +73,9 @@ def test_every_file_that_the_page_names_is_served_and_nothing_is_elsewhere() -> 
 
 def test_our_script_makes_text_alone_of_what_peers_say() -> None:
     script = ask(OPEN, "GET /page.js HTTP/1.1").body.decode()
-    assert re.findall(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|://", script) == []
+    assert (
+        re.findall(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|://", script) == []
+    )
 
 
 def test_the_licence_of_what_is_not_ours_lies_beside_it() -> None:
@@ -268,8 +270,14 @@ async def test_connections_are_bounded(autojump_clock) -> None:
 
 @pytest.mark.parametrize(
     ("address", "status"),
-    [("127.0.0.1", 200), ("::1", 200), ("::ffff:127.0.0.1", 200), ("fe80::1%eth0", 403)]
-    + [("192.0.2.1", 403), ("::ffff:192.0.2.1", 403)],
+    [
+        ("127.0.0.1", 200),
+        ("::1", 200),
+        ("::ffff:127.0.0.1", 200),
+        ("fe80::1%eth0", 403),
+        ("192.0.2.1", 403),
+        ("::ffff:192.0.2.1", 403),
+    ],
 )
 async def test_this_machine_is_told_by_the_address_that_asks(address: str, status: int) -> None:
     client: Any = OneQuestion(address)

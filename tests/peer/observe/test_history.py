@@ -36,7 +36,7 @@ def test_two_points_become_one_when_they_are_too_many():
     history = History(most_points=4)
     note(history, 9)
     told = history.to_json()
-    # Four samples make two points, two more points of two samples make two again, then one is begun.
+    # Four samples make two points, four more two again, which make one each; then one is begun.
     assert told["step"] == [1.5, 5.5, 8.0]
     assert told["up_s"] == [3.0, 11.0, 16.0]
     assert told["every_s"] == 4 * SAMPLE_EVERY_S
