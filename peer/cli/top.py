@@ -64,14 +64,13 @@ class Seen:
 
 def curve(values: Sequence[float | None], width: int, lines: int) -> list[str]:
     """Bars of the last values, from the least one up; highest line first."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return []
-    least, most = min(known), max(known)
+    shown = narrowed(values, width)
+    known = [value for value in shown if value is not None]
+    least, most = min(known, default=0.0), max(known, default=0.0)
     span = (most - least) or 1.0
     heights = [
         0 if value is None else 1 + round((8 * lines - 1) * (value - least) / span)
-        for value in narrowed(values, width)
+        for value in shown
     ]
     return [
         "".join(BLOCKS[min(8, max(0, height - 8 * below))] for height in heights)

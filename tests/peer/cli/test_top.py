@@ -165,7 +165,7 @@ def test_a_curve_rises_in_eighths() -> None:
     low, full = chr(0x2581), chr(0x2588)
     assert curve([0.0, 1.0, None, 0.0], 10, 1) == [f"{low}{full} {low}"]
     assert curve([0.0, 1.0], 10, 2) == [f" {full}", f"{low}{full}"]
-    assert curve([None], 10, CURVE_LINES) == []
+    assert curve([None], 10, CURVE_LINES) == [" "] * CURVE_LINES
 
 
 def test_many_values_share_a_column() -> None:
