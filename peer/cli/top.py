@@ -21,7 +21,6 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import Footer, Static, TabbedContent, TabPane
 
-from peer.facts import RECENT_ROUNDS
 from peer.observe.history import SAMPLE_EVERY_S
 from peer.observe.status import (
     Status,
@@ -30,6 +29,7 @@ from peer.observe.status import (
     pipeline_lines,
     progress_line,
     reach_line,
+    rounds_line,
 )
 from peer.options.config import ConfigError
 from peer.state.home import Home
@@ -79,7 +79,7 @@ def curve(values: Sequence[float | None], width: int, lines: int) -> list[str]:
 
 
 def narrowed(values: Sequence[float | None], width: int) -> list[float | None]:
-    """As many values as there are columns, each the mean of its neighbours."""
+    """Means of neighbours, one for each column, where there are more values than columns."""
     if len(values) <= width:
         return list(values)
     edges = [len(values) * column // width for column in range(width + 1)]
@@ -193,7 +193,6 @@ SPENT: Final = {
 def rounds(seen: Seen) -> RenderableType:
     status = seen.status
     outcomes, up_s = status.outcomes, status.up_s or 1.0
-    share = outcomes.recent_share
     table = _columns("outcome", "rounds")
     table.add_row("averaged", _count(outcomes.averaged))
     for reason, count in outcomes.skipped.items():
@@ -204,9 +203,8 @@ def rounds(seen: Seen) -> RenderableType:
         if seconds:
             bar = f"{part:>4.0%}  {BLOCKS[8] * round(24 * part)}"
             spent.add_row(SPENT.get(what, what), duration(seconds), bar)
-    recent = "-" if share is None else f"{share:.0%}"
     return Group(
-        Text(f"round {_count(status.round)}; {recent} of the last {RECENT_ROUNDS} averaged\n"),
+        Text(f"round {_count(status.round)}: {rounds_line(outcomes)}\n"),
         table,
         Text(""),
         spent,

@@ -296,7 +296,7 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         ("tokens", _number(status.tokens)),
         *(("cost", cost) for cost in [cost_line(status)] if cost),
         ("loss", f"train {_loss(status.train_loss)}  validation {_loss(status.validation_loss)}"),
-        ("rounds", _rounds(status.outcomes)),
+        ("rounds", rounds_line(status.outcomes)),
         *(("amended", line) for line in amendment_lines(status.amendments)),
         *_part(status),
         ("codec", status.codec or "-"),
@@ -317,7 +317,7 @@ def _part(status: Status) -> list[tuple[str, str]]:
     ]
 
 
-def _rounds(outcomes: Outcomes) -> str:
+def rounds_line(outcomes: Outcomes) -> str:
     skipped = ", ".join(f"{reason} {n}" for reason, n in outcomes.skipped.items() if n)
     counted = f"{outcomes.averaged} averaged; skipped: {skipped or 'none'}"
     share = outcomes.recent_share
