@@ -117,6 +117,5 @@ async def test_a_run_leaves_its_curve(tmp_path):
     (peer,) = told["peers"]
     assert peer["averages"] == met.averages > 10
     assert peer["average_s"] == pytest.approx(met.seconds / met.averages)
-    assert told["seconds"]["train"] > told["seconds"]["exchange"] > 0
     assert "linked with" in " ".join(told["log"])
     assert "history" not in swarm["a"].report.snapshot(history=False)
