@@ -102,7 +102,7 @@ async def test_what_is_waited_for_is_said_again(tmp_path):
 @simulated()
 async def test_a_run_leaves_its_curve(tmp_path):
     async with open_swarm(1, toy_spec(40), tmp_path) as swarm, trio.open_nursery() as nursery:
-        await start(swarm, "ab")
+        await start(swarm, "a", "b")
         nursery.start_soon(swarm["a"].report.keep_history)
         await swarm.finished()
         told = swarm["a"].report.snapshot(history=True)
