@@ -39,7 +39,7 @@ def exit_code_of(error: LocoError) -> ExitCode:
     from peer.network.identity import IdentityUnusable
     from peer.network.p2pd import CannotListen
     from peer.observe.control import NoDaemon
-    from peer.observe.metrics import EndpointUnavailable
+    from peer.observe.endpoint import EndpointUnavailable
     from peer.state.home import HomeError
     from peer.training.ports import CannotTrain
     from protocol.pipeline.question import CannotPlan
@@ -182,6 +182,14 @@ def status(
     if health:
         raise typer.Exit(say_health(home_of(home)))
     show_status(home_of(home), as_json=as_json, full_ids=bool(verbose))
+
+
+@command
+def top(home: opt.Home = None) -> None:
+    """Watch the peer of this home in the terminal: the swarm, links, rounds, the log."""
+    from .top import watch_here
+
+    watch_here(home)
 
 
 @command

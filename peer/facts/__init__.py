@@ -19,6 +19,7 @@ from msgspec import structs
 
 from protocol.errors import InvalidRunSpec
 from protocol.gossip.matchmaking import RoundSnapshot
+from protocol.limits import MAX_MEMBERS
 from protocol.membership.book import Fault
 from protocol.membership.dial_back import NatKind, Reach
 from protocol.membership.group import Group
@@ -303,6 +304,14 @@ class PackingFacts:
 
 
 @dataclass(slots=True)
+class Meetings:
+    """Rounds that were averaged with one partner, and how long the exchanges took together."""
+
+    averages: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
 class Facts:
     """The current state of this peer. Counts are since the start; None is not known yet.
 
@@ -329,6 +338,7 @@ class Facts:
         gradient_norm: of an inner step, before clipping; 0 before the first.
         held: the part of the model that we hold.
         chosen: the group that we shall be in, before that.
+        meetings: by partner; of MAX_MEMBERS, those that were first met last.
         stalled_s: time for which training stood still for averages that were late.
         diverged: chunks of the outer copy found to differ from a better one.
         healed, healed_s: those that were fetched, and how long that took.
@@ -383,6 +393,7 @@ class Facts:
     chosen: Group | None = None
     parameters: int | None = None
     averaged: int = 0
+    meetings: dict[str, Meetings] = field(default_factory=dict)
     stalled_s: float = 0.0
     diverged: int = 0
     healed: int = 0
@@ -451,6 +462,13 @@ class Facts:
         self.averaged += 1
         self.recent.append(True)
 
+    def count_meeting(self, partner_id: str, seconds: float) -> None:
+        if partner_id not in self.meetings and len(self.meetings) >= MAX_MEMBERS:
+            del self.meetings[next(iter(self.meetings))]
+        met = self.meetings.setdefault(partner_id, Meetings())
+        met.averages += 1
+        met.seconds += seconds
+
     def count_skipped(self, reason: SkipReason) -> None:
         self.skipped[reason] += 1
         self.recent.append(False)
@@ -467,6 +485,15 @@ class Facts:
     def count_timing(self, timing: RoundTiming) -> None:
         for phase in RoundPhase:
             self.phases[phase].observe(getattr(timing, f"{phase}_s"))
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """What time went into: the phases of rounds, and waiting for averages and for data.
+
+        While a round is trained, the one before is matched, exchanged and applied.
+        """
+        phases = {str(phase): durations.sum_s for phase, durations in self.phases.items()}
+        return phases | {"stalled": self.stalled_s, "data": self.corpus.waited_s}
 
     @property
     def averaged_share(self) -> float | None:

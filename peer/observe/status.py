@@ -126,6 +126,8 @@ class PeerStatus:
             so only nominal steps compare.
         rtt_s: smoothed round-trip time.
         validation_loss: as it says, nats per token.
+        averages: rounds that it was our partner in, since this daemon started.
+        average_s: how long the exchange took in them, on average.
     """
 
     peer_id: str
@@ -134,6 +136,8 @@ class PeerStatus:
     rtt_s: float | None = None
     step: int | None = None
     validation_loss: float | None = None
+    averages: int = 0
+    average_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +168,9 @@ class Status:
         doing: one short sentence on what is going on, or what we wait for.
         since_s: since `doing` last changed.
         problems: what is wrong.
+        up_s: since this daemon started.
+        price_per_hour: of this machine, as its owner says.
+        seconds: what time went into since then; some of it passes at once (`Facts.seconds`).
     """
 
     peer_id: str | None = None
@@ -195,6 +202,9 @@ class Status:
     doing: str | None = None
     since_s: float | None = None
     problems: tuple[Problem, ...] = ()
+    up_s: float | None = None
+    price_per_hour: float | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         tree: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))  # no NaN comes out
@@ -206,6 +216,11 @@ class Status:
     def from_json(cls, tree: Mapping[str, Any]) -> Self:
         """The inverse of `to_json`. Raises ValueError."""
         return msgspec.convert(tree, cls)
+
+    @property
+    def page(self) -> str | None:
+        """URL of the web page of this peer."""
+        return None if self.metrics is None else self.metrics.removesuffix("metrics")
 
     @property
     def trainers(self) -> int:
@@ -233,6 +248,15 @@ def progress_line(now: Status, *, losses: bool) -> str:
         parts.append(f"{duration(now.left_s)} left")
     parts.append("1 peer" if now.trainers == 1 else f"{now.trainers} peers")
     return ", ".join(parts)
+
+
+def cost_line(now: Status) -> str:
+    """Such as `1.24 so far, 3.10 at the end of the run (0.400 an hour)`."""
+    if now.price_per_hour is None or now.up_s is None:
+        return ""
+    so_far, end = (now.price_per_hour * s / 3600 for s in (now.up_s, now.up_s + (now.left_s or 0)))
+    later = "" if now.left_s is None else f", {end:,.2f} at the end of the run"
+    return f"{so_far:,.2f} so far{later} ({now.price_per_hour:.3g} an hour)"
 
 
 def duration(seconds: float) -> str:
@@ -291,13 +315,15 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         ("progress", progress_line(status, losses=False) + rate),
         ("round", f"{_number(status.round)}{chosen}"),
         ("tokens", _number(status.tokens)),
+        *(("cost", cost) for cost in [cost_line(status)] if cost),
         ("loss", f"train {_loss(status.train_loss)}  validation {_loss(status.validation_loss)}"),
-        ("rounds", _rounds(status.outcomes)),
+        ("rounds", rounds_line(status.outcomes)),
         *(("amended", line) for line in amendment_lines(status.amendments)),
         *_part(status),
         ("codec", status.codec or "-"),
         ("reachable", "-" if status.reach is None else reach_line(status.reach)),
         ("address", (status.address or "-") + note),
+        ("page", f"{status.page}  (in a terminal: loco-peer top)" if status.page else "-"),
         ("metrics", status.metrics or "-"),
     ]
 
@@ -317,7 +343,7 @@ def _part(status: Status) -> list[tuple[str, str]]:
     ]
 
 
-def _rounds(outcomes: Outcomes) -> str:
+def rounds_line(outcomes: Outcomes) -> str:
     skipped = ", ".join(f"{reason} {n}" for reason, n in outcomes.skipped.items() if n)
     counted = f"{outcomes.averaged} averaged; skipped: {skipped or 'none'}"
     share = outcomes.recent_share

@@ -273,9 +273,9 @@ class PeerConfig:
     metrics: HostPort = _watching(
         parse_host_port,
         "HOST:PORT",
-        "Address for Prometheus metrics; port 0 picks one.",
+        "Address for the web page and Prometheus metrics; port 0 picks one.",
         default=HostPort("127.0.0.1", 0),
-        see="The home keeps the port.",
+        see="The home keeps the port ([watching](watching.md)).",
     )
     metrics_host: tuple[str, ...] = _watching(
         many(values.host_name),
@@ -290,6 +290,17 @@ class PeerConfig:
         "Tell this URL what is wrong, and when it is over: a topic of ntfy, or a webhook of Slack"
         " or Discord. @FILE holds it, or LOCO_NOTIFY: process lists show options.",
         see="See [being told](#being-told).",
+    )
+    metrics_token: str | None = _watching(
+        values.page_token,
+        "@FILE",
+        "The file that holds a token for page and metrics. Or set it in LOCO_METRICS_TOKEN.",
+        see="See [from elsewhere](watching.md#from-elsewhere).",
+    )
+    price_per_hour: float | None = _watching(
+        number("dollars an hour", 0, 1e6),
+        "DOLLARS",
+        "Price of this machine, to show what the run has cost on it so far.",
     )
     json_ready: bool = _flag(
         OptionGroup.WATCHING,
@@ -337,7 +348,7 @@ OPTIONS: Final[Mapping[str, Option]] = {
     if field.metadata
     for option in [dataclasses.replace(field.metadata["option"], attribute=field.name)]
 }
-SECRETS: Final = frozenset({"invite", "notify"})
+SECRETS: Final = frozenset({"invite", "metrics-token", "notify"})
 """Options whose values are shown to nobody."""
 NOT_GIVEN: Final = "-"
 

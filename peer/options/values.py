@@ -120,7 +120,18 @@ def web_address(value: Any) -> str:
     return text
 
 
+def page_token(value: Any) -> str:
+    """A token that a header, a cookie and an address can hold, or, behind an @, its file."""
+    text = _secret(value)
+    if not re.fullmatch(r"[A-Za-z0-9_-]{16,256}", text):
+        raise ValueError(
+            "use 16 to 256 letters, digits, - and _, such as `openssl rand -hex 16` prints"
+        )
+    return text
+
+
 def _secret(value: Any) -> str:
+    """The text, or that of the file behind an @."""
     text = str(value)
     if not text.startswith("@"):
         return text

@@ -164,6 +164,7 @@ class PairLane:
             facts.count_averaged()
             if facts.replica_distance is not None:
                 facts.distances.append((own.step, facts.replica_distance))
+            facts.count_meeting(outcome.partner_id, settled.exchange_s)
             self._events.emit(
                 EventName.ROUND_AVERAGED,
                 round=own.round,

@@ -69,6 +69,8 @@ FULL = Status(
             rtt_s=0.0125,
             step=4171,
             validation_loss=2.5,
+            averages=12,
+            average_s=0.25,
         ),
     ),
     metrics="http://127.0.0.1:1/metrics",
@@ -84,6 +86,9 @@ FULL = Status(
     doing="training [round 3]",
     since_s=12.4,
     problems=(Problem("alone", "no other peer", "troubleshooting.md#alone"),),
+    up_s=7200.0,
+    price_per_hour=0.4,
+    seconds={"train": 7000.0, "exchange": 12.0},
 )
 
 
@@ -112,6 +117,8 @@ def test_json_has_exactly_these_keys() -> None:
                 "rtt_s": None,
                 "step": None,
                 "validation_loss": None,
+                "averages": 0,
+                "average_s": None,
             },
             {
                 "peer_id": "12D3KooWdddddddd",
@@ -120,6 +127,8 @@ def test_json_has_exactly_these_keys() -> None:
                 "rtt_s": 0.0125,
                 "step": 4171,
                 "validation_loss": 2.5,
+                "averages": 12,
+                "average_s": 0.25,
             },
         ],
         "metrics": "http://127.0.0.1:1/metrics",
@@ -137,6 +146,9 @@ def test_json_has_exactly_these_keys() -> None:
         "problems": [
             {"name": "alone", "words": "no other peer", "help": "troubleshooting.md#alone"}
         ],
+        "up_s": 7200.0,
+        "price_per_hour": 0.4,
+        "seconds": {"train": 7000.0, "exchange": 12.0},
     }
 
 
@@ -144,7 +156,15 @@ def test_unknown_is_null() -> None:
     tree = json.loads(json.dumps(Status().to_json()))
     assert tree["state"] == "starting"
     assert tree["outcomes"] == {"averaged": 0, "skipped": {}, "recent_share": None}
-    unknown = set(tree) - {"state", "outcomes", "peers", "microbatches", "amendments", "problems"}
+    unknown = set(tree) - {
+        "state",
+        "outcomes",
+        "peers",
+        "microbatches",
+        "amendments",
+        "problems",
+        "seconds",
+    }
     assert all(tree[name] is None for name in unknown)
 
 
@@ -182,6 +202,8 @@ def test_people_see_a_table() -> None:
         "1:dddddddd (2x)",
         "dddddddd 40.0 + 2.5 ms",
         "no (IPv4 no, IPv6 unknown; router: cone); relayed by cccccccc; 1 peers through relays",
+        "0.80 so far, 0.84 at the end of the run (0.4 an hour)",
+        "http://127.0.0.1:1/  (in a terminal: loco-peer top)",
         "2.50% apart at the last average in this stage",
         "1, from round 14 (step 280) on: optimizer.learning_rate = 0.001",
         "bbbbbbbb  (RunPod's environment; only reachable from this network)",
