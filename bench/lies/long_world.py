@@ -10,6 +10,7 @@ from bench.quality.world import World
 from peer.rounds.shares import MEMBER_WEIGHT
 from protocol.schedule.data_plan import DataPlan
 
+from .arms import PEERS
 from .stack import Stack
 
 MEASURED_BLOCKS: Final = 16
@@ -77,6 +78,7 @@ class LongWorld:
         self._blocks_NSBT = torch.stack(blocks).view(shape).to(device)
         held_out = world.corpus.validation_blocks(setting.final_blocks)
         self.held_out_BT = torch.from_numpy(held_out).to(device)
+        self._own: dict[tuple[int, int], torch.Tensor] = {}
 
     def blocks(self, step: int) -> torch.Tensor:
         """What each of the peers trains in a step, the first being 0: [N, B, T + 1]."""
@@ -84,10 +86,15 @@ class LongWorld:
 
     def own_blocks(self, moment: int, peer: int) -> torch.Tensor:
         """What a peer measures with at a moment: [B, T + 1], drawn anew."""
-        generator = torch.Generator().manual_seed((self.seed * 100_003 + moment) * 64 + peer)
-        count = self._corpus.num_blocks
-        drawn = torch.randint(count, (MEASURED_BLOCKS,), generator=generator)
-        return torch.from_numpy(self._corpus.blocks(drawn.numpy())).to(self._device)
+        if (moment, peer) not in self._own:
+            if len(self._own) > PEERS:
+                self._own.clear()
+            generator = torch.Generator().manual_seed((self.seed * 100_003 + moment) * 64 + peer)
+            count = self._corpus.num_blocks
+            drawn = torch.randint(count, (MEASURED_BLOCKS,), generator=generator)
+            blocks = torch.from_numpy(self._corpus.blocks(drawn.numpy()))
+            self._own[moment, peer] = blocks.to(self._device)
+        return self._own[moment, peer]
 
     def checkpoint(self) -> torch.Tensor:
         """Weights that one has trained, with as many sequences a step as all peers together."""
