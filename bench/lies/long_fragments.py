@@ -17,11 +17,11 @@ from protocol.plausible import CLIP_FACTOR, Plausibility, contribution_shares
 from protocol.run.sections import DilocoSection
 
 from .arms import NONE
-from .liars import Liars, Scene, of_length, rms
+from .liars import JUST_BELOW
 from .long_arms import MEASURING, SLY, LongArm
-from .long_pairs import NAMES
+from .long_pairs import NAMES, SCALES
 from .long_world import Counts, LongWorld
-from .stack import Stack, lengths, quantised
+from .stack import Stack, lengths, of_length, quantised
 
 LEFT_OUT_OF: Final = 3
 """An owner leaves out one of so many, at most."""
@@ -36,11 +36,11 @@ class _Company:
     arm: LongArm
     index: int
     rows: slice
-    liars: Liars
     counts: Counts = field(default_factory=Counts)
     seen: defaultdict[tuple[int, int], Plausibility] = field(
         default_factory=partial(defaultdict, Plausibility)
     )
+    directions: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +61,13 @@ class LongFragments:
         first = 0
         for index, arm in enumerate(arms):
             rows = slice(first, first + arm.peers)
-            self.companies.append(_Company(arm, index, rows, Liars(arm.attack, world.seed)))
+            self.companies.append(_Company(arm, index, rows))
             first += arm.peers
         of_rows = [of.index for of in self.companies for _ in range(of.arm.peers)]
         self._company_R = torch.tensor(of_rows, device=device)
-        self.phi_JP = stack.theta_RP[[of.rows.start for of in self.companies]].clone()
+        firsts = [of.rows.start for of in self.companies]
+        self._firsts_J = torch.tensor(firsts, device=device)
+        self.phi_JP = stack.theta_RP[self._firsts_J].clone()
         self._v_JP = torch.zeros_like(self.phi_JP)
         self._momentum_RP = torch.zeros_like(stack.theta_RP)
         centred = [of.arm.defence == "centred" for of in self.companies]
@@ -120,64 +122,68 @@ class LongFragments:
         own_RC = sent_RC
         sent_RC = self._with_lies(fragment, cycle, sent_RC, is_last=is_last)
         chunks = self._fragments[fragment].chunks
-        stepped = torch.zeros(len(self.companies), len(chunks), device=sent_RC.device)
         owners = {
             peers: owners_of_chunks(f"long/{fragment}/{cycle}", len(chunks), NAMES[:peers])
             for peers in {of.arm.peers for of in self.companies}
         }
         for chunk, (start, stop) in enumerate(chunks):
             columns = self._columns[fragment][start:stop]
-            values_RC, centre_JC = sent_RC[:, start:stop], self._v_JP[:, columns]
+            values_RC = sent_RC[:, start:stop]
             owner = {peers: NAMES.index(names[chunk]) for peers, names in owners.items()}
             moment = (cycle * len(self._fragments) + fragment) * len(chunks) + chunk
             mean_JC = quantised(
                 self._mean(values_RC, columns, owner, moment, is_last=is_last)
             )
-            firsts = [of.rows.start for of in self.companies]
-            first_lengths = lengths(own_RC[firsts][:, start:stop]).tolist()
-            found = zip(self.companies, lengths(mean_JC).tolist(), first_lengths, strict=True)
-            for of, length, ours in found:
+            firsts_JC = own_RC[self._firsts_J][:, start:stop]
+            found = torch.stack((lengths(mean_JC), lengths(firsts_JC))).T.tolist()
+            stepped = []
+            for of, (length, ours) in zip(self.companies, found, strict=True):
                 scale = FIRST_RESULTS * ours
                 share = of.seen[fragment, chunk].share("", length, scale, expected=scale)
-                stepped[of.index, chunk] = share is not None or of.arm.defence == "none"
-            self._step(columns, mean_JC, centre_JC, stepped[:, chunk : chunk + 1], is_last=is_last)
+                stepped.append(share is not None or of.arm.defence == "none")
+            self._step(columns, mean_JC, stepped, is_last=is_last)
 
     # --- lies -------------------------------------------------------------------------------------
     def _with_lies(
         self, fragment: int, cycle: int, sent_RC: torch.Tensor, *, is_last: bool
     ) -> torch.Tensor:
-        sent_RC = sent_RC.clone()
+        """The same with what liars send in the place of theirs; as in liars.py."""
+        found, lied_RC = lengths(sent_RC).tolist(), sent_RC.clone()
         for of in self.companies:
             if not of.arm.liars:
                 continue
-            moves_NC = -sent_RC[of.rows]
-            honest = list(moves_NC[: of.arm.honest])
-            usual = median_low(sorted(lengths(moves_NC[: of.arm.honest]).tolist()))
-            first = of.rows.start + of.arm.honest
-            if of.arm.attack == SLY:
-                sent_RC[first : of.rows.stop] = -self._sly(of, fragment, cycle, moves_NC, usual)
-                continue
-            reach = CLIP_FACTOR * usual
-            if of.arm.defence == "centred" and of.arm.attack == "collude" and not is_last:
-                # Whatever is beyond the centre is clipped: far in one direction is all the way.
-                centre_C = self._v_JP[of.index, self._columns[fragment]]
-                lie_C = of.liars.lied_move(Scene(fragment, moves_NC[-1], honest, FAR * usual))
-                sent_RC[first : of.rows.stop] = quantised(centre_C - lie_C)
-                continue
-            for liar in range(of.arm.honest, of.arm.peers):
-                scene = Scene(fragment, moves_NC[liar], honest, reach)
-                sent_RC[of.rows.start + liar] = quantised(-of.liars.lied_move(scene))
-        return sent_RC
+            honest = slice(of.rows.start, of.rows.start + of.arm.honest)
+            liars = slice(honest.stop, of.rows.stop)
+            mean_C, usual = -sent_RC[honest].mean(0), median_low(sorted(found[honest]))
+            if of.arm.attack == "inner":
+                lied_RC[liars] = -of_length(-mean_C, median(found[honest]))
+            elif of.arm.attack == "collude":
+                push_C = of.directions.setdefault(fragment, -mean_C)
+                if of.arm.defence == "centred" and not is_last:
+                    # What is beyond the centre is clipped: far in one direction is all the way.
+                    centre_C = self._v_JP[of.index, self._columns[fragment]]
+                    lied_RC[liars] = centre_C - of_length(push_C, FAR * usual)
+                else:
+                    lied_RC[liars] = -of_length(push_C, JUST_BELOW * CLIP_FACTOR * usual)
+            elif of.arm.attack == SLY:
+                push_C = of.directions.setdefault(fragment, -mean_C)
+                lied_RC[liars] = -self._sly(of, fragment, cycle, -sent_RC[honest], push_C, usual)
+            else:
+                lied_RC[liars] = SCALES[of.arm.attack] * sent_RC[liars]
+        return quantised(lied_RC)
 
     def _sly(
-        self, of: _Company, fragment: int, cycle: int, moves_NC: torch.Tensor, usual: float
+        self,
+        of: _Company,
+        fragment: int,
+        cycle: int,
+        honest_NC: torch.Tensor,
+        push_C: torch.Tensor,
+        usual: float,
     ) -> torch.Tensor:
         """The mean of the honest, and as far against them as it still helps enough."""
-        honest_NC = moves_NC[: of.arm.honest]
-        if fragment not in of.liars._directions:  # noqa: SLF001 - one mind
-            of.liars._directions[fragment] = -honest_NC.mean(0)  # noqa: SLF001
-        push_C = of_length(of.liars._directions[fragment], usual)  # noqa: SLF001
-        lies_LC = torch.stack([honest_NC.mean(0) + length * push_C for length in SLY_LENGTHS])
+        mean_C, push_C = honest_NC.mean(0), of_length(push_C, usual)
+        lies_LC = torch.stack([mean_C + length * push_C for length in SLY_LENGTHS])
         tried_NC = torch.cat((torch.zeros_like(lies_LC[:1]), lies_LC, honest_NC))
         weights_NP = self.phi_JP[of.index].repeat(len(tried_NC), 1)
         weights_NP[:, self._columns[fragment]] += tried_NC
@@ -186,10 +192,10 @@ class LongFragments:
         gains = [losses[0] - loss for loss in losses[1:]]
         middle = median(gains[len(lies_LC) :])
         needed = middle / 2 if of.arm.defence == "half" else min(0.0, middle)
-        for lie_C, gain in zip(lies_LC, gains, strict=False):
-            if gain >= needed + 0.0005 and rms(lie_C) <= CLIP_FACTOR * usual:
-                return quantised(lie_C)
-        return quantised(honest_NC.mean(0))
+        for lie_C, gain, length in zip(lies_LC, gains, lengths(lies_LC).tolist(), strict=False):
+            if gain >= needed + 0.0005 and length <= CLIP_FACTOR * usual:
+                return lie_C
+        return mean_C
 
     # --- defences ---------------------------------------------------------------------------------
     def _mean(
@@ -204,34 +210,54 @@ class LongFragments:
         """What owners make of the contributions to a chunk."""
         found = lengths(values_RC).tolist()
         gains = self._gains(values_RC, columns, owner, moment)
-        weights, kept_J1 = [], torch.zeros(len(self.companies), 1, device=values_RC.device)
+        course_RC = self._v_JP[:, columns][self._company_R]
+        away = lengths(values_RC - course_RC).tolist()
+        trust = self._trust(values_RC, course_RC, owner)
+        weights: list[float] = []
+        kept: list[float] = []
         for of in self.companies:
-            lengths_N, defence = found[of.rows], of.arm.defence
-            shares = contribution_shares(lengths_N)
+            of_lengths, defence = found[of.rows], of.arm.defence
+            shares = contribution_shares(of_lengths)
             if defence == "none":
                 shares = [1.0] * len(shares)
             elif defence == "centred" and not is_last:
-                away = lengths(values_RC[of.rows] - self._v_JP[of.index, columns]).tolist()
-                middle = median_low(sorted(away))
-                shares = [min(1.0, middle / max(each, 1e-30)) for each in away]
-                kept_J1[of.index] = 1 - sum(shares) / len(shares)
+                middle = median_low(sorted(away[of.rows]))
+                shares = [min(1.0, middle / max(each, 1e-30)) for each in away[of.rows]]
             shares = [share / len(shares) for share in shares]
+            kept.append(1 - sum(shares) if defence == "centred" and not is_last else 0.0)
             if defence in MEASURING:
                 left_out = self._left_out(of, gains[of.rows], owner[of.arm.peers])
                 shares = [0.0 if i in left_out else share for i, share in enumerate(shares)]
                 shares = [share * len(shares) / (len(shares) - len(left_out)) for share in shares]
-            if defence in ("trust", "course") and not is_last:
-                shares = self._trusted(of, values_RC, columns, owner[of.arm.peers], lengths_N)
+            if defence in ("trust", "course") and not is_last and sum(trust[of.rows]) > 0:
+                length = median_low(sorted(of_lengths))
+                if defence == "trust":
+                    length = of_lengths[owner[of.arm.peers]]
+                shares = _trusted(trust[of.rows], of_lengths, length)
             weights += shares
             self._note(of, shares)
-        weight_R1 = torch.tensor(weights, device=values_RC.device)[:, None]
-        mean_JC = torch.zeros(len(self.companies), len(columns), device=values_RC.device)
+        device = values_RC.device
+        weight_R1 = torch.tensor(weights, device=device)[:, None]
+        mean_JC = torch.tensor(kept, device=device)[:, None] * self._v_JP[:, columns]
         mean_JC.index_add_(0, self._company_R, weight_R1 * values_RC)
-        mean_JC += kept_J1 * self._v_JP[:, columns]
         for of in self.companies:
             if of.arm.defence == "trim":
                 mean_JC[of.index] = _trimmed(values_RC[of.rows], found[of.rows])
         return mean_JC
+
+    def _trust(
+        self, values_RC: torch.Tensor, course_RC: torch.Tensor, owner: dict[int, int]
+    ) -> list[float]:
+        """The cosine with what each is held against, no less than 0."""
+        by_owner, owners = [], []
+        for of in self.companies:
+            by_owner += [of.arm.defence == "trust"] * of.arm.peers
+            owners += [of.rows.start + owner[of.arm.peers]] * of.arm.peers
+        by_owner_R1 = torch.tensor(by_owner, device=values_RC.device)[:, None]
+        owners_R = torch.tensor(owners, device=values_RC.device)
+        reference_RC = torch.where(by_owner_R1, values_RC[owners_R], course_RC)
+        found = torch.cosine_similarity(values_RC, reference_RC, dim=1).clamp(min=0)
+        return found.nan_to_num(0.0).tolist()
 
     @staticmethod
     def _note(of: _Company, shares: Sequence[float]) -> None:
@@ -274,39 +300,18 @@ class LongFragments:
         odd = [peer for peer in range(len(gains)) if not gains[peer] >= needed]
         return set(sorted(odd, key=lambda peer: gains[peer])[:most])
 
-    def _trusted(
-        self,
-        of: _Company,
-        values_RC: torch.Tensor,
-        columns: torch.Tensor,
-        owner: int,
-        lengths_N: Sequence[float],
-    ) -> list[float]:
-        """Weights by the cosine with a reference, at its length."""
-        values_NC = values_RC[of.rows]
-        course_C = self._v_JP[of.index, columns]
-        by_owner = of.arm.defence == "trust" or not bool(course_C.any())
-        reference_C = values_NC[owner] if by_owner else course_C
-        length = lengths_N[owner] if of.arm.defence == "trust" else median_low(sorted(lengths_N))
-        trust = torch.cosine_similarity(values_NC, reference_C[None], dim=1).clamp(min=0).tolist()
-        total = sum(trust)
-        if total <= 0:
-            return [0.0] * len(trust)
-        ratios = [length / max(each, 1e-30) for each in lengths_N]
-        return [each * ratio / total for each, ratio in zip(trust, ratios, strict=True)]
-
     # --- the outer step ---------------------------------------------------------------------------
     def _step(
         self,
         columns: torch.Tensor,
         mean_JC: torch.Tensor,
-        v_JC: torch.Tensor,
-        stepped_J1: torch.Tensor,
+        stepped: Sequence[bool],
         *,
         is_last: bool,
     ) -> None:
         """Nesterov's; the momentum of `centred` lies with the peers, which makes the same step."""
         rate, momentum = self._diloco.learning_rate, self._diloco.momentum
+        v_JC = self._v_JP[:, columns]
         if is_last:
             move_JC, new_JC = mean_JC, v_JC
         else:
@@ -314,7 +319,7 @@ class LongFragments:
             plain_JC = rate * (mean_JC + momentum * new_JC)
             ahead_JC = (1 + momentum) * mean_JC - momentum * v_JC
             move_JC = torch.where(self._centred_J1, rate / (1 - momentum) * ahead_JC, plain_JC)
-        is_stepped = stepped_J1 > 0
+        is_stepped = torch.tensor(stepped, device=mean_JC.device)[:, None]
         phi_JC = self.phi_JP[:, columns]
         phi_JC = torch.where(is_stepped, phi_JC - move_JC, phi_JC)
         self.phi_JP[:, columns] = phi_JC
@@ -323,6 +328,12 @@ class LongFragments:
         merged_RC = theta_RC.lerp(phi_JC[self._company_R], 1 - self._diloco.merge)
         is_merged_R1 = is_stepped[self._company_R]
         self._stack.theta_RP[:, columns] = torch.where(is_merged_R1, merged_RC, theta_RC)
+
+
+def _trusted(trust: Sequence[float], found: Sequence[float], length: float) -> list[float]:
+    """Weights of vectors of these lengths, each made as long as the reference."""
+    pairs = zip(trust, found, strict=True)
+    return [each * length / max(own, 1e-30) / sum(trust) for each, own in pairs]
 
 
 def _trimmed(values_NC: torch.Tensor, found: Sequence[float]) -> torch.Tensor:

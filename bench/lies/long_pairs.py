@@ -11,21 +11,23 @@ import torch
 
 from peer.averaging.gossip.lane import EXPECTED_AT_FIRST, FARTHEST_AT_FIRST, FARTHEST_WHOLE
 from protocol.gossip.matchmaking import pair_rank, resting
-from protocol.plausible import CLIP_FACTOR, WINDOW, Plausibility
+from protocol.plausible import CLIP_FACTOR, LEAST_CLIP, WINDOW, Plausibility
 
 from .arms import PEERS
-from .liars import JUST_BELOW, Liars, Scene, of_length
+from .liars import JUST_BELOW
 from .long_arms import MEASURING, SLY, LongArm
 from .long_world import Counts, LongWorld
 from .pairs import ROUND_S
-from .stack import Stack, lengths, quantised
+from .stack import Stack, lengths, of_length, quantised
 
 NAMES: Final = tuple(f"peer-{index:02d}" for index in range(PEERS))
+SCALES: Final = {"flip": -1.0, "scale-10": 10.0}
 CENTRE_SHARE: Final = 0.2
 COURSE_SHARE: Final = 0.1
 """How much of a centre, and of its course, is new in each round."""
 SLY_LENGTHS: Final = (3.0, 2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.0)
 """In usual distances."""
+SLY_MARGIN: Final = 0.001
 
 
 class _Peer:
@@ -38,11 +40,12 @@ class _Peer:
 class _Company:
     """One run: its arm, and the rows of its peers."""
 
-    def __init__(self, arm: LongArm, first: int, seed: int) -> None:
+    def __init__(self, arm: LongArm, first: int) -> None:
         self.arm, self.first = arm, first
         self.peers = [_Peer() for _ in range(arm.peers)]
-        self.liars = Liars(arm.attack, seed)
+        self.direction: torch.Tensor | None = None
         self.counts = Counts()
+        self.honest_rows = slice(first, first + arm.honest)
 
     def partners(self, order: Sequence[tuple[int, int]], now_s: float) -> dict[int, int]:
         """The pairs of a round, both ways."""
@@ -68,7 +71,7 @@ class LongPairs:
         self.companies: list[_Company] = []
         for arm in arms:
             first = sum(each.arm.peers for each in self.companies)
-            self.companies.append(_Company(arm, first, world.seed))
+            self.companies.append(_Company(arm, first))
         self.phi_RP = stack.theta_RP.clone()
         self._centre_RP, self._course_RP = self.phi_RP.clone(), torch.zeros_like(self.phi_RP)
 
@@ -128,47 +131,65 @@ class LongPairs:
         sent_RP: torch.Tensor,
         round_: int,
     ) -> None:
-        theta_RP = self._stack.theta_RP
-        own_lengths = lengths(theta_RP).tolist()
+        """Put what liars send in the place of theirs; as in liars.py."""
+        theta_RP, phi_RP = self._stack.theta_RP, self.phi_RP
+        own_lengths, moved = torch.stack((lengths(theta_RP), lengths(theta_RP - phi_RP))).tolist()
+        lies: dict[int, torch.Tensor] = {}
+        sly: list[tuple[_Company, int, float]] = []
         for of, pairs in met:
-            rows = slice(of.first, of.first + of.arm.peers)
-            fooled = [one for one, other in pairs.items() if not of.is_liar(one) and of.is_liar(other)]
-            if not fooled:
-                continue
-            moves_NP = theta_RP[rows] - self.phi_RP[rows]
-            honest = list(moves_NP[: of.arm.honest])
-            for one in fooled:
-                row, liar = of.first + one, pairs[one]
+            for one, other in pairs.items():
+                if of.is_liar(one) or not of.is_liar(other):
+                    continue
+                row, liar, honest = of.first + one, of.first + other, of.honest_rows
                 reach = of.peers[one].plausible.bound(FARTHEST_AT_FIRST * own_lengths[row])
+                if of.direction is None:
+                    of.direction = (phi_RP[honest] - theta_RP[honest]).mean(0)
                 if of.arm.attack == SLY:
-                    lie_P = self._sly(of, one, own_RP, reach, round_)
+                    sly.append((of, one, reach))
+                elif of.arm.attack == "collude":
+                    lies[row] = theta_RP[row] + of_length(of.direction, JUST_BELOW * reach)
+                elif of.arm.attack == "inner":
+                    against_P = (phi_RP[honest] - theta_RP[honest]).mean(0)
+                    lies[row] = phi_RP[liar] + of_length(against_P, median(moved[honest]))
                 else:
-                    move_P = of.liars.lied_move(Scene(0, moves_NP[liar], honest, reach))
-                    base_RP = theta_RP if of.arm.attack == "collude" else self.phi_RP
-                    lie_P = base_RP[row if of.arm.attack == "collude" else of.first + liar] + move_P
-                sent_RP[row] = quantised(lie_P)
+                    scale = SCALES[of.arm.attack]
+                    lies[row] = phi_RP[liar] + scale * (theta_RP[liar] - phi_RP[liar])
+        lies |= self._sly(sly, own_RP, round_)
+        if lies:
+            rows = torch.tensor(list(lies), device=sent_RP.device)
+            sent_RP[rows] = quantised(torch.stack(list(lies.values())))
 
     def _sly(
-        self, of: _Company, one: int, own_RP: torch.Tensor, reach: float, round_: int
-    ) -> torch.Tensor:
+        self, fooled: Sequence[tuple[_Company, int, float]], own_RP: torch.Tensor, round_: int
+    ) -> dict[int, torch.Tensor]:
         """The mean of the honest, and from there as far against them as it still helps enough."""
-        honest_NP = own_RP[of.first : of.first + of.arm.honest]
-        mean_P, own_P = honest_NP.mean(0), own_RP[of.first + one]
-        if 0 not in of.liars._directions:  # noqa: SLF001 - one mind
-            phi_NP = self.phi_RP[of.first : of.first + of.arm.honest]
-            of.liars._directions[0] = (phi_NP - honest_NP).mean(0)  # noqa: SLF001
-        usual = float(lengths(honest_NP - own_P).median())
-        push_P = of_length(of.liars._directions[0], 1.0)  # noqa: SLF001
-        lies_LP = torch.stack([mean_P + length * usual * push_P for length in SLY_LENGTHS])
-        after_LP = torch.cat((own_P[None], (lies_LP + own_P) / 2))
+        if not fooled:
+            return {}
+        lies, usuals = [], []
+        for of, one, _ in fooled:
+            honest_NP, own_P = own_RP[of.honest_rows], own_RP[of.first + one]
+            usual = lengths(honest_NP - own_P).median()
+            assert of.direction is not None, "it is set with the first lie"
+            push_P, mean_P = of_length(of.direction, usual), honest_NP.mean(0)
+            lies.append(torch.stack([mean_P + length * push_P for length in SLY_LENGTHS]))
+            usuals.append(usual)
+        lies_NLP = torch.stack(lies)
+        own_N1P = torch.stack([own_RP[of.first + one] for of, one, _ in fooled])[:, None]
+        after_NLP = torch.cat((own_N1P, (lies_NLP + own_N1P) / 2), dim=1)
         blocks = self._world.own_blocks(round_, PEERS - 1)  # the liars' own
-        losses = self._stack.losses(after_LP, blocks.expand(len(after_LP), -1, -1)).tolist()
-        needed = self._needed(of, one) + 0.001
-        for lie_P, loss in zip(lies_LP, losses[1:], strict=True):
-            is_near = float(lengths(lie_P - own_P)) < JUST_BELOW * min(reach, 1.25 * usual)
-            if is_near and losses[0] - loss >= needed:
-                return lie_P
-        return mean_P
+        tried_NP = after_NLP.flatten(0, 1)
+        found = self._stack.losses(tried_NP, blocks.expand(len(tried_NP), -1, -1))
+        losses = found.view(len(fooled), -1).tolist()
+        distances = lengths(lies_NLP - own_N1P).tolist()
+        chosen = {}
+        for number, (of, one, reach) in enumerate(fooled):
+            most = JUST_BELOW * min(reach, LEAST_CLIP * float(usuals[number]))
+            needed = self._needed(of, one) + SLY_MARGIN
+            before, *after = losses[number]
+            pairs = zip(distances[number], after, strict=True)
+            fit = [i for i, (far, loss) in enumerate(pairs) if far < most and before - loss >= needed]
+            chosen[of.first + one] = lies_NLP[number, fit[0] if fit else -1]
+        return chosen
 
     @staticmethod
     def _needed(of: _Company, one: int) -> float:

@@ -37,6 +37,11 @@ def lengths(values: torch.Tensor) -> torch.Tensor:
     return torch.linalg.vector_norm(values, dim=-1) / values.shape[-1] ** 0.5
 
 
+def of_length(values: torch.Tensor, length: float | torch.Tensor) -> torch.Tensor:
+    """The vector in that direction whose root mean square is `length`."""
+    return values * (length / lengths(values).clamp(min=1e-30))
+
+
 class Stack:
     """R replicas, all with the first weights of the seed."""
 
