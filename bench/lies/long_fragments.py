@@ -85,7 +85,7 @@ class LongFragments:
         count = len(self._fragments)
         for fragment, cycle in sends_between(step - 1, step, count, self._world.inner_steps):
             due_step = step + self._diloco.overlap_steps
-            sent_RC = self._sent(fragment, is_last=False)
+            sent_RC = self._sent(fragment, is_last=cycle == self._last_cycle)
             self._on_their_way.append(_OnItsWay(fragment, cycle, due_step, sent_RC))
         self._take_in(step)
 
@@ -94,7 +94,7 @@ class LongFragments:
         self._take_in(None)
         for fragment in range(len(self._fragments)):
             sent_RC = self._sent(fragment, is_last=True)
-            self._average(fragment, self._last_cycle, sent_RC, is_last=True)
+            self._average(fragment, self._last_cycle, sent_RC)
 
     def judged(self, company: int) -> torch.Tensor:
         """Slow weights of its honest peers: all have the same."""
@@ -104,7 +104,7 @@ class LongFragments:
         for sent in tuple(self._on_their_way):
             if step is None or sent.due_step <= step:
                 self._on_their_way.remove(sent)
-                self._average(sent.fragment, sent.cycle, sent.sent_RC, is_last=False)
+                self._average(sent.fragment, sent.cycle, sent.sent_RC)
 
     def _sent(self, fragment: int, *, is_last: bool) -> torch.Tensor:
         """What each would take away from the slow weights; with `centred` its momentum."""
@@ -116,10 +116,8 @@ class LongFragments:
             own_RC = torch.where(self._centred_J1[self._company_R], memory_RC, own_RC)
         return quantised(own_RC)
 
-    def _average(
-        self, fragment: int, cycle: int, sent_RC: torch.Tensor, *, is_last: bool
-    ) -> None:
-        own_RC = sent_RC
+    def _average(self, fragment: int, cycle: int, sent_RC: torch.Tensor) -> None:
+        own_RC, is_last = sent_RC, cycle == self._last_cycle
         sent_RC = self._with_lies(fragment, cycle, sent_RC, is_last=is_last)
         chunks = self._fragments[fragment].chunks
         owners = {
