@@ -58,7 +58,7 @@ def trained(thetas: list[torch.Tensor], after_step: Callable[[int], None], round
     generator = torch.Generator().manual_seed(1)
     for step in range(1, rounds * SPEC.sync.round_steps + 1):
         for theta_P in thetas:
-            theta_P.add_(torch.randn(theta_P.shape, generator=generator), alpha=1e-3)
+            theta_P.add_(torch.randn(theta_P.shape[-1:], generator=generator), alpha=1e-3)
         after_step(step)
 
 
