@@ -198,7 +198,7 @@ def _lost(loss: float, run: Line, alone: Line | None) -> float:
     if alone is None or not math.isfinite(loss):
         return math.nan if alone is None else math.inf
     honest = mean(alone["losses"])
-    return (loss - honest) / (run["start_loss"] - honest)
+    return (loss - honest) / (float(run["start_loss"]) - honest)
 
 
 if __name__ == "__main__":

@@ -190,9 +190,10 @@ class LongFragments:
         gains = [losses[0] - loss for loss in losses[1:]]
         middle = median(gains[len(lies_LC) :])
         needed = middle / 2 if of.arm.defence == "half" else min(0.0, middle)
-        for lie_C, gain, length in zip(lies_LC, gains, lengths(lies_LC).tolist(), strict=False):
+        measured = zip(gains, lengths(lies_LC).tolist(), strict=False)
+        for number, (gain, length) in enumerate(measured):
             if gain >= needed + 0.0005 and length <= CLIP_FACTOR * usual:
-                return lie_C
+                return lies_LC[number]
         return mean_C
 
     # --- defences ---------------------------------------------------------------------------------

@@ -34,7 +34,8 @@ def quantised(values: torch.Tensor) -> torch.Tensor:
 
 def lengths(values: torch.Tensor) -> torch.Tensor:
     """Root mean square of each row."""
-    return torch.linalg.vector_norm(values, dim=-1) / values.shape[-1] ** 0.5
+    norms: torch.Tensor = torch.linalg.vector_norm(values, dim=-1)
+    return norms / values.shape[-1] ** 0.5
 
 
 def of_length(values: torch.Tensor, length: float | torch.Tensor) -> torch.Tensor:

@@ -115,18 +115,6 @@ def test_fragments_are_the_daemons(name):
     assert_near(long.judged(0), swarm.phi_P, Stack(SPEC, 64, 1, CPU).theta_RP)
 
 
-@pytest.mark.slow
-def test_momentum_at_the_peers_makes_the_same_step_where_nobody_lies():
-    """But for what is clipped, which is little among moves of one length."""
-    stack = Stack(SPEC, 64, 2 * PEERS, CPU)
-    arms = [LongArm("fragments", "none", 0, defence) for defence in ("now", "centred")]
-    start_P = stack.theta_RP[0].clone()
-    long = LongFragments(stack, arms, world(6))
-    trained(list(stack.theta_RP.view(2, PEERS, -1).unbind(1)), long.after_step, 6)
-    plain, centred = (long.judged(number)[0] - start_P for number in range(2))
-    assert float(torch.cosine_similarity(plain, centred, dim=0)) > 0.9
-
-
 def test_the_share_that_is_lost_is_of_what_as_many_honest_peers_gain():
     def line(arm: LongArm, loss: float, seed: int) -> dict[str, Any]:
         fields = {key: getattr(arm, key) for key in ("way", "attack", "liars", "defence", "absent")}
