@@ -129,9 +129,7 @@ class LongFragments:
             values_RC = sent_RC[:, start:stop]
             owner = {peers: NAMES.index(names[chunk]) for peers, names in owners.items()}
             moment = (cycle * len(self._fragments) + fragment) * len(chunks) + chunk
-            mean_JC = quantised(
-                self._mean(values_RC, columns, owner, moment, is_last=is_last)
-            )
+            mean_JC = quantised(self._mean(values_RC, columns, owner, moment, is_last=is_last))
             firsts_JC = own_RC[self._firsts_J][:, start:stop]
             found = torch.stack((lengths(mean_JC), lengths(firsts_JC))).T.tolist()
             stepped = []

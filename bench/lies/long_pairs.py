@@ -92,7 +92,9 @@ class LongPairs:
         theta_RP, phi_RP = self._stack.theta_RP, self.phi_RP
         own_RP = quantised(theta_RP)
         met = self._met(round_)
-        partner_of = {of.first + one: of.first + other for of, pairs in met for one, other in pairs.items()}
+        partner_of = {
+            of.first + one: of.first + other for of, pairs in met for one, other in pairs.items()
+        }
         index = torch.tensor([partner_of.get(row, row) for row in range(len(own_RP))])
         sent_RP = own_RP[index.to(own_RP.device)]
         self._lie(met, own_RP, sent_RP, round_)
@@ -187,7 +189,11 @@ class LongPairs:
             needed = self._needed(of, one) + SLY_MARGIN
             before, *after = losses[number]
             pairs = zip(distances[number], after, strict=True)
-            fit = [i for i, (far, loss) in enumerate(pairs) if far < most and before - loss >= needed]
+            fit = [
+                place
+                for place, (far, loss) in enumerate(pairs)
+                if far < most and before - loss >= needed
+            ]
             chosen[of.first + one] = lies_NLP[number, fit[0] if fit else -1]
         return chosen
 

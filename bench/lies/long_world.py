@@ -102,9 +102,7 @@ class LongWorld:
         stack = Stack(world.spec, world.vocabulary, 1, device)
         generator = torch.Generator().manual_seed(self.seed)
         for step in range(world.setting.trained_steps):
-            drawn = torch.randint(
-                self._corpus.num_blocks, (CHECKPOINT_BATCH,), generator=generator
-            )
+            drawn = torch.randint(self._corpus.num_blocks, (CHECKPOINT_BATCH,), generator=generator)
             blocks = torch.from_numpy(self._corpus.blocks(drawn.numpy()))
             stack.step(blocks[None], CHECKPOINT_RATE * min(1.0, (step + 1) / CHECKPOINT_WARMUP))
         return stack.theta_RP[0].clone()

@@ -46,9 +46,7 @@ def of_length(values: torch.Tensor, length: float | torch.Tensor) -> torch.Tenso
 class Stack:
     """R replicas, all with the first weights of the seed."""
 
-    def __init__(
-        self, spec: RunSpec, vocabulary: int, rows: int, device: torch.device
-    ) -> None:
+    def __init__(self, spec: RunSpec, vocabulary: int, rows: int, device: torch.device) -> None:
         model = FlatModel(initial_module(spec, vocabulary), torch.device("cpu"))
         self.layout, self.device = model.layout, device
         self._config, self._section = config_of(spec, vocabulary), spec.optimizer
