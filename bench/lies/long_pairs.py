@@ -51,9 +51,9 @@ class _Company:
         """The pairs of a round, both ways."""
         found: dict[int, int] = {}
         for one, other in order:
-            if other < len(self.peers) and found.keys().isdisjoint((one, other)):
-                if self._asks(one, other, now_s) and self._asks(other, one, now_s):
-                    found[one], found[other] = other, one
+            is_free = other < len(self.peers) and found.keys().isdisjoint((one, other))
+            if is_free and self._asks(one, other, now_s) and self._asks(other, one, now_s):
+                found[one], found[other] = other, one
         return found
 
     def _asks(self, one: int, other: int, now_s: float) -> bool:
