@@ -8,6 +8,7 @@ kind of model and fp32 only.
 Shapes: R replicas, P padded parameters, B sequences, T tokens, D width, H heads, V vocabulary.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -35,7 +36,7 @@ def quantised(values: torch.Tensor) -> torch.Tensor:
 def lengths(values: torch.Tensor) -> torch.Tensor:
     """Root mean square of each row."""
     norms: torch.Tensor = torch.linalg.vector_norm(values, dim=-1)
-    return norms / values.shape[-1] ** 0.5
+    return norms / math.sqrt(values.shape[-1])
 
 
 def of_length(values: torch.Tensor, length: float | torch.Tensor) -> torch.Tensor:

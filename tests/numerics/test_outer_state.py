@@ -177,16 +177,14 @@ def test_the_final_averaging_leaves_no_momentum() -> None:
 @pytest.mark.parametrize("factors", [NolocoFactors(0.5, 0.7, 0.7), NolocoFactors(0.0, 1.0, 1.0)])
 def test_a_partner_is_taken_out_of_a_step_that_is_then_one_alone(factors, own_share, spans) -> None:
     size = sum(stop - start for start, stop in spans) if spans else P
-    own, theirs = _codes(1)[:], _codes(2)[:]
     codec = get_codec("int8")
-    own, theirs = (bytes(codes)[: codec.code_bytes(size)] for codes in (own, theirs))
-    found = []
+    own, theirs = (bytes(_codes(seed))[: codec.code_bytes(size)] for seed in (1, 2))
+    found: list[tuple[np.ndarray, np.ndarray]] = []
     for partner in (theirs, None):
-        phi, delta = _vector(0), 0.1 * _vector(3) if factors.remembers else _vector(0) * 0
+        phi, delta = _vector(0), _vector(3) if factors.remembers else np.zeros(P, np.float32)
         state = OuterState(phi, delta, codec, factors, spans)
         state.step(0, own, partner, own_share=own_share)
         if partner is not None:
-            assert not np.allclose(phi, found[0][0] if found else _vector(0), atol=1e-3)
             state.without_partner(own, partner, own_share)
         found.append((phi, delta))
     for taken_out, alone in zip(*found, strict=True):

@@ -369,7 +369,8 @@ def test_a_trial_says_what_a_merge_does_and_leaves_the_weights_as_they_were(frag
     world = build_world(tiny_spec(noloco={"fragments": fragments}))
     blocks = world.corpus.validation_blocks(4)
     noise = np.random.default_rng(1).standard_normal(world.slow.size).astype(np.float32)
-    thetas, losses = [], []
+    thetas: list[np.ndarray] = []
+    losses: list[float] = []
 
     def before(command):
         if isinstance(command, Try | Merge):
@@ -396,7 +397,7 @@ def test_a_trial_says_what_a_merge_does_and_leaves_the_weights_as_they_were(frag
 
 def test_a_trial_without_memory_says_nothing_and_costs_no_weights(monkeypatch):
     world = build_world(tiny_spec())
-    thetas = []
+    thetas: list[np.ndarray] = []
 
     def before(command):
         if isinstance(command, Try):
