@@ -18,10 +18,11 @@ from peer.training.simulated import ToyProblem, optimum
 pytestmark = pytest.mark.slow
 
 SEED: Final = 1
-ROUNDS: Final = 30
+ROUNDS: Final = 24
+INNER_STEPS: Final = 80
 NAMES: Final = "abcdef"
 HONEST: Final = NAMES[:-1]
-FIRST_LIE: Final = 10
+FIRST_LIE: Final = 6
 """Round."""
 RATE: Final = 0.01
 """What a step forgets: little in an exchange, as a real model, whose averages help then."""
@@ -47,7 +48,7 @@ def run_with(folder, *, measures: bool):
 
     @simulated(SEED)
     async def run():
-        spec = toy_spec(ROUNDS, 40, SEED, final_averaging=False)
+        spec = toy_spec(ROUNDS, INNER_STEPS, SEED, final_averaging=False)
         options = SwarmOptions(problem=ToyProblem(rate=RATE, measures=measures))
         async with open_swarm(SEED, spec, folder, options) as swarm:
             await start(swarm, *NAMES)
@@ -84,9 +85,7 @@ def test_a_member_that_leads_away_is_refused_and_rests(tmp_path, monkeypatch):
     monkeypatch.setattr(Gossip, "average", lie)
     away, judged = run_with(tmp_path / "with", measures=True)
     taken, refused = tallied(judged, liar=True)
-    print(away, (taken, refused), tallied(judged, liar=False), flush=True)
     without, believed = run_with(tmp_path / "without", measures=False)
-    print(without, tallied(believed, liar=True), tallied(believed, liar=False), flush=True)
     assert (tallied(believed, liar=True)[1], tallied(believed, liar=False)[1]) == (0, 0)
     assert refused > taken
     assert taken < tallied(believed, liar=True)[0] / 2
