@@ -20,6 +20,8 @@ class SkipReason(StrEnum):
     """The partner's vector had the wrong length, digest or layout, or was not finite."""
     IMPLAUSIBLE = "implausible"
     """The partner's vector is much further from ours than those of others were of late."""
+    UNHELPFUL = "unhelpful"
+    """The average raises our loss, and helps less than those with others did of late."""
     UNSETTLED = "unsettled"
     """We hold the partner's vector but never learned whether it holds ours."""
     LEAVING = "leaving"

@@ -92,6 +92,7 @@ class Plausibility:
         self._refused: dict[str, int] = {}
         self._steps = 0
         self._moved_at: dict[str, int] = {}
+        self._moved_before = 0
 
     @property
     def has_seen_enough(self) -> bool:
@@ -120,12 +121,7 @@ class Plausibility:
         return self._middle_of([seen.distance for seen in self._seen])
 
     def _middle_of(self, values: Sequence[float]) -> float:
-        """The middle of one value of each occasion, the lower of two; senders weigh equally."""
-        occasions = Counter(seen.peer_id for seen in self._seen)
-        weights = [1 / occasions[seen.peer_id] for seen in self._seen]
-        ordered = sorted(zip(values, weights, strict=True))
-        sums = list(accumulate(weight for _, weight in ordered))
-        return ordered[bisect_left(sums, sums[-1] / 2 - _ROUNDING)][0]
+        return middle_of([seen.peer_id for seen in self._seen], values)
 
     def _reach(self, steps: float) -> float:
         """How many times as far as usual replicas may have moved in so many steps (rule 6)."""
@@ -179,6 +175,7 @@ class Plausibility:
             whole: it takes the place of ours: it pulls as far as one that counts half.
         """
         own_steps = self._since(peer_id)
+        self._moved_before = self._moved_at.get(peer_id, 0)
         steps: float = own_steps + their_steps
         bound = self.bound(scale, steps, least)
         if self._refused.get(peer_id, 0) >= ODD_ONES:
@@ -196,7 +193,7 @@ class Plausibility:
         self._refused.pop(peer_id, None)
         if not self.has_seen_enough or distance >= self._middle / 2:
             self._odd.clear()
-            _put(self._moved_at, peer_id, self._steps)
+            keep_newest(self._moved_at, peer_id, self._steps)
         else:
             steps = min(steps, self._usual_steps)
         if remember:
@@ -205,15 +202,29 @@ class Plausibility:
             self._seen.append(_Distance(peer_id, kept, steps))
         return 1.0 if distance <= most else most / distance
 
+    def not_taken(self, peer_id: str) -> None:
+        """What was let through last, of that peer, has not moved us after all (rule 6)."""
+        if peer_id in self._moved_at:
+            self._moved_at[peer_id] = self._moved_before
+
     def _note_refused(self, peer_id: str) -> None:
-        _put(self._refused, peer_id, self._refused.get(peer_id, 0) + 1)
+        keep_newest(self._refused, peer_id, self._refused.get(peer_id, 0) + 1)
         self._odd.append(peer_id)  # rule 4
         if len(set(self._odd)) >= ODD_ONES or len(self._odd) == ODD_TIMES:
             self._odd.clear()
             self._seen.clear()
 
 
-def _put(kept: dict[str, int], peer_id: str, number: int) -> None:
+def middle_of(senders: Sequence[str], values: Sequence[float]) -> float:
+    """The middle of one value of each occasion, the lower of two; senders weigh equally."""
+    occasions = Counter(senders)
+    weights = [1 / occasions[sender] for sender in senders]
+    ordered = sorted(zip(values, weights, strict=True))
+    sums = list(accumulate(weight for _, weight in ordered))
+    return ordered[bisect_left(sums, sums[-1] / 2 - _ROUNDING)][0]
+
+
+def keep_newest(kept: dict[str, int], peer_id: str, number: int) -> None:
     """Keep it as the newest of those of so many peers as we may be linked with."""
     kept.pop(peer_id, None)
     kept[peer_id] = number

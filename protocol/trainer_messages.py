@@ -32,6 +32,18 @@ ONE_CHUNK: Final = (0,)
 """The chunks of a fragment that is averaged in pairs."""
 
 
+class Try(TrainerMessage, frozen=True):
+    """Measure what the outer step of a fragment in flight does to the loss; in pairs alone.
+
+    Attributes:
+        blocks: on how many held-out blocks.
+    """
+
+    fragment: int
+    cycle: int
+    blocks: int
+
+
 class Yield(TrainerMessage, frozen=True):
     """Do not read phi of a fragment until `Merge`."""
 
@@ -68,6 +80,20 @@ class FragmentMerged(TrainerMessage, frozen=True):
     fragment: int
     cycle: int
     waited_s: float
+
+
+class Tried(TrainerMessage, frozen=True):
+    """The fast weights are what they were before `Try`.
+
+    Attributes:
+        gain: by how much the loss would fall, nats per token; None where no memory was left.
+        seconds: how long training stood still for it.
+    """
+
+    fragment: int
+    cycle: int
+    gain: float | None
+    seconds: float
 
 
 class Yielded(TrainerMessage, frozen=True):

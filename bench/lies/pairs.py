@@ -106,6 +106,11 @@ class _Peer:
         self.steps = _WatchedSteps(parts, outer, gossip, _Quiet(), trio.Lock())
 
 
+async def _untried(_own: OwnVector) -> float | None:
+    """Averages are judged by distances alone here; bench.hostile_long measures trials."""
+    return None
+
+
 class GossipSwarm:
     """Averages the weights of peers, the liars last; their training is the caller's."""
 
@@ -209,7 +214,7 @@ class GossipSwarm:
             payload=view_of(codes),
         )
         peer.steps.last_share = None
-        await peer.steps.apply(Settled(own, outcome, 0.0, 0.0), None, 0.0)
+        await peer.steps.apply(Settled(own, outcome, 0.0, 0.0), None, 0.0, _untried)
 
     def _note(self, own: int, partner: int | None) -> None:
         if self._is_liar(own):

@@ -37,6 +37,16 @@ HOSTILE: Final = Setting(
     trained_steps=384,
 )
 """16 rounds of 4 steps."""
+LONG: Final = replace(
+    HOSTILE,
+    name="hostile-long",
+    steps=800,
+    curve_every=40,
+    final_blocks=128,
+    learning_rate=1e-3,
+    trained_steps=96,
+)
+"""200 rounds from an early checkpoint: honest peers gain some tenths of a nat."""
 SMOKE_TRAINED: Final = replace(SMOKE, name="hostile-smoke-trained")
 SMOKE_HOSTILE: Final = replace(
     SMOKE, name="hostile-smoke", steps=24, inner_steps=2, replicas=PEERS, trained_steps=16

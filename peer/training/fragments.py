@@ -39,6 +39,7 @@ Rules where all average
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -151,6 +152,19 @@ class FragmentDeltas(FragmentValues):
             move[own].add_(self._slow(span))
             self.model.theta_P[span].add_(move[own])
         self._clear_scratch()
+
+    @contextmanager
+    def merged(self, fragment: int) -> Iterator[None]:
+        """Merge it for a while; then the weights are what they were, bit for bit."""
+        (chunk,), theta_P = self._chunks[fragment], self.model.theta_P
+        kept = [theta_P[span].clone() for span in chunk.spans]
+        try:
+            self.merge(fragment)
+            yield
+        finally:
+            self._clear_scratch()
+            for span, values in zip(chunk.spans, kept, strict=True):
+                theta_P[span] = values
 
     def _chunks_of(self, fragment: Fragment) -> list[_Chunk]:
         spans, size = tuple(slice(*span) for span in fragment.spans), fragment.size

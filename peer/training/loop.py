@@ -22,10 +22,11 @@ import torch
 from peer.codec import get_codec
 from protocol.run.run_spec import RunSpec
 from protocol.schedule.data_plan import DataPlan
-from protocol.trainer_messages import Merge
+from protocol.trainer_messages import Merge, Tried, Try
 
 from . import messages
 from .corpus.blocks import Corpus, PieceCorpus
+from .device import is_out_of_memory
 from .fragments import FragmentDeltas, FragmentSnapshots, regions_of, values_of
 from .model import FlatModel
 from .optimizer import FlatOptimizer
@@ -78,10 +79,11 @@ class InnerLoop:
         self._spec = spec
         self._corpus = corpus
         self._stepper = stepper
-        self._model, self._slow_P = values.model, values.slow_P
+        self._values, self._model, self._slow_P = values, values.model, values.slow_P
         self._channel = channel
         self._clock_s = clock_s
         self._validation_BT = corpus.validation_blocks(spec.data.validation_blocks)
+        self._drawn = np.random.default_rng(list(peer_id.encode()))
         self._events: deque[messages.TrainerEvent] = deque()
         self._round_machine = RoundMachine(
             spec,
@@ -93,7 +95,9 @@ class InnerLoop:
         self._launched: tuple[TrainStep, StepResult] | None = None
         self._told_missing: tuple[int, ...] = ()
 
-    def ready(self, precision: str, micro_batch: int, steps_per_s: float) -> messages.Ready:
+    def ready(
+        self, precision: str, micro_batch: int, steps_per_s: float, *, measures: bool = False
+    ) -> messages.Ready:
         layout, device = self._model.layout, self._model.device
         codec = get_codec(self._spec.sync.codec, part_of=layout.padded_parameters)
         return messages.Ready(
@@ -103,6 +107,7 @@ class InnerLoop:
             steps_per_s=steps_per_s,
             shapes=tuple((entry.name, entry.shape) for entry in layout.entries),
             loops=codec.loops_for(layout.padded_parameters, device),
+            measures=measures,
         )
 
     def run(self) -> None:
@@ -113,6 +118,8 @@ class InnerLoop:
                     self._settle()
                 case messages.Evaluate():
                     self._evaluate(action)
+                case Try():
+                    self._try(action)
                 case messages.Keep():
                     self._keep(action)
                 case _:
@@ -195,6 +202,30 @@ class InnerLoop:
         self._round_machine.measured(
             messages.Evaluated(order.round, loss, self._clock_s() - started_s)
         )
+
+    def _try(self, order: Try) -> None:
+        """Measure with the fragment merged and without, on some held-out blocks of our choice."""
+        self._settle()
+        started_s = self._clock_s()
+        try:
+            gain = self._gain(order)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            gain = None
+        self._round_machine.measured(
+            Tried(order.fragment, order.cycle, gain, self._clock_s() - started_s)
+        )
+
+    def _gain(self, order: Try) -> float | None:
+        assert isinstance(self._values, FragmentDeltas)
+        count = min(order.blocks, len(self._validation_BT))
+        chosen = self._drawn.choice(len(self._validation_BT), count, replace=False)
+        blocks_BT = self._validation_BT[chosen]
+        before = self._stepper.loss_of(blocks_BT)
+        with self._values.merged(order.fragment):
+            after = self._stepper.loss_of(blocks_BT)
+        return None if before is None or after is None else before - after
 
     def _train(self, step: TrainStep, blocks: npt.NDArray[np.int64]) -> None:
         started_s = self._clock_s()

@@ -13,10 +13,13 @@ When peers average in pairs:
                                         FragmentSent(0, k)            codes are in its region
                                         RoundClosed(r)
     TrainRound(r+1, ...)                TrainerProgress ...
+    Try(0, k, blocks)                   Tried(0, k, gain)       theta is as before
     Merge(0, k)                         theta += phi' - decoded
                                         FragmentMerged(0, k)
     Evaluate(r)                         Evaluated(r, loss)
     Keep(path)                          Kept(path)              theta and moments are in the file
+
+`Try` is optional: it asks what the merge would do to the loss on held-out blocks.
 
 The trainer closes a round when its quota is done and nothing holds it up; until then its nominal
 step goes on rising, to the end of the run. Where the model is cut, each fragment is sent and merged
@@ -46,6 +49,8 @@ from protocol.trainer_messages import (
     FragmentSent,
     Merge,
     TrainerMessage,
+    Tried,
+    Try,
     Yield,
     Yielded,
 )
@@ -184,7 +189,7 @@ class Keep(TrainerMessage, frozen=True):
 class Stop(TrainerMessage, frozen=True): ...
 
 
-SyncCommand = Merge | Yield
+SyncCommand = Merge | Try | Yield
 TrainerCommand = (
     Load
     | TrainRound
@@ -204,6 +209,7 @@ class Ready(TrainerMessage, frozen=True):
     Attributes:
         steps_per_s: inner steps per second of the trainer alone.
         loops: what codes its weights (`peer.codec.Codec.loops_for`).
+        measures: whether it answers `Try`: a stage has no loss of its own.
     """
 
     device: str
@@ -212,6 +218,7 @@ class Ready(TrainerMessage, frozen=True):
     steps_per_s: float
     shapes: Shapes = ()
     loops: str = "plain"
+    measures: bool = False
 
     @property
     def layout(self) -> Layout:
@@ -307,7 +314,7 @@ class Waiting(TrainerMessage, frozen=True):
     """The trainer lives, and has nothing to say; receivers of events do not see it."""
 
 
-SyncEvent = FragmentSent | FragmentMerged | Yielded
+SyncEvent = FragmentSent | FragmentMerged | Tried | Yielded
 TrainerEvent = (
     Ready
     | TrainerProgress

@@ -9,6 +9,7 @@ simulated.py a toy in virtual time.
     next_action()                       does what is due, and says what comes next:
       SettleStep                        look at the numbers of the last step, then settled()
       Evaluate(round)                   measure the slow weights, then measured()
+      Try(fragment, cycle, blocks)      measure a merge, then measured()
       Keep(path)                        write the fast weights to a file, then kept()
       TrainStep(...)                    unless a command has come: train on blocks(), then stepped()
       Wait                              nothing to do until a command comes
@@ -55,7 +56,7 @@ import numpy.typing as npt
 
 from protocol.run.run_spec import RunSpec
 from protocol.schedule.data_plan import DataPlan, TakenBlocks
-from protocol.trainer_messages import Merge, Yield
+from protocol.trainer_messages import Merge, Tried, Try, Yield
 
 from . import messages
 from .ports import WrongCommand
@@ -209,7 +210,7 @@ class Wait:
     """There is nothing to do until a command comes."""
 
 
-Action = TrainStep | SettleStep | messages.Evaluate | messages.Keep | Wait | messages.Stop
+Action = TrainStep | SettleStep | messages.Evaluate | Try | messages.Keep | Wait | messages.Stop
 
 
 @dataclass(slots=True)
@@ -246,7 +247,7 @@ class RoundMachine:
     _events: deque[messages.TrainerEvent]
 
     def __post_init__(self) -> None:
-        self._to_measure: deque[messages.Evaluate] = deque()
+        self._to_measure: deque[messages.Evaluate | Try] = deque()
         self._to_keep: deque[messages.Keep] = deque()
         self._stopped = False
         self._state = _SinceLoad()
@@ -272,10 +273,12 @@ class RoundMachine:
                 self._to_keep.append(command)
             case messages.Stop():
                 self._stopped = True
-            case Merge() | Yield():
+            case Merge() | Try() | Yield():
                 if not self._state.loaded:
                     raise WrongCommand(f"{command} before Load")
                 self._sync.obey(command)
+                if isinstance(command, Try):
+                    self._to_measure.append(command)
             case _:
                 raise WrongCommand(f"{command}, but no stage is trained here")
 
@@ -360,7 +363,7 @@ class RoundMachine:
         """Take the finite numbers of the last step, which were waited for so long."""
         self._current.settled(loss, gradient_norm, seconds)
 
-    def measured(self, result: messages.Evaluated) -> None:
+    def measured(self, result: messages.Evaluated | Tried) -> None:
         self._to_measure.popleft()
         self._events.append(result)
 

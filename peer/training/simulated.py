@@ -37,9 +37,10 @@ from protocol.content.samples import Float32Vector
 from protocol.run.layout import ALIGNMENT, Layout
 from protocol.run.run_spec import RunSpec
 from protocol.schedule.data_plan import DataPlan
+from protocol.trainer_messages import Tried, Try
 
 from . import messages
-from .fragments import regions_of, values_of
+from .fragments import FragmentDeltas, regions_of, values_of
 from .ports import NonFinite, StartTrainer, Trainer, TrainerDied, WrongCommand
 from .round_machine import Action, RoundMachine, TrainStep, Wait
 from .shared import CodeRegions
@@ -96,12 +97,14 @@ class ToyProblem:
         rate: step size at the schedule's full learning rate.
         sigma: standard deviation of the gradient noise per value.
         num_blocks, piece_blocks: of the corpus, and of a piece.
+        measures: whether averages are tried (`Try`).
     """
 
     rate: float = 0.1
     sigma: float = 1.0
     num_blocks: int = 1 << 16
     piece_blocks: int = 1 << 8
+    measures: bool = False
 
 
 def simulated_layout(padded_parameters: int) -> Layout:
@@ -193,12 +196,12 @@ class SimulatedTrainer:
         self.model = ToyWeights(slow)
         self._regions = CodeRegions(-1, regions_of(spec, self.model.layout), writable=True)
         self._events: deque[messages.TrainerEvent] = deque()
-        values = values_of(spec, self.model, torch.from_numpy(slow), self._regions)
+        self._values = values_of(spec, self.model, torch.from_numpy(slow), self._regions)
         self._round_machine = RoundMachine(
             spec,
             machine.peer_id,
             DataPlan(spec.seed, self._problem.num_blocks, self._problem.piece_blocks),
-            sync_of(spec, values, self._events.append, lambda: self._now_s),
+            sync_of(spec, self._values, self._events.append, lambda: self._now_s),
             self._events,
         )
         self._action: Action = Wait()
@@ -249,6 +252,7 @@ class SimulatedTrainer:
             micro_batch=self._micro_batch,
             steps_per_s=1 / self._speed.step_s,
             shapes=tuple((entry.name, entry.shape) for entry in layout.entries),
+            measures=self._problem.measures,
         )
 
     # --- what the round machine says ------------------------------------------------------------
@@ -285,12 +289,14 @@ class SimulatedTrainer:
         try:
             while isinstance(
                 action := self._round_machine.next_action(self._now_s),
-                messages.Evaluate | messages.Keep,
+                messages.Evaluate | messages.Keep | Try,
             ):
                 if isinstance(action, messages.Keep):
                     own_steps = self._round_machine.own_steps
                     keep_weights(Path(action.path), self.model.theta_P, None, own_steps)
                     self._round_machine.kept(None)
+                elif isinstance(action, Try):
+                    self._try(action)
                 else:
                     self._evaluate(action)
         except NonFinite as error:
@@ -307,6 +313,14 @@ class SimulatedTrainer:
         took_s, loss = self._speed.validation_s, loss_at(self._slow - self._optimum)
         self._round_machine.measured(messages.Evaluated(order.round, loss, took_s))
         self._next_step_s += took_s
+
+    def _try(self, order: Try) -> None:
+        """Tell what a merge would gain, which takes no time here."""
+        assert isinstance(self._values, FragmentDeltas)
+        before = loss_at(self.model.theta - self._optimum)
+        with self._values.merged(order.fragment):
+            gain = before - loss_at(self.model.theta - self._optimum)
+        self._round_machine.measured(Tried(order.fragment, order.cycle, gain, 0.0))
 
     def _train(self, step: TrainStep) -> None:
         self._machine.steps += 1

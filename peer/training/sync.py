@@ -51,6 +51,7 @@ from protocol.trainer_messages import (
     FragmentMerged,
     FragmentSent,
     Merge,
+    Try,
     Yield,
     Yielded,
 )
@@ -175,7 +176,7 @@ class Sync(ABC):
         if not 0 <= command.fragment < len(self._lanes):
             raise WrongCommand(f"{command}: there are {len(self._lanes)} fragments")
         lane = self._lanes[command.fragment]
-        cycle = command.cycle if isinstance(command, Merge) else None
+        cycle = None if isinstance(command, Yield) else command.cycle
         if cycle is not None and (not lane.in_flight or lane.cycle != cycle or lane.merge):
             raise WrongCommand(f"{command}, but its fragment is {lane}")
         return lane
@@ -248,9 +249,12 @@ class PairSync(Sync):
         self._in_round = False
 
     def obey(self, command: SyncCommand) -> None:
+        """A `Try` is the driver's to measure: here it must fit."""
+        lane = self._lane(command)
+        if isinstance(command, Try):
+            return
         if not isinstance(command, Merge) or command.cycle is None:
             raise WrongCommand(f"{command}, but this run averages in pairs")
-        lane = self._lane(command)
         if command != Merge(command.fragment, lane.cycle, ONE_CHUNK):
             raise WrongCommand(f"{command}: a fragment is one chunk, and always stepped")
         started_s = self._clock_s()
@@ -379,6 +383,8 @@ class FragmentSync(Sync):
                     self._hold(command.fragment, lane)
                 elif lane.merge is not None:
                     lane.yield_asked = True
+            case Try():
+                raise WrongCommand(f"{command}, but all average in this run")
 
 
 def sync_of(

@@ -13,7 +13,7 @@ from peer.training.fragments import FragmentSnapshots
 from peer.training.messages import CloseRound, Evaluate, Load, RoundClosed, TrainRound
 from peer.training.ports import NonFinite, WrongCommand
 from protocol.fragment.fragments import Span
-from protocol.trainer_messages import FragmentMerged, FragmentSent, Merge, Yield, Yielded
+from protocol.trainer_messages import FragmentMerged, FragmentSent, Merge, Try, Yield, Yielded
 
 pytestmark = pytest.mark.slow
 
@@ -321,6 +321,7 @@ IN_FLIGHT = [order(0, H), *[PAUSE] * 5]
         [Merge(1, None, (), (), ())],
         [Yield(1), Merge(1, None, (0,), (), (0,))],
         [Yield(1), Merge(1, None, (0,), (0,), ())],
+        [*IN_FLIGHT, Try(1, 0, 4)],
     ],
 )
 def test_commands_that_make_no_sense_are_refused(commands):

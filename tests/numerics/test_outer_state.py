@@ -170,3 +170,22 @@ def test_the_final_averaging_leaves_no_momentum() -> None:
     state = OuterState(_vector(0), delta, get_codec("int8"), NolocoFactors(0.5, 0.7, 0.7))
     state.step(0, _codes(1), _codes(2), plain=True)
     assert not delta.any()
+
+
+@pytest.mark.parametrize("spans", [None, [(0, 128), (P - 128, P)]])
+@pytest.mark.parametrize("own_share", [0.5, 0.8])
+@pytest.mark.parametrize("factors", [NolocoFactors(0.5, 0.7, 0.7), NolocoFactors(0.0, 1.0, 1.0)])
+def test_a_partner_is_taken_out_of_a_step_that_is_then_one_alone(factors, own_share, spans) -> None:
+    size = sum(stop - start for start, stop in spans) if spans else P
+    codec = get_codec("int8")
+    own, theirs = (bytes(_codes(seed))[: codec.code_bytes(size)] for seed in (1, 2))
+    found: list[tuple[np.ndarray, np.ndarray]] = []
+    for partner in (theirs, None):
+        phi, delta = _vector(0), _vector(3) if factors.remembers else np.zeros(P, np.float32)
+        state = OuterState(phi, delta, codec, factors, spans)
+        state.step(0, own, partner, own_share=own_share)
+        if partner is not None:
+            state.without_partner(own, partner, own_share)
+        found.append((phi, delta))
+    for taken_out, alone in zip(*found, strict=True):
+        np.testing.assert_allclose(taken_out, alone, atol=1e-6)

@@ -35,7 +35,7 @@ from peer.training.schedule import learning_rate
 from peer.training.step import Stepper
 from protocol.run.sections import OptimizerSection
 from protocol.schedule.data_plan import DataPlan
-from protocol.trainer_messages import FragmentMerged, FragmentSent, Merge
+from protocol.trainer_messages import FragmentMerged, FragmentSent, Merge, Tried, Try
 
 pytestmark = pytest.mark.slow
 
@@ -272,8 +272,8 @@ def test_numbers_are_looked_at_when_the_next_step_has_begun_but_before_anything_
 
 @pytest.mark.parametrize(
     ("command", "told"),
-    [(back(0), "FragmentMerged"), (Evaluate(1), "Evaluated")],
-    ids=["merge", "loss"],
+    [(back(0), "FragmentMerged"), (Evaluate(1), "Evaluated"), (Try(0, 0, 2), "Tried")],
+    ids=["merge", "loss", "trial"],
 )
 def test_the_rest_of_a_step_under_way_is_no_part_of_the_pause(monkeypatch, command, told):
     """A GPU still computes it; merging or measuring would wait for that."""
@@ -362,3 +362,60 @@ def test_a_trainer_that_writes_or_reads_a_large_file_says_that_it_lives(tmp_path
     assert script.events.index(waiting[0]) < script.events.index(kept)
     again = run(build_world(tiny_spec()), Load(str(path)))
     assert len(again.of(Waiting)) >= tiles
+
+
+@pytest.mark.parametrize("fragments", ["whole", "strided"])
+def test_a_trial_says_what_a_merge_does_and_leaves_the_weights_as_they_were(fragments):
+    world = build_world(tiny_spec(noloco={"fragments": fragments}))
+    blocks = world.corpus.validation_blocks(4)
+    noise = np.random.default_rng(1).standard_normal(world.slow.size).astype(np.float32)
+    thetas: list[np.ndarray] = []
+    losses: list[float] = []
+
+    def before(command):
+        if isinstance(command, Try | Merge):
+            if not thetas:
+                world.slow += 0.05 * noise
+            thetas.append(world.theta.copy())
+            losses.append(world.stepper.loss_of(blocks))
+
+    def answer(event):
+        if isinstance(event, FragmentSent) and event.fragment == 0:
+            return [Try(0, event.cycle, 64), Merge(0, event.cycle, (0,), ())]
+        if isinstance(event, FragmentMerged) and event.fragment == 0:
+            losses.append(world.stepper.loss_of(blocks))
+        return []
+
+    script = run(world, order(0), answer=answer, before=before)
+    (told,) = script.of(Tried)
+    assert np.array_equal(thetas[0], thetas[1])
+    assert np.abs(world.theta - thetas[1]).max() > 0.01
+    assert told.gain == pytest.approx(losses[1] - losses[2], abs=1e-5)
+    assert abs(told.gain) > 1e-4
+    assert not world.model.gradient_P.any()
+
+
+def test_a_trial_without_memory_says_nothing_and_costs_no_weights(monkeypatch):
+    world = build_world(tiny_spec())
+    thetas: list[np.ndarray] = []
+
+    def before(command):
+        if isinstance(command, Try):
+            thetas.append(world.theta.copy())
+            monkeypatch.setattr(world.stepper, "loss_of", out_of_memory)
+
+    def out_of_memory(blocks_BT):
+        if np.array_equal(world.theta, thetas[0]):
+            return 1.0
+        raise torch.OutOfMemoryError("out of memory")
+
+    def answer(event):
+        if isinstance(event, FragmentSent):
+            world.slow += 0.05
+            return [Try(0, event.cycle, 4)]
+        return []
+
+    script = run(world, order(0), answer=answer, before=before)
+    assert [told.gain for told in script.of(Tried)] == [None]
+    assert np.array_equal(thetas[0], world.theta)
+    assert not world.model.gradient_P.any()

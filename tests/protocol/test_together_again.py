@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.gossip.helping import Helpfulness
 from protocol.gossip.matchmaking import resting
 from protocol.plausible import WINDOW, Plausibility
 
@@ -34,6 +35,7 @@ class Replica:
     def __init__(self, name: str, values: Vector, moves: float, lies: Lies) -> None:
         self.name, self.values, self.moves = name, values, moves
         self.plausibility, self.rest = Plausibility(), resting()
+        self.helpfulness = Helpfulness()
         for liar, distance in lies:
             self.plausibility.trained(STEPS)
             self.share(liar, distance)
@@ -55,9 +57,14 @@ class Replica:
         )
 
     def pulled(self, sender: str, theirs: Vector, now_s: float) -> Vector:
-        """The weights after an exchange with another one."""
-        share = self.share(sender, rms(theirs - self.values))
+        """The weights after an exchange with another one. Whatever pulls far raises the loss."""
+        distance = rms(theirs - self.values)
+        share = self.share(sender, distance)
         if share is None:
+            self.rest.failed(sender, now_s)
+            return self.values
+        if not self.helpfulness.takes(sender, 3 * self.moves - distance):
+            self.plausibility.not_taken(sender)
             self.rest.failed(sender, now_s)
             return self.values
         return self.values + (theirs - self.values) * share / 2
@@ -139,7 +146,9 @@ def test_replicas_ten_moves_apart_come_to_the_usual_distance(told, number):
     assert company.farthest < 3 * MOVES
 
 
-def test_one_parted_by_a_hundred_moves_comes_to_the_others():
-    company = Company([0.0, 100 * MOVES, 0.0], MOVES, TOLD["none"])
-    company.rounds(120)
+@pytest.mark.parametrize(("others", "rounds"), [(2, 120), (3, 210), (5, 120)])
+def test_one_parted_by_a_hundred_moves_comes_to_the_others(others, rounds):
+    """Three others or more have trials to refuse it by; without trials it takes as long."""
+    company = Company([100 * MOVES, *[0.0] * others], MOVES, TOLD["none"])
+    company.rounds(rounds)
     assert company.farthest < 3 * MOVES

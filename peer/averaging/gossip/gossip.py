@@ -118,8 +118,10 @@ class Gossip:
         outcome = attempt.outcome or Skipped(SkipReason.LEAVING)
         return Settled(own, outcome, paired_s - freed_s, ended_s - paired_s)
 
-    def doubt(self, peer_id: PeerId, fault: Fault) -> None:
-        self._company.blame(peer_id, fault)
+    def doubt(self, peer_id: PeerId, fault: Fault | None) -> None:
+        """Let a peer rest; without a fault nothing is held against it."""
+        if fault is not None:
+            self._company.blame(peer_id, fault)
         self._matchmaker.doubt(trio.current_time(), peer_id)
 
     # --- the matchmaker's side --------------------------------------------------------------------

@@ -13,9 +13,16 @@ In the final averaging the distances of the rounds before it hold: those of hone
 longer, so their mean is exact, unless one was alone for some rounds before; it counts less then.
 Nothing is remembered there, for with each meeting peers are nearer to each other, and our own move
 says nothing.
+
+What is plausible is tried then: the step is taken, the trainer tells what its merge would do to our
+loss, and if that does not help (protocol/gossip/helping.py) the partner is taken out of the step
+again, and rests. Nothing is held against it, since of honest partners one in twenty does not help.
+A state that is read meanwhile may hold the average: it is a plausible one. In the final averaging
+nothing is tried: there all come to one mean, and a peer that left out another would stay apart.
 """
 
 import math
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -28,6 +35,7 @@ from peer.observe.event_names import EventName
 from peer.observe.events import Events
 from peer.rounds.way import AveragingParts
 from protocol.gossip.final_averaging import Meeting
+from protocol.gossip.helping import Helpfulness
 from protocol.gossip.matchmaking import MAX_EXCHANGE_ROUNDS, WAIT_ROUNDS, Patience
 from protocol.membership.book import Fault
 from protocol.outcomes import SkipReason
@@ -51,6 +59,9 @@ EXPECTED_AT_FIRST: Final = 2.0
 that went equally far from one place are at most two moves apart. Our own length is the most that is
 expected, so that none of the first partners turns us round, however far we have moved."""
 
+Trial = Callable[[OwnVector], Awaitable[float | None]]
+"""What our loss gains by the step that was taken for this snapshot; None where nobody can tell."""
+
 
 class PairLane:
     """Averages the snapshots of one fragment, or of a whole model."""
@@ -68,7 +79,7 @@ class PairLane:
         self._facts, self._work, self._events = parts.around.facts, parts.around.work, events
         self._observe_round = parts.observe_round
         self._patience = Patience()
-        self._plausibility = Plausibility()
+        self._plausibility, self._helpfulness = Plausibility(), Helpfulness()
         self._lock = lock
 
     async def contribution(
@@ -105,8 +116,10 @@ class PairLane:
             self._patience.exchanged(settled.match_s, settled.exchange_s, slack_s)
         return settled
 
-    async def apply(self, settled: Settled, meeting: Meeting | None, train_s: float) -> None:
-        """Take the outer step, and count how averaging ended."""
+    async def apply(
+        self, settled: Settled, meeting: Meeting | None, train_s: float, trial: Trial
+    ) -> None:
+        """Take the outer step, have it tried, and count how averaging ended."""
         started_s = trio.current_time()
         self._plausibility.trained(settled.own.steps)
         settled, share = await self._judged(settled, meeting)
@@ -118,6 +131,8 @@ class PairLane:
         step = partial(self.outer.step, own.round, plain=own.final, own_share=own_share)
         async with self._lock:
             distance = await self._work.run(step, own.payload, partner)
+        if meeting is None:
+            settled = await self._helped(settled, own_share, trial)
         if distance is not None:
             self._facts.replica_distance = distance
             self._facts.pipeline.replicas_apart = self.outer.replicas_apart
@@ -151,6 +166,22 @@ class PairLane:
             return settled, share
         self.gossip.doubt(outcome.partner_id, Fault.IMPLAUSIBLE)
         return replace(settled, outcome=Skipped(SkipReason.IMPLAUSIBLE, outcome.partner_id)), 1.0
+
+    async def _helped(self, settled: Settled, own_share: float, trial: Trial) -> Settled:
+        """Take the partner out of the step if it did not help."""
+        own, outcome = settled.own, settled.outcome
+        if not isinstance(outcome, Averaged) or self.outer.needs_phi_codes:
+            return settled
+        gain = await trial(own)
+        if gain is None or self._helpfulness.takes(outcome.partner_id, gain):
+            return settled
+        async with self._lock:
+            await self._work.run(
+                self.outer.without_partner, own.payload, outcome.payload, own_share
+            )
+        self._plausibility.not_taken(outcome.partner_id)
+        self.gossip.doubt(outcome.partner_id, None)
+        return replace(settled, outcome=Skipped(SkipReason.UNHELPFUL, outcome.partner_id))
 
     async def _moved(self, own_codes: memoryview, distance: float) -> float:
         """How far we have moved since the last outer step, where it matters at this distance."""

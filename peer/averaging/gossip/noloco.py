@@ -29,6 +29,8 @@ what a fragment weighs. The trainer merges as a difference, so an average may co
   and its training is then the same each time.
 - With fragments, rounds pace data and schedule alone: one is closed when its quota is done.
 - Slow weights are written by one flight at a time, and by none while they are validated.
+- A step with a partner is tried by the trainer before it is merged (lane.py), where a try is cheap
+  enough. Without a trainer it is not.
 - A flight under way when the trainer dies is ended without a merge, for the next life loads the
   slow weights. Its codes lie in memory that outlives the trainer.
 - After the training every flight ends. Then come rounds of no steps, in which the trainer sends all
@@ -40,6 +42,7 @@ what a fragment weighs. The trainer merges as a difference, so an average may co
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -55,14 +58,16 @@ from peer.rounds.way import AveragingParts, TrainerLine
 from peer.training.messages import Ready, RoundClosed, SyncEvent
 from peer.training.ports import StartTrainer
 from protocol.fragment.fragments import Fragment, fragment_layout_digest, fragments_of_run
+from protocol.gossip.helping import trial_blocks
 from protocol.limits import MAX_STRIPES
 from protocol.membership.group import Group
 from protocol.membership.view import Member
 from protocol.outcomes import RefusalReason
 from protocol.run.layout import Layout
 from protocol.schedule.rounds import OwnRounds, RoundPlan, keep_together
-from protocol.trainer_messages import ONE_CHUNK, FragmentMerged, FragmentSent, Merge
+from protocol.trainer_messages import ONE_CHUNK, FragmentMerged, FragmentSent, Merge, Tried, Try
 
+from .exchange_session import OwnVector
 from .exchanges import Agreement
 from .final_rounds import FinalMeetings, FinalRounds
 from .gossip import Gossip, GossipServer
@@ -77,13 +82,21 @@ MEETINGS_AT_ONCE: Final = 4
 Both sides keep to that order, so neither waits for what the other has not come to."""
 
 
+class _Trial:
+    """The trainer's answer to a `Try`; None where it has none."""
+
+    def __init__(self) -> None:
+        self.over = trio.Event()
+        self.gain: float | None = None
+
+
 class PairRounds:
     """The rounds of a peer that averages in pairs. Implements `peer.rounds.way.Way`."""
 
     def __init__(
         self, parts: AveragingParts, averaging: "PairAveraging", validation: Validation
     ) -> None:
-        facts, sync = parts.around.facts, parts.spec.sync
+        self._spec, facts, sync = parts.spec, parts.around.facts, parts.spec.sync
         chooses = sync.inner_steps == "auto"
         self._rounds = OwnRounds(
             facts.peer_id,
@@ -106,6 +119,8 @@ class PairRounds:
         self._at_rest = trio.Lock()
         self._sent: FragmentSent | None = None
         self._sent_s: dict[int, float] = {}
+        self._measures = False
+        self._trials: dict[int, _Trial] = {}
         self._exchanged: dict[int, trio.Event] = {}
         self._settled = trio.Event()
         self._settled.set()
@@ -142,7 +157,7 @@ class PairRounds:
 
     # --- what happens to them ---------------------------------------------------------------------
     def began(self, line: TrainerLine, ready: Ready) -> None:
-        self._line, self._sent = line, None
+        self._line, self._sent, self._measures = line, None, ready.measures
         if not self._averaging.lanes:
             self._averaging.cut(Layout.from_shapes(dict(ready.shapes)))
         self._sent_s = dict.fromkeys(range(len(self._averaging.lanes)), trio.current_time())
@@ -172,11 +187,16 @@ class PairRounds:
             self._sent = event
             if not self._is_whole:
                 self._fly(self._line, event)
+        elif isinstance(event, Tried):
+            self._tried(event.fragment, event.gain)
         elif isinstance(event, FragmentMerged) and self._own_length is not None:
             self._own_length.merged(event.waited_s)
 
     async def died(self) -> None:
         """Flights under way need no trainer: let them end."""
+        self._measures = False
+        for fragment in list(self._trials):
+            self._tried(fragment, None)
         await self._settled.wait()
         self._line = None
 
@@ -228,7 +248,8 @@ class PairRounds:
             async with self._at_rest:
                 await self._validation.wait_idle()
                 started_s = trio.current_time()
-                await lane.apply(settled, meeting, closed.seconds if closed else train_s)
+                trial = partial(self._try, line, sent)
+                await lane.apply(settled, meeting, closed.seconds if closed else train_s, trial)
             if self._own_length is not None:
                 self._own_length.exchanged(settled, trio.current_time() - started_s)
             await line.send(Merge(sent.fragment, sent.cycle, ONE_CHUNK, ()))
@@ -239,6 +260,26 @@ class PairRounds:
             self.flights -= 1
             if not self.flights:
                 self._settled.set()
+
+    async def _try(self, line: TrainerLine, sent: FragmentSent, own: OwnVector) -> float | None:
+        """Ask the trainer what a merge would gain, if it is worth the time."""
+        blocks = self._trial_blocks(own.steps) if self._measures else 0
+        if not blocks:
+            return None
+        trial = self._trials[sent.fragment] = _Trial()
+        await line.send(Try(sent.fragment, sent.cycle, blocks))
+        await trial.over.wait()
+        return trial.gain
+
+    def _trial_blocks(self, steps: int) -> int:
+        training, model = self._spec.training, self._spec.model
+        lanes = len(self._averaging.lanes)
+        return trial_blocks(steps, training.batch_size, model.context_length, lanes)
+
+    def _tried(self, fragment: int, gain: float | None) -> None:
+        if (trial := self._trials.pop(fragment, None)) is not None:
+            trial.gain = gain
+            trial.over.set()
 
     async def _validate(self, line: TrainerLine, round_: int) -> None:
         async with self._at_rest:

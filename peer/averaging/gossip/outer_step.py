@@ -351,6 +351,31 @@ class OuterState:
         self.round = round
         return distance
 
+    def without_partner(
+        self, own_codes: CodeBuffer, partner_codes: CodeBuffer, own_share: float
+    ) -> None:
+        """Take the partner out of the last step: but for rounding, it was taken alone.
+
+        It moved phi and delta by beta times what the partner had moved the mean. (Where phi
+        travels too, it moved them by more: that is not taken back here.)
+        """
+        assert not self.needs_phi_codes
+        own, theirs = self._vectors(own_codes)[0], self._vectors(partner_codes)[0]
+        factor = -self._factors.beta * (1 - own_share)
+        phi, delta = self._part(self._phi), self._part(self._delta)
+        scratch = torch.empty(2, min(TILE, self._size))
+        for start in range(0, self._size, TILE):
+            pulled, before = scratch[:, : self._size - start]
+            self._codec.decode(theirs, pulled, start)
+            self._codec.decode(own, before, start)
+            pulled.sub_(before).mul_(factor)
+            phi[start : start + TILE].add_(pulled)
+            if self._factors.remembers:
+                delta[start : start + TILE].add_(pulled)
+        self._put_back(self._phi, phi)
+        if self._factors.remembers:
+            self._put_back(self._delta, delta)
+
     def apart(self, own_codes: CodeBuffer, partner_codes: CodeBuffer) -> Apart:
         """How far the partner's vectors are from ours; both are valid, or nothing finite comes."""
         ours, theirs = self._vectors(own_codes), self._vectors(partner_codes)

@@ -143,7 +143,7 @@ def build(
     step.fit_micro_batch(stepper, blocks_BT)
     steps_per_s = step.measure_steps_per_s(stepper, blocks_BT)
     loop = inner_loop(settings, (slow_fd, codes_fd), corpus, model, stepper, channel)
-    return loop, loop.ready(precision, stepper.micro_batch, steps_per_s)
+    return loop, loop.ready(precision, stepper.micro_batch, steps_per_s, measures=True)
 
 
 def _first_micro_batch(settings: TrainerSettings, spec: RunSpec, device: torch.device) -> int:

@@ -43,7 +43,7 @@ class Doubts(list[str]):
         return self
 
     def doubt(self, peer_id, fault):
-        self.append(peer_id)
+        self.append(peer_id if fault else f"{peer_id}, blameless")
 
     async def learn(self, own, theirs):
         self.believed += 1
@@ -52,6 +52,15 @@ class Doubts(list[str]):
 class Quiet:
     def emit(self, name, /, **fields):
         pass
+
+
+def tried(gain: float | None):
+    """A trainer that says so of each step."""
+
+    async def trial(own):
+        return gain
+
+    return trial
 
 
 def codes_of(values: float) -> memoryview:
@@ -64,6 +73,7 @@ def step(
     own: float = PHI + MOVE,
     meeting: Meeting | None = None,
     before: Sequence[RoundOutcome] = (),
+    gain: float | None = None,
 ) -> tuple[float, Doubts]:
     """Take one step with plain averaging; where phi is then, and who is doubted.
 
@@ -85,16 +95,16 @@ def step(
         steps = PairLane(parts, outer, cast(Gossip, doubts), Quiet(), trio.Lock())
         for number, earlier in enumerate(before):
             each = replace(vector, round=number)
-            await steps.apply(Settled(each, earlier, 0.0, 0.0), None, 0.0)
+            await steps.apply(Settled(each, earlier, 0.0, 0.0), None, 0.0, tried(0.0))
             phi_P[:] = PHI
-        await steps.apply(Settled(last, outcome, 0.0, 0.0), meeting, 0.0)
+        await steps.apply(Settled(last, outcome, 0.0, 0.0), meeting, 0.0, tried(gain))
 
     trio.run(take)
     return float(phi_P.mean()), doubts
 
 
-def averaged_with(values: float) -> Averaged:
-    return Averaged("other", 50, codes_of(values))
+def averaged_with(values: float, name: str = "other") -> Averaged:
+    return Averaged(name, 50, codes_of(values))
 
 
 def test_the_first_partner_counts_as_we_do_when_it_is_as_far_as_two_moves():
@@ -187,3 +197,27 @@ def test_after_rounds_alone_a_partner_may_be_further_away():
     phi, doubts = step(far, before=[*ROUNDS, *alone])
     assert doubts == []
     assert phi == pytest.approx(PHI + MOVE - 1.5 * LEAST_CLIP * MOVE, abs=1e-5)
+
+
+OTHERS = [averaged_with(PHI - MOVE, name) for name in "abcd"]
+"""Rounds in which nobody has helped or harmed."""
+
+
+def test_a_partner_that_raises_our_loss_is_taken_out_of_the_step_and_rests_without_blame():
+    phi, doubts = step(averaged_with(PHI - MOVE), before=OTHERS, gain=-0.1)
+    assert phi == pytest.approx(PHI + MOVE, abs=1e-6)
+    assert doubts == ["other, blameless"]
+
+
+def test_a_partner_that_helps_or_cannot_be_tried_is_averaged_with():
+    for gain in (0.1, None):
+        phi, doubts = step(averaged_with(PHI - MOVE), before=OTHERS, gain=gain)
+        assert phi == pytest.approx(PHI, abs=1e-6)
+        assert not doubts
+
+
+def test_in_the_final_averaging_nothing_is_tried():
+    meeting = Meeting(0, "other", asks=True, own_share=0.5)
+    phi, doubts = step(averaged_with(PHI - MOVE), meeting=meeting, before=OTHERS, gain=-0.1)
+    assert phi == pytest.approx(PHI, abs=1e-6)
+    assert not doubts

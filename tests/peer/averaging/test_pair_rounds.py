@@ -8,6 +8,7 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
+from peer.averaging.gossip.lane import Trial
 from peer.averaging.gossip.noloco import MEETINGS_AT_ONCE, PairRounds
 from peer.facts import Facts
 from peer.observe.events import EventLog
@@ -20,14 +21,16 @@ from peer.training.messages import (
     RoundClosed,
 )
 from protocol.gossip.final_averaging import Meeting
-from protocol.run.run_spec import SyncSection
+from protocol.run.run_spec import RunSpec, SyncSection, TrainingSection
 from protocol.run.sections import NolocoSection
 from protocol.schedule.rounds import OwnRounds
-from protocol.trainer_messages import FragmentSent, Merge
+from protocol.trainer_messages import FragmentSent, Merge, Tried, Try
 
 H, ROUNDS, FRAGMENTS = 10, 4, 6
 EXCHANGE_S, STEP_S = 1.0, 0.25
+BATCH_SIZE = 256
 READY = Ready("cpu", "fp32", 1, 1.0, (("a", (128,)),))
+MEASURES = Ready("cpu", "fp32", 1, 1.0, (("a", (128,)),), measures=True)
 
 
 class Steps:
@@ -35,6 +38,7 @@ class Steps:
 
     def __init__(self, fragment: int, log: list[tuple[float, str, int]]) -> None:
         self.outer = SimpleNamespace(round=-1)
+        self.gain: float | None = -1.0
         self._fragment = fragment
         self._log = log
 
@@ -46,15 +50,18 @@ class Steps:
         await trio.sleep(EXCHANGE_S)
         return own
 
-    async def apply(self, settled: Any, meeting: Meeting | None, train_s: float) -> None:
+    async def apply(
+        self, settled: Any, meeting: Meeting | None, train_s: float, trial: Trial
+    ) -> None:
         self._log.append((trio.current_time(), "step", self._fragment))
         await trio.sleep(STEP_S)
+        self.gain = await trial(settled)
 
 
 class World:
     """PairRounds between a trainer that notes what it is told, and steps that note theirs."""
 
-    def __init__(self, nursery: trio.Nursery, fragments: Any) -> None:
+    def __init__(self, nursery: trio.Nursery, fragments: Any, ready: Ready) -> None:
         self.others = [SimpleNamespace(progress=SimpleNamespace(step=0.0))]
         self.began_s = trio.current_time()
         self.log: list[tuple[float, str, int]] = []
@@ -70,7 +77,7 @@ class World:
         self.finale = finale
         sync = SyncSection(noloco=NolocoSection(fragments=fragments), inner_steps=H)
         parts: Any = SimpleNamespace(
-            spec=SimpleNamespace(sync=sync),
+            spec=RunSpec(sync=sync, training=TrainingSection(batch_size=BATCH_SIZE)),
             amended=SimpleNamespace(total_steps_at=lambda _: ROUNDS * H),
             around=around,
             held=SimpleNamespace(view=None),
@@ -80,7 +87,8 @@ class World:
         self.rounds._rounds = OwnRounds("me", H, lambda _: ROUNDS * H, 0, 0.0, varied=0.0)
         self.rounds._finale = finale
         trainer: Any = self
-        self.rounds.began(TrainerLine(trainer, nursery), READY)
+        self.lanes = averaging.lanes
+        self.rounds.began(TrainerLine(trainer, nursery), ready)
 
     async def send(self, command: Any) -> None:
         self.told.append((self.now_s, command))
@@ -110,9 +118,9 @@ class World:
 
 
 @asynccontextmanager
-async def world(fragments: str = "strided") -> AsyncIterator[World]:
+async def world(fragments: str = "strided", ready: Ready = READY) -> AsyncIterator[World]:
     async with trio.open_nursery() as nursery:
-        yield World(nursery, fragments)
+        yield World(nursery, fragments, ready)
         nursery.cancel_scope.cancel()
 
 
@@ -217,3 +225,34 @@ async def test_a_whole_model_alone_is_stepped_before_the_next_round(
         await here.sent(0)
         await here.closed(0, float(H))
         assert here.now_s == EXCHANGE_S + STEP_S
+
+
+async def test_a_step_is_tried_before_it_is_merged(autojump_clock: MockClock) -> None:
+    async with world(ready=MEASURES) as here:
+        await here.sent(1)
+        await trio.sleep(EXCHANGE_S + STEP_S + 1.0)
+        ((_, asked),) = here.told
+        assert asked == Try(1, 0, 9)
+        await here.rounds.took(Tried(1, 0, 0.5, 0.0))
+        await here.rounds.wait_settled()
+        assert here.lanes[1].gain == 0.5
+        assert len(here.of(Merge)) == 1
+
+
+async def test_a_trainer_that_dies_over_a_trial_holds_up_no_flight(
+    autojump_clock: MockClock,
+) -> None:
+    async with world(ready=MEASURES) as here:
+        await here.sent(0, 1)
+        await trio.sleep(EXCHANGE_S + STEP_S + 1.0)
+        assert len(here.of(Try)) == 1
+        await here.rounds.died()
+        assert len(here.of(Try)) == 1
+        assert [here.lanes[fragment].gain for fragment in (0, 1)] == [None, None]
+
+
+async def test_a_trainer_without_a_loss_is_not_asked(autojump_clock: MockClock) -> None:
+    async with world() as here:
+        await here.sent(0)
+        await here.rounds.wait_settled()
+        assert here.of(Try) == []

@@ -17,7 +17,7 @@ from peer.training.shared import CodeRegions
 from peer.training.simulated import ToyWeights, simulated_layout
 from peer.training.sync import PairSync
 from protocol.run.run_spec import RunSpec, SyncSection, TrainingSection
-from protocol.trainer_messages import FragmentMerged, FragmentSent, Merge, Yield
+from protocol.trainer_messages import FragmentMerged, FragmentSent, Merge, Try, Yield
 
 H = 12
 ROUNDS = 6
@@ -217,6 +217,8 @@ def test_no_moment_is_missed(stride: float, rounds: list[int], delays: list[int]
         (Merge(1, 0, (), (0,)), "one chunk"),
         (Merge(3, 0, (0,), ()), "there are 3"),
         (Yield(0), "averages in pairs"),
+        (Try(0, 0, 4), "fragment is"),
+        (Try(1, 1, 4), "fragment is"),
     ],
     ids=repr,
 )

@@ -44,7 +44,16 @@ from protocol.run.run_spec import (
     TrainingSection,
 )
 from protocol.run.sections import OptimizerSection
-from protocol.trainer_messages import ONE_CHUNK, FragmentMerged, FragmentSent, Merge, Yield, Yielded
+from protocol.trainer_messages import (
+    ONE_CHUNK,
+    FragmentMerged,
+    FragmentSent,
+    Merge,
+    Tried,
+    Try,
+    Yield,
+    Yielded,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
@@ -110,6 +119,10 @@ async def test_it_learns_and_says_why_it_refuses(corpus, optimizer):
         scales = np.frombuffer(codes[slow.array.size :], "<u2").astype("<u4") << 16
         values = np.frombuffer(codes[: slow.array.size], "i1").reshape(-1, 128)
         slow.array[:] = (values * scales.view("<f4")[:, None]).ravel()
+        await trainer.send(Try(0, 0, 2))
+        told = await _next(trainer, Tried)
+        assert told.gain == pytest.approx(0.0, abs=0.05)  # nobody has pulled
+        assert told.seconds > 0
         await trainer.send(Merge(0, 0, ONE_CHUNK, ()))
         merged = await _next(trainer, FragmentMerged)
         assert merged.waited_s > 0
