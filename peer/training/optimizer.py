@@ -215,7 +215,7 @@ class Muon(torch.optim.Muon):
             size = max(1, self._most_together // shape.numel())
             yield from (alike[at : at + size] for at in range(0, len(alike), size))
 
-    def _step(self, parameters: list[torch.Tensor], group: dict[str, Any]) -> None:
+    def _step(self, parameters: list[Any], group: dict[str, Any]) -> None:
         gradients = [parameter.grad for parameter in parameters]
         buffers = [self._buffer(parameter) for parameter in parameters]
         torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
