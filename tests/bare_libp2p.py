@@ -161,3 +161,15 @@ async def bare_connection(address: str, identity: Identity) -> AsyncIterator[Bar
         yield Bare(secured)
     finally:
         await trio.aclose_forcefully(tcp)
+
+
+async def first_answer(address: str, offered: str) -> str:
+    """What a TCP multiaddr answers to a connection that would begin with this protocol."""
+    (_, host), (_, port), *_ = multiaddr.parse(address)
+    async with await trio.open_tcp_stream(host, int(port)) as tcp:
+        await tcp.send_all(said(MULTISTREAM, offered))
+        await _read_said(tcp, 1)
+        answer = b""
+        while not answer.endswith(b"\n"):
+            answer += await tcp.receive_some(1) or b"\n"
+    return answer[1:-1].decode()

@@ -141,6 +141,20 @@ def test_files_and_tests_that_are_named_are_there(page):
     assert [name for name in re.findall(r"`(test_\w+)`", text) if f"def {name}(" not in tests] == []
 
 
+def is_test(path: Path, name: str) -> bool:
+    return path.is_file() and f"\ndef {name}(" in text_of(path).replace("\nasync def", "\ndef")
+
+
+def test_every_promise_names_tests_that_are_there():
+    promised = section(ROOT / "docs/security.md", "Promised")
+    promises = re.findall(r"^- .*?(?=^- |\Z)", promised, re.MULTILINE | re.DOTALL)
+    assert len(promises) > 10
+    named = {promise: re.findall(r"`(tests/\S+)::(test_\w+)`", promise) for promise in promises}
+    assert [promise for promise, tests in named.items() if not tests] == []
+    tests = {(path, name) for tests in named.values() for path, name in tests}
+    assert [test for test in sorted(tests) if not is_test(ROOT / test[0], test[1])] == []
+
+
 def anchors(page: Path) -> set[str]:
     """What links may name behind a page: its headings, as forges turn them into anchors."""
     headings = re.findall(r"^#+ (.+)$", without_code(text_of(page)), flags=re.MULTILINE)

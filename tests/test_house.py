@@ -124,17 +124,20 @@ def test_the_wall_clock_has_no_other_door():
     } == WALL_CLOCK_DOORS
 
 
-def unpickling_or_tracking(path: Path) -> list[str]:
+def executing_or_tracking(path: Path) -> list[str]:
+    """What would make code of data, or hand a line to a shell; a tracker of shared memory."""
     return [
         *imported(tree_of(path)) & {"pickle", "cloudpickle", "dill", "marshal", "shelve"},
-        *calls(tree_of(path)) & {"torch.load", "torch.save"},
+        *calls(tree_of(path)) & {"torch.load", "torch.save", "eval", "exec", "compile"},
+        *calls(tree_of(path)) & {"os.system", "os.popen", "subprocess.getoutput"},
+        *re.findall(r"shell=True|trust_remote_code=True", text_of(path)),
         *(c for c in re.findall(r"np\.load\(.*", text_of(path)) if "allow_pickle=True" in c),
         *re.findall(r"^\s*(?:from|import) multiprocessing", text_of(path), re.MULTILINE),
     ]
 
 
-def test_nothing_unpickles_and_no_shared_memory_tracker():
-    assert broken(SOURCES, unpickling_or_tracking) == {}
+def test_nothing_makes_code_of_data_and_no_shared_memory_tracker():
+    assert broken(SOURCES, executing_or_tracking) == {}
 
 
 # --- words ----------------------------------------------------------------------------------------

@@ -56,7 +56,9 @@ Rules of own rounds
      JUMP_ROUNDS rounds: on a line that is too thin for one average a round there is nothing to
      make up for.
   4. A peer that closes a round more than JUMP_ROUNDS rounds behind the middle of the others jumps:
-     its nominal step becomes theirs, for the snapshot and for the next round. No round is given up.
+     its nominal step becomes theirs, for the snapshot and for the next round. No round is given up,
+     but one in which a peer falls so far behind ends early. A peer of few steps a round, which owes
+     more than it can do (LARGEST_RATIO), or has begun its round alone, would be lost in it.
   5. The training is over at the run's last nominal step, which is asked for anew at each step:
      amendments move it. The last round ends there; one that would be shorter than a quarter of a
      round is put to the round before.
@@ -288,8 +290,13 @@ class OwnRounds:
         self.debt = min(max(-self._stride, debt), JUMP_ROUNDS * self.length)
         self.round += 1
         self.step = min(step, float(self._total_steps_at(step)))
-        if middle(heard_steps, step) - step > JUMP_ROUNDS * max(self._inner_steps, self.length):
+        if self.would_jump(step, heard_steps):
             self.enter(heard_steps)
+
+    def would_jump(self, step: float, heard_steps: Sequence[float]) -> bool:
+        """Whether a round that closes at this nominal step is followed by a jump (rule 4)."""
+        lag = middle(heard_steps, step) - step
+        return lag > JUMP_ROUNDS * max(self._inner_steps, self.length)
 
     def _length(self) -> float:
         """Nominal steps of the next round, before debts (rule 1)."""

@@ -109,7 +109,7 @@ def test_a_score_is_what_its_faults_have_faded_to(faults):
 def test_vectors_alone_slow_a_partner_and_never_silence_it(fault, patience):
     noted, rest, now_s, waits_s = PeerBook(), resting(), 0.0, [0.0]
     for more_s in (0.0, 0.0, 0.0, *patience):
-        assert not noted.note(now_s, "b", fault), "docs/security.md says that it rests instead"
+        assert not noted.note(now_s, "b", fault), "it rests instead: docs/security-reference.md"
         waits_s.append(noted.wait_s(now_s, "b"))
         rest.failed("b", now_s)
         while not rest.is_due("b", now_s):

@@ -361,6 +361,7 @@ def test_an_unknown_extra_field_is_ignored(message: Message) -> None:
         (Statements(()), "secret", b"s"),
         (PeerList(()), "peers", [[]]),
         (PeerList(()), "peers", [tree_of(AskAlive(PEER, 1)) | {"addresses": [ADDRESS] * 4}]),
+        (GetBlob(DIGEST), "digest", "../identity.key"),
         (GetParts(DIGEST, (0,)), "parts", [-1]),
         (STATE_REPLY, "round", -2),
     ],

@@ -146,6 +146,8 @@ def test_one_average_per_round_of_nominal_steps_while_exchanges_are_shorter(seed
 def test_a_peer_that_is_far_behind_jumps_and_one_that_is_near_does_not() -> None:
     near, far = rounds(), rounds()
     middle = H + JUMP_ROUNDS * H
+    assert not near.would_jump(H, [0.0, middle, 9999.0])
+    assert near.would_jump(H - 1, [0.0, middle, 9999.0])
     near.closed(H, [0.0, middle, 9999.0])
     assert near.step == H
     far.closed(H, [0.0, middle + 1, 9999.0])

@@ -126,8 +126,10 @@ class PairRounds:
 
     def closes_early(self, steps: int, others: Sequence[Member]) -> bool:
         """Whether a peer has come since we began a round alone, or the round is far too long."""
+        heard_steps, step = [m.progress.step for m in others], self._facts.nominal_step
         is_outgrown = self._own_length is not None and self._own_length.is_outgrown(steps)
-        return is_outgrown or self._pace.is_overdone(others)
+        is_too_long = self._pace.is_overdone(others) or self._rounds.would_jump(step, heard_steps)
+        return is_outgrown or is_too_long
 
     async def next_final_round(self) -> RoundPlan | None:
         assert self._line is not None

@@ -43,7 +43,9 @@ async def test_spec_blob_and_state_come_over_one_stream(
 async def test_a_blob_that_is_not_there_is_refused(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:
+    """What the run names is served, not whatever file has such a name."""
     async with world(tmp_path) as made, made.fetcher() as fetcher:
+        (tmp_path / ("0" * 32)).write_text("mine")
         with pytest.raises(Refused) as refused:
             await fetcher.blob("0" * 32)
         assert refused.value.reason is RefusalReason.UNAVAILABLE
@@ -69,11 +71,12 @@ async def test_a_state_that_cannot_be_written_is_refused(
     async with world(tmp_path) as made, made.fetcher() as fetcher:
 
         async def full(_: Path) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path))
 
         monkeypatch.setattr(made.source, "write", full)
-        with pytest.raises(Refused, match="No space left"):
+        with pytest.raises(Refused, match="No space left") as refused:
             await whole_state(fetcher, ExpectedState(GROUP), *empty_vectors())
+        assert str(tmp_path) not in str(refused.value)
 
 
 async def test_chunks_beyond_the_end_are_refused(autojump_clock: MockClock, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Trainers that fail, machines that differ, peers that come, go and sleep."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -176,6 +177,23 @@ async def test_a_slow_peer_validates_less_often_and_keeps_up(tmp_path):
         assert len(swarm["a"].events(EventName.VALIDATED)) > rounds
         counted = tally(swarm["c"], after=1)
         assert counted["averaged"] >= 0.5 * counted.total(), counted
+
+
+@pytest.mark.slow
+@simulated()
+async def test_a_peer_whose_steps_take_rounds_of_the_others_goes_on_with_them(tmp_path):
+    """Its first round, begun before it had heard of their speeds, took it eight steps, not two."""
+    slow = Machine(SimulatedSpeed(step_s=300 * STEP_S))
+    async with open_swarm(1, toy_spec(100, 64), tmp_path) as swarm:
+        await start(swarm, "a", "b", "c", machine_of={"c": slow})
+        c = swarm["c"]
+        closed = partial(c.events, EventName.ROUND_CLOSED)
+        await swarm.until(lambda: len(closed()) >= 3 or c.ended.is_set())
+        assert c.failure is None
+        opened = c.events(EventName.ROUND_OPENED)
+        assert min(event["quota"] for event in opened) > 2
+        assert max(event["steps"] for event in closed()) <= 2
+        assert jumps(c) == [event["round"] for event in opened[1:]]
 
 
 @simulated()

@@ -1,14 +1,14 @@
 """What strangers can do to a real p2pd, by hand: learn, crowd, fill its memory."""
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 import trio
-from bare_libp2p import MULTISTREAM, Bare, bare_connection, said
+from bare_libp2p import MULTISTREAM, TLS, YAMUX, Bare, bare_connection, first_answer, said
 from network_worlds import WAIT_S, SeededEntropy, peer_id_of, real_network, wait_until
 
 from peer.network import libp2p as libp2p_module
@@ -69,6 +69,37 @@ async def test_a_stranger_is_told_nothing_of_others(short_path: Path) -> None:
             refusal = said(MULTISTREAM, "na")
             answer = await stranger.ask(said(MULTISTREAM, KADEMLIA), len(refusal))
     assert answer == refusal
+
+
+async def test_a_connection_begins_in_tls_or_not_at_all(short_path: Path) -> None:
+    async with real_network(short_path, "a") as a:
+        for offered, answer in ((TLS, TLS), ("/plaintext/2.0.0", "na"), (YAMUX, "na")):
+            with trio.fail_after(WAIT_S):
+                assert await first_answer(a.addresses[-1], offered) == answer
+
+
+class OfAnother(Identity):
+    """Somebody's public key, and signatures by another one."""
+
+    def sign(self, data: bytes) -> bytes:
+        return identity_of("stranger").sign(data)
+
+
+async def test_a_stranger_cannot_come_as_another(short_path: Path) -> None:
+    came: list[str] = []
+
+    async def note(stream: Stream) -> None:
+        came.append(stream.remote_peer_id)
+
+    member = OfAnother(SeededEntropy("member").token_bytes(32))
+    async with real_network(short_path, "a") as a:
+        await a.serve(ECHO, note)
+        for identity in (member, identity_of("stranger")):
+            with trio.fail_after(WAIT_S), suppress(trio.BrokenResourceError):
+                async with bare_connection(a.addresses[-1], identity) as one:
+                    await one.ask(said(MULTISTREAM, ECHO), 1 << 10)
+        await wait_until(lambda: bool(came))
+    assert came == [identity_of("stranger").peer_id]
 
 
 async def test_a_crowd_of_connections_is_cut_and_links_are_not(
