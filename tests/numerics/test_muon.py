@@ -147,6 +147,7 @@ def test_matrices_of_one_shape_go_together_on_a_gpu(monkeypatch, most_together):
         model = FlatModel(initial_module(spec, VOCABULARY), CPU)
         optimizer = inner_optimizer(model, spec.optimizer, "fp32")
         muon = optimizer._parts[1].optimizer
+        assert isinstance(muon, Muon)
         monkeypatch.setattr(muon, "_most_together", together)
         batches = [len(each) for each in muon._batches(muon.param_groups[0]["params"])]
         assert sum(batches) == 14

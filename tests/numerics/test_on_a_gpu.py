@@ -54,7 +54,7 @@ def test_a_gpu_trains_as_a_cpu_does(optimizer):
     for kind in (RoundClosed, Evaluated):
         losses = [[event.loss for event in script.of(kind)] for script in (cpu, gpu)]
         assert len(losses[0]) >= ROUNDS
-        np.testing.assert_allclose(*losses, rtol=1e-4)
+        np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -62,7 +62,7 @@ def test_in_bf16_it_trains_nearly_the_same(optimizer):
     _, exact = trained(optimizer, CPU)
     _, rounded = trained(optimizer, GPU, "bf16")
     losses = [[event.loss for event in script.of(RoundClosed)] for script in (exact, rounded)]
-    np.testing.assert_allclose(*losses, rtol=0.02)
+    np.testing.assert_allclose(losses[0], losses[1], rtol=0.02)
 
 
 def test_a_full_gpu_halves_the_micro_batch():
@@ -90,8 +90,8 @@ def test_compiled_it_has_the_same_loss_and_gradient():
         model = FlatModel(initial_module(tiny_spec(), 32), GPU, compile=compiled)
         loss = model.loss(tokens)
         loss.backward()
-        losses.append(float(loss))
-        gradients.append(model.gradient_P.cpu())
+        losses.append(loss.item())
+        gradients.append(model.gradient_P.cpu().numpy())
     assert gradients[0].any()
-    np.testing.assert_allclose(*losses, rtol=1e-4)
-    np.testing.assert_allclose(*gradients, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+    np.testing.assert_allclose(gradients[0], gradients[1], rtol=0, atol=1e-5)
