@@ -11,9 +11,16 @@
 
 ARG PYTHON=3.12
 
-# --- build: everything goes into one virtual environment -------------------------------------------
+# --- dependencies: one virtual environment ---------------------------------------------------------
 
-FROM python:${PYTHON}-slim AS build
+# By name alone: a version of ours, which stands in the same file, does not install them again.
+FROM python:${PYTHON}-slim AS names
+WORKDIR /src
+COPY pyproject.toml ./
+RUN python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
+      > requirements.txt
+
+FROM python:${PYTHON}-slim AS dependencies
 ARG TORCH=cpu
 # pip's own index has the build with CUDA, which runs on a CPU too. For an image smaller by gigabytes, give the CPU wheel
 # index named on PyTorch's install page: --build-arg TORCH_INDEX=URL.
@@ -27,23 +34,27 @@ RUN case "$TORCH" in \
       cuda) /opt/venv/bin/pip install torch ;; \
       *) echo "TORCH is '$TORCH'; use cpu or cuda" >&2; exit 1 ;; \
     esac
-# The dependencies before the code, so that a change of code does not install them again.
-COPY pyproject.toml ./
-RUN python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
-      > requirements.txt \
-    && /opt/venv/bin/pip install --no-build-isolation -r requirements.txt
-COPY LICENSE README.md ./
+COPY --from=names /src/requirements.txt ./
+RUN /opt/venv/bin/pip install --no-build-isolation -r requirements.txt
+
+# --- our wheel ---------------------------------------------------------------------------------------
+
+FROM dependencies AS build
+COPY LICENSE README.md pyproject.toml ./
 COPY protocol protocol
 COPY peer peer
-RUN /opt/venv/bin/pip install --no-build-isolation --no-deps . && /opt/venv/bin/pip check
+RUN /opt/venv/bin/pip wheel --no-build-isolation --no-deps --wheel-dir /wheel .
 
-# --- run -------------------------------------------------------------------------------------------
+# --- run: the code in the last layers, so that a new version moves megabytes and no torch --------------
 
 FROM python:${PYTHON}-slim
 LABEL org.opencontainers.image.title="loco-peer" \
       org.opencontainers.image.licenses="MIT"
-COPY --from=build /opt/venv /opt/venv
 RUN useradd --create-home --uid 1000 loco && install -d -o loco -g loco -m 0700 /data
+COPY --from=dependencies /opt/venv /opt/venv
+COPY --from=build /wheel /wheel
+RUN /opt/venv/bin/pip install --disable-pip-version-check --no-cache-dir --no-index --no-deps /wheel/*.whl \
+    && /opt/venv/bin/pip check --disable-pip-version-check
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     LOCO_HOME=/data \
@@ -56,7 +67,8 @@ VOLUME /data
 # For other peers. Metrics stay inside the container, unless LOCO_METRICS says otherwise (deploy/compose.yaml).
 EXPOSE 31337
 STOPSIGNAL SIGTERM
+# Healthy is a peer that does its part in the run, and not one that looks for it in vain.
 HEALTHCHECK --interval=30s --timeout=15s --start-period=60s --retries=3 \
-  CMD ["loco-peer", "status", "--json"]
+  CMD ["loco-peer", "status", "--health"]
 ENTRYPOINT ["loco-peer"]
 CMD ["--help"]

@@ -8,9 +8,10 @@ a signature of the liar's own: run specs, link vectors, snapshots, records, stat
 Then sieges: three honest peers train in virtual time, and a hostile one opens streams of every
 conversation at them, says one to three messages on each, and answers what it is asked with more
 (bench/fuzzing/hostile.py): once as a member that has said a proper hello and beats, once as a
-stranger. Volleys begin with each type of message a twentieth as often as the codec reads it. An
-error that nobody expected ends the simulation; afterwards the honest peers must be there, linked,
-and average on.
+stranger. They relay, so it speaks to relays as well. Volleys begin with each type of message a
+twentieth as often as the codec reads it. An error that nobody expected ends the simulation;
+afterwards the honest peers must be there, linked, and average on. One more siege is of the
+directory, with real p2pds and tables (bench/fuzzing/directories.py).
 
 A finding is shown with what was said; the exit code is 1 then.
 
@@ -29,9 +30,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import trio
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 
+from bench.fuzzing.directories import besieged_directory
 from bench.fuzzing.headers import KINDS, check, with_damage
 from bench.fuzzing.payloads import KINDS as PAYLOADS
 from bench.fuzzing.payloads import check_payload, damaged_payloads
@@ -94,6 +97,13 @@ def siege_row(siege: Siege) -> Row:
         return _row(f"{siege.method}, a {who}", lambda: besieged(siege, Path(folder)).total())
 
 
+def directory_row(examples: int, seed: int) -> Row:
+    """Besiege a directory."""
+    with tempfile.TemporaryDirectory() as folder:
+        play = partial(besieged_directory, Path(folder), examples, POOL, seed)
+        return _row("directory, a stranger", lambda: trio.run(play).total())
+
+
 def _row(what: str, play: Callable[[], int]) -> Row:
     began_s, messages, found = time.perf_counter(), 0, 0
     try:
@@ -128,6 +138,7 @@ def main() -> int:
     with ProcessPoolExecutor(os.cpu_count()) as processes:
         done = itertools.chain(
             processes.map(siege_row, sieges),
+            processes.map(partial(directory_row, per_type), [arguments.seed]),
             processes.map(partial(payload_row, examples, arguments.seed), PAYLOADS),
             processes.map(partial(codec_row, examples, arguments.seed), KINDS),
         )

@@ -41,7 +41,7 @@ from protocol.run.run_spec import RunSpec
 from .report import machine
 
 TEXT_CHARACTERS: Final = 24_000_000
-VOCABULARY: Final = 50257
+VOCABULARY: Final = {"demo": 512, "125m": 50257, "1b": 50257}
 THREADS: Final = 2
 WAIT_S: Final = 120.0
 """The longest wait for one event of a peer."""
@@ -96,7 +96,7 @@ def run_commands(part: str, options: argparse.Namespace) -> dict[str, Any]:
     return {"exit code and seconds": told}
 
 
-def write_text(folder: Path) -> None:
+def write_text(folder: Path, vocabulary: int) -> None:
     """A corpus of Python sources in `data`, and a tokenizer of it in `tokenizer`."""
     (folder / "data").mkdir(parents=True)
     (folder / "tokenizer").mkdir()
@@ -110,7 +110,7 @@ def write_text(folder: Path) -> None:
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(
         files,
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         special_tokens=["<|endoftext|>"],
         show_progress=False,
     )
@@ -184,7 +184,7 @@ class Swarm:
 async def run_swarm(method: str, options: argparse.Namespace) -> dict[str, Any]:
     """Make text, play it, and export the founder's model."""
     folder = options.out / method
-    await trio.to_thread.run_sync(write_text, folder)
+    await trio.to_thread.run_sync(write_text, folder, VOCABULARY[options.preset])
     run_toml = folder / "run.toml"
     run_toml.write_text(to_toml(run_spec(options.preset, method, folder)))
     async with open_peers(folder, options.device) as peers:

@@ -8,9 +8,10 @@ import datetime as dt
 import ssl
 import struct
 import tempfile
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
+from functools import cache
 
 import trio
 from cryptography import x509
@@ -74,26 +75,33 @@ def self_signed(
     return key, builder.sign(key, hashes.SHA256())
 
 
-def _certificate(identity: Identity, folder: Path) -> ssl.SSLContext:
+@cache
+def _certificate(identity: Identity) -> ssl.SSLContext:
     public = KEY_PROTOBUF_PREFIX + identity.public_key
     key, made = self_signed(lambda data: signed_key(public, identity.sign(data)))
-    pem = folder / f"{identity.peer_id}.pem"
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    pem.write_bytes(private + made.public_bytes(Encoding.PEM))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols(["libp2p"])
-    context.load_cert_chain(pem)
+    with tempfile.NamedTemporaryFile() as pem:
+        pem.write(private + made.public_bytes(Encoding.PEM))
+        pem.flush()
+        context.load_cert_chain(pem.name)
     return context
 
 
 class Bare:
-    """A connection that has come as far as yamux."""
+    """A connection that has come as far as yamux.
+
+    Attributes:
+        heard: what was said to us on each stream, as far as it was read; as 0, the certificate.
+    """
 
     def __init__(self, stream: trio.SSLStream[trio.SocketStream]) -> None:
         self._stream = stream
         self._next = 1
+        self.heard = defaultdict[int, bytearray](bytearray)
 
     async def send(self, data: bytes) -> None:
         await self._stream.send_all(data)
@@ -106,59 +114,76 @@ class Bare:
 
     async def ask(self, says: bytes, num_bytes: int) -> bytes:
         """What comes back on a new stream, until there are so many bytes, or its end."""
-        asked, heard = self._next, b""
+        asked = self._next
         await self.open_streams(1, says)
-        while len(heard) < num_bytes:
-            kind, flags, stream, length = struct.unpack("!xBHII", await self._exactly(12))
-            data = await self._exactly(length) if kind == 0 else b""
-            if stream == asked:
-                heard += data
-                if flags & (FIN | RST):
-                    break
-        return heard
+        while len(self.heard[asked]) < num_bytes:
+            stream, flags = await self._hear()
+            if stream == asked and flags & (FIN | RST):
+                break
+        return bytes(self.heard[asked])
 
-    async def _exactly(self, number: int) -> bytes:
-        data = b""
-        while len(data) < number:
-            came = await self._stream.receive_some(number - len(data))
+    async def _hear(self) -> tuple[int, int]:
+        """Read a frame: its stream, and its flags."""
+        header = bytearray()
+        await self._read(12, header)
+        kind, flags, stream, length = struct.unpack("!xBHII", header)
+        if kind == 0:
+            await self._read(length, self.heard[stream])
+        return stream, flags
+
+    async def _read(self, number: int, into: bytearray) -> None:
+        whole = len(into) + number
+        while len(into) < whole:
+            came = await self._stream.receive_some(whole - len(into))
             if not came:
                 raise trio.BrokenResourceError("hung up")
-            data += came
-        return data
+            into += came
 
     async def drain(self) -> None:
         """Read to the end."""
         try:
-            while await self._stream.receive_some(65536):
-                pass
+            while True:
+                await self._hear()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
 
 
-async def _read_said(stream: trio.abc.ReceiveStream, number: int) -> None:
+async def _read_said(stream: trio.abc.ReceiveStream, number: int) -> bytes:
     seen = b""
     while seen.count(b"\n") < number:
         data = await stream.receive_some(1)  # and not one byte of what follows
         if not data:
             raise trio.BrokenResourceError("hung up")
         seen += data
+    return seen
+
+
+async def dial(address: str, source: str | None = None) -> trio.SocketStream:
+    """A TCP connection to a multiaddr, from that IP address of ours."""
+    (_, host), (_, port), *_ = multiaddr.parse(address)
+    return await trio.open_tcp_stream(host, int(port), local_address=source)
+
+
+async def agree_on(stream: trio.abc.Stream, protocol: str) -> bytes:
+    """Agree on a protocol for the connection; what was answered."""
+    await stream.send_all(said(MULTISTREAM, protocol))
+    return await _read_said(stream, 2)
 
 
 @asynccontextmanager
-async def bare_connection(address: str, identity: Identity) -> AsyncIterator[Bare]:
+async def bare_connection(
+    address: str, identity: Identity, source: str | None = None
+) -> AsyncIterator[Bare]:
     """A connection to a TCP multiaddr. Raises trio.BrokenResourceError, OSError: not let in."""
-    (_, host), (_, port), *_ = multiaddr.parse(address)
-    with tempfile.TemporaryDirectory() as folder:
-        context = _certificate(identity, Path(folder))
-    tcp = await trio.open_tcp_stream(host, int(port))
+    tcp = await dial(address, source)
     try:
-        await tcp.send_all(said(MULTISTREAM, TLS))
-        await _read_said(tcp, 2)
-        secured = trio.SSLStream(tcp, context, https_compatible=True)
+        await agree_on(tcp, TLS)
+        secured = trio.SSLStream(tcp, _certificate(identity), https_compatible=True)
         await secured.do_handshake()
-        await secured.send_all(said(MULTISTREAM, YAMUX))
-        await _read_said(secured, 2)
-        yield Bare(secured)
+        await agree_on(secured, YAMUX)
+        bare = Bare(secured)
+        bare.heard[0] += secured.getpeercert(binary_form=True)
+        yield bare
     finally:
         await trio.aclose_forcefully(tcp)
 

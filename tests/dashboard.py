@@ -1,4 +1,4 @@
-"""What the Grafana dashboard asks Prometheus, and what docs/metrics.md promises."""
+"""What the Grafana dashboards ask Prometheus, and what docs/metrics.md promises."""
 
 import json
 import re
@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-DASHBOARD = ROOT / "deploy/grafana/dashboards/loco-peer.json"
+BOARDS = sorted((ROOT / "deploy/grafana/dashboards").glob("*.json"))
+OF_STAGES = "loco-pipeline"
+"""The dashboard that a run without stages leaves empty."""
 _ROW = re.compile(r"^\| `(loco_\w+)` \| (\w+) \|([^|]*)\|", re.MULTILINE)
 _SUFFIX = re.compile(r"_(bucket|sum|count)$")
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
+    board: str
     panel: str
     legend: str
     expression: str
@@ -33,16 +36,19 @@ class Query:
         return {label.strip() for group in grouped for label in group.split(",")} | set(matched)
 
 
-def panels() -> list[dict[str, Any]]:
-    return json.loads(DASHBOARD.read_text())["panels"]
+def panels(board: Path) -> list[dict[str, Any]]:
+    """Those of collapsed rows among them, and the rows."""
+    shown = json.loads(board.read_text())["panels"]
+    return [each for panel in shown for each in (panel, *panel.get("panels", ()))]
 
 
 def queries() -> list[Query]:
-    """Every query of the dashboard."""
+    """Every query of all dashboards."""
     return [
-        Query(panel["title"], target.get("legendFormat", ""), target["expr"])
-        for panel in panels()
-        for target in panel["targets"]
+        Query(board.stem, panel["title"], target.get("legendFormat", ""), target["expr"])
+        for board in BOARDS
+        for panel in panels(board)
+        for target in panel.get("targets", ())
     ]
 
 

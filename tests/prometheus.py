@@ -42,6 +42,11 @@ class Prometheus:
         values = [float(sample["value"][1]) for sample in answer["result"]]
         return [value for value in values if math.isfinite(value)]
 
+    async def alerts(self) -> list[str]:
+        """Those that fire, or are about to, with the instance."""
+        told = [alert["labels"] for alert in (await self._get("alerts"))["alerts"]]
+        return [f"{of['alertname']} {of.get('name', '')} {of.get('instance')}" for of in told]
+
     async def targets(self) -> list[dict[str, Any]]:
         return (await self._get("targets"))["activeTargets"]
 
@@ -84,6 +89,7 @@ def _config(targets: Sequence[str]) -> str:
     tree = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
     tree["global"] |= {"scrape_interval": f"{SCRAPE_INTERVAL_S}s", "scrape_timeout": "1s"}
     tree["scrape_configs"][0]["static_configs"] = [{"targets": list(targets)}]
+    tree["rule_files"] = [str(ROOT / "deploy/prometheus" / each) for each in tree["rule_files"]]
     return yaml.safe_dump(tree)
 
 
@@ -116,10 +122,10 @@ async def _drain(process: trio.Process) -> None:
 
 
 async def empty_panels(prometheus: Prometheus, without: str = "nothing") -> list[str]:
-    """Queries of the dashboard that return nothing yet, but for those whose titles say this."""
-    asked = [query for query in queries() if without not in query.panel + query.legend]
+    """Queries of the dashboards that return nothing yet, but for those of this dashboard."""
+    asked = [query for query in queries() if query.board != without]
     return [
-        f"{query.panel}: {query.runnable()}"
+        f"{query.board}: {query.panel}: {query.runnable()}"
         for query in asked
         if not await prometheus.query(query.runnable())
     ]

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from peer.cli.app import app
 from peer.cli.new import EXPLANATIONS
 from peer.facts import PeerState
+from peer.observe.problems import CONDITIONS, help_of
 from peer.options.config import ENVIRONMENT_PREFIX, OPTIONS
 from peer.options.exit_codes import ExitCode
 from protocol.outcomes import RefusalReason, SkipReason
@@ -30,9 +31,8 @@ HISTORY = {"CHANGELOG.md", "log.md"}
 PROSE = [ROOT / "CONTRIBUTING.md", *(page for page in PAGES if page.name not in HISTORY)]
 PROSE_COLUMNS = 100
 OTHER_PROGRAMS = {"--build-arg", "--gpus", "--build", "--no-build-isolation", "--group"} | {
-    "--syn",
-    "--dport",
-    "--connlimit-above",
+    *("--syn", "--dport", "--connlimit-above"),
+    *("--image", "--disk", "--env", "--args", "--bid", "--user", "--stop-timeout"),
 }
 
 
@@ -159,6 +159,16 @@ def anchors(page: Path) -> set[str]:
     """What links may name behind a page: its headings, as forges turn them into anchors."""
     headings = re.findall(r"^#+ (.+)$", without_code(text_of(page)), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_each_condition_and_message_that_people_see_is_explained():
+    page = ROOT / "docs/troubleshooting.md"
+    sections = re.findall(r"^## ([a-z-]+)$", text_of(page), re.MULTILINE)
+    assert sorted(sections) == sorted(CONDITIONS)
+    assert {help_of(name) for name in sections} <= {f"{page.name}#{at}" for at in anchors(page)}
+    code = "".join(text_of(path) for path in (ROOT / "peer").rglob("*.py"))
+    messages = first_column(section(page, "Messages"))
+    assert [message for message in messages if message not in code] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

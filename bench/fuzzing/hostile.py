@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn
 import trio
 
 from peer.network.conversation import Conversation
+from peer.network.relay import HOP, STOP
 from peer.runtime import Address, Network, PeerId, Stream
 from protocol.errors import LocoError
 from protocol.gossip.exchange import exchange_id
@@ -194,10 +195,11 @@ class Hostile:
         """Answer whatever is asked with shots."""
         talk = Conversation(stream)
         heard: dict[str, Any] = {}
-        message, _ = await talk.receive(timeout_s=10.0)
-        heard |= said_in(message) | self._names(stream.remote_peer_id, message)
-        if isinstance(message, Hello):
-            await talk.send(self._hello())
+        if protocol not in (HOP, STOP):
+            message, _ = await talk.receive(timeout_s=10.0)
+            heard |= said_in(message) | self._names(stream.remote_peer_id, message)
+            if isinstance(message, Hello):
+                await talk.send(self._hello())
         for _ in range(3):
             await self._shoot(stream, next(self._answers[protocol]), heard)
             heard |= await self._heard(talk, ANSWER_S)

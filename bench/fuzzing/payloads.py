@@ -1,7 +1,8 @@
 """What travels inside payloads and signatures, damaged, and signed by the liar itself.
 
-A field of a message is checked by its schema; these have readers of their own. Each takes bytes,
-and raises a LocoError where they are wrong, never anything else.
+A field of a message is checked by its schema; these, and what is said to and by relays,
+have readers of their own. Each takes bytes, and raises a LocoError where they are wrong, never
+anything else.
 """
 
 import json
@@ -12,6 +13,7 @@ import msgpack
 from hypothesis import strategies as st
 
 from peer.network.identity import Identity
+from peer.network.relay import HOP_ANSWER, parse_hop_request, parse_status
 from protocol.admission.statements import DOMAIN as ADMISSION
 from protocol.admission.statements import Invitation, Pass, Ruling, Token, Verdict
 from protocol.errors import LocoError
@@ -20,6 +22,7 @@ from protocol.routing.measures import LinkTimes, LinkVector, WorkTimes, decode_v
 from protocol.routing.snapshots import LinkSnapshot
 from protocol.run.run_spec import RunSpec, parse_bytes
 
+from . import relays
 from .headers import damaged_trees
 
 RUN_ID: Final = "ab" * 16
@@ -101,9 +104,22 @@ def run_spec() -> tuple[Any, Seal, Read]:
     return json.loads(RunSpec().to_bytes()), canonical, parse_bytes
 
 
+def relay_request() -> tuple[Any, Seal, Read]:
+    """What a relay is asked."""
+    return relays.requests([OTHER.peer_id])[-1], relays.encoded, parse_hop_request
+
+
+def relay_answer() -> tuple[Any, Seal, Read]:
+    """What a relay answers."""
+    return relays.ANSWERS["hop"], relays.encoded, lambda data: parse_status(data, *HOP_ANSWER)
+
+
 KINDS: Final = {
     made.__name__: made
-    for made in (link_vector, snapshot, ruling, invitation, shown_pass, record, run_spec)
+    for made in (
+        *(link_vector, snapshot, ruling, invitation, shown_pass, record, run_spec),
+        *(relay_request, relay_answer),
+    )
 }
 
 

@@ -1,8 +1,9 @@
 """What a hostile peer says on one stream: one to three messages, most of them of the right kind.
 
-A shot is a message that may be said, or the header of one that is damaged, and a payload. Volleys
-are drawn beforehand, from a seed; what the victim has said on the stream, and the signatures and
-digests that a liar can make, are put in when the shot is fired (`Gunner`).
+A shot is a message that may be said, or the header of one that is damaged, and a payload; to a
+relay it is a payload alone. Volleys are drawn beforehand, from a seed; what the victim has said on
+the stream, and the signatures and digests that a liar can make, are put in when the shot is fired
+(`Gunner`).
 """
 
 import random
@@ -19,6 +20,7 @@ from peer.averaging.diloco.fragment_messages import length_of
 from peer.codec import BLOCK, codes_as_tensor, get_codec
 from peer.codec.leaves import code_digest
 from peer.network.identity import Identity
+from peer.network.relay import HOP, STOP
 from protocol.errors import LocoError
 from protocol.wire import (
     content_messages,
@@ -34,6 +36,7 @@ from protocol.wire.messages import Vector, encode_message
 from protocol.wire.versions import CONTENT, DIRECTORY, FRAGMENT, GOSSIP, HELLO, REACH, STAGE
 
 from .headers import KINDS, damaged_headers, messages_of
+from .relays import said_to_relays
 from .values import World, fields_of
 
 CODEC: Final = get_codec("int8")
@@ -59,7 +62,9 @@ OF_PAIRS: Final = (
     messages.AskSettled,
     messages.SettledReply,
 )
-CONVERSATIONS: Final = (HELLO, GOSSIP, CONTENT, FRAGMENT, STAGE, REACH)
+CONVERSATIONS: Final = (HELLO, GOSSIP, CONTENT, FRAGMENT, STAGE, REACH, DIRECTORY, HOP, STOP)
+PER_RELAY: Final = 6
+"""Volleys at a relay for one of another type, and shots: all that it is told is of one."""
 PART_ADAPTED: Final = 0.7
 """The share of fields that follow the victim, which has just said what they are to be."""
 PART_KNOWN: Final = 0.3
@@ -72,10 +77,18 @@ PART_FITTED: Final = 0.8
 
 
 @dataclass(frozen=True, slots=True)
+class RelayMessage:
+    """In place of a message of ours, where the payload is all that is said."""
+
+
+Kind = type[Message] | type[RelayMessage]
+
+
+@dataclass(frozen=True, slots=True)
 class Shot:
     """One frame: a message, or the header of a damaged one; and what follows it."""
 
-    message: Message
+    message: Message | RelayMessage
     damaged: bytes | None
     payload: bytes
 
@@ -93,8 +106,10 @@ class Volley:
     waits: bool
 
 
-def kinds_of(protocol: str) -> tuple[type[Message], ...]:
+def kinds_of(protocol: str) -> tuple[Kind, ...]:
     """The messages of a conversation."""
+    if protocol in (HOP, STOP):
+        return (RelayMessage,)
     return tuple(kind for kind in KINDS if _conversation_of(kind) == protocol)
 
 
@@ -155,7 +170,12 @@ class Magazine:
     def __init__(self, world: World, protocols: Sequence[str], pool: int, number: int) -> None:
         self._protocols = protocols
         self._chance = random.Random(number)
-        self._shots = {kind: drawn(shots(kind, world), pool, number) for kind in KINDS}
+        self._shots: dict[Kind, list[Shot]] = {
+            kind: drawn(shots(kind, world), pool, number) for kind in KINDS
+        }
+        relayed = said_to_relays(world.named.get("peer_id", ()))
+        said = drawn(relayed, PER_RELAY * pool, number)
+        self._shots[RelayMessage] = [Shot(RelayMessage(), None, each) for each in said]
 
     def volleys(self, examples: int) -> Iterator[Volley]:
         """So many that begin with each type of message, on the conversation it belongs to."""
@@ -163,7 +183,7 @@ class Magazine:
             (protocol, kind)
             for protocol in self._protocols
             for kind in kinds_of(protocol)
-            for _ in range(examples)
+            for _ in range(examples * (PER_RELAY if kind is RelayMessage else 1))
         ]
         self._chance.shuffle(begun)
         for protocol, kind in begun:
@@ -176,9 +196,9 @@ class Magazine:
         while True:
             yield self._chance.choice(self._shots[self._kind(protocol)])
 
-    def _kind(self, protocol: str) -> type[Message]:
+    def _kind(self, protocol: str) -> Kind:
         """Mostly one that belongs to the conversation."""
-        every = kinds_of(protocol) if self._chance.random() < PART_OWN else KINDS
+        every: Sequence[Kind] = kinds_of(protocol) if self._chance.random() < PART_OWN else KINDS
         return self._chance.choice(every)
 
 
@@ -193,6 +213,8 @@ class Gunner:
     def frame(self, shot: Shot, heard: Mapping[str, Any]) -> bytes:
         """The bytes of a frame."""
         header, payload = shot.damaged, shot.payload
+        if isinstance(shot.message, RelayMessage):
+            return payload
         if header is None:
             message = self._adapted(shot.message, heard)
             if self._chance.random() < PART_FITTED:

@@ -29,6 +29,7 @@ from peer.codec.differences import pack
 from peer.content.pieces import PieceStore
 from peer.daemon.outside import be_reached
 from peer.network.identity import Identity
+from peer.network.relay import HOP
 from peer.observe.event_names import EventName
 from peer.simulation.swarm import (
     SimulatedPeer,
@@ -57,9 +58,9 @@ PARAMETERS: Final = {"noloco": 256, "streaming": 6 * 16384, "diloco": 6 * 16384}
 METHODS: Final = tuple(PARAMETERS)
 CODECS: Final = {"noloco": "int8-diff", "streaming": "int8", "diloco": "int8"}
 SERVED: Final = {
-    "noloco": (HELLO, GOSSIP, CONTENT, REACH),
-    "streaming": (HELLO, GOSSIP, CONTENT, REACH),
-    "diloco": (HELLO, FRAGMENT, CONTENT, REACH),
+    "noloco": (HELLO, GOSSIP, CONTENT, REACH, HOP),
+    "streaming": (HELLO, GOSSIP, CONTENT, REACH, HOP),
+    "diloco": (HELLO, FRAGMENT, CONTENT, REACH, HOP),
 }
 """Conversations in which peers of such a run take part."""
 RELAY_MBPS: Final = 10.0

@@ -39,6 +39,8 @@ class Pipeline:
     Attributes:
         stages: replicas of each stage.
         clip_norm: at which each stage clips its own gradient.
+        columns: which replica of a stage a microbatch takes.
+        iteration: the present one.
     """
 
     def __init__(self, world: World, arm: StageArm, batch_size: int) -> None:
@@ -65,13 +67,14 @@ class Pipeline:
             ]
             for stage in range(arm.stages)
         ]
-        self._routes, self._columns = Routes(arm, spec.seed), Columns(arm, spec.seed)
+        self._routes = Routes(arm, spec.seed)
+        self.columns = Columns(arm, spec.seed)
         self._microbatches = min(MICROBATCHES, batch_size)
         self._sequences = batch_size // self._microbatches
         shape = (self._sequences, spec.model.context_length, spec.model.hidden_size)
         self._coder = BoundaryCoder(get_codec(arm.codec), shape, world.device)
         self._slot = memoryview(bytearray(self._coder.code_bytes))
-        self._iteration = 0
+        self.iteration = 0
 
     def step(self, blocks_RBT: Blocks, learning_rate: float) -> float:
         """One iteration: each data peer's blocks. Returns the mean loss, nats per token."""
@@ -87,11 +90,11 @@ class Pipeline:
         factor = self._global_factor(squares) if self._arm.global_clip else None
         for stage in everyone:
             stage.update(learning_rate, factor)
-        self._iteration += 1
+        self.iteration += 1
         return math.fsum(losses) / len(losses)
 
     def _of_data_peer(self, origin: int, tokens_BT: torch.Tensor) -> list[float]:
-        routes = self._routes.of_iteration(self._iteration, self._microbatches)
+        routes = self._routes.of_iteration(self.iteration, self._microbatches)
         parts = tokens_BT.split(self._sequences)
         return [
             self._microbatch(origin, number, tokens_bT, route)
@@ -101,26 +104,33 @@ class Pipeline:
     def _microbatch(self, origin: int, number: int, tokens_bT: torch.Tensor, route: Route) -> float:
         home = self.stages[0][origin]
         relays = [
-            self.stages[stage][self._columns.replica(self._iteration, number, stage, origin)]
+            self.stages[stage][self.columns.replica(self.iteration, number, stage, origin)]
             for stage in route
             if stage
         ]
         boundary_bTD = home.embed(number, tokens_bT, layers=0 in route)
         for relay in relays:
-            boundary_bTD = relay.compute.forward(number, self._carried(boundary_bTD))
-        loss, boundary_bTD = home.compute.finish(number, self._carried(boundary_bTD))
+            boundary_bTD = relay.compute.forward(number, self.carried(boundary_bTD))
+        boundary_bTD = self.carried(boundary_bTD)
+        self.at_loss(origin, number, relays, boundary_bTD)
+        loss, boundary_bTD = home.compute.finish(number, boundary_bTD)
         for relay in reversed(relays):
-            back_bTD = relay.compute.backward(number, self._carried(boundary_bTD))
+            back_bTD = relay.compute.backward(number, self.carried(boundary_bTD))
             relay.compute.add_weights()
             assert back_bTD is not None, "a relay is given activations"
             boundary_bTD = back_bTD
             relay.done += 1
-        home.compute.backward(number, self._carried(boundary_bTD))
+        home.compute.backward(number, self.carried(boundary_bTD))
         home.compute.add_weights()
         home.done += 1
         return loss
 
-    def _carried(self, boundary_bTD: torch.Tensor) -> torch.Tensor:
+    def at_loss(
+        self, origin: int, number: int, relays: Sequence[Stage], boundary_bTD: torch.Tensor
+    ) -> None:
+        """A microbatch of a data peer has come to the loss."""
+
+    def carried(self, boundary_bTD: torch.Tensor) -> torch.Tensor:
         """The boundary as the next machine reads it."""
         self._coder.write(boundary_bTD, self._slot)
         return self._coder.read(self._slot)

@@ -39,7 +39,7 @@ def exit_code_of(error: LocoError) -> ExitCode:
     from peer.network.identity import IdentityUnusable
     from peer.network.p2pd import CannotListen
     from peer.observe.control import NoDaemon
-    from peer.observe.metrics import EndpointUnavailable
+    from peer.observe.endpoint import EndpointUnavailable
     from peer.state.home import HomeError
     from peer.training.ports import CannotTrain
     from protocol.pipeline.question import CannotPlan
@@ -170,12 +170,26 @@ def _run(given: Mapping[str, object], start: Start | None) -> None:
 def status(
     home: opt.Home = None,
     as_json: opt.AsJson = False,
+    health: Annotated[
+        bool,
+        opt.option("--health", "", "Say whether the peer does its part: exit 0 if so, else 1."),
+    ] = False,
     verbose: opt.Verbose = None,
 ) -> None:
     """Show what the daemon of this home is doing; with --verbose, the peers' full ids."""
-    from .client import home_of, show_status
+    from .client import home_of, say_health, show_status
 
+    if health:
+        raise typer.Exit(say_health(home_of(home)))
     show_status(home_of(home), as_json=as_json, full_ids=bool(verbose))
+
+
+@command
+def top(home: opt.Home = None) -> None:
+    """Watch the peer of this home in the terminal: the swarm, links, rounds, the log."""
+    from .top import watch_here
+
+    watch_here(home)
 
 
 @command

@@ -13,10 +13,11 @@ import trio
 
 from peer.observe.control import ControlFailed, NoDaemon, NotNow, ask
 from peer.options.config import ConfigError, read_text, resolve_home
+from peer.options.exit_codes import ExitCode
 from peer.state.home import Home
 from protocol.address.peer_id import public_key_from_peer_id
 from protocol.admission.statements import MAX_USES, Verdict
-from protocol.errors import InvalidRunSpec, RemoteProtocolError
+from protocol.errors import InvalidRunSpec, LocoError, RemoteProtocolError
 from protocol.limits import ANSWER_S, MAX_SPEC_BYTES
 from protocol.run.amendments import MODE, values_of
 from protocol.run.run_spec import parse_toml
@@ -70,6 +71,19 @@ def show_status(home: Home, *, as_json: bool, full_ids: bool = False) -> None:
     if full_ids or not console.is_terminal:  # no id and no address is broken into two lines
         console.width = max(console.width, WIDE_COLUMNS)
     console.print(render(Status.from_json(tree), full_ids=full_ids))
+
+
+def say_health(home: Home) -> ExitCode:
+    """For health checks, which know two exit codes: 0 where the peer does its part, else 1."""
+    from peer.observe.status import Status, health_of
+
+    try:
+        status = Status.from_json(told(home, "status"))
+        works, sentence = health_of(status, founder=home.founder_key_path.exists())
+    except LocoError as error:
+        works, sentence = False, str(error)
+    print(sentence)
+    return ExitCode.OK if works else ExitCode.FAILURE
 
 
 def leave_swarm(home: Home) -> None:

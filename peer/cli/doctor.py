@@ -21,6 +21,7 @@ from peer.network.directory import wall_time_s
 from peer.network.p2pd import CannotListen, P2pdFailed, bundled_binary
 from peer.network.reachability import Scope, scope_of
 from peer.observe.control import ControlFailed, NoDaemon
+from peer.observe.problems import CLOCK_OFFSET_S, NOTES
 from peer.options.config import DEFAULT_PORT, PeerConfig, load_config
 from peer.options.exit_codes import ExitCode
 from peer.options.values import HostPort
@@ -139,8 +140,6 @@ def disk_finding(home: Path, free_bytes: float) -> Finding:
 
 
 # --- the network ----------------------------------------------------------------------------------
-NOTED_CLOCK_OFFSET_S: Final = 2.0
-"""Less is usual, and costs nothing."""
 SLOW_BYTES_PER_S: Final = 1e6
 ROUTERS: Final = {
     NatKind.NONE: "none: others see this machine's own address",
@@ -159,7 +158,7 @@ def network_findings(seen: Examination) -> Iterator[Finding]:
         return
     ahead = sorted(met.ahead_s for met in reached)[len(reached) // 2]
     says = f"theirs is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} ours"
-    near, far = abs(ahead) <= NOTED_CLOCK_OFFSET_S, abs(ahead) > MAX_CLOCK_OFFSET_S
+    near, far = abs(ahead) <= CLOCK_OFFSET_S, abs(ahead) > MAX_CLOCK_OFFSET_S
     if not near:
         says += "; no peer is linked with so wrong a clock" if far else "; a joiner corrects for it"
     cure = "set the clock that is wrong: timedatectl set-ntp true"
@@ -275,9 +274,10 @@ def running_findings(status: dict[str, Any]) -> Iterator[Finding]:
     reach = status["reach"]
     peers = len(status["peers"])
     yield Finding("daemon", WELL, f"{status['state']}: {status['doing']}; other peers: {peers}")
-    only = status["reachable_from"]
-    note = "" if only == Scope.ANYWHERE else f" (only reachable from {only})"
-    yield Finding("address", WELL, f"{status['address']}{note}")
+    only, named_by = status["reachable_from"], status["address_from"]
+    notes = [named_by, "" if only == Scope.ANYWHERE else f"only reachable from {only}"]
+    note = "; ".join(filter(None, notes))
+    yield Finding("address", WELL, f"{status['address']}{note and f' ({note})'}")
     cure = "" if reach["reachable"] != "no" else "forward its port to avoid relays"
     health = WELL if reach["reachable"] == "yes" else NOTE
     families = f"IPv4 {reach['v4']}, IPv6 {reach['v6']}, by {reach['answers']} peers"
@@ -287,6 +287,9 @@ def running_findings(status: dict[str, Any]) -> Iterator[Finding]:
     says = ", ".join(reach["relays"]) or "none is in use"
     cure = "start one peer of the run on a machine with an open port"
     yield _judged("relay", not lost, "no peer relays for this peer" if lost else says, cure)
+    for problem in status["problems"]:
+        health = NOTE if problem["name"] in NOTES else ILL
+        yield Finding("wrong", health, problem["words"], f"docs/{problem['help']}")
 
 
 def _look_outside(
@@ -294,6 +297,9 @@ def _look_outside(
 ) -> tuple[int, tuple[str, ...]]:
     """Examine the network as this home's peer would meet it; the port, and how others see us."""
     where = _listen(config, home)
+    if config.announce:
+        says = f"others are told {' '.join(config.announce)} ({config.origins['announce']})"
+        findings.append(Finding("address", WELL, says))
     with _visiting(config, home, findings) as visitor:
         try:
             try:

@@ -183,7 +183,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
 FEW: Final = 10
 COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "Before a run": ("new", "plan", "measure", "doctor"),
-    "A peer": ("start", "join", "status", "pause", "resume", "leave"),
+    "A peer": ("start", "join", "status", "top", "pause", "resume", "leave"),
     "The model": ("export", "generate"),
     "The founder": ("invite", "admit", "ban", "delegate", "amend"),
 }

@@ -13,7 +13,7 @@ import trio
 from peer.options.config import ConfigError, PeerConfig, check_options
 from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import NotAgreed, corpus_tokens_of, say_needs
-from peer.process.rejoin import JoinAgain, rejoin_command
+from peer.process.rejoin import JoinAgain, handed_on, rejoin_command
 from peer.process.terminal import hold_back_sigterm
 from peer.runtime.imports import large_imports
 from peer.state.export_folder import check_export_folder
@@ -140,6 +140,7 @@ def _join_again(config: PeerConfig, home: Home, again: JoinAgain) -> None:
         home.go_over_to(again.stage)
     home.hand_on()
     command = rejoin_command(config)
+    os.environ.update(handed_on(config))
     hold_back_sigterm()
     os.execv(command[0], command)  # noqa: S606 - our own command line, and no shell
 

@@ -180,6 +180,22 @@ def root_mean_square(codes: torch.Tensor, codec: Codec, num_values: int) -> floa
     return math.sqrt(squares / max(1, num_values))
 
 
+def relative_distance(
+    one: torch.Tensor, other: torch.Tensor, codec: Codec, num_values: int
+) -> float:
+    """Length of the difference of two coded vectors in lengths of the longer, mean over blocks."""
+    summed = 0.0
+    for start in range(0, num_values, TILE):
+        size = min(TILE, num_values - start)
+        both = torch.empty(2, size, dtype=torch.float32, device=one.device)
+        codec.decode(one, both[0], start)
+        codec.decode(other, both[1], start)
+        blocks = both.view(2, -1, BLOCK)
+        longer = blocks.norm(dim=2).amax(dim=0).clamp_min(torch.finfo(torch.float32).tiny)
+        summed += float(((blocks[0] - blocks[1]).norm(dim=1) / longer).sum())
+    return summed * BLOCK / max(1, num_values)
+
+
 CodeBuffer = bytes | bytearray | memoryview | np.ndarray[Any, np.dtype[np.uint8]]
 
 

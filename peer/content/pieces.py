@@ -252,7 +252,7 @@ class PieceFetcher:
                 await self._work.run(change)
             except OSError as error:
                 self._refused.add(piece)
-                refusal = error.strerror or str(error)
+                refusal = self._facts.disk.refusal = error.strerror or str(error)
                 if self._awaited:
                     sentence = f"waiting for a disk that keeps no pieces of the corpus: {refusal}"
                     self._facts.now_doing(sentence)
@@ -263,7 +263,8 @@ class PieceFetcher:
             else:
                 break
         self._refused.discard(piece)
-        self._refusal = ""
+        if self._refusal:
+            self._refusal = self._facts.disk.refusal = ""
 
     def _doubt(self, peer_id: PeerId, error: Exception) -> None:
         """A peer that did not help has nothing for us for a while."""

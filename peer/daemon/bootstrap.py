@@ -66,7 +66,7 @@ class Bootstrap:
         self._addresses = addresses
         self._report_every_s = report_every_s
         self._resolve = resolve
-        self._failing: dict[str, str] = {}
+        self._failing = self._facts.company.failing
         self._num_own = 0
         self._said: dict[str, tuple[str, float]] = {}
         self._found: tuple[PeerId, Hello] | None = None
@@ -85,6 +85,7 @@ class Bootstrap:
         if self._found is None:
             assert self._refused is not None
             raise self._refused
+        self._failing.clear()
         return self._found
 
     async def _try(self, address: str, done: trio.CancelScope) -> None:

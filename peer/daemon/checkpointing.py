@@ -44,7 +44,7 @@ import trio
 
 from peer.averaging.parts import Averaging
 from peer.content.pieces import PieceStore
-from peer.facts import CheckpointOutcome, HeldPart
+from peer.facts import CheckpointOutcome, DiskFacts, HeldPart
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.options.needs_told import least_corpus_bytes
@@ -415,7 +415,7 @@ class Checkpointing:
     async def _seal(self, draft: Draft) -> None:
         assert draft.manifest is not None
         try:
-            sealed = await self._work.run(self._store.seal, draft.folder, draft.manifest)
+            sealed, free = await self._work.run(self._sealed, draft.folder, draft.manifest)
         except OSError as error:
             await self._failed(error)
             return
@@ -427,6 +427,8 @@ class Checkpointing:
         seconds = trio.current_time() - draft.started_s
         self._due_s = min(self._due_s, self._next_s(seconds))
         self._has_last = sealed.manifest.over
+        size = sum(file.bytes for file in sealed.manifest.files.values())
+        self._facts.disk = DiskFacts(free, size)
         self._facts.checkpoints[CheckpointOutcome.WRITTEN] += 1
         self._facts.checkpoint_at_s = trio.current_time()
         self._events.emit(
@@ -435,7 +437,7 @@ class Checkpointing:
             round=sealed.manifest.round,
             step=int(sealed.manifest.step),
             over=sealed.manifest.over,
-            bytes=sum(file.bytes for file in sealed.manifest.files.values()),
+            bytes=size,
             stalled_s=draft.stalled_s,
             seconds=seconds,
             missing=draft.missing or None,
@@ -444,6 +446,10 @@ class Checkpointing:
             self._to_copy = sealed
             if self._nursery is not None:
                 self._nursery.start_soon(self._upload, self._plan.uploads)
+
+    def _sealed(self, folder: Path, manifest: Manifest) -> tuple[Checkpoint | None, int]:
+        """The checkpoint, and what is free beside it. Raises OSError."""
+        return self._store.seal(folder, manifest), free_bytes(self._store.directory)
 
     async def _upload(self, uploads: Uploads) -> None:
         """Copy the newest elsewhere, then the corpus, beside later ones: it may take hours."""
@@ -476,6 +482,7 @@ class Checkpointing:
 
     async def _failed(self, error: OSError) -> None:
         self._due_s = min(self._due_s, trio.current_time() + RETRY_S)
+        self._facts.disk.refusal = str(error)
         self._tell_failed(str(error))
         try:
             await self._work.run(self._store.discard)

@@ -58,6 +58,7 @@ class ControlRequests:
     def handlers(self) -> dict[str, Handler]:
         return {
             "status": self.status,
+            "snapshot": self.snapshot,
             "leave": self.leave,
             "write_state": self.write_state,
             "fetch_stage": self.fetch_stage,
@@ -72,6 +73,9 @@ class ControlRequests:
 
     async def status(self, _: dict[str, Any]) -> dict[str, Any]:
         return self._peer.parts.report.status().to_json()
+
+    async def snapshot(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        return self._peer.parts.report.snapshot(history=bool(wanted.get("history")))
 
     async def leave(self, _: dict[str, Any]) -> dict[str, Any]:
         self._peer.request_stop()

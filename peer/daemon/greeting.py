@@ -115,10 +115,13 @@ class Greeter:
         ahead_s = self._clock.add(peer_id, theirs.swarm_time_s, round_trip_s, uncorrected_s)
         if abs(ahead_s) > MAX_CLOCK_OFFSET_S:
             where = "ahead of" if ahead_s > 0 else "behind"
+            if self._clock.estimate() is None:
+                self._facts.clock_ahead_s = ahead_s
             raise LocoError(
                 f"clock: that of {peer_id} is {abs(ahead_s) / 60:,.0f} minutes {where} this"
                 f" machine's, and no more than {MAX_CLOCK_OFFSET_S / 60:.0f} are put right"
             )
+        self._facts.clock_ahead_s = self._clock.estimate() or 0.0
         if self._follows:
             self.correct_clock()
 

@@ -31,6 +31,7 @@ class Link:
         newest_sent_s: `sent_s` of their newest beat, to be echoed; it came at `newest_heard_s`.
         rtt_s: smoothed round-trip time; None before the first sample.
         questions: theirs that we are looking into.
+        named: peers that it told last to be alive.
         messages: read since the last look at their `allowance`.
     """
 
@@ -44,6 +45,7 @@ class Link:
     newest_heard_s: float = 0.0
     rtt_s: float | None = None
     questions: int = 0
+    named: frozenset[PeerId] = frozenset()
     opened_by_us: bool = False
     messages: float = 0.0
     allowance: Allowance = field(default_factory=lambda: Allowance(LINK_MESSAGES_PER_S, LINK_BURST))

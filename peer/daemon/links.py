@@ -21,6 +21,7 @@ The rules
      new link, then each new one, once, to all but the sender. They may end links.
 """
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Final
@@ -189,6 +190,9 @@ class Links:
         talk, peer_id, address = Conversation(stream), stream.remote_peer_id, stream.remote_address
         theirs, _ = await talk.receive(Hello, timeout_s=ANSWER_S)
         refusal = self._greeter.fault(peer_id, theirs)
+        if refusal is not None:
+            said = trio.current_time(), peer_id, refusal.sentence
+            self._facts.company.turned_away = said
         if refusal is None and not self._places.has_room(peer_id, address):
             refusal = NO_ROOM
         if refusal is not None:
@@ -314,6 +318,7 @@ class Links:
                     self._heard.unpark_all()
                 case PeerList():
                     link.messages += LINK_MESSAGES_PER_S
+                    link.named = frozenset(entry.peer_id for entry in message.peers)
                     self.dialler.told(now_s, link.peer_id, message)
                 case Statements():
                     link.messages += len(message.statements)
@@ -355,10 +360,27 @@ class Links:
     def _beat(self) -> None:
         self._sequence += 1
         peers = self._peer_list() if self._sequence % PEER_LIST_EVERY_BEATS == 0 else None
+        if peers is not None:
+            self._note_company()
         for link in self._all():
             self._post(link, self._beat_for(link))
             if peers is not None:
                 self._post(link, peers)
+
+    def _note_company(self) -> None:
+        """Note the peers that others can link with and we cannot, and those that refuse us."""
+        company, failures, now_s = self._facts.company, self.dialler.failures, trio.current_time()
+        refusals = self.dialler.refusals
+        company.refusing = {peer_id: each.sentence for peer_id, each in refusals.items()}
+        links = self._all()
+        named = Counter(peer_id for link in links for peer_id in link.named)
+        most = (peer_id for peer_id, count in named.items() if 2 * count >= len(links))
+        known = {peer_id: (now_s, why) for peer_id, why in failures.items()} | company.apart
+        company.apart = {
+            peer_id: (known[peer_id][0], failures.get(peer_id, known[peer_id][1]))
+            for peer_id in most
+            if peer_id in known and peer_id not in self._links and peer_id not in refusals
+        }
 
     def _beat_for(self, link: Link) -> Beat:
         swarm_time_s = self._directory.swarm_time_s()

@@ -10,13 +10,17 @@ from typing import Any, Final
 
 import trio
 
-from peer.facts import Facts, PeerState
+from peer.facts import Facts, Meetings, PeerState
 from peer.network.reachability import Scope, address_to_join, scope_of
 from peer.observe.events import EventLog
+from peer.observe.history import SAMPLE_EVERY_S, History
 from peer.observe.metrics import Metrics, Now
+from peer.observe.problems import Observed, problems_of
 from peer.observe.status import Outcomes, PeerStatus, Status, amendments_json, progress_line
+from peer.options.providers import FIRST_GUESSES
 from peer.runtime import Address, Network
 from peer.training.schedule import learning_rate
+from protocol.address.multiaddr import split_peer_id
 from protocol.membership.dial_back import Reach
 from protocol.membership.group import WHOLE_MODEL, Group
 from protocol.membership.view import TRAINING, Member, View
@@ -36,10 +40,11 @@ _CURES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class JoinAddress:
-    """An address of ours, with our peer id, and from where it can be dialled."""
+    """An address of ours with our peer id, from where it can be dialled, and where it was named."""
 
     address: Address
     scope: Scope
+    named_by: str | None = None
 
     @property
     def note(self) -> str:
@@ -50,14 +55,19 @@ class JoinAddress:
 
 
 def join_address(network: Network, facts: Facts) -> JoinAddress:
+    """A provider's word goes before an inner address at which a neighbour there gets through."""
     reach = facts.reach
+    known = any(scope_of(each) is Scope.ANYWHERE for each in reach.working)
     address = address_to_join(
         network.addresses,
-        given=reach.given,
+        given=[
+            each for each, origin in reach.given.items() if not (known and origin in FIRST_GUESSES)
+        ],
         working=reach.working,
         needs_relay=reach.reach is Reach.NO,
     )
-    return JoinAddress(address, scope_of(address))
+    named_by = reach.given.get(split_peer_id(address)[0])
+    return JoinAddress(address, scope_of(address), named_by)
 
 
 class Report:
@@ -69,6 +79,7 @@ class Report:
 
     Attributes:
         metrics_url: where Prometheus finds us; None until that is known.
+        price_per_hour: of this machine; None where nobody has said it.
     """
 
     def __init__(self, ports: Ports) -> None:
@@ -76,12 +87,25 @@ class Report:
         self._facts = ports.facts
         self._roster = ports.roster
         self._pace = RunPace()
+        self._started_s = trio.current_time()
+        self._history = History()
         self.metrics_url: str | None = None
+        self.price_per_hour: float | None = None
         self.metrics = Metrics(self.now, version=ports.version)
 
     def now(self) -> Now:
         carried = self._ports.network.statistics()
         return Now(self._facts, self.status(), carried, trio.current_time())
+
+    async def keep_history(self) -> None:
+        while True:
+            self._history.note(self.status(), self._ports.network.statistics())
+            await trio.sleep(SAMPLE_EVERY_S)
+
+    def snapshot(self, *, history: bool) -> dict[str, Any]:
+        """The status and the last lines for people; with `history` all that curves are made of."""
+        told = self.status().to_json() | {"log": list(self._ports.events.tail)}
+        return told | {"history": self._history.to_json()} if history else told
 
     def status(self) -> Status:
         facts, now_s = self._facts, trio.current_time()
@@ -98,7 +122,9 @@ class Report:
             train_loss=facts.train_loss,
             validation_loss=self._validation_loss(),
             outcomes=Outcomes(facts.averaged, dict(facts.skipped), facts.averaged_share),
-            peers=tuple(map(_peer_status, alive)),
+            peers=tuple(
+                _peer_status(member, facts.meetings.get(member.peer_id)) for member in alive
+            ),
             metrics=self.metrics_url,
             part=facts.held.group.part if facts.held else None,
             microbatches={str(what): count for what, count in facts.microbatches.items()},
@@ -107,9 +133,14 @@ class Report:
             codec=_codec_sentence(facts),
             reach=facts.reach.to_json(),
             address=joins_at.address,
+            address_from=joins_at.named_by,
             reachable_from=str(joins_at.scope),
             doing=facts.doing,
             since_s=now_s - facts.doing_since_s,
+            problems=problems_of(Observed(facts, alive, self._ports.pacing.loads, now_s)),
+            up_s=now_s - self._started_s,
+            price_per_hour=self.price_per_hour,
+            seconds=facts.seconds,
             **self._progress(alive, now_s),
         )
 
@@ -148,8 +179,8 @@ class Report:
         return median_low(known) if known else None
 
 
-def _peer_status(member: Member) -> PeerStatus:
-    progress = member.progress
+def _peer_status(member: Member, met: Meetings | None) -> PeerStatus:
+    progress, met = member.progress, met or Meetings()
     return PeerStatus(
         member.peer_id,
         progress.state,
@@ -157,6 +188,8 @@ def _peer_status(member: Member) -> PeerStatus:
         member.rtt_s,
         progress.step,
         progress.validation_loss,
+        met.averages,
+        met.seconds / met.averages if met.averages else None,
     )
 
 

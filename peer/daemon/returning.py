@@ -206,6 +206,7 @@ class RememberedPeers:
     def _tell(self, left_s: float) -> None:
         count, whys = len(self._remembered), [*self._dialler.failures.values()]
         why = whys[-1] if whys else "nobody has answered yet"
+        self._facts.company.failing[f"{count} remembered peers"] = why
         self._facts.now_doing(
             f"none of {count} remembered peers can be reached ({why}); continues alone after"
             f" {UNREACHED_S / 60:.0f} minutes, at once with --alone"

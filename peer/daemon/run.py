@@ -22,13 +22,15 @@ from peer.network.identity import Identity, load, load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
 from peer.network.pacing import BandwidthLimits, Pacing
 from peer.observe.control import serve_control
+from peer.observe.endpoint import Site, pages_of, serve
 from peer.observe.event_names import EventName
 from peer.observe.events import MAX_ERROR_CHARS, EventLog, LineFile
-from peer.observe.metrics import Metrics, serve_metrics
-from peer.options.config import DEFAULT_PORT, ConfigError, Origin, PeerConfig, check_options
+from peer.observe.notices import tell_problems
+from peer.options.config import DEFAULT_PORT, ConfigError, PeerConfig, check_options
 from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import CORPUS_SHARE, check_agreed, say_needs
-from peer.options.values import HostPort
+from peer.options.values import HostPort, Notices, Origin
+from peer.process.notices import Watch
 from peer.process.rejoin import JoinAgain
 from peer.process.signals import run_until_signalled
 from peer.runtime.work import RealEntropy, RealWork
@@ -40,6 +42,7 @@ from peer.training.child_process import SpareChild
 from peer.training.device import choose_device
 from protocol.membership.dial_back import host_and_port
 from protocol.membership.view import Roster
+from protocol.names import short_id
 from protocol.run.run_spec import RunSpec
 
 from .checkpointing import CheckpointPlan, check_room_to_begin, free_bytes
@@ -51,7 +54,7 @@ from .parts import PeerParts, PeerSettings
 from .peer import Peer
 from .ports import Keys, Ports
 from .provision import RealProvision
-from .report import Console, join_address
+from .report import Console, Report, join_address
 from .returning import come_back
 
 DIRECTORY_CHECK_S: Final = 5.0
@@ -109,7 +112,7 @@ class _Daemon:
             ) as network,
             open_hivemind_directory(network) as directory,
         ):
-            ports = [each[1] for each in map(host_and_port, network.addresses) if each is not None]
+            ports = [each[1] for each in map(host_and_port, network.listening) if each is not None]
             if ports:
                 self._home.keep_port("listen", ports[0])
             parts = self._parts(network, directory, incarnation, self._keys(identity, spec))
@@ -123,16 +126,34 @@ class _Daemon:
         self, spec: RunSpec | None, parts: PeerParts, nursery: trio.Nursery
     ) -> None:
         events, report = parts.events, parts.report
-        parts.facts.reach.given = self._config.announce
+        announced_by = self._config.origins["announce"]
+        parts.facts.reach.given = dict.fromkeys(self._config.announce, announced_by)
         peer = Peer(self._settings(parts, founds=spec is not None), parts)
-        report.metrics_url = await self._serve_metrics(nursery, report.metrics)
+        report.price_per_hour = self._config.price_per_hour
+        report.metrics_url = await self._serve_pages(nursery, report)
+        nursery.start_soon(report.keep_history)
         handlers = ControlRequests(peer, RealEntropy()).handlers()
         await nursery.start(
             serve_control, self._home.control_socket, handlers, events.request_failed
         )
         nursery.start_soon(be_reached, parts, self._config.relay_mbps)
-        nursery.start_soon(Console(report, parts.facts, events, self._export_command()).run)
+        if self._config.notices is not None:
+            nursery.start_soon(self._heed_notices, self._config.notices, events)
+        if self._config.notify is not None:
+            nursery.start_soon(partial(tell_of, parts, self._config.notify))
+        export = f"{self._command('export')} --hf DIR"
+        nursery.start_soon(Console(report, parts.facts, events, export).run)
         await peer.run(self._entry(spec))
+
+    async def _heed_notices(self, notices: Notices, events: EventLog) -> None:
+        cloud = str(notices.cloud)
+
+        def tell_silent(detail: str) -> None:
+            events.emit(EventName.NOTICES_UNHEARD, cloud=cloud, detail=detail)
+
+        await Watch(notices).wait(tell_silent)
+        events.emit(EventName.NOTICE_RECEIVED, cloud=cloud)
+        self._stop.set()
 
     def _entry(self, spec: RunSpec | None) -> Entry:
         config, signed = self._config, self._home.run()
@@ -144,10 +165,10 @@ class _Daemon:
             return partial(found, spec)
         return partial(join, config.bootstrap, stage)
 
-    def _export_command(self) -> str:
+    def _command(self, name: str) -> str:
+        """A command for this home, as its owner would type it."""
         is_default = self._config.origins["home"] is Origin.DEFAULT
-        home = "" if is_default else f" --home {self._home.root}"
-        return f"loco-peer export{home} --hf DIR"
+        return f"loco-peer {name}" + ("" if is_default else f" --home {self._home.root}")
 
     def _keys(self, identity: Identity, spec: RunSpec | None) -> Keys:
         """What this home signs with; a home that founds a run is given a founder's key."""
@@ -156,11 +177,13 @@ class _Daemon:
             return Keys(identity, load_or_create(path, RealEntropy()))
         return Keys(identity, load(path) if path.exists() else None)
 
-    async def _serve_metrics(self, nursery: trio.Nursery, metrics: Metrics) -> str:
+    async def _serve_pages(self, nursery: trio.Nursery, report: Report) -> str:
         """Where Prometheus finds us: the same place after every restart, if it can be had."""
-        where = self._with_port(self._config.metrics, "metrics")
-        page, hosts = (metrics.render, metrics.content_type), self._config.metrics_host
-        url: str = await nursery.start(serve_metrics, where, *page, hosts)
+        config = self._config
+        where = self._with_port(config.metrics, "metrics")
+        pages = pages_of(report.metrics, lambda history: report.snapshot(history=history))
+        site = Site(pages, config.metrics_host, config.metrics_token)
+        url: str = await nursery.start(serve, where, site)
         port = urlsplit(url).port
         assert port is not None
         self._home.keep_port("metrics", port)
@@ -296,9 +319,27 @@ class _Daemon:
         print(f"others join with:\n  {join}", flush=True)
         if best.note and not needs_invitation:  # else `invite` shows the address, and says it
             print(f"  ({best.note})", flush=True)
+        page, top = parts.report.status().page, self._command("top")
+        print(f"watch it: {page} (in a terminal: {top})", flush=True)
         if founds:
             key = self._home.founder_key_path
             print(f"keep a copy of {key}: nothing else signs for this run", flush=True)
+
+
+async def tell_of(parts: PeerParts, url: str) -> None:
+    """Tell a URL of this peer's problems, until cancelled."""
+    facts = parts.facts
+
+    def who() -> str:
+        run = "" if facts.spec is None else f" of run '{facts.spec.founding.name}'"
+        return f"loco-peer {short_id(facts.peer_id)}{run}"
+
+    await tell_problems(
+        url,
+        lambda: parts.report.status().problems,
+        who,
+        lambda why: parts.events.emit(EventName.NOTICE_FAILED, detail=why),
+    )
 
 
 async def _watch_network(network: Libp2pNetwork, ports: Ports) -> None:

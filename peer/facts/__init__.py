@@ -8,6 +8,7 @@ import bisect
 import itertools
 import math
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Self
@@ -18,6 +19,7 @@ from msgspec import structs
 
 from protocol.errors import InvalidRunSpec
 from protocol.gossip.matchmaking import RoundSnapshot
+from protocol.limits import MAX_MEMBERS
 from protocol.membership.book import Fault
 from protocol.membership.dial_back import NatKind, Reach
 from protocol.membership.group import Group
@@ -31,6 +33,10 @@ from protocol.run.run_spec import RunSpec
 
 RECENT_ROUNDS: Final = 50
 """Rounds of which the share that was averaged is told."""
+RECENT_DEATHS: Final = 3
+"""Deaths of the trainer of which the times are kept."""
+RECENT_LOSSES: Final = 3
+"""Validations whose losses are kept: one may be worse by chance."""
 
 
 class PeerState(StrEnum):
@@ -183,7 +189,7 @@ class ReachFacts:
 
     Attributes:
         reach: by any family of addresses.
-        given: addresses that the user has named.
+        given: addresses that the user or the machine's provider has named, and where they stand.
         working: ours at which others get through.
         observed: the IP addresses that others see.
         relays: peers that relay for us.
@@ -196,7 +202,7 @@ class ReachFacts:
     v4: Reach = Reach.UNKNOWN
     v6: Reach = Reach.UNKNOWN
     nat: NatKind = NatKind.UNKNOWN
-    given: tuple[str, ...] = ()
+    given: Mapping[str, str] = field(default_factory=dict)
     working: tuple[str, ...] = ()
     observed: tuple[str, ...] = ()
     relays: tuple[str, ...] = ()
@@ -243,6 +249,40 @@ class CorpusFacts:
 
 
 @dataclass(slots=True)
+class DiskFacts:
+    """The disk of the home, as the newest checkpoint has found it.
+
+    Attributes:
+        free_bytes: after it.
+        checkpoint_bytes: of it.
+        refusal: why the disk did not take the last checkpoint, or takes no piece of the corpus;
+            empty where it did.
+    """
+
+    free_bytes: float = math.inf
+    checkpoint_bytes: int = 0
+    refusal: str = ""
+
+
+@dataclass(slots=True)
+class CompanyFacts:
+    """Peers with which there is no link.
+
+    Attributes:
+        apart: those that most linked peers name as alive, and that we have failed to link with:
+            since when, and why.
+        refusing: those that do not take us in, and why.
+        turned_away: the last that we did not take in, since it is none of ours: when, who, why.
+        failing: addresses to join by that nobody was reached at, and why.
+    """
+
+    apart: dict[str, tuple[float, str]] = field(default_factory=dict)
+    refusing: dict[str, str] = field(default_factory=dict)
+    turned_away: tuple[float, str, str] | None = None
+    failing: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class PackingFacts:
     """Vectors that travel packed, counted since the start.
 
@@ -264,6 +304,14 @@ class PackingFacts:
 
 
 @dataclass(slots=True)
+class Meetings:
+    """Rounds that were averaged with one partner, and how long the exchanges took together."""
+
+    averages: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
 class Facts:
     """The current state of this peer. Counts are since the start; None is not known yet.
 
@@ -274,6 +322,11 @@ class Facts:
         ended: our last round of training is averaged.
         over: the final averaging is done, too, in this life or before.
         recent: whether each of the last RECENT_ROUNDS rounds was averaged, oldest first.
+        distances: `replica_distance` after each of the last averages, with its nominal step.
+        deaths: trio's time of the trainer's last deaths, and their reasons, oldest first.
+        micro_batches: sequences that the first and the newest trainer take at a time.
+        losses: `validation_loss` of late, oldest first; `lowest_loss` of all.
+        clock_ahead_s: how far the clocks of the peers that we have dialled are ahead of ours.
         replica_loss: validation loss of our own replica before the final averaging.
         inner_steps_per_round: of a nominal round.
         chosen_inner_steps: H, where each peer chooses its own; None where the run names one.
@@ -285,6 +338,7 @@ class Facts:
         gradient_norm: of an inner step, before clipping; 0 before the first.
         held: the part of the model that we hold.
         chosen: the group that we shall be in, before that.
+        meetings: by partner; of MAX_MEMBERS, those that were first met last.
         stalled_s: time for which training stood still for averages that were late.
         diverged: chunks of the outer copy found to differ from a better one.
         healed, healed_s: those that were fetched, and how long that took.
@@ -306,6 +360,14 @@ class Facts:
     ended: bool = False
     over: bool = False
     recent: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT_ROUNDS))
+    distances: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT_ROUNDS))
+    deaths: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=RECENT_DEATHS))
+    micro_batches: tuple[int, int] | None = None
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_LOSSES))
+    lowest_loss: float = math.inf
+    clock_ahead_s: float = 0.0
+    disk: DiskFacts = field(default_factory=DiskFacts)
+    company: CompanyFacts = field(default_factory=CompanyFacts)
     replica_loss: float | None = None
     inner_steps_per_round: int = 1
     chosen_inner_steps: int | None = None
@@ -331,6 +393,7 @@ class Facts:
     chosen: Group | None = None
     parameters: int | None = None
     averaged: int = 0
+    meetings: dict[str, Meetings] = field(default_factory=dict)
     stalled_s: float = 0.0
     diverged: int = 0
     healed: int = 0
@@ -399,13 +462,38 @@ class Facts:
         self.averaged += 1
         self.recent.append(True)
 
+    def count_meeting(self, partner_id: str, seconds: float) -> None:
+        if partner_id not in self.meetings and len(self.meetings) >= MAX_MEMBERS:
+            del self.meetings[next(iter(self.meetings))]
+        met = self.meetings.setdefault(partner_id, Meetings())
+        met.averages += 1
+        met.seconds += seconds
+
     def count_skipped(self, reason: SkipReason) -> None:
         self.skipped[reason] += 1
         self.recent.append(False)
 
+    def count_death(self, reason: str) -> None:
+        self.restarts[reason] += 1
+        self.deaths.append((trio.current_time(), reason))
+
+    def count_validation(self, round_: int, loss: float) -> None:
+        self.validation_loss, self.validation_round = loss, round_
+        self.losses.append(loss)
+        self.lowest_loss = min(self.lowest_loss, loss)
+
     def count_timing(self, timing: RoundTiming) -> None:
         for phase in RoundPhase:
             self.phases[phase].observe(getattr(timing, f"{phase}_s"))
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """What time went into: the phases of rounds, and waiting for averages and for data.
+
+        While a round is trained, the one before is matched, exchanged and applied.
+        """
+        phases = {str(phase): durations.sum_s for phase, durations in self.phases.items()}
+        return phases | {"stalled": self.stalled_s, "data": self.corpus.waited_s}
 
     @property
     def averaged_share(self) -> float | None:

@@ -203,6 +203,8 @@ class Libp2pNetwork(BaseNetwork):
         self._changed = ParkingLot()
         self._requests = trio.CapacityLimiter(MAX_CONTROL_REQUESTS)
         self._book = AddressBook()
+        self.listening = config.listen
+        """Addresses of this machine; others may reach us under other numbers."""
         self.peer_id: PeerId = ""
         self.addresses: Sequence[Address] = ()
         """Full multiaddrs with /p2p/, best first, one of them dialable locally."""

@@ -50,6 +50,8 @@ ACKNOWLEDGEMENTS: Final = 0.025
 """Bytes on the interface in the other direction for one byte of a stream."""
 BURST_S: Final = 0.05
 """Idle time of the link that may be made up for."""
+LOAD_S: Final = 60.0
+"""Over which the load of the line is averaged."""
 TURN_BYTES: Final = 16 * 1024
 TURN_S: Final = 0.01
 """Where a rate is kept, a turn lets through what goes in this time, or TURN_BYTES if more."""
@@ -72,6 +74,7 @@ class Bucket:
     def __init__(self, bytes_per_s: float = math.inf) -> None:
         self.bytes_per_s = bytes_per_s
         self._clear_s = -math.inf
+        self._load, self._charged_s = 0.0, -math.inf
         self._lock = trio.Lock()
         self._rate_changed = ParkingLot()
 
@@ -93,6 +96,13 @@ class Bucket:
         if self.is_bound:
             begin_s = max(self._clear_s, trio.current_time() - BURST_S)
             self._clear_s = begin_s + num_bytes / self.bytes_per_s
+            self._load = self.load + num_bytes / self.bytes_per_s / LOAD_S
+            self._charged_s = trio.current_time()
+
+    @property
+    def load(self) -> float:
+        """Share of the rate that was charged of late; 0 where there is none to keep."""
+        return self._load * math.exp((self._charged_s - trio.current_time()) / LOAD_S)
 
     async def wait_clear(self) -> None:
         """Wait until all that was charged has had its time."""
@@ -250,6 +260,11 @@ class Pacing:
         await self._up.turn(num_bytes * WIRE_FACTOR)
         self._down.charge(num_bytes * WIRE_FACTOR)
         await self._down.wait_clear()
+
+    @property
+    def loads(self) -> tuple[float, float]:
+        """Shares of the limits that the line has carried of late, up and down."""
+        return self._up.load, self._down.load
 
     # --- what links say to each other -------------------------------------------------------------
     def received_bytes(self, peer_id: PeerId) -> int:

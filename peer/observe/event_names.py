@@ -37,6 +37,11 @@ class EventName(StrEnum):
     RUN_BEGUN_ANEW = "RunBegunAnew", "starting the run again from its seed: {detail}"
     NEIGHBOURS_AWAITED = "NeighboursAwaited"
     REFUSED_BY_PEER = "RefusedByPeer", "{remote} refuses this peer: {detail}"
+    NOTICE_RECEIVED = "NoticeReceived", "{cloud} takes this machine away: leaving"
+    NOTICES_UNHEARD = (
+        "NoticesUnheard",
+        "no metadata service of {cloud} answers, so no notice would be heard: {detail}",
+    )
     CHECKPOINT_WRITTEN = "CheckpointWritten", "checkpoint of step {step}{over} written"
     CHECKPOINT_COPIED = "CheckpointCopied"
     CHECKPOINT_FAILED = "CheckpointFailed", "a checkpoint was not written: {detail}"
@@ -57,6 +62,10 @@ class EventName(StrEnum):
     DISK_REFUSED = "DiskRefused", "the disk refused piece {piece} of the corpus: {detail}"
     STAGE_REBUILT = "StageRebuilt", "rebuilt stage {stage} from its neighbours"
     STAGE_LEFT_OUT = "StageLeftOut", "no peer holds stage {stage}; training continues without it"
+    REPLICAS_DIFFER = (
+        "ReplicasDiffer",
+        "peers of stage {stage} make different things of one microbatch: {distance:.2f} apart",
+    )
     STAGE_TAKEN_IN = "StageTakenIn", "a peer holds stage {stage} again"
     FINAL_AVERAGING = "FinalAveraging", "training has ended; {peers} peers average a last time"
     TRAINING_PAUSED = "TrainingPaused", "paused; 'loco-peer resume' continues"
@@ -91,5 +100,6 @@ class EventName(StrEnum):
     IDENTITY_PINNED = "IdentityPinned", "from now on, {address} must be {multiaddr}"
     RUN_FINISHED = "RunFinished", "the run has ended: held-out loss {validation_loss}"
     RUN_EXPORTED = "RunExported", "exported the model to {path}"
+    NOTICE_FAILED = "NoticeFailed", "nobody could be told what is wrong: {detail}"
     EXPORT_FAILED = "ExportFailed", "the model was not exported: {detail}"
     LEAVING = "Leaving", "leaving"

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -33,6 +34,7 @@ MAX_LINE_BYTES: Final = 64 * 1024
 """A longer event is replaced by a short one that says so."""
 MAX_ERROR_CHARS: Final = 400
 """Kept of an error's message: a stranger may have written part of it."""
+TAIL_LINES: Final = 100
 _STAMPED: Final = ("time", "monotonic_s", "peer", "event")
 """What every event has."""
 
@@ -98,6 +100,9 @@ class EventLog:
         peer: our peer id.
         wall_time_s: the swarm's time, Unix seconds.
         log_format: of `stream`, where people look; None shows nothing.
+
+    Attributes:
+        tail: the last lines for people, whatever the format.
     """
 
     def __init__(
@@ -116,6 +121,7 @@ class EventLog:
         self._log_format = log_format
         self._verbose = verbose
         self._stream = stream
+        self.tail = deque[str](maxlen=TAIL_LINES)
 
     def emit(self, name: EventName | str, /, **fields: Any) -> None:
         """Values that JSON does not know are written as text. Raises ValueError: no such event."""
@@ -127,8 +133,8 @@ class EventLog:
         }
         event |= {key: _finite(value) for key, value in fields.items()}
         said = said_of(event, verbose=self._verbose)
-        if said is not None and self._log_format is LogFormat.CONSOLE:
-            self._print(f"{_clock(event['time'])} {said}")
+        if said is not None:
+            self._tell(event["time"], said)
         line = _json(event)
         if len(line) > MAX_LINE_BYTES:
             line = _json({key: event[key] for key in _STAMPED} | {"cut_bytes": len(line)})
@@ -149,8 +155,13 @@ class EventLog:
 
     def say(self, line: str) -> None:
         """Show people what is no event, unless they see lines of JSON."""
+        self._tell(self._wall_time_s(), line)
+
+    def _tell(self, time_s: float, said: str) -> None:
+        line = f"{_clock(time_s)} {said}"
+        self.tail.append(printable(line)[:MAX_ERROR_CHARS])
         if self._log_format is LogFormat.CONSOLE:
-            self._print(f"{_clock(self._wall_time_s())} {line}")
+            self._print(line)
 
     def _print(self, line: str) -> None:
         """Show a line, made harmless on a terminal: others have written part of it."""

@@ -1,25 +1,16 @@
-"""Prometheus metrics of one peer, and the page that they are on.
+"""Prometheus metrics of one peer (they are served by endpoint.py).
 
 The registry is our own, so that many peers live in one process, and nothing but ours is exposed.
 What is unknown is absent, never zero; every reason for a skipped round is there from the start, at
 zero. `loco_group_info` names the group, so the other metrics need no label for it.
-
-The server answers `GET /metrics`, and HEAD for monitors. Anybody who can reach the port can ask, so
-connections, the request's length and its time are bounded. A web page elsewhere could have the
-browser of somebody who can reach it ask, by a name of its own that leads here (DNS rebinding): so
-it answers to addresses, to names that only a local network has, and to those that the user gave.
-The page is rendered in the daemon's own task, so no thread ever reads half-changed numbers.
 """
 
-import ipaddress
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
-import trio
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -32,16 +23,13 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from peer.facts import CheckpointOutcome, Facts, PeerState
-from peer.options.values import HostPort
 from peer.runtime import NetworkStatistics
-from protocol.errors import LocoError
-from protocol.limits import ANSWER_S
 from protocol.membership.book import Fault
 from protocol.membership.dial_back import Reach
 from protocol.microbatch.core import Counted
 from protocol.outcomes import AuditOutcome, RefusalReason, SkipReason
 
-from .control import MAX_REQUEST_BYTES, Clients, read_until
+from .problems import CONDITIONS
 from .status import Status
 
 TRAINER_RESTART_REASONS: Final = (
@@ -279,6 +267,10 @@ def _of_the_network(now: Now) -> dict[str, Row]:
 def _of_faults(now: Now) -> dict[str, Row]:
     facts, carried, at_s = now.facts, now.carried, now.facts.checkpoint_at_s
     return {
+        "loco_problem{name}": _gauge(
+            "What is wrong at this peer: 1 where it is, 0 where not.",
+            dict.fromkeys(CONDITIONS, 0) | {each.name: 1 for each in now.status.problems},
+        ),
         "loco_p2pd_restarts": _counter("Restarts of the libp2p daemon.", carried.restarts),
         "loco_directory_restarts": _counter("Restarts of the directory.", facts.directory_restarts),
         "loco_failed_streams": _counter(
@@ -341,100 +333,3 @@ class Metrics(Collector):
             count_value=facts.healed,
             sum_value=facts.healed_s,
         )
-
-
-# --- the page -------------------------------------------------------------------------------------
-
-
-class EndpointUnavailable(LocoError):
-    pass
-
-
-async def serve_metrics(
-    where: HostPort,
-    render: Callable[[], bytes],
-    content_type: str,
-    hosts: Collection[str] = (),
-    *,
-    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Serve until cancelled. `nursery.start` returns the URL, or raises EndpointUnavailable.
-
-    Args:
-        hosts: names that it may be asked for by, beside addresses and names without a dot.
-    """
-    try:
-        listeners = await trio.open_tcp_listeners(where.port, host=where.host)
-    except OSError as error:
-        raise EndpointUnavailable(
-            f"cannot serve metrics on {where}: {error.strerror or error};"
-            " choose another --metrics HOST:PORT"
-        ) from error
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(where.host, where.host)  # noqa: S104
-    port = listeners[0].socket.getsockname()[1]
-    task_status.started(f"http://{HostPort(host, port)}/metrics")
-    await trio.serve_listeners(clients_of(render, content_type, hosts).answer, listeners)
-
-
-def clients_of(
-    render: Callable[[], bytes], content_type: str, hosts: Collection[str] = ()
-) -> Clients:
-    async def converse(stream: trio.SocketStream) -> None:
-        with trio.move_on_after(ANSWER_S):
-            head = await read_until(stream, b"\r\n\r\n", MAX_REQUEST_BYTES)
-            if not head:
-                return
-            status, body = _page(head, render, hosts)
-            lines = [
-                f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
-                f"Content-Type: {content_type if status == 200 else 'text/plain; charset=utf-8'}",
-                f"Content-Length: {len(body)}",
-                *(["Allow: GET, HEAD"] if status == 405 else []),
-                "Connection: close",
-            ]
-            body = b"" if head.startswith(b"HEAD ") else body
-            await stream.send_all("\r\n".join([*lines, "", ""]).encode() + body)
-            with trio.move_on_after(1):  # let the answer arrive before the connection is reset
-                await stream.send_eof()
-                await stream.receive_some(1)
-
-    return Clients(converse)
-
-
-_HOST: Final = re.compile(rb"\r\nhost:[ \t]*(\[[^]]*\]|[^:\r]*)", re.IGNORECASE)
-_OTHER_HOST: Final = b"metrics are not served by that name; give it with --metrics-host\n"
-
-
-def _is_local(host: str) -> bool:
-    """Whether nobody elsewhere can make a name like this lead here."""
-    try:
-        ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return "." not in host
-    return True
-
-
-def _page(head: bytes, render: Callable[[], bytes], hosts: Collection[str]) -> tuple[int, bytes]:
-    fault = _fault(head, hosts)
-    if fault is not None:
-        return fault
-    try:
-        return 200, render()
-    except Exception as error:  # noqa: BLE001 - a page that cannot be made must not end the run
-        return 500, f"{error!r}\n".encode()
-
-
-def _fault(head: bytes, hosts: Collection[str]) -> tuple[int, bytes] | None:
-    words = head.split(b"\r\n", 1)[0].split(b" ")
-    if len(head) > MAX_REQUEST_BYTES:
-        return 431, b""
-    if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
-        return 400, b""
-    if words[0] not in (b"GET", b"HEAD"):
-        return 405, b""
-    named = [host.decode("latin-1").strip().lower() for host in _HOST.findall(head)]
-    if not all(_is_local(host) or host in hosts for host in named):
-        return 421, _OTHER_HOST
-    if words[1].split(b"?")[0] != b"/metrics":
-        return 404, b"metrics are at /metrics\n"
-    return None

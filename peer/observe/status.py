@@ -14,6 +14,8 @@ from protocol.outcomes import SkipReason
 from protocol.routing.measures import LinkTimes
 from protocol.run.amendments import AmendedSpec
 
+from .problems import Problem
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -124,6 +126,8 @@ class PeerStatus:
             so only nominal steps compare.
         rtt_s: smoothed round-trip time.
         validation_loss: as it says, nats per token.
+        averages: rounds that it was our partner in, since this daemon started.
+        average_s: how long the exchange took in them, on average.
     """
 
     peer_id: str
@@ -132,6 +136,8 @@ class PeerStatus:
     rtt_s: float | None = None
     step: int | None = None
     validation_loss: float | None = None
+    averages: int = 0
+    average_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +163,14 @@ class Status:
         codec: of the run, and whether plain or compiled loops code with it here.
         reach: `ReachFacts.to_json`.
         address: what others join by.
+        address_from: where it was named, such as `command line`; None where nobody has named it.
         reachable_from: `anywhere`, `this network` or `this machine`.
         doing: one short sentence on what is going on, or what we wait for.
         since_s: since `doing` last changed.
+        problems: what is wrong.
+        up_s: since this daemon started.
+        price_per_hour: of this machine, as its owner says.
+        seconds: what time went into since then; some of it passes at once (`Facts.seconds`).
     """
 
     peer_id: str | None = None
@@ -186,9 +197,14 @@ class Status:
     codec: str | None = None
     reach: Mapping[str, Any] | None = None
     address: str | None = None
+    address_from: str | None = None
     reachable_from: str | None = None
     doing: str | None = None
     since_s: float | None = None
+    problems: tuple[Problem, ...] = ()
+    up_s: float | None = None
+    price_per_hour: float | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         tree: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))  # no NaN comes out
@@ -200,6 +216,11 @@ class Status:
     def from_json(cls, tree: Mapping[str, Any]) -> Self:
         """The inverse of `to_json`. Raises ValueError."""
         return msgspec.convert(tree, cls)
+
+    @property
+    def page(self) -> str | None:
+        """URL of the web page of this peer."""
+        return None if self.metrics is None else self.metrics.removesuffix("metrics")
 
     @property
     def trainers(self) -> int:
@@ -229,12 +250,34 @@ def progress_line(now: Status, *, losses: bool) -> str:
     return ", ".join(parts)
 
 
+def cost_line(now: Status) -> str:
+    """Such as `1.24 so far, 3.10 at the end of the run (0.400 an hour)`."""
+    if now.price_per_hour is None or now.up_s is None:
+        return ""
+    so_far, end = (now.price_per_hour * s / 3600 for s in (now.up_s, now.up_s + (now.left_s or 0)))
+    later = "" if now.left_s is None else f", {end:,.2f} at the end of the run"
+    return f"{so_far:,.2f} so far{later} ({now.price_per_hour:.3g} an hour)"
+
+
 def duration(seconds: float) -> str:
     """Such as `40 s`, `6 min`, `3.5 h`, `2.1 days`: two of a unit at the least."""
     for unit, length, digits in (("days", 86_400, 1), ("h", 3600, 1), ("min", 60, 0)):
         if seconds >= 2 * length:
             return f"{seconds / length:.{digits}f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def health_of(status: Status, *, founder: bool) -> tuple[bool, str]:
+    """Whether this peer does its part, and a sentence on that; a daemon that answers is alive.
+
+    One that founded its run may train alone: it waits for others. Another has lost them.
+    """
+    told = _state(status)
+    if status.state in (PeerState.CONNECTING, PeerState.RETURNING):
+        return False, f"alive, but it has not found its run: {told.partition(': ')[2] or told}"
+    if status.state is PeerState.TRAINING and not status.peers and not founder:
+        return False, "alive, but it trains alone, and others of its run are not linked"
+    return True, f"works: {told}, other peers: {len(status.peers)}"
 
 
 def render(status: Status, *, full_ids: bool = False) -> "RenderableType":
@@ -258,27 +301,36 @@ def render(status: Status, *, full_ids: bool = False) -> "RenderableType":
 
 
 def _lines(status: Status) -> list[tuple[str, str]]:
-    since = "" if status.since_s is None else f" ({status.since_s:.0f} s)"
     rate = "" if (r := status.learning_rate) is None else f", learning rate {r:.3g}"
     chosen = "" if (h := status.chosen_inner_steps) is None else f"  inner steps {h:,} (auto)"
-    only = status.reachable_from not in (None, "anywhere")
-    note = f"  (only reachable from {status.reachable_from})" if only else ""
+    notes = [status.address_from] if status.address_from else []
+    if status.reachable_from not in (None, "anywhere"):
+        notes.append(f"only reachable from {status.reachable_from}")
+    note = f"  ({'; '.join(notes)})" if notes else ""
     return [
         ("peer", status.peer_id or "-"),
         ("run", status.run_id or "-"),
-        ("state", f"{status.state}: {status.doing}{since}" if status.doing else str(status.state)),
+        ("state", _state(status)),
+        *(("wrong", f"{each.words} (docs/{each.help})") for each in status.problems),
         ("progress", progress_line(status, losses=False) + rate),
         ("round", f"{_number(status.round)}{chosen}"),
         ("tokens", _number(status.tokens)),
+        *(("cost", cost) for cost in [cost_line(status)] if cost),
         ("loss", f"train {_loss(status.train_loss)}  validation {_loss(status.validation_loss)}"),
-        ("rounds", _rounds(status.outcomes)),
+        ("rounds", rounds_line(status.outcomes)),
         *(("amended", line) for line in amendment_lines(status.amendments)),
         *_part(status),
         ("codec", status.codec or "-"),
         ("reachable", "-" if status.reach is None else reach_line(status.reach)),
         ("address", (status.address or "-") + note),
+        ("page", f"{status.page}  (in a terminal: loco-peer top)" if status.page else "-"),
         ("metrics", status.metrics or "-"),
     ]
+
+
+def _state(status: Status) -> str:
+    since = "" if status.since_s is None else f" ({status.since_s:.0f} s)"
+    return f"{status.state}: {status.doing}{since}" if status.doing else str(status.state)
 
 
 def _part(status: Status) -> list[tuple[str, str]]:
@@ -291,7 +343,7 @@ def _part(status: Status) -> list[tuple[str, str]]:
     ]
 
 
-def _rounds(outcomes: Outcomes) -> str:
+def rounds_line(outcomes: Outcomes) -> str:
     skipped = ", ".join(f"{reason} {n}" for reason, n in outcomes.skipped.items() if n)
     counted = f"{outcomes.averaged} averaged; skipped: {skipped or 'none'}"
     share = outcomes.recent_share

@@ -1,7 +1,8 @@
 """One peer's configuration: what is particular to this machine, and where each value came from.
 
-Command line over environment (`LOCO_...`) over file (`peer.toml` in the home) over default. A field
-of `PeerConfig` declares an option: its name in three spellings (`--log-format`, `LOCO_LOG_FORMAT`,
+Command line over environment (`LOCO_...`) over file (`peer.toml` in the home) over default, and in
+place of the default `--announce`, what a cloud's environment says (providers.py). A field of
+`PeerConfig` declares an option: its name in three spellings (`--log-format`, `LOCO_LOG_FORMAT`,
 `log_format = ...`), what it takes, its default, and the words of `--help` and docs/running.md. An
 unknown name is refused, with the nearest valid one: a misspelt setting that is silently ignored
 costs its owner a night.
@@ -23,9 +24,12 @@ from protocol.errors import InvalidRunSpec, LocoError
 from protocol.limits import MAX_SPEC_BYTES, MAX_STAGES
 
 from . import values
+from .providers import mapped_by_provider
 from .values import (
     HostPort,
     LogFormat,
+    Notices,
+    Origin,
     flag,
     is_service_link,
     many,
@@ -46,15 +50,6 @@ ENVIRONMENT_PREFIX: Final = "LOCO_"
 
 class ConfigError(LocoError):
     """The message says what to change."""
-
-
-class Origin(StrEnum):
-    """Where a value came from; the first that has one wins."""
-
-    COMMAND_LINE = "command line"
-    ENVIRONMENT = "environment"
-    FILE = "file"
-    DEFAULT = "default"
 
 
 class OptionGroup(StrEnum):
@@ -212,6 +207,7 @@ class PeerConfig:
         "ADDR",
         "The address that others reach this peer at, if it differs. May be repeated.",
         default=(),
+        see="Vast.ai and RunPod say it [by themselves](clouds.md#what-the-environment-says).",
     )
     max_upload_mbps: float | None = _network(
         _mbps,
@@ -277,9 +273,9 @@ class PeerConfig:
     metrics: HostPort = _watching(
         parse_host_port,
         "HOST:PORT",
-        "Address for Prometheus metrics; port 0 picks one.",
+        "Address for the web page and Prometheus metrics; port 0 picks one.",
         default=HostPort("127.0.0.1", 0),
-        see="The home keeps the port.",
+        see="The home keeps the port ([watching](watching.md)).",
     )
     metrics_host: tuple[str, ...] = _watching(
         many(values.host_name),
@@ -288,10 +284,34 @@ class PeerConfig:
         default=(),
         see="Addresses and names without a dot need not be given.",
     )
+    notify: str | None = _watching(
+        values.web_address,
+        "URL",
+        "Tell this URL what is wrong, and when it is over: a topic of ntfy, or a webhook of Slack"
+        " or Discord. @FILE holds it, or LOCO_NOTIFY: process lists show options.",
+        see="See [being told](#being-told).",
+    )
+    metrics_token: str | None = _watching(
+        values.page_token,
+        "@FILE",
+        "The file that holds a token for page and metrics. Or set it in LOCO_METRICS_TOKEN.",
+        see="See [from elsewhere](watching.md#from-elsewhere).",
+    )
+    price_per_hour: float | None = _watching(
+        number("dollars an hour", 0, 1e6),
+        "DOLLARS",
+        "Price of this machine, to show what the run has cost on it so far.",
+    )
     json_ready: bool = _flag(
         OptionGroup.WATCHING,
         "Print one line of JSON on stdout as soon as others can join.",
         see="The line is printed again if the peer joins again in a new process.",
+    )
+    notices: Notices | None = _watching(
+        values.notices,
+        "aws|gcp|azure",
+        "Leave when this cloud tells the machine that it is taken away. Default: ask nobody.",
+        see="See [notices](clouds.md#notices-before-the-end).",
     )
     grace_s: float = _watching(
         number("seconds", 0, 3600),
@@ -328,7 +348,7 @@ OPTIONS: Final[Mapping[str, Option]] = {
     if field.metadata
     for option in [dataclasses.replace(field.metadata["option"], attribute=field.name)]
 }
-SECRETS: Final = frozenset({"invite"})
+SECRETS: Final = frozenset({"invite", "metrics-token", "notify"})
 """Options whose values are shown to nobody."""
 NOT_GIVEN: Final = "-"
 
@@ -356,6 +376,7 @@ def load_config(command_line: Mapping[str, Any], environment: Mapping[str, str])
     home = resolve_home(command_line.get("home"), environment)
     in_file = _read_file(home / "peer.toml")
     found = {o.name: _found(o, command_line, environment, in_file) for o in OPTIONS.values()}
+    found |= _mapped(*found["listen"], found["announce"][1], environment)
     values = {OPTIONS[name].attribute: value for name, (value, _) in found.items()}
     origins = {name: origin for name, (_, origin) in found.items()}
     return PeerConfig(**values | {"home": home}, origins=origins)
@@ -381,6 +402,28 @@ def _found(
     except (ValueError, TypeError) as error:
         got = "" if name in SECRETS else f" (got {raw!r})"
         raise ConfigError(f"{where}: {error}{got}") from error
+
+
+def _mapped(
+    listen: HostPort | None,
+    listen_from: Origin,
+    announce_from: Origin,
+    environment: Mapping[str, str],
+) -> dict[str, tuple[Any, Origin]]:
+    """How a provider lets others reach us, if nobody has said it."""
+    if announce_from is not Origin.DEFAULT:
+        return {}
+    where = listen or HostPort("0.0.0.0", DEFAULT_PORT)  # noqa: S104 - peers come from anywhere
+    may_move = listen_from is not Origin.COMMAND_LINE
+    try:
+        mapped = mapped_by_provider(environment, where.port, may_move=may_move)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if mapped is None:
+        return {}
+    named = listen is not None and listen.port == mapped.port
+    here = HostPort(where.host, mapped.port), listen_from if named else mapped.origin
+    return {"listen": here, "announce": ((mapped.announce,), mapped.origin)}
 
 
 def check_environment(environment: Mapping[str, str]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from protocol.address import multiaddr
 from protocol.address.multiaddr import HOST_PROTOCOLS, MAX_PORT, InvalidAddress
@@ -21,6 +22,17 @@ if TYPE_CHECKING:
 
 MAX_ADDRESSES: Final = 64
 """How many an option takes."""
+
+
+class Origin(StrEnum):
+    """Where a value came from; the first that has one wins."""
+
+    COMMAND_LINE = "command line"
+    ENVIRONMENT = "environment"
+    FILE = "file"
+    VAST = "Vast.ai's environment"
+    RUNPOD = "RunPod's environment"
+    DEFAULT = "default"
 
 
 class LogFormat(StrEnum):
@@ -89,16 +101,45 @@ def token(value: Any) -> "Token":
     """An invitation, or, behind an @, the file that holds it."""
     from protocol.admission.statements import BadToken, Token  # here: it imports cryptography
 
-    text = str(value)
     try:
-        if text.startswith("@"):
-            with Path(text[1:]).open("rb") as file:
-                text = file.read(MAX_SPEC_BYTES).decode(errors="replace").strip()
-        return Token.parse(text)
-    except OSError as error:
-        raise ValueError(f"cannot read {text[1:]}: {error.strerror}") from error
+        return Token.parse(_secret(value))
     except BadToken as error:
         raise ValueError(str(error)) from error
+
+
+def web_address(value: Any) -> str:
+    """A URL, or, behind an @, the file that holds it."""
+    text = _secret(value)
+    try:
+        parts = urlsplit(text)
+        fits = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        fits = False
+    if not fits or not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError("use https://HOST/PATH, as the service shows it")
+    return text
+
+
+def page_token(value: Any) -> str:
+    """A token that a header, a cookie and an address can hold, or, behind an @, its file."""
+    text = _secret(value)
+    if not re.fullmatch(r"[A-Za-z0-9_-]{16,256}", text):
+        raise ValueError(
+            "use 16 to 256 letters, digits, - and _, such as `openssl rand -hex 16` prints"
+        )
+    return text
+
+
+def _secret(value: Any) -> str:
+    """The text, or that of the file behind an @."""
+    text = str(value)
+    if not text.startswith("@"):
+        return text
+    try:
+        with Path(text[1:]).open("rb") as file:
+            return file.read(MAX_SPEC_BYTES).decode(errors="replace").strip()
+    except OSError as error:
+        raise ValueError(f"cannot read {text[1:]}: {error.strerror}") from error
 
 
 def host_name(text: str) -> str:
@@ -212,6 +253,35 @@ def parse_announce(text: str) -> str:
             f"{where.host} cannot be announced: give the address that others reach you by"
         )
     return where.multiaddr()
+
+
+class Cloud(StrEnum):
+    AWS = "aws"
+    GCP = "gcp"
+    AZURE = "azure"
+
+
+@dataclass(frozen=True, slots=True)
+class Notices:
+    """A cloud, and where its metadata service answers."""
+
+    cloud: Cloud
+    where: HostPort
+
+    def __str__(self) -> str:
+        return str(self.cloud) if self.where == METADATA else f"{self.cloud}@{self.where}"
+
+
+METADATA: Final = HostPort("169.254.169.254", 80)
+"""AWS, GCP and Azure answer at the same one."""
+
+
+def notices(value: Any) -> Notices:
+    name, _, where = str(value).partition("@")
+    if name not in tuple(Cloud):
+        known = " or ".join(repr(str(cloud)) for cloud in Cloud)
+        raise ValueError(f"use {known}, and @HOST:PORT if its metadata service is elsewhere")
+    return Notices(Cloud(name), parse_host_port(where) if where else METADATA)
 
 
 # For a service called `loco-peer`, Kubernetes sets `LOCO_PEER_SERVICE_HOST`,

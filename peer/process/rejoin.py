@@ -12,7 +12,8 @@ import sys
 from collections.abc import Iterable
 from typing import Final
 
-from peer.options.config import OPTIONS, SECRETS, Origin, PeerConfig
+from peer.options.config import OPTIONS, SECRETS, PeerConfig
+from peer.options.values import Origin
 from protocol.errors import LocoError
 from protocol.membership.view import Member
 
@@ -48,13 +49,24 @@ NOT_REPEATED: Final = frozenset({"home", *SECRETS})
 def rejoin_command(config: PeerConfig) -> list[str]:
     """The command line of the new process; environment and file say the rest again.
 
-    No invitation is said again, and no address but the user's: the home has kept what came of them.
+    No secret is said again, nor an address but the user's: the home has kept an invitation, and
+    what it has not kept is handed on in the environment.
     """
     command = [sys.executable, sys.argv[0], "join", "--home", str(config.home)]
     for name, option in OPTIONS.items():
         if config.origins[name] is Origin.COMMAND_LINE and name not in NOT_REPEATED:
             command += _spelled(f"--{name}", getattr(config, option.attribute))
     return command
+
+
+def handed_on(config: PeerConfig) -> dict[str, str]:
+    """Variables for the new process: secrets that only the command line has named."""
+    return {
+        OPTIONS[name].environment_name: value
+        for name in SECRETS
+        if config.origins[name] is Origin.COMMAND_LINE
+        and isinstance(value := getattr(config, OPTIONS[name].attribute), str)
+    }
 
 
 def _spelled(flag: str, value: object) -> list[str]:

@@ -130,7 +130,8 @@ class RoundLoop:
         facts.parameters, facts.alone_steps_per_s = ready.layout.parameters, ready.steps_per_s
         facts.steps_per_s = facts.steps_per_s or ready.steps_per_s
         facts.loops["trainer"] = ready.loops
-        self._micro_batch_cap = ready.micro_batch
+        self._micro_batch_cap = newest = ready.micro_batch
+        facts.micro_batches = (facts.micro_batches or (newest, newest))[0], newest
         if facts.training_since_s is None:
             facts.training_since_s = trio.current_time()
         self._events.emit(
@@ -144,7 +145,7 @@ class RoundLoop:
         )
 
     async def _note_death(self, why: str) -> None:
-        self._facts.restarts[_death_reason(why)] += 1
+        self._facts.count_death(_death_reason(why))
         self._events.emit(EventName.TRAINER_DIED, reason=_death_reason(why), detail=why)
         self._failures_in_a_row += 1
         if self._failures_in_a_row > MAX_FAILURES_IN_A_ROW:

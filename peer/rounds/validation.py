@@ -53,7 +53,7 @@ class Validation:
         self.answers += 1
         self._not_before_s = trio.current_time() + result.seconds / MAX_VALIDATION_SHARE
         if result.loss is not None:
-            facts.validation_loss, facts.validation_round = result.loss, result.round
+            facts.count_validation(result.round, result.loss)
             self._events.emit(
                 EventName.VALIDATED, round=result.round, loss=result.loss, seconds=result.seconds
             )

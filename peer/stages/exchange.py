@@ -22,9 +22,10 @@ from peer.observe.events import Events
 from peer.rounds.surroundings import Surroundings
 from peer.rounds.way import TrainerLine
 from peer.runtime import PeerId, Stream
-from peer.training.shared import MIN_SLOTS, RING_PER_SLOT, SLOTS
+from peer.training.shared import MIN_SLOTS, RING_PER_SLOT, SLOTS, BoundaryRing
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.membership.view import TRAINING, Member
+from protocol.microbatch.checks import Check, Checks, Compare, Differing, Read
 from protocol.microbatch.core import MAX_REMEMBERED, AnswerOffer, Command, SendBoundary, Tell
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
@@ -114,6 +115,10 @@ PATIENCE_S: Final = 600.0
 waited for; this is for what nobody notices, so it is longer than slow swarms' iterations."""
 
 
+CHECK_DRAWS: Final = b"loco/v1/stage-checks\0"
+"""Our signature of this seeds the draws of checks: nobody else can make it."""
+
+
 class StageExchange:
     def __init__(
         self,
@@ -133,7 +138,11 @@ class StageExchange:
         if stage == DATA_STAGE:
             router = router_of(spec, self._peer_id, MIN_SLOTS)
             planned = router if isinstance(router, PlannedRouter) else None
-            self._core = DataPeerCore(self._peer_id, router, PATIENCE_S, in_flight=SLOTS)
+            checks = Checks(around.sign(CHECK_DRAWS).hex())
+            self._core = DataPeerCore(
+                self._peer_id, router, PATIENCE_S, in_flight=SLOTS, checks=checks
+            )
+        self._events, self._work = around.events, around.work
         self._facts.microbatches = self._core.counts
         self._survey = Survey(spec, stage, company, around, planned, plan)
         self._stopwatch = Stopwatch(
@@ -322,15 +331,45 @@ class StageExchange:
                     self._start(self._send, command)
                 case Trip():
                     self._offer_ahead(command)
+                case Read() | Compare() | Differing():
+                    self._check(command)
                 case Tell(to, message):
-                    if isinstance(message, Lost):
-                        self._withdraw(message)
-                    for peer_id in to:
-                        self._start(self._tell, peer_id, message)
+                    self._say(to, message)
                 case _:
                     self._stopwatch.told(command, trio.current_time())
                     if self._line is not None:
                         self._line.send(command)
+
+    def _say(self, to: Sequence[PeerId], message: Notice) -> None:
+        if isinstance(message, Lost):
+            self._withdraw(message)
+        for peer_id in to:
+            self._start(self._tell, peer_id, message)
+
+    def _check(self, command: Read | Compare | Differing) -> None:
+        line, core = self._line, self._core
+        assert line is not None, "checks are of what has come to this trainer"
+        assert isinstance(core, DataPeerCore), "relays check nothing"
+        match command:
+            case Read(check, relay, slot):
+                self._do(core.read(check, relay, bytes(line.ring.slot(slot))))
+            case Compare(check):
+                self._start(self._compare, core, line.ring, check)
+            case Differing():
+                self._events.emit(
+                    EventName.REPLICAS_DIFFER,
+                    stage=command.stage,
+                    step=self._facts.step,
+                    remotes=list(command.remotes),
+                    odd=command.odd,
+                    distance=round(command.distance, 3),
+                    bound=round(command.bound, 3),
+                    left_out=command.left_out,
+                )
+
+    async def _compare(self, core: DataPeerCore, ring: BoundaryRing, check: Check) -> None:
+        distances = await self._work.run(ring.distances, tuple(check.outputs.values()))
+        self._do(core.compared(check, distances, trio.current_time()))
 
     def _start(self, job: Callable[..., Awaitable[None]], *arguments: object) -> None:
         if self._nursery is not None:

@@ -31,7 +31,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from peer.codec import BLOCK, Codec, codes_as_tensor, root_mean_square
+from peer.codec import BLOCK, Codec, codes_as_tensor, relative_distance, root_mean_square
 from protocol.content.samples import Float32Vector
 from protocol.run.run_spec import RunSpec
 from protocol.run.ways import CODECS
@@ -169,5 +169,15 @@ class BoundaryRing:
         codes = codes_as_tensor(self.slot(number))
         if not self._codec.validate(codes):
             return math.inf
-        num_values = self.slot_bytes // sum(self._codec.planes) * BLOCK
-        return root_mean_square(codes, self._codec, num_values)
+        return root_mean_square(codes, self._codec, self._num_values(self._codec))
+
+    def distances(self, boundaries: Sequence[bytes]) -> list[float]:
+        """How far each two of these are apart, in the order of `combinations`."""
+        pairs = itertools.combinations(map(codes_as_tensor, boundaries), 2)
+        if self._codec is None:
+            return [0.0 for _ in pairs]
+        num_values = self._num_values(self._codec)
+        return [relative_distance(*pair, self._codec, num_values) for pair in pairs]
+
+    def _num_values(self, codec: Codec) -> int:
+        return self.slot_bytes // sum(codec.planes) * BLOCK

@@ -18,6 +18,7 @@ from typing import Final
 from protocol.outcomes import RefusalReason
 from protocol.wire.stage_messages import Leg, Notice, Trip
 
+from .checks import Compare, Differing, Read
 from .trainer_messages import Begun, Filled, Freed, GradientAdded, StageCommand, StageEvent, Stepped
 
 MAX_REMEMBERED: Final = 1024
@@ -52,7 +53,9 @@ class Counted(StrEnum):
     CLIPPED = "clipped"
     """Its gradient was far longer than usual, and counted less in the step here."""
     SCORED = "scored"
-    """It passed for validation alone (at a relay)."""
+    """It passed for validation, or for a check (at a relay)."""
+    CHECKED = "checked"
+    """What came of it was compared with what other relays made of it (at its data peer)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ class Tell:
     message: Notice
 
 
-Command = StageCommand | AnswerOffer | SendBoundary | Trip | Tell
+Command = StageCommand | AnswerOffer | SendBoundary | Trip | Tell | Read | Compare | Differing
 """A trip is to be offered ahead: its boundary will be there soon."""
 
 

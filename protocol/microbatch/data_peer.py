@@ -36,6 +36,9 @@ Rules
   8. A boundary that cannot be right (sizes.py), here or at a relay, makes its sender one that has
      failed. So does a relay's word against another, whose gradient it has refused; that is believed
      once for each microbatch: a relay that refuses those of two is the odd one itself.
+  9. Of some that have come to the loss, copies set out over other relays of a stage (checks.py). A
+     copy goes once, as a score does. The relays that are left out for what they make get no
+     microbatch, unless nobody else holds their stage; what they have under way comes home.
 
 Invariant: the trainer is told exactly one end of every microbatch: its gradient, or that it is
 dropped.
@@ -44,7 +47,7 @@ Source: SWARM (Ryabinin et al., 2023) sends what a dead peer held through anothe
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -63,6 +66,7 @@ from protocol.wire.stage_messages import (
     Trip,
 )
 
+from .checks import Check, Checks, Compare, Read
 from .core import AnswerOffer, Command, Counted, SendBoundary, StageCore, Tell
 from .iterations import Announced, next_iteration
 from .trainer_messages import Drop, Filled, Freed, Resend
@@ -76,6 +80,7 @@ class RelaysThere:
     Attributes:
         stages: the peers of each stage from the second on that train, sorted.
         failed: those that have lost a microbatch in this iteration; others are preferred.
+        odd: those that are left out for what they make (checks.py).
         trained: whether the run has been: before that a stage has not come yet, rather than gone.
         unstepped: the newest iteration of which each has added gradients, and how many (rule 5).
     """
@@ -84,6 +89,7 @@ class RelaysThere:
         self.stages: Relays = ()
         self.all: frozenset[str] = frozenset()
         self.failed: set[str] = set()
+        self.odd: set[str] = set()
         self.trained = False
         self.unstepped: dict[str, tuple[int, int]] = {}
 
@@ -101,17 +107,22 @@ class RelaysThere:
         """The stages that nobody holds; counted from 1, for the data peers hold stage 0."""
         return tuple(stage for stage, peers in enumerate(self.stages, 1) if not peers)
 
-    def but(self, failed: set[str]) -> Relays:
-        """All but these; a stage where all have failed is as it is."""
-        return tuple(
-            tuple(relay for relay in stage if relay not in failed) or stage for stage in self.stages
-        )
+    @property
+    def sound(self) -> Relays:
+        return but(self.stages, self.odd)
 
     def added(self, relays: Iterable[str], iteration: int) -> None:
         """These have added a microbatch of that iteration, and stepped with those before."""
         for relay in relays:
             newest, gradients = self.unstepped.get(relay, (iteration, 0))
             self.unstepped[relay] = iteration, gradients + 1 if newest == iteration else 1
+
+
+def but(relays: Relays, failed: set[str]) -> Relays:
+    """All but these; a stage where all have failed is as it is."""
+    return tuple(
+        tuple(relay for relay in stage if relay not in failed) or stage for stage in relays
+    )
 
 
 # --- microbatches ---------------------------------------------------------------------------------
@@ -135,6 +146,8 @@ class Away:
         home: whether its gradient is here.
         unheard: relays that have not noted yet that it was lost.
         accused, accusers: relays whose gradient was refused, and that have refused one.
+        check: that it is part of, if any.
+        copies: the paths of its copies that have not set out.
     """
 
     number: int
@@ -153,6 +166,8 @@ class Away:
     unheard: set[str] = field(default_factory=set)
     accused: set[str] = field(default_factory=set)
     accusers: set[str] = field(default_factory=set)
+    check: Check | None = None
+    copies: list[Path] = field(default_factory=list)
 
     def is_due(self, trip: Trip) -> bool:
         is_for_this = (trip.leg is Leg.SCORE) == (self.leg is Leg.SCORE)
@@ -190,6 +205,7 @@ class DataPeerCore(StageCore):
     Args:
         patience_s: longest time from a microbatch's beginning to its end.
         in_flight: microbatches that the trainer keeps under way, at most; rule 6 is about so many.
+        checks: of what relays make; none without a seed.
 
     Attributes:
         iteration: the present one; 0 before the first.
@@ -201,6 +217,7 @@ class DataPeerCore(StageCore):
     _router: RandomRouter
     _patience_s: float
     in_flight: int = 0
+    checks: Checks = field(default_factory=Checks)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -218,6 +235,7 @@ class DataPeerCore(StageCore):
         """The peers of each stage from the second on, sorted; whether the run has been trained."""
         come, gone = self._relays.update(relays)
         self._relays.trained = trained
+        self._relays.odd = self.checks.left_out(self._relays.all, now_s)
         self._heard.look(self._relays.all)
         self.counts[Counted.GONE] += gone
         commands: list[Command] = []
@@ -306,11 +324,14 @@ class DataPeerCore(StageCore):
         away.turned = True
         if trip.leg is Leg.SCORE:
             del self._away[away.number]
+            if away.check is not None:
+                return [_read(away.check, away.path, slot), Freed(slot)]
         elif trip.leg is Leg.BACKWARD:
             away.home = True
             self._relays.added(away.path.relays, away.microbatch.iteration)
         else:
             away.losses.append(away.attempt)
+            return self._turned(away, Filled(trip.leg, away.number, slot, loss))
         return [Filled(trip.leg, away.number, slot, loss)]
 
     def broke_off(self, trip: Trip, now_s: float, *, refused: bool = False) -> list[Command]:
@@ -348,6 +369,10 @@ class DataPeerCore(StageCore):
         if leg is Leg.FORWARD and away is not None and away.waits:
             away.slot = slot
             return self._set_out_again(away) if away.attempt == 1 else []
+        if leg is Leg.FORWARD and away is not None and away.copies:
+            copy, path = self._name(), away.copies.pop()
+            score = Away(-copy.index, copy, path, now_s, Leg.SCORE, check=away.check)
+            return [self._send(score, slot)]
         if away is None or leg is Leg.FORWARD or away.losses.pop(0) < away.attempt or away.waits:
             return [Freed(slot)]
         place = len(away.path.relays)
@@ -397,7 +422,8 @@ class DataPeerCore(StageCore):
         if present.paths is not None or not present.left or not relays.stages:
             return []
         iteration = next_iteration(self.iteration, max(map(self._heard.middle_of, relays.stages)))
-        paths = self._router.paths(iteration, present.left, relays.stages)
+        self._router.draws_all = self.checks.is_suspecting
+        paths = self._router.paths(iteration, present.left, relays.sound)
         if not paths or (relays.missing and not relays.trained):
             return []
         self.iteration, self.left_out, present.paths = iteration, relays.missing, deque(paths)
@@ -412,7 +438,8 @@ class DataPeerCore(StageCore):
     def _offer_ahead(self) -> list[Command]:
         """Name and offer what the trainer will produce next (rule 6)."""
         present, commands = self._present, list[Command]()
-        under_way = sum(not away.nearly_home for away in self._away.values())
+        away = self._away.values()
+        under_way = sum(not each.nearly_home and each.leg is not Leg.SCORE for each in away)
         while present.paths and under_way + len(present.named) < self.in_flight:
             microbatch, path = self._name(), present.paths.popleft()
             present.named[microbatch] = path
@@ -442,7 +469,10 @@ class DataPeerCore(StageCore):
         is_awaited = away.turned and not away.unheard.isdisjoint(relays.all)
         if not away.waits or slot is None or is_awaited:
             return []
-        sound = relays.but(away.accused if away.turned else relays.failed)
+        # One that may have added its gradient is kept, odd or not.
+        sound = (
+            but(relays.stages, away.accused) if away.turned else but(relays.sound, relays.failed)
+        )
         path = self._router.another(away.path, turn, sound, turned=away.turned)
         if path is None:
             return []
@@ -450,7 +480,7 @@ class DataPeerCore(StageCore):
         return [self._send(away, slot)]
 
     def _score(self, number: int, slot: int, now_s: float) -> list[Command]:
-        stages = () if self._relays.missing else self._relays.stages
+        stages = () if self._relays.missing else self._relays.sound
         path = self._router.whole(self._next_index, stages) if stages else None
         if path is None:
             return [Freed(slot), Drop(number)]
@@ -459,6 +489,27 @@ class DataPeerCore(StageCore):
     def _send(self, away: Away, slot: int) -> Command:
         self._away[away.number], away.without = away, bool(self._relays.missing)
         return SendBoundary(Trip(away.microbatch, away.leg, away.path, 1, away.attempt), slot, None)
+
+    # --- checks -----------------------------------------------------------------------------------
+    def _turned(self, away: Away, filled: Filled) -> list[Command]:
+        """It has come to the loss; if it is checked, its copies are to be produced (rule 9)."""
+        drawn = self.checks.draw(away.microbatch, away.path, self._relays.sound)
+        if drawn is None:
+            return [filled]
+        away.check, away.copies = drawn
+        produced = [Resend(away.number) for _ in away.copies]
+        return [_read(away.check, away.path, filled.slot), filled, *produced]
+
+    def read(self, check: Check, relay: str, codes: bytes) -> list[Command]:
+        """What lay in the slot of a `Read`."""
+        check.outputs[relay] = codes
+        return _compare(check)
+
+    def compared(self, check: Check, distances: Sequence[float], now_s: float) -> list[Command]:
+        self.counts[Counted.CHECKED] += 1
+        differing = self.checks.judge(check, distances, now_s)
+        self._relays.odd = self.checks.left_out(self._relays.all, now_s)
+        return [] if differing is None else [differing]
 
     # --- losing -----------------------------------------------------------------------------------
     def _find(self, microbatch: Microbatch) -> Away | None:
@@ -486,6 +537,9 @@ class DataPeerCore(StageCore):
 
     def _give_up(self, away: Away) -> list[Command]:
         del self._away[away.number]
+        if away.check is not None and away.leg is Leg.SCORE:
+            away.check.awaited -= 1
+            return [away.lost(), *_compare(away.check)]
         gone: list[Command] = [Drop(away.number), away.lost()]
         if away.slot is not None:
             gone.append(Freed(away.slot))
@@ -498,3 +552,11 @@ class DataPeerCore(StageCore):
         """One more microbatch has come to its end; after the last, relays may step (rule 1)."""
         self._present.left -= 1
         return self._announce(self.iteration + 1) if not self._present.left else []
+
+
+def _read(check: Check, path: Path, slot: int) -> Command:
+    return Read(check, path.relays[check.place], slot)
+
+
+def _compare(check: Check) -> list[Command]:
+    return [Compare(check)] if check.is_due else []

@@ -21,7 +21,8 @@ Planned paths: those of the newest plan, mended where relays are not there, else
   1. An iteration takes the data peer's paths in the plan that holds when it sets out.
   2. A relay that is not there is replaced by one of its stage, the one that this iteration uses
      least. Where its stage has nobody, that microbatch's path is drawn.
-  3. Without a plan, or with one that leaves us out, all paths are drawn.
+  3. Without a plan, or with one that leaves us out, all paths are drawn; so they are while a relay
+     is suspected of a lie (protocol/microbatch/checks.py).
 """
 
 from collections import Counter
@@ -55,7 +56,12 @@ class RandomRouter:
     Args:
         visited: stages of a path, the data peer's among them.
         full_every: every so many iterations paths visit all; 0 is never.
+
+    Attributes:
+        draws_all: whether no plan is followed for now.
     """
+
+    draws_all = False
 
     def __init__(
         self, origin: str, seed: int, visited: int, rules: PathRules, *, full_every: int = 0
@@ -220,6 +226,8 @@ class PlannedRouter(RandomRouter):
 
     def own(self, iteration: int, relays: Relays) -> tuple[Path, ...]:
         plan = self.full if self.is_full(iteration, relays) else self.plan
+        if self.draws_all:
+            return ()
         return () if plan is None else plan.paths.get(self._origin, ())
 
     def _next(

@@ -1,12 +1,14 @@
-"""The dashboard, docs/metrics.md and the exporter speak of the same metrics."""
+"""The dashboards, docs/metrics.md and the exporter speak of the same metrics."""
 
 import itertools
 import json
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
-from dashboard import DASHBOARD, ROOT, Query, documented, panels, queries
+from dashboard import BOARDS, ROOT, Query, documented, panels, queries
 from snapshots import full_metrics
 
 from peer.facts import RoundPhase
@@ -27,7 +29,7 @@ def test_documented_metrics_are_the_exported_ones():
     assert documented() == exported()
 
 
-@pytest.mark.parametrize("query", queries(), ids=lambda q: q.panel)
+@pytest.mark.parametrize("query", queries(), ids=lambda q: f"{q.board}: {q.panel}")
 def test_query_asks_for_documented_metrics(query: Query):
     known = documented()
     assert query.metrics
@@ -36,7 +38,7 @@ def test_query_asks_for_documented_metrics(query: Query):
     assert query.labels <= labels
 
 
-def test_every_metric_is_on_the_dashboard():
+def test_every_metric_is_on_a_dashboard():
     shown = set().union(*(query.metrics for query in queries()))
     assert shown == set(documented())
 
@@ -50,9 +52,20 @@ def test_reasons_and_phases_are_documented():
     assert all(f"`{phase}`" in row for phase in RoundPhase)
 
 
-def test_panels_fit_the_grid():
+@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.stem)
+def test_panels_fit_the_grid(board: Path):
+    tree, found = json.loads(board.read_text()), panels(board)
+    assert tree["uid"] == board.stem
+    assert len({panel["id"] for panel in found}) == len(found)
+    rows = [panel for panel in found if panel["type"] == "row"]
+    for together in (tree["panels"], *(row["panels"] for row in rows)):
+        assert_apart(together)
+    assert all(row["collapsed"] for row in rows)
+
+
+def assert_apart(panels: list[dict[str, Any]]) -> None:
     taken: set[tuple[int, int]] = set()
-    for panel in panels():
+    for panel in panels:
         at = panel["gridPos"]
         cells = set(
             itertools.product(range(at["x"], at["x"] + at["w"]), range(at["y"], at["y"] + at["h"]))
@@ -60,13 +73,13 @@ def test_panels_fit_the_grid():
         assert at["x"] + at["w"] <= 24
         assert not cells & taken, panel["title"]
         taken |= cells
-    assert len({panel["id"] for panel in panels()}) == len(panels())
 
 
 def test_dashboard_uses_the_provisioned_data_source():
     folder = ROOT / "deploy/grafana/provisioning"
     sources = yaml.safe_load((folder / "datasources/prometheus.yaml").read_text())["datasources"]
-    used = set(re.findall(r'"type": "prometheus",\s*"uid": "([^"]*)"', DASHBOARD.read_text()))
+    text = "".join(board.read_text() for board in BOARDS)
+    used = set(re.findall(r'"type": "prometheus",\s*"uid": "([^"]*)"', text))
     assert used == {source["uid"] for source in sources}
 
 
@@ -79,5 +92,4 @@ def test_compose_mounts_what_grafana_is_told_to_read():
     path = yaml.safe_load(providers.read_text())["providers"][0]["options"]["path"]
     assert path in mounts.values()
     home = grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
-    assert home == f"{path}/{DASHBOARD.name}"
-    assert json.loads(DASHBOARD.read_text())["uid"] == "loco-peer"
+    assert home in [f"{path}/{board.name}" for board in BOARDS]

@@ -10,7 +10,8 @@ from prometheus import empty_panels, needs_prometheus, running_prometheus
 from snapshots import full_metrics, full_record
 
 from peer.facts import RoundTiming
-from peer.observe.metrics import Metrics, serve_metrics
+from peer.observe.endpoint import Site, pages_of, serve
+from peer.observe.metrics import Metrics
 from peer.options.values import HostPort
 
 
@@ -44,9 +45,8 @@ async def test_every_query_returns_data_from_a_peer_that_knows_everything(tmp_pa
     now = full_record()
     metrics = Metrics(read, version="0.1.0")
     async with trio.open_nursery() as nursery:
-        url = await nursery.start(
-            serve_metrics, HostPort("127.0.0.1", 0), metrics.render, metrics.content_type
-        )
+        site = Site(pages_of(metrics, lambda history: {}))
+        url = await nursery.start(serve, HostPort("127.0.0.1", 0), site)
         async with running_prometheus(tmp_path, [urlsplit(url).netloc]) as prometheus:
             with trio.fail_after(60):
                 await scraped_often.wait()

@@ -15,6 +15,7 @@ BY_PEERS: Final = (
     "test_paused_peer",
     "test_swarm_export",
     "test_scraped_swarm",
+    "test_watched",
     "test_comebacks",
     "test_kills",
 )

@@ -21,6 +21,7 @@ from bench.fuzzing.values import World
 from peer.codec import get_codec
 from peer.network.conversation import Conversation
 from peer.network.identity import Identity, load_or_create
+from peer.network.relay import HOP
 from peer.runtime import Network
 from peer.runtime.work import RealEntropy
 from protocol.address.multiaddr import split_peer_id
@@ -28,13 +29,13 @@ from protocol.membership.group import Group
 from protocol.run.run_spec import RunSpec, parse_bytes
 from protocol.wire.content_messages import GetSpec, SpecReply
 from protocol.wire.messages import Beat, Free, Hello
-from protocol.wire.versions import CONTENT, GOSSIP, HELLO, REACH, SPOKEN
+from protocol.wire.versions import CONTENT, DIRECTORY, GOSSIP, HELLO, REACH, SPOKEN
 
 SEED: Final = 1
 POOL: Final = 12
 PAUSE_S: Final = 1.0
 """Some ten volleys a second: what is tried is what they say, not how much of it a machine bears."""
-SERVED: Final = (HELLO, GOSSIP, CONTENT, REACH)
+SERVED: Final = (HELLO, GOSSIP, CONTENT, REACH, DIRECTORY, HOP)
 """What a peer of a run in pairs serves: fragments and stages belong to other runs."""
 
 

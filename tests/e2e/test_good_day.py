@@ -43,6 +43,7 @@ STATUS_TYPES = {
     "reachable_from": str,
     "doing": str,
     "since_s": float,
+    "problems": list,
 }
 PEER_TYPES = {
     "peer_id": str,

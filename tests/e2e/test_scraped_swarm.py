@@ -1,9 +1,10 @@
-"""A real Prometheus scrapes peers, and every query of the dashboard returns data there."""
+"""A real Prometheus scrapes a swarm: each query of the dashboards has data, no alert is near."""
 
 from urllib.parse import urlsplit
 
 import pytest
 import trio
+from dashboard import OF_STAGES
 from prometheus import empty_panels, needs_prometheus, running_prometheus
 from swarm import POLL_S, START_S
 
@@ -11,12 +12,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 
 @needs_prometheus
-async def test_every_query_of_the_dashboard_returns_data_from_a_live_swarm(swarm, tmp_path):
+async def test_every_query_returns_data_from_a_live_swarm_and_no_alert_is_near(swarm, tmp_path):
     targets = [urlsplit(peer.ready()["metrics"]).netloc for peer in swarm.at_least(2)]
-    missing = ["nothing was asked yet"]
+    missing = alerts = ["nothing was asked yet"]
     async with running_prometheus(tmp_path, targets) as prometheus:
         with trio.move_on_after(START_S):
-            while missing := await empty_panels(prometheus, "(pipelines)"):
+            while missing := await empty_panels(prometheus, OF_STAGES):
+                await trio.sleep(POLL_S)
+            while alerts := await prometheus.alerts():
                 await trio.sleep(POLL_S)
         assert missing == []
+        assert alerts == []
         assert {target["health"] for target in await prometheus.targets()} == {"up"}

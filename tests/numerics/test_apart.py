@@ -7,7 +7,14 @@ import torch
 
 from peer.averaging.gossip import outer_step
 from peer.averaging.gossip.outer_step import apart
-from peer.codec import LARGEST_MAGNITUDE, get_codec, root_mean_square
+from peer.codec import (
+    BLOCK,
+    LARGEST_MAGNITUDE,
+    TILE,
+    get_codec,
+    relative_distance,
+    root_mean_square,
+)
 from peer.codec.compiled import COMPILED_FROM
 
 
@@ -51,6 +58,26 @@ def test_huge_values_are_infinitely_far():
         apart([coded("fp32", huge / 1e30)], [coded("fp32", huge)], codec, 256).distance == math.inf
     )
     assert root_mean_square(coded("fp32", huge), codec, 256) == math.inf
+
+
+@pytest.mark.parametrize("size", [BLOCK, TILE + BLOCK])
+def test_relative_to_their_length_blocks_count_alike(size):
+    ours, theirs = pair(size)
+    codec = get_codec("fp32")
+
+    def relative(one: torch.Tensor, other: torch.Tensor) -> float:
+        return relative_distance(coded("fp32", one), coded("fp32", other), codec, size)
+
+    assert relative(ours, ours) == relative(torch.zeros(size), torch.zeros(size)) == 0.0
+    assert relative(ours, theirs) == pytest.approx(0.1, rel=0.2)
+    assert relative(ours, -ours) == pytest.approx(2.0)
+    assert relative(ours, torch.zeros(size)) == pytest.approx(1.0)
+    if size > BLOCK:  # one huge block hides nothing of the others
+        huge = ours.clone()
+        huge[:BLOCK] *= 1e6
+        lie = -huge
+        lie[:BLOCK] = huge[:BLOCK]
+        assert relative(huge, lie) == pytest.approx(2.0, rel=0.01)
 
 
 @pytest.mark.slow

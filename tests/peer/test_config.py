@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from peer.options.config import OPTIONS, ConfigError, Origin, load_config, resolve_home
+from peer.options.config import OPTIONS, ConfigError, load_config, resolve_home
 from peer.options.values import (
     HostPort,
     LogFormat,
+    Origin,
     parse_announce,
     parse_bootstrap,
     parse_host_port,

@@ -9,7 +9,9 @@ import random
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import combinations
 
+from protocol.microbatch.checks import Checks, Compare, Differing, Read
 from protocol.microbatch.core import AnswerOffer, Command, SendBoundary, Tell
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
@@ -77,6 +79,8 @@ class MicrobatchWorld:
     Attributes:
         hears_late: chance that a relay, as it looks around, has not heard yet that one trains.
         is_refused: whether a receiver refuses what a trip brings, since it cannot be right.
+        made: what a relay adds to a boundary that a check reads, of a copy or of its original.
+        differing: what data peers have found to differ.
     """
 
     def __init__(
@@ -88,6 +92,7 @@ class MicrobatchWorld:
         microbatches=4,
         slots=SLOTS,
         rules=NO_SWAPS,
+        checks=None,
     ):
         self.random = random.Random(seed)
         self.now_s = 0.0
@@ -99,7 +104,10 @@ class MicrobatchWorld:
         self.nodes = {}
         for name in self.origins:
             router = RandomRouter(name, seed, visited, rules)
-            core = DataPeerCore(name, router, PATIENCE_S, in_flight=IN_FLIGHT)
+            seed_of = None if checks is None else f"{checks}/{name}"
+            core = DataPeerCore(
+                name, router, PATIENCE_S, in_flight=IN_FLIGHT, checks=Checks(seed_of)
+            )
             self.nodes[name] = Node(name, core)
         for name in (n for stage in self.stages for n in stage):
             self.nodes[name] = Node(name, RelayCore(slots, PATIENCE_S))
@@ -122,6 +130,8 @@ class MicrobatchWorld:
         self.failing = 0.0
         self.hears_late = 0.0
         self.is_refused = lambda trip: False
+        self.made = lambda relay, is_copy: 0.0
+        self.differing: list[Differing] = []
         self.heard: set[tuple[str, str]] = set()
         self.trained = True
 
@@ -235,10 +245,29 @@ class MicrobatchWorld:
                 # One queue leads to a trainer, so its commands stay in order.
                 node.queue.append(command)
                 self.todo.append(partial(self.train_next, node, node.life))
+            elif isinstance(command, Read):  # before its slot is free
+                self.read(node, command)
+            elif isinstance(command, Compare):
+                self.todo.append(partial(self.compare, node, command.check))
+            elif isinstance(command, Differing):
+                self.differing.append(command)
             elif isinstance(command, Trip):  # under way before anything else is done
                 self.offer_ahead(node, command)
             else:
                 self.todo.append(partial(self.obey, node, command))
+
+    def read(self, node, command):
+        check, relay = command.check, command.relay
+        path = check.path.relays
+        is_copy = relay != path[check.place]
+        through = [*path[: check.place], relay, *path[check.place + 1 :]]
+        output = sum(self.made(each, is_copy) for each in through)
+        self.do(node.name, node.core.read(check, relay, str(output).encode()))
+
+    def compare(self, node, check):
+        outputs = [float(output) for output in check.outputs.values()]
+        distances = [abs(one - other) for one, other in combinations(outputs, 2)]
+        self.do(node.name, node.core.compared(check, distances, self.now_s))
 
     def is_here(self, node):
         """Whether this life of a peer is its present one."""
@@ -318,6 +347,10 @@ class MicrobatchWorld:
         if leg is Leg.FORWARD:
             assert number not in books.held
             books.held[number] = "forwarded"
+            self.forwards[node.name] += 1
+            self.do(node.name, core.produced(leg, number, number, None, self.now_s))
+            return
+        if leg is Leg.SCORE:
             self.forwards[node.name] += 1
             self.do(node.name, core.produced(leg, number, number, None, self.now_s))
             return

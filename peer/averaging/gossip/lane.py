@@ -162,6 +162,9 @@ class PairLane:
         facts, own, outcome = self._facts, settled.own, settled.outcome
         if isinstance(outcome, Averaged):
             facts.count_averaged()
+            if facts.replica_distance is not None:
+                facts.distances.append((own.step, facts.replica_distance))
+            facts.count_meeting(outcome.partner_id, settled.exchange_s)
             self._events.emit(
                 EventName.ROUND_AVERAGED,
                 round=own.round,

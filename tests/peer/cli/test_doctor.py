@@ -2,7 +2,7 @@
 
 import socket
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,6 @@ from peer.cli import doctor
 from peer.cli.app import app
 from peer.cli.doctor import (
     MIN_DISK_BYTES,
-    NOTED_CLOCK_OFFSET_S,
     Finding,
     Health,
     announced,
@@ -24,6 +23,7 @@ from peer.cli.doctor import (
     network_findings,
 )
 from peer.daemon.examination import Examination, LineRate, Met
+from peer.observe.problems import CLOCK_OFFSET_S, Problem, help_of
 from peer.options.config import DEFAULT_PORT
 from peer.options.exit_codes import ExitCode
 from peer.state.home import Home
@@ -64,7 +64,7 @@ def test_who_cannot_be_dialled_needs_a_relay() -> None:
     assert without["relay"].health is Health.ILL
 
 
-@pytest.mark.parametrize("ahead_s", [-2 * NOTED_CLOCK_OFFSET_S, 2 * NOTED_CLOCK_OFFSET_S])
+@pytest.mark.parametrize("ahead_s", [-2 * CLOCK_OFFSET_S, 2 * CLOCK_OFFSET_S])
 def test_a_wrong_clock_is_told(ahead_s: float) -> None:
     clock = found(replace(SEEN, met=(replace(GOOD, ahead_s=ahead_s),)))["clock"]
     assert clock.health is Health.NOTE
@@ -177,10 +177,23 @@ def test_lines_show_what_to_do() -> None:
     assert lines[1].split() == ["->", "free", "some"]
 
 
-@pytest.mark.parametrize(("reachable", "relays", "code"), [("no", [], 1), ("no", ["12D3a"], 0)])
+@pytest.mark.parametrize(
+    ("relays", "wrong", "code", "line"),
+    [
+        ([], "undialable", 1, "note  wrong       it has figures"),
+        (["12D3a"], "undialable", 0, "-> docs/troubleshooting.md#undialable"),
+        (["12D3a"], "split", 1, "FAIL  wrong       it has figures"),
+    ],
+)
 def test_of_a_running_peer(
-    reachable: str, relays: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    relays: list[str],
+    wrong: str,
+    code: int,
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    reachable, problem = "no", Problem(wrong, "it has figures", help_of(wrong))
     reach = {"reachable": reachable, "v4": reachable, "v6": "unknown", "nat": "cone"}
     reach |= {"answers": 2, "observed": ["8.8.8.8"], "relays": relays}  # type: ignore[dict-item]
     address = "/ip4/192.168.1.5/tcp/31337/p2p/12D3KooWEC9aiTnm17ZpGvxQDHoxnTyZ8LecyEC3QhcfNr3Qs4Ur"
@@ -188,19 +201,22 @@ def test_of_a_running_peer(
     def status(*_: object) -> dict[str, object]:
         return {
             "address": address,
+            "address_from": "command line",
             "reachable_from": "this network",
             "reach": reach,
             "peers": [1],
             "state": "training",
             "doing": "training",
+            "problems": [asdict(problem)],
         }
 
     monkeypatch.setattr(doctor, "told", status)
     monkeypatch.setattr(doctor, "machine_findings", lambda _: [])
     done = CliRunner().invoke(app, ["doctor", "--home", str(tmp_path)])
     assert done.exit_code == code, done.output
+    assert line in done.output
     assert "--announce 8.8.8.8:31337" in done.output
-    assert f"{address} (only reachable from this network)" in done.output
+    assert f"{address} (command line; only reachable from this network)" in done.output
 
 
 def test_this_machine_is_looked_at(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from peer.simulation.swarm import DEFAULT_MACHINE, identity_of, open_swarm
 from protocol.admission.statements import Verdict
 from protocol.errors import LocoError, Refused
 from protocol.membership.records import record_keys
+from protocol.names import short_id
 from protocol.outcomes import RefusalReason
 from protocol.run.sections import AdmissionSection
 from protocol.wire.content_messages import GetSpec, SpecReply
@@ -75,6 +76,9 @@ async def test_the_invited_train_together_and_a_stranger_is_told_why_it_may_not(
     async with open_swarm(1, private_spec(), tmp_path) as swarm:
         await founded(swarm)
         assert "--invite" in await refused(swarm, "x")
+        (problem,) = swarm["a"].report.status().problems
+        assert problem.name == "peer-refused"
+        assert short_id(swarm["x"].peer_id) in problem.words
         swarm.join("b", invitation(swarm))
         swarm.join("c", invitation(swarm, number=2))
         await swarm.finished("a", "b", "c")

@@ -1,6 +1,7 @@
 """What a peer counts of its own rounds."""
 
 from peer.facts import RECENT_ROUNDS, Facts
+from protocol.limits import MAX_MEMBERS
 from protocol.outcomes import SkipReason
 
 
@@ -22,3 +23,14 @@ def test_the_share_of_averaged_rounds_is_that_of_the_last_ones_alone():
         RECENT_ROUNDS,
         {SkipReason.NO_PARTNER: RECENT_ROUNDS},
     )
+
+
+def test_meetings_are_counted_by_partner_and_those_first_met_longest_ago_are_forgotten():
+    facts = Facts("me", 1)
+    for _ in range(2):
+        facts.count_meeting("partner", 0.5)
+    assert (facts.meetings["partner"].averages, facts.meetings["partner"].seconds) == (2, 1.0)
+    for number in range(MAX_MEMBERS):
+        facts.count_meeting(str(number), 1.0)
+    assert len(facts.meetings) == MAX_MEMBERS
+    assert "partner" not in facts.meetings

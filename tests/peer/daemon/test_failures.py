@@ -72,6 +72,10 @@ def test_a_failed_trainer_is_restarted_within_a_round(tmp_path, field, reason, s
             batch = toy_spec().training.batch_size
             expected = batch // 2 if reason == "out_of_memory" else batch
             assert started["micro_batch"] == expected
+            told = {problem.name: problem.words for problem in b.report.status().problems}
+            said = f"out of memory 1 times; it takes {expected} sequences at a time now, {batch}"
+            assert (said in told.get("memory-lowered", "")) == (reason == "out_of_memory")
+            assert ("loss-not-finite" in told) == (reason == "non_finite")
 
     fail()
 
@@ -84,6 +88,7 @@ async def test_failure_after_failure_ends_the_peer_and_nobody_else(tmp_path):
         await swarm.until(swarm["b"].ended.is_set)
         failure = swarm["b"].failure
         assert isinstance(failure, TrainingImpossible)
+        assert "trainer-dies" in [problem.name for problem in swarm["b"].report.status().problems]
         assert "signal 9" in str(failure)
         assert swarm["b"].facts.restarts == {"died": MAX_FAILURES_IN_A_ROW + 1}
         assert swarm["b"].network.statistics().open_streams == 0

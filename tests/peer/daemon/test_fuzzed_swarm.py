@@ -9,6 +9,7 @@ from existing import existing
 from bench.fuzzing.swarms import METHODS, FoundBug, Siege, besieged
 from peer.averaging.gossip.exchanges import Exchanges
 from peer.content.service import ContentService
+from peer.network.relay import Relay
 from protocol.errors import leaves
 
 pytestmark = pytest.mark.slow
@@ -34,11 +35,11 @@ def broken(*_: object) -> None:
 
 @pytest.mark.parametrize(
     ("where", "name"),
-    [(Exchanges, "answer"), (ContentService, "_send_piece")],
-    ids=["an exchange", "a piece of the corpus"],
+    [(Exchanges, "answer"), (ContentService, "_send_piece"), (Relay, "_reach")],
+    ids=["an exchange", "a piece of the corpus", "a relay"],
 )
 def test_a_planted_bug_is_found(tmp_path, monkeypatch, where, name):
     monkeypatch.setattr(where, name, broken)
     with pytest.raises(FoundBug, match="Volley") as found:
-        besieged(Siege("noloco", True, EXAMPLES, POOL, seed=2), tmp_path)
+        besieged(Siege("noloco", True, 2 * EXAMPLES, 2 * POOL), tmp_path)
     assert list(leaves(existing(found.value.__cause__))) == [PLANTED]

@@ -9,6 +9,7 @@ from swarm_worlds import simulated, start, toy_spec
 from peer.daemon.report import REPEAT_S, SAY_EVERY_S, Console
 from peer.facts import PeerState
 from peer.observe.events import EventLog
+from peer.observe.history import MOST_POINTS
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import open_swarm
 from peer.training.simulated import SimulatedSpeed
@@ -96,3 +97,25 @@ async def test_what_is_waited_for_is_said_again(tmp_path):
         assert joiner.facts.state is PeerState.CONNECTING
         assert len(lines_of(stream, "cannot reach")) >= 3
         nursery.cancel_scope.cancel()
+
+
+@simulated()
+async def test_a_run_leaves_its_curve(tmp_path):
+    async with open_swarm(1, toy_spec(40), tmp_path) as swarm, trio.open_nursery() as nursery:
+        await start(swarm, "a", "b")
+        nursery.start_soon(swarm["a"].report.keep_history)
+        await swarm.finished()
+        told = swarm["a"].report.snapshot(history=True)
+        met = swarm["a"].facts.meetings[swarm["b"].peer_id]
+        nursery.cancel_scope.cancel()
+    steps = [step for step in told["history"]["step"] if step]
+    assert len(told["history"]["step"]) < MOST_POINTS
+    assert steps == sorted(steps)
+    assert steps[-1] > 700
+    assert max(filter(None, told["history"]["received_bytes_per_s"])) > 0
+    assert told["history"]["best_loss"][-1] <= told["history"]["peers_loss"][-1]
+    (peer,) = told["peers"]
+    assert peer["averages"] == met.averages > 10
+    assert peer["average_s"] == pytest.approx(met.seconds / met.averages)
+    assert "linked with" in " ".join(told["log"])
+    assert "history" not in swarm["a"].report.snapshot(history=False)

@@ -12,7 +12,6 @@ import psutil
 import pytest
 import trio
 from directory_worlds import ADDRESS, eventually, is_up, real_world
-from hypothesis import strategies as st
 
 from peer.network import directory as directory_module
 from peer.network.conversation import Conversation
@@ -29,9 +28,7 @@ from protocol.wire.directory_messages import (
     RecordKept,
     RecordsFound,
 )
-from protocol.wire.fields import Message
-from protocol.wire.frames import encode_frame
-from protocol.wire.messages import Refusal, encode_message
+from protocol.wire.messages import Refusal
 from protocol.wire.versions import DIRECTORY
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
@@ -137,18 +134,20 @@ async def test_a_dictionary_of_colliding_keys_holds_nobody_up(world, num_bytes):
         await hostile.network.open_stream(honest.peer_id, "LocoDirectoryV1.rpc_store")
 
 
-async def test_drawn_questions_end_neither_node_nor_daemon(world):
-    from bench.fuzzing.headers import with_damage  # they import torch
-    from bench.fuzzing.shots import drawn
+async def test_drawn_questions_and_answers_end_neither_node_nor_daemon(tmp_path_factory):
+    from bench.fuzzing.directories import besieged_directory  # it imports torch
 
-    honest, hostile = await world.peer(1), await world.peer(2)
-    value = await honest.announce(KEY)
-    kinds: list[type[Message]] = [FindRecords, KeepRecord, RecordsFound, RecordKept]
-    for message, damaged in drawn(st.one_of(*map(with_damage, kinds)), 60, number=1):
-        for header in (encode_message(message), damaged):
-            await thrown(hostile.network, honest.peer_id, encode_frame(header))
-    assert (await honest.directory.get(KEY))[honest.peer_id] == value
-    assert honest.directory.restarts == 0
+    fired = await besieged_directory(tmp_path_factory.mktemp("f"), examples=15, pool=20, seed=1)
+    assert fired.total() > 60
+
+
+async def test_a_planted_bug_of_the_directory_is_found(tmp_path_factory, monkeypatch):
+    from bench.fuzzing.directories import besieged_directory
+    from bench.fuzzing.swarms import FoundBug
+
+    monkeypatch.setattr(directory_module.HivemindDirectory, "_with_addresses", None)
+    with pytest.raises(FoundBug, match="Volley"):
+        await besieged_directory(tmp_path_factory.mktemp("f"), examples=2, pool=5, seed=1)
 
 
 async def test_a_node_keeps_valid_records_of_their_sender_alone(world):

@@ -55,6 +55,23 @@ async def test_what_is_charged_goes_before_whoever_waits(autojump_clock: MockClo
     assert trio.current_time() - began_s == pytest.approx(2.0 - BURST_S)
 
 
+async def test_the_load_is_what_the_line_carries_of_its_limits(autojump_clock: MockClock) -> None:
+    pacing, free = Pacing(BandwidthLimits(8.0)), Pacing(NO_LIMITS)
+    assert pacing.loads == (0.0, 0.0)
+
+    async def carry(share: float, seconds: int) -> float:
+        for _ in range(seconds):
+            for line in (pacing, free):
+                line.sent(B, int(share * 8 * MBIT / WIRE_FACTOR))
+            await trio.sleep(1.0)
+        return pacing.loads[0]
+
+    assert await carry(0.5, 600) == pytest.approx(0.5, abs=0.01)
+    assert await carry(1.0, 200) > 0.9, "long enough to be told"
+    assert await carry(0.0, 120) < 0.2
+    assert free.loads == (0.0, 0.0)
+
+
 async def test_another_rate_counts_at_once(autojump_clock: MockClock) -> None:
     bucket, began_s = Bucket(1.0), trio.current_time()
     bucket.charge(1000)

@@ -1,11 +1,9 @@
-"""The metrics: their exact names, and the page they are on."""
+"""The metrics: their exact names, and what they say."""
 
 from collections import Counter
-from functools import partial
 from typing import Any
 
 import pytest
-import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from peer.facts import (
@@ -20,19 +18,10 @@ from peer.facts import (
     RoundPhase,
     Spent,
 )
-from peer.observe.control import MAX_CONNECTIONS, MAX_REQUEST_BYTES
-from peer.observe.metrics import (
-    REFUSED_CONTRIBUTIONS,
-    EndpointUnavailable,
-    Metrics,
-    Now,
-    clients_of,
-    serve_metrics,
-)
+from peer.observe.metrics import REFUSED_CONTRIBUTIONS, Metrics, Now
+from peer.observe.problems import CONDITIONS, Problem
 from peer.observe.status import PeerStatus, Status
-from peer.options.values import HostPort
 from peer.runtime import NetworkStatistics
-from protocol.limits import ANSWER_S
 from protocol.membership.dial_back import Reach
 from protocol.membership.group import Group
 from protocol.outcomes import RefusalReason, SkipReason
@@ -83,6 +72,7 @@ NAMES = {
     "loco_directory_restarts_total",
     "loco_failed_streams_total",
     "loco_peer_faults_total",
+    "loco_problem",
     "loco_checkpoints_total",
     "loco_checkpoint_age_seconds",
     "loco_audits_total",
@@ -161,6 +151,7 @@ def full() -> Now:
             PeerStatus("12D3a", PeerState.TRAINING, rtt_s=0.25),
             PeerStatus("12D3b", PeerState.TRAINING),
         ),
+        problems=(Problem("split", "two", "troubleshooting.md#split"),),
     )
     return Now(facts, status, CARRIED, 100.5)
 
@@ -205,6 +196,12 @@ def test_what_the_daemon_supervises() -> None:
     assert found["loco_p2pd_restarts_total",] == 1
     assert found["loco_directory_restarts_total",] == 2
     assert found["loco_failed_streams_total",] == 4
+
+
+def test_what_is_wrong_is_one_and_all_else_zero() -> None:
+    found = samples(Metrics(full, version="1"))
+    told = {key[1]: value for key, value in found.items() if key[0] == "loco_problem"}
+    assert told == {f"name={name}": float(name == "split") for name in CONDITIONS}
 
 
 def test_how_far_the_run_is() -> None:
@@ -304,128 +301,3 @@ def test_durations_fall_into_their_buckets() -> None:
 def test_every_metric_explains_itself() -> None:
     for family in Metrics(full, version="1").registry.collect():
         assert family.documentation.endswith("."), family.name
-
-
-# --- the page -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-async def port(nursery: trio.Nursery) -> int:
-    metrics = Metrics(full, version="1")
-    where, known = HostPort("127.0.0.1", 0), ["peer.example.org"]
-    serve = partial(serve_metrics, where, metrics.render, metrics.content_type, known)
-    url = await nursery.start(serve)
-    assert url.startswith("http://127.0.0.1:")
-    assert url.endswith("/metrics")
-    return int(url.rsplit(":", 1)[1].removesuffix("/metrics"))
-
-
-async def fetch(port: int, request: bytes) -> bytes:
-    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
-        await stream.send_all(request)
-        answer = b""
-        async for chunk in stream:
-            answer += chunk
-        return answer
-
-
-async def test_the_page_is_served(port: int) -> None:
-    answer = await fetch(port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
-    assert b"Content-Type: text/plain; version=0.0.4" in head
-    assert f"Content-Length: {len(body)}".encode() in head
-    assert b"loco_tokens_total 1000.0\n" in body
-
-
-async def test_monitors_that_ask_for_the_head_get_it_alone(port: int) -> None:
-    answer = await fetch(port, b"HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
-    assert answer.endswith(b"\r\n\r\n")
-    assert b"Content-Length: 0" not in answer
-    elsewhere = await fetch(port, b"HEAD / HTTP/1.1\r\n\r\n")
-    assert elsewhere.startswith(b"HTTP/1.1 404")
-    assert elsewhere.endswith(b"\r\n\r\n")
-
-
-@pytest.mark.parametrize(
-    ("request_bytes", "status"),
-    [
-        (b"GET /metrics?x=1 HTTP/1.0\r\n\r\n", b"200"),
-        (b"GET / HTTP/1.1\r\n\r\n", b"404"),
-        (b"GET /metrics/../etc HTTP/1.1\r\n\r\n", b"404"),
-        (b"POST /metrics HTTP/1.1\r\n\r\n", b"405"),
-        (b"GET /metrics HTTP/1.1\r\nHost: 192.0.2.1:9464\r\n\r\n", b"200"),
-        (b"GET /metrics HTTP/1.1\r\nHost: [::1]:9464\r\n\r\n", b"200"),
-        (b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", b"200"),
-        (b"GET /metrics HTTP/1.1\r\nHost: peer-1:9464\r\n\r\n", b"200"),
-        (b"GET /metrics HTTP/1.1\r\nhost:Peer.Example.org:9464\r\n\r\n", b"200"),
-        (b"GET /metrics HTTP/1.1\r\nHost: rebound.example.net:9464\r\n\r\n", b"421"),
-        (b"GET /metrics HTTP/1.1\r\nhost:127.0.0.1.example.net\r\n\r\n", b"421"),
-        (b"GET /metrics HTTP/1.1\r\nHost: com.\r\n\r\n", b"421"),
-        (b"GET /metrics HTTP/1.1\r\nHost: x\r\nX: y\r\nHost: a.net\r\n\r\n", b"421"),
-        (b"nonsense\r\n\r\n", b"400"),
-        (b"GET /metrics SMTP\r\n\r\n", b"400"),
-        (b"\x00\xff" * 20 + b"\r\n\r\n", b"400"),
-        (b"GET /metrics HTTP/1.1\r\nX: " + b"x" * MAX_REQUEST_BYTES, b"431"),
-    ],
-)
-async def test_other_requests_are_told_so(port: int, request_bytes: bytes, status: bytes) -> None:
-    assert (await fetch(port, request_bytes)).split(b" ")[1] == status
-    assert b"200 OK" in await fetch(port, b"GET /metrics HTTP/1.1\r\n\r\n")
-
-
-async def test_who_goes_away_harms_nobody(port: int) -> None:
-    stream = await trio.open_tcp_stream("127.0.0.1", port)
-    await stream.send_all(b"GET /met")
-    await stream.aclose()
-    assert b"200 OK" in await fetch(port, b"GET /metrics HTTP/1.1\r\n\r\n")
-
-
-async def test_a_port_that_is_taken_is_said(port: int) -> None:
-    with pytest.raises(EndpointUnavailable, match=f"127.0.0.1:{port}.*--metrics"):
-        await serve_metrics(HostPort("127.0.0.1", port), bytes, "text/plain")
-
-
-class SilentClient:
-    """A connection that sends nothing."""
-
-    closed = False
-
-    async def receive_some(self) -> bytes:
-        await trio.sleep_forever()
-        return b""
-
-    async def aclose(self) -> None:
-        self.closed = True
-
-
-async def test_who_says_nothing_is_cut_off(autojump_clock) -> None:
-    client: Any = SilentClient()
-    clients = clients_of(bytes, "text/plain")
-    before = trio.current_time()
-    await clients.answer(client)
-    assert trio.current_time() - before == pytest.approx(ANSWER_S)
-    assert client.closed
-
-
-async def test_connections_are_bounded(autojump_clock) -> None:
-    server = clients_of(bytes, "text/plain")
-    clients: list[Any] = [SilentClient() for _ in range(MAX_CONNECTIONS + 1)]
-    async with trio.open_nursery() as nursery:
-        for client in clients:
-            nursery.start_soon(server.answer, client)
-        await trio.sleep(ANSWER_S / 2)
-        assert [client.closed for client in clients].count(True) == 1
-
-
-async def test_a_page_that_cannot_be_made_is_an_error_page(nursery: trio.Nursery) -> None:
-    def broken() -> bytes:
-        raise RuntimeError("no numbers")
-
-    url = await nursery.start(serve_metrics, HostPort("127.0.0.1", 0), broken, "text/plain")
-    answer = await fetch(
-        int(url.rsplit(":", 1)[1].removesuffix("/metrics")), b"GET /metrics HTTP/1.1\r\n\r\n"
-    )
-    assert answer.startswith(b"HTTP/1.1 500")
-    assert b"no numbers" in answer

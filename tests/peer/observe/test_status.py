@@ -9,7 +9,16 @@ from existing import existing
 from rich.console import Console
 
 from peer.facts import RECENT_ROUNDS, PeerState, PipelineFacts, ReachFacts, Spent
-from peer.observe.status import Outcomes, PeerStatus, Status, duration, progress_line, render
+from peer.observe.problems import Problem
+from peer.observe.status import (
+    Outcomes,
+    PeerStatus,
+    Status,
+    duration,
+    health_of,
+    progress_line,
+    render,
+)
 from protocol.membership.dial_back import NatKind, Reach
 from protocol.outcomes import SkipReason
 from protocol.routing.measures import LinkTimes
@@ -60,6 +69,8 @@ FULL = Status(
             rtt_s=0.0125,
             step=4171,
             validation_loss=2.5,
+            averages=12,
+            average_s=0.25,
         ),
     ),
     metrics="http://127.0.0.1:1/metrics",
@@ -70,9 +81,14 @@ FULL = Status(
     codec="int8: daemon compiled, trainer plain: ImportError: no numba",
     reach=REACH,
     address="/ip4/192.168.1.5/tcp/1/p2p/12D3KooWaaaaaaaabbbbbbbb",
+    address_from="RunPod's environment",
     reachable_from="this network",
     doing="training [round 3]",
     since_s=12.4,
+    problems=(Problem("alone", "no other peer", "troubleshooting.md#alone"),),
+    up_s=7200.0,
+    price_per_hour=0.4,
+    seconds={"train": 7000.0, "exchange": 12.0},
 )
 
 
@@ -101,6 +117,8 @@ def test_json_has_exactly_these_keys() -> None:
                 "rtt_s": None,
                 "step": None,
                 "validation_loss": None,
+                "averages": 0,
+                "average_s": None,
             },
             {
                 "peer_id": "12D3KooWdddddddd",
@@ -109,6 +127,8 @@ def test_json_has_exactly_these_keys() -> None:
                 "rtt_s": 0.0125,
                 "step": 4171,
                 "validation_loss": 2.5,
+                "averages": 12,
+                "average_s": 0.25,
             },
         ],
         "metrics": "http://127.0.0.1:1/metrics",
@@ -119,9 +139,16 @@ def test_json_has_exactly_these_keys() -> None:
         "codec": "int8: daemon compiled, trainer plain: ImportError: no numba",
         "reach": REACH,
         "address": "/ip4/192.168.1.5/tcp/1/p2p/12D3KooWaaaaaaaabbbbbbbb",
+        "address_from": "RunPod's environment",
         "reachable_from": "this network",
         "doing": "training [round 3]",
         "since_s": 12.4,
+        "problems": [
+            {"name": "alone", "words": "no other peer", "help": "troubleshooting.md#alone"}
+        ],
+        "up_s": 7200.0,
+        "price_per_hour": 0.4,
+        "seconds": {"train": 7000.0, "exchange": 12.0},
     }
 
 
@@ -129,7 +156,15 @@ def test_unknown_is_null() -> None:
     tree = json.loads(json.dumps(Status().to_json()))
     assert tree["state"] == "starting"
     assert tree["outcomes"] == {"averaged": 0, "skipped": {}, "recent_share": None}
-    unknown = set(tree) - {"state", "outcomes", "peers", "microbatches", "amendments"}
+    unknown = set(tree) - {
+        "state",
+        "outcomes",
+        "peers",
+        "microbatches",
+        "amendments",
+        "problems",
+        "seconds",
+    }
     assert all(tree[name] is None for name in unknown)
 
 
@@ -161,14 +196,17 @@ def test_people_see_a_table() -> None:
         "12.5 ms",
         "2.2500",
         "trainer plain: ImportError: no numba",
+        "no other peer (docs/troubleshooting.md#alone)",
         "1.50 s, planned 1.25 s (plan cdcdcdcd)",
         "computing 25%, sending 50%, waiting 25%",
         "1:dddddddd (2x)",
         "dddddddd 40.0 + 2.5 ms",
         "no (IPv4 no, IPv6 unknown; router: cone); relayed by cccccccc; 1 peers through relays",
+        "0.80 so far, 0.84 at the end of the run (0.4 an hour)",
+        "http://127.0.0.1:1/  (in a terminal: loco-peer top)",
         "2.50% apart at the last average in this stage",
         "1, from round 14 (step 280) on: optimizer.learning_rate = 0.001",
-        "/ip4/192.168.1.5/tcp/1/p2p/12D3KooWaaaaaaaabbbbbbbb  (only reachable from this network)",
+        "bbbbbbbb  (RunPod's environment; only reachable from this network)",
     ):
         assert part in text
     assert "no_partner" not in text
@@ -199,6 +237,35 @@ def test_a_table_of_nothing_known() -> None:
     assert "starting" in stream.getvalue()
     assert "%" not in stream.getvalue()
     assert "inner steps" not in stream.getvalue()  # which a run says that does not leave it open
+
+
+# --- alive, or at work ----------------------------------------------------------------------------
+
+ALONE = replace(FULL, peers=())
+
+
+@pytest.mark.parametrize(
+    ("status", "founder", "works", "sentence"),
+    [
+        (FULL, False, True, "works: training: training [round 3] (12 s), other peers: 2"),
+        (ALONE, True, True, "works: training: training [round 3] (12 s), other peers: 0"),
+        (ALONE, False, False, "alive, but it trains alone, and others of its run are not linked"),
+        (replace(ALONE, state=PeerState.DOWNLOADING), False, True, "works: downloading"),
+        (replace(ALONE, state=PeerState.FINISHED), False, True, "works: finished"),
+        (replace(FULL, state=PeerState.PAUSED), False, True, "works: paused"),
+        *(
+            (replace(ALONE, state=state, doing="asking 192.0.2.1"), True, False, sentence)
+            for state in (PeerState.CONNECTING, PeerState.RETURNING)
+            for sentence in ["alive, but it has not found its run: asking 192.0.2.1 (12 s)"]
+        ),
+    ],
+)
+def test_a_peer_that_is_alive_may_not_work(
+    status: Status, founder: bool, works: bool, sentence: str
+) -> None:
+    found, told = health_of(status, founder=founder)
+    assert found == works
+    assert told.startswith(sentence)
 
 
 # --- the line that says how far the run is --------------------------------------------------------

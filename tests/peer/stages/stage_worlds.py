@@ -5,7 +5,7 @@ that what comes back tells through how many stages it has gone.
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
@@ -44,6 +44,7 @@ class PretendedTrainer:
     Attributes:
         codec: of its boundaries; None where nobody asks how large they are.
         fresh: what a microbatch begins as.
+        passed: boundaries that a relay has worked on, by leg.
     """
 
     codec: Codec | None = None
@@ -60,6 +61,7 @@ class PretendedTrainer:
         self.held = set()
         self.made = {}
         self.most_held = 0
+        self.passed = Counter[Leg]()
         self.came_back = []
         self.dropped = []
         self.steps = []
@@ -98,7 +100,11 @@ class PretendedTrainer:
     async def _pass(self, leg, number, slot, loss):
         boundary = self.changed(bytes(self.boundaries.slot(slot)), leg)
         await self.exchange.took(told.Freed(slot))
-        await trio.sleep(FORWARD_S if leg == Leg.FORWARD else BACKWARD_S)
+        await trio.sleep(BACKWARD_S if leg == Leg.BACKWARD else FORWARD_S)
+        self.passed[leg] += 1
+        if leg == Leg.SCORE:
+            await self._produce(leg, number, boundary, loss)
+            return False
         if leg == Leg.FORWARD:
             assert number not in self.held
             self.held.add(number)

@@ -25,6 +25,7 @@ from protocol.microbatch.trainer_messages import (
     Finish,
     Freed,
     GradientAdded,
+    Resend,
     StageCommand,
     Stepped,
 )
@@ -250,6 +251,52 @@ def test_a_microbatch_that_is_lost_is_left_out_of_the_mean():
     assert Begun(3) in path.events
     assert Stepped(2) in path.events
     assert not stages[0].compute._held
+
+
+class CheckedPath(Path):
+    """Has two copies of each microbatch produced when it has come to the loss, and scores them."""
+
+    def __init__(self, home, relays):
+        super().__init__(home, relays)
+        self.outputs = {}
+
+    def next_command(self, *, wait):
+        """A gradient takes its time: the copies are produced before it is back."""
+        late = [e for e in self._produced if e.leg == Leg.BACKWARD and self._lacks(e.number)]
+        for each in late:
+            self._produced.remove(each)
+        command = super().next_command(wait=wait)
+        self._produced.extend(late)
+        return command
+
+    def _lacks(self, number):
+        return len(self.outputs[number]) < 3
+
+    def _walk(self, produced):
+        if produced.leg == Leg.FORWARD and produced.number in self.outputs:
+            boundary = self.home.coder.read(self.home.ring.slot(produced.slot))
+            for relay in self.relays:
+                boundary = relay.compute.score_through(boundary)
+            self.outputs[produced.number].append(boundary)
+            self._commands.append(Freed(produced.slot))
+            return
+        super()._walk(produced)
+        if produced.leg == Leg.FORWARD:
+            (slot,) = [each.slot for each in self._commands if isinstance(each, Filled)]
+            self.outputs[produced.number] = [self.home.coder.read(self.home.ring.slot(slot))]
+            self._commands += [Resend(produced.number)] * 2
+
+
+def test_copies_for_a_check_are_what_set_out_and_change_no_gradient():
+    plain, checked = ([Stage(run_spec(), stage) for stage in range(STAGES)] for _ in range(2))
+    data_peer(plain[0], Path(plain[0], plain[1:])).step(blocks(), 1e-3)
+    path = CheckedPath(checked[0], checked[1:])
+    data_peer(checked[0], path).step(blocks(), 1e-3)
+    assert [len(outputs) for outputs in path.outputs.values()] == [3, 3, 3]
+    for original, *copies in path.outputs.values():
+        assert all(torch.allclose(original, copy) for copy in copies)
+    theirs = gradients(checked)
+    assert all(torch.allclose(each, theirs[name]) for name, each in gradients(plain).items())
 
 
 def test_a_step_without_any_gradient_moves_nothing():

@@ -1,0 +1,101 @@
+"""Notices of a cloud that takes its machine away: a peer that hears one leaves in time.
+
+Each cloud tells the machine itself, and nobody else, through its metadata service. AWS says it two
+minutes before, GCP 30 seconds, Azure in an event that names the time. Nothing answers for years,
+and an answer is short, so it is asked in a thread, and every few seconds.
+
+A service that does not answer takes nobody away: it is asked again.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from typing import Final
+
+import trio
+
+from peer.options.values import Cloud, HostPort, Notices
+from protocol.errors import LocoError
+from protocol.limits import MAX_SPEC_BYTES
+
+ASK_EVERY_S: Final = 5.0
+ANSWER_S: Final = 2.0
+Ask = Callable[[str, str, Mapping[str, str]], tuple[int, bytes]]
+"""Method, path and headers to the status and the body. Raises OSError."""
+
+
+class NoAnswer(LocoError): ...
+
+
+def _aws(ask: Ask) -> bool:
+    lasts = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
+    _, token = ask("PUT", "/latest/api/token", lasts)
+    given = {"X-aws-ec2-metadata-token": token.decode(errors="replace").strip()}
+    status, _ = ask("GET", "/latest/meta-data/spot/instance-action", given)
+    return status == HTTPStatus.OK
+
+
+def _gcp(ask: Ask) -> bool:
+    path = "/computeMetadata/v1/instance/preempted"
+    _, body = ask("GET", path, {"Metadata-Flavor": "Google"})
+    return body.strip() == b"TRUE"
+
+
+def _azure(ask: Ask) -> bool:
+    path = "/metadata/scheduledevents?api-version=2020-07-01"
+    _, body = ask("GET", path, {"Metadata": "true"})
+    try:
+        return any(event["EventType"] == "Preempt" for event in json.loads(body)["Events"])
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+ASKED: Final[Mapping[Cloud, Callable[[Ask], bool]]] = {
+    Cloud.AWS: _aws,
+    Cloud.GCP: _gcp,
+    Cloud.AZURE: _azure,
+}
+
+
+def _ask(where: HostPort, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
+    from http.client import HTTPConnection, HTTPException  # here: few peers ask
+
+    connection = HTTPConnection(where.host, where.port, timeout=ANSWER_S)
+    try:
+        connection.request(method, path, headers=dict(headers))
+        answer = connection.getresponse()
+        return answer.status, answer.read(MAX_SPEC_BYTES)
+    except HTTPException as error:
+        raise OSError(f"no answer of HTTP: {error!r}") from error
+    finally:
+        connection.close()
+
+
+@dataclass(slots=True)
+class Watch:
+    """Asks one cloud's metadata service."""
+
+    notices: Notices
+
+    async def is_taken_away(self) -> bool:
+        """Raises NoAnswer."""
+        asked = partial(ASKED[self.notices.cloud], partial(_ask, self.notices.where))
+        try:
+            return await trio.to_thread.run_sync(asked, abandon_on_cancel=True)
+        except OSError as error:
+            raise NoAnswer(f"{self.notices.where}: {error}") from error
+
+    async def wait(self, tell_silent: Callable[[str], None]) -> None:
+        """Return when the machine is taken away; say once that nothing answers."""
+        was_told = False
+        while True:
+            try:
+                if await self.is_taken_away():
+                    return
+            except NoAnswer as error:
+                if not was_told:
+                    tell_silent(str(error))
+                was_told = True
+            await trio.sleep(ASK_EVERY_S)
