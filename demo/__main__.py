@@ -1,4 +1,4 @@
-"""`python -m demo [--out DIR] [--seed N] [--json]`."""
+"""`python -m demo [--out DIR] [--seed N] [--device DEVICE] [--json]`."""
 
 import argparse
 import json
@@ -30,7 +30,7 @@ CODES: Final = {
 def main() -> ExitCode:
     """Run the demo. Returns the exit status, a failure where the four lose to the one."""
     options = _options()
-    plan = Plan(seed=options.seed, steps=options.steps, method=options.method)
+    plan = Plan(options.seed, options.steps, options.method, options.device)
     try:
         with demo_folder(options.out):
             return trio.run(_until_signalled, plan, options.out, options.json)
@@ -55,6 +55,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of weights, data order and pairing")
     parser.add_argument("--steps", type=int, help="inner steps of the swarm's run")
     parser.add_argument("--method", choices=METHODS, default=METHODS[0], help="of averaging")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N, for all peers")
     parser.add_argument("--json", action="store_true", help="print summary.json on stdout")
     return parser.parse_args()
 

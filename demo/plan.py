@@ -52,11 +52,13 @@ class Plan:
         seed: of the weights, the data's order and the pairing.
         steps: nominal inner steps of the swarm's run; None are the method's.
         method: how the swarm averages; `pipeline` averages in pairs, stage by stage.
+        device: that all peers compute on.
     """
 
     seed: int = 0
     steps: int | None = None
     method: str = METHODS[0]
+    device: str = "cpu"
 
     @property
     def total_steps(self) -> int:

@@ -32,7 +32,7 @@ async def play(plan: Plan, folder: Path, view: View) -> Summary:
     swarm, ended = await _train_swarm(plan, folder, view)
     tokens = median_tokens(ended)
     view.say(f"the swarm is done; now one peer alone, {tokens:,} tokens like the median peer")
-    lone, alone = await train_alone(plan.lone_spec(tokens), folder, view)
+    lone, alone = await train_alone(plan.lone_spec(tokens), folder, view, device=plan.device)
     summary = Summary(ended, alone, plan.sends_per_round, lone.events.validation)
     (folder / SUMMARY).write_text(json.dumps(summary.to_json(), indent=2) + "\n")
     _picture(swarm, lone, folder / PICTURE)
@@ -45,7 +45,7 @@ async def _train_swarm(
     spec = plan.swarm_spec()
     run_toml = folder / "swarm.toml"
     run_toml.write_text(to_toml(spec))
-    async with open_peers(folder) as peers:
+    async with open_peers(folder, plan.device) as peers:
         view.say("starting the first peer ...")
         swarm = [await peers.start("peer-1", ["start", str(run_toml)])]
         address = swarm[0].ready["addresses"][0]
@@ -66,7 +66,7 @@ async def _join(peers: Peers, name: str, address: str, swarm: list[RunningPeer])
 
 
 async def train_alone(
-    spec: RunSpec, folder: Path, view: View, threads: int = LONE_THREADS
+    spec: RunSpec, folder: Path, view: View, threads: int = LONE_THREADS, device: str = "cpu"
 ) -> tuple[RunningPeer, Finished]:
     """Run one peer alone to the end of this run, in a home below `folder`.
 
@@ -75,7 +75,7 @@ async def train_alone(
     """
     run_toml = folder / "alone.toml"
     run_toml.write_text(to_toml(spec))
-    async with open_peers(folder) as peers:
+    async with open_peers(folder, device) as peers:
         lone = await peers.start("alone", ["start", str(run_toml)], threads)
         readings = await _watch("one peer alone", [lone], 1, spec.training.total_steps, view)
     return lone, _finished(readings[0], lone)

@@ -68,8 +68,9 @@ class RunningPeer:
 class Peers:
     """Starts peers, and ends them all together. Use `open_peers`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: str) -> None:
         self._folder = folder
+        self._device = device
         self._keepers: list[trio.Process] = []
 
     async def start(self, name: str, command: Sequence[str], threads: int = 1) -> RunningPeer:
@@ -81,7 +82,7 @@ class Peers:
         home = Home(self._folder / name)
         log = self._folder / f"{name}.log"
         arguments = [*command, "--home", str(home.root), "--listen", "127.0.0.1:0"]
-        arguments += ["--threads", str(threads), "--device", "cpu", "--json-ready"]
+        arguments += ["--threads", str(threads), "--device", self._device, "--json-ready"]
         arguments += ["--grace", str(PEER_GRACE_S)]
         with log.open("wb") as stderr:
             process = await self._keep([str(console_script()), *arguments], stderr)
@@ -135,9 +136,9 @@ async def _ready_line(peer: RunningPeer) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def open_peers(folder: Path) -> AsyncIterator[Peers]:
+async def open_peers(folder: Path, device: str = "cpu") -> AsyncIterator[Peers]:
     """Peers with homes in `folder`, gone when the block ends."""
-    peers = Peers(folder)
+    peers = Peers(folder, device)
     try:
         yield peers
     finally:

@@ -128,7 +128,7 @@ async def choose_stage(
     alive = ports.roster.alive(trio.current_time())
     return ChosenStage(
         stage,
-        has_holders=bool(company.holders()[stage]),
+        has_holders=not {*company.holders()[stage]} <= {*company.newcomers()},
         is_trained=any(member.progress.step for member in alive),
     )
 

@@ -297,7 +297,8 @@ class ChosenStage:
     """The stage of a pipeline that we are to hold.
 
     Attributes:
-        has_holders: whether others hold it, or are about to.
+        has_holders: whether others have begun with it. Of newcomers that choose it together each
+            begins with the same first weights: if they waited for each other, none would begin.
     """
 
     stage: int

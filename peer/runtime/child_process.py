@@ -118,6 +118,8 @@ class ChildProcess:
             self._stderr.close()
 
     def _last_words(self) -> str:
+        if self._stderr.closed:
+            return ""  # whoever still waits to send outlives `aclose` by a moment
         size_bytes = self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, size_bytes - MAX_FAILURE_CHARS))
         said = self._stderr.read().decode(errors="replace").strip()

@@ -50,7 +50,12 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
+OUT_OF_MEMORY: Final = ("can't allocate memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
+"""Words of torch's CPU allocator, of CUDA where torch's own allocator was not asked (a context,
+pinned memory), and of CUDA's libraries, which take memory of their own."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)

@@ -98,10 +98,14 @@ def cpu_micro_batch(start: int, sequence_bytes: int) -> int:
 
 
 def fit_micro_batch(stepper: Stepper, blocks_BT: npt.NDArray[np.int64]) -> None:
-    """Halve the micro-batch until one whole step runs. Raises torch's error if none does."""
+    """Halve the micro-batch until whole steps run. Raises torch's error if none does.
+
+    The first step makes the optimizer's moments; the second must fit beside them.
+    """
     while True:
         try:
-            _seconds_of_step(stepper, blocks_BT)
+            for _ in range(2):
+                _seconds_of_step(stepper, blocks_BT)
             return
         except RuntimeError as error:
             if not is_out_of_memory(error) or stepper.micro_batch == 1:

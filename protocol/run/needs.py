@@ -12,7 +12,7 @@ its share of a pipeline):
     line       one vector of codes for each average; with rounds by the line what fills the line
 
 The constants fit the memory of three runs on a CPU, and a fourth came within a tenth
-(docs/planning.md). On a GPU nothing was measured; what the CUDA libraries take is a guess.
+(docs/planning.md). On one GPU, in bf16, the estimate was 1.5 times too high.
 
 Training state is counted in fp32: weights, gradient and two moments of each parameter; Muon keeps
 one moment of the matrices of the blocks. Figures of the disk are upper bounds.
@@ -159,7 +159,7 @@ DAEMON_BYTES: Final = 320 << 20
 TRAINER_BYTES: Final = 360 << 20
 """Interpreter, libraries and p2pd, measured on a CPU; pages that are shared count once."""
 CUDA_BYTES: Final = 2 << 30
-"""Memory of the host for CUDA's libraries; a guess, for nothing was measured on a GPU."""
+"""Memory of the host for CUDA's libraries; a guess that fitted one GPU's host to a tenth."""
 CUDA_CONTEXT_BYTES: Final = 600 << 20
 """Memory of the GPU before anything is put there; a guess, too."""
 WITH_BACKWARD: Final = 1.5

@@ -8,7 +8,7 @@ from training_worlds import VOCABULARY, tiny_spec
 
 from peer.training.device import Precision
 from peer.training.model import FlatModel, empty_module, initial_module
-from peer.training.optimizer import AdamW, Fp32Muon, inner_optimizer
+from peer.training.optimizer import AdamW, Muon, inner_optimizer
 from protocol.run.sections import MuonSection, OptimizerSection
 
 CPU = torch.device("cpu")
@@ -131,12 +131,32 @@ def test_a_checkpoint_of_a_gpu_goes_on_on_a_cpu():
     assert (ends[0] - ends[1]).norm() < 0.05 * (ends[0] - start).norm()
 
 
-@pytest.mark.parametrize(("precision", "muon"), [("fp32", Fp32Muon), ("bf16", torch.optim.Muon)])
-def test_it_iterates_in_the_precision_of_the_forward_pass(precision, muon):
+@pytest.mark.parametrize("precision", DTYPES)
+def test_it_iterates_in_the_precision_of_the_forward_pass(precision):
     model = FlatModel(empty_module(tiny_spec(), VOCABULARY), CPU)
-    optimizer = inner_optimizer(model, spec_with().optimizer, precision)
-    kinds = [type(part.optimizer) for part in optimizer._parts]
-    assert kinds == [AdamW, muon]
+    _, muon = inner_optimizer(model, spec_with().optimizer, precision)._parts
+    assert isinstance(muon.optimizer, Muon)
+    assert muon.optimizer.dtype == DTYPES[precision]
+
+
+@pytest.mark.parametrize("most_together", [1 << 24, 600])
+def test_matrices_of_one_shape_go_together_on_a_gpu(monkeypatch, most_together):
+    """As on a CPU, but for rounding, whether all or a few at a time."""
+    spec, ends = spec_with(), []
+    for together in (0, most_together):
+        model = FlatModel(initial_module(spec, VOCABULARY), CPU)
+        optimizer = inner_optimizer(model, spec.optimizer, "fp32")
+        muon = optimizer._parts[1].optimizer
+        assert isinstance(muon, Muon)
+        monkeypatch.setattr(muon, "_most_together", together)
+        batches = [len(each) for each in muon._batches(muon.param_groups[0]["params"])]
+        assert sum(batches) == 14
+        assert (max(batches) > 1) == (together > 0)
+        for seed in range(3):
+            gradients_of(model, seed)
+            optimizer.step(RATE)
+        ends.append(model.theta_P)
+    torch.testing.assert_close(*ends, rtol=0, atol=1e-6)
 
 
 def test_the_matrices_of_the_blocks_are_views_and_all_else_is_adamws():
@@ -168,7 +188,7 @@ def test_the_run_spec_chooses():
     model = FlatModel(empty_module(tiny_spec(), VOCABULARY), CPU)
     for section, chosen in (
         (tiny_spec().optimizer, [AdamW]),
-        (spec_with().optimizer, [AdamW, Fp32Muon]),
+        (spec_with().optimizer, [AdamW, Muon]),
     ):
         parts = inner_optimizer(model, section, "fp32")._parts
         assert [type(part.optimizer) for part in parts] == chosen

@@ -11,6 +11,7 @@ import torch
 
 from peer.codec import get_codec
 from peer.training.corpus.blocks import Corpus
+from peer.training.device import Precision
 from peer.training.fragments import FragmentDeltas, FragmentSnapshots, regions_of, values_of
 from peer.training.loop import InnerLoop
 from peer.training.messages import Load, RoundClosed, Said, Stop, TrainerCommand, TrainRound
@@ -28,6 +29,7 @@ from protocol.run.run_spec import (
 from protocol.run.sections import OptimizerSection
 from protocol.trainer_messages import ONE_CHUNK, Merge
 
+CPU = torch.device("cpu")
 VOCABULARY = 32
 INNER_STEPS = 4
 MEMBERS = (("me", 1),)
@@ -64,7 +66,7 @@ class World:
 
     @property
     def theta(self) -> npt.NDArray[Any]:
-        return self.model.theta_P.numpy()
+        return self.model.theta_P.cpu().numpy()
 
     def decoded(self) -> npt.NDArray[Any]:
         """The whole model, as it was sent last."""
@@ -74,14 +76,16 @@ class World:
         return out
 
 
-def build_world(spec: RunSpec, micro_batch: int = 4) -> World:
+def build_world(
+    spec: RunSpec, micro_batch: int = 4, device: torch.device = CPU, precision: Precision = "fp32"
+) -> World:
     torch.set_num_threads(1)
-    model = FlatModel(initial_module(spec, VOCABULARY), torch.device("cpu"))
-    slow = model.theta_P.numpy().copy()
+    model = FlatModel(initial_module(spec, VOCABULARY), device)
+    slow = model.theta_P.cpu().numpy().copy()
     slow_P = torch.from_numpy(slow)
     regions = CodeRegions(-1, regions_of(spec, model.layout), writable=True)
-    optimizer = inner_optimizer(model, spec.optimizer, "fp32")
-    stepper = Stepper(model, optimizer, "fp32", micro_batch)
+    optimizer = inner_optimizer(model, spec.optimizer, precision)
+    stepper = Stepper(model, optimizer, precision, micro_batch)
     values = values_of(spec, model, slow_P, regions)
     return World(spec, tiny_corpus(spec), model, stepper, values, slow, regions)
 

@@ -138,6 +138,21 @@ async def test_a_newcomer_looks_again_who_has_chosen_with_it(autojump_clock):
     assert parts.facts.group == Group(swarm.run_id, part_of_stage(0)).digest
 
 
+async def test_newcomers_that_choose_one_stage_together_do_not_wait_for_each_other(autojump_clock):
+    spec = RunSpec(pipeline=PipelineSection(stages=2))
+    chosen = []
+    for own, other in (("b", "c"), ("c", "b")):
+        swarm: Any = Swarm(spec)
+        parts = parts_of(swarm)
+        parts.facts = Facts(own, 1)
+        for peer_id, stage, state in (("a", 0, "training"), (other, 1, "downloading")):
+            group = Group(swarm.run_id, part_of_stage(stage)).digest
+            progress = Progress(state, group=group)
+            parts.roster.heard(trio.current_time(), peer_id, 1, progress=progress)
+        chosen.append(await choose_stage(parts, spec, swarm.run_id, given=1))
+    assert chosen == [ChosenStage(1, has_holders=False, is_trained=False)] * 2
+
+
 @pytest.mark.parametrize(("stage", "has_holders"), [(1, True), (2, False)])
 async def test_a_newcomer_takes_the_stage_that_it_was_given(autojump_clock, stage, has_holders):
     spec = RunSpec(pipeline=PipelineSection(stages=4))

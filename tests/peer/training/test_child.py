@@ -45,6 +45,8 @@ class FakeChannel(SocketChannel):
         (torch.OutOfMemoryError("CUDA out of memory"), "out_of_memory"),
         (MemoryError(), "out_of_memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"), "out_of_memory"),
+        (torch.AcceleratorError("CUDA error: out of memory"), "out_of_memory"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), "out_of_memory"),
         (NonFinite("loss is nan"), "non_finite"),
         (torch.AcceleratorError("CUDA error: busy"), "error"),
         (RuntimeError("shape"), None),
@@ -92,23 +94,27 @@ def test_a_model_that_cannot_be_made_is_told(monkeypatch, capsys):
 
 
 class FullDevice(Stepper):
-    """A stepper on a device that holds two sequences."""
+    """A stepper on a device that holds two sequences, or fewer beside moments."""
 
-    def __init__(self, micro_batch, room=2):
-        self.micro_batch, self.room = micro_batch, room
+    def __init__(self, micro_batch, room=2, beside_moments=2):
+        self.micro_batch, self.room, self.beside_moments = micro_batch, room, beside_moments
         self.tried: list[int] = []
 
     def step(self, blocks_BT, learning_rate):
         self.tried.append(self.micro_batch)
         if self.micro_batch > self.room:
             raise torch.OutOfMemoryError("full")
+        self.room = self.beside_moments  # the first step has made them
         return type("Result", (), {"loss": 0.0})
 
 
 def test_the_dry_run_halves_until_it_fits():
     stepper = FullDevice(16)
     fit_micro_batch(stepper, BLOCKS_BT)
-    assert stepper.tried == [16, 8, 4, 2]
+    assert stepper.tried == [16, 8, 4, 2, 2]
+    stepper = FullDevice(4, room=4, beside_moments=1)
+    fit_micro_batch(stepper, BLOCKS_BT)
+    assert stepper.tried == [4, 4, 2, 1, 1]
     with pytest.raises(torch.OutOfMemoryError):
         fit_micro_batch(FullDevice(4, room=0), BLOCKS_BT)
 

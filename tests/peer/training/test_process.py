@@ -27,6 +27,7 @@ from peer.training.messages import (
     Load,
     Ready,
     RoundClosed,
+    Stop,
     TrainerSettings,
     TrainRound,
 )
@@ -134,6 +135,16 @@ async def test_it_learns_and_says_why_it_refuses(corpus, optimizer):
         assert (failed.reason, "in_flight=False" in failed.detail) == ("error", True)
         with pytest.raises(TrainerDied, match="exited with 1"):
             await trainer.receive()
+
+
+async def test_who_sends_to_one_that_ended_and_was_closed_is_told_that_it_is_gone(corpus):
+    async with _trainer(_settings(corpus)) as (trainer, _):
+        await trainer.send(Stop())
+        with pytest.raises(TrainerDied, match="exited with 0"):
+            while True:
+                await trainer.receive()
+    with pytest.raises(TrainerDied, match="exited with 0"):
+        await trainer.send(Load())
 
 
 async def _stopped_in_mid_write(trainer, region, before):
