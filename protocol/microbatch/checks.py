@@ -24,7 +24,8 @@ Rules
      relays together always.
   6. One that is left out is used again after a pause, which is twice as long each time; at once
      where its stage has nobody else.
-  7. Two relays differ, and nobody can say which is odd: it is told, and nothing follows.
+  7. Of two relays nobody can say which is odd. So a stage of two is not checked; where one copy of
+     two is lost, it is told that the others differ, and nothing follows.
 
 Not seen: lies within the bound; lies of most relays of a stage; lies in gradients. To compare those
 a second relay would have to compute one, and would add it.
@@ -142,7 +143,8 @@ class Checks:
         self, microbatch: Microbatch, path: Path, relays: Relays
     ) -> tuple[Check, list[Path]] | None:
         """Whether a microbatch is checked, and over which paths its copies set out."""
-        places = [i for i, stage in enumerate(path.stages) if len(relays[stage - 1]) > 1]
+        numbers = [len(relays[stage - 1]) for stage in path.stages]
+        places = [i for i, number in enumerate(numbers) if number > COPIES]
         if self._seed is None or not places:
             return None
         draws = Draws(f"{self._seed}/{microbatch.iteration}/{microbatch.index}")
@@ -150,11 +152,12 @@ class Checks:
             return None
         place = draws.of(places)
         others = [each for each in relays[path.stages[place] - 1] if each != path.relays[place]]
-        chosen = [others.pop(draws.below(len(others))) for _ in range(min(COPIES, len(others)))]
-        companions = frozenset(path.relays[i] for i in places if i != place)
+        chosen = [others.pop(draws.below(len(others))) for _ in range(COPIES)]
+        replaceable = (i for i, number in enumerate(numbers) if number > 1 and i != place)
+        companions = frozenset(path.relays[i] for i in replaceable)
         before, after = path.relays[:place], path.relays[place + 1 :]
         copies = [replace(path, relays=(*before, other, *after)) for other in chosen]
-        return Check(path, place, companions, 1 + len(copies)), copies
+        return Check(path, place, companions, 1 + COPIES), copies
 
     def judge(self, check: Check, distances: Sequence[float], now_s: float) -> Differing | None:
         """Judge the outputs of a check by the distances of all pairs."""

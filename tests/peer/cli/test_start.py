@@ -271,12 +271,18 @@ def test_pieces_of_the_corpus_take_a_quarter_of_what_is_free_unless_more_is_allo
     assert most(allowed)(0) == 50 * GB
 
 
+PAGE = "http://127.0.0.1:1/"
+WATCHED = SimpleNamespace(metrics_url=f"{PAGE}metrics", status=lambda: SimpleNamespace(page=PAGE))
+
+
 def announced(
     home: Home, capsys: pytest.CaptureFixture[str], admission: SimpleNamespace, *, founds: bool
 ) -> str:
     """What a peer of a run with this admission prints for those that would join."""
     network = SimpleNamespace(addresses=("/ip4/192.0.2.1/tcp/1/p2p/x",))
-    parts: Any = SimpleNamespace(network=network, admission=admission, facts=Facts("x", 1))
+    parts: Any = SimpleNamespace(
+        network=network, admission=admission, facts=Facts("x", 1), report=WATCHED
+    )
     daemon_of(config_of(home), home)._announce(parts, founds=founds)
     return capsys.readouterr().out
 
@@ -292,10 +298,11 @@ def test_the_join_line_says_from_where_it_can_be_used(
         network=SimpleNamespace(addresses=here),
         admission=SimpleNamespace(wants_invitations=False),
         facts=facts,
-        report=SimpleNamespace(metrics_url="http://127.0.0.1:1/metrics"),
+        report=WATCHED,
     )
     daemon_of(config_of(home), home)._announce(parts, founds=False)
-    _, command, note = capsys.readouterr().out.splitlines()
+    _, command, note, watch = capsys.readouterr().out.splitlines()
+    assert watch.startswith(f"watch it: {PAGE} ")
     assert command == f"  loco-peer join --bootstrap {here[1]}"
     assert note.startswith("  (only reachable from this network; from elsewhere:")
     as_json = replace(config_of(home), json_ready=True)
