@@ -45,7 +45,7 @@ BLOCKS: Final = " " + "".join(map(chr, range(0x2581, 0x2589)))
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Shown:
     """The daemon's answer to `snapshot`; `problems` are those of the status."""
 
     status: Status
@@ -138,7 +138,7 @@ def _count(value: int | None) -> str:
 # --- sections -------------------------------------------------------------------------------------
 
 
-def swarm(seen: Seen) -> RenderableType:
+def swarm(seen: Shown) -> RenderableType:
     status, history = seen.status, seen.history
     table = _columns("peer", "state", "step", "held-out loss")
     own = (f"{short_id(status.peer_id)} (this one)", str(status.state), status.step)
@@ -148,7 +148,7 @@ def swarm(seen: Seen) -> RenderableType:
     return Group(_curve_of("held-out loss, mean of all", history["peers_loss"], 4), table)
 
 
-def this_peer(seen: Seen) -> RenderableType:
+def this_peer(seen: Shown) -> RenderableType:
     status, history = seen.status, seen.history
     facts = [
         ("loss", f"train {_loss(status.train_loss)}  held out {_loss(status.validation_loss)}"),
@@ -163,7 +163,7 @@ def this_peer(seen: Seen) -> RenderableType:
     return Group(_curve_of("tokens/s of this peer", history["tokens_per_s"], 0), _pairs(facts))
 
 
-def links(seen: Seen) -> RenderableType:
+def links(seen: Shown) -> RenderableType:
     status, history = seen.status, seen.history
     table = _columns("peer", "round trip", "exchange took", "averaged with us")
     most = max((peer.averages for peer in status.peers), default=0) or 1
@@ -190,7 +190,7 @@ SPENT: Final = {
 }
 
 
-def rounds(seen: Seen) -> RenderableType:
+def rounds(seen: Shown) -> RenderableType:
     status = seen.status
     outcomes, up_s = status.outcomes, status.up_s or 1.0
     table = _columns("outcome", "rounds")
@@ -212,7 +212,7 @@ def rounds(seen: Seen) -> RenderableType:
     )
 
 
-def stages(seen: Seen) -> RenderableType:
+def stages(seen: Shown) -> RenderableType:
     status = seen.status
     if status.pipeline is None:
         return Text("This peer holds the whole model; a run has stages with --stages.")
@@ -221,12 +221,12 @@ def stages(seen: Seen) -> RenderableType:
     return _pairs([*rows, *pipeline_lines(status.pipeline)])
 
 
-def log(seen: Seen) -> RenderableType:
+def log(seen: Shown) -> RenderableType:
     """The newest line first, as it must be seen without scrolling."""
     return Text("\n".join(map(printable, reversed(seen.log))), overflow="fold")
 
 
-SECTIONS: Final[Mapping[str, Callable[[Seen], RenderableType]]] = {
+SECTIONS: Final[Mapping[str, Callable[[Shown], RenderableType]]] = {
     "Swarm": swarm,
     "This peer": this_peer,
     "Links": links,
@@ -236,7 +236,7 @@ SECTIONS: Final[Mapping[str, Callable[[Seen], RenderableType]]] = {
 }
 
 
-def heading(seen: Seen) -> RenderableType:
+def heading(seen: Shown) -> RenderableType:
     """Stands over every section: who and where in the run, and what is wrong."""
     status = seen.status
     doing = status.doing or ""
@@ -307,14 +307,14 @@ class Top(App[None]):
     def _ask(self) -> None:
         """Runs beside the screen, in a thread."""
         try:
-            seen = Seen.of(self._read())
+            seen = Shown.of(self._read())
             self.call_from_thread(self._show, seen)
         except LocoError as error:
             self.call_from_thread(self._complain, str(error))
         finally:
             self._asks = False
 
-    def _show(self, seen: Seen) -> None:
+    def _show(self, seen: Shown) -> None:
         self.query_one("#trouble").display = False
         self.query_one("#heading", Static).update(heading(seen))
         for number, section in enumerate(SECTIONS.values(), 1):

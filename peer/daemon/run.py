@@ -25,7 +25,7 @@ from peer.observe.control import serve_control
 from peer.observe.endpoint import Site, pages_of, serve
 from peer.observe.event_names import EventName
 from peer.observe.events import MAX_ERROR_CHARS, EventLog, LineFile
-from peer.observe.notices import tell_problems
+from peer.observe.notify import tell_problems
 from peer.options.config import DEFAULT_PORT, ConfigError, PeerConfig, check_options
 from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import CORPUS_SHARE, check_agreed, say_needs

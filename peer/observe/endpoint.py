@@ -72,7 +72,7 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     status: int
     body: bytes = b""
     content_type: str = "text/plain; charset=utf-8"
@@ -136,47 +136,47 @@ class Site:
     hosts: Collection[str] = ()
     token: str | None = field(default=None, repr=False)
 
-    def answer(self, head: bytes, *, is_here: bool) -> Answer:
+    def answer(self, head: bytes, *, is_here: bool) -> HttpAnswer:
         """Args: is_here: the request comes from this machine."""
         words = head.split(b"\r\n", 1)[0].split(b" ")
         if len(head) > MAX_REQUEST_BYTES:
-            return Answer(431)
+            return HttpAnswer(431)
         if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
-            return Answer(400)
+            return HttpAnswer(400)
         if words[0] not in (b"GET", b"HEAD"):
-            return Answer(405, headers=("Allow: GET, HEAD",))
+            return HttpAnswer(405, headers=("Allow: GET, HEAD",))
         named = [host.decode("latin-1").strip().lower() for host in _HOST.findall(head)]
         if not all(_is_local(host) or host in self.hosts for host in named):
-            return Answer(421, _OTHER_HOST)
+            return HttpAnswer(421, _OTHER_HOST)
         path, _, query = words[1].partition(b"?")
         return self._served(path.decode("latin-1"), query, head, is_here=is_here)
 
-    def _served(self, path: str, query: bytes, head: bytes, *, is_here: bool) -> Answer:
+    def _served(self, path: str, query: bytes, head: bytes, *, is_here: bool) -> HttpAnswer:
         if self.token is not None and path == "/" and self._is_token(query.removeprefix(b"token=")):
             return self._welcome(self.token)
         if self.token is not None and not any(map(self._is_token, _tokens(head))):
-            return Answer(401, _NO_TOKEN, headers=("WWW-Authenticate: Bearer",))
+            return HttpAnswer(401, _NO_TOKEN, headers=("WWW-Authenticate: Bearer",))
         page = self.pages.get(path)
         if page is None:
-            return Answer(404, f"there are: {', '.join(self.pages)}\n".encode())
+            return HttpAnswer(404, f"there are: {', '.join(self.pages)}\n".encode())
         if self.token is None and not (is_here or page.is_for_all):
-            return Answer(403, _ELSEWHERE)
+            return HttpAnswer(403, _ELSEWHERE)
         try:
-            return Answer(200, page.render(), page.content_type)
+            return HttpAnswer(200, page.render(), page.content_type)
         except Exception as error:  # noqa: BLE001 - a page that cannot be made must not end the run
-            return Answer(500, f"{error!r}\n".encode())
+            return HttpAnswer(500, f"{error!r}\n".encode())
 
     def _is_token(self, given: bytes) -> bool:
         return self.token is not None and hmac.compare_digest(given, self.token.encode())
 
-    def _welcome(self, token: str) -> Answer:
+    def _welcome(self, token: str) -> HttpAnswer:
         """Keep the token in a cookie, and out of the address that the browser remembers.
 
         Ports of one machine share their cookies, so the name is another one for each token.
         """
         name = f"loco_{hashlib.blake2s(token.encode(), digest_size=4).hexdigest()}"
         cookie = f"Set-Cookie: {name}={token}; Path=/; HttpOnly; SameSite=Lax"
-        return Answer(303, headers=("Location: /", cookie))
+        return HttpAnswer(303, headers=("Location: /", cookie))
 
 
 def _tokens(head: bytes) -> list[bytes]:

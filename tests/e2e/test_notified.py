@@ -4,7 +4,7 @@ import pytest
 from loopback_service import open_service
 from swarm import START_S, Swarm, ending, open_swarm, wait_until
 
-from peer.observe.notices import SETTLE_S
+from peer.observe.notify import SETTLE_S
 
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.e2e]
 

@@ -82,7 +82,7 @@ MEETINGS_AT_ONCE: Final = 4
 Both sides keep to that order, so neither waits for what the other has not come to."""
 
 
-class _Trial:
+class _PendingTrial:
     """The trainer's answer to a `Try`; None where it has none."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class PairRounds:
         self._sent: FragmentSent | None = None
         self._sent_s: dict[int, float] = {}
         self._measures = False
-        self._trials: dict[int, _Trial] = {}
+        self._trials: dict[int, _PendingTrial] = {}
         self._exchanged: dict[int, trio.Event] = {}
         self._settled = trio.Event()
         self._settled.set()
@@ -266,7 +266,7 @@ class PairRounds:
         blocks = self._trial_blocks(own.steps) if self._measures else 0
         if not blocks:
             return None
-        trial = self._trials[sent.fragment] = _Trial()
+        trial = self._trials[sent.fragment] = _PendingTrial()
         await line.send(Try(sent.fragment, sent.cycle, blocks))
         await trial.over.wait()
         return trial.gain

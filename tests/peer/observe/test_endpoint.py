@@ -10,8 +10,8 @@ import trio
 
 from peer.observe.control import MAX_CONNECTIONS, MAX_REQUEST_BYTES
 from peer.observe.endpoint import (
-    Answer,
     EndpointUnavailable,
+    HttpAnswer,
     Page,
     Site,
     clients_of,
@@ -43,7 +43,7 @@ def pages() -> dict[str, Page]:
     return pages_of(numbers, snapshot)
 
 
-def ask(site: Site, line: str, *headers: str, here: bool = True) -> Answer:
+def ask(site: Site, line: str, *headers: str, here: bool = True) -> HttpAnswer:
     return site.answer("\r\n".join([line, *headers, "", ""]).encode(), is_here=here)
 
 

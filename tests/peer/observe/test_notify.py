@@ -9,29 +9,29 @@ import trio
 import trio.testing
 from loopback_service import Service, open_service
 
-from peer.observe.notices import (
+from peer.observe.notify import (
     LOOK_S,
     MAX_CHARS,
     SETTLE_S,
-    Notices,
+    Notifications,
     message_of,
     request_of,
     tell_problems,
 )
-from peer.observe.problems import Problem, help_of
+from peer.observe.problems import Trouble, help_of
 from peer.options.config import ConfigError, load_config
 from peer.process.rejoin import handed_on, rejoin_command
 
 
-def problem(name: str, words: str = "it has figures") -> Problem:
-    return Problem(name, words, help_of(name))
+def problem(name: str, words: str = "it has figures") -> Trouble:
+    return Trouble(name, words, help_of(name))
 
 
 SPLIT, ALONE = problem("split"), problem("alone")
 
 
 def test_each_problem_is_told_once_when_it_has_settled_and_once_when_it_is_over() -> None:
-    notices = Notices()
+    notices = Notifications()
     assert notices.due(0.0, [SPLIT]) == ([], [])
     assert notices.due(SETTLE_S - 1, [SPLIT, ALONE]) == ([], [])
     newest = problem("split", "it has other figures")
@@ -48,7 +48,7 @@ def test_each_problem_is_told_once_when_it_has_settled_and_once_when_it_is_over(
 
 
 def test_what_comes_and_goes_is_never_told() -> None:
-    notices = Notices()
+    notices = Notifications()
     for second in range(600):
         assert notices.due(second, [SPLIT] if second % 50 < 40 else []) == ([], [])
 
@@ -131,7 +131,7 @@ async def test_whatever_goes_wrong_ends_there(mock_clock) -> None:
     tries = ["no server", "no list"]
     why = list[str]()
 
-    def problems() -> list[Problem]:
+    def problems() -> list[Trouble]:
         if len(why) == 1:
             raise AssertionError("secret-topic")
         return [SPLIT]

@@ -15,7 +15,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import trio
 
-from .problems import Problem
+from .problems import Trouble
 
 SETTLE_S: Final = 60.0
 LOOK_S: Final = 5.0
@@ -26,15 +26,15 @@ MAX_CHARS: Final = 1900
 """Discord takes 2000, ntfy 4096 bytes."""
 
 
-class Notices:
+class Notifications:
     """What there is to tell: the difference between what was told and what has settled since."""
 
     def __init__(self) -> None:
-        self._told: dict[str, Problem] = {}
+        self._told: dict[str, Trouble] = {}
         self._since_s: dict[str, float] = {}
-        self._now: dict[str, Problem] = {}
+        self._now: dict[str, Trouble] = {}
 
-    def due(self, now_s: float, problems: Sequence[Problem]) -> tuple[list[Problem], list[Problem]]:
+    def due(self, now_s: float, problems: Sequence[Trouble]) -> tuple[list[Trouble], list[Trouble]]:
         """What is wrong anew, and what is over, and not told yet."""
         self._now = {problem.name: problem for problem in problems}
         changed = self._now.keys() ^ self._told.keys()
@@ -43,13 +43,13 @@ class Notices:
         new = [problem for name, problem in self._now.items() if name in settled]
         return new, [problem for name, problem in self._told.items() if name in settled]
 
-    def told(self, new: Sequence[Problem], over: Sequence[Problem]) -> None:
+    def told(self, new: Sequence[Trouble], over: Sequence[Trouble]) -> None:
         self._told |= {problem.name: problem for problem in new}
         for problem in over:
             del self._told[problem.name]
 
 
-def message_of(who: str, new: Sequence[Problem], over: Sequence[Problem]) -> str:
+def message_of(who: str, new: Sequence[Trouble], over: Sequence[Trouble]) -> str:
     lines = [f"wrong: {problem.words} (docs/{problem.help})" for problem in new]
     lines += [f"over: {problem.name}" for problem in over]
     return "\n".join([who, *lines])[:MAX_CHARS]
@@ -86,7 +86,7 @@ def _post(request: Request) -> None:
 
 async def tell_problems(
     url: str,
-    problems: Callable[[], Sequence[Problem]],
+    problems: Callable[[], Sequence[Trouble]],
     who: Callable[[], str],
     failed: Callable[[str], None],
 ) -> None:
@@ -96,7 +96,7 @@ async def tell_problems(
         who: begins each message.
         failed: is told why nobody took a message, without the URL, which is a secret.
     """
-    notices, pause_s = Notices(), LOOK_S
+    notices, pause_s = Notifications(), LOOK_S
     one_thread = trio.CapacityLimiter(1)  # of its own: one that hangs holds up nothing else
     while True:
         await trio.sleep(pause_s)
