@@ -10,6 +10,7 @@ BY_PEERS: Final = (
     "test_bad_input",
     "test_good_day",
     "test_doctor_of_a_run",
+    "test_rented",
     "test_hostile",
     "test_late_joiner",
     "test_paused_peer",
