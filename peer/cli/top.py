@@ -46,17 +46,15 @@ BLOCKS: Final = " " + "".join(map(chr, range(0x2581, 0x2589)))
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The daemon's answer to `snapshot`; `problems` are those of the status."""
+    """The daemon's answer to `snapshot`."""
 
     status: Status
     history: Mapping[str, Any]
     log: Sequence[str]
-    problems: Sequence[Mapping[str, str]]
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Self:
-        problems = told.get("problems", ())
-        return cls(Status.from_json(told), told["history"], told["log"], problems)
+        return cls(Status.from_json(told), told["history"], told["log"])
 
 
 # --- parts ----------------------------------------------------------------------------------------
@@ -244,12 +242,11 @@ def heading(seen: Shown) -> RenderableType:
     state = f"{status.state}: {doing}{since}" if doing not in ("", status.state) else status.state
     run = (status.run_id or "-")[:8]
     share = min(1.0, (status.step or 0) / (status.total_steps or 1))
-    problems = [f"! {each['words']} (docs/{each['help']})" for each in seen.problems]
     return Group(
         Text(printable(f"{short_id(status.peer_id)} in run {run}  {state}"), style="bold"),
         Text(progress_line(status, losses=False)),
         Text(_bar(share, COLUMNS - 2), style="green"),
-        *(Text(printable(line), style="bold yellow") for line in problems),
+        *(Text(printable(f"! {each.line}"), style="bold yellow") for each in status.problems),
     )
 
 
@@ -308,11 +305,16 @@ class Top(App[None]):
         """Runs beside the screen, in a thread."""
         try:
             seen = Shown.of(self._read())
-            self.call_from_thread(self._show, seen)
+            self.call_from_thread(self._if_there, partial(self._show, seen))
         except LocoError as error:
-            self.call_from_thread(self._complain, str(error))
+            self.call_from_thread(self._if_there, partial(self._complain, str(error)))
         finally:
             self._asks = False
+
+    def _if_there(self, say: Callable[[], None]) -> None:
+        """An answer may come when the screen has gone already."""
+        if self.is_running:
+            say()
 
     def _show(self, seen: Shown) -> None:
         self.query_one("#trouble").display = False

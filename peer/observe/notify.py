@@ -50,7 +50,7 @@ class Notifications:
 
 
 def message_of(who: str, new: Sequence[Trouble], over: Sequence[Trouble]) -> str:
-    lines = [f"wrong: {problem.words} (docs/{problem.help})" for problem in new]
+    lines = [f"wrong: {problem.line}" for problem in new]
     lines += [f"over: {problem.name}" for problem in over]
     return "\n".join([who, *lines])[:MAX_CHARS]
 

@@ -54,6 +54,10 @@ class Trouble:
     words: str
     help: str
 
+    @property
+    def line(self) -> str:
+        return f"{self.words} (docs/{self.help})"
+
 
 class Observed(NamedTuple):
     """What conditions are judged by.

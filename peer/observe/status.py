@@ -311,7 +311,7 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         ("peer", status.peer_id or "-"),
         ("run", status.run_id or "-"),
         ("state", _state(status)),
-        *(("wrong", f"{each.words} (docs/{each.help})") for each in status.problems),
+        *(("wrong", each.line) for each in status.problems),
         ("progress", progress_line(status, losses=False) + rate),
         ("round", f"{_number(status.round)}{chosen}"),
         ("tokens", _number(status.tokens)),

@@ -226,9 +226,9 @@ class PlannedRouter(RandomRouter):
 
     def own(self, iteration: int, relays: Relays) -> tuple[Path, ...]:
         plan = self.full if self.is_full(iteration, relays) else self.plan
-        if self.draws_all:
+        if plan is None or self.draws_all:
             return ()
-        return () if plan is None else plan.paths.get(self._origin, ())
+        return plan.paths.get(self._origin, ())
 
     def _next(
         self, iteration: int, number: int, of: int, relays: Relays, draws: Draws, used: Used
