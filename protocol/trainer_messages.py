@@ -1,5 +1,6 @@
 """Messages of the daemon and its trainer about fragments (peer/training/messages.py)."""
 
+from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct
@@ -100,3 +101,28 @@ class Yielded(TrainerMessage, frozen=True):
     """phi of this fragment is not read until `Merge`."""
 
     fragment: int
+
+
+class Into(StrEnum):
+    """What the time of a trainer goes into: one of these at each moment."""
+
+    TRAIN = "train"
+    """Inner steps, and whatever is none of the others."""
+    ENCODE = "encode"
+    """Weights into codes for others."""
+    MERGE = "merge"
+    """Taking over averages, decoding among it."""
+    MEASURE = "measure"
+    """Losses of the slow weights, and of averages that are tried."""
+    KEEP = "keep"
+    """Checkpoints."""
+    STALLED = "stalled"
+    """Standing still until the daemon has an average or a round."""
+    DATA = "data"
+    """Standing still until a piece of the corpus is here."""
+
+
+class TimeSpent(TrainerMessage, frozen=True):
+    """Time since the last of these, or since the trainer is ready, by what it went into."""
+
+    seconds: dict[Into, float]

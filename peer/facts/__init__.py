@@ -30,6 +30,7 @@ from protocol.routing.measures import LinkTimes, WorkTimes
 from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import stage_of_part
 from protocol.run.run_spec import RunSpec
+from protocol.trainer_messages import Into
 
 RECENT_ROUNDS: Final = 50
 """Rounds of which the share that was averaged is told."""
@@ -292,6 +293,7 @@ class PackingFacts:
         misread: blocks of these whose sums showed a misreading, and that were sent again.
         whole: vectors of which only the digest was wrong, and that were sent again as a whole.
         code_bytes, sent_bytes: of our own vectors: what their codes take, and what was sent.
+        seconds: what was spent on making our own vectors shorter.
     """
 
     packed: int = 0
@@ -301,6 +303,7 @@ class PackingFacts:
     whole: int = 0
     code_bytes: int = 0
     sent_bytes: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -339,6 +342,7 @@ class Facts:
         held: the part of the model that we hold.
         chosen: the group that we shall be in, before that.
         meetings: by partner; of MAX_MEMBERS, those that were first met last.
+        spent_s: the time of the trainer; its parts add up to what has passed since it was ready.
         stalled_s: time for which training stood still for averages that were late.
         diverged: chunks of the outer copy found to differ from a better one.
         healed, healed_s: those that were fetched, and how long that took.
@@ -394,6 +398,7 @@ class Facts:
     parameters: int | None = None
     averaged: int = 0
     meetings: dict[str, Meetings] = field(default_factory=dict)
+    spent_s: dict[Into, float] = field(default_factory=lambda: dict.fromkeys(Into, 0.0))
     stalled_s: float = 0.0
     diverged: int = 0
     healed: int = 0
@@ -482,18 +487,20 @@ class Facts:
         self.losses.append(loss)
         self.lowest_loss = min(self.lowest_loss, loss)
 
+    def count_spent(self, seconds: Mapping[Into, float]) -> None:
+        for into, more_s in seconds.items():
+            self.spent_s[into] += more_s
+
     def count_timing(self, timing: RoundTiming) -> None:
         for phase in RoundPhase:
             self.phases[phase].observe(getattr(timing, f"{phase}_s"))
 
     @property
     def seconds(self) -> dict[str, float]:
-        """What time went into: the phases of rounds, and waiting for averages and for data.
-
-        While a round is trained, the one before is matched, exchanged and applied.
-        """
-        phases = {str(phase): durations.sum_s for phase, durations in self.phases.items()}
-        return phases | {"stalled": self.stalled_s, "data": self.corpus.waited_s}
+        """What time went into: first the trainer's, then what is done for averages beside it."""
+        beside = {str(p): d.sum_s for p, d in self.phases.items() if p is not RoundPhase.TRAIN}
+        trainer = {str(into): spent_s for into, spent_s in self.spent_s.items()}
+        return {**trainer, "pack": self.packing.seconds, **beside}
 
     @property
     def averaged_share(self) -> float | None:

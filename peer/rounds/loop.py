@@ -33,6 +33,7 @@ from protocol.microbatch.trainer_messages import (
     Stepped,
 )
 from protocol.schedule.rounds import RoundPlan, is_lost, middle
+from protocol.trainer_messages import TimeSpent
 
 from .pause import Pause
 from .validation import Validation
@@ -176,6 +177,8 @@ class RoundLoop:
                 raise self._death(event)
             case messages.PiecesMissing(pieces):
                 line.nursery.start_soon(self._bring, line, pieces)
+            case TimeSpent(seconds):
+                self._facts.count_spent(seconds)
             case messages.Ready():
                 pass
             case Begun() | Filled() | GradientAdded() | Freed() | Stepped():

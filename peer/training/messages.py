@@ -2,7 +2,7 @@
 
 The trainer is a child process with one socket pair and shared memory. Commands go down, events come
 up (pipe.py). Slow weights and codes lie in shared memory (shared.py); a message names the region
-and carries the digest.
+and carries the digest. Before `TrainerProgress` and `RoundClosed` comes `TimeSpent`.
 
 When peers average in pairs:
 
@@ -48,6 +48,7 @@ from protocol.trainer_messages import (
     FragmentMerged,
     FragmentSent,
     Merge,
+    TimeSpent,
     TrainerMessage,
     Tried,
     Try,
@@ -323,6 +324,7 @@ TrainerEvent = (
     | StageEvent
     | Evaluated
     | Kept
+    | TimeSpent
     | PiecesMissing
     | Failed
 )

@@ -41,6 +41,7 @@ from protocol.trainer_messages import Tried, Try
 
 from . import messages
 from .fragments import FragmentDeltas, regions_of, values_of
+from .ledger import Ledger
 from .ports import NonFinite, StartTrainer, Trainer, TrainerDied, WrongCommand
 from .round_machine import Action, RoundMachine, TrainStep, Wait
 from .shared import CodeRegions
@@ -201,7 +202,7 @@ class SimulatedTrainer:
             spec,
             machine.peer_id,
             DataPlan(spec.seed, self._problem.num_blocks, self._problem.piece_blocks),
-            sync_of(spec, self._values, self._events.append, lambda: self._now_s),
+            sync_of(spec, self._values, self._events.append, Ledger(lambda: self._now_s)),
             self._events,
         )
         self._action: Action = Wait()

@@ -108,8 +108,9 @@ function tellPeers(s) {
   });
   fill("peers", rows.length ? rows : [row("nobody else is here")]);
 }
-const INTO = {train: "training", match: "finding a partner", exchange: "exchanging vectors", apply: "the outer step",
+const INTO = {train: "training", encode: "encoding weights", merge: "taking over averages", measure: "measuring losses", keep: "keeping checkpoints",
   stalled: "standing still for averages", data: "standing still for data"};
+const BESIDE = {pack: "packing vectors", match: "finding a partner", exchange: "exchanging vectors", apply: "the outer step"};
 function bars(spent, whole, names = {}) {
   return Object.entries(spent).filter(([, s]) => s > 0).map(([what, s]) => {
     const part = Math.min(1, s / whole), made = row(names[what] ?? what, `${duration(s)} (${percent(part)})`);
@@ -118,7 +119,9 @@ function bars(spent, whole, names = {}) {
   });
 }
 function tellRounds(s) {
-  fill("seconds", bars(s.seconds, s.up_s, INTO));
+  for (const [id, names] of [["seconds", INTO], ["beside", BESIDE]]) {
+    fill(id, bars(Object.fromEntries(Object.keys(names).map(what => [what, s.seconds[what] ?? 0])), s.up_s, names));
+  }
   const skipped = Object.entries(s.outcomes.skipped).map(([why, n]) => row(`skipped: ${why}`, number(n)));
   fill("rounds", [row("averaged", number(s.outcomes.averaged)), ...skipped]);
 }
