@@ -13,6 +13,7 @@ With --answers the answers are kept in that file, and drawn again from it if it 
 
 import argparse
 import json
+import re
 import shutil
 import signal
 import socket
@@ -150,10 +151,7 @@ def asked(url: str, board: str, start_s: float, end_s: float) -> dict[str, Any]:
 
 def named(target: Mapping[str, Any], labels: Mapping[str, str]) -> str:
     """The legend of a series, as Grafana makes it."""
-    legend = target["legendFormat"]
-    for label, value in labels.items():
-        legend = legend.replace(f"{{{{{label}}}}}", value)
-    return str(legend)
+    return re.sub(r"{{(\w+)}}", lambda of: labels.get(of[1], ""), target["legendFormat"]).strip()
 
 
 def query_range(url: str, expression: str, start_s: float, end_s: float) -> list[dict[str, Any]]:
