@@ -19,7 +19,7 @@ from msgspec import structs
 
 from protocol.errors import InvalidRunSpec
 from protocol.gossip.matchmaking import RoundSnapshot
-from protocol.limits import MAX_MEMBERS
+from protocol.limits import MAX_FRAGMENTS_FREE, MAX_LINKS, MAX_MEMBERS
 from protocol.membership.book import Fault
 from protocol.membership.dial_back import NatKind, Reach
 from protocol.membership.group import Group
@@ -313,6 +313,21 @@ class Meetings:
     averages: int = 0
     seconds: float = 0.0
 
+    @property
+    def average_s(self) -> float | None:
+        return self.seconds / self.averages if self.averages else None
+
+
+def _count_meeting(
+    meetings: dict[str, Meetings], partner_id: str, seconds: float, most: int
+) -> None:
+    """Count one more; of more than `most` partners those are kept that were first met last."""
+    if partner_id not in meetings and len(meetings) >= most:
+        del meetings[next(iter(meetings))]
+    met = meetings.setdefault(partner_id, Meetings())
+    met.averages += 1
+    met.seconds += seconds
+
 
 @dataclass(slots=True)
 class Facts:
@@ -342,6 +357,8 @@ class Facts:
         held: the part of the model that we hold.
         chosen: the group that we shall be in, before that.
         meetings: by partner; of MAX_MEMBERS, those that were first met last.
+        num_meetings, newest_meetings: how many, and the partners and seconds of the last.
+        others_meetings: what linked peers tell of theirs, by teller and partner.
         spent_s: the time of the trainer; its parts add up to what has passed since it was ready.
         stalled_s: time for which training stood still for averages that were late.
         diverged: chunks of the outer copy found to differ from a better one.
@@ -398,6 +415,11 @@ class Facts:
     parameters: int | None = None
     averaged: int = 0
     meetings: dict[str, Meetings] = field(default_factory=dict)
+    num_meetings: int = 0
+    newest_meetings: deque[tuple[str, float]] = field(
+        default_factory=lambda: deque(maxlen=MAX_FRAGMENTS_FREE)
+    )
+    others_meetings: dict[str, dict[str, Meetings]] = field(default_factory=dict)
     spent_s: dict[Into, float] = field(default_factory=lambda: dict.fromkeys(Into, 0.0))
     stalled_s: float = 0.0
     diverged: int = 0
@@ -468,11 +490,16 @@ class Facts:
         self.recent.append(True)
 
     def count_meeting(self, partner_id: str, seconds: float) -> None:
-        if partner_id not in self.meetings and len(self.meetings) >= MAX_MEMBERS:
-            del self.meetings[next(iter(self.meetings))]
-        met = self.meetings.setdefault(partner_id, Meetings())
-        met.averages += 1
-        met.seconds += seconds
+        _count_meeting(self.meetings, partner_id, seconds, MAX_MEMBERS)
+        self.num_meetings += 1
+        self.newest_meetings.append((partner_id, seconds))
+
+    def count_others_meeting(self, teller_id: str, partner_id: str, seconds: float) -> None:
+        """Count what a linked peer tells; no teller takes more memory than any other."""
+        others = self.others_meetings
+        if teller_id not in others and len(others) >= MAX_LINKS:
+            del others[next(iter(others))]
+        _count_meeting(others.setdefault(teller_id, {}), partner_id, seconds, MAX_LINKS)
 
     def count_skipped(self, reason: SkipReason) -> None:
         self.skipped[reason] += 1

@@ -183,6 +183,8 @@ def test_a_browser_shows_the_swarm_asks_nobody_else_and_says_when_the_daemon_is_
     page.get_by_text("left, until").wait_for(timeout=1e3 * START_S)
     page.get_by_text("cost of this machine").wait_for()
     assert page.locator("canvas").count() == 4
+    says = f"{short_id(peer.peer_id)} says: "
+    page.locator("#map title", has_text=says).first.wait_for(state="attached")
     assert [url for url in asked if not url.startswith(site)] == []
     assert complaints == []
     assert _as_peers_would_have_it(page)
@@ -205,6 +207,7 @@ def _as_peers_would_have_it(page: Any) -> bool:
         wrong = [{"name": "x", "words": HOSTILE, "help": HOSTILE}]
         for peer in told["peers"]:
             peer["state"] = peer["peer_id"] = HOSTILE
+        told["pairs"]["peers"] = [HOSTILE for _ in told["pairs"]["peers"]]
         told |= {"log": [HOSTILE], "doing": HOSTILE, "problems": wrong}
         route.fulfill(json=told)
 

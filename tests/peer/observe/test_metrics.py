@@ -19,7 +19,7 @@ from peer.facts import (
     Spent,
 )
 from peer.observe.metrics import REFUSED_CONTRIBUTIONS, Metrics, Now
-from peer.observe.problems import CONDITIONS, Trouble
+from peer.observe.problems import CONDITIONS, PeerProblem
 from peer.observe.status import PeerStatus, Status
 from peer.runtime import NetworkStatistics
 from protocol.membership.dial_back import Reach
@@ -151,7 +151,7 @@ def full() -> Now:
             PeerStatus("12D3a", PeerState.TRAINING, rtt_s=0.25),
             PeerStatus("12D3b", PeerState.TRAINING),
         ),
-        problems=(Trouble("split", "two", "troubleshooting.md#split"),),
+        problems=(PeerProblem("split", "two", "troubleshooting.md#split"),),
     )
     return Now(facts, status, CARRIED, 100.5)
 
