@@ -85,9 +85,6 @@ def main() -> None:
     parser.add_argument("--answers", type=Path)
     parser.add_argument("--out", type=Path, default=HERE / "docs/pictures")
     chosen = parser.parse_args()
-    missing = [name for name in ("prometheus", "chromium") if shutil.which(name) is None]
-    if missing:
-        sys.exit(f"not on PATH: {', '.join(missing)} (Debian: apt-get install {' '.join(missing)})")
     if chosen.answers is not None and chosen.answers.exists():
         answers = json.loads(chosen.answers.read_text())
     else:
@@ -97,7 +94,7 @@ def main() -> None:
         if chosen.answers is not None:
             chosen.answers.write_text(json.dumps(answers))
     for board, answer in answers.items():
-        draw(board, answer, chosen.out / f"{board.replace('loco', 'grafana')}.png")
+        draw(answer, chosen.out / f"{board.replace('loco', 'grafana')}.png")
 
 
 # --- the run, and what Prometheus says of it ------------------------------------------------------
@@ -182,18 +179,23 @@ def running_prometheus(folder: Path, ports: Mapping[str, int]) -> Iterator[str]:
     where = f"127.0.0.1:{free_port()}"
     process = subprocess.Popen(
         [
-            "prometheus",
+            program("prometheus"),
             f"--config.file={config}",
             f"--storage.tsdb.path={folder / 'series'}",
             f"--web.listen-address={where}",
             "--log.level=error",
-        ],  # fmt: skip
+        ]
     )
     try:
         yield f"http://{where}"
     finally:
         process.terminate()
         process.wait()
+
+
+def program(name: str) -> str:
+    """Its path; ends us where it is not here."""
+    return shutil.which(name) or sys.exit(f"{name} is not on PATH (Debian: apt-get install {name})")
 
 
 def free_port() -> int:
@@ -204,7 +206,7 @@ def free_port() -> int:
 # --- the picture ----------------------------------------------------------------------------------
 
 
-def draw(board: str, answer: Mapping[str, Any], path: Path) -> None:
+def draw(answer: Mapping[str, Any], path: Path) -> None:
     empty = [p["title"] for p in answer["panels"] if p["type"] != "row" and not p["series"]]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -215,7 +217,7 @@ def draw(board: str, answer: Mapping[str, Any], path: Path) -> None:
         size = f"--window-size={WIDTH},{ROW_PX * lines + 60}"
         kept = [f"--user-data-dir={folder / 'browser'}", size, f"--screenshot={path.absolute()}"]
         subprocess.run(
-            ["chromium", *CHROMIUM, *kept, (folder / PAGE.name).as_uri()],
+            [program("chromium"), *CHROMIUM, *kept, (folder / PAGE.name).as_uri()],
             check=True,
             stderr=subprocess.DEVNULL,
             timeout=120,

@@ -120,9 +120,3 @@ class Into(StrEnum):
     """Standing still until the daemon has an average or a round."""
     DATA = "data"
     """Standing still until a piece of the corpus is here."""
-
-
-class TimeSpent(TrainerMessage, frozen=True):
-    """Time since the last of these, or since the trainer is ready, by what it went into."""
-
-    seconds: dict[Into, float]

@@ -27,6 +27,7 @@ from contextlib import suppress
 from typing import Final
 
 import trio
+from msgspec.structs import astuple
 from trio.lowlevel import ParkingLot
 
 from peer.facts import PeerState
@@ -320,8 +321,7 @@ class Links:
                         message.may_send_bytes_per_s,
                     )
                     told = link.heard_beat(message, now_s)
-                    for met in message.met:
-                        self._facts.count_others_meeting(link.peer_id, met.peer_id, met.seconds)
+                    self._facts.count_others_meetings(link.peer_id, map(astuple, message.met))
                     self._roster.beaten(now_s, link.peer_id, link.incarnation, told, link.rtt_s)
                     self._heard.unpark_all()
                 case PeerList():

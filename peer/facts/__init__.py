@@ -8,7 +8,7 @@ import bisect
 import itertools
 import math
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Self
@@ -494,12 +494,13 @@ class Facts:
         self.num_meetings += 1
         self.newest_meetings.append((partner_id, seconds))
 
-    def count_others_meeting(self, teller_id: str, partner_id: str, seconds: float) -> None:
-        """Count what a linked peer tells; no teller takes more memory than any other."""
+    def count_others_meetings(self, teller_id: str, met: Iterable[tuple[str, float]]) -> None:
+        """Count what a linked peer tells, partners and seconds; none takes more than its share."""
         others = self.others_meetings
-        if teller_id not in others and len(others) >= MAX_LINKS:
-            del others[next(iter(others))]
-        _count_meeting(others.setdefault(teller_id, {}), partner_id, seconds, MAX_LINKS)
+        for partner_id, seconds in met:
+            if teller_id not in others and len(others) >= MAX_LINKS:
+                del others[next(iter(others))]
+            _count_meeting(others.setdefault(teller_id, {}), partner_id, seconds, MAX_LINKS)
 
     def count_skipped(self, reason: SkipReason) -> None:
         self.skipped[reason] += 1

@@ -33,7 +33,6 @@ from protocol.microbatch.trainer_messages import (
     Stepped,
 )
 from protocol.schedule.rounds import RoundPlan, is_lost, middle
-from protocol.trainer_messages import TimeSpent
 
 from .pause import Pause
 from .validation import Validation
@@ -177,8 +176,6 @@ class RoundLoop:
                 raise self._death(event)
             case messages.PiecesMissing(pieces):
                 line.nursery.start_soon(self._bring, line, pieces)
-            case TimeSpent(seconds):
-                self._facts.count_spent(seconds)
             case messages.Ready():
                 pass
             case Begun() | Filled() | GradientAdded() | Freed() | Stepped():
@@ -189,6 +186,7 @@ class RoundLoop:
 
     def _note_progress(self, line: TrainerLine, progress: messages.TrainerProgress) -> None:
         facts = self._facts
+        facts.count_spent(progress.spent_s)
         if progress.round != facts.round:
             return
         facts.fraction = progress.steps / max(1, self._quota)
@@ -217,6 +215,7 @@ class RoundLoop:
 
     def _note_closed(self, closed: messages.RoundClosed) -> None:
         facts = self._facts
+        facts.count_spent(closed.spent_s)
         self._failures_in_a_row = 0
         facts.epoch, facts.position = closed.epoch, closed.position
         facts.nominal_step = closed.step

@@ -18,11 +18,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec.structs import replace
 
 from peer.codec import get_codec
 from protocol.run.run_spec import RunSpec
 from protocol.schedule.data_plan import DataPlan
-from protocol.trainer_messages import Into, Merge, TimeSpent, Tried, Try
+from protocol.trainer_messages import Into, Merge, Tried, Try
 
 from . import messages
 from .corpus.blocks import Corpus, PieceCorpus
@@ -131,7 +132,7 @@ class InnerLoop:
         while self._events:
             event = self._events.popleft()
             if isinstance(event, messages.TrainerProgress | messages.RoundClosed):
-                self._channel.emit(TimeSpent(self._ledger.taken()))
+                event = replace(event, spent_s=self._ledger.taken())
             self._channel.emit(event)
         return action
 

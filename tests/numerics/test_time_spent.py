@@ -6,8 +6,8 @@ import pytest
 from training_worlds import PAUSE, Script, back, build_world, order, tiny_spec
 
 from peer.training.loop import InnerLoop
-from peer.training.messages import Evaluate, Keep, Load, RoundClosed
-from protocol.trainer_messages import FragmentSent, Into, Merge, TimeSpent, Try
+from peer.training.messages import Evaluate, Keep, Load, RoundClosed, TrainerProgress
+from protocol.trainer_messages import FragmentSent, Into, Merge, Try
 
 LASTS_S = {"step": 10.0, "send": 3.0, "merge": 2.0, "loss_of": 5.0}
 WAITED_S = 1.0
@@ -35,8 +35,8 @@ def spent_by(script, world):
         lasting(thing, name)
     spec, corpus, stepper, values = world.spec, world.corpus, world.stepper, world.values
     InnerLoop(spec, "me", corpus, stepper, values, script, script.clock_s).run()
-    told = script.of(TimeSpent)
-    return {into: sum(each.seconds[into] for each in told) for into in Into}
+    told = script.of(TrainerProgress | RoundClosed)
+    return {into: sum(each.spent_s[into] for each in told) for into in Into}
 
 
 def test_a_whole_model_in_pairs(tmp_path):

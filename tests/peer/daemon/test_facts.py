@@ -41,11 +41,11 @@ def test_meetings_are_counted_by_partner_and_those_first_met_longest_ago_are_for
 def test_what_others_tell_of_theirs_is_bounded_for_each_and_for_all():
     facts = Facts("me", 1)
     for _ in range(2):
-        facts.count_others_meeting("honest", "me", 0.5)
+        facts.count_others_meetings("honest", [("me", 0.5)])
     for number in range(2 * MAX_LINKS):
-        facts.count_others_meeting("liar", str(number), 1.0)
+        facts.count_others_meetings("liar", [(str(number), 1.0)])
     assert len(facts.others_meetings["liar"]) == MAX_LINKS
     assert facts.others_meetings["honest"]["me"] == Meetings(2, 1.0)
     for number in range(2 * MAX_LINKS):
-        facts.count_others_meeting(str(number), "me", 1.0)
+        facts.count_others_meetings(str(number), [("me", 1.0)])
     assert len(facts.others_meetings) == MAX_LINKS
