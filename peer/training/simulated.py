@@ -190,6 +190,7 @@ class SimulatedTrainer:
         self._slow = slow
         self._spec = spec = machine.spec
         self._speed, self._problem = machine.speed, machine.problem
+        self._now_s = trio.current_time()
         self._slept_before_s = machine.slept_s()
         batch_size = spec.training.batch_size
         self._micro_batch = min(batch_size, micro_batch_cap or batch_size)
@@ -208,7 +209,6 @@ class SimulatedTrainer:
         self._action: Action = Wait()
         self._waiting: deque[messages.TrainerCommand] = deque()
         self._death: str | None = None
-        self._now_s = trio.current_time()
         self._next_step_s = math.inf
         self._changed = ParkingLot()
         self._ready_s = self._now_s + self._speed.start_s
