@@ -229,6 +229,7 @@ DEFAULTS = {
     (Beat, "ended"),
     (Beat, "group"),
     (Beat, "validation_loss"),
+    (Beat, "met"),
     (Hello, "group"),
     (Hello, "step"),
     (Hello, "pass_shown"),
@@ -468,7 +469,13 @@ def test_every_list_either_loses_an_item_or_may_not() -> None:
     assert {name for name, apart in lists.items() if apart} == {
         *("Hello.addresses", "Whereabouts.addresses", "Whereabouts.tried", "Seen.tried"),
         *("Seen.reached", "PeerList.peers", "PeerEntry.addresses", "Statements.statements"),
-        *("Beat.free", "RecordsFound.records", "RecordsFound.nearest", "NearNode.addresses"),
+        *(
+            "Beat.free",
+            "Beat.met",
+            "RecordsFound.records",
+            "RecordsFound.nearest",
+            "NearNode.addresses",
+        ),
     }
 
 

@@ -109,7 +109,7 @@ function tellPeers(s) {
   fill("peers", rows.length ? rows : [row("nobody else is here")]);
 }
 // Rows are tellers, columns their partners: darker took longer, and the number counts the averages.
-const CELL = 22, NAMES = 78, SVG = "http://www.w3.org/2000/svg";
+const CELL = 22, NAMES = 78, SVG = $("map").namespaceURI;
 function drawn(parent, name, attributes, text) {
   const made = document.createElementNS(SVG, name);
   Object.entries(attributes).forEach(([key, value]) => made.setAttribute(key, value));

@@ -53,6 +53,8 @@ NAMES = {
     "loco_corpus_fetched_bytes_total",
     "loco_corpus_wait_seconds_total",
     "loco_stalled_seconds_total",
+    "loco_trainer_seconds_total",
+    "loco_packing_seconds_total",
     "loco_state_divergence_total",
     "loco_state_heal_seconds_sum",
     "loco_state_heal_seconds_count",
