@@ -21,7 +21,8 @@ def pairs_json(facts: Facts, alive: Sequence[str]) -> dict[str, Any]:
     """
     shown = [facts.peer_id, *alive][:MOST_PEERS]
     told: Mapping[str, Told] = {**facts.others_meetings, facts.peer_id: facts.meetings}
-    rows = [[told.get(a, {}).get(b, Meetings()) for b in shown] for a in shown]
+    never = Meetings()
+    rows = [[told.get(a, {}).get(b, never) for b in shown] for a in shown]
     return {
         "peers": shown,
         "averages": [[met.averages for met in row] for row in rows],
