@@ -26,6 +26,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -112,7 +113,7 @@ def watched(shown: Shown, seconds: float) -> Answers:
             RealPeer(
                 folder / name,
                 HERE,
-                lambda command: command,
+                list,
                 environment={"LOCO_METRICS": f"127.0.0.1:{port}"},
             )
             for name, port in zip(shown.names, ports, strict=True)
@@ -123,7 +124,7 @@ def watched(shown: Shown, seconds: float) -> Answers:
             started(peers, spec, lambda _: "127.0.0.1:0"),
         ):
             for peer in peers:
-                peer.wait_until(lambda peer=peer: has_averaged(peer, 1), "averaged", BEGIN_S)
+                peer.wait_until(partial(has_averaged, peer, 1), "averaged", BEGIN_S)
             start_s = time.time()  # noqa: TID251 - Prometheus has the wall clock
             time.sleep(0.4 * seconds)
             killed = peers[shown.killed]
