@@ -48,11 +48,11 @@ CHROMIUM: Final = (
 )  # fmt: skip
 WIDTH: Final = 1440
 ROW_PX: Final = 38
-"""Of the grid, with the space between two panels."""
+"""A row of the grid, with the space between two panels."""
 BEGIN_S: Final = 600.0
 """Until all have averaged: interpreters that import torch at once on a busy machine."""
 POINTS: Final = 240
-"""Of a curve; a panel is some 450 pixels wide."""
+"""A curve has so many; a panel is some 450 pixels wide."""
 Answers = dict[str, Any]
 
 

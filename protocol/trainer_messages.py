@@ -104,7 +104,7 @@ class Yielded(TrainerMessage, frozen=True):
 
 
 class Into(StrEnum):
-    """What the time of a trainer goes into: one of these at each moment."""
+    """Uses of a trainer's time: one at each moment."""
 
     TRAIN = "train"
     """Inner steps, and whatever is none of the others."""

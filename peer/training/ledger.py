@@ -1,6 +1,6 @@
-"""Where the time of a trainer goes: each moment counts for one thing.
+"""Time of a trainer by its use: each moment counts for one thing.
 
-So the parts add up to the time that has passed, whatever is forgotten: that is training.
+So the parts add up to the time that has passed; what nobody names is training.
 """
 
 from collections.abc import Callable, Iterator
