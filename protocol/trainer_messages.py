@@ -1,5 +1,6 @@
 """Messages of the daemon and its trainer about fragments (peer/training/messages.py)."""
 
+from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct
@@ -100,3 +101,22 @@ class Yielded(TrainerMessage, frozen=True):
     """phi of this fragment is not read until `Merge`."""
 
     fragment: int
+
+
+class Into(StrEnum):
+    """Uses of a trainer's time: one at each moment."""
+
+    TRAIN = "train"
+    """Inner steps, and whatever is none of the others."""
+    ENCODE = "encode"
+    """Weights into codes for others."""
+    MERGE = "merge"
+    """Taking over averages, decoding among it."""
+    MEASURE = "measure"
+    """Losses of the slow weights, and of averages that are tried."""
+    KEEP = "keep"
+    """Checkpoints."""
+    STALLED = "stalled"
+    """Standing still until the daemon has an average or a round."""
+    DATA = "data"
+    """Standing still until a piece of the corpus is here."""

@@ -180,11 +180,16 @@ def links(seen: Shown) -> RenderableType:
 
 SPENT: Final = {
     "train": "training",
-    "match": "finding a partner",
-    "exchange": "exchanging vectors",
-    "apply": "the outer step",
+    "encode": "encoding weights",
+    "merge": "taking over averages",
+    "measure": "measuring losses",
+    "keep": "keeping checkpoints",
     "stalled": "standing still for averages",
     "data": "standing still for data",
+    "pack": "packing vectors *",
+    "match": "finding a partner *",
+    "exchange": "exchanging vectors *",
+    "apply": "the outer step *",
 }
 
 
@@ -206,7 +211,7 @@ def rounds(seen: Shown) -> RenderableType:
         table,
         Text(""),
         spent,
-        Text("\nWhile a round is trained, the one before is matched, exchanged and applied."),
+        Text("\n* beside the trainer, which trains on meanwhile; the others add up."),
     )
 
 

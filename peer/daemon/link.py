@@ -13,7 +13,16 @@ from protocol.limits import LINK_MESSAGES_PER_S, MAX_FRAGMENTS_FREE
 from protocol.membership.book import Allowance
 from protocol.membership.view import Progress
 from protocol.wire.fields import MAX_SECONDS
-from protocol.wire.messages import AliveReply, AskAlive, Beat, Free, Leaving, PeerList, Statements
+from protocol.wire.messages import (
+    AliveReply,
+    AskAlive,
+    Beat,
+    Free,
+    Leaving,
+    Met,
+    PeerList,
+    Statements,
+)
 
 Outgoing = Beat | PeerList | Statements | AskAlive | AliveReply
 FromLink = Outgoing | Leaving
@@ -32,6 +41,7 @@ class Link:
         rtt_s: smoothed round-trip time; None before the first sample.
         questions: theirs that we are looking into.
         named: peers that it told last to be alive.
+        told_meetings: how many of our averages in pairs it has been told of, or were before it.
         messages: read since the last look at their `allowance`.
     """
 
@@ -46,6 +56,7 @@ class Link:
     rtt_s: float | None = None
     questions: int = 0
     named: frozenset[PeerId] = frozenset()
+    told_meetings: int = 0
     opened_by_us: bool = False
     messages: float = 0.0
     allowance: Allowance = field(default_factory=lambda: Allowance(LINK_MESSAGES_PER_S, LINK_BURST))
@@ -80,6 +91,8 @@ class Link:
 def beat_to(link: Link, facts: Facts, pacing: Pacing, sequence: int, swarm_time_s: float) -> Beat:
     now_s, loss = trio.current_time(), facts.validation_loss
     free = sorted(facts.free.items())[:MAX_FRAGMENTS_FREE]
+    untold, link.told_meetings = facts.num_meetings - link.told_meetings, facts.num_meetings
+    newest = tuple(Met(*each) for each in facts.newest_meetings)
     return Beat(
         sequence=sequence,
         state=str(facts.state),
@@ -100,4 +113,5 @@ def beat_to(link: Link, facts: Facts, pacing: Pacing, sequence: int, swarm_time_
         ended=facts.ended,
         group=facts.group,
         validation_loss=loss if loss is not None and loss <= MAX_SECONDS else None,
+        met=newest[max(0, len(newest) - untold) :],
     )

@@ -27,6 +27,7 @@ from contextlib import suppress
 from typing import Final
 
 import trio
+from msgspec.structs import astuple
 from trio.lowlevel import ParkingLot
 
 from peer.facts import PeerState
@@ -237,7 +238,13 @@ class Links:
         network = prefix_of(talk.remote_address)
         send, receive = trio.open_memory_channel[Outgoing](MAX_OUTBOX)
         link = Link(
-            peer_id, theirs.incarnation, talk, send, last_heard_s=now_s, opened_by_us=opened_by_us
+            peer_id,
+            theirs.incarnation,
+            talk,
+            send,
+            last_heard_s=now_s,
+            opened_by_us=opened_by_us,
+            told_meetings=self._facts.num_meetings,
         )
         self._links.setdefault(peer_id, []).append(link)
         self.dialler.linked(peer_id)
@@ -314,6 +321,7 @@ class Links:
                         message.may_send_bytes_per_s,
                     )
                     told = link.heard_beat(message, now_s)
+                    self._facts.count_others_meetings(link.peer_id, map(astuple, message.met))
                     self._roster.beaten(now_s, link.peer_id, link.incarnation, told, link.rtt_s)
                     self._heard.unpark_all()
                 case PeerList():

@@ -15,6 +15,7 @@ from peer.network.reachability import Scope, address_to_join, scope_of
 from peer.observe.events import EventLog
 from peer.observe.history import SAMPLE_EVERY_S, History
 from peer.observe.metrics import Metrics, Now
+from peer.observe.pairs import pairs_json
 from peer.observe.problems import Observed, problems_of
 from peer.observe.status import Outcomes, PeerStatus, Status, amendments_json, progress_line
 from peer.options.providers import FIRST_GUESSES
@@ -89,6 +90,8 @@ class Report:
         self._pace = RunPace()
         self._started_s = trio.current_time()
         self._history = History()
+        self._recent: Status | None = None
+        self._recent_s = 0.0
         self.metrics_url: str | None = None
         self.price_per_hour: float | None = None
         self.metrics = Metrics(self.now, version=ports.version)
@@ -99,13 +102,28 @@ class Report:
 
     async def keep_history(self) -> None:
         while True:
-            self._history.note(self.status(), self._ports.network.statistics())
+            self._history.note(self.recent(), self._ports.network.statistics())
             await trio.sleep(SAMPLE_EVERY_S)
 
     def snapshot(self, *, history: bool) -> dict[str, Any]:
-        """The status and the last lines for people; with `history` all that curves are made of."""
-        told = self.status().to_json() | {"log": list(self._ports.events.tail)}
+        """The status, who averages with whom, and the last lines for people.
+
+        Args:
+            history: whether all that curves are made of is told, too.
+        """
+        alive = [member.peer_id for member in self._roster.alive(trio.current_time())]
+        told = self.status().to_json() | {
+            "log": list(self._ports.events.tail),
+            "pairs": pairs_json(self._facts, alive),
+        }
         return told | {"history": self._history.to_json()} if history else told
+
+    def recent(self) -> Status:
+        """The status of the last second: those that look again and again share one."""
+        now_s = trio.current_time()
+        if self._recent is None or now_s - self._recent_s >= LOOK_S:
+            self._recent, self._recent_s = self.status(), now_s
+        return self._recent
 
     def status(self) -> Status:
         facts, now_s = self._facts, trio.current_time()
@@ -189,7 +207,7 @@ def _peer_status(member: Member, met: Meetings | None) -> PeerStatus:
         progress.step,
         progress.validation_loss,
         met.averages,
-        met.seconds / met.averages if met.averages else None,
+        met.average_s,
     )
 
 
@@ -234,7 +252,7 @@ class Console:
                 self._say_over()
 
     def _look(self) -> None:
-        facts, now, now_s = self._facts, self._report.status(), trio.current_time()
+        facts, now, now_s = self._facts, self._report.recent(), trio.current_time()
         match facts.state:
             case PeerState.TRAINING if facts.doing == "training":
                 self._say_progress(now, now_s)

@@ -336,7 +336,7 @@ async def tell_of(parts: PeerParts, url: str) -> None:
 
     await tell_problems(
         url,
-        lambda: parts.report.status().problems,
+        lambda: parts.report.recent().problems,
         who,
         lambda why: parts.events.emit(EventName.NOTICE_FAILED, detail=why),
     )

@@ -8,7 +8,7 @@ import bisect
 import itertools
 import math
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Self
@@ -19,7 +19,7 @@ from msgspec import structs
 
 from protocol.errors import InvalidRunSpec
 from protocol.gossip.matchmaking import RoundSnapshot
-from protocol.limits import MAX_MEMBERS
+from protocol.limits import MAX_FRAGMENTS_FREE, MAX_LINKS, MAX_MEMBERS
 from protocol.membership.book import Fault
 from protocol.membership.dial_back import NatKind, Reach
 from protocol.membership.group import Group
@@ -30,6 +30,7 @@ from protocol.routing.measures import LinkTimes, WorkTimes
 from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import stage_of_part
 from protocol.run.run_spec import RunSpec
+from protocol.trainer_messages import Into
 
 RECENT_ROUNDS: Final = 50
 """Rounds of which the share that was averaged is told."""
@@ -292,6 +293,7 @@ class PackingFacts:
         misread: blocks of these whose sums showed a misreading, and that were sent again.
         whole: vectors of which only the digest was wrong, and that were sent again as a whole.
         code_bytes, sent_bytes: of our own vectors: what their codes take, and what was sent.
+        seconds: what was spent on making our own vectors shorter.
     """
 
     packed: int = 0
@@ -301,6 +303,7 @@ class PackingFacts:
     whole: int = 0
     code_bytes: int = 0
     sent_bytes: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -309,6 +312,21 @@ class Meetings:
 
     averages: int = 0
     seconds: float = 0.0
+
+    @property
+    def average_s(self) -> float | None:
+        return self.seconds / self.averages if self.averages else None
+
+
+def _count_meeting(
+    meetings: dict[str, Meetings], partner_id: str, seconds: float, most: int
+) -> None:
+    """Count one more; of more than `most` partners those are kept that were first met last."""
+    if partner_id not in meetings and len(meetings) >= most:
+        del meetings[next(iter(meetings))]
+    met = meetings.setdefault(partner_id, Meetings())
+    met.averages += 1
+    met.seconds += seconds
 
 
 @dataclass(slots=True)
@@ -339,6 +357,9 @@ class Facts:
         held: the part of the model that we hold.
         chosen: the group that we shall be in, before that.
         meetings: by partner; of MAX_MEMBERS, those that were first met last.
+        num_meetings, newest_meetings: how many, and the partners and seconds of the last.
+        others_meetings: what linked peers tell of theirs, by teller and partner.
+        spent_s: the time of the trainer; its parts add up to what has passed since it was ready.
         stalled_s: time for which training stood still for averages that were late.
         diverged: chunks of the outer copy found to differ from a better one.
         healed, healed_s: those that were fetched, and how long that took.
@@ -394,6 +415,12 @@ class Facts:
     parameters: int | None = None
     averaged: int = 0
     meetings: dict[str, Meetings] = field(default_factory=dict)
+    num_meetings: int = 0
+    newest_meetings: deque[tuple[str, float]] = field(
+        default_factory=lambda: deque(maxlen=MAX_FRAGMENTS_FREE)
+    )
+    others_meetings: dict[str, dict[str, Meetings]] = field(default_factory=dict)
+    spent_s: dict[Into, float] = field(default_factory=lambda: dict.fromkeys(Into, 0.0))
     stalled_s: float = 0.0
     diverged: int = 0
     healed: int = 0
@@ -463,11 +490,17 @@ class Facts:
         self.recent.append(True)
 
     def count_meeting(self, partner_id: str, seconds: float) -> None:
-        if partner_id not in self.meetings and len(self.meetings) >= MAX_MEMBERS:
-            del self.meetings[next(iter(self.meetings))]
-        met = self.meetings.setdefault(partner_id, Meetings())
-        met.averages += 1
-        met.seconds += seconds
+        _count_meeting(self.meetings, partner_id, seconds, MAX_MEMBERS)
+        self.num_meetings += 1
+        self.newest_meetings.append((partner_id, seconds))
+
+    def count_others_meetings(self, teller_id: str, met: Iterable[tuple[str, float]]) -> None:
+        """Count what a linked peer tells, partners and seconds; none takes more than its share."""
+        others = self.others_meetings
+        for partner_id, seconds in met:
+            if teller_id not in others and len(others) >= MAX_LINKS:
+                del others[next(iter(others))]
+            _count_meeting(others.setdefault(teller_id, {}), partner_id, seconds, MAX_LINKS)
 
     def count_skipped(self, reason: SkipReason) -> None:
         self.skipped[reason] += 1
@@ -482,18 +515,20 @@ class Facts:
         self.losses.append(loss)
         self.lowest_loss = min(self.lowest_loss, loss)
 
+    def count_spent(self, seconds: Mapping[Into, float]) -> None:
+        for into, more_s in seconds.items():
+            self.spent_s[into] += more_s
+
     def count_timing(self, timing: RoundTiming) -> None:
         for phase in RoundPhase:
             self.phases[phase].observe(getattr(timing, f"{phase}_s"))
 
     @property
     def seconds(self) -> dict[str, float]:
-        """What time went into: the phases of rounds, and waiting for averages and for data.
-
-        While a round is trained, the one before is matched, exchanged and applied.
-        """
-        phases = {str(phase): durations.sum_s for phase, durations in self.phases.items()}
-        return phases | {"stalled": self.stalled_s, "data": self.corpus.waited_s}
+        """What time went into: first the trainer's, then what is done for averages beside it."""
+        beside = {str(p): d.sum_s for p, d in self.phases.items() if p is not RoundPhase.TRAIN}
+        trainer = {str(into): spent_s for into, spent_s in self.spent_s.items()}
+        return {**trainer, "pack": self.packing.seconds, **beside}
 
     @property
     def averaged_share(self) -> float | None:

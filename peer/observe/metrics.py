@@ -110,6 +110,9 @@ def _of_training(now: Now) -> dict[str, Row]:
             "Time for which training stood still for pieces of the corpus, in seconds.",
             corpus.waited_s if corpus.pieces else None,
         ),
+        "loco_trainer_seconds{into}": _counter(
+            "Time of the trainer, by what it went into; the parts add up.", facts.spent_s
+        ),
     }
 
 
@@ -198,6 +201,9 @@ def _of_packing(now: Now) -> dict[str, Row]:
         "loco_packing_bytes{of}": _counter(
             "What the codes of our own vectors take, and what was sent of them.",
             {"codes": packing.code_bytes, "sent": packing.sent_bytes},
+        ),
+        "loco_packing_seconds": _counter(
+            "Time that it took to pack our own vectors, in seconds.", packing.seconds
         ),
     }
 

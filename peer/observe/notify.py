@@ -15,7 +15,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import trio
 
-from .problems import Trouble
+from .problems import PeerProblem
 
 SETTLE_S: Final = 60.0
 LOOK_S: Final = 5.0
@@ -30,11 +30,13 @@ class Notifications:
     """What there is to tell: the difference between what was told and what has settled since."""
 
     def __init__(self) -> None:
-        self._told: dict[str, Trouble] = {}
+        self._told: dict[str, PeerProblem] = {}
         self._since_s: dict[str, float] = {}
-        self._now: dict[str, Trouble] = {}
+        self._now: dict[str, PeerProblem] = {}
 
-    def due(self, now_s: float, problems: Sequence[Trouble]) -> tuple[list[Trouble], list[Trouble]]:
+    def due(
+        self, now_s: float, problems: Sequence[PeerProblem]
+    ) -> tuple[list[PeerProblem], list[PeerProblem]]:
         """What is wrong anew, and what is over, and not told yet."""
         self._now = {problem.name: problem for problem in problems}
         changed = self._now.keys() ^ self._told.keys()
@@ -43,13 +45,13 @@ class Notifications:
         new = [problem for name, problem in self._now.items() if name in settled]
         return new, [problem for name, problem in self._told.items() if name in settled]
 
-    def told(self, new: Sequence[Trouble], over: Sequence[Trouble]) -> None:
+    def told(self, new: Sequence[PeerProblem], over: Sequence[PeerProblem]) -> None:
         self._told |= {problem.name: problem for problem in new}
         for problem in over:
             del self._told[problem.name]
 
 
-def message_of(who: str, new: Sequence[Trouble], over: Sequence[Trouble]) -> str:
+def message_of(who: str, new: Sequence[PeerProblem], over: Sequence[PeerProblem]) -> str:
     lines = [f"wrong: {problem.line}" for problem in new]
     lines += [f"over: {problem.name}" for problem in over]
     return "\n".join([who, *lines])[:MAX_CHARS]
@@ -86,7 +88,7 @@ def _post(request: Request) -> None:
 
 async def tell_problems(
     url: str,
-    problems: Callable[[], Sequence[Trouble]],
+    problems: Callable[[], Sequence[PeerProblem]],
     who: Callable[[], str],
     failed: Callable[[str], None],
 ) -> None:

@@ -41,7 +41,7 @@ NAMED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class PeerProblem:
     """One thing that is wrong now.
 
     Attributes:
@@ -77,9 +77,9 @@ class Observed(NamedTuple):
         return self.facts.state is PeerState.TRAINING
 
 
-def problems_of(seen: Observed) -> tuple[Trouble, ...]:
+def problems_of(seen: Observed) -> tuple[PeerProblem, ...]:
     found = ((name, condition(seen)) for name, condition in CONDITIONS.items())
-    return tuple(Trouble(name, words, help_of(name)) for name, words in found if words)
+    return tuple(PeerProblem(name, words, help_of(name)) for name, words in found if words)
 
 
 def help_of(name: str) -> str:

@@ -14,7 +14,7 @@ from protocol.outcomes import SkipReason
 from protocol.routing.measures import LinkTimes
 from protocol.run.amendments import AmendedSpec
 
-from .problems import Trouble
+from .problems import PeerProblem
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -201,7 +201,7 @@ class Status:
     reachable_from: str | None = None
     doing: str | None = None
     since_s: float | None = None
-    problems: tuple[Trouble, ...] = ()
+    problems: tuple[PeerProblem, ...] = ()
     up_s: float | None = None
     price_per_hour: float | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)

@@ -186,6 +186,7 @@ class RoundLoop:
 
     def _note_progress(self, line: TrainerLine, progress: messages.TrainerProgress) -> None:
         facts = self._facts
+        facts.count_spent(progress.spent_s)
         if progress.round != facts.round:
             return
         facts.fraction = progress.steps / max(1, self._quota)
@@ -214,6 +215,7 @@ class RoundLoop:
 
     def _note_closed(self, closed: messages.RoundClosed) -> None:
         facts = self._facts
+        facts.count_spent(closed.spent_s)
         self._failures_in_a_row = 0
         facts.epoch, facts.position = closed.epoch, closed.position
         facts.nominal_step = closed.step

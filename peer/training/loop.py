@@ -18,16 +18,18 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec.structs import replace
 
 from peer.codec import get_codec
 from protocol.run.run_spec import RunSpec
 from protocol.schedule.data_plan import DataPlan
-from protocol.trainer_messages import Merge, Tried, Try
+from protocol.trainer_messages import Into, Merge, Tried, Try
 
 from . import messages
 from .corpus.blocks import Corpus, PieceCorpus
 from .device import is_out_of_memory
 from .fragments import FragmentDeltas, FragmentSnapshots, regions_of, values_of
+from .ledger import Ledger
 from .model import FlatModel
 from .optimizer import FlatOptimizer
 from .ports import NonFinite
@@ -82,6 +84,7 @@ class InnerLoop:
         self._values, self._model, self._slow_P = values, values.model, values.slow_P
         self._channel = channel
         self._clock_s = clock_s
+        self._ledger = Ledger(clock_s)
         self._validation_BT = corpus.validation_blocks(spec.data.validation_blocks)
         self._drawn = np.random.default_rng(list(peer_id.encode()))
         self._events: deque[messages.TrainerEvent] = deque()
@@ -89,7 +92,7 @@ class InnerLoop:
             spec,
             peer_id,
             DataPlan(spec.seed, corpus.num_blocks, corpus.piece_blocks),
-            sync_of(spec, values, self._events.append, clock_s),
+            sync_of(spec, values, self._events.append, self._ledger),
             self._events,
         )
         self._launched: tuple[TrainStep, StepResult] | None = None
@@ -116,27 +119,30 @@ class InnerLoop:
             match action:
                 case SettleStep():
                     self._settle()
-                case messages.Evaluate():
-                    self._evaluate(action)
-                case Try():
-                    self._try(action)
+                case messages.Evaluate() | Try():
+                    self._measure(action)
                 case messages.Keep():
-                    self._keep(action)
+                    with self._ledger.on(Into.KEEP):
+                        self._keep(action)
                 case _:
                     self._go_on(action)
 
     def _next_action(self) -> Action:
         action = self._round_machine.next_action(self._clock_s())
         while self._events:
-            self._channel.emit(self._events.popleft())
+            event = self._events.popleft()
+            if isinstance(event, messages.TrainerProgress | messages.RoundClosed):
+                event = replace(event, spent_s=self._ledger.taken())
+            self._channel.emit(event)
         return action
 
     def _go_on(self, action: TrainStep | Wait) -> None:
         """Obey if a command has come, else train."""
-        command = self._channel.next_command(wait=isinstance(action, Wait))
-        if command is not None:
+        if isinstance(action, Wait):
+            self._obey(self._awaited(Into.STALLED))
+        elif (command := self._channel.next_command(wait=False)) is not None:
             self._obey(command)
-        elif isinstance(action, TrainStep):
+        else:
             blocks = self._blocks()
             if missing := self._corpus.missing(blocks):
                 self._wait_for(missing)
@@ -154,9 +160,13 @@ class InnerLoop:
         if missing != self._told_missing:
             self._channel.emit(messages.PiecesMissing(missing))
             self._told_missing = missing
-        command = self._channel.next_command(wait=True)
+        self._obey(self._awaited(Into.DATA))
+
+    def _awaited(self, into: Into) -> messages.TrainerCommand:
+        with self._ledger.on(into):
+            command = self._channel.next_command(wait=True)
         assert command is not None
-        self._obey(command)
+        return command
 
     def _obey(self, command: messages.TrainerCommand) -> None:
         if isinstance(command, messages.PiecesHere):
@@ -187,9 +197,16 @@ class InnerLoop:
         """A large file on a slow disk takes longer than a silence that means a hang."""
         self._channel.emit(messages.Waiting())
 
+    def _measure(self, order: messages.Evaluate | Try) -> None:
+        self._settle()
+        with self._ledger.on(Into.MEASURE):
+            if isinstance(order, Try):
+                self._try(order)
+            else:
+                self._evaluate(order)
+
     def _evaluate(self, order: messages.Evaluate) -> None:
         """Measure with the slow weights in place."""
-        self._settle()
         started_s = self._clock_s()
         theta_P, aside_P = self._model.theta_P, self._model.gradient_P
         aside_P.copy_(theta_P)  # the gradient is idle between two steps
@@ -205,7 +222,6 @@ class InnerLoop:
 
     def _try(self, order: Try) -> None:
         """Measure with the fragment merged and without, on some held-out blocks of our choice."""
-        self._settle()
         started_s = self._clock_s()
         try:
             gain = self._gain(order)

@@ -41,12 +41,15 @@ protocol/microbatch/trainer_messages.py. The first frame down the socket is `Beg
 
 from typing import Final
 
+from msgspec import field
+
 from protocol.microbatch.trainer_messages import StageCommand, StageEvent
 from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec, parse_bytes
 from protocol.trainer_messages import (
     FragmentMerged,
     FragmentSent,
+    Into,
     Merge,
     TrainerMessage,
     Tried,
@@ -236,6 +239,8 @@ class TrainerProgress(TrainerMessage, frozen=True):
         loss: mean training loss of the steps since the last event, nats per token.
         step_s: mean duration of those steps.
         step: nominal step reached.
+        spent_s: what the time since the last event that tells it went into; since the trainer is
+            ready, at first.
     """
 
     round: int
@@ -245,6 +250,7 @@ class TrainerProgress(TrainerMessage, frozen=True):
     gradient_norm: float
     step_s: float
     step: float
+    spent_s: dict[Into, float] = field(default_factory=dict)
 
 
 class RoundClosed(TrainerMessage, frozen=True):
@@ -255,6 +261,7 @@ class RoundClosed(TrainerMessage, frozen=True):
         epoch, position: where our data stands now.
         seconds: duration of the round's training.
         step: nominal step reached.
+        spent_s: as in `TrainerProgress`.
     """
 
     round: int
@@ -265,6 +272,7 @@ class RoundClosed(TrainerMessage, frozen=True):
     position: int
     seconds: float
     step: float
+    spent_s: dict[Into, float] = field(default_factory=dict)
 
 
 class Evaluated(TrainerMessage, frozen=True):

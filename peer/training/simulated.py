@@ -41,6 +41,7 @@ from protocol.trainer_messages import Tried, Try
 
 from . import messages
 from .fragments import FragmentDeltas, regions_of, values_of
+from .ledger import Ledger
 from .ports import NonFinite, StartTrainer, Trainer, TrainerDied, WrongCommand
 from .round_machine import Action, RoundMachine, TrainStep, Wait
 from .shared import CodeRegions
@@ -189,6 +190,7 @@ class SimulatedTrainer:
         self._slow = slow
         self._spec = spec = machine.spec
         self._speed, self._problem = machine.speed, machine.problem
+        self._now_s = trio.current_time()
         self._slept_before_s = machine.slept_s()
         batch_size = spec.training.batch_size
         self._micro_batch = min(batch_size, micro_batch_cap or batch_size)
@@ -201,13 +203,12 @@ class SimulatedTrainer:
             spec,
             machine.peer_id,
             DataPlan(spec.seed, self._problem.num_blocks, self._problem.piece_blocks),
-            sync_of(spec, self._values, self._events.append, lambda: self._now_s),
+            sync_of(spec, self._values, self._events.append, Ledger(lambda: self._now_s)),
             self._events,
         )
         self._action: Action = Wait()
         self._waiting: deque[messages.TrainerCommand] = deque()
         self._death: str | None = None
-        self._now_s = trio.current_time()
         self._next_step_s = math.inf
         self._changed = ParkingLot()
         self._ready_s = self._now_s + self._speed.start_s

@@ -50,6 +50,7 @@ from protocol.trainer_messages import (
     ONE_CHUNK,
     FragmentMerged,
     FragmentSent,
+    Into,
     Merge,
     Try,
     Yield,
@@ -57,6 +58,7 @@ from protocol.trainer_messages import (
 )
 
 from .fragments import FragmentDeltas, FragmentSnapshots
+from .ledger import Ledger
 from .messages import SyncCommand, SyncEvent, TrainRound
 from .ports import WrongCommand
 from .schedule import total_steps_of
@@ -121,9 +123,10 @@ class Sync(ABC):
     _spec: RunSpec
     _values: FragmentDeltas | FragmentSnapshots
     _emit: Callable[[SyncEvent], None]
-    _clock_s: Callable[[], float]
+    _ledger: Ledger
 
     def __post_init__(self) -> None:
+        self._clock_s = self._ledger.clock_s
         self._reset()
 
     def _reset(self) -> None:
@@ -187,7 +190,8 @@ class Sync(ABC):
 
     def _send(self, fragment: int, cycle: int, step: float) -> None:
         lane, started_s = self._lanes[fragment], self._clock_s()
-        digest = self._values.send(fragment, cycle)
+        with self._ledger.on(Into.ENCODE):
+            digest = self._values.send(fragment, cycle)
         lane.sending_s = self._clock_s() - started_s
         waited_s = lane.standstill.taken_s(started_s)
         self._emit(FragmentSent(fragment, cycle, lane.steps, lane.tokens, digest, waited_s, step))
@@ -258,7 +262,8 @@ class PairSync(Sync):
         if command != Merge(command.fragment, lane.cycle, ONE_CHUNK):
             raise WrongCommand(f"{command}: a fragment is one chunk, and always stepped")
         started_s = self._clock_s()
-        self._values.merge(command.fragment)
+        with self._ledger.on(Into.MERGE):
+            self._values.merge(command.fragment)
         lane.in_flight = False
         waited_s = lane.sending_s + self._clock_s() - started_s
         self._emit(FragmentMerged(command.fragment, command.cycle, waited_s))
@@ -336,7 +341,8 @@ class FragmentSync(Sync):
         self._nominal = nominal
 
     def _land(self, lane: _Lane, merge: Merge) -> None:
-        self._values.merge(merge.fragment, merge.stepped, merge.moved)
+        with self._ledger.on(Into.MERGE):
+            self._values.merge(merge.fragment, merge.stepped, merge.moved)
         lane.in_flight, lane.merge = False, None
         waited_s = lane.standstill.taken_s(self._clock_s())
         self._emit(FragmentMerged(merge.fragment, lane.cycle, waited_s))
@@ -372,7 +378,8 @@ class FragmentSync(Sync):
                 if cycle is not None:
                     lane.merge = command
                 elif lane.yielded:
-                    self._values.merge(fragment, stepped, moved, redone)
+                    with self._ledger.on(Into.MERGE):
+                        self._values.merge(fragment, stepped, moved, redone)
                     lane.yielded = False
                 else:
                     raise WrongCommand(f"{command}, but nothing was yielded")
@@ -391,8 +398,8 @@ def sync_of(
     spec: RunSpec,
     values: FragmentDeltas | FragmentSnapshots,
     emit: Callable[[SyncEvent], None],
-    clock_s: Callable[[], float],
+    ledger: Ledger,
 ) -> Sync:
     if isinstance(values, FragmentSnapshots):
-        return FragmentSync(spec, values, emit, clock_s)
-    return PairSync(spec, values, emit, clock_s)
+        return FragmentSync(spec, values, emit, ledger)
+    return PairSync(spec, values, emit, ledger)

@@ -158,6 +158,13 @@ class Free(Struct, frozen=True):
     step: Count
 
 
+class Met(Struct, frozen=True):
+    """The sender of a beat has averaged with a peer; the exchange took so long."""
+
+    peer_id: PeerIdText
+    seconds: NonNegative
+
+
 class Beat(Message, frozen=True, tag="beat"):
     """A sign of life and progress.
 
@@ -174,6 +181,8 @@ class Beat(Message, frozen=True, tag="beat"):
         may_send_bytes_per_s: how fast the receiver may go on; None for as fast as it likes.
         ended: the sender's last round of training is averaged.
         validation_loss: the newest of the sender, nats per token.
+        met: whom it has averaged with in pairs since its last beat on this link; for people, and
+            nothing is decided by it.
     """
 
     sequence: Count
@@ -195,6 +204,7 @@ class Beat(Message, frozen=True, tag="beat"):
     ended: bool = False
     group: Digest | None = None
     validation_loss: NonNegative | None = None
+    met: Annotated[tuple[Met, ...], Meta(max_length=MAX_FRAGMENTS_FREE), APART] = ()
 
 
 class PeerEntry(Struct, frozen=True):

@@ -20,9 +20,13 @@ import pytest
 from swarm import COMMAND, START_S, WAIT_S, Peer, wait_until
 
 from protocol.names import short_id
+from protocol.trainer_messages import Into
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 TOKEN = "0123456789abcdef"
+LONG_S = 10.0
+SLACK = 0.03
+"""A trainer tells of its time every 0.2 s."""
 
 
 def page_of(peer: Peer) -> str:
@@ -51,11 +55,27 @@ def test_the_page_tells_of_the_swarm_and_its_history(swarm):
     assert told["history"]["peers_loss"][-1] is not None
     assert any(rate for rate in told["history"]["received_bytes_per_s"])
     assert told["seconds"]["train"] > 0
+    assert told["seconds"]["encode"] > 0
     assert any("linked with" in line for line in told["log"])
     assert "history" not in json.loads(fetched(page_of(one) + "now.json"))
     assert b"<title>" in fetched(page_of(one))
     for name in ("page.js", "page.css", "uPlot.iife.min.js", "uPlot.min.css"):
         assert fetched(page_of(one) + name)
+
+
+def test_the_parts_of_the_trainers_time_add_up(swarm):
+    (peer,) = swarm.at_least(1)[:1]
+    peer.wait_averaging()
+    before = peer.status()
+
+    def apart() -> float:
+        """How far the sum of the parts is from the time that has passed; 1 before it is long."""
+        now = peer.status()
+        passed_s = now["up_s"] - before["up_s"]
+        spent_s = sum(now["seconds"][into] - before["seconds"][into] for into in Into)
+        return abs(spent_s - passed_s) / passed_s if passed_s > LONG_S else 1.0
+
+    wait_until(lambda: apart() < SLACK, "parts that add up to it", timeout_s=START_S, peers=[peer])
 
 
 class Terminal:
@@ -163,6 +183,8 @@ def test_a_browser_shows_the_swarm_asks_nobody_else_and_says_when_the_daemon_is_
     page.get_by_text("left, until").wait_for(timeout=1e3 * START_S)
     page.get_by_text("cost of this machine").wait_for()
     assert page.locator("canvas").count() == 4
+    says = f"{short_id(peer.peer_id)} says: "
+    page.locator("#map title", has_text=says).first.wait_for(state="attached")
     assert [url for url in asked if not url.startswith(site)] == []
     assert complaints == []
     assert _as_peers_would_have_it(page)
@@ -185,6 +207,7 @@ def _as_peers_would_have_it(page: Any) -> bool:
         wrong = [{"name": "x", "words": HOSTILE, "help": HOSTILE}]
         for peer in told["peers"]:
             peer["state"] = peer["peer_id"] = HOSTILE
+        told["pairs"]["peers"] = [HOSTILE for _ in told["pairs"]["peers"]]
         told |= {"log": [HOSTILE], "doing": HOSTILE, "problems": wrong}
         route.fulfill(json=told)
 

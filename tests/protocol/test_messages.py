@@ -66,6 +66,7 @@ from protocol.wire.messages import (
     Hello,
     Join,
     Leaving,
+    Met,
     Misread,
     PeerEntry,
     PeerList,
@@ -111,6 +112,7 @@ SHORT = bytes(range(16))
 EXCHANGE = "0f1e2d3c4b5a6978" * 2
 PROPOSE = Propose(GROUP, 3, 150, False, DIGEST, "int8", 1, 50, 51200)
 FREE = {"fragment": 0, "round": 1, "step": 70}
+MET = {"peer_id": PEER, "seconds": 1.0}
 SETTLED = SettledReply(EXCHANGE, SettledOutcome.AVERAGED)
 STATE_REPLY = StateScalars(DIGEST, 3, 190, DIGEST, 0, 40, 4096, 0.75)
 STAMP = Stamp(2, 6, 24, SHORT)
@@ -134,7 +136,7 @@ EXAMPLES: tuple[Message, ...] = (
     Refusal(RefusalReason.BUSY, "Paired."),
     Beat(
         *(1, "training", 2, 0.5, 10.0, 0, 40, 75, 4096, 12.5, 11.5, 0.25, 1.5e9, 8, 1e6),
-        *((Free(0, 1, 70), Free(3, 8, 65)), True, GROUP),
+        *((Free(0, 1, 70), Free(3, 8, 65)), True, GROUP, 2.5, (Met(PEER, 3.25),)),
     ),
     Beat(1, "training", 2, 1.5, 10.0, 0, 40, 75, 4096, 12.5, None, 0.0, 1.5e9),
     PeerList((PeerEntry(PEER, 7, (ADDRESS,)), PeerEntry("sim-1", 1, ()))),
@@ -227,6 +229,7 @@ DEFAULTS = {
     (Beat, "ended"),
     (Beat, "group"),
     (Beat, "validation_loss"),
+    (Beat, "met"),
     (Hello, "group"),
     (Hello, "step"),
     (Hello, "pass_shown"),
@@ -336,6 +339,10 @@ def test_an_unknown_extra_field_is_ignored(message: Message) -> None:
         (EXAMPLES[4], "free", [{"fragment": limits.MAX_FRAGMENTS, "round": 1, "step": 0}]),
         (EXAMPLES[4], "free", [{"fragment": 0, "round": 1}]),
         (EXAMPLES[4], "free", [FREE] * (limits.MAX_FRAGMENTS_FREE + 1)),
+        (EXAMPLES[4], "met", [{"peer_id": "no id", "seconds": 1.0}]),
+        (EXAMPLES[4], "met", [{"peer_id": PEER, "seconds": -1.0}]),
+        (EXAMPLES[4], "met", [{"peer_id": PEER}]),
+        (EXAMPLES[4], "met", [MET] * (limits.MAX_FRAGMENTS_FREE + 1)),
         (EXAMPLES[4], "ended", 0),
         (EXAMPLES[0], "step", -1),
         (EXAMPLES[4], "sent_s", float("nan")),
@@ -462,7 +469,13 @@ def test_every_list_either_loses_an_item_or_may_not() -> None:
     assert {name for name, apart in lists.items() if apart} == {
         *("Hello.addresses", "Whereabouts.addresses", "Whereabouts.tried", "Seen.tried"),
         *("Seen.reached", "PeerList.peers", "PeerEntry.addresses", "Statements.statements"),
-        *("Beat.free", "RecordsFound.records", "RecordsFound.nearest", "NearNode.addresses"),
+        *(
+            "Beat.free",
+            "Beat.met",
+            "RecordsFound.records",
+            "RecordsFound.nearest",
+            "NearNode.addresses",
+        ),
     }
 
 

@@ -7,6 +7,7 @@ plausible. What would not be shorter goes as it is. All of it is work for a thre
 """
 
 import blake3
+import trio
 
 from peer.codec import BLOCK, codes_as_tensor, get_codec
 from peer.codec.differences import (
@@ -41,7 +42,12 @@ class Packer:
 
     async def packed(self, payload: memoryview) -> memoryview | None:
         """Our codes as differences; None where they had better go as they are."""
-        return await self.work.run(self._pack, payload) if self.packs else None
+        if not self.packs:
+            return None
+        started_s = trio.current_time()
+        packed = await self.work.run(self._pack, payload)
+        self.facts.seconds += trio.current_time() - started_s
+        return packed
 
     def _pack(self, payload: memoryview) -> memoryview | None:
         if self._expected is None:

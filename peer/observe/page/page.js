@@ -108,8 +108,39 @@ function tellPeers(s) {
   });
   fill("peers", rows.length ? rows : [row("nobody else is here")]);
 }
-const INTO = {train: "training", match: "finding a partner", exchange: "exchanging vectors", apply: "the outer step",
+// Rows are tellers, columns their partners: darker took longer, and the number counts the averages.
+const CELL = 22, NAMES = 78, SVG = $("map").namespaceURI;
+function drawn(parent, name, attributes, text) {
+  const made = document.createElementNS(SVG, name);
+  Object.entries(attributes).forEach(([key, value]) => made.setAttribute(key, value));
+  made.textContent = text ?? "";
+  parent.append(made);
+  return made;
+}
+function tellPairs(s) {
+  const {peers, averages, average_s} = s.pairs, size = NAMES + CELL * peers.length;
+  $("pairs").hidden = !averages.flat().some(n => n);
+  const slowest = Math.max(1e-9, ...average_s.flat().map(x => x ?? 0)), map = $("map");
+  map.replaceChildren();
+  for (const [name, value] of [["width", size], ["height", size], ["viewBox", `0 0 ${size} ${size}`]]) map.setAttribute(name, value);
+  peers.forEach((teller, i) => {
+    const middle = NAMES + CELL * (i + .5);
+    drawn(map, "text", {x: NAMES - 6, y: middle + 4, "text-anchor": "end"}, short(teller));
+    drawn(map, "text", {x: 6 - NAMES, y: middle + 4, transform: "rotate(-90)"}, short(teller));
+    peers.forEach((partner, j) => {
+      const at = {x: NAMES + CELL * j, y: NAMES + CELL * i}, box = {width: CELL - 1, height: CELL - 1};
+      const cell = drawn(map, "g", {});
+      drawn(cell, "rect", {...at, ...box, class: i === j ? "same" : "pair"});
+      if (!averages[i][j]) return;
+      drawn(cell, "rect", {...at, ...box, fill: "rgb(224 122 60)", "fill-opacity": .15 + .85 * average_s[i][j] / slowest});
+      drawn(cell, "text", {x: at.x + CELL / 2, y: at.y + CELL / 2 + 4, "text-anchor": "middle"}, averages[i][j] > 999 ? "…" : averages[i][j]);
+      drawn(cell, "title", {}, `${short(teller)} says: ${number(averages[i][j])} with ${short(partner)}, ${milliseconds(average_s[i][j])} each`);
+    });
+  });
+}
+const INTO = {train: "training", encode: "encoding weights", merge: "taking over averages", measure: "measuring losses", keep: "keeping checkpoints",
   stalled: "standing still for averages", data: "standing still for data"};
+const BESIDE = {pack: "packing vectors", match: "finding a partner", exchange: "exchanging vectors", apply: "the outer step"};
 function bars(spent, whole, names = {}) {
   return Object.entries(spent).filter(([, s]) => s > 0).map(([what, s]) => {
     const part = Math.min(1, s / whole), made = row(names[what] ?? what, `${duration(s)} (${percent(part)})`);
@@ -118,7 +149,9 @@ function bars(spent, whole, names = {}) {
   });
 }
 function tellRounds(s) {
-  fill("seconds", bars(s.seconds, s.up_s, INTO));
+  for (const [id, names] of [["seconds", INTO], ["beside", BESIDE]]) {
+    fill(id, bars(Object.fromEntries(Object.keys(names).map(what => [what, s.seconds[what] ?? 0])), s.up_s, names));
+  }
   const skipped = Object.entries(s.outcomes.skipped).map(([why, n]) => row(`skipped: ${why}`, number(n)));
   fill("rounds", [row("averaged", number(s.outcomes.averaged)), ...skipped]);
 }
@@ -139,25 +172,25 @@ function tellLog(lines) {
 
 // --- asking --------------------------------------------------------------------------------------
 
-let heard = Date.now(), drawn = 0, trouble = "";
+let heard = Date.now(), drawn = 0, failure = "";
 function complain() {
   const silent = Date.now() - heard;
   $("stale").hidden = silent < SILENT_MS;
-  $("stale").textContent = `The daemon has not answered for ${duration(silent / 1e3)}: it has ended, or cannot be reached. ${trouble}`;
+  $("stale").textContent = `The daemon has not answered for ${duration(silent / 1e3)}: it has ended, or cannot be reached. ${failure}`;
 }
 async function ask() {
   const whole = Date.now() - drawn >= HISTORY_MS;
   const answer = await fetch(whole ? "status.json" : "now.json", {signal: AbortSignal.timeout(4000)});
   if (!answer.ok) throw new Error(await answer.text());
   const status = await answer.json();
-  [tellRun, tellFacts, tellPeers, tellRounds, tellStage].forEach(tell => tell(status));
+  [tellRun, tellFacts, tellPeers, tellPairs, tellRounds, tellStage].forEach(tell => tell(status));
   tellLog(status.log);
   if (whole) draw(status);
   if (whole) drawn = Date.now();
   heard = Date.now();
 }
 async function poll() {
-  try { await ask(); trouble = ""; } catch (error) { trouble = error.message; }
+  try { await ask(); failure = ""; } catch (error) { failure = error.message; }
   complain();
   setTimeout(poll, POLL_MS);
 }

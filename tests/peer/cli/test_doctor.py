@@ -23,7 +23,7 @@ from peer.cli.doctor import (
     network_findings,
 )
 from peer.daemon.examination import Examination, LineRate, Met
-from peer.observe.problems import CLOCK_OFFSET_S, Trouble, help_of
+from peer.observe.problems import CLOCK_OFFSET_S, PeerProblem, help_of
 from peer.options.config import DEFAULT_PORT
 from peer.options.exit_codes import ExitCode
 from peer.state.home import Home
@@ -193,7 +193,7 @@ def test_of_a_running_peer(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    reachable, problem = "no", Trouble(wrong, "it has figures", help_of(wrong))
+    reachable, problem = "no", PeerProblem(wrong, "it has figures", help_of(wrong))
     reach = {"reachable": reachable, "v4": reachable, "v6": "unknown", "nat": "cone"}
     reach |= {"answers": 2, "observed": ["8.8.8.8"], "relays": relays}  # type: ignore[dict-item]
     address = "/ip4/192.168.1.5/tcp/31337/p2p/12D3KooWEC9aiTnm17ZpGvxQDHoxnTyZ8LecyEC3QhcfNr3Qs4Ur"

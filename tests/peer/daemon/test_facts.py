@@ -1,7 +1,7 @@
 """What a peer counts of its own rounds."""
 
-from peer.facts import RECENT_ROUNDS, Facts
-from protocol.limits import MAX_MEMBERS
+from peer.facts import RECENT_ROUNDS, Facts, Meetings
+from protocol.limits import MAX_FRAGMENTS_FREE, MAX_LINKS, MAX_MEMBERS
 from protocol.outcomes import SkipReason
 
 
@@ -34,3 +34,18 @@ def test_meetings_are_counted_by_partner_and_those_first_met_longest_ago_are_for
         facts.count_meeting(str(number), 1.0)
     assert len(facts.meetings) == MAX_MEMBERS
     assert "partner" not in facts.meetings
+    assert facts.num_meetings == MAX_MEMBERS + 2
+    assert len(facts.newest_meetings) == MAX_FRAGMENTS_FREE
+
+
+def test_what_others_tell_of_theirs_is_bounded_for_each_and_for_all():
+    facts = Facts("me", 1)
+    for _ in range(2):
+        facts.count_others_meetings("honest", [("me", 0.5)])
+    for number in range(2 * MAX_LINKS):
+        facts.count_others_meetings("liar", [(str(number), 1.0)])
+    assert len(facts.others_meetings["liar"]) == MAX_LINKS
+    assert facts.others_meetings["honest"]["me"] == Meetings(2, 1.0)
+    for number in range(2 * MAX_LINKS):
+        facts.count_others_meetings(str(number), [("me", 1.0)])
+    assert len(facts.others_meetings) == MAX_LINKS

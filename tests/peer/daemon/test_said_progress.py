@@ -6,7 +6,7 @@ import pytest
 import trio
 from swarm_worlds import simulated, start, toy_spec
 
-from peer.daemon.report import REPEAT_S, SAY_EVERY_S, Console
+from peer.daemon.report import LOOK_S, REPEAT_S, SAY_EVERY_S, Console
 from peer.facts import PeerState
 from peer.observe.events import EventLog
 from peer.observe.history import MOST_POINTS
@@ -97,6 +97,37 @@ async def test_what_is_waited_for_is_said_again(tmp_path):
         assert joiner.facts.state is PeerState.CONNECTING
         assert len(lines_of(stream, "cannot reach")) >= 3
         nursery.cancel_scope.cancel()
+
+
+@simulated()
+async def test_each_peer_knows_who_averages_with_whom(tmp_path):
+    async with open_swarm(1, toy_spec(60), tmp_path) as swarm:
+        await start(swarm, "a", "b", "c")
+        await swarm.until(lambda: swarm["a"].facts.step > 600)
+        ids = [swarm[name].peer_id for name in "abc"]
+        told = swarm["a"].report.snapshot(history=False)["pairs"]
+        really = [[swarm[x].facts.meetings.get(y) for y in ids] for x in "abc"]
+    places = [told["peers"].index(peer_id) for peer_id in ids]
+    for i, x in enumerate(places):
+        for j, y in enumerate(places):
+            met = really[i][j]
+            averages = met.averages if met else 0
+            untold = averages - told["averages"][x][y]
+            assert 0 <= untold <= (0 if i == 0 else 3)  # of before the link, and the last beat
+    assert told["averages"][places[1]][places[2]] > 3
+
+
+@simulated()
+async def test_those_that_look_each_second_share_one_status(tmp_path):
+    async with open_swarm(1, toy_spec(40), tmp_path) as swarm:
+        await start(swarm, "a")
+        report = swarm["a"].report
+        before = report.recent()
+        await trio.sleep(0.5 * LOOK_S)
+        assert report.recent() is before
+        assert report.status() is not before
+        await trio.sleep(LOOK_S)
+        assert report.recent() is not before
 
 
 @simulated()

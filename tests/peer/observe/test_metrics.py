@@ -19,7 +19,7 @@ from peer.facts import (
     Spent,
 )
 from peer.observe.metrics import REFUSED_CONTRIBUTIONS, Metrics, Now
-from peer.observe.problems import CONDITIONS, Trouble
+from peer.observe.problems import CONDITIONS, PeerProblem
 from peer.observe.status import PeerStatus, Status
 from peer.runtime import NetworkStatistics
 from protocol.membership.dial_back import Reach
@@ -53,6 +53,8 @@ NAMES = {
     "loco_corpus_fetched_bytes_total",
     "loco_corpus_wait_seconds_total",
     "loco_stalled_seconds_total",
+    "loco_trainer_seconds_total",
+    "loco_packing_seconds_total",
     "loco_state_divergence_total",
     "loco_state_heal_seconds_sum",
     "loco_state_heal_seconds_count",
@@ -151,7 +153,7 @@ def full() -> Now:
             PeerStatus("12D3a", PeerState.TRAINING, rtt_s=0.25),
             PeerStatus("12D3b", PeerState.TRAINING),
         ),
-        problems=(Trouble("split", "two", "troubleshooting.md#split"),),
+        problems=(PeerProblem("split", "two", "troubleshooting.md#split"),),
     )
     return Now(facts, status, CARRIED, 100.5)
 

@@ -18,13 +18,13 @@ from peer.observe.notify import (
     request_of,
     tell_problems,
 )
-from peer.observe.problems import Trouble, help_of
+from peer.observe.problems import PeerProblem, help_of
 from peer.options.config import ConfigError, load_config
 from peer.process.rejoin import handed_on, rejoin_command
 
 
-def problem(name: str, words: str = "it has figures") -> Trouble:
-    return Trouble(name, words, help_of(name))
+def problem(name: str, words: str = "it has figures") -> PeerProblem:
+    return PeerProblem(name, words, help_of(name))
 
 
 SPLIT, ALONE = problem("split"), problem("alone")
@@ -131,7 +131,7 @@ async def test_whatever_goes_wrong_ends_there(mock_clock) -> None:
     tries = ["no server", "no list"]
     why = list[str]()
 
-    def problems() -> list[Trouble]:
+    def problems() -> list[PeerProblem]:
         if len(why) == 1:
             raise AssertionError("secret-topic")
         return [SPLIT]

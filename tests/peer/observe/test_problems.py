@@ -15,7 +15,7 @@ from peer.observe.problems import (
     NOTES,
     TURNED_AWAY_S,
     Observed,
-    Trouble,
+    PeerProblem,
     problems_of,
 )
 from protocol.membership.dial_back import Reach
@@ -249,6 +249,6 @@ def test_each_condition_has_a_case_and_names_a_section() -> None:
     facts = healthy()
     facts.disk.refusal = "full"
     (problem,) = problems_of(Observed(facts, [member("12D3a")], (0.0, 0.0), NOW_S))
-    assert problem == Trouble(
+    assert problem == PeerProblem(
         "disk", "the disk has not taken what was to be kept: full", "troubleshooting.md#disk"
     )

@@ -9,7 +9,7 @@ from existing import existing
 from rich.console import Console
 
 from peer.facts import RECENT_ROUNDS, PeerState, PipelineFacts, ReachFacts, Spent
-from peer.observe.problems import Trouble
+from peer.observe.problems import PeerProblem
 from peer.observe.status import (
     Outcomes,
     PeerStatus,
@@ -85,7 +85,7 @@ FULL = Status(
     reachable_from="this network",
     doing="training [round 3]",
     since_s=12.4,
-    problems=(Trouble("alone", "no other peer", "troubleshooting.md#alone"),),
+    problems=(PeerProblem("alone", "no other peer", "troubleshooting.md#alone"),),
     up_s=7200.0,
     price_per_hour=0.4,
     seconds={"train": 7000.0, "exchange": 12.0},

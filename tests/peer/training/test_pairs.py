@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from peer.codec import get_codec
 from peer.training.fragments import FragmentDeltas, regions_of, values_of
+from peer.training.ledger import Ledger
 from peer.training.messages import TrainRound
 from peer.training.ports import NonFinite, WrongCommand
 from peer.training.shared import CodeRegions
@@ -60,7 +61,7 @@ class Loop:
         values: Any = NoValues()
         self.values = values
         self.events: list[Any] = []
-        self.sync = PairSync(spec_of(), values, self.events.append, lambda: 0.0)
+        self.sync = PairSync(spec_of(), values, self.events.append, Ledger(lambda: 0.0))
         self.sync.load()
 
     def of(self, kind: type) -> list[Any]:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from peer.training.ledger import Ledger
 from peer.training.messages import TrainRound
 from peer.training.sync import FragmentSync
 from protocol.run.run_spec import RunSpec, SyncSection
@@ -51,9 +52,9 @@ class Loop:
         section = DilocoSection(late=late, overlap_steps=overlap_steps)
         snapshots: Any = NoValues()
         spec = RunSpec(sync=SyncSection(method="diloco", inner_steps=H, diloco=section))
-        self.sync = FragmentSync(spec, snapshots, self.emit, lambda: float(self.turn))
         self.delays, self.yields = list(delays), list(yields)
         self.turn = self.steps = 0
+        self.sync = FragmentSync(spec, snapshots, self.emit, Ledger(lambda: float(self.turn)))
         self.waiting: list[tuple[int, Merge]] = []
         self.sent: list[tuple[FragmentSent, int]] = []
         self.merged: list[tuple[FragmentMerged, int]] = []
