@@ -19,6 +19,8 @@ from typing import Any, Final, TextIO, cast
 from protocol.schedule.progress import Progress, Tell, Watched, lasting, nobody
 
 DRAW_EVERY_S: Final = 1.0
+USUAL_COLUMNS: Final = 80
+"""Of a terminal that does not say how wide it is."""
 _ERASED: Final = "\r\x1b[K"
 
 
@@ -56,8 +58,8 @@ class BottomLine:
             return stream.write(text)
 
     def _draw(self, text: str) -> None:
-        room = os.get_terminal_size(self._terminal.fileno()).columns - 1
-        self._write(_ERASED + text.encode("ascii", "replace").decode()[: max(0, room)])
+        room = (os.get_terminal_size(self._terminal.fileno()).columns or USUAL_COLUMNS) - 1
+        self._write(_ERASED + text.encode("ascii", "replace").decode()[:room])
         self._is_drawn = True
 
     def _remove(self) -> None:

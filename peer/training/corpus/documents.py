@@ -142,10 +142,10 @@ class Reading:
     share: float = 0.0
 
 
-def documents(shard: Shard, reading: Reading) -> Iterator[tuple[int, str]]:
+def documents(shard: Shard, reading: Reading | None = None) -> Iterator[tuple[int, str]]:
     """The texts of a shard, each with its number for `Shard.place_of`. Raises InvalidCorpus."""
     read = {"jsonl": _json_lines, "parquet": _parquet_rows, "hf": _stream_rows}[shard.kind]
-    for number, text in read(shard, reading):
+    for number, text in read(shard, reading or Reading()):
         if not isinstance(text, str):
             raise InvalidCorpus(
                 f"{shard.place_of(number)}: column {shard.column!r} holds {type(text).__name__},"

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -43,6 +43,7 @@ class Screen:
     def __init__(self) -> None:
         self._reader, writer = pty.openpty()
         self.stream: TextIO = os.fdopen(writer, "w")
+        self.take: Callable[[], None] = lambda: None
 
     @property
     def written(self) -> str:
@@ -54,15 +55,16 @@ class Screen:
 
 @pytest.fixture
 def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Screen]:
-    """That of this process."""
+    """One that is that of this process once it is `taken`: pytest has its own until a test runs."""
     screen = Screen()
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stderr", screen.stream)
+    screen.take = lambda: monkeypatch.setattr(sys, "stderr", screen.stream)
     yield screen
     screen.stream.close()
 
 
 def test_lines_are_printed_above_it_and_it_goes_in_the_end(screen: Screen) -> None:
+    screen.take()
     with bottom_line() as line:
         assert line.show("fetching: 43%")
         print("linked with a peer", file=sys.stderr)
@@ -74,6 +76,7 @@ def test_lines_are_printed_above_it_and_it_goes_in_the_end(screen: Screen) -> No
 
 
 def test_a_question_is_not_drawn_over(screen: Screen) -> None:
+    screen.take()
     with bottom_line() as line:
         print("join nevertheless? [y/N] ", end="", file=sys.stderr, flush=True)
         assert not line.show("fetching: 43%")
@@ -118,6 +121,7 @@ def test_a_command_shows_what_lasts_and_no_more() -> None:
 
 
 def test_a_command_leaves_its_terminal_as_it_was(screen: Screen) -> None:
+    screen.take()
     before = sys.stdout, sys.stderr
     with pytest.raises(KeyError), shown("exporting") as tell:
         tell(Progress("fetching stage 2", 1, 4, "stages"))
