@@ -250,8 +250,8 @@ class Console:
     def _look(self) -> None:
         facts, now, now_s = self._facts, self._report.status(), trio.current_time()
         rests = facts.state in (PeerState.FINISHED, PeerState.PAUSED) or facts.doing == "training"
-        doing = now.doing or facts.doing
-        is_shown = self._show("" if rests else lasting(doing, now_s - facts.doing_since_s))
+        doing, lasts_s = now.doing or facts.doing, now_s - facts.doing_since_s
+        is_shown = self._show("" if rests else lasting(doing, facts.progress, lasts_s))
         match facts.state:
             case PeerState.TRAINING if facts.doing == "training":
                 self._say_progress(now, now_s)

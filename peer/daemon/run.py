@@ -7,7 +7,6 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -56,7 +55,7 @@ from .parts import PeerParts, PeerSettings
 from .peer import Peer
 from .ports import Keys, Ports
 from .provision import RealProvision
-from .report import Console, Report, join_address
+from .report import Console, Report, ShowLine, join_address
 from .returning import come_back
 
 DIRECTORY_CHECK_S: Final = 5.0
@@ -100,7 +99,7 @@ class _Daemon:
         home: Home,
         spare: SpareChild,
         stop: trio.Event,
-        show: Callable[[str], bool],
+        show: ShowLine = lambda _: False,
     ) -> None:
         self._config = config
         self._home = home

@@ -136,5 +136,5 @@ def keep_drawn(
     """Show it every DRAW_EVERY_S, until `wait` says that it has ended."""
     watched, began_s = Watched(), clock_s()
     while not wait(DRAW_EVERY_S):
-        now_s = clock_s()
-        show(lasting(watched.words(doing, told(), now_s), now_s - began_s))
+        now_s, progress = clock_s(), told()
+        show(lasting(watched.words(doing, progress, now_s), progress, now_s - began_s))

@@ -102,6 +102,9 @@ class Watched:
         return said
 
 
-def lasting(words: str, lasts_s: float) -> str:
+def lasting(words: str, progress: Progress | None, lasts_s: float) -> str:
     """The line for what has lasted so long; empty before it is worth one."""
-    return f"{words}; {duration(lasts_s)} so far" if lasts_s >= SHOW_AFTER_S else ""
+    if lasts_s < SHOW_AFTER_S:
+        return ""
+    is_measured = progress is not None and progress.share is not None
+    return words if is_measured else f"{words}; {duration(lasts_s)} so far"

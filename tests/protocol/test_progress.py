@@ -71,8 +71,9 @@ def test_nothing_is_said_that_nobody_knows(progress: Progress | None, said: str)
 
 
 def test_what_ends_soon_is_worth_no_line() -> None:
-    assert lasting("compiling", SHOW_AFTER_S - 0.1) == ""
-    assert lasting("compiling", 150) == "compiling; 2 min so far"
+    assert lasting("compiling", None, SHOW_AFTER_S - 0.1) == ""
+    assert lasting("compiling", None, 150) == "compiling; 2 min so far"
+    assert lasting("fetching: 50%", Progress("", 1, 2), 150) == "fetching: 50%"
 
 
 def test_counts_add_up() -> None:
