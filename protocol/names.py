@@ -1,4 +1,4 @@
-"""How peers and sizes are named to people, and foreign text is shown to them."""
+"""How peers, sizes and durations are named to people, and foreign text is shown to them."""
 
 
 def short_id(peer_id: str | None) -> str:
@@ -9,6 +9,14 @@ def short_id(peer_id: str | None) -> str:
 def size_text(count: float) -> str:
     """So many bytes, in GB or MB."""
     return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{max(1, round(count / 1e6)):,} MB"
+
+
+def duration(seconds: float) -> str:
+    """Such as `40 s`, `6 min`, `3.5 h`, `2.1 days`: two of a unit at the least."""
+    for unit, length, digits in (("days", 86_400, 1), ("h", 3600, 1), ("min", 60, 0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.{digits}f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def printable(text: str) -> str:

@@ -87,7 +87,10 @@ def say_health(home: Home) -> ExitCode:
 
 
 def leave_swarm(home: Home) -> None:
-    trio.run(_leave, home)
+    from peer.process.bottom_line import shown
+
+    with shown("waiting until the daemon has left: it writes a checkpoint first"):
+        trio.run(_leave, home)
 
 
 async def _leave(home: Home) -> None:

@@ -25,6 +25,7 @@ from peer.observe.problems import CLOCK_OFFSET_S, NOTES
 from peer.options.config import DEFAULT_PORT, PeerConfig, load_config
 from peer.options.exit_codes import ExitCode
 from peer.options.values import HostPort
+from peer.process.bottom_line import shown
 from peer.state.home import Home
 from protocol.address.multiaddr import split_peer_id
 from protocol.errors import LocoError
@@ -249,17 +250,19 @@ def examine_here(
     """Print what was found; 0 where nothing failed, else 1. Raises LocoError."""
     given = {"home": home, "bootstrap": bootstrap, "listen": listen, "invite": invite}
     config = load_config(given, os.environ)
-    findings = list(machine_findings(config.home))
+    with shown("looking at this machine"):
+        findings = list(machine_findings(config.home))
     of = Home(config.home)
     try:
         status = told(of, "status")
     except (NoDaemon, ControlFailed):
-        port, seen = _look_outside(config, of, findings)
+        with shown("asking peers how this machine is reached"):
+            port, seen = _look_outside(config, of, findings)
     else:
         findings += running_findings(status)
         port = of.kept_port("listen") or DEFAULT_PORT
-        shown = host_and_port(split_peer_id(status["address"])[0])
-        seen = (*status["reach"]["observed"], *([] if shown is None else [shown[0]]))
+        named = host_and_port(split_peer_id(status["address"])[0])
+        seen = (*status["reach"]["observed"], *([] if named is None else [named[0]]))
     outer = announced(config.announce, seen, port, in_container=in_container())
     for line in lines_of(findings):
         typer.echo(line)

@@ -25,6 +25,7 @@ import torch
 from peer.content.state_file import HEADER_BYTES, state_bytes
 from peer.observe.control import ControlFailed, NoDaemon, NotNow
 from peer.options.config import ConfigError
+from peer.process.bottom_line import shown
 from peer.state.checkpoints import OUTER_FILE, SLOW, CheckpointStore
 from peer.state.export import ExportedModel, Sampling, export_hugging_face
 from peer.state.home import Home, HomeError
@@ -47,6 +48,7 @@ from protocol.membership.group import WHOLE_MODEL
 from protocol.names import short_id
 from protocol.run.layout import DATA_STAGE, Layout, stage_layouts, stage_of_part
 from protocol.run.run_spec import RunSpec
+from protocol.schedule.progress import Progress, Tell, nobody
 
 from .client import home_of, told
 
@@ -71,16 +73,23 @@ def export_checkpoint(home: Home, directory: Path, without: Collection[int] = fr
         ExportFailed: the state does not fit the run, or the tokenizer is not to be had.
         ControlFailed, HomeError
     """
-    try:
-        written = told(home, "write_state", STATE_TIMEOUT_S)
-    except (NoDaemon, NotNow) as error:
-        _export_kept(home, directory, error)
-    else:
-        export_state(home, written, directory, without)
+    with shown("exporting") as tell:
+        tell(Progress("the daemon writes its state"))
+        try:
+            written = told(home, "write_state", STATE_TIMEOUT_S)
+        except (NoDaemon, NotNow) as error:
+            tell(Progress("checking the newest checkpoint"))
+            _export_kept(home, directory, error)
+        else:
+            export_state(home, written, directory, without, tell)
 
 
 def export_state(
-    home: Home, written: Mapping[str, Any], directory: Path, without: Collection[int] = frozenset()
+    home: Home,
+    written: Mapping[str, Any],
+    directory: Path,
+    without: Collection[int] = frozenset(),
+    tell: Tell = nobody,
 ) -> None:
     """Convert a state file. Raises as `export_checkpoint`.
 
@@ -102,12 +111,14 @@ def export_state(
                 if stage == own:
                     values = slow_weights_in(path, part)
                 else:
+                    tell(Progress(f"fetching stage {stage}", stage, spec.pipeline.stages, "stages"))
                     wanted = {"stage": stage, "padded_parameters": part.padded_parameters}
                     reply = told(home, "fetch_stage", STATE_TIMEOUT_S, **wanted)
                     values = _taken(Path(reply["path"]))
                 _place(weights_P, layout, values, part)
     except (ValueError, OSError) as error:
         raise ExportFailed(f"cannot export: {error}") from error
+    tell(Progress(f"writing {directory}"))
     export_weights(home, weights_P, directory, written.get("round"), written.get("tokens"))
 
 
@@ -261,24 +272,27 @@ class Given:
 
 def export_swarm(home: Home, directory: Path) -> None:
     """Print the loss of each peer that can be reached and of the mean, and write the mean."""
-    written = told(home, "write_state", STATE_TIMEOUT_S)
-    if written["part"] != WHOLE_MODEL:
-        raise ExportFailed("peers of this run hold stages; leave --swarm out")
-    spec = spec_of(home)
-    loss = loss_judge(home, spec)
-    print(f"{'peer':<9}{'step':>9}  validation")
-    try:
-        with _folder_in(home) as folder:
-            given = list(_given(home, spec, written, folder, loss))
-            mean_P, count, mean_loss = mean_of(given, loss)
-    except (ValueError, OSError) as error:
-        raise ExportFailed(f"cannot export: {error}") from error
-    print(f"{'mean':<9}{f'of {count}':>9}  {mean_loss:.4f}")
-    export_weights(home, mean_P, directory, written["round"], written["tokens"])
+    with shown("exporting") as tell:
+        tell(Progress("the daemon writes its state"))
+        written = told(home, "write_state", STATE_TIMEOUT_S)
+        if written["part"] != WHOLE_MODEL:
+            raise ExportFailed("peers of this run hold stages; leave --swarm out")
+        spec = spec_of(home)
+        loss = loss_judge(home, spec)
+        print(f"{'peer':<9}{'step':>9}  validation")
+        try:
+            with _folder_in(home) as folder:
+                given = list(_given(home, spec, written, folder, loss, tell))
+                mean_P, count, mean_loss = mean_of(given, loss, tell)
+        except (ValueError, OSError) as error:
+            raise ExportFailed(f"cannot export: {error}") from error
+        print(f"{'mean':<9}{f'of {count}':>9}  {mean_loss:.4f}")
+        tell(Progress(f"writing {directory}"))
+        export_weights(home, mean_P, directory, written["round"], written["tokens"])
 
 
 def _given(
-    home: Home, spec: RunSpec, written: dict[str, Any], folder: Path, loss: Loss
+    home: Home, spec: RunSpec, written: dict[str, Any], folder: Path, loss: Loss, tell: Tell
 ) -> Iterator[Given]:
     """Ours, then the others'; peers that give none are named. Prints the loss of each."""
 
@@ -292,8 +306,11 @@ def _given(
 
     own = told(home, "status")
     layout = whole_layout(home, spec)
+    tell(Progress("measuring our own weights"))
     yield given(own["peer_id"], own["step"], slow_weights_in(Path(written["path"]), layout))
-    for peer_id in told(home, "holders")["peers"]:
+    others = told(home, "holders")["peers"]
+    for number, peer_id in enumerate(others):
+        tell(Progress("fetching and measuring weights", number, len(others), "peers"))
         try:
             reply = told(home, "fetch_weights", STATE_TIMEOUT_S, peer=peer_id)
         except ControlFailed as error:
@@ -303,7 +320,9 @@ def _given(
         yield given(peer_id, reply["step"], slow_P)
 
 
-def mean_of(given: Sequence[Given], loss: Loss) -> tuple[Float32Vector, int, float]:
+def mean_of(
+    given: Sequence[Given], loss: Loss, tell: Tell = nobody
+) -> tuple[Float32Vector, int, float]:
     """The mean of peers by their losses, of how many it is, and its loss; tells who is left out.
 
     The first one is tried first, the others from the best on. Raises ExportFailed.
@@ -312,7 +331,8 @@ def mean_of(given: Sequence[Given], loss: Loss) -> tuple[Float32Vector, int, flo
     ranked = sorted(range(len(given)), key=lambda index: (index > 0, -shares[index]))
     mean_P: Float32Vector = np.zeros(0, np.float32)
     count, total, mean_loss, losses = 0, 0.0, math.nan, 0.0
-    for each, share in ((given[index], shares[index]) for index in ranked):
+    for number, (each, share) in enumerate((given[index], shares[index]) for index in ranked):
+        tell(Progress("measuring the mean", number, len(given), "peers"))
         why = f"its loss is more than {MEAN_NATS:g} above the median"
         if share:
             weight = share / (total + share)
@@ -383,7 +403,8 @@ def check_left_out(without: Collection[int], stages: int) -> None:
 
 def _write(folder: Path, without: frozenset[int], prompt: str, sampling: Sampling) -> None:
     try:
-        model = ExportedModel(folder)
+        with shown("loading the model"):
+            model = ExportedModel(folder)
         check_left_out(without, model.stages)
         model.leave_out(without)
         model.continue_text(prompt, sampling, lambda text: print(text, end="", flush=True))

@@ -19,6 +19,7 @@ import psutil
 import torch
 
 from peer.options.config import ConfigError
+from peer.process.bottom_line import shown
 from peer.training.device import Precision, choose_device, choose_precision, is_out_of_memory
 from peer.training.model import FlatModel, initial_module
 from peer.training.optimizer import FlatOptimizer, inner_optimizer
@@ -27,6 +28,7 @@ from protocol.pipeline.pipelines import TRAINING_PER_FORWARD
 from protocol.pipeline.tables import OPTIONAL_PEER_COLUMNS, PEER_COLUMNS, USUAL_SLOTS
 from protocol.run.needs import parameters_of, vocabulary_of
 from protocol.run.run_spec import RunSpec
+from protocol.schedule.progress import Progress, Tell, nobody
 
 PARTS_OF_TIME: Final = 8
 """A step is doubled while it takes less than this part of the given time."""
@@ -55,6 +57,8 @@ def measure_machine(
     spec: RunSpec,
     device_name: str | None,
     seconds: float,
+    tell: Tell = nobody,
+    *,
     clock_s: Callable[[], float] = time.perf_counter,
 ) -> Measured:
     """Time the trainer's step for so many seconds.
@@ -69,11 +73,12 @@ def measure_machine(
     except ValueError as error:
         raise ConfigError(f"--device {device_name}: {error}") from error
     precision = choose_precision(spec.training.precision, device)
+    tell(Progress("making the model"))
     module = initial_module(spec, vocabulary_of(spec))
     model = FlatModel(module, device, compile=spec.training.compile)
     optimizer = inner_optimizer(model, spec.optimizer, precision)
     stepper = Stepper(model, optimizer, precision, 1)
-    trial = _Trial(spec, stepper, optimizer, device, clock_s)
+    trial = _Trial(spec, stepper, optimizer, device, tell, clock_s)
     try:
         sequences, step_s = trial.widest(seconds)
     except RuntimeError as error:
@@ -97,15 +102,18 @@ class _Trial:
     stepper: Stepper
     optimizer: FlatOptimizer
     device: torch.device
+    tell: Tell
     clock_s: Callable[[], float]
 
     def widest(self, seconds: float) -> tuple[int, float]:
         """Sequences at once, and the median seconds of such a step."""
         end_s, size = self.clock_s() + seconds, 1
         most = largest_power_of_two(self.spec.training.batch_size)
+        self.tell(Progress("the first step" + ", which compiles" * self.spec.training.compile))
         self._step_s(size)  # the first one compiles, and takes memory
         step_s = self._step_s(size)
         while size < most and step_s < seconds / PARTS_OF_TIME:
+            self.tell(Progress(f"{2 * size} sequences at once"))
             try:
                 self._step_s(2 * size)
                 step_s = self._step_s(2 * size)
@@ -116,7 +124,8 @@ class _Trial:
                 break
             size *= 2
         found = [step_s]
-        while self.clock_s() < end_s:
+        while (left_s := end_s - self.clock_s()) > 0:
+            self.tell(Progress("timing steps", seconds - left_s, seconds, ""))
             found.append(self._step_s(size))
         return size, float(np.median(found))
 
@@ -205,7 +214,8 @@ def show_measured(
         if threads < 1:
             raise ConfigError(f"--threads {threads}: must be from 1")
         torch.set_num_threads(threads)
-    measured = measure_machine(spec, device, seconds)
+    with shown("measuring") as tell:
+        measured = measure_machine(spec, device, seconds, tell)
     filled = row_of(measured, *row)
     print(
         f"# {spec.name} on {measured.device} in {measured.precision},"

@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from peer.options.config import ConfigError, read_text
+from peer.process.bottom_line import shown
 from protocol.names import size_text
 from protocol.pipeline.pipelines import TRAINING_PER_FORWARD, Estimate, replicas_of
 from protocol.pipeline.question import (
@@ -30,12 +31,14 @@ from protocol.pipeline.what_if import (
     LEAST_HELP,
     Answer,
     RunEstimate,
+    most_evaluations,
     verdict_of,
     what_if,
 )
 from protocol.run.needs import flops_per_token
 from protocol.run.run_spec import RunSpec
 from protocol.run.sections import visited_of
+from protocol.schedule.progress import Counting
 
 from .options import PlanOptions, read_spec
 
@@ -84,7 +87,9 @@ def show_plan(run_toml: Path, peers: Path, links: Path | None, options: PlanOpti
             Console().print(_of_replicas(question, replicas))
             _print(["No pipeline was planned, because the model fits; --stages N plans one."])
         return
-    answer = what_if(question)
+    with shown("planning") as tell:
+        most = most_evaluations(question)
+        answer = what_if(question, Counting(tell, "", most, "iterations simulated").add)
     if picture is not None:
         from .plan_picture import draw
 

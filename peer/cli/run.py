@@ -13,6 +13,7 @@ import trio
 from peer.options.config import ConfigError, PeerConfig, check_options
 from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import NotAgreed, corpus_tokens_of, say_needs
+from peer.process.bottom_line import shown
 from peer.process.rejoin import JoinAgain, handed_on, rejoin_command
 from peer.process.terminal import hold_back_sigterm
 from peer.runtime.imports import large_imports
@@ -30,7 +31,7 @@ from .options import Start, read_spec
 async def _run_daemon(config: PeerConfig, spec: RunSpec | None, home: Home) -> ExitCode:
     """The trainer's process starts first: both import for seconds, at the same time."""
     async with spare_child(config.threads or 0) as spare:
-        with large_imports():
+        with shown("starting: loading torch"), large_imports():
             _check_device(config)
             from peer.daemon.run import run_daemon
 
@@ -104,8 +105,9 @@ def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
             from peer.state.uploads import restore  # here: few starts restore
 
             print(f"restoring from {start.restore}", file=sys.stderr, flush=True)
-            for line in restore(start.restore, home, config.checkpoint_keep):
-                print(f"  {line}", file=sys.stderr, flush=True)
+            with shown("restoring"):
+                for line in restore(start.restore, home, config.checkpoint_keep):
+                    print(f"  {line}", file=sys.stderr, flush=True)
         return _until_ended(config, spec, home)
 
 
@@ -194,7 +196,8 @@ def _from_checkpoint(written: RunSpec) -> RunSpec:
         return written
     from peer.training.init_from import rate_hint, with_checkpoint
 
-    spec = with_checkpoint(written)
+    with shown("reading tokenizer and checkpoint"):
+        spec = with_checkpoint(written)
     if hint := rate_hint(spec):
         print(hint, file=sys.stderr, flush=True)
     return spec

@@ -25,7 +25,6 @@ from peer.observe.history import SAMPLE_EVERY_S
 from peer.observe.status import (
     Status,
     cost_line,
-    duration,
     pipeline_lines,
     progress_line,
     reach_line,
@@ -34,7 +33,7 @@ from peer.observe.status import (
 from peer.options.config import ConfigError
 from peer.state.home import Home
 from protocol.errors import LocoError
-from protocol.names import printable, short_id
+from protocol.names import duration, printable, short_id
 
 from .client import home_of, told
 

@@ -284,6 +284,10 @@ class Gathering:
         return 1 - self.plan.num_missing / state_file.chunk_count(self._memory.total_bytes)
 
     @property
+    def total_bytes(self) -> int:
+        return self._memory.total_bytes
+
+    @property
     def num_sources(self) -> int:
         """How many have given something, kept or not."""
         return len(self._gave)

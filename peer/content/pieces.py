@@ -37,6 +37,7 @@ from protocol.content.scheduler import AtOnce, BoolVector, Request, Scheduler
 from protocol.errors import LocoError, Refused, RemoteProtocolError
 from protocol.limits import MAX_ASKED
 from protocol.schedule.data_plan import DataPlan, Members
+from protocol.schedule.progress import Progress
 
 from .fetching import fetch_from
 
@@ -172,7 +173,9 @@ class PieceFetcher:
             if self._store.here[piece]:
                 await self._work.run(self._store.read, piece)
         self._wake(is_new=True)
-        while not self._store.here[list(pieces)].all():
+        while not (here := self._store.here[list(pieces)]).all():
+            came = int(np.count_nonzero(here))
+            self._facts.progressed(Progress("", came, len(here), "pieces"))
             await self._changed.wait()
         self._awaited = ()
         self._scheduler.wait_for(())

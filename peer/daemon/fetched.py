@@ -53,6 +53,7 @@ from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import MAX_ASKED_PER_SOURCE
 from protocol.membership.view import Member, View, heeded
 from protocol.run.amendments import AmendedSpec
+from protocol.schedule.progress import Progress
 from protocol.schedule.rounds import lost_lag, middle, oldest_useful
 from protocol.wire.content_messages import StateScalars
 
@@ -287,9 +288,8 @@ class SharedFetch:
         sources, elapsed_s = gathering.num_sources, now_s - self._began_s
         left_s = gathering.missing_bytes / max(1, gathering.fetched_bytes) * elapsed_s
         peers = "1 peer" if sources == 1 else f"{sources} peers"
-        self._facts.now_doing(
-            f"fetching the state: {gathering.share:.0%} from {peers}, {left_s:.0f} s left"
-        )
+        total = gathering.total_bytes
+        self._facts.progressed(Progress(f"from {peers}", gathering.share * total, total))
         if now_s - self._told_s >= TELL_EVERY_S:
             self._told_s = now_s
             self._arrival.ports.events.emit(

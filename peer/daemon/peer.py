@@ -223,7 +223,7 @@ class Training:
             membership, beginning = Membership(parts, name), supplies.beginning
             if not beginning.ages:
                 await self._begin(averaging, membership, cannot_tell)
-            self._facts.now_doing("starting the trainer")
+            self._facts.starts_trainer()
             async with warmed_up(start, slow_P) as warm:
                 if beginning.ages:
                     measure = cannot_tell if exchange else warm.loss

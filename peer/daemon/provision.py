@@ -60,6 +60,7 @@ from protocol.membership.group import WHOLE_MODEL, Group
 from protocol.membership.view import View, heeded
 from protocol.run.layout import DATA_STAGE, Layout, part_of_stage, stage_layouts
 from protocol.run.run_spec import FrozenSection, RunSpec
+from protocol.schedule.progress import Progress, Tell, nobody
 from protocol.schedule.rounds import middle
 from protocol.wire.content_messages import StateScalars
 
@@ -151,7 +152,7 @@ def where_others_are(arrival: Arrival) -> FirstState:
 
 
 async def freeze_data(
-    spec: RunSpec, cache_dir: Path, work: Work, data: str | None = None
+    spec: RunSpec, cache_dir: Path, work: Work, data: str | None = None, tell: Tell = nobody
 ) -> tuple[RunSpec, KeptCorpus]:
     """Make the corpus, and name it in the run spec by digest; `data` is a source of our own.
 
@@ -161,7 +162,7 @@ async def freeze_data(
     """
     with _told(cache_dir):
         await work.run(remove_all_drafts, cache_dir)
-        corpus = await _made(spec, cache_dir, data, work)
+        corpus = await _made(spec, cache_dir, data, work, tell)
         await work.run(_keep_tokenizer, spec.data.tokenizer, cache_dir)
     digest = corpus.manifest.tokenizer_digest
     frozen = {"manifest": corpus.manifest_digest, "tokenizer_digest": digest}
@@ -170,7 +171,12 @@ async def freeze_data(
 
 
 async def obtain_data(
-    spec: RunSpec, cache_dir: Path, source: BlobSource, work: Work, data: str | None = None
+    spec: RunSpec,
+    cache_dir: Path,
+    source: BlobSource,
+    work: Work,
+    data: str | None = None,
+    tell: Tell = nobody,
 ) -> KeptCorpus:
     """The corpus that the run spec names, from here or from peers; `data` is a source of our own.
 
@@ -188,9 +194,9 @@ async def obtain_data(
         spec = spec.model_copy(update={"data": spec.data.model_copy(update={"tokenizer": here})})
         kept = await work.run(kept_corpus, cache_dir, digest)
         if data is not None and (kept is None or kept.whole is None):
-            return _same(await _made(spec, cache_dir, data, work), spec, data)
+            return _same(await _made(spec, cache_dir, data, work, tell), spec, data)
         if kept is None and spec.data.source == "stdlib" and tokenizer == BYTES:
-            kept = await work.run(_made_here, spec, cache_dir, work.check_cancelled)
+            kept = await work.run(_made_here, spec, cache_dir, _until_cancelled(work, tell))
         if kept is None:
             kept = await work.run(adopt_manifest, await source.blob(digest), digest, cache_dir)
             await work.run(adopt_held_out, kept, await source.blob(kept.manifest.held_out))
@@ -237,11 +243,23 @@ def _keep_tokenizer(source: str, cache_dir: Path) -> None:
         replace_file(tokenizer_path(cache_dir, FileTokenizer(data).digest), data)
 
 
-async def _made(spec: RunSpec, cache_dir: Path, data: str | None, work: Work) -> KeptCorpus:
+def _until_cancelled(work: Work, tell: Tell) -> Tell:
+    """The same for work on a thread, which it ends where its caller was cancelled."""
+
+    def told(progress: Progress) -> None:
+        work.check_cancelled()
+        tell(progress)
+
+    return told
+
+
+async def _made(
+    spec: RunSpec, cache_dir: Path, data: str | None, work: Work, tell: Tell
+) -> KeptCorpus:
     """`prepare_corpus`, in another process where a tokenizer runs."""
     if spec.data.tokenizer != BYTES:
-        return await prepare_apart(spec, cache_dir, data)
-    return await work.run(prepare_corpus, spec, cache_dir, data, work.check_cancelled)
+        return await prepare_apart(spec, cache_dir, data, tell)
+    return await work.run(prepare_corpus, spec, cache_dir, data, _until_cancelled(work, tell))
 
 
 def _same(made: KeptCorpus, spec: RunSpec, data: str) -> KeptCorpus:
@@ -254,10 +272,10 @@ def _same(made: KeptCorpus, spec: RunSpec, data: str) -> KeptCorpus:
     return made
 
 
-def _made_here(spec: RunSpec, cache_dir: Path, check: Callable[[], None]) -> KeptCorpus | None:
+def _made_here(spec: RunSpec, cache_dir: Path, tell: Tell) -> KeptCorpus | None:
     """The standard library's corpus, if this Python's is the run's."""
     try:
-        made = prepare_corpus(spec, cache_dir, None, check)
+        made = prepare_corpus(spec, cache_dir, None, tell)
     except (InvalidCorpus, ValueError, OSError):
         return None
     return made if made.manifest_digest == spec.data.manifest else None
@@ -321,7 +339,13 @@ class Provision(Protocol):
 
 class RealProvision:
     def __init__(
-        self, config: PeerConfig, home: Home, peer_id: PeerId, work: Work, spare: SpareChild
+        self,
+        config: PeerConfig,
+        home: Home,
+        peer_id: PeerId,
+        work: Work,
+        spare: SpareChild,
+        tell: Tell,
     ) -> None:
         self._config = config
         self._cache_dir = home.cache_dir
@@ -329,9 +353,12 @@ class RealProvision:
         self._peer_id = peer_id
         self._work = work
         self._spare = spare
+        self._tell = tell
 
     async def found(self, spec: RunSpec) -> tuple[RunSpec, Supplies]:
-        spec, corpus = await freeze_data(spec, self._cache_dir, self._work, self._config.data)
+        spec, corpus = await freeze_data(
+            spec, self._cache_dir, self._work, self._config.data, self._tell
+        )
         stage = DATA_STAGE if spec.pipeline.stages > 1 else None
         created, fresh = await self._first_weights(spec, corpus, stage)
         frozen = FrozenSection(
@@ -347,7 +374,9 @@ class RealProvision:
         self, spec: RunSpec, source: BlobSource, choose_stage: ChooseStage
     ) -> Supplies:
         """Take the corpus from here or from a peer; of a pipeline, the stage that needs us most."""
-        corpus = await obtain_data(spec, self._cache_dir, source, self._work, self._config.data)
+        corpus = await obtain_data(
+            spec, self._cache_dir, source, self._work, self._config.data, self._tell
+        )
         if spec.pipeline.stages == 1:
             shape = PartShape.of_whole_model(spec)
             supplies = self._supplies(spec, corpus, shape, Fetched(), None)
@@ -380,6 +409,7 @@ class RealProvision:
         """The initialisation of the part that we hold, and a beginning with it."""
         weights = self._state_dir / "first-weights.f32"
         settings = self._trainer_settings(spec, corpus, stage)
+        self._tell(Progress("making the first weights"))
         try:
             created = await create_model(settings, weights, self._spare)
         except TrainerDied as died:

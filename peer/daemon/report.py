@@ -4,6 +4,7 @@ The console says every few seconds how far the run is. All who show the address 
 same one.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median_low
 from typing import Any, Final
@@ -26,6 +27,7 @@ from protocol.membership.dial_back import Reach
 from protocol.membership.group import WHOLE_MODEL, Group
 from protocol.membership.view import TRAINING, Member, View
 from protocol.run.layout import DATA_STAGE, part_of_stage, stage_of_part
+from protocol.schedule.progress import Watched, lasting
 from protocol.schedule.rounds import RunPace
 
 from .ports import Ports
@@ -88,6 +90,7 @@ class Report:
         self._facts = ports.facts
         self._roster = ports.roster
         self._pace = RunPace()
+        self._watched = Watched()
         self._started_s = trio.current_time()
         self._history = History()
         self._recent: Status | None = None
@@ -153,7 +156,7 @@ class Report:
             address=joins_at.address,
             address_from=joins_at.named_by,
             reachable_from=str(joins_at.scope),
-            doing=facts.doing,
+            doing=self._watched.words(facts.doing, facts.progress, now_s),
             since_s=now_s - facts.doing_since_s,
             problems=problems_of(Observed(facts, alive, self._ports.pacing.loads, now_s)),
             up_s=now_s - self._started_s,
@@ -218,6 +221,8 @@ def _codec_sentence(facts: Facts) -> str | None:
     return f"{facts.codec}: {', '.join(sides)}"
 
 
+ShowLine = Callable[[str], bool]
+"""Shows a line that goes on, or none where it is empty; whether people see it."""
 LOOK_S: Final = 1.0
 SAY_EVERY_S: Final = 15.0
 REPEAT_S: Final = 30.0
@@ -229,13 +234,22 @@ class Console:
 
     Args:
         export: the command that takes the model.
+        show: the line at the bottom of a terminal; what people see there is not said again.
     """
 
-    def __init__(self, report: Report, facts: Facts, events: EventLog, export: str) -> None:
+    def __init__(
+        self,
+        report: Report,
+        facts: Facts,
+        events: EventLog,
+        export: str,
+        show: ShowLine = lambda _: False,
+    ) -> None:
         self._report = report
         self._facts = facts
         self._events = events
         self._export = export
+        self._show = show
         self._step: int | None = None
         self._doing = ""
         self._is_alone = self._is_over = False
@@ -253,6 +267,9 @@ class Console:
 
     def _look(self) -> None:
         facts, now, now_s = self._facts, self._report.recent(), trio.current_time()
+        rests = facts.state in (PeerState.FINISHED, PeerState.PAUSED) or facts.doing == "training"
+        doing, lasts_s = now.doing or facts.doing, now_s - facts.doing_since_s
+        is_shown = self._show("" if rests else lasting(doing, facts.progress, lasts_s))
         match facts.state:
             case PeerState.TRAINING if facts.doing == "training":
                 self._say_progress(now, now_s)
@@ -260,9 +277,9 @@ class Console:
                 self._say_over("this peer serves its state; ")
             case PeerState.PAUSED | PeerState.LEAVING:
                 pass
-            case _ if facts.doing != self._doing or now_s >= self._again_s:
+            case _ if facts.doing != self._doing or (now_s >= self._again_s and not is_shown):
                 self._doing, self._again_s = facts.doing, now_s + REPEAT_S
-                self._events.say(facts.doing)
+                self._events.say(doing)
 
     def _say_over(self, and_now: str = "") -> None:
         if not self._is_over:

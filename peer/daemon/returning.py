@@ -44,6 +44,7 @@ from protocol.names import short_id
 from protocol.outcomes import RefusalReason
 from protocol.run.layout import stage_of_part
 from protocol.run.signed_spec import SignedSpec
+from protocol.schedule.progress import Progress
 from protocol.schedule.rounds import is_lost, lost_lag
 
 from .beginning import Arrival, Beginning, FirstState
@@ -97,8 +98,9 @@ async def come_back(
     spec, facts = signed.spec(), parts.facts
     parts.admission.entered(signed)
     check_spec(spec)
-    facts.now_doing("looking for the others of the run", PeerState.RETURNING)
+    facts.now_doing("checking the newest checkpoint", PeerState.RETURNING)
     own = await _newest_checkpoint(parts, signed.run_id)
+    facts.now_doing("looking for the others of the run")
     if own is not None and stage in (None, stage_of_part(own.manifest.part)):
         facts.chosen = Group(signed.run_id, own.manifest.part)
         facts.nominal_step = own.manifest.step
@@ -197,6 +199,7 @@ class RememberedPeers:
         if now_s >= self._told_s + REPEAT_S:
             self._told_s = now_s
             self._tell(self._since_s + UNREACHED_S - now_s)
+        self._facts.progressed(Progress("", now_s - self._since_s, UNREACHED_S, ""))
         return True
 
     def _linked(self) -> bool:

@@ -29,7 +29,8 @@ from peer.observe.notify import tell_problems
 from peer.options.config import DEFAULT_PORT, ConfigError, PeerConfig, check_options
 from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import CORPUS_SHARE, check_agreed, say_needs
-from peer.options.values import HostPort, Notices, Origin
+from peer.options.values import HostPort, LogFormat, Notices, Origin
+from peer.process.bottom_line import bottom_line
 from peer.process.notices import Watch
 from peer.process.rejoin import JoinAgain
 from peer.process.signals import run_until_signalled
@@ -54,7 +55,7 @@ from .parts import PeerParts, PeerSettings
 from .peer import Peer
 from .ports import Keys, Ports
 from .provision import RealProvision
-from .report import Console, Report, join_address
+from .report import Console, Report, ShowLine, join_address
 from .returning import come_back
 
 DIRECTORY_CHECK_S: Final = 5.0
@@ -77,7 +78,8 @@ async def run_daemon(
 
     async def job() -> ExitCode:
         try:
-            await _Daemon(config, home, spare, stop).run(spec)
+            with bottom_line() as line:
+                await _Daemon(config, home, spare, stop, line.show).run(spec)
         except* JoinAgain:
             if not stop.is_set():  # else somebody wants us gone, and asked while all was closed
                 raise
@@ -91,11 +93,19 @@ async def run_daemon(
 
 
 class _Daemon:
-    def __init__(self, config: PeerConfig, home: Home, spare: SpareChild, stop: trio.Event) -> None:
+    def __init__(
+        self,
+        config: PeerConfig,
+        home: Home,
+        spare: SpareChild,
+        stop: trio.Event,
+        show: ShowLine = lambda _: False,
+    ) -> None:
         self._config = config
         self._home = home
         self._spare = spare
         self._stop = stop
+        self._show = show if config.log_format is LogFormat.CONSOLE else lambda _: False
         self._checkpoints = CheckpointStore(
             home.checkpoints_dir, config.checkpoint_keep, _bytes_of(config.checkpoint_max_gb)
         )
@@ -142,7 +152,7 @@ class _Daemon:
         if self._config.notify is not None:
             nursery.start_soon(partial(tell_of, parts, self._config.notify))
         export = f"{self._command('export')} --hf DIR"
-        nursery.start_soon(Console(report, parts.facts, events, export).run)
+        nursery.start_soon(Console(report, parts.facts, events, export, self._show).run)
         await peer.run(self._entry(spec))
 
     async def _heed_notices(self, notices: Notices, events: EventLog) -> None:
@@ -197,6 +207,7 @@ class _Daemon:
         keys: Keys,
     ) -> PeerParts:
         config, home, work = self._config, self._home, RealWork()
+        facts = Facts(network.peer_id, incarnation, doing_since_s=trio.current_time())
         events = EventLog(
             LineFile(home.event_log_path).write_line,
             peer=network.peer_id,
@@ -216,14 +227,16 @@ class _Daemon:
             roster=Roster(SILENCE_S),
             events=events,
             keys=keys,
-            facts=Facts(network.peer_id, incarnation, doing_since_s=trio.current_time()),
+            facts=facts,
             version=version_of("loco-peer"),
             admission_file=AdmissionFile(home.admission_path),
             acquaintances=Acquaintances(home.neighbours_path),
             checkpoints=self._checkpoints,
             token=config.invite,
             pins=Pins(home.known_peers_path),
-            provision=RealProvision(config, home, network.peer_id, work, self._spare),
+            provision=RealProvision(
+                config, home, network.peer_id, work, self._spare, facts.progressed
+            ),
         )
 
     def _settings(self, parts: PeerParts, *, founds: bool) -> PeerSettings:

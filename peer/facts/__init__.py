@@ -30,6 +30,7 @@ from protocol.routing.measures import LinkTimes, WorkTimes
 from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import stage_of_part
 from protocol.run.run_spec import RunSpec
+from protocol.schedule.progress import Progress
 from protocol.trainer_messages import Into
 
 RECENT_ROUNDS: Final = 50
@@ -367,6 +368,7 @@ class Facts:
         convicted: peers that were proved to have lied.
         stays_until_s: until then we keep our weights, whoever claims to be far ahead.
         lost_blocks, repeated_blocks: of the whole swarm, by changes of its members.
+        progress: how far that is which we are doing, where somebody knows.
         loops: what codes vectors, for `trainer` and `daemon` (`peer.codec.Codec.loops_for`).
     """
 
@@ -447,12 +449,23 @@ class Facts:
     reach: ReachFacts = field(default_factory=ReachFacts)
     doing: str = "starting"
     doing_since_s: float = 0.0
+    progress: Progress | None = None
 
     def now_doing(self, sentence: str, state: PeerState | None = None) -> None:
         if state is not None:
             self.state = state
+        self.progress = None
         if sentence != self.doing:
             self.doing, self.doing_since_s = sentence, trio.current_time()
+
+    def starts_trainer(self) -> None:
+        compiles = self.spec is not None and self.spec.founding.training.compile
+        longer = ", which may take a minute to compile the model" if compiles else ""
+        self.now_doing(f"starting the trainer{longer}")
+
+    def progressed(self, progress: Progress) -> None:
+        """Note how far what we are doing is; threads may."""
+        self.progress = progress
 
     @property
     def group(self) -> str | None:

@@ -2,7 +2,8 @@
 
 People want to know which peers come and go, what failed and what to do. So events that happen
 several times a minute in a healthy run have no sentence, nor have those that the line of progress
-(peer/daemon/report.py) tells, or `doing` while a peer starts (BootstrapFailing, NeighboursAwaited).
+(peer/daemon/report.py) tells, or `doing` while a peer starts (BootstrapFailing, NeighboursAwaited,
+StateProgressed).
 Without a sentence an event is shown with `--verbose` only.
 
 A sentence is a format string over the event's fields; ids in it are short, numbers are rounded.
@@ -55,7 +56,7 @@ class EventName(StrEnum):
     )
     ROOM_FOUND_SMALL = "RoomFoundSmall", "the disk is small for this run: {detail}"
     GROUP_ENTERED = "GroupEntered"
-    STATE_PROGRESSED = "StateProgressed", "fetching the state: {share:.0%}, {left_s:.0f} s left"
+    STATE_PROGRESSED = "StateProgressed"
     STATE_RECEIVED = "StateReceived", "received the state in {seconds:.1f} s"
     PIECES_AWAITED = "PiecesAwaited"
     PIECE_FAILED = "PieceFailed"

@@ -9,7 +9,7 @@ import msgspec
 
 from peer.facts import RECENT_ROUNDS, PeerState
 from protocol.membership.group import WHOLE_MODEL
-from protocol.names import short_id
+from protocol.names import duration, short_id
 from protocol.outcomes import SkipReason
 from protocol.routing.measures import LinkTimes
 from protocol.run.amendments import AmendedSpec
@@ -257,14 +257,6 @@ def cost_line(now: Status) -> str:
     so_far, end = (now.price_per_hour * s / 3600 for s in (now.up_s, now.up_s + (now.left_s or 0)))
     later = "" if now.left_s is None else f", {end:,.2f} at the end of the run"
     return f"{so_far:,.2f} so far{later} ({now.price_per_hour:.3g} an hour)"
-
-
-def duration(seconds: float) -> str:
-    """Such as `40 s`, `6 min`, `3.5 h`, `2.1 days`: two of a unit at the least."""
-    for unit, length, digits in (("days", 86_400, 1), ("h", 3600, 1), ("min", 60, 0)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.{digits}f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def health_of(status: Status, *, founder: bool) -> tuple[bool, str]:

@@ -84,7 +84,7 @@ class RoundLoop:
     # --- lives of the trainer ---------------------------------------------------------------------
     async def run(self) -> None:
         while not self.finished:
-            self._facts.now_doing("starting the trainer")
+            self._facts.starts_trainer()
             try:
                 async with self._start_trainer(self._micro_batch_cap) as trainer:
                     await self._live(trainer)

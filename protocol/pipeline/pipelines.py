@@ -42,7 +42,7 @@ from typing import Final
 
 import numpy as np
 
-from .planner import NoPlan, Planned, hop_prices, plan, plan_paths
+from .planner import NoPlan, Planned, Spent, hop_prices, plan, plan_paths, uncounted
 from .problem import THOUSAND, US_PER_S, Problem
 from .question import (
     CannotPlan,
@@ -252,33 +252,35 @@ class Pipeline:
         return self.iterations[0].planned
 
 
-def full_pipeline(question: PlanQuestion) -> Pipeline:
+def full_pipeline(question: PlanQuestion, spent: Spent = uncounted) -> Pipeline:
     """The best that is found when nothing is skipped. Raises CannotPlan."""
-    return _put_together(question, [_best(question, question.stages)], bound=False)
+    return _put_together(question, [_best(question, question.stages, spent)], bound=False)
 
 
-def skipping_pipeline(question: PlanQuestion) -> Pipeline:
+def skipping_pipeline(question: PlanQuestion, spent: Spent = uncounted) -> Pipeline:
     """The best that is found when all iterations, or all but every k-th, skip stages.
 
     Raises CannotPlan.
     """
     every = question.full_every
     if every == 1:
-        return _put_together(question, [_best(question, question.stages)])
-    usual = _best(question, question.visited)
+        return _put_together(question, [_best(question, question.stages, spent)])
+    usual = _best(question, question.visited, spent)
     if not every or question.visited == question.stages:
         return _put_together(question, [usual])
-    unskipped = _unskipped(question, usual)
+    unskipped = _unskipped(question, usual, spent)
     return _put_together(question, [replace(usual, times=every - 1), unskipped])
 
 
-def searched(problem: Problem, effort: Effort, searches: int) -> list[Planned]:
+def searched(
+    problem: Problem, effort: Effort, searches: int, spent: Spent = uncounted
+) -> list[Planned]:
     """Plans by searches with different seeds, the best first. Raises NoPlan."""
-    found = [plan(problem, effort.evaluations, seed) for seed in range(searches)]
+    found = [plan(problem, effort.evaluations, seed, spent) for seed in range(searches)]
     return sorted(found, key=lambda each: each.makespan_us)
 
 
-def _best(question: PlanQuestion, visited: int) -> PricedIteration:
+def _best(question: PlanQuestion, visited: int, spent: Spent) -> PricedIteration:
     effort = effort_for(len(question.offers), question.evaluations)
     sizes = list(numbers_of_data_peers(question, visited))[: effort.numbers]
     microbatches = microbatches_of(question, visited)
@@ -286,7 +288,7 @@ def _best(question: PlanQuestion, visited: int) -> PricedIteration:
     for number in sizes:
         problem = problem_of(question, visited, number, microbatches)
         try:
-            ends = searched(problem, effort, effort.searches)
+            ends = searched(problem, effort, effort.searches, spent)
         except NoPlan:
             continue
         found.append(_simulated(problem, ends[0], ends[min(1, len(ends) - 1)].makespan_us))
@@ -298,14 +300,15 @@ def _best(question: PlanQuestion, visited: int) -> PricedIteration:
     return min(found, key=lambda each: each.planned.makespan_us)
 
 
-def _unskipped(question: PlanQuestion, usual: PricedIteration) -> PricedIteration:
+def _unskipped(question: PlanQuestion, usual: PricedIteration, spent: Spent) -> PricedIteration:
     """An iteration of the same machines on the same stages, with as many microbatches of each."""
     problem = replace(usual.problem, visited=question.stages)
     stages, paths = usual.planned.plan.stages, usual.planned.plan.paths
     quotas = {m: len(paths[m]) for m, stage in enumerate(stages) if stage == 0}
     effort = effort_for(len(question.offers), question.evaluations)
     try:
-        return _simulated(problem, plan_paths(problem, stages, quotas, effort.evaluations))
+        found = plan_paths(problem, stages, quotas, effort.evaluations, spent=spent)
+        return _simulated(problem, found)
     except NoPlan as error:
         raise CannotPlan(
             "iterations that skip nothing find no paths on the stages of those that skip"

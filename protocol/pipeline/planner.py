@@ -472,6 +472,14 @@ OF_ALL: Final[tuple[Move, ...]] = (*OF_PATHS, Moves.exchange_machines, Moves.shi
 
 
 # --- the search -----------------------------------------------------------------------------------
+Spent = Callable[[int], None]
+"""Takes evaluations as they are spent."""
+
+
+def uncounted(_: int) -> None:
+    """Is told by searches whose progress nobody watches."""
+
+
 @dataclass(frozen=True, slots=True)
 class Planned:
     """A plan, its price, and the iterations simulated for it."""
@@ -498,13 +506,18 @@ class Priced(NamedTuple):
 class _Search:
     """Simulates at most so many plans of one problem, and keeps the one that ends first."""
 
-    def __init__(self, problem: Problem, most: int, order: Order) -> None:
+    def __init__(self, problem: Problem, most: int, order: Order, spent: Spent) -> None:
         self.problem = problem
         self.most = most
         self.simulator = Simulator(problem, order)
         self.evaluations = 0
+        self._spent = spent
         self.best: tuple[int, Plan] | None = None
         self.known: dict[Plan, Priced | None] = {}
+
+    def spend(self, evaluations: int) -> None:
+        self.evaluations += evaluations
+        self._spent(evaluations)
 
     def price(self, plan: Plan) -> Priced | None:
         """What it costs; None if it is stuck."""
@@ -513,7 +526,7 @@ class _Search:
         return self.known[plan]
 
     def _price(self, plan: Plan) -> Priced | None:
-        self.evaluations += 1
+        self.spend(1)
         jobs = jobs_of(self.problem, plan)
         end_us, done_us = self.simulator.run(jobs)
         if end_us is None:
@@ -543,20 +556,21 @@ def plan_paths(
     *,
     seed: int = 0,
     order: Order = Order.ARRIVAL,
+    spent: Spent = uncounted,
 ) -> Planned:
     """Plan the paths alone, for a given arrangement and given quotas. Raises NoPlan."""
-    search = LocalSearch(problem, evaluations, seed, order)
+    search = LocalSearch(problem, evaluations, seed, order, spent)
     search.descend(search.dealt(stages, quotas), OF_PATHS)
     return search.found()
 
 
-def plan(problem: Problem, evaluations: int, seed: int = 0) -> Planned:
+def plan(problem: Problem, evaluations: int, seed: int = 0, spent: Spent = uncounted) -> Planned:
     """Plan arrangement, quotas and paths together. Raises NoPlan."""
-    search = LocalSearch(problem, evaluations, seed, Order.ARRIVAL)
+    search = LocalSearch(problem, evaluations, seed, Order.ARRIVAL, spent)
     search.descend(search.first_plan(), OF_ALL)
     found = search.found()
     while search.evaluations < evaluations:
-        search.evaluations += len(problem.peers)  # about as long as dealing paths takes
+        search.spend(len(problem.peers))  # about as long as dealing paths takes
         near = search.dealt_near(found.plan)
         if near is not None:
             search.descend(near, OF_ALL)
@@ -565,8 +579,10 @@ def plan(problem: Problem, evaluations: int, seed: int = 0) -> Planned:
 
 
 class LocalSearch(_Search):
-    def __init__(self, problem: Problem, evaluations: int, seed: int, order: Order) -> None:
-        super().__init__(problem, evaluations, order)
+    def __init__(
+        self, problem: Problem, evaluations: int, seed: int, order: Order, spent: Spent
+    ) -> None:
+        super().__init__(problem, evaluations, order, spent)
         self.legal = Legal(problem)
         self.draws = Draws(f"{problem.digest()}/{seed}")
         self.moves = Moves(self.draws, self.legal)
@@ -650,10 +666,14 @@ def first_arrangement(legal: Legal) -> tuple[int, ...]:
 
 # --- mending --------------------------------------------------------------------------------------
 def mended(
-    problem: Problem, plan: Plan, evaluations: int, order: Order = Order.ARRIVAL
+    problem: Problem,
+    plan: Plan,
+    evaluations: int,
+    order: Order = Order.ARRIVAL,
+    spent: Spent = uncounted,
 ) -> Planned | None:
     """A plan that is at least as good for this problem; None where the given one is stuck."""
-    descent = _Mending(problem, evaluations, order)
+    descent = _Mending(problem, evaluations, order, spent)
     now = descent.price(plan)
     if now is None:
         return None

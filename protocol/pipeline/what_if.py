@@ -43,7 +43,7 @@ from .pipelines import (
     searched,
     skipping_pipeline,
 )
-from .planner import NoPlan, mended
+from .planner import NoPlan, Spent, mended, uncounted
 from .problem import THOUSAND, US_PER_S, Problem
 from .question import BOUNDARY_CODECS, Effort, PlanQuestion, check, effort_for
 from .simulator import Order, Plan, Simulator, jobs_of
@@ -76,41 +76,44 @@ class _Change(NamedTuple):
     plan: Plan
 
 
-def what_helps(question: PlanQuestion, now: Pipeline) -> Help:
+def what_helps(question: PlanQuestion, now: Pipeline, spent: Spent = uncounted) -> Help:
     effort = effort_for(len(question.offers), question.evaluations)
     unchanged = _Change("nothing", now.problem, now.planned.plan)
-    base = _mended_us(unchanged, effort.judging)
+    base = _mended_us(unchanged, effort.judging, spent)
     noise = max(LEAST_HELP, now.iterations[0].next_us / base - 1)
-    ends = [(c.words, _mended_us(c, effort.judging)) for c in _changes(question, now)]
-    for change in _best_places(question, now, effort):
-        end, anew = _mended_us(change, effort.judging), _anew_us(change.problem, effort)
+    ends = [(c.words, _mended_us(c, effort.judging, spent)) for c in _changes(question, now)]
+    for change in _best_places(question, now, effort, spent):
+        end = _mended_us(change, effort.judging, spent)
+        anew = _anew_us(change.problem, effort, spent)
         ends.append((change.words, min(end, anew) if anew < base * (1 - noise) else end))
     gains = [Gain(words, end / base - 1) for words, end in ends]
     told = [gain for gain in gains if gain.share < -LEAST_HELP]
     return Help(tuple(sorted(told, key=lambda gain: gain.share)), noise)
 
 
-def _best_places(question: PlanQuestion, now: Pipeline, effort: Effort) -> list[_Change]:
+def _best_places(
+    question: PlanQuestion, now: Pipeline, effort: Effort, spent: Spent
+) -> list[_Change]:
     """One more machine on each stage, at the place that a brief mending likes best."""
     best: dict[int, tuple[int, _Change]] = {}
     for stage, model in _places(question, now)[: effort.places]:
         change = _one_more(question, now, stage, model)
-        end = _mended_us(change, effort.brief)
+        end = _mended_us(change, effort.brief, spent)
         if end < best.get(stage, (NEVER,))[0]:
             best[stage] = end, change
     return [change for _, change in best.values()]
 
 
-def _mended_us(change: _Change, evaluations: int) -> int:
-    found = mended(change.problem, change.plan, evaluations)
+def _mended_us(change: _Change, evaluations: int, spent: Spent) -> int:
+    found = mended(change.problem, change.plan, evaluations, spent=spent)
     return found.makespan_us if found else NEVER
 
 
-def _anew_us(problem: Problem, effort: Effort) -> int:
+def _anew_us(problem: Problem, effort: Effort, spent: Spent) -> int:
     if not effort.planned_anew:
         return NEVER
     try:
-        return searched(problem, effort, effort.planned_anew)[0].makespan_us
+        return searched(problem, effort, effort.planned_anew, spent)[0].makespan_us
     except NoPlan:
         return NEVER
 
@@ -233,25 +236,25 @@ has as many multiplications as the weights'."""
 
 
 def by_way_of_working(
-    iterations: Sequence[PricedIteration], mending: int
+    iterations: Sequence[PricedIteration], mending: int, spent: Spent = uncounted
 ) -> dict[str, float | None]:
     """Seconds of the mean iteration; None where paths would block each other."""
     found: dict[str, float | None] = {}
     for way in WAYS_OF_WORKING:
-        times = [(_us(iteration, way, mending), iteration.times) for iteration in iterations]
+        times = [(_us(iteration, way, mending, spent), iteration.times) for iteration in iterations]
         known = [us * count for us, count in times if us is not None]
         rounds = sum(count for _, count in times)
         found[way] = sum(known) / rounds / US_PER_S if len(known) == len(times) else None
     return found
 
 
-def _us(iteration: PricedIteration, way: str, mending: int) -> int | None:
+def _us(iteration: PricedIteration, way: str, mending: int, spent: Spent) -> int | None:
     problem, plan = iteration.problem, iteration.planned.plan
     if way == "arrival":
         return Simulator(problem).run(jobs_of(problem, plan)).makespan_us
     order, input_permille = WAYS_OF_WORKING[way]
     changed = replace(problem, work=replace(problem.work, input_permille=input_permille))
-    found = mended(changed, plan, mending, order)
+    found = mended(changed, plan, mending, order, spent)
     return None if found is None else found.makespan_us
 
 
@@ -304,17 +307,33 @@ class Answer:
         }
 
 
-def what_if(question: PlanQuestion) -> Answer:
+def most_evaluations(question: PlanQuestion) -> int:
+    """How many iterations `what_if` simulates at most, about: mending often ends early."""
+    effort = effort_for(len(question.offers), question.evaluations)
+    pipelines = 2 if question.visited < question.stages else 1
+    helping = effort.judging + effort.planned_anew * effort.evaluations
+    mended_ways = 2 * (len(WAYS_OF_WORKING) - 1)
+    changes = 4 + mended_ways  # nothing and three others, then a place for each stage
+    return (
+        pipelines * effort.simulated
+        + changes * effort.judging
+        + effort.places * effort.brief
+        + min(effort.places, question.stages) * helping
+    )
+
+
+def what_if(question: PlanQuestion, spent: Spent = uncounted) -> Answer:
     """Plan, price and compare. Raises CannotPlan."""
     check(question)
-    skippipe = skipping_pipeline(question)
+    skippipe = skipping_pipeline(question, spent)
     same = replace(question, microbatches=skippipe.problem.microbatches)
     skips = skippipe.problem.visited < question.stages
-    full = full_pipeline(same) if skips else skippipe
+    full = full_pipeline(same, spent) if skips else skippipe
     estimates = {**replicas_of(same), "full": full.estimate, "skippipe": skippipe.estimate}
     judging = effort_for(len(question.offers), question.evaluations).judging
     working = {
-        "full": by_way_of_working(full.iterations, judging),
-        "skippipe": by_way_of_working(skippipe.iterations, judging),
+        "full": by_way_of_working(full.iterations, judging, spent),
+        "skippipe": by_way_of_working(skippipe.iterations, judging, spent),
     }
-    return Answer(estimates, full, skippipe, working, what_helps(same, skippipe))
+    helps = what_helps(same, skippipe, spent)
+    return Answer(estimates, full, skippipe, working, helps)

@@ -346,7 +346,7 @@ class RunPace:
             return None
         return (last - first) / (now_s - since_s)
 
-    def left_s(self, total_steps: int) -> float | None:
+    def left_s(self, total_steps: float) -> float | None:
         """Seconds to the end of the run at this pace; None where that is not known."""
         pace = self.steps_per_s()
         return None if pace is None else max(0.0, total_steps - self._seen[-1][1]) / pace

@@ -2,11 +2,12 @@
 
     python -m peer.training.corpus.apart
     stdin     the request, a line of JSON; its end is that of the daemon
-    stdout    an empty line for each look at whether to go on; the answer, JSON, in the last one
+    stdout    a line of JSON for each part that is done, which tells the progress; then the answer,
+              JSON without an end of the line
 
 Texts are the user's, the tokenizer may be a stranger's. A child that is killed, or silent for too
 long, costs the daemon this corpus alone, and where memory is short the kernel takes it before the
-daemon. What libraries print goes to stderr, as does the progress bar.
+daemon. What libraries print goes to stderr.
 """
 
 import fcntl
@@ -21,12 +22,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import trio
 
 from protocol.run.run_spec import RunSpec, parse_bytes
+from protocol.schedule.progress import Progress, Tell, nobody
 
 from .folder import KeptCorpus, kept_corpus, prepare_corpus
-from .packed import Check, InvalidCorpus
+from .packed import InvalidCorpus
 
 PROGRAM: Final = "peer.training.corpus.apart"
 SILENCE_S: Final = 900.0
@@ -38,7 +41,12 @@ FIRST_TO_GO: Final = "1000"
 
 # --- the daemon's side ----------------------------------------------------------------------------
 async def prepare_apart(
-    spec: RunSpec, cache_dir: Path, source: str | None = None, silence_s: float = SILENCE_S
+    spec: RunSpec,
+    cache_dir: Path,
+    source: str | None = None,
+    tell: Tell = nobody,
+    *,
+    silence_s: float = SILENCE_S,
 ) -> KeptCorpus:
     """`prepare_corpus` in a child, which ends with this call.
 
@@ -49,7 +57,7 @@ async def prepare_apart(
         [sys.executable, "-m", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     try:
-        answer = await _asked(process, json.dumps(told).encode() + b"\n", silence_s)
+        answer = await _asked(process, json.dumps(told).encode() + b"\n", tell, silence_s)
         status = await process.wait()
     except trio.TooSlowError as error:
         how = f"said nothing for {silence_s:g} s, and was stopped"
@@ -65,8 +73,8 @@ async def prepare_apart(
     return _taken(json.loads(answer), cache_dir)
 
 
-async def _asked(process: trio.Process, request: bytes, silence_s: float) -> bytes:
-    """The child's answer, without its empty lines. Raises TooSlowError."""
+async def _asked(process: trio.Process, request: bytes, tell: Tell, silence_s: float) -> bytes:
+    """The child's answer. Raises TooSlowError."""
     assert process.stdin is not None
     assert process.stdout is not None
     said = b""
@@ -78,7 +86,9 @@ async def _asked(process: trio.Process, request: bytes, silence_s: float) -> byt
                 data = await process.stdout.receive_some()
             if not data:
                 return said
-            said = (said + data).lstrip()
+            *lines, said = (said + data).split(b"\n")
+            if lines:
+                tell(msgspec.json.decode(lines[-1], type=Progress))
 
 
 def _ended(spec: RunSpec, how: str) -> str:
@@ -112,10 +122,10 @@ def main() -> None:
     told = json.loads(sys.stdin.buffer.readline())
     _end_with_input()  # what comes in would end this process, too
 
-    def beat() -> None:
-        os.write(answers, b"\n")
+    def tell(progress: Progress) -> None:
+        os.write(answers, msgspec.json.encode(progress) + b"\n")
 
-    os.write(answers, json.dumps(answer_of(told, beat)).encode())
+    os.write(answers, json.dumps(answer_of(told, tell)).encode())
 
 
 def _end_with_input() -> None:
@@ -126,11 +136,11 @@ def _end_with_input() -> None:
         sys.exit("the input ended before")
 
 
-def answer_of(told: Mapping[str, Any], check: Check) -> dict[str, Any]:
+def answer_of(told: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
     """The outcome of a request, for `_taken`."""
     spec = parse_bytes(told["spec"].encode())
     try:
-        made = prepare_corpus(spec, Path(told["cache_dir"]), told["source"], check)
+        made = prepare_corpus(spec, Path(told["cache_dir"]), told["source"], tell)
     except (InvalidCorpus, ValueError) as error:
         return {"invalid": str(error)}
     except OSError as error:

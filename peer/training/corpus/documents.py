@@ -135,10 +135,17 @@ def shards_of(kind: str, where: str) -> list[Shard]:
     return _stream_shards(place, column) if kind == "hf" else _files(kind, place, column)
 
 
-def documents(shard: Shard) -> Iterator[tuple[int, str]]:
+@dataclass(slots=True)
+class Reading:
+    """How much of a shard was read; of a stream's nobody knows."""
+
+    share: float = 0.0
+
+
+def documents(shard: Shard, reading: Reading | None = None) -> Iterator[tuple[int, str]]:
     """The texts of a shard, each with its number for `Shard.place_of`. Raises InvalidCorpus."""
     read = {"jsonl": _json_lines, "parquet": _parquet_rows, "hf": _stream_rows}[shard.kind]
-    for number, text in read(shard):
+    for number, text in read(shard, reading or Reading()):
         if not isinstance(text, str):
             raise InvalidCorpus(
                 f"{shard.place_of(number)}: column {shard.column!r} holds {type(text).__name__},"
@@ -178,11 +185,16 @@ def _identity(path: Path) -> str:
     return f"{status.st_size}/{status.st_mtime_ns}"
 
 
-def _json_lines(shard: Shard) -> Iterator[tuple[int, Any]]:
+def _json_lines(shard: Shard, reading: Reading) -> Iterator[tuple[int, Any]]:
     path, number = Path(shard.where), None
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
+        with (
+            path.open("rb") as file,
+            gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file as lines,
+        ):
+            size_bytes = max(1, path.stat().st_size)
             for number, line in enumerate(lines, 1):
+                reading.share = file.tell() / size_bytes
                 if line.strip():
                     yield number, _column_of(line, shard, number)
     except (OSError, EOFError, zlib.error) as error:
@@ -199,7 +211,7 @@ def _column_of(line: bytes, shard: Shard, number: int) -> Any:
         ) from error
 
 
-def _parquet_rows(shard: Shard) -> Iterator[tuple[int, Any]]:
+def _parquet_rows(shard: Shard, reading: Reading) -> Iterator[tuple[int, Any]]:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -211,6 +223,7 @@ def _parquet_rows(shard: Shard) -> Iterator[tuple[int, Any]]:
             _check_column(shard.where, shard.column, file.schema_arrow.names)
             for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=[shard.column]):
                 begin = 0 if last is None else last + 1
+                reading.share = begin / file.metadata.num_rows
                 for last, text in enumerate(batch.column(0).to_pylist(), begin):
                     yield last, text
     except (OSError, ValueError, pa.ArrowException) as error:
@@ -252,7 +265,7 @@ def _revision_of(name: str) -> str:
         return ""
 
 
-def _stream_rows(shard: Shard) -> Iterator[tuple[int, Any]]:
+def _stream_rows(shard: Shard, _: Reading) -> Iterator[tuple[int, Any]]:
     part = _stream(shard.where, shard.revision).shard(num_shards=shard.of, index=shard.number)
     number = None
     try:

@@ -20,11 +20,12 @@ from peer.runtime.files import replacing
 from protocol.content.manifest import CorpusManifest, blob_name, digest_of, parse_manifest
 from protocol.limits import MAX_BLOB_BYTES, MAX_PIECES
 from protocol.run.run_spec import RunSpec
+from protocol.schedule.progress import Counting, Tell, nobody
 
 from .blocks import Corpus, PieceCorpus, cut_piece, is_packed, open_file
 from .documents import KINDS as DOCUMENT_KINDS
 from .documents import glob_texts, stdlib_texts
-from .packed import RAW_SUFFIXES, Check, InvalidCorpus, go_on, largest_token, pack, token_dtype
+from .packed import RAW_SUFFIXES, InvalidCorpus, largest_token, pack, token_dtype
 from .tokenise import PACKING, pack_documents
 from .tokenizer import Tokenizer, load_tokenizer
 
@@ -138,13 +139,13 @@ def _whole_file(folder: Path) -> Path | None:
 
 
 def prepare_corpus(
-    spec: RunSpec, cache_dir: Path, source: str | None = None, check: Check = go_on
+    spec: RunSpec, cache_dir: Path, source: str | None = None, tell: Tell = nobody
 ) -> KeptCorpus:
     """Make the corpus of a run from its texts, whole, in `cache_dir`.
 
     Args:
         source: of this machine's own data: like `data.source`, or a file of tokens.
-        check: ends it by what it raises.
+        tell: ends it by what it raises.
 
     Raises:
         InvalidCorpus: there is no such data, or too little of it.
@@ -156,17 +157,17 @@ def prepare_corpus(
     if kind == "tokens":
         path = Path(where).expanduser().absolute()
         if not (path.is_file() and is_packed(path)):
-            _check_tokens(path, tokenizer, check)
-        return _kept(spec, path, tokenizer, cache_dir, check)
+            _check_tokens(path, tokenizer, tell)
+        return _kept(spec, path, tokenizer, cache_dir, tell)
     cache_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=PACKING, dir=cache_dir) as folder:
         packed = Path(folder) / "corpus"
         if kind in DOCUMENT_KINDS:
-            pack_documents(kind, where, tokenizer, cache_dir, packed, check)
+            pack_documents(kind, where, tokenizer, cache_dir, packed, tell)
         else:
             texts = stdlib_texts() if kind == "stdlib" else glob_texts(where)
-            pack(texts, tokenizer, packed, check)
-        return _kept(spec, packed, tokenizer, cache_dir, check, is_ours=True)
+            pack(texts, tokenizer, packed, tell)
+        return _kept(spec, packed, tokenizer, cache_dir, tell, is_ours=True)
 
 
 def describe_corpus(spec: RunSpec, kept: KeptCorpus) -> KeptCorpus:
@@ -191,7 +192,7 @@ def _kept(
     tokens: Path,
     tokenizer: Tokenizer,
     cache_dir: Path,
-    check: Check,
+    tell: Tell,
     *,
     is_ours: bool = False,
 ) -> KeptCorpus:
@@ -202,7 +203,7 @@ def _kept(
     held_out = corpus.validation_blocks(spec.data.validation_blocks)
     dtype = token_dtype(tokenizer.vocabulary_size)
     blob = held_out.astype(dtype).tobytes()
-    kept = _keep(cache_dir, _manifest(spec, corpus, tokenizer, blob, check))
+    kept = _keep(cache_dir, _manifest(spec, corpus, tokenizer, blob, tell))
     if is_ours:
         tokens = tokens.replace(kept.folder / PACKED)
     else:
@@ -215,7 +216,7 @@ def _kept(
 
 
 def _manifest(
-    spec: RunSpec, corpus: Corpus, tokenizer: Tokenizer, held_out: bytes, check: Check
+    spec: RunSpec, corpus: Corpus, tokenizer: Tokenizer, held_out: bytes, tell: Tell
 ) -> CorpusManifest:
     """The manifest of a corpus, all of which is read. Raises InvalidCorpus."""
     if len(held_out) > MAX_BLOB_BYTES:
@@ -240,19 +241,19 @@ def _manifest(
         raise InvalidCorpus(
             f"{manifest.num_pieces} pieces; at most {MAX_PIECES} can be: raise data.piece_kib"
         )
-    digests = []
+    digests, hashing = [], Counting(tell, "hashing", manifest.num_tokens * dtype.itemsize)
     for piece in range(manifest.num_pieces):
-        check()
-        digests.append(digest_of(cut_piece(corpus.train, manifest, piece)))
+        digests.append(digest_of(data := cut_piece(corpus.train, manifest, piece)))
+        hashing.add(len(data))
     return structs.replace(manifest, digests=b"".join(digests))
 
 
-def _check_tokens(path: Path, tokenizer: Tokenizer, check: Check) -> None:
+def _check_tokens(path: Path, tokenizer: Tokenizer, tell: Tell) -> None:
     if path.suffix not in RAW_SUFFIXES:
         raise InvalidCorpus(f"tokens:{path} must be a file of type {' or '.join(RAW_SUFFIXES)}")
     if not path.is_file():
         raise InvalidCorpus(f"tokens:{path}: there is no such file")
-    largest = largest_token(path, check)
+    largest = largest_token(path, tell)
     if largest >= tokenizer.vocabulary_size:
         raise InvalidCorpus(
             f"{path} holds token {largest}, the tokenizer has {tokenizer.vocabulary_size}: "

@@ -18,7 +18,7 @@ import codecs
 import hashlib
 import struct
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from errno import EIO
 from pathlib import Path
@@ -31,16 +31,9 @@ import numpy.typing as npt
 
 from peer.runtime.files import replacing
 from protocol.errors import LocoError
+from protocol.schedule.progress import Counting, Tell
 
 from .tokenizer import Tokenizer
-
-Check = Callable[[], None]
-"""Raises when the caller is cancelled (`Work.check_cancelled`)."""
-
-
-def go_on() -> None:
-    """The check of a caller that nobody cancels."""
-
 
 # --- a corpus of one text -------------------------------------------------------------------------
 
@@ -156,13 +149,14 @@ def token_dtype(vocabulary_size: int) -> np.dtype[Any]:
     return np.dtype("<u4")
 
 
-def pack(texts: Iterable[Text], tokenizer: Tokenizer, out_path: Path, check: Check) -> None:
+def pack(texts: Iterable[Text], tokenizer: Tokenizer, out_path: Path, tell: Tell) -> None:
     """Tokenise the texts and write the packed file, whole or not at all.
 
     Texts that are not UTF-8 are left out. Raises InvalidCorpus where none is left.
     """
     ordered = sorted(texts, key=lambda text: text.name)
-    whys = {text.name: why for text in ordered if (why := _unreadable(text.path, check))}
+    reading = Counting(tell, "reading", _bytes_of(ordered))
+    whys = {text.name: why for text in ordered if (why := _unreadable(text.path, reading))}
     readable = [text for text in ordered if text.name not in whys]
     if not readable:
         raise _none_of(whys)
@@ -172,6 +166,7 @@ def pack(texts: Iterable[Text], tokenizer: Tokenizer, out_path: Path, check: Che
     dtype = token_dtype(tokenizer.vocabulary_size)
     separator = np.array(tokenizer.separator, dtype=dtype).tobytes()
     files = list[CorpusFile]()
+    tokenising = Counting(tell, "tokenising", _bytes_of(readable))
     with (
         tempfile.TemporaryFile(dir=out_path.parent) as train,
         tempfile.TemporaryFile(dir=out_path.parent) as validation,
@@ -180,8 +175,8 @@ def pack(texts: Iterable[Text], tokenizer: Tokenizer, out_path: Path, check: Che
         def add(text: Text, parts: Iterable[str], *, is_held_out: bool) -> None:
             out, digest, size = validation if is_held_out else train, blake3.blake3(), 0
             for part in parts:
-                check()
                 size += len(data := part.encode())
+                tokenising.add(len(data))
                 digest.update(data)
                 out.write(tokenizer.encode(part).astype(dtype).tobytes())
             out.write(separator)
@@ -196,14 +191,18 @@ def pack(texts: Iterable[Text], tokenizer: Tokenizer, out_path: Path, check: Che
             for text in readable:
                 add(text, [text.path.read_bytes().decode()], is_held_out=text.name in held_out)
         sizes_bytes = train.tell(), validation.tell()
-        write_packed(out_path, tokenizer, sizes_bytes, (train, validation), check, files)
+        write_packed(out_path, tokenizer, sizes_bytes, (train, validation), tell, files)
 
 
-def _unreadable(path: Path, check: Check) -> str | None:
+def _bytes_of(texts: Iterable[Text]) -> int:
+    return sum(text.path.stat().st_size for text in texts)
+
+
+def _unreadable(path: Path, reading: Counting) -> str | None:
     """Why a text is not UTF-8; None where it is. Raises OSError."""
     try:
-        for _ in read_parts(path, 0, path.stat().st_size):
-            check()
+        for part in read_parts(path, 0, path.stat().st_size):
+            reading.add(len(part.encode()))
     except UnicodeDecodeError as error:
         return f"byte {error.object[error.start]:#04x} is not UTF-8"
     return None
@@ -223,7 +222,7 @@ def write_packed(
     tokenizer: Tokenizer,
     sizes_bytes: tuple[int, int],
     parts: Iterable[IO[bytes]],
-    check: Check,
+    tell: Tell,
     files: Sequence[CorpusFile] = (),
 ) -> None:
     """Write a packed file of these files of tokens, whole or not at all.
@@ -238,13 +237,14 @@ def write_packed(
             tokenizer.digest, tokenizer.vocabulary_size, dtype.str, train, held_out, tuple(files)
         )
     )
+    writing = Counting(tell, "writing", sum(sizes_bytes))
     with replacing(out_path) as out:
         out.write(MAGIC + _LENGTH.pack(len(header)) + header)
         out.write(bytes(-out.tell() % _ALIGNMENT))
         for part in parts:
             part.seek(0)
             while chunk := part.read(PART_BYTES):
-                check()
+                writing.add(len(chunk))
                 out.write(chunk)
 
 
@@ -288,13 +288,14 @@ def map_tokens(path: Path) -> Tokens:
     return tokens
 
 
-def largest_token(path: Path, check: Check) -> int:
+def largest_token(path: Path, tell: Tell) -> int:
     """Raises InvalidCorpus where one is negative."""
     tokens = map_tokens(path)
+    reading = Counting(tell, "reading", tokens.nbytes)
     largest, at_once = 0, PART_BYTES // tokens.itemsize
     for start in range(0, len(tokens), at_once):
-        check()
         chunk = tokens[start : start + at_once]
+        reading.add(chunk.nbytes)
         if chunk.dtype.kind == "i" and chunk.min() < 0:
             raise InvalidCorpus(f"{path} holds negative tokens")
         largest = max(largest, int(chunk.max()))

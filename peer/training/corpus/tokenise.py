@@ -23,16 +23,14 @@ from typing import IO, Final
 
 import blake3
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from peer.runtime.files import replacing
+from protocol.schedule.progress import BYTES, Progress, Tell
 
-from .documents import Shard, documents, shards_of
+from .documents import Reading, Shard, documents, shards_of
 from .packed import (
     HELD_OUT_OF,
     PART_BYTES,
-    Check,
     InvalidCorpus,
     token_dtype,
     write_packed,
@@ -42,8 +40,8 @@ from .tokenizer import Tokenizer, Tokens
 HELD_OUT_ROWS: Final = 10_000
 PACKING: Final = ".packing-"
 """Begins the name of a folder in which a corpus is put together."""
-Told = Callable[[int, int], None]
-"""Takes the characters and shards that are done since the last call; may raise to end the work."""
+Reached = Callable[[float], None]
+"""Takes the share of a shard that is done; may raise to end the work."""
 
 
 def pack_documents(
@@ -52,7 +50,7 @@ def pack_documents(
     tokenizer: Tokenizer,
     cache_dir: Path,
     out_path: Path,
-    check: Check,
+    tell: Tell,
 ) -> None:
     """Tokenise a data set, and write the packed file, whole or not at all.
 
@@ -64,7 +62,7 @@ def pack_documents(
         # It may change from one start to the next, so its tokens go when the file is written.
         folder = out_path.parent / folder.name
     folder.mkdir(parents=True, exist_ok=True)
-    _tokenise(shards, tokenizer, folder, check)
+    _tokenise(shards, tokenizer, folder, tell)
     tokens = [outputs(folder, number) for number in range(len(shards))]
     train, held_out = ([paths[which] for paths in tokens] for which in (0, 1))
     sizes_bytes = _bytes_of(train), _bytes_of(held_out)
@@ -73,7 +71,7 @@ def pack_documents(
             f"{kind}:{where} has too few documents: one in {HELD_OUT_OF} is held out for"
             " validation, and there has to be one of either"
         )
-    write_packed(out_path, tokenizer, sizes_bytes, _each_opened((*train, *held_out)), check)
+    write_packed(out_path, tokenizer, sizes_bytes, _each_opened((*train, *held_out)), tell)
 
 
 def _bytes_of(paths: Iterable[Path]) -> int:
@@ -97,47 +95,45 @@ def outputs(folder: Path, number: int) -> tuple[Path, Path]:
     return folder / f"{number}.train", folder / f"{number}.held-out"
 
 
-def _tokenise(shards: Sequence[Shard], tokenizer: Tokenizer, folder: Path, check: Check) -> None:
+def _tokenise(shards: Sequence[Shard], tokenizer: Tokenizer, folder: Path, tell: Tell) -> None:
     """Tokenise the shards that are not done."""
     files = [outputs(folder, number) for number in range(len(shards))]
     todo = [n for n, paths in enumerate(files) if not all(path.is_file() for path in paths)]
-    if not todo:
-        return
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("tokenising"), BarColumn(), MofNCompleteColumn(), TextColumn("shards,"),
-        TextColumn("{task.fields[mebibytes]:.0f} MiB of text"), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("", total=len(shards), completed=len(shards) - len(todo))
-        progress.update(bar, mebibytes=0.0)
-        seen = 0
+    sizes, unit = _sizes(shards)
+    done = sum(sizes) - sum(sizes[number] for number in todo)
+    for number in todo:
 
-        def told(characters: int, shards: int) -> None:
-            nonlocal seen
-            check()
-            seen += characters
-            progress.update(bar, advance=shards, mebibytes=seen / 2**20)
+        def reached(share: float, done: int = done, size: int = sizes[number]) -> None:
+            tell(Progress("tokenising", done + share * size, sum(sizes), unit))
 
-        for number in todo:
-            tokenise_shard(shards[number], tokenizer, files[number], told)
+        tokenise_shard(shards[number], tokenizer, files[number], reached)
+        done += sizes[number]
+
+
+def _sizes(shards: Sequence[Shard]) -> tuple[list[int], str]:
+    """How large each shard is, and in which unit: nobody knows the bytes of a stream."""
+    if any(shard.kind == "hf" for shard in shards):
+        return [1] * len(shards), "shards"
+    return [Path(shard.where).stat().st_size for shard in shards], BYTES
 
 
 def tokenise_shard(
-    shard: Shard, tokenizer: Tokenizer, paths: tuple[Path, Path], told: Told = lambda *_: None
+    shard: Shard,
+    tokenizer: Tokenizer,
+    paths: tuple[Path, Path],
+    reached: Reached = lambda _: None,
 ) -> None:
-    """Write a shard's tokens to its two files. Raises InvalidCorpus, OSError; and as `told`."""
+    """Write a shard's tokens to its two files. Raises InvalidCorpus, OSError; and as `reached`."""
     dtype = token_dtype(tokenizer.vocabulary_size)
     separator = np.array(tokenizer.separator, dtype=dtype).tobytes()
-    row = 0
+    row, reading = 0, Reading()
     with replacing(paths[0]) as train, replacing(paths[1]) as held_out:
-        for batch in _batches(documents(shard)):
+        for batch in _batches(documents(shard, reading)):
             for tokens in _tokens(tokenizer, batch, shard):
                 file = held_out if _is_held_out(shard.name, row) else train
                 file.write(tokens.astype(dtype).tobytes() + separator)
                 row += 1
-            told(sum(len(text) for _, text in batch), 0)
-    told(0, 1)
+            reached(reading.share)
 
 
 def _batches(texts: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:

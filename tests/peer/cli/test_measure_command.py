@@ -52,7 +52,7 @@ def test_a_row_that_plan_reads_is_printed_and_added(tmp_path: Path):
 def test_speed_is_that_of_the_whole_batch_by_the_clock():
     """Every look at the clock is a second later, so a step and an optimizer take one each."""
     ticks = itertools.count()
-    found = measure_machine(parse_toml(TINY), "cpu", 0, lambda: float(next(ticks)))
+    found = measure_machine(parse_toml(TINY), "cpu", 0, clock_s=lambda: float(next(ticks)))
     assert found.sequences == 1
     assert found.tokens_per_s == 4 * 8 / 1.0, "all of a step is the optimizer's here"
     assert found.forward_s == pytest.approx(8 / 32 / 3)

@@ -113,7 +113,10 @@ async def test_a_fetched_state_stands_where_its_source_stood(autojump_clock, mon
     place = arrival(lines, OneState(scalars()))
     assert await Fetched().take(place) == FirstState(round=7, step=150, epoch=1, position=40)
     assert (place.slow_P[0], place.momentum_P[0]) == (1.0, 2.0)
-    assert place.ports.facts.doing == "fetching the state: 100% from 1 peer, 0 s left"
+    progress = place.ports.facts.progress
+    assert place.ports.facts.doing == "fetching the state"
+    assert progress is not None
+    assert (progress.part, progress.share) == ("from 1 peer", 1.0)
     (line,) = lines
     assert EventName.STATE_RECEIVED.encode() in line
 

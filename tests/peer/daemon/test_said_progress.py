@@ -18,11 +18,11 @@ pytestmark = pytest.mark.slow
 EXPORT = "loco-peer export --hf DIR"
 
 
-def console_of(swarm, name, nursery):
-    """What a person at this peer reads, as it comes."""
+def console_of(swarm, name, nursery, show=lambda _: False):
+    """What a person at this peer reads, as it comes; `show` is the line of a terminal."""
     stream, peer = io.StringIO(), swarm[name]
     log = EventLog(lambda _: None, peer=name, wall_time_s=trio.current_time, stream=stream)
-    nursery.start_soon(Console(peer.report, peer.facts, log, EXPORT).run)
+    nursery.start_soon(Console(peer.report, peer.facts, log, EXPORT, show).run)
     return stream
 
 
@@ -128,6 +128,33 @@ async def test_those_that_look_each_second_share_one_status(tmp_path):
         assert report.status() is not before
         await trio.sleep(LOOK_S)
         assert report.recent() is not before
+
+
+@simulated()
+async def test_a_terminal_shows_what_is_waited_for_and_it_is_not_said_again(tmp_path):
+    shown = list[str]()
+
+    def show(line):
+        shown.append(line)
+        return bool(line)
+
+    async with open_swarm(1, toy_spec(400), tmp_path) as swarm, trio.open_nursery() as nursery:
+        await start(swarm, "a")
+        training = console_of(swarm, "a", nursery, show)
+        await trio.sleep(SAY_EVERY_S)
+        assert lines_of(training, "tokens/s")
+        assert not any(shown), "training needs no such line"
+        swarm.internet.kill(swarm["a"].peer_id)
+        joiner = swarm.join("b")
+        await swarm.until(lambda: hasattr(joiner, "report"))
+        stream = console_of(swarm, "b", nursery, show)
+        await trio.sleep(4 * REPEAT_S)
+        assert joiner.facts.state is PeerState.CONNECTING
+        said = [line.partition(" ")[2] for line in lines_of(stream, "cannot reach")]
+        assert len(said) == len(set(said)), "no sentence twice"
+        lasts = [line for line in shown if "cannot reach" in line]
+        assert any(line.endswith("; 60 s so far") for line in lasts), lasts
+        nursery.cancel_scope.cancel()
 
 
 @simulated()

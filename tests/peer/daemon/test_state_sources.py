@@ -1,5 +1,7 @@
 """A joiner's state: from several peers at once, another where one dies, its own checkpoint."""
 
+import re
+
 import numpy as np
 import pytest
 import trio
@@ -73,8 +75,9 @@ async def test_it_says_how_long_the_rest_will_take(tmp_path):
         while not joiner.ready.is_set():
             await trio.sleep(1.0)
             if hasattr(joiner, "facts"):
-                doing.append(joiner.facts.doing)
-        assert any("% from 1 peer, 1" in said and said.endswith(" s left") for said in doing)
+                doing.append(joiner.status().doing or "")
+        shown = r"fetching the state: from 1 peer, \d+%, \d+ s left, 0.2 MB/s \(\d MB of \d+ MB\)"
+        assert any(re.fullmatch(shown, said) for said in doing), doing
         told = joiner.events(EventName.STATE_PROGRESSED)
         assert len(told) >= 2
         left = [event["left_s"] + event["monotonic_s"] for event in told]

@@ -127,8 +127,8 @@ def test_sentences_name_fields_of_their_events() -> None:
 
 async def test_a_sentence_that_lacks_a_field_is_the_event_itself() -> None:
     stream = io.StringIO()
-    log_to([], stream=stream).emit("StateProgressed", share="nan", left_s=1.0)
-    assert stream.getvalue() == "22:13:20 StateProgressed share=nan left_s=1\n"
+    log_to([], stream=stream).emit("StateReceived", seconds="nan", bytes=1)
+    assert stream.getvalue() == "22:13:20 StateReceived seconds=nan bytes=1\n"
 
 
 @pytest.mark.parametrize("verbose", [False, True])

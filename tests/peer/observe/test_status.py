@@ -14,12 +14,12 @@ from peer.observe.status import (
     Outcomes,
     PeerStatus,
     Status,
-    duration,
     health_of,
     progress_line,
     render,
 )
 from protocol.membership.dial_back import NatKind, Reach
+from protocol.names import duration
 from protocol.outcomes import SkipReason
 from protocol.routing.measures import LinkTimes
 

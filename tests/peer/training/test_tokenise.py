@@ -1,14 +1,16 @@
 """Tokenising that is ended half-way, by its caller or by a crash: what it leaves, and what not."""
 
+import gzip
 import json
 from pathlib import Path
 
 import pytest
 
 from peer.training.corpus import tokenise
-from peer.training.corpus.packed import go_on, token_dtype
+from peer.training.corpus.packed import token_dtype
 from peer.training.corpus.tokenise import outputs, pack_documents, remove_all_drafts
 from peer.training.corpus.tokenizer import ByteTokenizer
+from protocol.schedule.progress import Progress, nobody
 
 
 class Stop(BaseException):
@@ -24,7 +26,7 @@ def test_a_caller_that_is_cancelled_ends_it_and_keeps_whole_shards(
         (tmp_path / f"{number}.jsonl").write_text("".join(lines))
     checks = 0
 
-    def check() -> None:
+    def check(_: Progress) -> None:
         nonlocal checks
         checks += 1
         if checks == 60:
@@ -35,13 +37,32 @@ def test_a_caller_that_is_cancelled_ends_it_and_keeps_whole_shards(
         pack_documents("jsonl", f"{tmp_path}/*.jsonl", ByteTokenizer(), cache, cache / "x", check)
     (folder,) = cache.iterdir()
     assert sorted(path.name for path in folder.iterdir()) == ["0.held-out", "0.train"]
-    pack_documents("jsonl", f"{tmp_path}/*.jsonl", ByteTokenizer(), cache, cache / "x", go_on)
+    pack_documents("jsonl", f"{tmp_path}/*.jsonl", ByteTokenizer(), cache, cache / "x", nobody)
     whole = (cache / "x").read_bytes()
     monkeypatch.undo()
     for path in (*folder.iterdir(), cache / "x"):
         path.unlink()
-    pack_documents("jsonl", f"{tmp_path}/*.jsonl", ByteTokenizer(), cache, cache / "x", go_on)
+    pack_documents("jsonl", f"{tmp_path}/*.jsonl", ByteTokenizer(), cache, cache / "x", nobody)
     assert (cache / "x").read_bytes() == whole, "however many are tokenised at once"
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz"])
+def test_it_tells_how_far_it_is_in_bytes_of_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    """Of one that is packed, too, whose text is of another size than the file."""
+    monkeypatch.setattr(tokenise, "PART_BYTES", 10_000)
+    lines = "".join(json.dumps({"text": f"document {row}"}) + "\n" for row in range(20_000))
+    data, path = lines.encode(), tmp_path / f"a.{suffix}"
+    path.write_bytes(gzip.compress(data) if suffix.endswith("gz") else data)
+    told = list[Progress]()
+    source, cache = f"{tmp_path}/*.{suffix}", tmp_path / "cache"
+    pack_documents("jsonl", source, ByteTokenizer(), cache, cache / "x", told.append)
+    shares = [each.share or 0.0 for each in told if each.part == "tokenising"]
+    assert {each.total for each in told if each.part == "tokenising"} == {path.stat().st_size}
+    assert shares == sorted(shares)
+    assert len({round(share, 1) for share in shares}) > 3, "it moves within a file"
+    assert shares[-1] == 1.0
 
 
 def test_many_at_once_are_what_each_is_alone() -> None:

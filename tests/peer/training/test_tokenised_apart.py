@@ -15,8 +15,9 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from peer.training.corpus import apart as apart_module
 from peer.training.corpus.apart import answer_of, prepare_apart
 from peer.training.corpus.folder import prepare_corpus
-from peer.training.corpus.packed import InvalidCorpus, go_on
+from peer.training.corpus.packed import InvalidCorpus
 from protocol.run.run_spec import DataSection, ModelSection, RunSpec
+from protocol.schedule.progress import Progress, nobody
 
 LIMIT_S = 120.0
 BACKTRACKS = "(x+x+)+y"
@@ -55,8 +56,10 @@ async def the_child() -> psutil.Process:
 async def test_the_corpus_is_that_of_this_process(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, " ", "a x ")
     here = prepare_corpus(spec, tmp_path / "here")
-    made = await prepare_apart(spec, tmp_path / "apart")
+    told = list[Progress]()
+    made = await prepare_apart(spec, tmp_path / "apart", tell=told.append)
     assert made.manifest_digest == here.manifest_digest
+    assert {each.share for each in told[-1:]} == {1.0}, "how far it is comes through the pipe"
     assert made.whole is not None
     assert not children()
     with pytest.raises(InvalidCorpus, match="no file matches"):
@@ -75,7 +78,7 @@ async def test_a_tokenizer_that_hangs_is_told_and_stopped(tmp_path: Path) -> Non
 def test_a_panic_of_the_tokenizer_is_told(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, BACKTRACKS, "x")
     told = {"spec": spec.to_bytes().decode(), "cache_dir": str(tmp_path), "source": None}
-    assert "retry-limit" in answer_of(told, go_on)["invalid"]
+    assert "retry-limit" in answer_of(told, nobody)["invalid"]
 
 
 @pytest.mark.slow
@@ -133,7 +136,7 @@ def test_errors_of_the_system_are_told_in_all_three_parts(
 
     monkeypatch.setattr(apart_module, "prepare_corpus", fill)
     told = {"spec": RunSpec().to_bytes().decode(), "cache_dir": "there", "source": None}
-    answer = json.loads(json.dumps(answer_of(told, go_on)))
+    answer = json.loads(json.dumps(answer_of(told, nobody)))
     with pytest.raises(OSError, match="No space left") as raised:
         apart_module._taken(answer, tmp_path)
     assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, str(tmp_path / "full"))
