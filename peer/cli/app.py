@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from peer.options.config import ConfigError, load_config
+from peer.options.config import ConfigError, check_given, load_config
 from peer.options.exit_codes import ExitCode
 from peer.options.values import LogFormat
 from protocol.errors import InvalidRunSpec, LocoError, Refused, leaves
@@ -35,7 +35,9 @@ app = typer.Typer(
 
 # --- how errors end a command ---------------------------------------------------------------------
 def exit_code_of(error: LocoError) -> ExitCode:
-    # A command that goes well needs none of these.
+    if isinstance(error, (ConfigError, InvalidRunSpec)):
+        return ExitCode.USAGE
+    # What else there is takes half a second to import, and most commands need none of it.
     from peer.network.identity import IdentityUnusable
     from peer.network.p2pd import CannotListen
     from peer.observe.control import NoDaemon
@@ -45,8 +47,8 @@ def exit_code_of(error: LocoError) -> ExitCode:
     from protocol.pipeline.question import CannotPlan
     from protocol.pipeline.tables import BadTable
 
-    usage = (ConfigError, HomeError, InvalidRunSpec, IdentityUnusable, EndpointUnavailable)
-    if isinstance(error, (*usage, CannotListen, CannotTrain, BadTable, CannotPlan)):
+    usage = (HomeError, IdentityUnusable, EndpointUnavailable, CannotListen, CannotTrain)
+    if isinstance(error, (*usage, BadTable, CannotPlan)):
         return ExitCode.USAGE
     if isinstance(error, Refused):
         return ExitCode.REFUSED
@@ -187,9 +189,9 @@ def status(
 @command
 def top(home: opt.Home = None) -> None:
     """Watch the peer of this home in the terminal: the swarm, links, rounds, the log."""
-    from .top import watch_here
+    from .client import home_of, watch
 
-    watch_here(home)
+    watch(home_of(home))
 
 
 @command
@@ -200,9 +202,11 @@ def doctor(
     invite: opt.Invite = None,
 ) -> None:
     """Check this machine, its network and its peer; say what is wrong and what to do."""
-    from .doctor import examine_here
+    given = {"home": home, "bootstrap": bootstrap, "listen": listen, "invite": invite}
+    config = load_config(given, os.environ)
+    from .doctor import examine_here  # imports torch, so wrong options are told before
 
-    raise typer.Exit(examine_here(home, bootstrap, listen, invite))
+    raise typer.Exit(examine_here(config))
 
 
 @command
@@ -303,8 +307,11 @@ def export(
     home: opt.Home = None,
 ) -> None:
     """Export the current slow weights of this peer, or the mean of all peers."""
-    from .client import home_of
-    from .export import export_checkpoint, export_swarm
+    from .client import check_exportable, home_of
+
+    opt.check_folder(hf, "--hf")
+    check_exportable(home_of(home), swarm=swarm)
+    from .export import export_checkpoint, export_swarm  # imports torch
 
     (export_swarm if swarm else export_checkpoint)(home_of(home), hf)
     print(f"wrote {hf}")
@@ -342,12 +349,9 @@ def generate(
     ] = None,
 ) -> None:
     """Generate text with the run's model, with all stages or without some."""
-    from peer.state.export import Sampling
+    from .generate import write_text
 
-    from .export import write_text
-
-    sampling = Sampling(tokens, temperature, top_p, seed)
-    write_text(hf, home, without_stages, prompt, sampling)
+    write_text(hf, home, without_stages, prompt, (tokens, temperature, top_p, seed))
 
 
 @command
@@ -390,6 +394,7 @@ def measure(
     """Time the trainer on this machine and print its row for the table of `plan`."""
     from .new import preset_spec
 
+    check_given(device=device, threads=threads)
     spec = preset_spec("demo") if run_toml is None else opt.read_spec(run_toml)
     from .measure import show_measured  # imports torch, so wrong files are told before
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from peer.options.config import OPTIONS, Option, OptionGroup, read_text
+from peer.options.config import OPTIONS, ConfigError, Option, OptionGroup, read_text
 
 if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter
@@ -161,6 +161,16 @@ def read_spec(path: Path) -> "RunSpec":
         return parse_toml(read_text(path, MAX_SPEC_BYTES))
     except InvalidRunSpec as error:
         raise InvalidRunSpec(f"{path}: {error}") from error
+
+
+def check_folder(folder: Path, told: str) -> None:
+    """Refuse a folder that no model can be written to. Raises ConfigError."""
+    from peer.state.export_folder import check_export_folder
+
+    try:
+        check_export_folder(folder)
+    except OSError as error:
+        raise ConfigError(f"{told}: {error}") from error
 
 
 # --- help -----------------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
 """The commands and their options, frozen: a new one is a decision."""
 
 import re
-import subprocess
-import sys
 from importlib.metadata import version
 
 import pytest
@@ -174,13 +172,6 @@ def test_groups_and_examples_name_what_is_there() -> None:
         assert set(re.findall("--[a-z-]+", example)) <= options
         assert f"Example:\n  {example}\n\nNext: {then}\n" in help_of(name)
     assert {"new", "start", "join", "plan", "export", "generate"} <= set(EXAMPLES)
-
-
-def test_help_draws_nothing_with_rich() -> None:
-    """It would take longer to import than all else that help needs."""
-    code = "import sys; from peer.cli.app import app; app(['start', '-h'], standalone_mode=False);"
-    code += "sys.exit('rich' in sys.modules or 'torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0  # noqa: PLW1510
 
 
 def test_the_version_is_told_by_option_and_by_command():

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from peer.cli import client
 from peer.cli.app import app
-from peer.cli.export import check_left_out
+from peer.cli.generate import check_left_out
 from peer.options.config import ConfigError
 from peer.options.exit_codes import ExitCode
 from peer.state.export import ExportedModel, Sampling, export_hugging_face
