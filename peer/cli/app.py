@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping
-from functools import wraps
+from functools import partial, wraps
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -75,10 +75,10 @@ def _report(error: BaseException, *, verbose: bool) -> ExitCode:
 
 
 # --- commands -------------------------------------------------------------------------------------
-QUIET: Final = ("new", "version")
+QUIET: Final = ("new", "version", "completion")
 
 
-def command(handler: opt.Handler) -> opt.Handler:
+def command(handler: opt.Handler, cls: type[Command] = Command) -> opt.Handler:
     """Make a command, whose errors end it with a sentence and an exit code.
 
     All but QUIET take `--verbose`; it is passed on where the handler names it.
@@ -100,7 +100,7 @@ def command(handler: opt.Handler) -> opt.Handler:
         run.__signature__ = signature  # type: ignore[attr-defined]
     else:
         run.__signature__ = opt.extended(signature, {"verbose": (opt.Verbose, None)})  # type: ignore[attr-defined]
-    return app.command(cls=Command)(run)
+    return app.command(cls=cls)(run)
 
 
 @app.callback()
@@ -108,12 +108,14 @@ def loco_peer(version: opt.Version = False) -> None:
     """Train one language model on machines rented anywhere, with no coordinator."""
 
 
-@command
+@partial(command, cls=opt.New)
 def new(
     run_toml: Annotated[Path, opt.argument("RUN.toml", "File to write.")],
     preset: Annotated[
         str,
-        opt.option("--preset", "demo|125m|1b", "Model size and settings; only demo has been run."),
+        opt.option(
+            "--preset", "demo|125m|1b", "Model size and settings; only demo has trained to its end."
+        ),
     ] = "demo",
     method: Annotated[
         str, opt.option("--method", "noloco|diloco|streaming", "How peers average.")
@@ -124,12 +126,19 @@ def new(
     stages: Annotated[
         int, opt.option("--stages", "N", "Stages of a pipeline; 1 is no pipeline.", min=1)
     ] = 1,
+    data: Annotated[
+        str | None,
+        opt.option("--data", "SOURCE", "The corpus, as text:FOLDER/*.txt. Default: the preset's."),
+    ] = None,
+    seed: Annotated[
+        int, opt.option("--seed", "N", "For first weights and data.", min=0, max=(1 << 63) - 1)
+    ] = 0,
     force: Annotated[bool, opt.option("--force", "", "Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a run spec in which every key is explained."""
+    """Write a run spec in which every key is explained; without arguments, ask for them."""
     from .new import write_new
 
-    takes = write_new(run_toml, preset, method, optimizer, stages, force=force)
+    takes = write_new(run_toml, preset, method, optimizer, stages, data, seed, force=force)
     print(*(f"  {line}" for line in takes), sep="\n")
     print(f"wrote {run_toml}; read it, then run: loco-peer start {run_toml}")
 
@@ -399,6 +408,14 @@ def measure(
     from .measure import show_measured  # imports torch, so wrong files are told before
 
     show_measured(spec, device, threads, seconds, (name, location, f"{price:g}"), peers)
+
+
+@command
+def completion(shell: Annotated[str, opt.argument("bash|zsh|fish", "Your shell.")]) -> None:
+    """Print the script that makes a shell complete commands, options, choices and files."""
+    from .completion import script_for
+
+    print(script_for(shell))
 
 
 @command

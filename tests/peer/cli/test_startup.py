@@ -33,7 +33,8 @@ from peer.cli import main
 try:
     main()
 finally:
-    print("LOADED", [name for name in {HELP_WAITS_FOR_NO} if name in sys.modules], file=sys.__stderr__)
+    loaded = [name for name in {HELP_WAITS_FOR_NO} if name in sys.modules]
+    print("LOADED", loaded, file=sys.__stderr__)
 """
 
 PEER = peer_id_from_public_key(bytes(32))
@@ -97,6 +98,8 @@ USAGE: list[tuple[str, int, str]] = [
     ("new run.toml", 2, "run.toml exists already"),
     ("new x.toml --preset huge", 2, "unknown preset 'huge'"),
     ("new x.toml --stages 9", 2, "'demo' has 4 layers"),
+    ("new x.toml --data books/*.txt", 2, "for text files write text:books/*.txt"),
+    ("completion csh", 2, "no completion for 'csh': use bash or zsh or fish"),
     ("status", 4, "no daemon is running"),
     ("status --health", 1, "no daemon is running"),
     ("top", 2, "top needs a terminal"),
@@ -148,6 +151,7 @@ def test_each_command_is_used_wrongly_in_the_table() -> None:
 
 LIGHT = {
     "version": "0.",
+    "completion bash": "complete -o default",
     "new new.toml --stages 2": "wrote new.toml",
     "plan run.toml --peers peers.csv": "tokens/s",
     "status": "12D3KooWtest",
