@@ -83,12 +83,13 @@ async def measure(home: Home, times: int) -> dict[str, list[tuple[float, float]]
         return Status(peer_id="12D3KooWbench", state=PeerState.TRAINING, round=3).to_json()
 
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in COMMANDS}
-    async with trio.open_nursery() as nursery:
-        await nursery.start(serve_control, home.control_socket, {"status": status}, print)
-        for _ in range(times):
-            for name in COMMANDS:
-                found[name].append(await trio.to_thread.run_sync(timed, name, home))
-        nursery.cancel_scope.cancel()
+    with home.locked():  # as a daemon does
+        async with trio.open_nursery() as nursery:
+            await nursery.start(serve_control, home.control_socket, {"status": status}, print)
+            for _ in range(times):
+                for name in COMMANDS:
+                    found[name].append(await trio.to_thread.run_sync(timed, name, home))
+            nursery.cancel_scope.cancel()
     return found
 
 
