@@ -8,7 +8,7 @@ PIP       := $(BIN)/python -m pip install -qq --disable-pip-version-check -c con
 OUT       ?= demo-run
 METHOD    ?= noloco
 PYTEST    ?=
-BENCHES   ?= codec latency exchange small_messages overlap memory utilisation throughput gossip_links planner pipeline_churn noloco_quality fuzz hostile corpus
+BENCHES   ?= startup codec latency exchange small_messages overlap memory utilisation throughput gossip_links planner pipeline_churn noloco_quality fuzz hostile corpus
 RESULTS   ?= bench-run
 # The first suitable interpreter, unless PYTHON says which.
 CANDIDATES := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)

@@ -8,14 +8,14 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping
-from functools import wraps
+from functools import partial, wraps
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from peer.options.config import ConfigError, load_config
+from peer.options.config import ConfigError, check_given, load_config
 from peer.options.exit_codes import ExitCode
 from peer.options.values import LogFormat
 from protocol.errors import InvalidRunSpec, LocoError, Refused, leaves
@@ -35,7 +35,9 @@ app = typer.Typer(
 
 # --- how errors end a command ---------------------------------------------------------------------
 def exit_code_of(error: LocoError) -> ExitCode:
-    # A command that goes well needs none of these.
+    if isinstance(error, (ConfigError, InvalidRunSpec)):
+        return ExitCode.USAGE
+    # What else there is takes half a second to import, and most commands need none of it.
     from peer.network.identity import IdentityUnusable
     from peer.network.p2pd import CannotListen
     from peer.observe.control import NoDaemon
@@ -45,8 +47,8 @@ def exit_code_of(error: LocoError) -> ExitCode:
     from protocol.pipeline.question import CannotPlan
     from protocol.pipeline.tables import BadTable
 
-    usage = (ConfigError, HomeError, InvalidRunSpec, IdentityUnusable, EndpointUnavailable)
-    if isinstance(error, (*usage, CannotListen, CannotTrain, BadTable, CannotPlan)):
+    usage = (HomeError, IdentityUnusable, EndpointUnavailable, CannotListen, CannotTrain)
+    if isinstance(error, (*usage, BadTable, CannotPlan)):
         return ExitCode.USAGE
     if isinstance(error, Refused):
         return ExitCode.REFUSED
@@ -73,10 +75,10 @@ def _report(error: BaseException, *, verbose: bool) -> ExitCode:
 
 
 # --- commands -------------------------------------------------------------------------------------
-QUIET: Final = ("new", "version")
+QUIET: Final = ("new", "version", "completion")
 
 
-def command(handler: opt.Handler) -> opt.Handler:
+def command(handler: opt.Handler, cls: type[Command] = Command) -> opt.Handler:
     """Make a command, whose errors end it with a sentence and an exit code.
 
     All but QUIET take `--verbose`; it is passed on where the handler names it.
@@ -98,7 +100,7 @@ def command(handler: opt.Handler) -> opt.Handler:
         run.__signature__ = signature  # type: ignore[attr-defined]
     else:
         run.__signature__ = opt.extended(signature, {"verbose": (opt.Verbose, None)})  # type: ignore[attr-defined]
-    return app.command(cls=Command)(run)
+    return app.command(cls=cls)(run)
 
 
 @app.callback()
@@ -106,12 +108,14 @@ def loco_peer(version: opt.Version = False) -> None:
     """Train one language model on machines rented anywhere, with no coordinator."""
 
 
-@command
+@partial(command, cls=opt.New)
 def new(
     run_toml: Annotated[Path, opt.argument("RUN.toml", "File to write.")],
     preset: Annotated[
         str,
-        opt.option("--preset", "demo|125m|1b", "Model size and settings; only demo has been run."),
+        opt.option(
+            "--preset", "demo|125m|1b", "Model size and settings; only demo has trained to its end."
+        ),
     ] = "demo",
     method: Annotated[
         str, opt.option("--method", "noloco|diloco|streaming", "How peers average.")
@@ -122,12 +126,19 @@ def new(
     stages: Annotated[
         int, opt.option("--stages", "N", "Stages of a pipeline; 1 is no pipeline.", min=1)
     ] = 1,
+    data: Annotated[
+        str | None,
+        opt.option("--data", "SOURCE", "The corpus, as text:FOLDER/*.txt. Default: the preset's."),
+    ] = None,
+    seed: Annotated[
+        int, opt.option("--seed", "N", "For first weights and data.", min=0, max=(1 << 63) - 1)
+    ] = 0,
     force: Annotated[bool, opt.option("--force", "", "Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a run spec in which every key is explained."""
+    """Write a run spec in which every key is explained; without arguments, ask for them."""
     from .new import write_new
 
-    takes = write_new(run_toml, preset, method, optimizer, stages, force=force)
+    takes = write_new(run_toml, preset, method, optimizer, stages, data, seed, force=force)
     print(*(f"  {line}" for line in takes), sep="\n")
     print(f"wrote {run_toml}; read it, then run: loco-peer start {run_toml}")
 
@@ -187,9 +198,9 @@ def status(
 @command
 def top(home: opt.Home = None) -> None:
     """Watch the peer of this home in the terminal: the swarm, links, rounds, the log."""
-    from .top import watch_here
+    from .client import home_of, watch
 
-    watch_here(home)
+    watch(home_of(home))
 
 
 @command
@@ -200,9 +211,11 @@ def doctor(
     invite: opt.Invite = None,
 ) -> None:
     """Check this machine, its network and its peer; say what is wrong and what to do."""
-    from .doctor import examine_here
+    given = {"home": home, "bootstrap": bootstrap, "listen": listen, "invite": invite}
+    config = load_config(given, os.environ)
+    from .doctor import examine_here  # imports torch, so wrong options are told before
 
-    raise typer.Exit(examine_here(home, bootstrap, listen, invite))
+    raise typer.Exit(examine_here(config))
 
 
 @command
@@ -303,8 +316,11 @@ def export(
     home: opt.Home = None,
 ) -> None:
     """Export the current slow weights of this peer, or the mean of all peers."""
-    from .client import home_of
-    from .export import export_checkpoint, export_swarm
+    from .client import check_exportable, home_of
+
+    opt.check_folder(hf, "--hf")
+    check_exportable(home_of(home), swarm=swarm)
+    from .export import export_checkpoint, export_swarm  # imports torch
 
     (export_swarm if swarm else export_checkpoint)(home_of(home), hf)
     print(f"wrote {hf}")
@@ -342,12 +358,9 @@ def generate(
     ] = None,
 ) -> None:
     """Generate text with the run's model, with all stages or without some."""
-    from peer.state.export import Sampling
+    from .generate import write_text
 
-    from .export import write_text
-
-    sampling = Sampling(tokens, temperature, top_p, seed)
-    write_text(hf, home, without_stages, prompt, sampling)
+    write_text(hf, home, without_stages, prompt, (tokens, temperature, top_p, seed))
 
 
 @command
@@ -390,10 +403,19 @@ def measure(
     """Time the trainer on this machine and print its row for the table of `plan`."""
     from .new import preset_spec
 
+    check_given(device=device, threads=threads)
     spec = preset_spec("demo") if run_toml is None else opt.read_spec(run_toml)
     from .measure import show_measured  # imports torch, so wrong files are told before
 
     show_measured(spec, device, threads, seconds, (name, location, f"{price:g}"), peers)
+
+
+@command
+def completion(shell: Annotated[str, opt.argument("bash|zsh|fish", "Your shell.")]) -> None:
+    """Print the script that makes a shell complete commands, options, choices and files."""
+    from .completion import script_for
+
+    print(script_for(shell))
 
 
 @command

@@ -6,6 +6,7 @@ import re
 import sys
 import tomllib
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,13 +15,13 @@ import trio
 from peer.observe.control import ControlFailed, NoDaemon, NotNow, ask
 from peer.options.config import ConfigError, read_text, resolve_home
 from peer.options.exit_codes import ExitCode
-from peer.state.home import Home
+from peer.state.home import Home, HomeError
 from protocol.address.peer_id import public_key_from_peer_id
 from protocol.admission.statements import MAX_USES, Verdict
 from protocol.errors import InvalidRunSpec, LocoError, RemoteProtocolError
 from protocol.limits import ANSWER_S, MAX_SPEC_BYTES
 from protocol.run.amendments import MODE, values_of
-from protocol.run.run_spec import parse_toml
+from protocol.run.run_spec import RunSpec, parse_toml
 from protocol.run.signed_spec import SignedSpec
 
 LEAVE_TIMEOUT_S: Final = 60.0
@@ -31,6 +32,24 @@ _POLL_S: Final = 0.05
 
 def home_of(given: Path | None) -> Home:
     return Home(resolve_home(given, os.environ))
+
+
+def spec_of(home: Home) -> RunSpec:
+    """Raises HomeError: the home belongs to no run."""
+    signed = home.run()
+    if signed is None:
+        raise HomeError(f"{home.root} belongs to no run yet: there is no model")
+    return signed.spec()
+
+
+def check_exportable(home: Home, *, swarm: bool = False) -> None:
+    """Raises NoDaemon: neither a daemon nor a checkpoint can give weights."""
+    if home.in_use():
+        return
+    if swarm:
+        raise _none_in(home)
+    if not any(home.checkpoints_dir.glob("*")):
+        raise NoDaemon(f"{_none_in(home)}; the home has no checkpoint either")
 
 
 def told(home: Home, request: str, timeout_s: float = ANSWER_S, **arguments: Any) -> dict[str, Any]:
@@ -71,6 +90,17 @@ def show_status(home: Home, *, as_json: bool, full_ids: bool = False) -> None:
     if full_ids or not console.is_terminal:  # no id and no address is broken into two lines
         console.width = max(console.width, WIDE_COLUMNS)
     console.print(render(Status.from_json(tree), full_ids=full_ids))
+
+
+def watch(home: Home) -> None:
+    """Raises ConfigError: there is no terminal. NoDaemon, NotNow, ControlFailed: nobody answers."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError("top needs a terminal; for programs there is: loco-peer status --json")
+    read = partial(told, home, "snapshot", history=True)
+    read()
+    from .top import Top  # after the checks, because textual imports for a second
+
+    Top(read).run()
 
 
 def say_health(home: Home) -> ExitCode:

@@ -22,7 +22,7 @@ from peer.network.p2pd import CannotListen, P2pdFailed, bundled_binary
 from peer.network.reachability import Scope, scope_of
 from peer.observe.control import ControlFailed, NoDaemon
 from peer.observe.problems import CLOCK_OFFSET_S, NOTES
-from peer.options.config import DEFAULT_PORT, PeerConfig, load_config
+from peer.options.config import DEFAULT_PORT, PeerConfig
 from peer.options.exit_codes import ExitCode
 from peer.options.values import HostPort
 from peer.process.bottom_line import shown
@@ -244,12 +244,8 @@ def docker_line(port: int, bootstrap: tuple[str, ...], outer: str | None, *, gpu
 
 
 # --- all of it ------------------------------------------------------------------------------------
-def examine_here(
-    home: Path | None, bootstrap: list[str] | None, listen: str | None, invite: str | None
-) -> ExitCode:
+def examine_here(config: PeerConfig) -> ExitCode:
     """Print what was found; 0 where nothing failed, else 1. Raises LocoError."""
-    given = {"home": home, "bootstrap": bootstrap, "listen": listen, "invite": invite}
-    config = load_config(given, os.environ)
     with shown("looking at this machine"):
         findings = list(machine_findings(config.home))
     of = Home(config.home)

@@ -1,13 +1,10 @@
-"""`loco-peer export` and `generate`: a run's model as a Hugging Face checkpoint, and its text.
+"""`loco-peer export`: a run's model as a Hugging Face checkpoint.
 
 The daemon writes its state to a file, and this process converts it; where no daemon gives its
 state, the home's newest checkpoint is converted. `--swarm` exports the mean of the slow weights of
 the peers that can be reached: peers that average in pairs are some way apart, and their mean is
 better than each of them. Any of them may lie, so each counts by its measured loss, and one that
 harms the mean is left out (protocol/content/samples.py, rule 8).
-
-`generate` takes an export, or makes one in the home for as long as it writes. Stages that are left
-out are not fetched, so they need no peer that holds them.
 """
 
 import math
@@ -27,7 +24,7 @@ from peer.observe.control import ControlFailed, NoDaemon, NotNow
 from peer.options.config import ConfigError
 from peer.process.bottom_line import shown
 from peer.state.checkpoints import OUTER_FILE, SLOW, CheckpointStore
-from peer.state.export import ExportedModel, Sampling, export_hugging_face
+from peer.state.export import export_hugging_face
 from peer.state.home import Home, HomeError
 from peer.training.corpus.folder import describe_corpus, kept_corpus, open_corpus
 from peer.training.corpus.tokenizer import (
@@ -46,11 +43,11 @@ from protocol.content.samples import MEAN_NATS, ROUNDING_NATS, Float32Vector, sh
 from protocol.errors import LocoError
 from protocol.membership.group import WHOLE_MODEL
 from protocol.names import short_id
-from protocol.run.layout import DATA_STAGE, Layout, stage_layouts, stage_of_part
+from protocol.run.layout import Layout, stage_layouts, stage_of_part
 from protocol.run.run_spec import RunSpec
 from protocol.schedule.progress import Progress, Tell, nobody
 
-from .client import home_of, told
+from .client import spec_of, told
 
 STATE_TIMEOUT_S: Final = 3700.0
 """How long the daemon may take to write a state, or to fetch one on a slow line."""
@@ -158,14 +155,6 @@ def export_weights(
         raise ExportFailed(f"cannot export: {error}") from error
 
 
-def spec_of(home: Home) -> RunSpec:
-    """Raises HomeError: the home belongs to no run."""
-    signed = home.run()
-    if signed is None:
-        raise HomeError(f"{home.root} belongs to no run yet: there is no model")
-    return signed.spec()
-
-
 def whole_layout(home: Home, spec: RunSpec) -> Layout:
     """Raises ValueError, OSError."""
     return Layout.from_shapes(model_shapes(spec, _vocabulary_size(home, spec)))
@@ -228,6 +217,18 @@ def _export_kept(home: Home, directory: Path, error: NoDaemon | NotNow) -> None:
     export_weights(home, weights_P, directory, manifest.round, manifest.tokens)
 
 
+@contextmanager
+def folder_in(home: Home) -> Iterator[Path]:
+    """A folder in the home, which goes at the end. Raises HomeError."""
+    try:
+        home.state_dir.mkdir(exist_ok=True)
+        folder = tempfile.TemporaryDirectory(dir=home.state_dir, prefix="generate-")
+    except OSError as error:
+        raise HomeError(f"{home.state_dir} cannot be written: {error.strerror}") from error
+    with folder as path:
+        yield Path(path)
+
+
 # --- swarm export ---------------------------------------------------------------------------------
 
 
@@ -281,7 +282,7 @@ def export_swarm(home: Home, directory: Path) -> None:
         loss = loss_judge(home, spec)
         print(f"{'peer':<9}{'step':>9}  validation")
         try:
-            with _folder_in(home) as folder:
+            with folder_in(home) as folder:
                 given = list(_given(home, spec, written, folder, loss, tell))
                 mean_P, count, mean_loss = mean_of(given, loss, tell)
         except (ValueError, OSError) as error:
@@ -349,72 +350,3 @@ def mean_of(
     if not count:
         raise ExportFailed("no peer gave weights with a loss that is a number")
     return mean_P, count, mean_loss
-
-
-# --- generate -------------------------------------------------------------------------------------
-
-
-def write_text(
-    export: Path | None,
-    given_home: Path | None,
-    without_stages: str | None,
-    prompt: str,
-    sampling: Sampling,
-) -> None:
-    """Print what follows the prompt; without an export the model is that of the home."""
-    without = _numbers(without_stages)
-    if export is None:
-        home = home_of(given_home)
-        check_left_out(without, spec_of(home).pipeline.stages)
-        with _folder_in(home) as folder:
-            export_checkpoint(home, folder / "hf", without)
-            _write(folder / "hf", without, prompt, sampling)
-    elif given_home is not None:
-        raise ConfigError("--hf and --home name two models: give one of them")
-    else:
-        _write(export, without, prompt, sampling)
-
-
-@contextmanager
-def _folder_in(home: Home) -> Iterator[Path]:
-    """A folder in the home, which goes at the end. Raises HomeError."""
-    try:
-        home.state_dir.mkdir(exist_ok=True)
-        folder = tempfile.TemporaryDirectory(dir=home.state_dir, prefix="generate-")
-    except OSError as error:
-        raise HomeError(f"{home.state_dir} cannot be written: {error.strerror}") from error
-    with folder as path:
-        yield Path(path)
-
-
-def check_left_out(without: Collection[int], stages: int) -> None:
-    """Refuse stages that cannot be left out. Raises ConfigError."""
-    if without and stages == 1:
-        raise ConfigError("this run's model is not cut into stages: leave --without-stages out")
-    if DATA_STAGE in without:
-        raise ConfigError(
-            f"stage {DATA_STAGE} cannot be left out: it holds the embedding and the head"
-        )
-    if unknown := sorted(stage for stage in without if stage >= stages):
-        raise ConfigError(
-            f"this run has no stage {unknown[0]}: --without-stages takes 1 to {stages - 1}"
-        )
-
-
-def _write(folder: Path, without: frozenset[int], prompt: str, sampling: Sampling) -> None:
-    try:
-        with shown("loading the model"):
-            model = ExportedModel(folder)
-        check_left_out(without, model.stages)
-        model.leave_out(without)
-        model.continue_text(prompt, sampling, lambda text: print(text, end="", flush=True))
-    except (ValueError, OSError) as error:
-        raise ConfigError(str(error)) from error
-    print()
-
-
-def _numbers(text: str | None) -> frozenset[int]:
-    parts = [] if text is None else text.split(",")
-    if not all(part.strip().isdecimal() for part in parts):
-        raise ConfigError(f"--without-stages takes numbers such as 2,3; got {text!r}")
-    return frozenset(map(int, parts))

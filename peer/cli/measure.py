@@ -211,8 +211,6 @@ def show_measured(
 ) -> None:
     """Measure, and print the row or add it to a table. Raises ConfigError, InvalidRunSpec."""
     if threads is not None:
-        if threads < 1:
-            raise ConfigError(f"--threads {threads}: must be from 1")
         torch.set_num_threads(threads)
     with shown("measuring") as tell:
         measured = measure_machine(spec, device, seconds, tell)

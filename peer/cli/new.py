@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from peer.options.config import ConfigError, check_stages
 from peer.options.needs_told import corpus_tokens_of, told_needs
-from protocol.run.run_spec import KEYS_OF_WHOLE_MODELS, RunSpec, SyncSection
+from protocol.run.run_spec import KEYS_OF_WHOLE_MODELS, SOURCES, RunSpec, SyncSection
 from protocol.run.sections import OptimizerSection, PipelineSection, Section, section_in
 from protocol.run.ways import CODECS, WAYS, others_keys
 
@@ -123,7 +123,7 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """Keys that differ from the run spec's defaults, by preset."""
 UNTRIED: Final = frozenset({"125m", "1b"})
-"""Presets with sizes and rates from the literature, which nobody has run."""
+"""Presets with sizes and rates from the literature, which nobody has trained to the end."""
 
 FIRST_KEYS: Final = (
     "name",
@@ -157,7 +157,7 @@ SKIPPING: Final = (
 )
 MOST_COLUMNS: Final = 110
 UNTRIED_LINE: Final = (
-    "# Nobody has run this preset, nor loco-peer on a GPU: its rates are those of the literature."
+    "# Nobody has trained this preset to its end: its rates are those of the literature."
 )
 IN_FRAGMENTS: Final = "streaming"
 """The name of NoLoCo of fragments."""
@@ -173,14 +173,38 @@ def write_new(
     method: str = METHODS[0],
     optimizer: str = OPTIMIZERS[0],
     stages: int = 1,
+    data: str | None = None,
+    seed: int = 0,
     *,
     force: bool,
 ) -> list[str]:
     """Write the run spec of `preset`, and return what the run takes of a peer, in lines.
 
+    Raises as `checked_spec`, and ConfigError: the file is there already or cannot be written.
+    """
+    spec = checked_spec(preset, method, optimizer, stages, data, seed)
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(toml_of(spec, preset))
+    except FileExistsError as error:
+        raise ConfigError(f"{path} exists already; use --force to replace it") from error
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+    return told_needs(spec, corpus_tokens_of(spec))
+
+
+def checked_spec(
+    preset: str = "demo",
+    method: str = METHODS[0],
+    optimizer: str = OPTIMIZERS[0],
+    stages: int = 1,
+    data: str | None = None,
+    seed: int = 0,
+) -> RunSpec:
+    """The run spec of a preset.
+
     Raises:
-        ConfigError: a name is unknown, there are more stages than layers, or the file is there
-            already or cannot be written.
+        ConfigError: a name is unknown, or there are more stages than layers.
         InvalidRunSpec: stages do not average by this method.
     """
     asked = {"method": method, "optimizer": optimizer, "preset": preset}
@@ -189,21 +213,23 @@ def write_new(
             raise ConfigError(f"unknown {kind} '{name}': use {' or '.join(known)}")
     if stages > (layers := RunSpec.model_validate(PRESETS[preset]).model.num_layers):
         raise ConfigError(f"--stages {stages}: '{preset}' has {layers} layers, one for a stage")
-    spec = preset_spec(preset, method, optimizer, stages)
+    if data is not None and data.partition(":")[0] not in SOURCES:
+        raise ConfigError(
+            f"unknown data source '{data}': for text files write text:{data}; the others are"
+            f" {', '.join(source for source in SOURCES if source != 'text')}"
+        )
+    spec = preset_spec(preset, method, optimizer, stages, data, seed)
     check_stages(spec)
-    text = preset_toml(preset, method, optimizer, stages)
-    try:
-        with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError as error:
-        raise ConfigError(f"{path} exists already; use --force to replace it") from error
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
-    return told_needs(spec, corpus_tokens_of(spec))
+    return spec
 
 
 def preset_spec(
-    preset: str, method: str = METHODS[0], optimizer: str = OPTIMIZERS[0], stages: int = 1
+    preset: str,
+    method: str = METHODS[0],
+    optimizer: str = OPTIMIZERS[0],
+    stages: int = 1,
+    data: str | None = None,
+    seed: int = 0,
 ) -> RunSpec:
     """Peers choose how often they average, where the way lets them; holders of stages do not."""
     tree = PRESETS[preset]
@@ -214,13 +240,19 @@ def preset_spec(
     if method != IN_FRAGMENTS and WAYS[method].has_own_rounds and stages == 1:
         sync["inner_steps"] = "auto"
     pipeline = {} if stages == 1 else {"stages": stages, "visited": stages}
-    return RunSpec.model_validate({**tree, "sync": sync, "optimizer": inner, "pipeline": pipeline})
+    corpus = {**tree.get("data", {}), **({} if data is None else {"source": data})}
+    own = {"sync": sync, "optimizer": inner, "pipeline": pipeline, "data": corpus, "seed": seed}
+    return RunSpec.model_validate({**tree, **own})
 
 
 def preset_toml(
     preset: str, method: str = METHODS[0], optimizer: str = OPTIMIZERS[0], stages: int = 1
 ) -> str:
-    spec = preset_spec(preset, method, optimizer, stages)
+    return toml_of(preset_spec(preset, method, optimizer, stages), preset)
+
+
+def toml_of(spec: RunSpec, preset: str) -> str:
+    """The file's text, of which no key is missing."""
     chosen = dict(_keys(spec))
     first = {path: chosen.pop(path) for path in FIRST_KEYS if path in chosen}
     lines = [*_head(spec, preset), *(_beside(*entry) for entry in first.items()), "", *LINE]

@@ -8,6 +8,7 @@ that `--help` needs. So typer's plain formatter writes the groups here.
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from peer.options.config import OPTIONS, Option, OptionGroup, read_text
+from peer.options.config import OPTIONS, ConfigError, Option, OptionGroup, read_text
 
 if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter
@@ -34,11 +35,23 @@ def print_version(wanted: bool = True) -> None:
 
 
 def option(name: str, metavar: str, help: str, *letter: str, **more: Any) -> Any:
+    more["autocompletion"] = _choices_in(metavar)
     return typer.Option(name, *letter, metavar=metavar or None, help=help, **more)
 
 
 def argument(metavar: str, help: str, **more: Any) -> Any:
-    return typer.Argument(metavar=metavar, help=help, **more)
+    return typer.Argument(metavar=metavar, help=help, autocompletion=_choices_in(metavar), **more)
+
+
+def _choices_in(metavar: str) -> Callable[[str], list[str]] | None:
+    """What a shell may complete where the metavar is `this|or|that`."""
+    if "|" not in metavar:
+        return None
+
+    def complete(incomplete: str) -> list[str]:
+        return [choice for choice in metavar.split("|") if choice.startswith(incomplete)]
+
+    return complete
 
 
 def _spelled(of: Option, hidden: bool = False) -> Any:
@@ -163,6 +176,16 @@ def read_spec(path: Path) -> "RunSpec":
         raise InvalidRunSpec(f"{path}: {error}") from error
 
 
+def check_folder(folder: Path, told: str) -> None:
+    """Refuse a folder that no model can be written to. Raises ConfigError."""
+    from peer.state.export_folder import check_export_folder
+
+    try:
+        check_export_folder(folder)
+    except OSError as error:
+        raise ConfigError(f"{told}: {error}") from error
+
+
 # --- help -----------------------------------------------------------------------------------------
 REST: Final = "Options"
 _OF_START: Final = ("home", "new_run", "restore")
@@ -187,40 +210,93 @@ COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "The model": ("export", "generate"),
     "The founder": ("invite", "admit", "ban", "delegate", "amend"),
 }
-EXAMPLES: Final[Mapping[str, tuple[str, str]]] = {
+EXAMPLES: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     "new": (
-        "loco-peer new run.toml --preset 125m",
+        (
+            "loco-peer new run.toml --preset 125m",
+            "loco-peer new run.toml --stages 2",
+            'loco-peer new run.toml --data "text:books/*.txt" --method diloco',
+        ),
         "read run.toml, then run: loco-peer start run.toml",
     ),
     "start": (
-        "loco-peer start run.toml --announce 203.0.113.5:31337",
+        (
+            "loco-peer start run.toml",
+            "loco-peer start run.toml --announce 203.0.113.5:31337",
+            "loco-peer start --alone",
+        ),
         "it prints the command for other machines; `loco-peer status` shows its progress",
     ),
     "join": (
-        "loco-peer join --bootstrap 203.0.113.5:31337",
+        (
+            "loco-peer join --bootstrap 192.0.2.2:31337",
+            "loco-peer join --bootstrap 192.0.2.2:31337 --device cuda:1 --home gpu1",
+        ),
         "`loco-peer status` shows its progress; after a restart: loco-peer start",
     ),
+    "status": (
+        ("loco-peer status", "loco-peer status --json", "loco-peer status --health"),
+        "`loco-peer top` shows it again and again",
+    ),
+    "top": (("loco-peer top", "loco-peer top --home gpu1"), ""),
+    "doctor": (
+        ("loco-peer doctor", "loco-peer doctor --bootstrap 192.0.2.2:31337"),
+        "loco-peer join with the same address",
+    ),
+    "leave": (("loco-peer leave",), "loco-peer start, in the same home, to come back"),
+    "pause": (("loco-peer pause",), "loco-peer resume"),
+    "resume": (("loco-peer resume",), ""),
+    "invite": (
+        ("loco-peer invite --expires 7d", "loco-peer invite --expires 12h --uses 4"),
+        "send the command that it prints",
+    ),
+    "ban": (("loco-peer ban A1h2Xhd3",), "`loco-peer admit` lifts it"),
+    "admit": (("loco-peer admit A1h2Xhd3",), ""),
+    "delegate": (("loco-peer delegate A1h2Xhd3",), ""),
+    "amend": (
+        (
+            "loco-peer amend longer.toml --dry-run",
+            "loco-peer amend longer.toml --at-round 20",
+            "loco-peer amend --show",
+        ),
+        "",
+    ),
+    "export": (
+        ("loco-peer export --hf checkpoint", "loco-peer export --hf checkpoint --swarm"),
+        'loco-peer generate --hf checkpoint --prompt "def main"',
+    ),
+    "generate": (
+        (
+            'loco-peer generate --prompt "def main" --tokens 100 --temperature 0.8',
+            'loco-peer generate --hf checkpoint --prompt "def main"',
+        ),
+        "loco-peer export --hf checkpoint, for other programs",
+    ),
     "plan": (
-        "loco-peer plan run.toml --peers peers.csv",
+        (
+            "loco-peer plan run.toml --peers peers.csv",
+            "loco-peer plan run.toml --peers peers.csv --links links.csv --picture plan.svg",
+        ),
         "rent them; `loco-peer measure run.toml` on one measures its real speed",
     ),
     "measure": (
-        "loco-peer measure run.toml --peers peers.csv --location Iowa --price 2.49",
+        (
+            "loco-peer measure run.toml",
+            "loco-peer measure run.toml --peers peers.csv --location Iowa --price 2.49",
+        ),
         "loco-peer plan run.toml --peers peers.csv",
     ),
-    "doctor": ("loco-peer doctor --bootstrap 203.0.113.5:31337", "loco-peer join with the same"),
-    "export": (
-        "loco-peer export --hf checkpoint --swarm",
-        'loco-peer generate --hf checkpoint --prompt "Once"',
+    "completion": (
+        (
+            "loco-peer completion bash >> ~/.bashrc",
+            "loco-peer completion zsh >> ~/.zshrc",
+            "loco-peer completion fish > ~/.config/fish/completions/loco-peer.fish",
+        ),
+        "open a new shell; zsh needs `compinit` in ~/.zshrc before it",
     ),
-    "generate": (
-        'loco-peer generate --prompt "def main" --tokens 100 --temperature 0.8',
-        "loco-peer export --hf checkpoint, for other programs",
-    ),
-    "invite": ("loco-peer invite --expires 12h --uses 4", "send the command that it prints"),
-    "amend": ("loco-peer amend run.toml --dry-run", "the same without --dry-run"),
+    "version": (("loco-peer version",), ""),
 }
-"""A call of each command, and what comes next."""
+"""Calls of each command, and what comes next."""
 
 
 class Command(TyperCommand):
@@ -231,11 +307,23 @@ class Command(TyperCommand):
         if len(shown) > FEW:
             groups |= GROUPS
         _write_groups(formatter, shown, groups)
-        if found := EXAMPLES.get(self.name or ""):
-            example, then = found
-            with formatter.section("Example"):
-                formatter.write(f"  {example}\n")
+        lines, then = EXAMPLES[self.name or ""]
+        with formatter.section("Examples" if len(lines) > 1 else "Example"):
+            formatter.write("".join(f"  {line}\n" for line in lines))
+        if then:
             formatter.write(f"\nNext: {then}\n")
+
+
+class New(Command):
+    """In a terminal, and without arguments, it asks for them."""
+
+    def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
+        in_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        if in_terminal and not args and not ctx.resilient_parsing:
+            from .asking import arguments_of_new
+
+            args = arguments_of_new()
+        return super().parse_args(ctx, args)
 
 
 class Commands(TyperGroup):

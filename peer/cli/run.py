@@ -17,7 +17,6 @@ from peer.process.bottom_line import shown
 from peer.process.rejoin import JoinAgain, handed_on, rejoin_command
 from peer.process.terminal import hold_back_sigterm
 from peer.runtime.imports import large_imports
-from peer.state.export_folder import check_export_folder
 from peer.state.home import Home, OtherRun
 from peer.training.child_process import spare_child
 from protocol.errors import leaves
@@ -25,7 +24,7 @@ from protocol.run.amendments import differing_keys
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 
-from .options import Start, read_spec
+from .options import Start, check_folder, read_spec
 
 
 async def _run_daemon(config: PeerConfig, spec: RunSpec | None, home: Home) -> ExitCode:
@@ -57,17 +56,6 @@ def _check_ports(config: PeerConfig) -> None:
                 # other faults of the address are reported when it is listened on
 
 
-def _check_export(config: PeerConfig) -> None:
-    """Refuse a folder that the model cannot be written to. Raises ConfigError."""
-    if config.export_when_done is None:
-        return
-    try:
-        check_export_folder(config.export_when_done)
-    except OSError as error:
-        where = config.origins["export-when-done"]
-        raise ConfigError(f"export-when-done ({where}): {error}") from error
-
-
 def _check_device(config: PeerConfig) -> None:
     """Refuse a device that is not here. Raises ConfigError."""
     if config.device is None:
@@ -91,7 +79,9 @@ def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
         spec = _checked_start(config, start, signed)
     elif signed is None and not config.bootstrap:
         raise ConfigError("join needs the address of a peer: --bootstrap ADDR, or LOCO_BOOTSTRAP")
-    _check_export(config)
+    if config.export_when_done is not None:
+        where = config.origins["export-when-done"]
+        check_folder(config.export_when_done, f"export-when-done ({where})")
     if config.verbose:
         print(*config.describe(), sep="\n", file=sys.stderr)
     home.prepare()

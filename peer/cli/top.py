@@ -6,11 +6,9 @@ hit by chance does no harm. Curves are made of characters; what a colour says, w
 """
 
 import itertools
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
 from rich.console import Group, RenderableType
@@ -30,12 +28,8 @@ from peer.observe.status import (
     reach_line,
     rounds_line,
 )
-from peer.options.config import ConfigError
-from peer.state.home import Home
 from protocol.errors import LocoError
 from protocol.names import duration, printable, short_id
-
-from .client import home_of, told
 
 COLUMNS: Final = 78
 CURVE_LINES: Final = 5
@@ -330,13 +324,3 @@ class Top(App[None]):
         trouble = self.query_one("#trouble", Static)
         trouble.update(Text(printable(f"no answer: {why}")))
         trouble.display = True
-
-
-def watch_here(given: Path | None) -> None:
-    """Raises ConfigError: there is no terminal. NoDaemon, NotNow, ControlFailed: nobody answers."""
-    home: Home = home_of(given)
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ConfigError("top needs a terminal; for programs there is: loco-peer status --json")
-    read = partial(told, home, "snapshot", history=True)
-    read()
-    Top(read).run()

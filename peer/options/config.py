@@ -404,6 +404,12 @@ def _found(
         raise ConfigError(f"{where}: {error}{got}") from error
 
 
+def check_given(**given: Any) -> None:
+    """Refuse values of the command line, by option name. Raises ConfigError."""
+    for name in given:
+        _found(OPTIONS[name], given, {}, {})
+
+
 def _mapped(
     listen: HostPort | None,
     listen_from: Origin,

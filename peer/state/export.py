@@ -38,7 +38,7 @@ from protocol.content.samples import Float32Vector
 from protocol.run.layout import Layout, stage_layers
 from protocol.run.run_spec import RunSpec
 
-from .export_folder import MARKER, check_export_folder
+from .export_folder import MARKER, check_export_folder, stages_of_export
 
 _WEIGHTS: Final = "model.safetensors"
 _EMBEDDING: Final = "model.embed_tokens.weight"
@@ -171,9 +171,7 @@ class ExportedModel:
     """
 
     def __init__(self, folder: Path) -> None:
-        if not (folder / MARKER).is_file():
-            raise ValueError(f"{folder} is not an export: 'loco-peer export --hf DIR' makes one")
-        self.stages: int = json.loads((folder / MARKER).read_text()).get("stages", 1)
+        self.stages = stages_of_export(folder)
         transformers_logging.disable_progress_bar()
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder)
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)

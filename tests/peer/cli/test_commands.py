@@ -470,15 +470,6 @@ def test_who_joins_again_in_a_new_process_holds_its_home_and_heeds_signals_meanw
 HEAVY = ("torch", "hivemind", "transformers", "numpy", "trio", "rich", "cryptography", "blake3")
 
 
-@pytest.mark.slow
-def test_usage_is_checked_and_the_home_is_held_before_torch_is_imported() -> None:
-    script = (
-        "import sys, peer.cli.run; print([n for n in ('torch', 'hivemind') if n in sys.modules])"
-    )
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert ran.stdout == "[]\n"
-
-
 def test_a_port_that_is_taken_is_wrong_usage() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -490,18 +481,6 @@ def test_a_port_that_is_taken_is_wrong_usage() -> None:
         ):
             pass
     assert exit_code_of(taken.value) is ExitCode.USAGE
-
-
-@pytest.mark.slow
-def test_help_imports_nothing_heavy() -> None:
-    script = (
-        "import sys\nfrom peer.cli import main\nsys.argv = ['loco-peer', 'start', '--help']\n"
-        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
-        f"print('LOADED', [name for name in {HEAVY} if name in sys.modules])\n"
-    )
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert "LOADED []" in ran.stdout
-    assert "--json-ready" in ran.stdout
 
 
 WATCHED = """

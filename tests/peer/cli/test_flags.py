@@ -1,17 +1,22 @@
 """The commands and their options, frozen: a new one is a decision."""
 
 import re
-import subprocess
-import sys
+import shlex
 from importlib.metadata import version
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from peer.cli.app import app
+from peer.cli.completion import SHELLS
+from peer.cli.new import METHODS, OPTIMIZERS, PRESETS
 from peer.cli.options import COMMANDS, EXAMPLES, GROUPS
-from peer.options.config import OPTIONS
+from peer.options.config import OPTIONS, check_given
+from peer.options.values import Cloud, LogFormat
 
 PEER_OPTIONS = [
     "--alone",
@@ -50,7 +55,16 @@ PEER_OPTIONS = [
 JOIN_OPTIONS = [*PEER_OPTIONS, "--invite", "--max-corpus-gb", "--stage", "--yes"]
 
 FROZEN = {
-    "new": ["--force", "--method", "--optimizer", "--preset", "--stages", "run_toml"],
+    "new": [
+        "--data",
+        "--force",
+        "--method",
+        "--optimizer",
+        "--preset",
+        "--seed",
+        "--stages",
+        "run_toml",
+    ],
     "start": sorted([*PEER_OPTIONS, "--new-run", "--restore", "run_toml"]),
     "join": sorted(JOIN_OPTIONS),
     "status": ["--health", "--home", "--json", "--verbose", "-v"],
@@ -104,6 +118,7 @@ FROZEN = {
         "-v",
         "run_toml",
     ],
+    "completion": ["shell"],
     "version": [],
 }
 
@@ -163,24 +178,94 @@ def test_no_summary_is_cut_off_and_no_type_or_huge_range_is_shown() -> None:
         assert " ".join(str(command.help).split()) in told
 
 
-def test_groups_and_examples_name_what_is_there() -> None:
+def test_groups_name_what_is_there() -> None:
     group = typer.main.get_group(app)
     parameters = {p.name for command in group.commands.values() for p in command.params}
     assert {name for names in GROUPS.values() for name in names} <= parameters
     named = {name for names in COMMANDS.values() for name in names}
-    assert named | {"version"} == set(group.commands), "commands have a group, too"
-    for name, (example, then) in EXAMPLES.items():
-        options = {option for p in group.commands[name].params for option in p.opts}
-        assert set(re.findall("--[a-z-]+", example)) <= options
-        assert f"Example:\n  {example}\n\nNext: {then}\n" in help_of(name)
-    assert {"new", "start", "join", "plan", "export", "generate"} <= set(EXAMPLES)
+    assert named | {"completion", "version"} == set(group.commands), "commands have a group, too"
 
 
-def test_help_draws_nothing_with_rich() -> None:
-    """It would take longer to import than all else that help needs."""
-    code = "import sys; from peer.cli.app import app; app(['start', '-h'], standalone_mode=False);"
-    code += "sys.exit('rich' in sys.modules or 'torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0  # noqa: PLW1510
+# --- examples -------------------------------------------------------------------------------------
+ALL_EXAMPLES = [line for lines, _ in EXAMPLES.values() for line in lines]
+README = Path(__file__).resolve().parents[3] / "README.md"
+IN_README = re.findall(r"^ {4}(?:\$ )?(loco-peer .*)$", README.read_text(), re.MULTILINE)
+
+
+def parsed(line: str) -> dict[str, Any]:
+    """What the real parser makes of a command line. Raises what a user would see."""
+    words = takewhile(lambda word: word not in (">", ">>"), shlex.split(line))
+    program, name, *arguments = words
+    assert program == "loco-peer"
+    with typer.main.get_group(app).commands[name].make_context(name, arguments) as context:
+        given = {name.replace("_", "-"): value for name, value in context.params.items()}
+    if name != "new":  # its `--data` is a key of the run spec
+        check_given(**{name: value for name, value in given.items() if name in OPTIONS})
+    return given
+
+
+@pytest.mark.parametrize("line", dict.fromkeys([*ALL_EXAMPLES, *IN_README]))
+def test_examples_can_be_parsed(line: str) -> None:
+    assert parsed(line) is not None
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("loco-peer join --boostrap a:1", "No such option"),
+        ("loco-peer join --bootstrap a", "give a host and the port"),
+        ("loco-peer join a:1", "unexpected extra argument"),
+        ("loco-peer generate --tokens 100", "Missing parameter"),
+    ],
+)
+def test_an_example_that_is_wrong_would_be_found(line: str, why: str) -> None:
+    with pytest.raises(Exception, match=why):
+        parsed(line)
+
+
+def test_each_command_shows_one_to_three_examples_of_its_own() -> None:
+    assert set(EXAMPLES) == set(typer.main.get_group(app).commands)
+    for name, (lines, then) in EXAMPLES.items():
+        title = "Examples" if len(lines) > 1 else "Example"
+        shown = "".join(f"  {line}\n" for line in lines)
+        assert 1 <= len(lines) <= 3
+        assert all(line.split()[1] == name for line in lines)
+        following = f"\nNext: {then}\n" if then else ""
+        assert help_of(name).endswith(f"{title}:\n{shown}{following}")
+
+
+def test_commands_of_the_readme_stand_in_the_help_in_the_same_words() -> None:
+    assert len(IN_README) > 5
+    assert [line for line in IN_README if line not in ALL_EXAMPLES] == []
+
+
+@pytest.mark.parametrize("line", EXAMPLES["new"][0])
+def test_examples_of_new_write_a_file(tmp_path, monkeypatch, line: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, shlex.split(line)[1:]).exit_code == 0
+    assert (tmp_path / "run.toml").exists()
+
+
+# --- choices --------------------------------------------------------------------------------------
+CHOICES = {
+    "--preset": PRESETS,
+    "--method": METHODS,
+    "--optimizer": OPTIMIZERS,
+    "--log-format": LogFormat,
+    "--notices": Cloud,
+    "shell": SHELLS,
+}
+
+
+def test_choices_that_the_help_names_are_the_real_ones() -> None:
+    shown = {
+        parameter.opts[0]: str(parameter.metavar).split("|")
+        for command in typer.main.get_group(app).commands.values()
+        for parameter in command.params
+        if "|" in str(parameter.metavar)
+    }
+    assert shown.pop("--codec") == ["fp32", "bf16", "int8"]
+    assert shown == {name: [str(choice) for choice in real] for name, real in CHOICES.items()}
 
 
 def test_the_version_is_told_by_option_and_by_command():

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from peer.cli import client
 from peer.cli.app import app
-from peer.cli.export import check_left_out
+from peer.cli.generate import check_left_out
 from peer.options.config import ConfigError
 from peer.options.exit_codes import ExitCode
 from peer.state.export import ExportedModel, Sampling, export_hugging_face
@@ -183,7 +183,8 @@ def test_a_home_that_cannot_be_written_is_named(
     home = bound_home(tmp_path / "home")
     home.state_dir.rmdir()
     home.state_dir.touch()
-    found = loco("generate", "--prompt", "x", "--home", str(home.root))
+    with home.locked():  # as a daemon does
+        found = loco("generate", "--prompt", "x", "--home", str(home.root))
     assert found.exit_code == ExitCode.USAGE
     assert f"{home.state_dir} cannot be written: File exists" in found.stderr
 
@@ -213,7 +214,8 @@ def test_a_running_peer_is_asked_for_the_stages_that_count(
 
     monkeypatch.setattr(client, "ask_daemon", ask)
     arguments = ["generate", "--prompt", "def ", "--home", str(home.root), "--tokens", "12"]
-    whole = loco(*arguments)
+    with home.locked():  # as a daemon does
+        whole = loco(*arguments)
     assert whole.exit_code == 0, whole.stderr
     assert asked == [
         ("write_state", None),
@@ -221,7 +223,8 @@ def test_a_running_peer_is_asked_for_the_stages_that_count(
         ("fetch_stage", 2),
     ]
     asked.clear()
-    without = loco(*arguments, "--without-stages", "2")
+    with home.locked():
+        without = loco(*arguments, "--without-stages", "2")
     assert asked == [("write_state", None), ("fetch_stage", 1)]
     assert (without.exit_code, without.stdout == whole.stdout) == (0, False)
     assert sorted(path.name for path in home.state_dir.iterdir()) == ["now.state"]

@@ -90,8 +90,8 @@ def test_a_table_without_a_place_for_it_is_left_alone(tmp_path: Path):
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        (["--device", "tpu"], "--device tpu: "),
-        (["--threads", "0"], "--threads 0: must be from 1"),
+        (["--device", "tpu"], "--device: use 'cpu', 'cuda' or 'cuda:N'"),
+        (["--threads", "0"], "--threads: must be from 1"),
     ],
 )
 def test_wrong_options_end_with_code_2(tmp_path: Path, more: list[str], sentence: str):
