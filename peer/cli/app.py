@@ -398,5 +398,5 @@ def measure(
 
 @command
 def version() -> None:
-    """Print the version."""
+    """Print the version, and the versions of what it speaks to peers: they share those."""
     opt.print_version()

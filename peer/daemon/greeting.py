@@ -37,14 +37,9 @@ from protocol.membership.book import Shares
 from protocol.membership.clock_offset import ClockOffsetEstimator
 from protocol.membership.view import Roster
 from protocol.outcomes import RefusalReason
+from protocol.run.ways import conversations_of
 from protocol.wire.messages import AliveReply, AskAlive, Hello, Refusal, printable_sentence
-from protocol.wire.versions import (
-    REQUIRED,
-    REQUIRED_OF_STAGES,
-    SPOKEN,
-    missing,
-    version_sentence,
-)
+from protocol.wire.versions import REQUIRED, SPOKEN, missing, version_sentence
 
 from .admission import Admission
 from .link import Link
@@ -55,6 +50,10 @@ LINK_PLACES: Final = Shares(2 * MAX_LINKS, MAX_LINKS_PER_PEER, MAX_LINKS_PER_PRE
 NO_ROOM: Final = Refusal(
     RefusalReason.TOO_MANY, "I hold as many links as I can, or as I have for you; ask another peer"
 )
+
+
+_Spoken = tuple[tuple[str, ...], str]
+"""Conversations that a peer speaks, and its software."""
 
 
 class Greeter:
@@ -91,13 +90,9 @@ class Greeter:
         A stranger is told no more than that it is one: not even which run this is.
         """
         facts = self._facts
-        has_stages = facts.spec is not None and facts.spec.founding.pipeline.stages > 1
-        required = REQUIRED_OF_STAGES if has_stages else REQUIRED
-        if missing(SPOKEN, theirs.protocols, required):
-            sentence = version_sentence(
-                SPOKEN, theirs.protocols, self._software, theirs.software, required
-            )
-            return Refusal(RefusalReason.VERSION, printable_sentence(sentence))
+        if missing(SPOKEN, theirs.protocols, self._required):
+            them, us = (theirs.protocols, theirs.software), (SPOKEN, self._software)
+            return Refusal(RefusalReason.VERSION, self._version_sentence(them, us))
         stranger = self._admission.greeted(peer_id, theirs)
         if stranger is not None:
             return stranger
@@ -108,6 +103,25 @@ class Greeter:
             )
             return Refusal(RefusalReason.OTHER_RUN, sentence)
         return None
+
+    def told_here(self, refusal: Refusal, theirs: Hello) -> str:
+        """Why we declined them, for our own user: the other way round, where versions differ."""
+        if refusal.reason is not RefusalReason.VERSION:
+            return refusal.sentence
+        us, them = (SPOKEN, self._software), (theirs.protocols, theirs.software)
+        return self._version_sentence(us, them)
+
+    def _version_sentence(self, you: _Spoken, other: _Spoken) -> str:
+        protocols, software = zip(you, other, strict=True)
+        return printable_sentence(version_sentence(*protocols, *software, self._required))
+
+    @property
+    def _required(self) -> tuple[str, ...]:
+        spec = self._facts.spec
+        if spec is None:
+            return REQUIRED
+        run = spec.founding
+        return (*REQUIRED, *conversations_of(run.sync.method, run.pipeline.stages))
 
     def compare_clocks(self, peer_id: PeerId, theirs: Hello, round_trip_s: float) -> None:
         """Note the clock of a peer that we have dialled. Raises LocoError: it is too far off."""

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from peer.cli.app import app
 from peer.cli.options import COMMANDS, EXAMPLES, GROUPS
 from peer.options.config import OPTIONS
+from protocol.wire.versions import SPOKEN
 
 PEER_OPTIONS = [
     "--alone",
@@ -186,4 +187,5 @@ def test_help_draws_nothing_with_rich() -> None:
 def test_the_version_is_told_by_option_and_by_command():
     by_option, by_command = (CliRunner().invoke(app, [each]) for each in ("--version", "version"))
     assert by_option.exit_code == by_command.exit_code == 0
-    assert by_option.stdout == by_command.stdout == f"{version('loco-peer')}\n"
+    told = f"loco-peer {version('loco-peer')}\nspeaks {', '.join(SPOKEN)}\n"
+    assert by_option.stdout == by_command.stdout == told
