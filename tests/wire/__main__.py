@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path += [str(HERE), str(HERE.parent), str(HERE.parent / "e2e")]
+TESTS = Path(__file__).parents[1]
+sys.path += [str(TESTS), str(TESTS / "e2e")]
 
 from recorded_homes import RECORDED  # noqa: E402 - pytest puts these folders on the path by itself
 from recorded_wire import RecordedWire, Said, rules_of_today  # noqa: E402

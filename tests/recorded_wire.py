@@ -10,7 +10,7 @@ import msgspec
 
 from protocol.wire.messages import TYPES
 
-FOLDER: Final = Path(__file__).parent / "recorded"
+FOLDER: Final = Path(__file__).parent / "wire"
 UNTOLD: Final = ("title", "description")
 """Of a schema: words for people."""
 
@@ -71,7 +71,8 @@ def recorded_versions() -> list[RecordedWire]:
 
 def rules_of_today() -> dict[str, Any]:
     """The JSON schema of each type of message, by its tag, with all that it refers to."""
-    _, components = msgspec.json.schema_components(TYPES.values())
+    _, found = msgspec.json.schema_components(TYPES.values())
+    components = json.loads(json.dumps(found))  # lists in place of tuples, as they are kept
     return {tag: _whole(components[kind.__name__], components) for tag, kind in TYPES.items()}
 
 
