@@ -50,7 +50,14 @@ def _spelled(of: Option, hidden: bool = False) -> Any:
 
 
 Version = Annotated[
-    bool, option("--version", "", "Print the version, and what it speaks to peers.", callback=print_version, is_eager=True)
+    bool,
+    option(
+        "--version",
+        "",
+        "Print the version, and what it speaks to peers.",
+        callback=print_version,
+        is_eager=True,
+    ),
 ]
 RunToml = Annotated[Path, argument("RUN.toml", "The run spec.")]
 RunTomlIfNew = Annotated[

@@ -22,7 +22,8 @@ import importlib.metadata
 found = importlib.metadata.version
 importlib.metadata.version = lambda name: {release!r} if name == "loco-peer" else found(name)
 from protocol.wire import versions
-versions.SPOKEN = tuple({spoken!r} if each.startswith({name!r}) else each for each in versions.SPOKEN)
+others = [each for each in versions.SPOKEN if not each.startswith({name!r})]
+versions.SPOKEN = (*others, {spoken!r})
 """
 OLDER, NEWER = "0.0.9", "9.0.0"
 

@@ -94,9 +94,8 @@ def tree_of(tmp_path: Path, homes: Swarm):
     """How to start peers of a recorded version, from its tree."""
 
     def unpack(before: RecordedWire) -> dict[str, Any]:
-        git = subprocess.run(
-            ["git", "archive", before.commit, "peer", "protocol"], cwd=ROOT, capture_output=True
-        )  # fmt: skip
+        archive_of = ["git", "archive", before.commit, "peer", "protocol"]
+        git = subprocess.run(archive_of, cwd=ROOT, capture_output=True, check=False)
         if git.returncode != 0:
             pytest.skip(f"no git history with {before.commit[:12]} here")
         tree = tmp_path / "tree"
@@ -147,7 +146,8 @@ async def test_what_it_said_is_answered(homes: Swarm, tmp_path: Path, before: Re
                 try:
                     await talk.receive(answer, timeout_s=ANSWER_S)
                 except Refused as refused:
-                    assert (kind, refused.reason) in REFUSED
+                    if (kind, refused.reason) not in REFUSED:
+                        raise
         with trio.fail_after(ANSWER_S):
             while not isinstance((await link.receive())[0], Beat):
                 pass

@@ -41,7 +41,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 def run(*command: str | Path, timeout_s: float = 600.0, **more) -> str:
     done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, check=False, timeout=timeout_s, **more
+        list(map(str, command)),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout_s,
+        **more,
     )
     assert done.returncode == 0, f"{command}:\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
     return done.stdout
@@ -107,7 +112,15 @@ def installed(wheel: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         run(python, "-m", "venv", folder)
         programs = Path(folder) / "bin"
-        install = (programs / "python", "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt")
+        install = (
+            programs / "python",
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "-c",
+            ROOT / "constraints.txt",
+        )
         run(*install, wheel, timeout_s=INSTALL_S)
         yield programs
 

@@ -92,7 +92,9 @@ def test_a_peer_that_speaks_nothing_is_told_so() -> None:
     )
 
 
-@pytest.mark.parametrize("software", ["evil 1.0", "loco-peer 1; rm -rf /", "loco-peer", "", "x" * 64])
+@pytest.mark.parametrize(
+    "software", ["evil 1.0", "loco-peer 1; rm -rf /", "loco-peer", "", "x" * 64]
+)
 def test_what_a_stranger_calls_itself_comes_into_no_command(software: str) -> None:
     sentence = said_to(OLD, (NEW[0], software))
     assert "pip" not in sentence
