@@ -28,7 +28,7 @@ RELEASE: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SDIST: Final = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
 INSTALL_S: Final = 3000.0
 FIRST_START_S: Final = 600.0
-"""For what reads all of torch from the disk, and compiles the loops of codecs, on a busy machine."""
+"""For what reads all of torch from the disk, and compiles loops, on a busy machine."""
 ROOM_BYTES: Final = 12e9
 """Of the disk: where pip finds no smaller build, torch comes with CUDA, 5.4 GB as installed."""
 LOADS: Final = (
