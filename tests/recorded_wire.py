@@ -61,7 +61,10 @@ def _line(tree: Any) -> str:
 
 def read(path: Path) -> RecordedWire:
     tree = json.loads(path.read_text())
-    said = tuple(Said(*words, bytes.fromhex(header)) for *words, header in tree["said"])
+    said = tuple(
+        Said(by, conversation, kind, bytes.fromhex(header))
+        for by, conversation, kind, header in tree["said"]
+    )
     return RecordedWire(path.stem, tree["commit"], tuple(tree["spoken"]), tree["rules"], said)
 
 

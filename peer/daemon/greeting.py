@@ -52,10 +52,6 @@ NO_ROOM: Final = Refusal(
 )
 
 
-_Spoken = tuple[tuple[str, ...], str]
-"""Conversations that a peer speaks, and its software."""
-
-
 class Greeter:
     def __init__(self, ports: Ports, admission: Admission) -> None:
         self._network = ports.network
@@ -91,8 +87,7 @@ class Greeter:
         """
         facts = self._facts
         if missing(SPOKEN, theirs.protocols, self._required):
-            them, us = (theirs.protocols, theirs.software), (SPOKEN, self._software)
-            return Refusal(RefusalReason.VERSION, self._version_sentence(them, us))
+            return Refusal(RefusalReason.VERSION, self._version_sentence(theirs, self.hello()))
         stranger = self._admission.greeted(peer_id, theirs)
         if stranger is not None:
             return stranger
@@ -108,12 +103,13 @@ class Greeter:
         """Why we declined them, for our own user: the other way round, where versions differ."""
         if refusal.reason is not RefusalReason.VERSION:
             return refusal.sentence
-        us, them = (SPOKEN, self._software), (theirs.protocols, theirs.software)
-        return self._version_sentence(us, them)
+        return self._version_sentence(self.hello(), theirs)
 
-    def _version_sentence(self, you: _Spoken, other: _Spoken) -> str:
-        protocols, software = zip(you, other, strict=True)
-        return printable_sentence(version_sentence(*protocols, *software, self._required))
+    def _version_sentence(self, you: Hello, other: Hello) -> str:
+        sentence = version_sentence(
+            you.protocols, other.protocols, you.software, other.software, self._required
+        )
+        return printable_sentence(sentence)
 
     @property
     def _required(self) -> tuple[str, ...]:

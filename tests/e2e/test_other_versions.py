@@ -42,7 +42,12 @@ def words_of(peer: Peer, problem: str) -> str:
     ids=["an older one", "a newer one"],
 )
 def test_a_newcomer_and_a_member_of_other_majors_are_both_told_what_to_install(
-    swarm: Swarm, tmp_path: Path, release: str, spoken: str, to_it: tuple, to_us: tuple
+    swarm: Swarm,
+    tmp_path: Path,
+    release: str,
+    spoken: str,
+    to_it: tuple[str, ...],
+    to_us: tuple[str, ...],
 ) -> None:
     (member, *_) = swarm.at_least(1)
     name = spoken.partition("/")[0] + "/"

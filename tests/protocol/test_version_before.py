@@ -11,7 +11,7 @@ import msgpack
 import pytest
 from recorded_wire import RecordedWire, Said, recorded_versions, rules_of_today
 
-from bench.fuzzing.shots import kinds_of
+from bench.fuzzing.shots import messages_in
 from protocol.outcomes import RefusalReason
 from protocol.wire.messages import Refusal, decode_message, encode_message
 from protocol.wire.versions import ROOT, SPOKEN
@@ -24,7 +24,7 @@ REASONS: Final = "reason"
 
 
 def tags_of(conversation: str) -> list[str]:
-    return [str(kind.__struct_config__.tag) for kind in kinds_of(conversation)]
+    return [str(kind.__struct_config__.tag) for kind in messages_in(conversation)]
 
 
 def differences(before: Any, now: Any, where: str) -> list[str]:

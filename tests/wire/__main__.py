@@ -18,12 +18,12 @@ sys.path += [str(TESTS), str(TESTS / "e2e")]
 
 from recorded_homes import RECORDED  # noqa: E402 - pytest puts these folders on the path by itself
 from recorded_wire import RecordedWire, Said, rules_of_today  # noqa: E402
-from swarm import Swarm, open_swarm  # noqa: E402
+from swarm import Peer, Swarm, open_swarm  # noqa: E402
 
 from bench.fuzzing.headers import messages_of  # noqa: E402
-from bench.fuzzing.shots import CONVERSATIONS, drawn, kinds_of  # noqa: E402
+from bench.fuzzing.shots import CONVERSATIONS, drawn, messages_in  # noqa: E402
 from protocol.wire.messages import encode_message  # noqa: E402
-from protocol.wire.versions import ROOT, SPOKEN  # noqa: E402
+from protocol.wire.versions import SPOKEN  # noqa: E402
 
 LASTS_S = 60.0
 MADE_UP = 2
@@ -58,7 +58,7 @@ def said_in_runs() -> Iterator[Said]:
 def live(swarm: Swarm, names: list[str]) -> dict[str, Path]:
     """Run peers of these homes until they have said what they say, and leave."""
     taps = {name: swarm.folder(f"{name}.jsonl") for name in names}
-    peers = []
+    peers = list[Peer]()
     for name, tap in taps.items():
         for each in RECORDED:
             if each.name == name:
@@ -76,7 +76,7 @@ def live(swarm: Swarm, names: list[str]) -> dict[str, Path]:
 
 def made_up(said: set[str]) -> Iterator[Said]:
     for conversation in CONVERSATIONS:
-        for kind in kinds_of(conversation) if conversation.startswith(ROOT) else ():
+        for kind in messages_in(conversation):
             if kind.__name__ not in said:
                 for message in drawn(messages_of(kind), MADE_UP, 0):
                     yield Said("", conversation, kind.__name__, encode_message(message))
