@@ -153,7 +153,7 @@ def test_a_user_founds_a_run_looks_at_it_and_takes_the_model(
     for preset in ("125m", "1b", "demo"):
         told = home.loco("new", "run.toml", "--preset", preset, "--force", timeout_s=START_S)
         assert told.returncode == 0, told.stderr
-    with ending(home.launch("home", "start", "run.toml")) as peer:
+    with ending(home.launch("home", "start", "run.toml", "--grace", "100")) as peer:
         peer.wait_event(EventName.ROUND_OPENED, FIRST_START_S)
         page = peer.ready()["metrics"].removesuffix("metrics")
         peer.wait_for("steps", lambda: trains(peer), START_S)
@@ -164,7 +164,7 @@ def test_a_user_founds_a_run_looks_at_it_and_takes_the_model(
                     assert answer.read() == name.read_bytes()
         assert json.loads(home.loco("status", "--json", "--home", "home").stdout)["step"] >= 3
         assert home.loco("leave", "--home", "home").returncode == 0
-        assert peer.wait_exit() == ExitCode.OK
+        assert peer.wait_exit(START_S) == ExitCode.OK
     told = home.loco("export", "--home", "home", "--hf", "model", timeout_s=FIRST_START_S)
     assert told.returncode == 0, told.stderr
     parameters, ids = run(installed / "python", "-c", LOADS, "model", cwd=tmp_path).splitlines()
