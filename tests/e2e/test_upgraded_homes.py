@@ -37,6 +37,8 @@ ANSWERS: Final[dict[str, type[Message]]] = {
     "Propose": Accept,
 }
 """To what opens a conversation."""
+TOGETHER_S: Final = 4 * START_S
+"""For a round of three peers on a busy machine."""
 REFUSED: Final = {("Propose", RefusalReason.BUSY), ("Propose", RefusalReason.BEHIND)}
 """Answers to a peer that comes from a later step."""
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
@@ -122,11 +124,11 @@ def test_peers_of_both_versions_train_in_one_swarm(
     peers = [peer for peer, _ in both]
     newcomer = homes.join(peers[0], "newcomer")
     for peer, recorded in both:
-        peer.wait_for("steps", partial(trains_on, peer, recorded.step), START_S)
-    newcomer.wait_event(EventName.ROUND_CLOSED, START_S)
+        peer.wait_for("steps", partial(trains_on, peer, recorded.step), TOGETHER_S)
+    newcomer.wait_event(EventName.ROUND_CLOSED, TOGETHER_S)
     if run != "stages":  # where a stage has one peer
         for peer in (*peers, newcomer):
-            peer.wait_for("an average", partial(has_averaged, peer), START_S)
+            peer.wait_for("an average", partial(has_averaged, peer), TOGETHER_S)
     none_blamed([*peers, newcomer])
 
 
