@@ -14,7 +14,7 @@ RESULTS   ?= bench-run
 CANDIDATES := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
 
 .DEFAULT_GOAL := help
-.PHONY: help env test test-all test-fast coverage lint format demo bench clean
+.PHONY: help env test test-all test-fast coverage lint format demo bench dist clean
 
 help:  ## This list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +85,12 @@ bench: env  ## All measurements, some minutes each; BENCHES="codec latency" choo
 	  echo "bench: $$name"; \
 	  $(BIN)/python -m bench.$$name $(if $(FULL),--full) --json "$(RESULTS)/$$name.json"; \
 	done
+
+dist: env  ## Source distribution and wheel, in dist/
+	@rm -rf build dist
+	@$(BIN)/python -c 'from setuptools import build_meta; build_meta.build_sdist("dist")' >/dev/null
+	@$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
+	@ls dist
 
 clean:  ## Remove the environment and everything that tools left behind
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* *.egg-info \

@@ -75,3 +75,8 @@ class RefusalReason(StrEnum):
     """What was asked for is not there, or older than asked for."""
     TOO_LARGE = "too_large"
     LEAVING = "leaving"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "RefusalReason | None":
+        """A reason of a later version: who refuses for it is there, and may be asked again."""
+        return cls.UNAVAILABLE if isinstance(value, str) else None

@@ -260,6 +260,14 @@ def test_every_ignored_lint_rule_has_a_reason():
     assert [rule for rule in rules if not re.search(r"# \S.{10,}$", rule)] == []
 
 
+def test_no_process_of_ours_imports_from_the_folder_where_a_user_starts():
+    """Somebody in a checkout of another version would run parts of that."""
+    ours = re.compile(r'sys\.executable,\s*"(-\w)"')
+    started = {name_of(path): ours.findall(text_of(path)) for path in (ROOT / "peer").rglob("*.py")}
+    assert sum(map(len, started.values())) >= 3
+    assert {name: flags for name, flags in started.items() if {*flags} - {"-P"}} == {}
+
+
 # --- papers ---------------------------------------------------------------------------------------
 
 

@@ -108,8 +108,11 @@ class Volley:
 
 def kinds_of(protocol: str) -> tuple[Kind, ...]:
     """The messages of a conversation."""
-    if protocol in (HOP, STOP):
-        return (RelayMessage,)
+    return (RelayMessage,) if protocol in (HOP, STOP) else messages_in(protocol)
+
+
+def messages_in(protocol: str) -> tuple[type[Message], ...]:
+    """Those of a conversation of ours."""
     return tuple(kind for kind in KINDS if _conversation_of(kind) == protocol)
 
 

@@ -420,5 +420,5 @@ def completion(shell: Annotated[str, opt.argument("bash|zsh|fish", "Your shell."
 
 @command
 def version() -> None:
-    """Print the version."""
+    """Print the version, and the versions of what it speaks to peers: they share those."""
     opt.print_version()

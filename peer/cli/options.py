@@ -30,7 +30,10 @@ def print_version(wanted: bool = True) -> None:
     if wanted:
         from importlib.metadata import version as version_of
 
-        print(version_of("loco-peer"))
+        from protocol.wire.versions import SPOKEN
+
+        print(f"loco-peer {version_of('loco-peer')}")
+        print(f"speaks {', '.join(SPOKEN)}")
         raise typer.Exit
 
 
@@ -60,7 +63,14 @@ def _spelled(of: Option, hidden: bool = False) -> Any:
 
 
 Version = Annotated[
-    bool, option("--version", "", "Print the version.", callback=print_version, is_eager=True)
+    bool,
+    option(
+        "--version",
+        "",
+        "Print the version, and what it speaks to peers.",
+        callback=print_version,
+        is_eager=True,
+    ),
 ]
 RunToml = Annotated[Path, argument("RUN.toml", "The run spec.")]
 RunTomlIfNew = Annotated[

@@ -16,12 +16,14 @@ from peer.observe.event_names import EventName
 from peer.runtime import PeerId
 from peer.stages.company import StageCompany
 from protocol.address.multiaddr import with_peer_id
+from protocol.errors import InvalidRunSpec
 from protocol.membership.group import Group
 from protocol.run.assignment import needed_stage, newcomers_stage
 from protocol.run.layout import part_of_stage
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 from protocol.wire.messages import Hello
+from protocol.wire.versions import how_to_install
 
 from .bootstrap import Bootstrap
 from .parts import PeerParts
@@ -69,7 +71,7 @@ async def join(
     signed = await parts.sources.fetch(
         lambda fetcher: fetcher.spec(hello.run_id), parts.roster, first
     )
-    spec = signed.spec()
+    spec = usable_spec(signed, hello.software)
     parts.admission.entered(signed)
     parts.events.emit(EventName.RUN_RECEIVED, remote=first, run_id=signed.run_id, name=spec.name)
     check_spec(spec)
@@ -77,6 +79,20 @@ async def join(
     choose = partial(choose_stage, parts, spec, signed.run_id, stage)
     obtain = partial(parts.provision.obtain, spec, choose_stage=choose)
     return signed, await parts.sources.fetch(obtain, parts.roster, first)
+
+
+def usable_spec(signed: SignedSpec, software: str) -> RunSpec:
+    """A founder has checked it, so what is wrong with it is the version of loco-peer here.
+
+    Raises InvalidRunSpec.
+    """
+    try:
+        return signed.spec()
+    except InvalidRunSpec as error:
+        raise InvalidRunSpec(
+            f"this loco-peer cannot use the run spec, and {software}, which runs it, can:"
+            f" {how_to_install(software)}. What is wrong here: {error}"
+        ) from error
 
 
 async def enter_swarm(parts: PeerParts, bootstrap: Bootstrap) -> tuple[PeerId, Hello]:

@@ -37,14 +37,9 @@ from protocol.membership.book import Shares
 from protocol.membership.clock_offset import ClockOffsetEstimator
 from protocol.membership.view import Roster
 from protocol.outcomes import RefusalReason
+from protocol.run.ways import conversations_of
 from protocol.wire.messages import AliveReply, AskAlive, Hello, Refusal, printable_sentence
-from protocol.wire.versions import (
-    REQUIRED,
-    REQUIRED_OF_STAGES,
-    SPOKEN,
-    missing,
-    version_sentence,
-)
+from protocol.wire.versions import REQUIRED, SPOKEN, missing, version_sentence
 
 from .admission import Admission
 from .link import Link
@@ -91,13 +86,8 @@ class Greeter:
         A stranger is told no more than that it is one: not even which run this is.
         """
         facts = self._facts
-        has_stages = facts.spec is not None and facts.spec.founding.pipeline.stages > 1
-        required = REQUIRED_OF_STAGES if has_stages else REQUIRED
-        if missing(SPOKEN, theirs.protocols, required):
-            sentence = version_sentence(
-                SPOKEN, theirs.protocols, self._software, theirs.software, required
-            )
-            return Refusal(RefusalReason.VERSION, printable_sentence(sentence))
+        if missing(SPOKEN, theirs.protocols, self._required):
+            return Refusal(RefusalReason.VERSION, self._version_sentence(theirs, self.hello()))
         stranger = self._admission.greeted(peer_id, theirs)
         if stranger is not None:
             return stranger
@@ -108,6 +98,26 @@ class Greeter:
             )
             return Refusal(RefusalReason.OTHER_RUN, sentence)
         return None
+
+    def told_here(self, refusal: Refusal, theirs: Hello) -> str:
+        """Why we declined them, for our own user: the other way round, where versions differ."""
+        if refusal.reason is not RefusalReason.VERSION:
+            return refusal.sentence
+        return self._version_sentence(self.hello(), theirs)
+
+    def _version_sentence(self, you: Hello, other: Hello) -> str:
+        sentence = version_sentence(
+            you.protocols, other.protocols, you.software, other.software, self._required
+        )
+        return printable_sentence(sentence)
+
+    @property
+    def _required(self) -> tuple[str, ...]:
+        spec = self._facts.spec
+        if spec is None:
+            return REQUIRED
+        run = spec.founding
+        return (*REQUIRED, *conversations_of(run.sync.method, run.pipeline.stages))
 
     def compare_clocks(self, peer_id: PeerId, theirs: Hello, round_trip_s: float) -> None:
         """Note the clock of a peer that we have dialled. Raises LocoError: it is too far off."""

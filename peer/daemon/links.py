@@ -179,7 +179,7 @@ class Links:
             round_trip_s = trio.current_time() - asked_s
             refusal = self._greeter.fault(peer_id, theirs)
             if refusal is not None:
-                raise Declined(refusal.reason, refusal.sentence)
+                raise Declined(refusal.reason, self._greeter.told_here(refusal, theirs))
             self._greeter.compare_clocks(peer_id, theirs, round_trip_s)
         except BaseException:
             await talk.aclose()
@@ -192,8 +192,8 @@ class Links:
         theirs, _ = await talk.receive(Hello, timeout_s=ANSWER_S)
         refusal = self._greeter.fault(peer_id, theirs)
         if refusal is not None:
-            said = trio.current_time(), peer_id, refusal.sentence
-            self._facts.company.turned_away = said
+            why = self._greeter.told_here(refusal, theirs)
+            self._facts.company.turned_away = trio.current_time(), peer_id, why
         if refusal is None and not self._places.has_room(peer_id, address):
             refusal = NO_ROOM
         if refusal is not None:

@@ -37,6 +37,8 @@ _CURES: Final = {
     "refused": "no peer listens there now: check the port, and that the peer runs",
     "no route|unreachable|timed out|nothing came|no answer|dial backoff": "check the address, that"
     " the machine is up, and that its firewall or router lets the port in",
+    "does not speak /loco/": "it is a newer loco-peer than this one, or none: ask which version the"
+    " run has (loco-peer version) and install that; of the newest, pip install -U loco-peer",
     "does not speak libp2p|not over tls": "another program listens there, perhaps the peer's"
     " metrics: give the port of its join line",
 }

@@ -469,8 +469,7 @@ def read_text(path: Path, most_bytes: int) -> str:
 
 
 REMOVED: Final = {
-    "quic": "QUIC was removed, because strangers could make it take all memory; loco-peer 0.1.0 is"
-    " the last version that has it. Delete it",
+    "quic": "QUIC was removed, because strangers could make it take all memory. Delete it",
 }
 """Options that are no more."""
 

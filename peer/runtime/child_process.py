@@ -46,6 +46,8 @@ class ChildProcess:
     async def run(cls, program: str, *arguments: str, environment: Mapping[str, str]) -> Self:
         """Run a module of ours, which is told its socket and the arguments; the caller closes it.
 
+        With -P the folder in which a user happens to be, a clone for instance, is no source of it.
+
         Raises:
             OSError: it cannot be run.
         """
@@ -55,7 +57,7 @@ class ChildProcess:
             fcntl.fcntl(stderr, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)
             with theirs:
                 process = await trio.lowlevel.open_process(
-                    [sys.executable, "-m", program, str(theirs.fileno()), *arguments],
+                    [sys.executable, "-P", "-m", program, str(theirs.fileno()), *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=stderr,

@@ -61,12 +61,12 @@ choice keep their ids (decision 0033)."""
 KEYS_OF_WHOLE_MODELS: Final = ("gamma", "overlap")
 """Keys of [sync] that say nothing to pairs that average fragments."""
 E3M0_GONE: Final = (
-    "e3m0 is gone: loco-peer 0.1.0 had it last, in commit 6613df92; go on with the run in that, or"
-    " found a new one with 'int4', which has half of its error in as many bytes"
+    "e3m0 is gone: commit 6613df92 had it last; go on with the run in that, or found a new one with"
+    " 'int4', which has half of its error in as many bytes"
 )
 GASLOC_GONE: Final = (
-    "GASLoC is gone: loco-peer 0.1.0 had it last, in commit 6613df92; export the run's model with"
-    " that, and found a new run with method = 'noloco' and the export as model.init_from"
+    "GASLoC is gone: commit 6613df92 had it last; export the run's model with that, and found a new"
+    " run with method = 'noloco' and the export as model.init_from"
 )
 KINDS: Final = {"model_type": "must be a section", "tuple_type": "must be a list"}
 """Words for errors of these types, where the library speaks of Python's types."""

@@ -195,7 +195,7 @@ def _not_int4(codec: object) -> object:
         raise PydanticCustomError(
             "removed",
             # docs/results/pipeline_learning.md
-            "int4 between stages cost learning and saved no time: use 'int8', or loco-peer 0.1.0,"
+            "int4 between stages cost learning and saved no time: use 'int8', or commit 6613df92,"
             " the last that has it, for a run that was founded with it",
         )
     return codec
@@ -239,8 +239,8 @@ def visited_of(stages: int) -> int:
 
 # --- ways of averaging ----------------------------------------------------------------------------
 FEEDBACK_GONE: Final = (
-    "error feedback is gone: loco-peer 0.1.0 had it last, in commit 6613df92; go on with the run in"
-    " that, or found a new one without the key"
+    "error feedback is gone: commit 6613df92 had it last; go on with the run in that, or found a"
+    " new one without the key"
 )
 
 
@@ -281,7 +281,7 @@ class DilocoSection(FragmentsSection):
 
 
 STREAMING_WHOLE_GONE: Final = (
-    "one fragment of everything in the middle of rounds is gone: loco-peer 0.1.0 had it last;"
+    "one fragment of everything in the middle of rounds is gone: commit c7cbd76b had it last;"
     " go on with the run in that, or found a new one with sync.noloco.fragments = 'whole'"
 )
 

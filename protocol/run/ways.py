@@ -17,6 +17,7 @@ class WayRow:
 
     Attributes:
         daemon: module:class; makes an `Averaging` of `AveragingParts` (peer/averaging/parts.py).
+        conversation: that its peers have with each other (protocol/wire/versions.py).
         section: of the run spec, [sync.<section>], that belongs to it.
         keys: of [sync] that say nothing to the other ways.
         has_own_rounds: whether each peer may choose the length of its rounds
@@ -27,6 +28,7 @@ class WayRow:
     """
 
     daemon: str
+    conversation: str
     section: str
     keys: tuple[str, ...] = ()
     has_own_rounds: bool = False
@@ -37,17 +39,24 @@ class WayRow:
 WAYS: Final[Mapping[str, WayRow]] = {
     "noloco": WayRow(
         daemon="peer.averaging.gossip.noloco:PairAveraging",
+        conversation="gossip",
         section="noloco",
         keys=("alpha", "beta", "gamma", "overlap", "final_averaging"),
         has_own_rounds=True,
     ),
     "diloco": WayRow(
         daemon="peer.averaging.diloco.fragment_rounds:FragmentAveraging",
+        conversation="fragment",
         section="diloco",
         sends_differences=True,
         in_pairs=False,
     ),
 }
+
+
+def conversations_of(method: str, stages: int) -> tuple[str, ...]:
+    """What a run's peers have to speak of besides what all do (protocol/wire/versions.py)."""
+    return (WAYS[method].conversation, *(["stage"] if stages > 1 else []))
 
 
 def others_keys(method: str) -> frozenset[str]:

@@ -104,6 +104,7 @@ class Peer:
     Args:
         prefix: a command that runs the peer elsewhere, without a process of its own.
         outputs: descriptors that take stdout and stderr; the second is a terminal, and the peer's.
+        cwd: the folder in which it is started.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Peer:
         listen: str = "127.0.0.1:0",
         prefix: Sequence[str] = (),
         outputs: tuple[int, int] | None = None,
+        cwd: Path | None = None,
     ) -> None:
         self.home = Home(home)
         self.name = home.name
@@ -128,6 +130,7 @@ class Peer:
                 stdout=outputs[0] if outputs else stdout,
                 stderr=outputs[1] if outputs else stderr,
                 env={**environment, "OMP_NUM_THREADS": "1"},
+                cwd=cwd,
                 start_new_session=True,
                 preexec_fn=take_terminal if outputs else None,  # noqa: PLW1509 - one ioctl
             )

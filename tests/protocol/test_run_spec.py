@@ -151,17 +151,16 @@ DILOCO = '[sync]\nmethod = "diloco"\n'
         (
             DILOCO + "codec = 'e3m0'",
             (
-                "sync.codec: e3m0 is gone: loco-peer 0.1.0 had it last, in commit 6613df92; go on"
-                " with the run in that, or found a new one with 'int4', which has half of its error"
-                " in as many bytes (got 'e3m0')"
+                "sync.codec: e3m0 is gone: commit 6613df92 had it last; go on with the run in that,"
+                " or found a new one with 'int4', which has half of its error in as many bytes (got"
+                " 'e3m0')"
             ),
         ),
         (
             DILOCO + "[sync.diloco]\nerror_feedback = true",
             (
-                "sync.diloco.error_feedback: error feedback is gone: loco-peer 0.1.0 had it last,"
-                " in commit 6613df92; go on with the run in that, or found a new one without the"
-                " key (got True)"
+                "sync.diloco.error_feedback: error feedback is gone: commit 6613df92 had it last;"
+                " go on with the run in that, or found a new one without the key (got True)"
             ),
         ),
         (
@@ -359,7 +358,7 @@ def test_a_run_signed_with_one_fragment_in_the_middle_of_rounds_needs_an_older_v
     tree = json.loads(parse_toml('[sync]\ninner_steps = 20\nmethod = "streaming"\n').to_bytes())
     tree["sync"]["streaming"]["fragments"] = "whole"
     signed = json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()
-    with pytest.raises(InvalidRunSpec, match="loco-peer 0.1.0 had it last"):
+    with pytest.raises(InvalidRunSpec, match="commit c7cbd76b had it last"):
         parse_bytes(signed)
 
 
@@ -372,7 +371,7 @@ def test_a_run_signed_with_one_fragment_in_the_middle_of_rounds_needs_an_older_v
         ('codec = "int4"', "too coarse for whole weights"),
         ("[sync.streaming]\npattern = 1", "unknown key"),
         ("[sync.diloco]\nmerge = 0.5", "needs method"),
-        ('[sync.streaming]\nfragments = "whole"', "loco-peer 0.1.0 had it last"),
+        ('[sync.streaming]\nfragments = "whole"', "commit c7cbd76b had it last"),
     ],
 )
 def test_what_says_nothing_to_streaming_gossip_is_refused(keys: str, sentence: str) -> None:
@@ -456,7 +455,7 @@ def test_limits_of_paths_are_those_of_the_planner() -> None:
             "codec = 'int4'",
             (
                 "pipeline.codec: int4 between stages cost learning and saved no time: use 'int8',"
-                " or loco-peer 0.1.0, the last that has it, for a run that was founded with it"
+                " or commit 6613df92, the last that has it, for a run that was founded with it"
                 " (got 'int4')"
             ),
         ),

@@ -54,7 +54,7 @@ async def prepare_apart(
     """
     told = {"spec": spec.to_bytes().decode(), "cache_dir": str(cache_dir), "source": source}
     process = await trio.lowlevel.open_process(
-        [sys.executable, "-m", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-P", "-m", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     try:
         answer = await _asked(process, json.dumps(told).encode() + b"\n", tell, silence_s)

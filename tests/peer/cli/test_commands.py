@@ -315,10 +315,6 @@ async def test_leave_is_content_with_a_daemon_that_ends_by_itself(nursery, tmp_p
     await left.wait()
 
 
-def test_version() -> None:
-    assert loco("version").stdout == version("loco-peer") + "\n"
-
-
 def test_no_command_shows_the_help() -> None:
     result = loco()
     assert result.exit_code == 2

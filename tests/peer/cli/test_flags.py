@@ -17,6 +17,7 @@ from peer.cli.new import METHODS, OPTIMIZERS, PRESETS
 from peer.cli.options import COMMANDS, EXAMPLES, GROUPS
 from peer.options.config import OPTIONS, check_given
 from peer.options.values import Cloud, LogFormat
+from protocol.wire.versions import SPOKEN
 
 PEER_OPTIONS = [
     "--alone",
@@ -271,4 +272,5 @@ def test_choices_that_the_help_names_are_the_real_ones() -> None:
 def test_the_version_is_told_by_option_and_by_command():
     by_option, by_command = (CliRunner().invoke(app, [each]) for each in ("--version", "version"))
     assert by_option.exit_code == by_command.exit_code == 0
-    assert by_option.stdout == by_command.stdout == f"{version('loco-peer')}\n"
+    told = f"loco-peer {version('loco-peer')}\nspeaks {', '.join(SPOKEN)}\n"
+    assert by_option.stdout == by_command.stdout == told

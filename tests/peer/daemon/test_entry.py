@@ -1,5 +1,7 @@
 """A joiner looks at the run spec before it takes part in anything."""
 
+import json
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +30,7 @@ class Swarm:
     """One peer that has a run spec, and all that a joiner asks of it."""
 
     addresses = ("/ip4/10.0.0.1/tcp/1",)
+    software = "loco-peer 9.0.0"
 
     def __init__(self, spec: RunSpec) -> None:
         self.signed = SignedSpec(spec.to_bytes(), bytes(32), bytes(64))
@@ -93,6 +96,20 @@ async def test_a_joiner_ends_before_it_fetches_data_of_a_run_that_it_cannot_trai
         await join((), None, parts_of(swarm), check, nursery)
     assert swarm.asked == ["clock", "directory", "spec", "door"]
     assert exit_code_of(refused.value) is ExitCode.USAGE
+
+
+async def test_a_joiner_of_a_run_with_keys_of_a_later_version_is_told_what_to_install(
+    monkeypatch,
+):
+    swarm: Any = Swarm(RunSpec())
+    later = json.loads(swarm.signed.spec_bytes) | {"experts": 8}
+    swarm.signed = replace(swarm.signed, spec_bytes=json.dumps(later).encode())
+    monkeypatch.setattr(entry_file, "Bootstrap", lambda *_: swarm)
+    nursery: Any = None
+    with pytest.raises(
+        InvalidRunSpec, match="pip install loco-peer==9.0.0 .*unknown key 'experts'"
+    ):
+        await join((), None, parts_of(swarm), lambda _: None, nursery)
 
 
 @pytest.mark.parametrize(("step", "is_trained"), [(0, False), (7, True)])

@@ -51,6 +51,7 @@ def test_words_that_are_not_known_are_kept() -> None:
         ("dial: no answer within 20 s", "firewall"),
         ("resolve: no address is known for h:1: Name or service not known", "look names up"),
         ("protocol: h:1 does not speak libp2p: it hung up", "metrics"),
+        ("protocol: 12D3a does not speak /loco/hello/1", "pip install -U loco-peer"),
         ("refusal of another kind: this run takes invited peers alone", ""),
     ],
 )
