@@ -6,6 +6,7 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from errno import EADDRINUSE
+from importlib.util import find_spec
 from pathlib import Path
 
 import trio
@@ -79,6 +80,17 @@ def _check_device(config: PeerConfig) -> None:
         raise ConfigError(f"{config.told('device')}: {error}") from error
 
 
+def _check_track(config: PeerConfig) -> None:
+    """Refuse a library that is not here; none is imported. Raises ConfigError."""
+    for name in config.track:
+        found = find_spec(name)
+        if found is None or found.origin is None:  # a folder of that name is none
+            raise ConfigError(
+                f"{config.told('track')}: {name} is not installed here;"
+                f" install it with: pip install 'loco-peer[{name}]'"
+            )
+
+
 def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
     """Run a daemon in the foreground until it ends; without `start` it joins.
 
@@ -91,6 +103,7 @@ def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
     elif signed is None and not config.bootstrap:
         raise ConfigError("join needs the address of a peer: --bootstrap ADDR, or LOCO_BOOTSTRAP")
     _check_export(config)
+    _check_track(config)
     if config.verbose:
         print(*config.describe(), sep="\n", file=sys.stderr)
     home.prepare()

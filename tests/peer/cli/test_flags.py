@@ -42,6 +42,7 @@ PEER_OPTIONS = [
     "--price-per-hour",
     "--relay-mbps",
     "--threads",
+    "--track",
     "--upload-keys",
     "--verbose",
     "-v",
