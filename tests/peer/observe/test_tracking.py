@@ -89,7 +89,9 @@ def test_what_is_unknown_or_no_number_is_left_out_and_untrained_peers_have_no_po
     known = now(train_loss=float("nan"), validation_loss=None)
     point = point_of(known)
     assert point is not None
-    assert not {"loss/train", "loss/validation", "rounds/seconds", "cost/so_far"} & set(point.values)
+    assert not {"loss/train", "loss/validation", "rounds/seconds", "cost/so_far"} & set(
+        point.values
+    )
     known.facts.inner_steps = 0
     assert point_of(known) is None
 
@@ -170,7 +172,7 @@ async def test_trackio_goes_on_with_the_curve_after_a_restart(tmp_path, monkeypa
     code = "import json, sys; from trackio.sqlite_storage import SQLiteStorage as S;"
     code += "print(json.dumps([S.get_logs(*sys.argv[1:]), S.get_run_config(*sys.argv[1:])]))"
     command = [sys.executable, "-c", code, curve.project, curve.name]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    ran = await trio.run_process(command, capture_stdout=True)
     logs, config = json.loads(ran.stdout)
     assert [(each["step"], each["loss/train"]) for each in logs] == WANTED
     assert config["optimizer"] == curve.config["optimizer"]
