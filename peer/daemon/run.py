@@ -348,7 +348,7 @@ async def tell_of(parts: PeerParts, url: str) -> None:
 def tracking_of(parts: PeerParts, sink: str, folder: Path, stop: trio.Event) -> Tracking:
     return Tracking(
         lambda: curve_of(parts.report.now(), sink, folder),
-        lambda: point_of(parts.report.now()),
+        lambda: point_of(parts.report.now(), parts.directory.swarm_time_s()),
         lambda why: parts.events.emit(EventName.TRACKING_FAILED, sink=sink, detail=why),
         stop,
     )

@@ -14,7 +14,6 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -61,7 +60,10 @@ class Curve(SinkMessage, frozen=True):
 
 
 class Point(SinkMessage, frozen=True):
+    """Attributes: time_s is Unix time."""
+
     step: int
+    time_s: float
     values: dict[str, float]
 
 
@@ -79,7 +81,7 @@ FROM_SINK: Final = msgspec.msgpack.Decoder(Done)
 
 
 class Library(NamedTuple):
-    log: Callable[[dict[str, float], int], Any]
+    log: Callable[[Point], Any]
     finish: Callable[[], Any]
 
 
@@ -96,7 +98,7 @@ def _trackio(curve: Curve) -> Library:
         auto_log_cpu=False,
         auto_log_gpu=False,
     )
-    return Library(run.log, run.finish)
+    return Library(lambda point: run.log(point.values, step=point.step), run.finish)
 
 
 def _wandb(curve: Curve) -> Library:
@@ -112,7 +114,7 @@ def _wandb(curve: Curve) -> Library:
         resume="allow",
         dir=os.environ.get("WANDB_DIR", curve.folder),
     )
-    return Library(run.log, run.finish)
+    return Library(lambda point: run.log(point.values, step=point.step), run.finish)
 
 
 def _tensorboard(curve: Curve) -> Library:
@@ -124,21 +126,20 @@ def _tensorboard(curve: Curve) -> Library:
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
     folder = Path(curve.folder, curve.name)
-    is_new, writer = not folder.exists(), EventFileWriter(str(folder))
+    text = f"```\n{json.dumps(curve.config, indent=1)}\n```"
+    tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()])
+    about = create_summary_metadata("config", "")
+    first = [Summary.Value(tag="config", tensor=tensor, metadata=about)]
+    first *= not folder.exists()
+    writer = EventFileWriter(str(folder))
 
-    def write(values: list[Any], step: int) -> None:
-        now_s = datetime.now(UTC).timestamp()
-        writer.add_event(Event(wall_time=now_s, step=step, summary=Summary(value=values)))
+    def log(point: Point) -> None:
+        values = [Summary.Value(tag=name, simple_value=of) for name, of in point.values.items()]
+        summary = Summary(value=[*first, *values])
+        writer.add_event(Event(wall_time=point.time_s, step=point.step, summary=summary))
         writer.flush()
+        first.clear()
 
-    def log(values: dict[str, float], step: int) -> None:
-        write([Summary.Value(tag=name, simple_value=each) for name, each in values.items()], step)
-
-    if is_new:
-        text = f"```\n{json.dumps(curve.config, indent=1)}\n```"
-        tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()])
-        about = create_summary_metadata("config", "")
-        write([Summary.Value(tag="config", tensor=tensor, metadata=about)], 0)
     return Library(log, writer.close)
 
 
@@ -167,7 +168,7 @@ class Sink:
         if point.step > self._last_step:
             replace_file(self._given, b"%d" % point.step)
             self._last_step = point.step
-            self._library.log(point.values, point.step)
+            self._library.log(point)
 
     def finish(self) -> None:
         self._library.finish()

@@ -50,13 +50,13 @@ def curve_of(now: Now, sink: str, folder: Path) -> Curve:
     )
 
 
-def point_of(now: Now) -> Point | None:
-    """Where a peer is; None before it has trained. What is not known, or no number, is left out."""
+def point_of(now: Now, time_s: float) -> Point | None:
+    """Where a peer is at that Unix time; None before it has trained. What is not known, or no number, is left out."""
     if not now.facts.inner_steps:
         return None
     values = {name: float(each) for name, each in _values(now) if each is not None}
     finite = {name: each for name, each in values.items() if math.isfinite(each)}
-    return Point(now.facts.step, finite)
+    return Point(now.facts.step, time_s, finite)
 
 
 def _values(now: Now) -> Iterator[tuple[str, float | None]]:

@@ -73,7 +73,7 @@ def test_a_point_has_these_values_and_the_docs_name_them():
         up_s=7200.0,
     )
     known.facts.steps_per_s = 0.5
-    point = point_of(known)
+    point = point_of(known, 5.0)
     assert point is not None
     assert point.step == 30
     assert set(point.values) == NAMES
@@ -87,13 +87,13 @@ def test_a_point_has_these_values_and_the_docs_name_them():
 
 def test_what_is_unknown_or_no_number_is_left_out_and_untrained_peers_have_no_point():
     known = now(train_loss=float("nan"), validation_loss=None)
-    point = point_of(known)
+    point = point_of(known, 5.0)
     assert point is not None
     assert not {"loss/train", "loss/validation", "rounds/seconds", "cost/so_far"} & set(
         point.values
     )
     known.facts.inner_steps = 0
-    assert point_of(known) is None
+    assert point_of(known, 5.0) is None
 
 
 def test_a_run_is_a_project_and_a_peer_a_curve_in_it(tmp_path):
@@ -136,7 +136,7 @@ async def live(curve: Curve, steps: Iterator[int]) -> list[str]:
         step = next(steps, None)
         if step is None:
             stop.set()
-        return None if step is None else Point(step, {"loss/train": 1 / step})
+        return None if step is None else Point(step, 9.0, {"loss/train": 1 / step})
 
     with trio.fail_after(300):
         await Tracking(lambda: curve, look, why.append, stop).run()
@@ -160,6 +160,7 @@ async def test_tensorboard_goes_on_with_the_curve_after_a_restart(tmp_path, hast
     curve = await live_twice(tmp_path, "tensorboard")
     read = accumulators.EventAccumulator(str(tmp_path / curve.project / curve.name)).Reload()
     assert [(each.step, each.value) for each in read.Scalars("loss/train")] == WANTED
+    assert {each.wall_time for each in read.Scalars("loss/train")} == {9.0}
     (config,) = read.Tensors("config")
     assert json.loads(config.tensor_proto.string_val[0].decode().strip("`\n")) == curve.config
 
@@ -316,7 +317,7 @@ async def test_a_library_that_hangs_is_ended_and_told_of_once(
     why, step = list[str](), iter(range(1, 9))
     tracked = Tracking(
         lambda: curve_in(tmp_path, "trackio"),
-        lambda: Point(next(step), {}),
+        lambda: Point(next(step), 9.0, {}),
         why.append,
         trio.Event(),
     )
@@ -359,7 +360,7 @@ async def test_points_wait_for_a_sick_library_and_the_oldest_give_way(mock_clock
     monkeypatch.setattr(tracking, "MOST_POINTS", 3)
     step = iter(range(1, 9))
     tracked = Tracking(
-        lambda: pytest.fail("not yet"), lambda: Point(next(step, 8), {}), print, trio.Event()
+        lambda: pytest.fail("not yet"), lambda: Point(next(step, 8), 9.0, {}), print, trio.Event()
     )
     mock_clock.autojump_threshold = 0
     await tracked._gather(8 * POINT_EVERY_S)
