@@ -51,7 +51,10 @@ def curve_of(now: Now, sink: str, folder: Path) -> Curve:
 
 
 def point_of(now: Now, time_s: float) -> Point | None:
-    """Where a peer is at that Unix time; None before it has trained. What is not known, or no number, is left out."""
+    """Where a peer is at that Unix time; None before it has trained.
+
+    What is not known, or no number, is left out.
+    """
     if not now.facts.inner_steps:
         return None
     values = {name: float(each) for name, each in _values(now) if each is not None}
