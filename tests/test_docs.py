@@ -33,6 +33,7 @@ PROSE_COLUMNS = 100
 OTHER_PROGRAMS = {"--build-arg", "--gpus", "--build", "--no-build-isolation", "--group"} | {
     *("--syn", "--dport", "--connlimit-above"),
     *("--image", "--disk", "--env", "--args", "--bid", "--user", "--stop-timeout"),
+    *("--logdir", "--append"),
 }
 
 

@@ -6,6 +6,7 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from errno import EADDRINUSE
+from importlib.util import find_spec
 from pathlib import Path
 
 import trio
@@ -68,6 +69,17 @@ def _check_device(config: PeerConfig) -> None:
         raise ConfigError(f"{config.told('device')}: {error}") from error
 
 
+def _check_track(config: PeerConfig) -> None:
+    """Refuse a library that is not here; none is imported. Raises ConfigError."""
+    for name in config.track:
+        found = find_spec(name)
+        if found is None or found.origin is None:  # a folder of that name is none
+            raise ConfigError(
+                f"{config.told('track')}: {name} is not installed here;"
+                f" install it with: pip install 'loco-peer[{name}]'"
+            )
+
+
 def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
     """Run a daemon in the foreground until it ends; without `start` it joins.
 
@@ -82,6 +94,7 @@ def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
     if config.export_when_done is not None:
         where = config.origins["export-when-done"]
         check_folder(config.export_when_done, f"export-when-done ({where})")
+    _check_track(config)
     if config.verbose:
         print(*config.describe(), sep="\n", file=sys.stderr)
     home.prepare()

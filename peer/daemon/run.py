@@ -26,6 +26,7 @@ from peer.observe.endpoint import Site, pages_of, serve
 from peer.observe.event_names import EventName
 from peer.observe.events import MAX_ERROR_CHARS, EventLog, LineFile
 from peer.observe.notify import tell_problems
+from peer.observe.tracking import Tracking, curve_of, point_of
 from peer.options.config import DEFAULT_PORT, ConfigError, PeerConfig, check_options
 from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import CORPUS_SHARE, check_agreed, say_needs
@@ -151,6 +152,8 @@ class _Daemon:
             nursery.start_soon(self._heed_notices, self._config.notices, events)
         if self._config.notify is not None:
             nursery.start_soon(partial(tell_of, parts, self._config.notify))
+        for sink in self._config.track:
+            nursery.start_soon(tracking_of(parts, sink, self._home.track_dir, self._stop).run)
         export = f"{self._command('export')} --hf DIR"
         nursery.start_soon(Console(report, parts.facts, events, export, self._show).run)
         await peer.run(self._entry(spec))
@@ -352,6 +355,15 @@ async def tell_of(parts: PeerParts, url: str) -> None:
         lambda: parts.report.recent().problems,
         who,
         lambda why: parts.events.emit(EventName.NOTICE_FAILED, detail=why),
+    )
+
+
+def tracking_of(parts: PeerParts, sink: str, folder: Path, stop: trio.Event) -> Tracking:
+    return Tracking(
+        lambda: curve_of(parts.report.now(), sink, folder),
+        lambda: point_of(parts.report.now(), parts.directory.swarm_time_s()),
+        lambda why: parts.events.emit(EventName.TRACKING_FAILED, sink=sink, detail=why),
+        stop,
     )
 
 

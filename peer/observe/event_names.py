@@ -102,5 +102,6 @@ class EventName(StrEnum):
     RUN_FINISHED = "RunFinished", "the run has ended: held-out loss {validation_loss}"
     RUN_EXPORTED = "RunExported", "exported the model to {path}"
     NOTICE_FAILED = "NoticeFailed", "nobody could be told what is wrong: {detail}"
+    TRACKING_FAILED = "TrackingFailed", "{sink} takes no points: {detail}"
     EXPORT_FAILED = "ExportFailed", "the model was not exported: {detail}"
     LEAVING = "Leaving", "leaving"

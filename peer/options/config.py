@@ -291,6 +291,13 @@ class PeerConfig:
         " or Discord. @FILE holds it, or LOCO_NOTIFY: process lists show options.",
         see="See [being told](#being-told).",
     )
+    track: tuple[str, ...] = _watching(
+        many(values.tracker),
+        "|".join(values.TRACKERS),
+        "Draw this peer's curves there, too. May be repeated.",
+        default=(),
+        see="See [curves in other programs](watching.md#curves-in-other-programs).",
+    )
     metrics_token: str | None = _watching(
         values.page_token,
         "@FILE",

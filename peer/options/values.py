@@ -157,6 +157,15 @@ def device(value: Any) -> str:
     return str(value)
 
 
+TRACKERS: Final = ("trackio", "wandb", "tensorboard")
+
+
+def tracker(text: str) -> str:
+    if text not in TRACKERS:
+        raise ValueError(f"use {' or '.join(map(repr, TRACKERS))}")
+    return text
+
+
 def log_format(value: Any) -> LogFormat:
     if value not in tuple(LogFormat):
         raise ValueError(f"use {' or '.join(repr(str(known)) for known in LogFormat)}")

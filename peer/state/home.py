@@ -129,6 +129,7 @@ class Home:
         self.checkpoints_dir = self.root / "checkpoints"
         self.old_runs_dir = self.root / "old-runs"
         self.cache_dir = self.root / "cache"
+        self.track_dir = self.root / "track"
         self.log_dir = self.root / "log"
         self.event_log_path = self.log_dir / "events.jsonl"
 

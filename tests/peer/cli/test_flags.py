@@ -48,6 +48,7 @@ PEER_OPTIONS = [
     "--price-per-hour",
     "--relay-mbps",
     "--threads",
+    "--track",
     "--upload-keys",
     "--verbose",
     "-v",

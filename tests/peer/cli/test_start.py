@@ -1,6 +1,7 @@
 """`start` in a home: what it founds with, what it goes on with, and what it puts away."""
 
 import json
+import re
 import shutil
 import socket
 import stat
@@ -27,6 +28,7 @@ from peer.network.identity import Identity, load, load_or_create
 from peer.options.config import ConfigError, PeerConfig, load_config
 from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import NotAgreed
+from peer.options.values import TRACKERS
 from peer.runtime.work import RealEntropy
 from peer.state.checkpoints import CheckpointStore
 from peer.state.home import Home, HomeError, OtherRun
@@ -141,6 +143,22 @@ def test_new_run_puts_the_old_one_away_whole_and_founds_another(
     old = home.old_runs_dir / old_run.run_id
     assert files_in(old) == {**old_files, "neighbours.json": b"{}"}
     assert f"the home's old run was moved to {old}" in capsys.readouterr().err
+
+
+def test_curves_for_a_library_that_is_not_here_are_refused_before_anything_else(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wandb").mkdir()  # that it leaves where it has run
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    for name in TRACKERS:
+        config = load_config({"home": home.root, "track": [name]}, {})
+        said = f"track = {name} (command line): {name} is not installed here; install it with: pip"
+        with pytest.raises(ConfigError, match=re.escape(f"{said} install 'loco-peer[{name}]'")):
+            run_peer(config, Start(toml_of(tmp_path, "run"), new_run=False))
+        assert name not in sys.modules
+    assert not home.root.exists()
+    with pytest.raises(ConfigError, match="use 'trackio' or 'wandb' or 'tensorboard'"):
+        load_config({"home": home.root, "track": ["mlflow"]}, {})
 
 
 def test_a_run_that_was_put_away_twice_is_kept_twice(home: Home, tmp_path: Path) -> None:
