@@ -1,8 +1,8 @@
 """The commands that documentation shows, as tests run them.
 
-A block ```console has commands behind a prompt, `$ ` or `first$ ` with the machine's name; other
-lines are what they say. A comment `<!-- not run: why -->` stands above a block that tests only
-parse.
+A block ```console has commands behind a prompt: `$ `, or `you@first$ ` with the machine's name.
+Other lines are what they say. A comment `<!-- not run: why -->` stands above a block that tests
+only parse.
 """
 
 import re
@@ -16,9 +16,10 @@ DOCS: Final = ROOT / "docs"
 TRIED: Final = ("Start here", "Recipes")
 """Sections of the site whose commands are all tried."""
 BLOCK: Final = re.compile(
-    r"^(?:<!-- not run: (?P<why>.+) -->\n)?```console\n(?P<lines>.*?)^```$", re.MULTILINE | re.DOTALL
+    r"^(?:<!-- not run: (?P<why>[^\n]+) -->\n)?```console\n(?P<lines>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
 )
-COMMAND: Final = re.compile(r"^(?P<machine>\w*)\$ (?P<line>(?:.*\\\n)*.*)$", re.MULTILINE)
+COMMAND: Final = re.compile(r"^(?:you@)?(?P<machine>\w*)\$ (?P<line>(?:.*\\\n)*.*)$", re.MULTILINE)
 
 
 class Written(NamedTuple):
