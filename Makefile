@@ -14,7 +14,7 @@ RESULTS   ?= bench-run
 CANDIDATES := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
 
 .DEFAULT_GOAL := help
-.PHONY: help env test test-all test-fast coverage lint format demo bench dist clean
+.PHONY: help env test test-all test-fast coverage lint format docs demo bench dist clean
 
 help:  ## This list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,10 @@ format: env  ## Format the code, and fix what ruff can fix
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format .
 
+docs: env  ## The documentation as a site, in build/site; a broken link ends it
+	@PYTHONPATH=. $(BIN)/python tests/cli_reference.py
+	@$(BIN)/python -m zensical build --clean --strict
+
 demo: env  ## Four peers and a lone one train a small model on this machine; OUT=DIR says where, METHOD=diloco or pipeline how
 	@$(BIN)/python -m demo --out "$(OUT)" --method "$(METHOD)"
 
@@ -94,5 +98,5 @@ dist: env  ## Source distribution and wheel, in dist/
 
 clean:  ## Remove the environment and everything that tools left behind
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* *.egg-info \
-	  .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	  .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

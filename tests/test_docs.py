@@ -3,14 +3,18 @@
 Their prose has one form: wrapped lines, and sentences with a subject.
 """
 
+import itertools
 import json
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import cli_reference
 import pytest
 import typer.main
+from console import commands_of, navigation, tried_pages
 from pydantic import BaseModel
 
 from peer.cli.app import app
@@ -183,10 +187,19 @@ def test_links_to_headings_lead_to_one(page):
     assert missing == []
 
 
-def test_index_lists_every_page():
-    linked = set(re.findall(r"\]\(([^)]+)\)", text_of(ROOT / "docs/index.md")))
-    pages = {p.name for p in (ROOT / "docs").glob("*.md")} - {"index.md"}
-    assert pages <= linked
+def test_index_and_site_list_every_page_alike():
+    index = ROOT / "docs/index.md"
+    linked = re.findall(r"^## (.+)|^- .*?\]\((.+?)\)", text_of(index), re.MULTILINE)
+    sections = [title or (index.parent / name) for title, name in linked]
+    listed = [each for title, pages in navigation().items() for each in (title, *pages)]
+    assert sections == listed[2:]  # the index itself comes first
+    pages = {*index.parent.glob("*.md"), *index.parent.glob("recipes/*.md")}
+    assert pages <= set(listed)
+
+
+def test_every_decision_and_result_is_listed():
+    results = set(re.findall(r"\(results/([\w-]+\.md)", text_of(ROOT / "docs/results.md")))
+    assert {p.name for p in (ROOT / "docs/results").glob("*.md")} <= results
     listed = set(re.findall(r"\]\(([^)]+)\)", text_of(ROOT / "docs/decisions/README.md")))
     assert {p.name for p in (ROOT / "docs/decisions").glob("0*.md")} <= listed
 
@@ -212,8 +225,9 @@ def test_readme_calls_only_targets_that_make_has():
     assert {"demo", "test"} <= called <= targets
 
 
-def test_readme_explains_every_exit_code():
-    cells = re.findall(r"^\| ([\d, ]+) \|", section(ROOT / "README.md", "Exit codes"), re.MULTILINE)
+def test_every_exit_code_is_explained():
+    page = ROOT / "docs/running.md"
+    cells = re.findall(r"^\| ([\d, ]+) \|", section(page, "Exit codes"), re.MULTILINE)
     assert {int(code) for cell in cells for code in cell.split(",")} == {int(c) for c in ExitCode}
 
 
@@ -263,3 +277,63 @@ def test_every_setting_is_documented():
     assert all(
         option.environment_name.startswith(ENVIRONMENT_PREFIX) for option in OPTIONS.values()
     )
+
+
+def test_the_page_of_commands_says_what_help_says():
+    page = cli_reference.PAGE
+    assert text_of(page) == cli_reference.page(), f"make docs writes {name_of(page)} again"
+
+
+# --- commands on pages that readers follow --------------------------------------------------------
+def parse(words: Sequence[str]) -> None:
+    """As the command line does, without running anything."""
+    group: Any = typer.main.get_group(app)
+    whole = group.make_context("loco-peer", list(words), resilient_parsing=True)
+    name, command, rest = group.resolve_command(whole, list(words))
+    assert command is not None, f"no command {name}"
+    command.make_context(name, rest, parent=whole)
+
+
+@pytest.mark.parametrize("page", tried_pages(), ids=name_of)
+def test_each_command_that_readers_follow_can_be_parsed(page):
+    """Those that tests do not run too (tests/e2e/test_written_commands.py runs the others)."""
+    assert commands_of(page)
+    for written in commands_of(page):
+        words = shlex.split(written.line, comments=True)
+        while words and re.match(r"[A-Z_]+=", words[0]):
+            del words[0]
+        if words[0] == "loco-peer":
+            parse(list(itertools.takewhile(lambda word: word not in "|>;", words[1:])))
+        files = [word.lstrip("@") for word in words if re.match("@?deploy/", word)]
+        assert [name for name in files if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", tried_pages(), ids=name_of)
+def test_no_command_that_readers_follow_stands_where_tests_do_not_see_it(page):
+    outside = re.sub(r"^```console$.*?^```$", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
+    command = r"^ {4}(?:\$ )?(?:loco-peer|make|docker|pip|curl) .*"
+    assert re.findall(command, outside, re.MULTILINE) == []
+
+
+def named_by_the_product() -> set[tuple[str, str]]:
+    """Pages of docs/ with their sections that code, alerts and templates name to people."""
+    files = [
+        path
+        for room in ("bench", "demo", "deploy", "peer", "protocol")
+        for path in (ROOT / room).rglob("*.*")
+        if path.suffix in {".js", ".json", ".py", ".service", ".toml", ".yaml", ".yml"}
+    ]
+    text = "\n".join(text_of(path) for path in files)
+    named = {help_of(name) for name in CONDITIONS}
+    named |= {m[0] for m in re.findall(r"docs/(([\w/.-]+)\.md(#[\w-]+)?)", text)}
+    return {(page, section) for page, _, section in (name.partition("#") for name in named)}
+
+
+def test_every_page_and_section_that_the_product_names_is_there():
+    """Site and repository have the same pages with the same sections (tests/test_site.py)."""
+    missing = [
+        (name, anchor)
+        for name, anchor in sorted(named_by_the_product())
+        if not (page := ROOT / "docs" / name).exists() or (anchor and anchor not in anchors(page))
+    ]
+    assert missing == []

@@ -204,10 +204,11 @@ def pins() -> dict[str, str]:
 
 
 def wanted() -> list[Requirement]:
-    """What pyproject.toml asks for: to build, run, test and lint."""
+    """What pyproject.toml asks for: to build, run, test, lint and document."""
     groups = project()["dependency-groups"]
     lines = project()["project"]["dependencies"] + project()["build-system"]["requires"]
-    return [Requirement(line) for line in lines + groups["test"] + groups["lint"]]
+    lines += [line for name in ("test", "lint", "docs") for line in groups[name]]
+    return [Requirement(line) for line in lines]
 
 
 def closure(start: list[Requirement]) -> set[str]:

@@ -171,7 +171,7 @@ class PeerConfig:
         values.source,
         "PATH",
         "Take the corpus from this file or source. Default: from the other peers.",
-        see="See [below](#a-corpus-that-lies-here-already).",
+        see="See [the recipe](recipes/own-data.md#a-corpus-that-lies-here-already).",
     )
     exit_when_done: bool = _flag(
         OptionGroup.RUN, "Exit at the end of the run instead of serving its state."

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import pytest
 import yaml
+from console import commands_of
 from dashboard import ROOT
 
 from peer.options.config import DEFAULT_PORT, ENVIRONMENT_PREFIX, load_config
@@ -65,9 +66,8 @@ def pod() -> dict[str, Any]:
 
 
 def vast_command() -> list[str]:
-    """The guide's command, its lines joined."""
-    (command,) = re.findall(r"^    (vastai create (?:.*\\\n)*.*)$", GUIDE.read_text(), re.MULTILINE)
-    return shlex.split(command.replace("\\\n", " "))
+    (line,) = [each.line for each in commands_of(GUIDE) if each.line.startswith("vastai create")]
+    return shlex.split(line)
 
 
 def option_of(command: list[str], name: str) -> str:
