@@ -1,7 +1,7 @@
-"""How long commands take to say something: processor time and wall time of whole processes.
+"""How long commands take to say something: user and wall seconds of whole processes.
 
 Each is run some times in turn with the others, and the median is shown, beside `python -c pass`.
-Of a busy machine the processor time says more. `status` asks a socket that answers at once, the
+Of a busy machine the user seconds say more. `status` asks a socket that answers at once, the
 others find no daemon; `torch` alone is there to compare with.
 
     python -m bench.startup [--full] [--json FILE]
@@ -54,7 +54,7 @@ TAB: Final = {
 TIMES: Final = 3
 FULL_TIMES: Final = 11
 LONGEST_S: Final = 1.0
-"""Goal: processor time in which every command has said what is wrong."""
+"""Goal: user seconds in which every command has said what is wrong."""
 
 
 def main() -> None:
@@ -66,17 +66,17 @@ def main() -> None:
     base = statistics.median(user_s for user_s, _ in measured[BASE])
     for name, found in measured.items():
         user_s, wall_s = (statistics.median(column) for column in zip(*found, strict=True))
-        row = {"command": name, "processor s": round(user_s, 2), "wall s": round(wall_s, 2)}
+        row = {"command": name, "user s": round(user_s, 2), "wall s": round(wall_s, 2)}
         report.rows.append(row | {"beyond python s": round(user_s - base, 2)})
     slowest = max(row["beyond python s"] for row in report.rows if row["command"] != TORCH)
-    what = "slowest command beyond python, processor s"
+    what = "slowest command beyond python, user s"
     report.goals.append(Goal(what, slowest, at_most=LONGEST_S))
     report.notes.append(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     report.publish(arguments.json)
 
 
 async def measure(home: Home, times: int) -> dict[str, list[tuple[float, float]]]:
-    """Processor and wall seconds of each command, as often as asked."""
+    """User and wall seconds of each command, as often as asked."""
     home.prepare()
 
     async def status(_: dict[str, Any]) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def timed(name: str, home: Home) -> tuple[float, float]:
     )
     _, status, used = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
-    return used.ru_utime + used.ru_stime, time.monotonic() - began_s
+    return used.ru_utime, time.monotonic() - began_s
 
 
 if __name__ == "__main__":

@@ -37,10 +37,13 @@ app = typer.Typer(
 def exit_code_of(error: LocoError) -> ExitCode:
     if isinstance(error, (ConfigError, InvalidRunSpec)):
         return ExitCode.USAGE
+    from peer.observe.control import NoDaemon
+
+    if isinstance(error, NoDaemon):
+        return ExitCode.NO_DAEMON
     # What else there is takes half a second to import, and most commands need none of it.
     from peer.network.identity import IdentityUnusable
     from peer.network.p2pd import CannotListen
-    from peer.observe.control import NoDaemon
     from peer.observe.endpoint import EndpointUnavailable
     from peer.state.home import HomeError
     from peer.training.ports import CannotTrain
@@ -50,9 +53,7 @@ def exit_code_of(error: LocoError) -> ExitCode:
     usage = (HomeError, IdentityUnusable, EndpointUnavailable, CannotListen, CannotTrain)
     if isinstance(error, (*usage, BadTable, CannotPlan)):
         return ExitCode.USAGE
-    if isinstance(error, Refused):
-        return ExitCode.REFUSED
-    return ExitCode.NO_DAEMON if isinstance(error, NoDaemon) else ExitCode.FAILURE
+    return ExitCode.REFUSED if isinstance(error, Refused) else ExitCode.FAILURE
 
 
 def _report(error: BaseException, *, verbose: bool) -> ExitCode:
