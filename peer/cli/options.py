@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from peer.options.config import OPTIONS, Option, OptionGroup, read_text
+from peer.options.config import OPTIONS, ConfigError, Option, OptionGroup, read_text
 
 if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter
@@ -157,6 +157,10 @@ def read_spec(path: Path) -> "RunSpec":
     from protocol.limits import MAX_SPEC_BYTES
     from protocol.run.run_spec import parse_toml
 
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder, as Docker makes it where a file to mount is missing")
+    if not path.exists():
+        raise ConfigError(f"{path.absolute()} does not exist; loco-peer new {path} writes a run spec")
     try:
         return parse_toml(read_text(path, MAX_SPEC_BYTES))
     except InvalidRunSpec as error:
