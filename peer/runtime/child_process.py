@@ -20,7 +20,7 @@ STOP_GRACE_S: Final = 1.0
 """Time a child has to end by itself when it was asked to, or has closed its socket."""
 MAX_STDERR_BYTES: Final = 1 << 20
 OUT_OF_MEMORY: Final = (
-    ", as the system does where memory runs out (`dmesg` says so; a container's limit may be too low)"
+    ", as the system does where memory runs out (dmesg says so; a container's limit may be too low)"
 )
 
 

@@ -81,7 +81,8 @@ def _matching(kind: str, pattern: str) -> list[Path]:
     paths = sorted(path for path in map(Path, found) if path.is_file())
     if not paths:
         raise InvalidCorpus(
-            f"no file matches {kind}:{pattern}, seen from {Path.cwd()}: put yours there, or change it"
+            f"no file matches {kind}:{pattern}, seen from {Path.cwd()}:"
+            " put yours there, or change it"
         )
     return paths
 
