@@ -180,6 +180,14 @@ def read_spec(path: Path) -> "RunSpec":
     from protocol.limits import MAX_SPEC_BYTES
     from protocol.run.run_spec import parse_toml
 
+    if path.is_dir():
+        raise ConfigError(
+            f"{path} is a folder, as Docker makes it where a file to mount is missing"
+        )
+    if not path.exists():
+        raise ConfigError(
+            f"{path.absolute()} does not exist; loco-peer new {path} writes a run spec"
+        )
     try:
         return parse_toml(read_text(path, MAX_SPEC_BYTES))
     except InvalidRunSpec as error:

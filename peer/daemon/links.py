@@ -505,7 +505,7 @@ class Dialler:
             if member.peer_id not in linked and self._is_due(member, now_s):
                 self._dialling.add(member.peer_id)
                 teller = self._book.dialled(member.peer_id)
-                nursery.start_soon(self._attempt, member.peer_id, member.addresses, teller)
+                nursery.start_soon(self._attempt, member.peer_id, member.addresses, teller, linked)
                 room -= 1
 
     def _is_due(self, member: Member, now_s: float) -> bool:
@@ -519,13 +519,18 @@ class Dialler:
         )
 
     async def _attempt(
-        self, peer_id: PeerId, addresses: Sequence[Address], teller: PeerId | None
+        self,
+        peer_id: PeerId,
+        addresses: Sequence[Address],
+        teller: PeerId | None,
+        linked: Collection[PeerId],
     ) -> None:
         try:
             with trio.fail_after(ANSWER_S):
                 await self._dial(peer_id, addresses)
         except (LocoError, trio.TooSlowError) as error:  # the directory drops who stays away
-            self._failed(peer_id, error)
+            if peer_id not in linked:  # else its own dial was quicker, and one link is enough
+                self._failed(peer_id, error)
         finally:
             self._dialling.discard(peer_id)
             if self._book.ended(peer_id, teller):

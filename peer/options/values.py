@@ -206,6 +206,8 @@ def parse_host_port(value: Any) -> HostPort:
         host = host[1:-1]
     elif ":" in host:
         raise ValueError(f"write an IPv6 address in brackets, as [{host}]:{port}")
+    if not (colon or port.isdecimal()):
+        raise ValueError(f"the port is missing: write HOST:PORT, as {text or 'HOST'}:31337")
     if not port.isdecimal() or int(port) > MAX_PORT:
         raise ValueError(f"the port must be a number from 0 to {MAX_PORT}")
     where = HostPort(host, int(port))

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +19,9 @@ from .child_frames import MAX_FAILURE_CHARS, READ_BYTES, ChildDied, FrameDecoder
 STOP_GRACE_S: Final = 1.0
 """Time a child has to end by itself when it was asked to, or has closed its socket."""
 MAX_STDERR_BYTES: Final = 1 << 20
+OUT_OF_MEMORY: Final = (
+    ", as the system does where memory runs out (dmesg says so; a container's limit may be too low)"
+)
 
 
 class ChildProcess:
@@ -101,7 +105,8 @@ class ChildProcess:
         with trio.move_on_after(STOP_GRACE_S):
             status = await self.process.wait()
             if status < 0:
-                return self.died(f"{self.title} was killed by signal {-status}")
+                why = OUT_OF_MEMORY if status == -signal.SIGKILL else ""
+                return self.died(f"{self.title} was killed by signal {-status}{why}")
             return self.died(f"{self.title} exited with {status}{self._last_words()}")
         return self.died(f"{self.title} closed its socket but did not end")
 

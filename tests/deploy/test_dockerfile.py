@@ -60,13 +60,16 @@ def test_ports_that_are_exposed_are_the_ones_listened_on():
     assert arguments_of("EXPOSE") == [str(parse_host_port(environment()["LOCO_LISTEN"]).port)]
 
 
-def test_metrics_leave_a_container_of_the_compose_file_alone():
+def test_pages_of_the_compose_file_are_for_this_machine_alone_and_take_the_token_of_prometheus():
     assert "LOCO_METRICS" not in environment()
+    config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
+    (job,) = config["scrape_configs"]
     for peer in peers().values():
         check_environment(peer["environment"])
+        assert peer["environment"]["LOCO_METRICS_TOKEN"] == job["authorization"]["credentials"]
         port = parse_host_port(peer["environment"]["LOCO_METRICS"]).port
-        assert peer["expose"] == [str(port)]
-        assert not [published for published in peer.get("ports", ()) if str(port) in published]
+        (published,) = [each for each in peer["ports"] if each.endswith(f":{port}")]
+        assert published.startswith("127.0.0.1:")
 
 
 def test_containers_of_the_compose_file_have_no_more_rights_than_they_need():

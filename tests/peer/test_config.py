@@ -78,6 +78,10 @@ def test_bootstrap_is_a_list_everywhere(tmp_path: Path) -> None:
         ({"LOCO_BOOTSTRAP": "http://h:1/x"}, "write HOST:PORT without http://, as h:1"),
         ({"LOCO_METRICS": "http://"}, "write HOST:PORT without http://, as HOST:PORT"),
         ({"LOCO_METRICS": "x:y"}, "LOCO_METRICS: the port must be a number"),
+        (
+            {"LOCO_ANNOUNCE": "203.0.113.5"},
+            "port is missing: write HOST:PORT, as 203.0.113.5:31337",
+        ),
         ({"LOCO_BOOTSTRAP": " ".join(f"h:{n}" for n in range(1, 70))}, "at most 64 addresses"),
     ],
 )

@@ -38,14 +38,14 @@ const fill = (id, rows) => $(id).replaceChildren(...rows);
 // --- curves --------------------------------------------------------------------------------------
 
 const color = name => getComputedStyle(document.documentElement).getPropertyValue(name);
-function curve(id, named, digits) {
+function curve(id, named, digits, range) {
   const axis = {stroke: color("--soft"), grid: {stroke: color("--line"), width: 1}, ticks: {stroke: color("--line")}};
   const series = named.map(([label, stroke, dash]) =>
     ({label, stroke, width: 1.5, dash, spanGaps: true, points: {show: false}, value: (_, v) => number(v, digits)}));
   const size = () => ({width: $(id).clientWidth || 480, height: 190});
   const times = (u, marks) => marks.map(t => clock(1e3 * t, 1e3 * (u.scales.x.max - u.scales.x.min)));
   const axes = [{...axis, size: 30, space: 80, values: times}, {...axis, size: 60, values: (_, marks) => marks.map(v => v.toLocaleString("en"))}];
-  const made = new uPlot({...size(), series: [{label: "at", value: (_, t) => t == null ? "-" : clock(1e3 * t, DAY_MS)}, ...series], axes}, [[], ...named.map(() => [])], $(id));
+  const made = new uPlot({...size(), series: [{label: "at", value: (_, t) => t == null ? "-" : clock(1e3 * t, DAY_MS)}, ...series], axes, scales: {y: {range}}}, [[], ...named.map(() => [])], $(id));
   addEventListener("resize", () => made.setSize(size()));
   return made;
 }
@@ -53,7 +53,7 @@ const BLUE = "#3b7dd8", RED = "#d1495b", GREEN = "#2a9d6f", GREY = "#8a939c";
 const losses = curve("losses", [["training", GREY], ["held out", RED], ["all peers, mean", BLUE], ["best", BLUE, [4, 4]], ["worst", BLUE, [1, 4]]], 4);
 const speed = curve("speed", [["this peer", RED], ["swarm", BLUE]], 0);
 const line = curve("line", [["sent", RED], ["received", BLUE]], 3);
-const share = curve("share", [["averaged", GREEN]], 0);
+const share = curve("share", [["averaged", GREEN]], 0, [0, 100]);
 
 function draw(status) {
   const h = status.history, scaled = (name, by) => h[name].map(v => v == null ? null : by * v);

@@ -80,7 +80,10 @@ def _matching(kind: str, pattern: str) -> list[Path]:
     found = glob.glob(str(Path(pattern).expanduser()), recursive=True)  # noqa: PTH207
     paths = sorted(path for path in map(Path, found) if path.is_file())
     if not paths:
-        raise InvalidCorpus(f"no file matches {kind}:{pattern}")
+        raise InvalidCorpus(
+            f"no file matches {kind}:{pattern}, seen from {Path.cwd()}:"
+            " put yours there, or change it"
+        )
     return paths
 
 

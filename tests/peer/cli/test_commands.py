@@ -152,8 +152,8 @@ def test_a_bug_is_called_a_bug(daemon) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["start", "missing.toml"], "cannot read missing.toml: No such file"),
-        (["start", "."], "cannot read .: Is a directory"),
+        (["start", "missing.toml"], "missing.toml does not exist; loco-peer new missing.toml"),
+        (["start", "."], ". is a folder, as Docker makes it where a file to mount is missing"),
         (["start", "run.toml", "--device", "tpu"], "--device: use 'cpu', 'cuda' or 'cuda:N'"),
         (["start", "run.toml", "--threads", "0"], "--threads: must be from 1"),
         (["start", "run.toml", "--overlap-steps", "-1"], "--overlap-steps: must be from 0"),

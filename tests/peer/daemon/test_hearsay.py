@@ -8,7 +8,7 @@ from test_admission import beat, greet
 
 from peer.daemon.links import Dial, Dialler
 from peer.simulation.swarm import identity_of, open_swarm
-from protocol.errors import StreamLost
+from protocol.errors import Refused, StreamLost
 from protocol.limits import (
     ANSWER_S,
     MAX_DIALS,
@@ -23,6 +23,7 @@ from protocol.limits import (
 from protocol.membership.book import Allowance, PeerBook
 from protocol.membership.records import PeerRecord
 from protocol.membership.view import Member, Roster
+from protocol.outcomes import RefusalReason
 from protocol.wire.messages import PeerEntry, PeerList
 
 NOWHERE = ("/ip4/203.0.113.1/tcp/1",)
@@ -123,6 +124,23 @@ async def test_dials_to_names_leave_room_and_end(autojump_clock):
         assert not [m for m in roster.members() if m.peer_id.startswith("x")], "forgotten"
         nursery.cancel_scope.cancel()
     assert MAX_HEARSAY_TRIES < 10
+
+
+async def test_a_peer_whose_own_dial_was_quicker_refuses_nobody(autojump_clock):
+    roster, linked = Roster(10.0), set[str]()
+
+    async def dial(peer_id, _):
+        await trio.sleep(0.1)
+        if peer_id == "quicker":
+            linked.add(peer_id)
+        raise Refused(RefusalReason.TOO_MANY, "we are linked already")
+
+    dialler, _ = dialler_of(roster, dial)
+    for name in ("quicker", "other"):
+        roster.record(PeerRecord(name, 1, NOWHERE, 1.0))
+    async with trio.open_nursery() as nursery:
+        dialler.look(nursery, trio.current_time(), linked, MAX_LINKS)
+    assert list(dialler.refusals) == list(dialler.failures) == ["other"]
 
 
 def test_a_list_of_peers_is_no_work_for_a_full_roster():
