@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from peer.options.config import ConfigError, load_config
+from peer.options.config import ConfigError, check_experts, load_config
 from peer.options.exit_codes import ExitCode
 from peer.options.values import LogFormat
 from protocol.errors import InvalidRunSpec, LocoError, Refused, leaves
@@ -122,14 +122,22 @@ def new(
     stages: Annotated[
         int, opt.option("--stages", "N", "Stages of a pipeline; 1 is no pipeline.", min=1)
     ] = 1,
+    experts: Annotated[
+        str | None,
+        opt.option("--experts", "NAME,NAME", "A model for each domain; not trained yet."),
+    ] = None,
     force: Annotated[bool, opt.option("--force", "", "Overwrite an existing file.")] = False,
 ) -> None:
     """Write a run spec in which every key is explained."""
     from .new import write_new
 
-    takes = write_new(run_toml, preset, method, optimizer, stages, force=force)
+    names = () if experts is None else tuple(experts.split(","))
+    takes = write_new(run_toml, preset, method, optimizer, stages, names, force=force)
     print(*(f"  {line}" for line in takes), sep="\n")
-    print(f"wrote {run_toml}; read it, then run: loco-peer start {run_toml}")
+    if names:
+        print(f"wrote {run_toml}; this version reads a run with experts, and does not train it yet")
+    else:
+        print(f"wrote {run_toml}; read it, then run: loco-peer start {run_toml}")
 
 
 @command
@@ -391,6 +399,7 @@ def measure(
     from .new import preset_spec
 
     spec = preset_spec("demo") if run_toml is None else opt.read_spec(run_toml)
+    check_experts(spec)
     from .measure import show_measured  # imports torch, so wrong files are told before
 
     show_measured(spec, device, threads, seconds, (name, location, f"{price:g}"), peers)

@@ -9,7 +9,7 @@ TOML lets no section begin twice.
 import ast
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +18,13 @@ from pydantic import BaseModel
 
 from peer.options.config import ConfigError, check_stages
 from peer.options.needs_told import corpus_tokens_of, told_needs
-from protocol.run.run_spec import KEYS_OF_WHOLE_MODELS, RunSpec, SyncSection
+from protocol.run.run_spec import (
+    KEYS_OF_WHOLE_MODELS,
+    ExpertSection,
+    RunSpec,
+    SyncSection,
+    validated,
+)
 from protocol.run.sections import OptimizerSection, PipelineSection, Section, section_in
 from protocol.run.ways import CODECS, WAYS, others_keys
 
@@ -33,6 +39,8 @@ SECTIONS: Final[Mapping[str, str]] = {
     "sync.noloco": "NoLoCo: pairs average whole models, or fragments, each at its moment.",
     "pipeline": "The model cut into stages on separate machines.",
     "admission": "Who may join.",
+    "ensemble": "When the experts part, and how they answer together.",
+    "experts": "Several models, each of a domain of its own; the first is the generalist.",
 }
 
 
@@ -69,16 +77,27 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "model.num_kv_heads": "2",
     "model.init_from": '"HuggingFaceTB/SmolLM2-135M"',
     "sync.gamma": "0.7",
+    "ensemble.branch_round": "5",
 }
 """Values shown, commented out, for keys that have none."""
 SET_BY_START: Final = frozenset(
-    {"data.manifest", "data.tokenizer_digest", "admission.secret_digest", "frozen"}
+    {
+        "data.manifest",
+        "data.tokenizer_digest",
+        "admission.secret_digest",
+        "experts.manifest",
+        "experts.frozen",
+        "frozen",
+    }
 )
+OF_EXPERTS: Final = ("experts.model.", "experts.training.", "experts.frozen.")
+"""Sections inside an expert: their keys are explained where the run's own stand."""
 EXPLANATIONS: Final[Mapping[str, str]] = {
     **{
         path: said
         for path, said in _told(RunSpec)
         if path not in {*SET_BY_START, *SECTIONS, "frozen.config"}
+        and not path.startswith(OF_EXPERTS)
     },
     "sync.codec": of_codecs(),
     "sync.diloco.fragments": "'strided' or 'sequential' blocks, or 'whole': plain DiLoCo.",
@@ -155,6 +174,17 @@ SKIPPING: Final = (
     "# of four stages, all visited, was better than both (docs/results/pipeline_learning.md).",
     "# A run that skips continues while a stage has no peer; one that does not skip waits.",
 )
+GENERALIST: Final = "general"
+TEXTS_OF_ALL: Final = "text:data/*/*.txt"
+"""The generalist's texts, where each expert has a folder of its own."""
+NOT_TRAINED_YET: Final = (
+    "# This version of loco-peer reads a run with experts, and does not train it yet."
+)
+BELOW_EXPERTS: Final = (
+    "# Write what differs of [model] and [training]. Steps are those of all peers of an expert",
+    "# together, so they are a budget; here the others have as many together as the generalist has",
+    "# before they part. An expert that is larger begins with fresh weights.",
+)
 MOST_COLUMNS: Final = 110
 UNTRIED_LINE: Final = (
     "# Nobody has run this preset, nor loco-peer on a GPU: its rates are those of the literature."
@@ -173,6 +203,7 @@ def write_new(
     method: str = METHODS[0],
     optimizer: str = OPTIMIZERS[0],
     stages: int = 1,
+    experts: Sequence[str] = (),
     *,
     force: bool,
 ) -> list[str]:
@@ -189,9 +220,9 @@ def write_new(
             raise ConfigError(f"unknown {kind} '{name}': use {' or '.join(known)}")
     if stages > (layers := RunSpec.model_validate(PRESETS[preset]).model.num_layers):
         raise ConfigError(f"--stages {stages}: '{preset}' has {layers} layers, one for a stage")
-    spec = preset_spec(preset, method, optimizer, stages)
+    spec = preset_spec(preset, method, optimizer, stages, experts)
     check_stages(spec)
-    text = preset_toml(preset, method, optimizer, stages)
+    text = toml_of(spec, preset)
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
@@ -203,9 +234,16 @@ def write_new(
 
 
 def preset_spec(
-    preset: str, method: str = METHODS[0], optimizer: str = OPTIMIZERS[0], stages: int = 1
+    preset: str,
+    method: str = METHODS[0],
+    optimizer: str = OPTIMIZERS[0],
+    stages: int = 1,
+    experts: Sequence[str] = (),
 ) -> RunSpec:
-    """Peers choose how often they average, where the way lets them; holders of stages do not."""
+    """Peers choose how often they average, where the way lets them; holders of stages do not.
+
+    Raises InvalidRunSpec: the names of the experts cannot be.
+    """
     tree = PRESETS[preset]
     inner = {**tree["optimizer"], "name": optimizer}
     if optimizer == "muon":
@@ -214,13 +252,27 @@ def preset_spec(
     if method != IN_FRAGMENTS and WAYS[method].has_own_rounds and stages == 1:
         sync["inner_steps"] = "auto"
     pipeline = {} if stages == 1 else {"stages": stages, "visited": stages}
-    return RunSpec.model_validate({**tree, "sync": sync, "optimizer": inner, "pipeline": pipeline})
+    whole = {**tree, "sync": sync, "optimizer": inner, "pipeline": pipeline}
+    return validated(_with_experts(whole, experts) if experts else whole)
+
+
+def _with_experts(tree: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    steps = tree["training"]["total_steps"] // 2 // len(names)
+    others = [
+        {"name": name, "source": f"text:data/{name}/*.txt", "training": {"total_steps": steps}}
+        for name in names
+    ]
+    data = {**tree.get("data", {}), "source": TEXTS_OF_ALL}
+    return {**tree, "data": data, "experts": [{"name": GENERALIST}, *others]}
 
 
 def preset_toml(
     preset: str, method: str = METHODS[0], optimizer: str = OPTIMIZERS[0], stages: int = 1
 ) -> str:
-    spec = preset_spec(preset, method, optimizer, stages)
+    return toml_of(preset_spec(preset, method, optimizer, stages), preset)
+
+
+def toml_of(spec: RunSpec, preset: str) -> str:
     chosen = dict(_keys(spec))
     first = {path: chosen.pop(path) for path in FIRST_KEYS if path in chosen}
     lines = [*_head(spec, preset), *(_beside(*entry) for entry in first.items()), "", *LINE]
@@ -233,13 +285,17 @@ def _head(spec: RunSpec, preset: str) -> list[str]:
         "# What it takes of a peer:",
         *(f"#   {line}" for line in told_needs(spec, corpus_tokens_of(spec))),
         *[UNTRIED_LINE] * (preset in UNTRIED),
+        *[NOT_TRAINED_YET] * bool(spec.experts),
         "",
     ]
 
 
 def _beside(path: str, value: Any) -> str:
     """A key, with its meaning on the same line where there is room."""
-    line, meaning = f"{path} = {_literal(value)}", EXPLANATIONS[path]
+    return _explained(f"{path} = {_literal(value)}", EXPLANATIONS[path])
+
+
+def _explained(line: str, meaning: str) -> str:
     whole = f"{line:<34}  # {meaning}"
     return whole if len(whole) <= MOST_COLUMNS else f"# {meaning}\n{line}"
 
@@ -258,6 +314,25 @@ def _rest(spec: RunSpec, keys: Mapping[str, Any]) -> Iterator[str]:
         yield f"{'# ' * (value is None)}{path} = {shown}"
     if spec.pipeline.stages == 1:
         yield from ["", "# [pipeline] A model too large for one machine: loco-peer new --stages N."]
+    if spec.experts:
+        yield from ["", f"# [[experts]] {SECTIONS['experts']}", *BELOW_EXPERTS]
+    for expert in spec.experts:
+        yield from ["", "[[experts]]", *_of_expert(expert, spec)]
+
+
+def _of_expert(expert: ExpertSection, spec: RunSpec) -> Iterator[str]:
+    """What the experts differ in, and as comments what they could."""
+    written = {"name": _literal(expert.name)}
+    if expert.source is not None:
+        written |= {
+            "source": _literal(expert.source),
+            "training.total_steps": str(expert.training.total_steps),
+            "# model.num_layers": str(spec.model.num_layers),
+            "# begin": _literal(expert.begin),
+        }
+    for key, value in written.items():
+        of = key.removeprefix("# ").partition(".")[0]
+        yield _explained(f"{key} = {value}", EXPLANATIONS[f"experts.{of}"])
 
 
 def _keys(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -275,6 +350,8 @@ def _keys(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def _is_idle(section: BaseModel, name: str) -> bool:
     if isinstance(section, PipelineSection):
         return section.stages == 1
+    if isinstance(section, RunSpec):
+        return name in ("experts", "ensemble")  # tables of their own, below all keys
     if isinstance(section, OptimizerSection):
         return name == "muon"  # where it is chosen, it is a section, not a key
     if not isinstance(section, SyncSection):
