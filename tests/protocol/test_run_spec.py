@@ -575,7 +575,7 @@ def test_experts_part_in_the_middle_of_the_generalist_unless_it_is_said() -> Non
             "model.num_layer",
             "unknown key 'experts.code.model.num_layer'; did you mean 'num_layers'?",
         ),
-        ("source", "sorce", "unknown key 'experts.code.sorce'; did you mean 'source'?"),
+        ("source", "sources", "unknown key 'experts.code.sources'; did you mean 'source'?"),
         ("top = 3", "tp = 3", "unknown key 'ensemble.tp'; did you mean 'top'?"),
         ('"math"', '"code"', "experts: two have one name; give each its own (got 'code')"),
         ('name = "math"', "", "experts.2.name: Field required"),
