@@ -143,7 +143,8 @@ MAX_ITERATION: Final = 1 << 53
 """Nor does anybody believe a later epoch or round of another: far beyond any run, and far from what
 does not fit a message."""
 MAX_STAGES: Final = 64
-"""Parts of a model, each on machines of its own; a path visits each at most once."""
+"""Parts of a run's model, stages or experts, each on machines of its own; a path visits a stage at
+most once."""
 MAX_LINK_VECTOR_BYTES: Final = 16 * 1024
 MAX_SNAPSHOT_BYTES: Final = MAX_CONTROL_PAYLOAD_BYTES
 """The vectors of all peers of a pipeline, from which paths are planned."""

@@ -24,7 +24,7 @@ from peer.observe.problems import CONDITIONS, help_of
 from peer.options.config import ENVIRONMENT_PREFIX, OPTIONS
 from peer.options.exit_codes import ExitCode
 from protocol.outcomes import RefusalReason, SkipReason
-from protocol.run.run_spec import RunSpec, SyncSection
+from protocol.run.run_spec import EnsembleSection, ExpertSection, RunSpec, SyncSection
 from protocol.run.sections import OptimizerSection
 from protocol.run.ways import WAYS
 
@@ -240,7 +240,13 @@ def test_every_key_of_the_run_spec_is_documented_with_its_default():
     every |= defaults(RunSpec(optimizer=OptimizerSection(name="muon"))) | {
         "optimizer.name": every["optimizer.name"]
     }
-    for section in ("optimizer.muon", *(f"sync.{row.section}" for row in WAYS.values())):
+    every |= defaults(EnsembleSection(), "ensemble.")
+    for name, field in ExpertSection.model_fields.items():
+        is_section = isinstance(field.default, BaseModel)
+        has_none = field.default is None or field.is_required() or is_section
+        every[f"experts.{name}"] = "none" if has_none else f"`{json.dumps(field.default)}`"
+    of_ways = (f"sync.{row.section}" for row in WAYS.values())
+    for section in ("optimizer.muon", "experts", "ensemble", *of_ways):
         every.pop(section, None)
     assert dict(rows) == every
 

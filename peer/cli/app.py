@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from peer.options.config import ConfigError, check_given, load_config
+from peer.options.config import ConfigError, check_experts, check_given, load_config
 from peer.options.exit_codes import ExitCode
 from peer.options.values import LogFormat
 from protocol.errors import InvalidRunSpec, LocoError, Refused, leaves
@@ -134,14 +134,24 @@ def new(
     seed: Annotated[
         int, opt.option("--seed", "N", "For first weights and data.", min=0, max=(1 << 63) - 1)
     ] = 0,
+    experts: Annotated[
+        str | None,
+        opt.option(
+            "--experts", "NAME,NAME", "A model for each domain; not trained yet.", hidden=True
+        ),
+    ] = None,
     force: Annotated[bool, opt.option("--force", "", "Overwrite an existing file.")] = False,
 ) -> None:
     """Write a run spec in which every key is explained; without arguments, ask for them."""
     from .new import write_new
 
-    takes = write_new(run_toml, preset, method, optimizer, stages, data, seed, force=force)
+    names = () if experts is None else tuple(experts.split(","))
+    takes = write_new(run_toml, preset, method, optimizer, stages, data, seed, names, force=force)
     print(*(f"  {line}" for line in takes), sep="\n")
-    print(f"wrote {run_toml}; read it, then run: loco-peer start {run_toml}")
+    if names:
+        print(f"wrote {run_toml}; this version reads a run with experts, and does not train it yet")
+    else:
+        print(f"wrote {run_toml}; read it, then run: loco-peer start {run_toml}")
 
 
 @command
@@ -406,6 +416,7 @@ def measure(
 
     check_given(device=device, threads=threads)
     spec = preset_spec("demo") if run_toml is None else opt.read_spec(run_toml)
+    check_experts(spec)
     from .measure import show_measured  # imports torch, so wrong files are told before
 
     show_measured(spec, device, threads, seconds, (name, location, f"{price:g}"), peers)

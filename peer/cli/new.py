@@ -9,7 +9,7 @@ TOML lets no section begin twice.
 import ast
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +18,14 @@ from pydantic import BaseModel
 
 from peer.options.config import ConfigError, check_stages
 from peer.options.needs_told import corpus_tokens_of, told_needs
-from protocol.run.run_spec import KEYS_OF_WHOLE_MODELS, SOURCES, RunSpec, SyncSection
+from protocol.run.run_spec import (
+    KEYS_OF_WHOLE_MODELS,
+    SOURCES,
+    ExpertSection,
+    RunSpec,
+    SyncSection,
+    validated,
+)
 from protocol.run.sections import OptimizerSection, PipelineSection, Section, section_in
 from protocol.run.ways import CODECS, WAYS, others_keys
 
@@ -33,6 +40,8 @@ SECTIONS: Final[Mapping[str, str]] = {
     "sync.noloco": "NoLoCo: pairs average whole models, or fragments, each at its moment.",
     "pipeline": "The model cut into stages on separate machines.",
     "admission": "Who may join.",
+    "ensemble": "When the experts part, and how they answer together.",
+    "experts": "Several models, each of a domain of its own; the first is the generalist.",
 }
 
 
@@ -69,16 +78,27 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "model.num_kv_heads": "2",
     "model.init_from": '"HuggingFaceTB/SmolLM2-135M"',
     "sync.gamma": "0.7",
+    "ensemble.branch_round": "5",
 }
 """Values shown, commented out, for keys that have none."""
 SET_BY_START: Final = frozenset(
-    {"data.manifest", "data.tokenizer_digest", "admission.secret_digest", "frozen"}
+    {
+        "data.manifest",
+        "data.tokenizer_digest",
+        "admission.secret_digest",
+        "experts.manifest",
+        "experts.frozen",
+        "frozen",
+    }
 )
+OF_EXPERTS: Final = ("experts.model.", "experts.training.", "experts.frozen.")
+"""Sections inside an expert: their keys are explained where the run's own stand."""
 EXPLANATIONS: Final[Mapping[str, str]] = {
     **{
         path: said
         for path, said in _told(RunSpec)
         if path not in {*SET_BY_START, *SECTIONS, "frozen.config"}
+        and not path.startswith(OF_EXPERTS)
     },
     "sync.codec": of_codecs(),
     "sync.diloco.fragments": "'strided' or 'sequential' blocks, or 'whole': plain DiLoCo.",
@@ -155,6 +175,17 @@ SKIPPING: Final = (
     "# of four stages, all visited, was better than both (docs/results/pipeline_learning.md).",
     "# A run that skips continues while a stage has no peer; one that does not skip waits.",
 )
+GENERALIST: Final = "general"
+TEXTS_OF_ALL: Final = "text:data/*/*.txt"
+"""The generalist's texts, where each expert has a folder of its own."""
+NOT_TRAINED_YET: Final = (
+    "# This version of loco-peer reads a run with experts, and does not train it yet."
+)
+BELOW_EXPERTS: Final = (
+    "# Write what differs of [model] and [training]. Steps are those of all peers of an expert",
+    "# together, so they are a budget; here the others have as many together as the generalist has",
+    "# before they part. An expert that is larger begins with fresh weights.",
+)
 MOST_COLUMNS: Final = 110
 UNTRIED_LINE: Final = (
     "# Nobody has trained this preset to its end: its rates are those of the literature."
@@ -175,6 +206,7 @@ def write_new(
     stages: int = 1,
     data: str | None = None,
     seed: int = 0,
+    experts: Sequence[str] = (),
     *,
     force: bool,
 ) -> list[str]:
@@ -182,10 +214,11 @@ def write_new(
 
     Raises as `checked_spec`, and ConfigError: the file is there already or cannot be written.
     """
-    spec = checked_spec(preset, method, optimizer, stages, data, seed)
+    spec = checked_spec(preset, method, optimizer, stages, data, seed, experts)
+    text = toml_of(spec, preset)
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(toml_of(spec, preset))
+            file.write(text)
     except FileExistsError as error:
         raise ConfigError(f"{path} exists already; use --force to replace it") from error
     except OSError as error:
@@ -200,12 +233,13 @@ def checked_spec(
     stages: int = 1,
     data: str | None = None,
     seed: int = 0,
+    experts: Sequence[str] = (),
 ) -> RunSpec:
     """The run spec of a preset.
 
     Raises:
         ConfigError: a name is unknown, or there are more stages than layers.
-        InvalidRunSpec: stages do not average by this method.
+        InvalidRunSpec: stages do not average by this method, or names of experts cannot be.
     """
     asked = {"method": method, "optimizer": optimizer, "preset": preset}
     for (kind, name), known in zip(asked.items(), (METHODS, OPTIMIZERS, PRESETS), strict=True):
@@ -218,7 +252,7 @@ def checked_spec(
             f"unknown data source '{data}': for text files write text:{data}; the others are"
             f" {', '.join(source for source in SOURCES if source != 'text')}"
         )
-    spec = preset_spec(preset, method, optimizer, stages, data, seed)
+    spec = preset_spec(preset, method, optimizer, stages, data, seed, experts)
     check_stages(spec)
     return spec
 
@@ -230,8 +264,12 @@ def preset_spec(
     stages: int = 1,
     data: str | None = None,
     seed: int = 0,
+    experts: Sequence[str] = (),
 ) -> RunSpec:
-    """Peers choose how often they average, where the way lets them; holders of stages do not."""
+    """Peers choose how often they average, where the way lets them; holders of stages do not.
+
+    Raises InvalidRunSpec: the names of the experts cannot be.
+    """
     tree = PRESETS[preset]
     inner = {**tree["optimizer"], "name": optimizer}
     if optimizer == "muon":
@@ -242,7 +280,18 @@ def preset_spec(
     pipeline = {} if stages == 1 else {"stages": stages, "visited": stages}
     corpus = {**tree.get("data", {}), **({} if data is None else {"source": data})}
     own = {"sync": sync, "optimizer": inner, "pipeline": pipeline, "data": corpus, "seed": seed}
-    return RunSpec.model_validate({**tree, **own})
+    whole = {**tree, **own}
+    return validated(_with_experts(whole, experts) if experts else whole)
+
+
+def _with_experts(tree: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    steps = tree["training"]["total_steps"] // 2 // len(names)
+    others = [
+        {"name": name, "source": f"text:data/{name}/*.txt", "training": {"total_steps": steps}}
+        for name in names
+    ]
+    data = {**tree.get("data", {}), "source": TEXTS_OF_ALL}
+    return {**tree, "data": data, "experts": [{"name": GENERALIST}, *others]}
 
 
 def preset_toml(
@@ -265,13 +314,17 @@ def _head(spec: RunSpec, preset: str) -> list[str]:
         "# What it takes of a peer:",
         *(f"#   {line}" for line in told_needs(spec, corpus_tokens_of(spec))),
         *[UNTRIED_LINE] * (preset in UNTRIED),
+        *[NOT_TRAINED_YET] * bool(spec.experts),
         "",
     ]
 
 
 def _beside(path: str, value: Any) -> str:
     """A key, with its meaning on the same line where there is room."""
-    line, meaning = f"{path} = {_literal(value)}", EXPLANATIONS[path]
+    return _explained(f"{path} = {_literal(value)}", EXPLANATIONS[path])
+
+
+def _explained(line: str, meaning: str) -> str:
     whole = f"{line:<34}  # {meaning}"
     return whole if len(whole) <= MOST_COLUMNS else f"# {meaning}\n{line}"
 
@@ -290,6 +343,25 @@ def _rest(spec: RunSpec, keys: Mapping[str, Any]) -> Iterator[str]:
         yield f"{'# ' * (value is None)}{path} = {shown}"
     if spec.pipeline.stages == 1:
         yield from ["", "# [pipeline] A model too large for one machine: loco-peer new --stages N."]
+    if spec.experts:
+        yield from ["", f"# [[experts]] {SECTIONS['experts']}", *BELOW_EXPERTS]
+    for expert in spec.experts:
+        yield from ["", "[[experts]]", *_of_expert(expert, spec)]
+
+
+def _of_expert(expert: ExpertSection, spec: RunSpec) -> Iterator[str]:
+    """What the experts differ in, and as comments what they could."""
+    written = {"name": _literal(expert.name)}
+    if expert.source is not None:
+        written |= {
+            "source": _literal(expert.source),
+            "training.total_steps": str(expert.training.total_steps),
+            "# model.num_layers": str(spec.model.num_layers),
+            "# begin": _literal(expert.begin),
+        }
+    for key, value in written.items():
+        of = key.removeprefix("# ").partition(".")[0]
+        yield _explained(f"{key} = {value}", EXPLANATIONS[f"experts.{of}"])
 
 
 def _keys(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -307,6 +379,8 @@ def _keys(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def _is_idle(section: BaseModel, name: str) -> bool:
     if isinstance(section, PipelineSection):
         return section.stages == 1
+    if isinstance(section, RunSpec):
+        return name in ("experts", "ensemble")  # tables of their own, below all keys
     if isinstance(section, OptimizerSection):
         return name == "muon"  # where it is chosen, it is a section, not a key
     if not isinstance(section, SyncSection):

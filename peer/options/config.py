@@ -494,6 +494,7 @@ def _hint(name: str, known: Iterable[str]) -> str:
 
 def check_options(config: PeerConfig, spec: "RunSpec") -> None:
     """Refuse a run that this version cannot train, and options that mean nothing in it."""
+    check_experts(spec)
     check_stages(spec)
     check_overlap_steps(config.overlap_steps, config.told("overlap-steps"), spec)
     stages = spec.pipeline.stages
@@ -502,6 +503,16 @@ def check_options(config: PeerConfig, spec: "RunSpec") -> None:
         if stages > 1:
             why = f"must be from 0 to {stages - 1}, the run's stages; or leave it out"
         raise ConfigError(f"{config.told('stage')}: {why}")
+
+
+def check_experts(spec: "RunSpec") -> None:
+    """Refuse a run of several models. Raises InvalidRunSpec."""
+    if spec.experts:
+        names = ", ".join(expert.name for expert in spec.experts)
+        raise InvalidRunSpec(
+            f"the run has [[experts]] ({names}): this version reads and checks such a run, but does"
+            " not train it yet; leave them out"
+        )
 
 
 def check_stages(spec: "RunSpec") -> None:

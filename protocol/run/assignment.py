@@ -1,9 +1,9 @@
-"""Which stage a peer holds: what a newcomer takes, and when a peer goes over to another stage.
+"""Which stage or expert a peer holds: what a newcomer takes, and when a peer goes over to another.
 
-Nobody assigns stages. Every peer sees who holds what, and finds by the same rule what is out of
+Nobody assigns them. Every peer sees who holds what, and finds by the same rule what is out of
 balance and which peer mends that.
 
-Rules
+Rules of stages
   1. A path visits stage 0 always, and each other stage with the chance
      (visited - 1) / (stages - 1), as in SkipPipe's settings: relays of one stage can serve that
      many more data peers. A stage's *load* is its peers over that share.
@@ -21,10 +21,30 @@ Rules
      costs nothing yet.
 
 Views differ for moments, so now and then two peers go where one was needed; rule 3 mends that.
+
+Rules of experts (docs/decisions/0056-experts-are-budgets.md). An expert has a budget of FLOPs. Its
+*load* is the time that it still takes: the FLOPs that are left, over the speed of its peers. Where
+all have the same load, all end together, with no machine idle.
+
+  1. A peer that trains nothing takes the largest load among the experts that fit its memory; of
+     those that nobody trains, the one with the most FLOPs left; of equal ones, by a digest of peer
+     and expert. Such peers are newcomers, those at the branch, and those of an expert whose budget
+     is spent. Of several, each counts those before it, in the order of the digests of their ids: so
+     all find the same placing.
+  2. A peer goes from the expert with the smallest load, of those that have several peers, to the
+     one with the largest that it fits, if that is no better off with it than the one it left is
+     without it. Each such move lowers the larger load of two, and raises the other no further than
+     that, so moves come to an end.
+  3. The last peer of an expert stays until the budget is spent. An expert that nobody trains stands
+     still, and no other waits for it; but then it is enough that the other one keeps a peer.
+  4. Patience is that of stages (rules 5 and 6): EMPTY_S where nobody trains an expert, CROWDED_S
+     where the end would only come sooner, once more for each that goes before.
+  5. A pinned peer stays with its expert.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
 
@@ -88,29 +108,44 @@ def newcomers_stage(
     return move.target if turns.index(peer_id) < look else None
 
 
+class Patience:
+    """Watches whether a move stays needed, and whether it is our turn (rules 5 and 6)."""
+
+    def __init__(self, peer_id: str) -> None:
+        self._peer_id = peer_id
+        self._move: Move | None = None
+        self._since_s = 0.0
+
+    def is_due(
+        self, move: Move | None, movers: Collection[str], *, to_empty: bool, now_s: float
+    ) -> bool:
+        """Whether we should make the move now; `movers` could."""
+        if move != self._move:
+            self._move, self._since_s = move, now_s
+        if move is None or self._peer_id not in movers:
+            return False
+        turn = 1 + sorted(movers, key=_digest).index(self._peer_id)
+        return now_s - self._since_s >= turn * (EMPTY_S if to_empty else CROWDED_S)
+
+
 class Balance:
     """Watches whether the stages stay out of balance, and whether it is on us to mend it."""
 
     def __init__(self, peer_id: str, visited: int) -> None:
-        self._peer_id = peer_id
+        self._patience = Patience(peer_id)
         self._visited = visited
-        self._move: Move | None = None
-        self._since_s = 0.0
 
     def due_move(self, holders: Sequence[Collection[str]], now_s: float) -> Move | None:
-        """The move that we should make now (rules 5 and 6).
+        """The move that we should make now.
 
         Args:
             holders: the ids of the peers that hold each stage, ours among them.
         """
         move = needed_move([len(peers) for peers in holders], self._visited)
-        if move != self._move:
-            self._move, self._since_s = move, now_s
-        if move is None or self._peer_id not in holders[move.source]:
-            return None
-        turn = 1 + sorted(holders[move.source], key=_digest).index(self._peer_id)
-        wait_s = turn * (CROWDED_S if holders[move.target] else EMPTY_S)
-        return move if now_s - self._since_s >= wait_s else None
+        movers = holders[move.source] if move else ()
+        to_empty = move is not None and not holders[move.target]
+        is_due = self._patience.is_due(move, movers, to_empty=to_empty, now_s=now_s)
+        return move if is_due else None
 
 
 def _shares(stages: int, visited: int) -> list[Fraction]:
@@ -125,3 +160,125 @@ def _loads(holders: Sequence[int], visited: int) -> list[Fraction]:
 
 def _digest(peer_id: str) -> bytes:
     return blake3.blake3(peer_id.encode()).digest()
+
+
+# --- experts --------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Hand:
+    """A peer of a run with experts.
+
+    Attributes:
+        speed: FLOPs a second; above 0.
+        fits: experts that its memory holds.
+        expert: that it trains; None where it trains nothing.
+        pinned: stays with its expert, by its user's wish.
+    """
+
+    speed: float
+    fits: frozenset[int]
+    expert: int | None = None
+    pinned: bool = False
+
+
+Hands = Mapping[str, Hand]
+"""Peers by their ids."""
+
+
+def expert_loads(flops_left: Sequence[float], hands: Iterable[Hand]) -> list[float]:
+    """Seconds that each expert still takes; infinite where nobody trains it."""
+    speeds = [0.0] * len(flops_left)
+    for hand in hands:
+        if hand.expert is not None:
+            speeds[hand.expert] += hand.speed
+    return [_load(flops, speed) for flops, speed in zip(flops_left, speeds, strict=True)]
+
+
+def _load(flops: float, speed: float) -> float:
+    if flops <= 0:
+        return 0.0
+    return flops / speed if speed > 0 else math.inf
+
+
+def placed(hands: Hands, flops_left: Sequence[float]) -> dict[str, int]:
+    """Where each peer that trains nothing should begin (rule 1).
+
+    One that fits no expert with FLOPs left is not among them. Before the branch, the generalist
+    alone has some.
+    """
+    found: dict[str, int] = {}
+    known = dict(hands)
+    for peer_id in sorted(hands, key=_digest):
+        if hands[peer_id].expert is None:
+            expert = _largest(peer_id, known, flops_left)
+            if expert is not None:
+                found[peer_id] = expert
+                known[peer_id] = replace(hands[peer_id], expert=expert)
+    return found
+
+
+def _largest(peer_id: str, hands: Hands, flops_left: Sequence[float]) -> int | None:
+    loads = expert_loads(flops_left, hands.values())
+    fits = hands[peer_id].fits
+    fitting = [expert for expert, flops in enumerate(flops_left) if flops > 0 and expert in fits]
+    return max(
+        fitting,
+        key=lambda e: (loads[e], flops_left[e], _digest(f"{peer_id}/{e}")),
+        default=None,
+    )
+
+
+def needed_expert_move(
+    hands: Hands, flops_left: Sequence[float]
+) -> tuple[Move, tuple[str, ...]] | None:
+    """The move that would help most, and the peers that could make it (rules 2, 3 and 5)."""
+    loads = expert_loads(flops_left, hands.values())
+    of: list[list[str]] = [[] for _ in loads]
+    for peer_id, hand in hands.items():
+        if hand.expert is not None:
+            of[hand.expert].append(peer_id)
+    unspent = [expert for expert, flops in enumerate(flops_left) if flops > 0]
+    several = sorted((e for e in unspent if len(of[e]) > 1), key=lambda e: (loads[e], e))
+    for target in sorted(unspent, key=lambda e: (-loads[e], -flops_left[e], e)):
+        for source in several:
+            movers = [
+                peer_id
+                for peer_id in of[source]
+                if source != target
+                and _may_go(hands[peer_id], target)
+                and _helps(hands[peer_id].speed, flops_left, loads, source, target)
+            ]
+            if movers:
+                return Move(source, target), tuple(movers)
+    return None
+
+
+def _may_go(hand: Hand, target: int) -> bool:
+    return not hand.pinned and target in hand.fits
+
+
+def _helps(
+    speed: float, flops_left: Sequence[float], loads: Sequence[float], source: int, target: int
+) -> bool:
+    """Whether the target is still no better off than the source, when a peer has gone over.
+
+    Where nobody trains the target, it is enough that the source keeps a peer.
+    """
+    if math.isinf(loads[target]):
+        return True
+    at_target = speed + flops_left[target] / loads[target]
+    at_source = flops_left[source] / loads[source] - speed
+    return _load(flops_left[target], at_target) >= _load(flops_left[source], at_source)
+
+
+class ExpertBalance:
+    """Watches whether loads stay unequal, and whether it is on us to mend that."""
+
+    def __init__(self, peer_id: str) -> None:
+        self._patience = Patience(peer_id)
+
+    def due_move(self, hands: Hands, flops_left: Sequence[float], now_s: float) -> Move | None:
+        """The move that we should make now; `hands` has us, too."""
+        move, movers = needed_expert_move(hands, flops_left) or (None, ())
+        to_empty = move is not None and all(h.expert != move.target for h in hands.values())
+        is_due = self._patience.is_due(move, movers, to_empty=to_empty, now_s=now_s)
+        return move if is_due else None

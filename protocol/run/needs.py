@@ -100,6 +100,12 @@ def flops_per_token(spec: RunSpec) -> float:
     return float(6 * weights + attention)
 
 
+def training_flops(spec: RunSpec) -> float:
+    """Operations of one peer that trains a run from beginning to end; the budget of an expert."""
+    steps = spec.total_rounds * spec.sync.round_steps
+    return steps * spec.tokens_per_step * flops_per_token(spec)
+
+
 def _layer_parameters(model: ModelSection) -> int:
     return _layer_matrices(model) + 2 * model.hidden_size  # two norms
 

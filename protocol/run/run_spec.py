@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, Literal, Self
 import blake3
 from pydantic import (
     AfterValidator,
+    BaseModel,
     Field,
     ValidationError,
     model_validator,
@@ -24,10 +25,11 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from protocol.errors import InvalidRunSpec
-from protocol.limits import MAX_PARAMETERS, MAX_SPEC_BYTES
+from protocol.limits import MAX_PARAMETERS, MAX_SPEC_BYTES, MAX_STAGES
 
 from .layout import ALIGNMENT
 from .sections import (
+    LIST,
     MAX_STEPS,
     MISFIT,
     AdmissionSection,
@@ -38,6 +40,7 @@ from .sections import (
     PipelineSection,
     Section,
     config_fault,
+    config_vocabulary,
     misfit,
     overlaid,
     section_in,
@@ -55,9 +58,11 @@ LATER_KEYS: Final = (
     ("optimizer", "name"),
     ("optimizer", "muon"),
     ("sync", "diloco", "robust"),
+    ("experts",),
+    ("ensemble",),
 )
 """Keys that canonical bytes leave out at their default: runs that were founded before there was a
-choice keep their ids (decision 0033)."""
+choice keep their ids (decisions 0033 and 0056)."""
 KEYS_OF_WHOLE_MODELS: Final = ("gamma", "overlap")
 """Keys of [sync] that say nothing to pairs that average fragments."""
 E3M0_GONE: Final = (
@@ -273,6 +278,112 @@ class FrozenSection(Section):
             yield self._misfit("config", fault)
 
 
+SEED: Final = "seed"
+FRESH: Final = "fresh"
+NONE: Final = "none"
+SIZES: Final = (
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "tie_embeddings",
+)
+"""Keys of [model] that must be equal where one expert begins with another's weights."""
+ONE_TOKENIZER: Final = (
+    "all experts have one tokenizer, since the ensemble compares what they say of the same tokens:"
+    " set data.tokenizer"
+)
+
+
+class ExpertSection(Section):
+    """One of several models of a run (decision 0056).
+
+    Sections are whole here and in signed bytes; people write what differs.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+    """For people: letters, digits, '.', '_' and '-'."""
+    source: str | None = None
+    """Its domain, as data.source; the generalist's is data.source itself."""
+    begin: Annotated[str, Field(min_length=1)] = FRESH
+    """'seed' (the generalist's weights, where sizes are equal), 'fresh', or a checkpoint."""
+    model: ModelSection = ModelSection()
+    """What differs of [model]: the sizes."""
+    training: TrainingSection = TrainingSection()
+    """What differs of [training]; total_steps are those of all its peers together."""
+    manifest: str | None = None
+    """Digest of its corpus's manifest; set by the founder's `start`."""
+    frozen: FrozenSection | None = None
+    """Set by the founder's `start`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_tokenizer(cls, tree: Any) -> Any:
+        if isinstance(tree, dict) and "tokenizer" in tree:
+            raise misfit("tokenizer", ONE_TOKENIZER, tree["tokenizer"])
+        return tree
+
+    def _faults(self) -> Iterator[PydanticCustomError]:
+        if self.name in (NONE, SEED, FRESH):
+            yield self._misfit("name", "is a word of the run spec; choose another")
+        if self.source is not None and self.source.partition(":")[0] not in SOURCES:
+            yield self._misfit("source", f"unknown data source; use one of {', '.join(SOURCES)}")
+        if self.model.init_from is not None:
+            what = "an expert's `begin` names its checkpoint"
+            yield misfit("model.init_from", what, self.model.init_from)
+
+    def differing_sizes(self, other: ModelSection) -> list[str]:
+        return [key for key in SIZES if getattr(self.model, key) != getattr(other, key)]
+
+
+class EnsembleSection(Section):
+    """How the experts branch, and how they answer together (protocol/experts/ensemble.py)."""
+
+    branch_round: Annotated[int, Field(ge=0, le=MAX_STEPS)] | None = None
+    """The round until which all train the generalist; half of its rounds when left out."""
+    discount: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Weight of earlier tokens in the posterior; 1 forgets nothing."""
+    fixed_share: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Part of the posterior that all experts share alike; 1 is the plain mean."""
+    top: Annotated[int, Field(ge=1, le=MAX_STAGES)] = 2
+    """Experts that weigh in on a token."""
+    anchor: str | None = None
+    """The generalist's name, where it answers with the others; or 'none'."""
+    shared: Literal["none"] = NONE
+    """Parameters that all experts train together: 'none' so far."""
+
+
+def with_experts(tree: dict[str, Any]) -> dict[str, Any]:
+    """Add what experts leave out of a run spec's tree: the run's values, and where they begin."""
+    experts = tree.get("experts")
+    if not experts or not isinstance(experts, list | tuple):
+        return tree
+    beside = {key: _plain(tree.get(key)) for key in ("model", "training")}
+    beside["model"].pop("init_from", None)
+    whole = [overlaid(beside, each) if isinstance(each, dict) else each for each in experts]
+    first, *others = whole
+    for each in others:
+        if isinstance(each, dict):
+            each.setdefault("begin", SEED if _sizes(each) == _sizes(first) else FRESH)
+    tree = with_section({**tree, "experts": whole}, "ensemble")
+    ensemble = tree["ensemble"]
+    if isinstance(ensemble, dict) and isinstance(first, dict) and ensemble.get("anchor") is None:
+        tree["ensemble"] = {**ensemble, "anchor": first.get("name")}
+    return tree
+
+
+def _sizes(expert: Any) -> list[Any]:
+    model = _plain(_plain(expert).get("model"))
+    return [model.get(key, ModelSection.model_fields[key].default) for key in SIZES]
+
+
+def _plain(section: Any) -> dict[str, Any]:
+    if isinstance(section, BaseModel):
+        return section.model_dump()
+    return dict(section) if isinstance(section, dict) else {}
+
+
 class RunSpec(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = "run"
     """For people: letters, digits, '.', '_' and '-'."""
@@ -285,8 +396,17 @@ class RunSpec(Section):
     sync: SyncSection = SyncSection()
     pipeline: PipelineSection = PipelineSection()
     admission: AdmissionSection = AdmissionSection()
+    experts: Annotated[tuple[ExpertSection, ...], Field(max_length=MAX_STAGES), LIST] = ()
+    """Several models instead of one; the first is the generalist."""
+    ensemble: EnsembleSection | None = None
+    """With experts only, and then never None."""
     frozen: FrozenSection | None = None
     """Set by the founder's `start`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_experts(cls, tree: Any) -> Any:
+        return with_experts(tree) if isinstance(tree, dict) else tree
 
     def _faults(self) -> Iterator[PydanticCustomError]:
         stages, layers = self.pipeline.stages, self.model.num_layers
@@ -302,6 +422,86 @@ class RunSpec(Section):
         if stages > 1 and self.sync.inner_steps == "auto":
             what = "stages choose no rounds of their own: give a number where there are stages"
             yield misfit("sync.inner_steps", what, "auto")
+        if self.experts:
+            yield from self._expert_faults()
+        elif self.ensemble is not None:
+            yield misfit("ensemble", "needs [[experts]]", self.ensemble.model_dump())
+
+    def _expert_faults(self) -> Iterator[PydanticCustomError]:
+        if self.pipeline.stages > 1:
+            what = "experts are whole models so far: leave stages out, or [[experts]]"
+            yield misfit("pipeline.stages", what, self.pipeline.stages)
+        if self.model.init_from is not None:
+            what = "with [[experts]] the first one's `begin` names the checkpoint"
+            yield misfit("model.init_from", what, self.model.init_from)
+        names = [expert.name for expert in self.experts]
+        for name in names:
+            if names.count(name) > 1:
+                yield misfit("experts", "two have one name; give each its own", name)
+        yield from self._generalist_faults()
+        for expert in self.experts[1:]:
+            yield from self._specialist_faults(expert)
+
+    def _generalist_faults(self) -> Iterator[PydanticCustomError]:
+        first, ensemble = self.experts[0], self.ensemble
+        assert ensemble is not None
+        if len(self.experts) == 1:
+            yield misfit("experts", "one model needs no experts: leave them out", first.name)
+        if first.begin == SEED:
+            what = "the first expert is the seed of the others: 'fresh', or a checkpoint"
+            yield misfit(f"experts.{first.name}.begin", what, SEED)
+        if first.source is not None:
+            what = "the first expert is the generalist, whose text is data.source: leave it out"
+            yield misfit(f"experts.{first.name}.source", what, first.source)
+        if ensemble.anchor not in (first.name, NONE):
+            what = f"must be '{first.name}', the first expert, or '{NONE}'"
+            yield misfit("ensemble.anchor", what, ensemble.anchor)
+        if self.branch_round > (most := self.of_expert(0).total_rounds):
+            what = f"the generalist has {most} rounds; branch in one of them"
+            yield misfit("ensemble.branch_round", what, self.branch_round)
+
+    def _specialist_faults(self, expert: ExpertSection) -> Iterator[PydanticCustomError]:
+        first, where = self.experts[0], f"experts.{expert.name}"
+        if expert.source is None:
+            what = "an expert needs a domain of its own, such as 'text:code/*.txt'"
+            yield misfit(f"{where}.source", what, None)
+        if expert.model.context_length != first.model.context_length:
+            what = f"must be {first.model.context_length}: all experts are asked about equal blocks"
+            yield misfit(f"{where}.model.context_length", what, expert.model.context_length)
+        if expert.begin == SEED and (sizes := expert.differing_sizes(first.model)):
+            what = (
+                f"'{first.name}' has other sizes ({', '.join(sizes)}), so its weights do not fit:"
+                f" use '{FRESH}', or equal sizes"
+            )
+            yield misfit(f"{where}.begin", what, SEED)
+        tokens = [
+            config_vocabulary(each.frozen.config)
+            for each in (first, expert)
+            if each.frozen is not None
+        ]
+        if len(set(tokens)) > 1:
+            yield misfit(f"{where}.frozen.config", ONE_TOKENIZER, f"{tokens[1]} tokens")
+
+    @property
+    def branch_round(self) -> int:
+        """The round of the generalist at which its peers go over to the other experts."""
+        if self.ensemble is None or self.ensemble.branch_round is None:
+            return self.of_expert(0).total_rounds // 2
+        return self.ensemble.branch_round
+
+    def of_expert(self, number: int) -> Self:
+        """The run that an expert is by itself: what is asked of a run can be asked of it."""
+        expert, data = self.experts[number], self.data
+        if expert.source is not None:
+            data = data.model_copy(update={"source": expert.source, "manifest": expert.manifest})
+        begins_at = None if expert.begin in (SEED, FRESH) else expert.begin
+        own = {
+            "model": expert.model.model_copy(update={"init_from": begins_at}),
+            "training": expert.training,
+            "data": data,
+            "frozen": expert.frozen,
+        }
+        return self.model_copy(update={**own, "experts": (), "ensemble": None})
 
     @property
     def total_rounds(self) -> int:
@@ -348,7 +548,7 @@ def _leave_out_default(section: Any, tree: Any, path: list[str], key: str) -> No
         section, tree = getattr(section, name), tree[name]
         if section is None:
             return
-    if tree[key] == type(section).model_fields[key].default:
+    if getattr(section, key) == type(section).model_fields[key].default:
         del tree[key]
 
 
@@ -367,7 +567,7 @@ def parse_toml(text: str, *, beside: RunSpec | None = None) -> RunSpec:
         two_forms = "; write a section's keys as section.key, or below [section], not both"
         hint = two_forms if "Cannot declare" in str(error) else ""
         raise InvalidRunSpec(f"not TOML: {error}{hint}") from error
-    return _validated(tree if beside is None else overlaid(beside.model_dump(), tree))
+    return validated(tree if beside is None else overlaid(beside.model_dump(), tree))
 
 
 def parse_bytes(data: bytes) -> RunSpec:
@@ -378,24 +578,25 @@ def parse_bytes(data: bytes) -> RunSpec:
         tree = json.loads(data)
     except (ValueError, RecursionError) as error:  # the latter: a million brackets
         raise InvalidRunSpec(f"not JSON: {error}") from error
-    spec = _validated(tree)
+    spec = validated(tree)
     if spec.to_bytes() != data:
         raise InvalidRunSpec("the run spec's bytes are not in canonical form")
     return spec
 
 
-def _validated(tree: Any) -> RunSpec:
+def validated(tree: Any) -> RunSpec:
+    """Read the tree of a TOML or JSON file. Raises InvalidRunSpec."""
     try:
         return RunSpec.model_validate(tree)
     except ValidationError as error:
-        raise InvalidRunSpec("; ".join(_sentence(e) for e in error.errors())) from error
+        raise InvalidRunSpec("; ".join(_sentence(e, tree) for e in error.errors())) from error
 
 
-def _sentence(error: Any) -> str:
-    path = [str(part) for part in error["loc"]]
+def _sentence(error: Any, tree: Any) -> str:
+    path = [_shown_part(error["loc"][:at], part, tree) for at, part in enumerate(error["loc"])]
     where = ".".join(path)
     if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(path[-1], _field_names(path[:-1]), n=1)
+        near = difflib.get_close_matches(path[-1], _field_names(error["loc"][:-1]), n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         return f"unknown key '{where}'{hint}"
     if error["type"] == MISFIT:
@@ -416,8 +617,17 @@ def _shown(value: Any) -> str:
     return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
 
 
-def _field_names(path: list[str]) -> list[str]:
+def _shown_part(above: tuple[str | int, ...], part: str | int, tree: Any) -> str:
+    """A part of a key's path; experts go by their names."""
+    if above == ("experts",) and isinstance(part, int):
+        expert = tree["experts"][part]
+        return str(expert.get("name", part) if isinstance(expert, dict) else part)
+    return str(part)
+
+
+def _field_names(path: tuple[str | int, ...]) -> list[str]:
     section: type[Section] | None = RunSpec
     for part in path:
-        section = section and section_in(section.model_fields[part].annotation)
+        if isinstance(part, str):  # a number counts the experts
+            section = section and section_in(section.model_fields[part].annotation)
     return list(section.model_fields) if section else []

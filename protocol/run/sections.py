@@ -409,6 +409,11 @@ def config_parameters(text: str) -> int:
     return _LlamaConfig.model_validate_json(text).parameters
 
 
+def config_vocabulary(text: str) -> int:
+    """Tokens that a valid configuration knows."""
+    return _LlamaConfig.model_validate_json(text).vocab_size
+
+
 def config_fault(text: str) -> str | None:
     """Why this configuration cannot be used; None when it can."""
     try:

@@ -73,3 +73,10 @@ def test_a_stage_must_be_one_of_the_runs(tmp_path):
         check_options(config(tmp_path, stage=2), RunSpec(pipeline=PipelineSection(stages=2)))
     with pytest.raises(ConfigError, match="this run has no stages"):
         check_options(config(tmp_path, stage=0), PAIRS)
+
+
+def test_a_run_with_experts_is_refused_where_it_is_joined_too(tmp_path):
+    """`start` and a joiner's daemon ask the same question of a spec."""
+    experts = [{"name": "general"}, {"name": "code", "source": "text:code/*.txt"}]
+    with pytest.raises(InvalidRunSpec, match=r"\(general, code\): .* does not train it yet"):
+        check_options(config(tmp_path), RunSpec.model_validate({"experts": experts}))

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from protocol.errors import InvalidRunSpec
-from protocol.limits import MAX_SPEC_BYTES
+from protocol.limits import MAX_SPEC_BYTES, MAX_STAGES
 from protocol.pipeline.problem import PathRules
 from protocol.pipeline.question import BOUNDARY_CODECS
 from protocol.run.run_spec import (
@@ -505,3 +505,169 @@ def test_a_section_in_two_forms_is_told():
     assert parse_toml("training.total_steps = 5") == parse_toml("[training]\ntotal_steps = 5")
     with pytest.raises(InvalidRunSpec, match=r"not TOML: .*twice.*section\.key, or below \[sec"):
         parse_toml("training.total_steps = 5\n[training]\nbatch_size = 2")
+
+
+# --- experts --------------------------------------------------------------------------------------
+EXPERTS = """
+[training]
+total_steps = 1000
+[[experts]]
+name = "general"
+[[experts]]
+name = "code"
+source = "text:code/*.txt"
+model.num_layers = 6
+training.total_steps = 500
+[[experts]]
+name = "math"
+source = "text:math/*.txt"
+[ensemble]
+top = 3
+"""
+
+
+def test_experts_travel_as_canonical_bytes_that_no_default_can_change() -> None:
+    spec = parse_toml(EXPERTS)
+    assert parse_bytes(spec.to_bytes()) == spec
+    signed = json.loads(spec.to_bytes())
+    assert signed["experts"][1]["model"] == {**signed["model"], "num_layers": 6}
+    assert signed["experts"][2]["training"] == signed["training"]
+    assert [each["begin"] for each in signed["experts"]] == ["fresh", "fresh", "seed"]
+    assert signed["ensemble"]["anchor"] == "general"
+
+
+def test_a_run_that_was_founded_before_there_were_experts_keeps_its_id() -> None:
+    """The id was written down before."""
+    signed = RunSpec().to_bytes()
+    assert run_id_of(signed, b"a" * 32) == "2e07adc46e8a05a95562381b43c0ec79"
+    tree = {**json.loads(signed), "experts": [], "ensemble": None}
+    with pytest.raises(InvalidRunSpec, match="canonical"):
+        parse_bytes(json.dumps(tree, sort_keys=True, separators=(",", ":")).encode())
+
+
+def test_an_expert_is_a_run_by_itself() -> None:
+    spec = parse_toml(EXPERTS)
+    code = spec.of_expert(1)
+    assert (code.data.source, code.model.num_layers) == ("text:code/*.txt", 6)
+    assert (code.total_rounds, code.experts, code.ensemble) == (10, (), None)
+    assert spec.of_expert(0) == parse_toml("[training]\ntotal_steps = 1000")
+    assert parse_bytes(code.to_bytes()) == code
+
+
+def test_an_expert_that_begins_with_a_checkpoint_takes_it_as_a_run_does() -> None:
+    spec = parse_toml(EXPERTS.replace("[ensemble]", 'begin = "some/model"\n[ensemble]'))
+    assert spec.of_expert(2).model.init_from == "some/model"
+    assert spec.of_expert(1).model.init_from is None
+
+
+def test_experts_part_in_the_middle_of_the_generalist_unless_it_is_said() -> None:
+    assert parse_toml(EXPERTS).branch_round == 10
+    assert parse_toml(EXPERTS + "branch_round = 20\n").branch_round == 20
+    assert parse_toml(EXPERTS + "branch_round = 0\n").branch_round == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        (
+            "model.num_layers",
+            "model.num_layer",
+            "unknown key 'experts.code.model.num_layer'; did you mean 'num_layers'?",
+        ),
+        ("source", "sources", "unknown key 'experts.code.sources'; did you mean 'source'?"),
+        ("top = 3", "tp = 3", "unknown key 'ensemble.tp'; did you mean 'top'?"),
+        ('"math"', '"code"', "experts: two have one name; give each its own (got 'code')"),
+        ('name = "math"', "", "experts.2.name: Field required"),
+        ('"math"', '"seed"', "experts.seed.name: is a word of the run spec; choose another"),
+        (
+            'source = "text:math/*.txt"',
+            "",
+            "experts.math.source: an expert needs a domain of its own",
+        ),
+        ('"text:math/*.txt"', '"http:x"', "experts.math.source: unknown data source"),
+        (
+            'name = "general"',
+            'name = "general"\nsource = "stdlib"',
+            "experts.general.source: the first expert is the generalist, whose text is data.source",
+        ),
+        (
+            'name = "general"',
+            'name = "general"\nbegin = "seed"',
+            "experts.general.begin: the first expert is the seed of the others",
+        ),
+        (
+            "model.num_layers = 6",
+            'tokenizer = "gpt2"',
+            "experts.code.tokenizer: all experts have one tokenizer",
+        ),
+        (
+            "model.num_layers = 6",
+            "model.context_length = 64",
+            "experts.code.model.context_length: must be 128: all experts are asked about equal",
+        ),
+        (
+            "model.num_layers = 6",
+            'model.num_layers = 6\nbegin = "seed"',
+            "experts.code.begin: 'general' has other sizes (num_layers), so its weights do not fit",
+        ),
+        (
+            "model.num_layers = 6",
+            "model.hidden_size = 100",
+            "experts.code.model.hidden_size: must be a multiple of 2 * num_heads (8) (got 100)",
+        ),
+        ("model.num_layers = 6", "model = 3", "experts.code.model: must be a section (got 3)"),
+        (
+            "model.num_layers = 6",
+            'model.init_from = "x"',
+            "experts.code.model.init_from: an expert's `begin` names its checkpoint (got 'x')",
+        ),
+        ("top = 3", "top = 0", "ensemble.top: must be greater than or equal to 1 (got 0)"),
+        ("top = 3", "discount = 0", "ensemble.discount: must be greater than 0 (got 0)"),
+        ("top = 3", "fixed_share = 2", "ensemble.fixed_share: must be less than or equal to 1"),
+        ("top = 3", 'shared = "trunk"', "ensemble.shared: must be 'none' (got 'trunk')"),
+        ("top = 3", 'anchor = "code"', "ensemble.anchor: must be 'general', the first expert, or"),
+        (
+            "top = 3",
+            "branch_round = 21",
+            "ensemble.branch_round: the generalist has 20 rounds; branch in one of them (got 21)",
+        ),
+        ("top = 3", "[pipeline]\nstages = 2", "pipeline.stages: experts are whole models so far"),
+        ("top = 3", '[model]\ninit_from = "x"', "model.init_from: with [[experts]] the first one"),
+    ],
+)
+def test_experts_that_cannot_be_are_refused(old: str, new: str, sentence: str) -> None:
+    assert old in EXPERTS
+    with pytest.raises(InvalidRunSpec) as refused:
+        parse_toml(EXPERTS.replace(old, new))
+    assert str(refused.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("toml", "sentence"),
+    [
+        ("experts = 3", "experts: must be a list (got 3)"),
+        ('experts = ["a"]', "experts.0: must be a section (got 'a')"),
+        ("[[experts]]\nmodel = 3\n[[experts]]", "experts.0.name: Field required"),
+        ("[ensemble]\ntop = 2", "ensemble: needs [[experts]]"),
+        ('[[experts]]\nname = "a"', "experts: one model needs no experts"),
+        ('[[experts]]\nname = "a"\n' * (MAX_STAGES + 1), "experts: Tuple should have at most 64"),
+    ],
+)
+def test_what_is_no_list_of_experts_is_refused(toml: str, sentence: str) -> None:
+    with pytest.raises(InvalidRunSpec) as refused:
+        parse_toml(toml)
+    assert str(refused.value).startswith(sentence)
+
+
+def test_frozen_experts_of_two_tokenizers_are_refused() -> None:
+    tree = json.loads(parse_toml(EXPERTS).to_bytes())
+    for expert, tokens in zip(tree["experts"], (256, 300, 256), strict=True):
+        expert["frozen"] = {
+            "config": json.dumps({"vocab_size": tokens}),
+            "layout_digest": "0" * 32,
+            "parameters": 1,
+            "padded_parameters": 128,
+        }
+    signed = json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()
+    with pytest.raises(InvalidRunSpec, match=r"^experts\.code\.frozen\.config: all .* one token"):
+        parse_bytes(signed)

@@ -20,12 +20,13 @@ from peer.cli.new import (
     SET_BY_START,
     preset_spec,
     preset_toml,
+    toml_of,
     write_new,
 )
 from peer.options.config import ConfigError
 from peer.options.needs_told import corpus_tokens_of, told_needs
 from protocol.errors import InvalidRunSpec
-from protocol.run.run_spec import KEYS_OF_WHOLE_MODELS, parse_toml
+from protocol.run.run_spec import KEYS_OF_WHOLE_MODELS, ExpertSection, parse_toml
 from protocol.run.ways import WAYS, others_keys
 
 
@@ -46,12 +47,15 @@ def keys_of(tree: dict[str, Any], prefix: str = "") -> set[str]:
     return found
 
 
-ALL_KEYS = set().union(
+NAMES = ("code", "math", "web")
+WITH_EXPERTS = preset_spec("demo", experts=NAMES)
+ALL_KEYS = {f"experts.{key}" for key in ExpertSection.model_fields}.union(
+    keys(WITH_EXPERTS),
     *(
         keys(preset_spec("demo", method, optimizer))
         for method in METHODS
         for optimizer in OPTIMIZERS
-    )
+    ),
 )
 
 
@@ -75,9 +79,9 @@ def test_presets_are_valid_and_whole(preset: str, method: str, optimizer: str) -
             idle |= {key for key in ALL_KEYS if key.startswith(f"sync.{row.section}")}
     if optimizer != "muon":
         idle |= {key for key in ALL_KEYS if key.startswith("optimizer.muon")}
-    idle |= {key for key in ALL_KEYS if key.startswith("pipeline")}
+    idle |= {key for key in ALL_KEYS if key.startswith(("pipeline", "experts", "ensemble"))}
     written = keys_of(tomllib.loads(text))
-    assert written | (set(EXAMPLES) - idle) | SET_BY_START == ALL_KEYS - idle
+    assert written | ((set(EXAMPLES) | SET_BY_START) - idle) == ALL_KEYS - idle
     assert max(map(len, text.splitlines())) <= 110
 
 
@@ -125,7 +129,7 @@ def test_an_unknown_optimizer_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", EXAMPLES)
 def test_examples_work_when_they_are_taken_out_of_their_comment(key: str) -> None:
     line = f"{key} = {EXAMPLES[key]}"
-    text = preset_toml("demo")
+    text = toml_of(WITH_EXPERTS, "demo") if "ensemble" in key else preset_toml("demo")
     assert f"\n# {line}\n" in text
     assert parse_toml(text.replace(f"# {line}", line)) != parse_toml(text)
 
@@ -192,6 +196,70 @@ def test_all_stages_are_visited_and_what_skipping_gains_and_costs_is_said() -> N
     assert "0.12 nats behind" in said
     assert parse_toml("[pipeline]\nstages = 4\n").pipeline.num_visited == 3, "as it always was"
     assert "\npipeline." not in preset_toml("demo"), "noise, where there are no stages"
+
+
+# --- experts --------------------------------------------------------------------------------------
+def test_a_run_with_experts_is_explained_and_says_that_it_is_not_trained_yet(tmp_path: Path):
+    path = tmp_path / "run.toml"
+    result = CliRunner().invoke(app, ["new", str(path), "--experts", ",".join(NAMES)])
+    assert result.exit_code == 0, result.output
+    assert result.output.endswith("reads a run with experts, and does not train it yet\n")
+    text = path.read_text()
+    assert parse_toml(text) == WITH_EXPERTS
+    assert "does not train it yet" in text.partition("\nname = ")[0]
+    assert max(map(len, text.splitlines())) <= 110
+    for key in ("experts.source", "experts.begin", "experts.model", "experts.training"):
+        assert text.count(EXPLANATIONS[key]) == len(NAMES)
+
+
+def test_experts_begin_with_the_generalist_and_have_as_much_together() -> None:
+    first, *others = WITH_EXPERTS.experts
+    assert [first.name, *(expert.name for expert in others)] == ["general", *NAMES]
+    assert [expert.begin for expert in others] == ["seed"] * 3
+    steps = WITH_EXPERTS.training.total_steps
+    assert first.training.total_steps == steps
+    assert sum(expert.training.total_steps for expert in others) == steps // 2
+    assert WITH_EXPERTS.data.source == "text:data/*/*.txt"
+
+
+def test_what_is_offered_in_comments_of_an_expert_works() -> None:
+    text = toml_of(WITH_EXPERTS, "demo")
+    assert parse_toml(text.replace("# begin", "begin")) == WITH_EXPERTS
+    larger = parse_toml(text.replace("# model.num_layers = 4 ", "model.num_layers = 6 ", 1))
+    assert (larger.experts[1].model.num_layers, larger.experts[1].begin) == (6, "fresh")
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        ("code,code", "two have one name"),
+        ("general", "two have one name"),
+        ("code,", "experts..name"),
+        ("co de", "experts.co de.name"),
+        ("none", "is a word of the run spec"),
+    ],
+)
+def test_names_that_cannot_be_are_refused(tmp_path: Path, names: str, sentence: str) -> None:
+    path = tmp_path / "run.toml"
+    result = CliRunner().invoke(app, ["new", str(path), "--experts", names])
+    assert result.exit_code == 2
+    assert sentence in result.output
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("command", ["start", "plan", "measure"])
+def test_such_a_run_is_refused_in_one_sentence_while_it_cannot_be_trained(
+    tmp_path: Path, command: str
+) -> None:
+    path, peers = tmp_path / "run.toml", tmp_path / "peers.csv"
+    write_new(path, "demo", experts=NAMES, force=False)
+    more = {"start": ["--home", str(tmp_path / "home")], "plan": ["--peers", str(peers)]}
+    result = CliRunner().invoke(app, [command, str(path), *more.get(command, [])])
+    assert result.exit_code == 2
+    said = result.output.splitlines()[-1]
+    assert "the run has [[experts]] (general, code, math, web): this version" in said
+    assert "does not train it yet" in said
+    assert not (tmp_path / "home").exists()
 
 
 def test_presets_have_the_size_they_are_named_for() -> None:

@@ -1,0 +1,66 @@
+"""The matrix of experts and domains, and the advice where training gains most."""
+
+import random
+
+import pytest
+
+from protocol.experts.matrix import WINDOW, Advice, Gain, Matrix, advice_of, gain_of
+
+MATRIX = Matrix(
+    experts=("general", "code", "math"),
+    domains=("general", "code", "mathematics"),
+    losses=((1.5, 2.0, 2.5), (1.9, 1.25, None), (2.0, 2.5, 1.75)),
+    together=(1.5, 1.2, 1.8),
+)
+
+
+def test_each_column_has_a_star_where_the_loss_is_lowest_or_several_for_equals():
+    assert list(MATRIX.lines()) == [
+        "          general     code   mathematics ",
+        "general    1.5000*  2.0000        2.5000 ",
+        "code       1.9000   1.2500             - ",
+        "math       2.0000   2.5000        1.7500*",
+        "ensemble   1.5000*  1.2000*       1.8000 ",
+    ]
+
+
+def test_a_domain_that_nobody_has_measured_has_no_star():
+    empty = Matrix(("a",), ("a", "b"), ((None, 2.0),), (None, None))
+    assert (empty.best(0), empty.best(1)) == (None, 2.0)
+    assert [line.count("*") for line in empty.lines()] == [0, 1, 0]
+
+
+def test_the_gain_is_the_slope_at_the_end_of_the_curve():
+    early = [(flops, 9.0 - flops) for flops in range(20)]
+    late = [(20.0 + flops, 5.0 - 0.25 * flops) for flops in range(WINDOW)]
+    gain = gain_of(early + late)
+    assert gain is not None
+    assert gain.per_flop == pytest.approx(0.25)
+    assert gain.error == pytest.approx(0.0, abs=1e-9)
+
+
+def test_its_error_is_the_spread_of_such_slopes():
+    draws = random.Random(5)
+    gains = []
+    for _ in range(400):
+        found = gain_of([(step, 3.0 - 0.1 * step + draws.gauss(0, 0.05)) for step in range(WINDOW)])
+        assert found is not None
+        gains.append(found)
+    mean = sum(g.per_flop for g in gains) / len(gains)
+    spread = (sum((g.per_flop - mean) ** 2 for g in gains) / len(gains)) ** 0.5
+    told = (sum(g.error**2 for g in gains) / len(gains)) ** 0.5
+    assert mean == pytest.approx(0.1, abs=0.002)
+    assert told == pytest.approx(spread, rel=0.1)
+
+
+@pytest.mark.parametrize("curve", [[], [(1.0, 2.0)], [(1.0, 2.0), (2.0, 1.0)], [(1.0, 2.0)] * 5])
+def test_without_a_curve_no_gain_is_told(curve):
+    assert gain_of(curve) is None
+
+
+def test_steps_are_advised_from_the_least_gain_to_the_largest_where_that_is_sure():
+    gains = {"code": Gain(0.3, 0.02), "math": Gain(0.1, 0.02), "web": Gain(0.2, 0.5)}
+    assert advice_of(gains) == Advice("math", "code", 0.3 - 0.1)
+    assert advice_of({**gains, "math": Gain(0.1, 0.2)}) is None
+    assert advice_of({"code": Gain(0.3, 0.0)}) is None
+    assert advice_of({}) is None
