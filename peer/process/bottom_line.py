@@ -20,7 +20,7 @@ from protocol.schedule.progress import Progress, Tell, Watched, lasting, nobody
 
 DRAW_EVERY_S: Final = 1.0
 USUAL_COLUMNS: Final = 80
-"""Of a terminal that does not say how wide it is."""
+"""The width of a terminal that does not say how wide it is."""
 _ERASED: Final = "\r\x1b[K"
 
 

@@ -1,7 +1,7 @@
 """How far something is that takes a while: what is told of it, and the words that people read.
 
-Who works tells a `Progress` now and then, and has no clock. Who shows it looks at moments of its
-own choosing; the time left is that at the pace of what it has seen.
+The code that works tells a `Progress` now and then, and has no clock. The code that shows it looks
+at moments of its own choosing; the time left is that at the pace of what it has seen.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ SHOW_AFTER_S: Final = 3.0
 """What ends sooner is not shown: a line that flickers tells nobody anything."""
 BYTES: Final = "bytes"
 _WHOLE: Final = 100.0
-"""Of shares, as a pace knows them: below its smallest leap, so none is another beginning."""
+"""A whole, as a pace knows it: no share of it is a leap to another beginning."""
 
 
 class Progress(msgspec.Struct, frozen=True):

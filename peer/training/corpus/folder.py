@@ -241,8 +241,9 @@ def _manifest(
         raise InvalidCorpus(
             f"{manifest.num_pieces} pieces; at most {MAX_PIECES} can be: raise data.piece_kib"
         )
-    digests, hashing = [], Counting(tell, "hashing", manifest.num_tokens * dtype.itemsize)
-    for piece in range(manifest.num_pieces):
+    digests, pieces = [], range(manifest.num_pieces)
+    hashing = Counting(tell, "hashing", sum(map(manifest.piece_bytes, pieces)))
+    for piece in pieces:
         digests.append(digest_of(data := cut_piece(corpus.train, manifest, piece)))
         hashing.add(len(data))
     return structs.replace(manifest, digests=b"".join(digests))

@@ -76,7 +76,9 @@ async def test_it_says_how_long_the_rest_will_take(tmp_path):
             await trio.sleep(1.0)
             if hasattr(joiner, "facts"):
                 doing.append(joiner.status().doing or "")
-        shown = r"fetching the state: from 1 peer, \d+%, \d+ s left, 0.2 MB/s \(\d MB of \d+ MB\)"
+        shown = (
+            r"fetching the state: from 1 peer, \d+%, \d+ s left, [\d.]+ MB/s \(\d+ MB of \d+ MB\)"
+        )
         assert any(re.fullmatch(shown, said) for said in doing), doing
         told = joiner.events(EventName.STATE_PROGRESSED)
         assert len(told) >= 2
