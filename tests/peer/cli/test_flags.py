@@ -50,7 +50,7 @@ PEER_OPTIONS = [
 JOIN_OPTIONS = [*PEER_OPTIONS, "--invite", "--max-corpus-gb", "--stage", "--yes"]
 
 FROZEN = {
-    "new": ["--force", "--method", "--optimizer", "--preset", "--stages", "run_toml"],
+    "new": ["--experts", "--force", "--method", "--optimizer", "--preset", "--stages", "run_toml"],
     "start": sorted([*PEER_OPTIONS, "--new-run", "--restore", "run_toml"]),
     "join": sorted(JOIN_OPTIONS),
     "status": ["--health", "--home", "--json", "--verbose", "-v"],
