@@ -59,6 +59,7 @@ JOIN_OPTIONS = [*PEER_OPTIONS, "--invite", "--max-corpus-gb", "--stage", "--yes"
 FROZEN = {
     "new": [
         "--data",
+        "--experts",
         "--force",
         "--method",
         "--optimizer",
