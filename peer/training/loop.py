@@ -29,14 +29,13 @@ from . import messages
 from .corpus.blocks import Corpus, PieceCorpus
 from .device import is_out_of_memory
 from .fragments import FragmentDeltas, FragmentSnapshots, regions_of, values_of
-from .ledger import Ledger
 from .model import FlatModel
 from .optimizer import FlatOptimizer
 from .ports import NonFinite
 from .round_machine import Action, RoundMachine, SettleStep, TrainStep, Wait
 from .shared import CodeRegions, map_vector
 from .step import StepResult
-from .sync import sync_of
+from .sync import Ledger, sync_of
 from .tensor_file import keep_weights, take_over_weights
 
 

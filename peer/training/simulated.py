@@ -41,11 +41,10 @@ from protocol.trainer_messages import Tried, Try
 
 from . import messages
 from .fragments import FragmentDeltas, regions_of, values_of
-from .ledger import Ledger
 from .ports import NonFinite, StartTrainer, Trainer, TrainerDied, WrongCommand
 from .round_machine import Action, RoundMachine, TrainStep, Wait
 from .shared import CodeRegions
-from .sync import sync_of
+from .sync import Ledger, sync_of
 from .tensor_file import keep_weights, take_over_weights
 
 LOSS_FLOOR: Final = 1.0

@@ -41,6 +41,7 @@ from the send to the merge but for what the daemon writes to phi before it says 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -58,7 +59,6 @@ from protocol.trainer_messages import (
 )
 
 from .fragments import FragmentDeltas, FragmentSnapshots
-from .ledger import Ledger
 from .messages import SyncCommand, SyncEvent, TrainRound
 from .ports import WrongCommand
 from .schedule import total_steps_of
@@ -67,6 +67,42 @@ _EPSILON: Final = 1e-6
 """Error of a sum of nominal steps: fp64 makes 0.999... of three thirds."""
 
 # --- what both share ------------------------------------------------------------------------------
+
+
+class Ledger:
+    """Time of a trainer by its use: each moment counts for one, so the parts add up.
+
+    What nobody names is training.
+    """
+
+    def __init__(self, clock_s: Callable[[], float]) -> None:
+        self.clock_s = clock_s
+        self._into = Into.TRAIN
+        self._since_s = clock_s()
+        self._spent_s = dict.fromkeys(Into, 0.0)
+
+    @contextmanager
+    def on(self, into: Into) -> Iterator[None]:
+        """Count what passes inside for this, and for nothing around it."""
+        before, self._into = self._turn(), into
+        try:
+            yield
+        finally:
+            self._turn()
+            self._into = before
+
+    def taken(self) -> dict[Into, float]:
+        """What has passed since the last call."""
+        self._turn()
+        taken, self._spent_s = self._spent_s, dict.fromkeys(Into, 0.0)
+        return taken
+
+    def _turn(self) -> Into:
+        """Count until now. Returns for what."""
+        now_s = self.clock_s()
+        self._spent_s[self._into] += now_s - self._since_s
+        self._since_s = now_s
+        return self._into
 
 
 @dataclass(slots=True)

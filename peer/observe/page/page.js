@@ -110,7 +110,7 @@ function tellPeers(s) {
 }
 // Rows are tellers, columns their partners: darker took longer, and the number counts the averages.
 const CELL = 22, NAMES = 78, SVG = $("map").namespaceURI;
-function drawn(parent, name, attributes, text) {
+function shape(parent, name, attributes, text) {
   const made = document.createElementNS(SVG, name);
   Object.entries(attributes).forEach(([key, value]) => made.setAttribute(key, value));
   made.textContent = text ?? "";
@@ -125,16 +125,16 @@ function tellPairs(s) {
   for (const [name, value] of [["width", size], ["height", size], ["viewBox", `0 0 ${size} ${size}`]]) map.setAttribute(name, value);
   peers.forEach((teller, i) => {
     const middle = NAMES + CELL * (i + .5);
-    drawn(map, "text", {x: NAMES - 6, y: middle + 4, "text-anchor": "end"}, short(teller));
-    drawn(map, "text", {x: 6 - NAMES, y: middle + 4, transform: "rotate(-90)"}, short(teller));
+    shape(map, "text", {x: NAMES - 6, y: middle + 4, "text-anchor": "end"}, short(teller));
+    shape(map, "text", {x: 6 - NAMES, y: middle + 4, transform: "rotate(-90)"}, short(teller));
     peers.forEach((partner, j) => {
       const at = {x: NAMES + CELL * j, y: NAMES + CELL * i}, box = {width: CELL - 1, height: CELL - 1};
-      const cell = drawn(map, "g", {});
-      drawn(cell, "rect", {...at, ...box, class: i === j ? "same" : "pair"});
+      const cell = shape(map, "g", {});
+      shape(cell, "rect", {...at, ...box, class: i === j ? "same" : "pair"});
       if (!averages[i][j]) return;
-      drawn(cell, "rect", {...at, ...box, fill: "rgb(224 122 60)", "fill-opacity": .15 + .85 * average_s[i][j] / slowest});
-      drawn(cell, "text", {x: at.x + CELL / 2, y: at.y + CELL / 2 + 4, "text-anchor": "middle"}, averages[i][j] > 999 ? "…" : averages[i][j]);
-      drawn(cell, "title", {}, `${short(teller)} says: ${number(averages[i][j])} with ${short(partner)}, ${milliseconds(average_s[i][j])} each`);
+      shape(cell, "rect", {...at, ...box, fill: "rgb(224 122 60)", "fill-opacity": .15 + .85 * average_s[i][j] / slowest});
+      shape(cell, "text", {x: at.x + CELL / 2, y: at.y + CELL / 2 + 4, "text-anchor": "middle"}, averages[i][j] > 999 ? "…" : averages[i][j]);
+      shape(cell, "title", {}, `${short(teller)} says: ${number(averages[i][j])} with ${short(partner)}, ${milliseconds(average_s[i][j])} each`);
     });
   });
 }

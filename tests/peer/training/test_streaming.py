@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.training.ledger import Ledger
 from peer.training.messages import TrainRound
-from peer.training.sync import FragmentSync
+from peer.training.sync import FragmentSync, Ledger
 from protocol.run.run_spec import RunSpec, SyncSection
 from protocol.run.sections import DilocoSection
 from protocol.trainer_messages import FragmentMerged, FragmentSent, Merge, Yield
