@@ -36,7 +36,7 @@ _READERS: Final[Mapping[str, Callable[[Any], int]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class TerminalQuestion:
     """One question.
 
     Attributes:
@@ -51,23 +51,25 @@ class Question:
     check: Callable[[str], object]
 
 
-Questions = Generator[Question, str, tuple[list[str], str]]
+Questions = Generator[TerminalQuestion, str, tuple[list[str], str]]
 """Takes the answer to each; returns the arguments of `new`, and what comes next."""
 
 
 # --- what is asked --------------------------------------------------------------------------------
 def questions() -> Questions:
-    path = yield Question("file", "Where to write it.", free_name(Path()), check_file)
+    path = yield TerminalQuestion("file", "Where to write it.", free_name(Path()), check_file)
     chosen: dict[str, Any] = {}
 
-    def about(option: str, says: str) -> Generator[Question, str, None]:
+    def about(option: str, says: str) -> Generator[TerminalQuestion, str, None]:
         """Ask for an option of `new`; the default is not among its arguments."""
         default = str(_default_of(option, chosen))
 
         def chosen_with(answer: str) -> dict[str, Any]:
             return {**chosen, option: _READERS.get(option, str)(answer)}
 
-        answer = yield Question(option, says, default, lambda a: checked_spec(**chosen_with(a)))
+        answer = yield TerminalQuestion(
+            option, says, default, lambda a: checked_spec(**chosen_with(a))
+        )
         if answer != default:
             chosen.update(chosen_with(answer))
 
@@ -82,7 +84,7 @@ def questions() -> Questions:
         "\nparquet:FILES, hf:NAME of the hub, or tokens:FILE. The first peer alone needs it.",
     )
     says = "Whether one machine trains, or several that average their weights: one or several."
-    machines = yield Question("machines", says, SEVERAL, _check_machines)
+    machines = yield TerminalQuestion("machines", says, SEVERAL, _check_machines)
     if machines == SEVERAL:
         memory = next(line for line in told_needs(checked_spec(**chosen)) if "memory" in line)
         yield from about(
@@ -148,7 +150,9 @@ def ask(
             return found
 
 
-def _answer(question: Question, read: Callable[[str], str], say: Callable[[str], object]) -> str:
+def _answer(
+    question: TerminalQuestion, read: Callable[[str], str], say: Callable[[str], object]
+) -> str:
     while True:
         answer = read(f"{question.name} [{question.default}]: ").strip() or question.default
         try:

@@ -45,7 +45,7 @@ from protocol.membership.group import WHOLE_MODEL
 from protocol.names import short_id
 from protocol.run.layout import Layout, stage_layouts, stage_of_part
 from protocol.run.run_spec import RunSpec
-from protocol.schedule.progress import Progress, Tell, nobody
+from protocol.schedule.progress import TaskProgress, Tell, nobody
 
 from .client import spec_of, told
 
@@ -71,11 +71,11 @@ def export_checkpoint(home: Home, directory: Path, without: Collection[int] = fr
         ControlFailed, HomeError
     """
     with shown("exporting") as tell:
-        tell(Progress("the daemon writes its state"))
+        tell(TaskProgress("the daemon writes its state"))
         try:
             written = told(home, "write_state", STATE_TIMEOUT_S)
         except (NoDaemon, NotNow) as error:
-            tell(Progress("checking the newest checkpoint"))
+            tell(TaskProgress("checking the newest checkpoint"))
             _export_kept(home, directory, error)
         else:
             export_state(home, written, directory, without, tell)
@@ -108,14 +108,18 @@ def export_state(
                 if stage == own:
                     values = slow_weights_in(path, part)
                 else:
-                    tell(Progress(f"fetching stage {stage}", stage, spec.pipeline.stages, "stages"))
+                    tell(
+                        TaskProgress(
+                            f"fetching stage {stage}", stage, spec.pipeline.stages, "stages"
+                        )
+                    )
                     wanted = {"stage": stage, "padded_parameters": part.padded_parameters}
                     reply = told(home, "fetch_stage", STATE_TIMEOUT_S, **wanted)
                     values = _taken(Path(reply["path"]))
                 _place(weights_P, layout, values, part)
     except (ValueError, OSError) as error:
         raise ExportFailed(f"cannot export: {error}") from error
-    tell(Progress(f"writing {directory}"))
+    tell(TaskProgress(f"writing {directory}"))
     export_weights(home, weights_P, directory, written.get("round"), written.get("tokens"))
 
 
@@ -274,7 +278,7 @@ class Given:
 def export_swarm(home: Home, directory: Path) -> None:
     """Print the loss of each peer that can be reached and of the mean, and write the mean."""
     with shown("exporting") as tell:
-        tell(Progress("the daemon writes its state"))
+        tell(TaskProgress("the daemon writes its state"))
         written = told(home, "write_state", STATE_TIMEOUT_S)
         if written["part"] != WHOLE_MODEL:
             raise ExportFailed("peers of this run hold stages; leave --swarm out")
@@ -288,7 +292,7 @@ def export_swarm(home: Home, directory: Path) -> None:
         except (ValueError, OSError) as error:
             raise ExportFailed(f"cannot export: {error}") from error
         print(f"{'mean':<9}{f'of {count}':>9}  {mean_loss:.4f}")
-        tell(Progress(f"writing {directory}"))
+        tell(TaskProgress(f"writing {directory}"))
         export_weights(home, mean_P, directory, written["round"], written["tokens"])
 
 
@@ -307,11 +311,11 @@ def _given(
 
     own = told(home, "status")
     layout = whole_layout(home, spec)
-    tell(Progress("measuring our own weights"))
+    tell(TaskProgress("measuring our own weights"))
     yield given(own["peer_id"], own["step"], slow_weights_in(Path(written["path"]), layout))
     others = told(home, "holders")["peers"]
     for number, peer_id in enumerate(others):
-        tell(Progress("fetching and measuring weights", number, len(others), "peers"))
+        tell(TaskProgress("fetching and measuring weights", number, len(others), "peers"))
         try:
             reply = told(home, "fetch_weights", STATE_TIMEOUT_S, peer=peer_id)
         except ControlFailed as error:
@@ -333,7 +337,7 @@ def mean_of(
     mean_P: Float32Vector = np.zeros(0, np.float32)
     count, total, mean_loss, losses = 0, 0.0, math.nan, 0.0
     for number, (each, share) in enumerate((given[index], shares[index]) for index in ranked):
-        tell(Progress("measuring the mean", number, len(given), "peers"))
+        tell(TaskProgress("measuring the mean", number, len(given), "peers"))
         why = f"its loss is more than {MEAN_NATS:g} above the median"
         if share:
             weight = share / (total + share)

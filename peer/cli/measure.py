@@ -28,7 +28,7 @@ from protocol.pipeline.pipelines import TRAINING_PER_FORWARD
 from protocol.pipeline.tables import OPTIONAL_PEER_COLUMNS, PEER_COLUMNS, USUAL_SLOTS
 from protocol.run.needs import parameters_of, vocabulary_of
 from protocol.run.run_spec import RunSpec
-from protocol.schedule.progress import Progress, Tell, nobody
+from protocol.schedule.progress import TaskProgress, Tell, nobody
 
 PARTS_OF_TIME: Final = 8
 """A step is doubled while it takes less than this part of the given time."""
@@ -73,7 +73,7 @@ def measure_machine(
     except ValueError as error:
         raise ConfigError(f"--device {device_name}: {error}") from error
     precision = choose_precision(spec.training.precision, device)
-    tell(Progress("making the model"))
+    tell(TaskProgress("making the model"))
     module = initial_module(spec, vocabulary_of(spec))
     model = FlatModel(module, device, compile=spec.training.compile)
     optimizer = inner_optimizer(model, spec.optimizer, precision)
@@ -109,11 +109,11 @@ class _Trial:
         """Sequences at once, and the median seconds of such a step."""
         end_s, size = self.clock_s() + seconds, 1
         most = largest_power_of_two(self.spec.training.batch_size)
-        self.tell(Progress("the first step" + ", which compiles" * self.spec.training.compile))
+        self.tell(TaskProgress("the first step" + ", which compiles" * self.spec.training.compile))
         self._step_s(size)  # the first one compiles, and takes memory
         step_s = self._step_s(size)
         while size < most and step_s < seconds / PARTS_OF_TIME:
-            self.tell(Progress(f"{2 * size} sequences at once"))
+            self.tell(TaskProgress(f"{2 * size} sequences at once"))
             try:
                 self._step_s(2 * size)
                 step_s = self._step_s(2 * size)
@@ -125,7 +125,7 @@ class _Trial:
             size *= 2
         found = [step_s]
         while (left_s := end_s - self.clock_s()) > 0:
-            self.tell(Progress("timing steps", seconds - left_s, seconds, ""))
+            self.tell(TaskProgress("timing steps", seconds - left_s, seconds, ""))
             found.append(self._step_s(size))
         return size, float(np.median(found))
 

@@ -37,7 +37,7 @@ from protocol.content.scheduler import AtOnce, BoolVector, Request, Scheduler
 from protocol.errors import LocoError, Refused, RemoteProtocolError
 from protocol.limits import MAX_ASKED
 from protocol.schedule.data_plan import DataPlan, Members
-from protocol.schedule.progress import Progress
+from protocol.schedule.progress import TaskProgress
 
 from .fetching import fetch_from
 
@@ -175,7 +175,7 @@ class PieceFetcher:
         self._wake(is_new=True)
         while not (here := self._store.here[list(pieces)]).all():
             came = int(np.count_nonzero(here))
-            self._facts.progressed(Progress("", came, len(here), "pieces"))
+            self._facts.progressed(TaskProgress("", came, len(here), "pieces"))
             await self._changed.wait()
         self._awaited = ()
         self._scheduler.wait_for(())

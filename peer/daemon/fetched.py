@@ -53,7 +53,7 @@ from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import MAX_ASKED_PER_SOURCE
 from protocol.membership.view import Member, View, heeded
 from protocol.run.amendments import AmendedSpec
-from protocol.schedule.progress import Progress
+from protocol.schedule.progress import TaskProgress
 from protocol.schedule.rounds import lost_lag, middle, oldest_useful
 from protocol.wire.content_messages import StateScalars
 
@@ -289,7 +289,7 @@ class SharedFetch:
         left_s = gathering.missing_bytes / max(1, gathering.fetched_bytes) * elapsed_s
         peers = "1 peer" if sources == 1 else f"{sources} peers"
         total = gathering.total_bytes
-        self._facts.progressed(Progress(f"from {peers}", gathering.share * total, total))
+        self._facts.progressed(TaskProgress(f"from {peers}", gathering.share * total, total))
         if now_s - self._told_s >= TELL_EVERY_S:
             self._told_s = now_s
             self._arrival.ports.events.emit(

@@ -16,10 +16,10 @@ from protocol.wire.fields import MAX_SECONDS
 from protocol.wire.messages import (
     AliveReply,
     AskAlive,
+    AveragedWith,
     Beat,
     Free,
     Leaving,
-    Met,
     PeerList,
     Statements,
 )
@@ -92,7 +92,7 @@ def beat_to(link: Link, facts: Facts, pacing: Pacing, sequence: int, swarm_time_
     now_s, loss = trio.current_time(), facts.validation_loss
     free = sorted(facts.free.items())[:MAX_FRAGMENTS_FREE]
     untold, link.told_meetings = facts.num_meetings - link.told_meetings, facts.num_meetings
-    newest = tuple(Met(*each) for each in facts.newest_meetings)
+    newest = tuple(AveragedWith(*each) for each in facts.newest_meetings)
     return Beat(
         sequence=sequence,
         state=str(facts.state),

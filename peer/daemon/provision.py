@@ -60,7 +60,7 @@ from protocol.membership.group import WHOLE_MODEL, Group
 from protocol.membership.view import View, heeded
 from protocol.run.layout import DATA_STAGE, Layout, part_of_stage, stage_layouts
 from protocol.run.run_spec import FrozenSection, RunSpec
-from protocol.schedule.progress import Progress, Tell, nobody
+from protocol.schedule.progress import TaskProgress, Tell, nobody
 from protocol.schedule.rounds import middle
 from protocol.wire.content_messages import StateScalars
 
@@ -246,7 +246,7 @@ def _keep_tokenizer(source: str, cache_dir: Path) -> None:
 def _until_cancelled(work: Work, tell: Tell) -> Tell:
     """The same for work on a thread, which it ends where its caller was cancelled."""
 
-    def told(progress: Progress) -> None:
+    def told(progress: TaskProgress) -> None:
         work.check_cancelled()
         tell(progress)
 
@@ -409,7 +409,7 @@ class RealProvision:
         """The initialisation of the part that we hold, and a beginning with it."""
         weights = self._state_dir / "first-weights.f32"
         settings = self._trainer_settings(spec, corpus, stage)
-        self._tell(Progress("making the first weights"))
+        self._tell(TaskProgress("making the first weights"))
         try:
             created = await create_model(settings, weights, self._spare)
         except TrainerDied as died:

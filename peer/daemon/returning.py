@@ -44,7 +44,7 @@ from protocol.names import short_id
 from protocol.outcomes import RefusalReason
 from protocol.run.layout import stage_of_part
 from protocol.run.signed_spec import SignedSpec
-from protocol.schedule.progress import Progress
+from protocol.schedule.progress import TaskProgress
 from protocol.schedule.rounds import is_lost, lost_lag
 
 from .beginning import Arrival, Beginning, FirstState
@@ -199,7 +199,7 @@ class RememberedPeers:
         if now_s >= self._told_s + REPEAT_S:
             self._told_s = now_s
             self._tell(self._since_s + UNREACHED_S - now_s)
-        self._facts.progressed(Progress("", now_s - self._since_s, UNREACHED_S, ""))
+        self._facts.progressed(TaskProgress("", now_s - self._since_s, UNREACHED_S, ""))
         return True
 
     def _linked(self) -> bool:

@@ -30,7 +30,7 @@ from protocol.routing.measures import LinkTimes, WorkTimes
 from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import stage_of_part
 from protocol.run.run_spec import RunSpec
-from protocol.schedule.progress import Progress
+from protocol.schedule.progress import TaskProgress
 from protocol.trainer_messages import Into
 
 RECENT_ROUNDS: Final = 50
@@ -449,7 +449,7 @@ class Facts:
     reach: ReachFacts = field(default_factory=ReachFacts)
     doing: str = "starting"
     doing_since_s: float = 0.0
-    progress: Progress | None = None
+    progress: TaskProgress | None = None
 
     def now_doing(self, sentence: str, state: PeerState | None = None) -> None:
         if state is not None:
@@ -463,7 +463,7 @@ class Facts:
         longer = ", which may take a minute to compile the model" if compiles else ""
         self.now_doing(f"starting the trainer{longer}")
 
-    def progressed(self, progress: Progress) -> None:
+    def progressed(self, progress: TaskProgress) -> None:
         """Note how far what we are doing is; threads may."""
         self.progress = progress
 

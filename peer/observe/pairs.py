@@ -1,6 +1,6 @@
 """A table of all pairs that a peer has heard of: who averages with whom, and how long it takes.
 
-A peer tells those that it is linked with of each of its averages in pairs (`Met` in
+A peer tells those that it is linked with of each of its averages in pairs (`AveragedWith` in
 protocol/wire/messages.py). A row is what one peer says; another may say otherwise of the same pair.
 """
 

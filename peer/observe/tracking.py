@@ -90,7 +90,7 @@ class SinkFailed(Exception):
     """The library has raised something; the message says what."""
 
 
-class _Sink(ChildProcess):
+class _SinkProcess(ChildProcess):
     title = "its process"
     decoder = FROM_SINK
 
@@ -160,7 +160,7 @@ class Tracking:
 
     async def _tell(self) -> None:
         """All points, from now until `stop`."""
-        child = await _Sink.run(PROGRAM, environment=_environment())
+        child = await _SinkProcess.run(PROGRAM, environment=_environment())
         try:
             await child.tell(self._curve())
             while True:

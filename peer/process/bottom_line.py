@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, TextIO, cast
 
-from protocol.schedule.progress import Progress, Tell, Watched, lasting, nobody
+from protocol.schedule.progress import TaskProgress, Tell, Watched, lasting, nobody
 
 DRAW_EVERY_S: Final = 1.0
 USUAL_COLUMNS: Final = 80
@@ -115,7 +115,7 @@ def shown(doing: str) -> Iterator[Tell]:
         if not line.is_seen:
             yield nobody
             return
-        told, ended = deque([Progress()], maxlen=1), threading.Event()
+        told, ended = deque([TaskProgress()], maxlen=1), threading.Event()
         given = doing, lambda: told[-1], line.show, ended.wait
         drawer = threading.Thread(target=keep_drawn, args=given, daemon=True)
         drawer.start()
@@ -128,7 +128,7 @@ def shown(doing: str) -> Iterator[Tell]:
 
 def keep_drawn(
     doing: str,
-    told: Callable[[], Progress],
+    told: Callable[[], TaskProgress],
     show: Callable[[str], object],
     wait: Callable[[float], bool],
     clock_s: Callable[[], float] = time.monotonic,

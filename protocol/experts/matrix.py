@@ -77,14 +77,14 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
+class MarginalGain:
     """The fall of a loss per FLOP, and its standard error."""
 
     per_flop: float
     error: float
 
 
-def gain_of(curve: Sequence[tuple[float, float]]) -> Gain | None:
+def gain_of(curve: Sequence[tuple[float, float]]) -> MarginalGain | None:
     """The gain by the end of a curve of (FLOPs, loss); None where that cannot be said yet."""
     points = curve[-WINDOW:]
     count = len(points)
@@ -96,7 +96,7 @@ def gain_of(curve: Sequence[tuple[float, float]]) -> Gain | None:
         return None
     slope = math.fsum((flops - middle) * (loss - level) for flops, loss in points) / spread
     misses = math.fsum((loss - level - slope * (flops - middle)) ** 2 for flops, loss in points)
-    return Gain(-slope, math.sqrt(misses / (count - 2) / spread))
+    return MarginalGain(-slope, math.sqrt(misses / (count - 2) / spread))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Advice:
     per_flop: float
 
 
-def advice_of(gains: Mapping[str, Gain]) -> Advice | None:
+def advice_of(gains: Mapping[str, MarginalGain]) -> Advice | None:
     """The move that would help most; None where none surely helps."""
     if not gains:
         return None

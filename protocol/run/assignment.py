@@ -108,7 +108,7 @@ def newcomers_stage(
     return move.target if turns.index(peer_id) < look else None
 
 
-class Patience:
+class MovePatience:
     """Watches whether a move stays needed, and whether it is our turn (rules 5 and 6)."""
 
     def __init__(self, peer_id: str) -> None:
@@ -132,7 +132,7 @@ class Balance:
     """Watches whether the stages stay out of balance, and whether it is on us to mend it."""
 
     def __init__(self, peer_id: str, visited: int) -> None:
-        self._patience = Patience(peer_id)
+        self._patience = MovePatience(peer_id)
         self._visited = visited
 
     def due_move(self, holders: Sequence[Collection[str]], now_s: float) -> Move | None:
@@ -274,7 +274,7 @@ class ExpertBalance:
     """Watches whether loads stay unequal, and whether it is on us to mend that."""
 
     def __init__(self, peer_id: str) -> None:
-        self._patience = Patience(peer_id)
+        self._patience = MovePatience(peer_id)
 
     def due_move(self, hands: Hands, flops_left: Sequence[float], now_s: float) -> Move | None:
         """The move that we should make now; `hands` has us, too."""

@@ -1,7 +1,7 @@
 """How far something is that takes a while: what is told of it, and the words that people read.
 
-The code that works tells a `Progress` now and then, and has no clock. The code that shows it looks
-at moments of its own choosing; the time left is that at the pace of what it has seen.
+The code that works tells a `TaskProgress` now and then, and has no clock. The code that shows it
+looks at moments of its own choosing; the time left is that at the pace of what it has seen.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _WHOLE: Final = 100.0
 """A whole, as a pace knows it: no share of it is a leap to another beginning."""
 
 
-class Progress(msgspec.Struct, frozen=True):
+class TaskProgress(msgspec.Struct, frozen=True):
     """So much of something is done.
 
     Attributes:
@@ -47,11 +47,11 @@ class Progress(msgspec.Struct, frozen=True):
         return f" ({self.done:,.0f} of {self.total:,.0f} {self.unit})"
 
 
-Tell = Callable[[Progress], None]
+Tell = Callable[[TaskProgress], None]
 """Takes how far it is; raises where the work is not wanted any more."""
 
 
-def nobody(_: Progress) -> None:
+def nobody(_: TaskProgress) -> None:
     """Is told by work that nobody watches, and nobody ends."""
 
 
@@ -65,7 +65,7 @@ class Counting:
     def add(self, count: float) -> None:
         """May raise what `tell` raises."""
         self._done += count
-        self._tell(Progress(self._part, self._done, self._total, self._unit))
+        self._tell(TaskProgress(self._part, self._done, self._total, self._unit))
 
 
 class Watched:
@@ -75,7 +75,7 @@ class Watched:
         self._what = ("", "")
         self._pace = RunPace()
 
-    def words(self, doing: str, progress: Progress | None, now_s: float) -> str:
+    def words(self, doing: str, progress: TaskProgress | None, now_s: float) -> str:
         """Such as `preparing the data: tokenising, 43%, 40 s left, 12.1 MB/s (310 MB of 720 MB)`.
 
         Args:
@@ -92,7 +92,7 @@ class Watched:
             said += [f"{share:.0%}", *self._paced(progress)]
         return f"{doing}: {', '.join(said)}{progress.amount}" if said else doing
 
-    def _paced(self, progress: Progress) -> list[str]:
+    def _paced(self, progress: TaskProgress) -> list[str]:
         """The time left, and the rate of bytes; nothing before enough was seen."""
         percents_per_s, said = self._pace.steps_per_s(), list[str]()
         if percents_per_s is not None and progress.total is not None:
@@ -102,7 +102,7 @@ class Watched:
         return said
 
 
-def lasting(words: str, progress: Progress | None, lasts_s: float) -> str:
+def lasting(words: str, progress: TaskProgress | None, lasts_s: float) -> str:
     """The line for what has lasted so long; empty before it is worth one."""
     if lasts_s < SHOW_AFTER_S:
         return ""

@@ -158,7 +158,7 @@ class Free(Struct, frozen=True):
     step: Count
 
 
-class Met(Struct, frozen=True):
+class AveragedWith(Struct, frozen=True):
     """The sender of a beat has averaged with a peer; the exchange took so long."""
 
     peer_id: PeerIdText
@@ -204,7 +204,7 @@ class Beat(Message, frozen=True, tag="beat"):
     ended: bool = False
     group: Digest | None = None
     validation_loss: NonNegative | None = None
-    met: Annotated[tuple[Met, ...], Meta(max_length=MAX_FRAGMENTS_FREE), APART] = ()
+    met: Annotated[tuple[AveragedWith, ...], Meta(max_length=MAX_FRAGMENTS_FREE), APART] = ()
 
 
 class PeerEntry(Struct, frozen=True):

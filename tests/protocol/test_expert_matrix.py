@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from protocol.experts.matrix import WINDOW, Advice, Gain, Matrix, advice_of, gain_of
+from protocol.experts.matrix import WINDOW, Advice, MarginalGain, Matrix, advice_of, gain_of
 
 MATRIX = Matrix(
     experts=("general", "code", "math"),
@@ -59,8 +59,12 @@ def test_without_a_curve_no_gain_is_told(curve):
 
 
 def test_steps_are_advised_from_the_least_gain_to_the_largest_where_that_is_sure():
-    gains = {"code": Gain(0.3, 0.02), "math": Gain(0.1, 0.02), "web": Gain(0.2, 0.5)}
+    gains = {
+        "code": MarginalGain(0.3, 0.02),
+        "math": MarginalGain(0.1, 0.02),
+        "web": MarginalGain(0.2, 0.5),
+    }
     assert advice_of(gains) == Advice("math", "code", 0.3 - 0.1)
-    assert advice_of({**gains, "math": Gain(0.1, 0.2)}) is None
-    assert advice_of({"code": Gain(0.3, 0.0)}) is None
+    assert advice_of({**gains, "math": MarginalGain(0.1, 0.2)}) is None
+    assert advice_of({"code": MarginalGain(0.3, 0.0)}) is None
     assert advice_of({}) is None

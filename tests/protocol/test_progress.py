@@ -2,13 +2,13 @@
 
 import pytest
 
-from protocol.schedule.progress import SHOW_AFTER_S, Counting, Progress, Watched, lasting
+from protocol.schedule.progress import SHOW_AFTER_S, Counting, TaskProgress, Watched, lasting
 
 MIB = 1 << 20
 
 
 def told(watched: Watched, done: float, now_s: float, **changes: object) -> str:
-    progress = Progress(**{"part": "tokenising", "total": 720e6, **changes, "done": done})  # type: ignore[arg-type]
+    progress = TaskProgress(**{"part": "tokenising", "total": 720e6, **changes, "done": done})  # type: ignore[arg-type]
     return watched.words("preparing the data", progress, now_s)
 
 
@@ -43,8 +43,8 @@ def test_another_part_or_another_thing_begins_anew() -> None:
     told(watched, 0, 0)
     assert " left" in told(watched, 360e6, 10)
     assert " left" not in told(watched, 400e6, 11, part="hashing")
-    assert " left" not in watched.words("elsewhere", Progress("hashing", 700e6, 720e6), 30)
-    assert " left" not in watched.words("elsewhere", Progress("hashing", 1e6, 720e6), 40)
+    assert " left" not in watched.words("elsewhere", TaskProgress("hashing", 700e6, 720e6), 30)
+    assert " left" not in watched.words("elsewhere", TaskProgress("hashing", 1e6, 720e6), 40)
 
 
 def test_what_stands_still_has_no_time_left() -> None:
@@ -58,27 +58,30 @@ def test_what_stands_still_has_no_time_left() -> None:
     ("progress", "said"),
     [
         (None, "waiting"),
-        (Progress(), "waiting"),
-        (Progress("compiling"), "waiting: compiling"),
-        (Progress("", 3, 12, "pieces"), "waiting: 25% (3 of 12 pieces)"),
-        (Progress("", 2, 8, ""), "waiting: 25%"),
-        (Progress("", 9, 8, ""), "waiting: 100%"),
-        (Progress("", 3, 0, "pieces"), "waiting"),
+        (TaskProgress(), "waiting"),
+        (TaskProgress("compiling"), "waiting: compiling"),
+        (TaskProgress("", 3, 12, "pieces"), "waiting: 25% (3 of 12 pieces)"),
+        (TaskProgress("", 2, 8, ""), "waiting: 25%"),
+        (TaskProgress("", 9, 8, ""), "waiting: 100%"),
+        (TaskProgress("", 3, 0, "pieces"), "waiting"),
     ],
 )
-def test_nothing_is_said_that_nobody_knows(progress: Progress | None, said: str) -> None:
+def test_nothing_is_said_that_nobody_knows(progress: TaskProgress | None, said: str) -> None:
     assert Watched().words("waiting", progress, 0) == said
 
 
 def test_what_ends_soon_is_worth_no_line() -> None:
     assert lasting("compiling", None, SHOW_AFTER_S - 0.1) == ""
     assert lasting("compiling", None, 150) == "compiling; 2 min so far"
-    assert lasting("fetching: 50%", Progress("", 1, 2), 150) == "fetching: 50%"
+    assert lasting("fetching: 50%", TaskProgress("", 1, 2), 150) == "fetching: 50%"
 
 
 def test_counts_add_up() -> None:
-    heard = list[Progress]()
+    heard = list[TaskProgress]()
     counting = Counting(heard.append, "reading", 3 * MIB)
     counting.add(MIB)
     counting.add(2 * MIB)
-    assert heard == [Progress("reading", MIB, 3 * MIB), Progress("reading", 3 * MIB, 3 * MIB)]
+    assert heard == [
+        TaskProgress("reading", MIB, 3 * MIB),
+        TaskProgress("reading", 3 * MIB, 3 * MIB),
+    ]

@@ -26,7 +26,7 @@ import msgspec
 import trio
 
 from protocol.run.run_spec import RunSpec, parse_bytes
-from protocol.schedule.progress import Progress, Tell, nobody
+from protocol.schedule.progress import TaskProgress, Tell, nobody
 
 from .folder import KeptCorpus, kept_corpus, prepare_corpus
 from .packed import InvalidCorpus
@@ -88,7 +88,7 @@ async def _asked(process: trio.Process, request: bytes, tell: Tell, silence_s: f
                 return said
             *lines, said = (said + data).split(b"\n")
             if lines:
-                tell(msgspec.json.decode(lines[-1], type=Progress))
+                tell(msgspec.json.decode(lines[-1], type=TaskProgress))
 
 
 def _ended(spec: RunSpec, how: str) -> str:
@@ -122,7 +122,7 @@ def main() -> None:
     told = json.loads(sys.stdin.buffer.readline())
     _end_with_input()  # what comes in would end this process, too
 
-    def tell(progress: Progress) -> None:
+    def tell(progress: TaskProgress) -> None:
         os.write(answers, msgspec.json.encode(progress) + b"\n")
 
     os.write(answers, json.dumps(answer_of(told, tell)).encode())

@@ -139,16 +139,16 @@ def shards_of(kind: str, where: str) -> list[Shard]:
 
 
 @dataclass(slots=True)
-class Reading:
+class ShardRead:
     """How much of a shard was read; of a stream's nobody knows."""
 
     share: float = 0.0
 
 
-def documents(shard: Shard, reading: Reading | None = None) -> Iterator[tuple[int, str]]:
+def documents(shard: Shard, reading: ShardRead | None = None) -> Iterator[tuple[int, str]]:
     """The texts of a shard, each with its number for `Shard.place_of`. Raises InvalidCorpus."""
     read = {"jsonl": _json_lines, "parquet": _parquet_rows, "hf": _stream_rows}[shard.kind]
-    for number, text in read(shard, reading or Reading()):
+    for number, text in read(shard, reading or ShardRead()):
         if not isinstance(text, str):
             raise InvalidCorpus(
                 f"{shard.place_of(number)}: column {shard.column!r} holds {type(text).__name__},"
@@ -188,7 +188,7 @@ def _identity(path: Path) -> str:
     return f"{status.st_size}/{status.st_mtime_ns}"
 
 
-def _json_lines(shard: Shard, reading: Reading) -> Iterator[tuple[int, Any]]:
+def _json_lines(shard: Shard, reading: ShardRead) -> Iterator[tuple[int, Any]]:
     path, number = Path(shard.where), None
     try:
         with (
@@ -214,7 +214,7 @@ def _column_of(line: bytes, shard: Shard, number: int) -> Any:
         ) from error
 
 
-def _parquet_rows(shard: Shard, reading: Reading) -> Iterator[tuple[int, Any]]:
+def _parquet_rows(shard: Shard, reading: ShardRead) -> Iterator[tuple[int, Any]]:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -268,7 +268,7 @@ def _revision_of(name: str) -> str:
         return ""
 
 
-def _stream_rows(shard: Shard, _: Reading) -> Iterator[tuple[int, Any]]:
+def _stream_rows(shard: Shard, _: ShardRead) -> Iterator[tuple[int, Any]]:
     part = _stream(shard.where, shard.revision).shard(num_shards=shard.of, index=shard.number)
     number = None
     try:

@@ -25,9 +25,9 @@ import blake3
 import numpy as np
 
 from peer.runtime.files import replacing
-from protocol.schedule.progress import BYTES, Progress, Tell
+from protocol.schedule.progress import BYTES, TaskProgress, Tell
 
-from .documents import Reading, Shard, documents, shards_of
+from .documents import Shard, ShardRead, documents, shards_of
 from .packed import (
     HELD_OUT_OF,
     PART_BYTES,
@@ -104,7 +104,7 @@ def _tokenise(shards: Sequence[Shard], tokenizer: Tokenizer, folder: Path, tell:
     for number in todo:
 
         def reached(share: float, done: int = done, size: int = sizes[number]) -> None:
-            tell(Progress("tokenising", done + share * size, sum(sizes), unit))
+            tell(TaskProgress("tokenising", done + share * size, sum(sizes), unit))
 
         tokenise_shard(shards[number], tokenizer, files[number], reached)
         done += sizes[number]
@@ -126,7 +126,7 @@ def tokenise_shard(
     """Write a shard's tokens to its two files. Raises InvalidCorpus, OSError; and as `reached`."""
     dtype = token_dtype(tokenizer.vocabulary_size)
     separator = np.array(tokenizer.separator, dtype=dtype).tobytes()
-    row, reading = 0, Reading()
+    row, reading = 0, ShardRead()
     with replacing(paths[0]) as train, replacing(paths[1]) as held_out:
         for batch in _batches(documents(shard, reading)):
             for tokens in _tokens(tokenizer, batch, shard):

@@ -19,7 +19,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from peer.process.bottom_line import BottomLine, bottom_line, keep_drawn, shown
-from protocol.schedule.progress import Progress
+from protocol.schedule.progress import TaskProgress
 
 LIMIT_S = 180.0
 
@@ -111,7 +111,7 @@ def drawn_in(seconds: int) -> list[str]:
         return now[0] > 100 + seconds
 
     keep_drawn(
-        "exporting", lambda: Progress("writing the file"), shows.append, wait, lambda: now[0]
+        "exporting", lambda: TaskProgress("writing the file"), shows.append, wait, lambda: now[0]
     )
     return list(filter(None, shows))
 
@@ -126,7 +126,7 @@ def test_a_command_leaves_its_terminal_as_it_was(screen: Screen) -> None:
     screen.take()
     before = sys.stdout, sys.stderr
     with pytest.raises(KeyError), shown("exporting") as tell:
-        tell(Progress("fetching stage 2", 1, 4, "stages"))
+        tell(TaskProgress("fetching stage 2", 1, 4, "stages"))
         raise KeyError
     assert (sys.stdout, sys.stderr) == before
     assert screen.written == ""

@@ -10,7 +10,7 @@ from peer.training.corpus import tokenise
 from peer.training.corpus.packed import token_dtype
 from peer.training.corpus.tokenise import outputs, pack_documents, remove_all_drafts
 from peer.training.corpus.tokenizer import ByteTokenizer
-from protocol.schedule.progress import Progress, nobody
+from protocol.schedule.progress import TaskProgress, nobody
 
 
 class Stop(BaseException):
@@ -26,7 +26,7 @@ def test_a_caller_that_is_cancelled_ends_it_and_keeps_whole_shards(
         (tmp_path / f"{number}.jsonl").write_text("".join(lines))
     checks = 0
 
-    def check(_: Progress) -> None:
+    def check(_: TaskProgress) -> None:
         nonlocal checks
         checks += 1
         if checks == 60:
@@ -55,7 +55,7 @@ def test_it_tells_how_far_it_is_in_bytes_of_files(
     lines = "".join(json.dumps({"text": f"document {row}"}) + "\n" for row in range(20_000))
     data, path = lines.encode(), tmp_path / f"a.{suffix}"
     path.write_bytes(gzip.compress(data) if suffix.endswith("gz") else data)
-    told = list[Progress]()
+    told = list[TaskProgress]()
     source, cache = f"{tmp_path}/*.{suffix}", tmp_path / "cache"
     pack_documents("jsonl", source, ByteTokenizer(), cache, cache / "x", told.append)
     shares = [each.share or 0.0 for each in told if each.part == "tokenising"]

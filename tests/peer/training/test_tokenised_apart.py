@@ -17,7 +17,7 @@ from peer.training.corpus.apart import answer_of, prepare_apart
 from peer.training.corpus.folder import prepare_corpus
 from peer.training.corpus.packed import InvalidCorpus
 from protocol.run.run_spec import DataSection, ModelSection, RunSpec
-from protocol.schedule.progress import Progress, nobody
+from protocol.schedule.progress import TaskProgress, nobody
 
 LIMIT_S = 120.0
 BACKTRACKS = "(x+x+)+y"
@@ -56,7 +56,7 @@ async def the_child() -> psutil.Process:
 async def test_the_corpus_is_that_of_this_process(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, " ", "a x ")
     here = prepare_corpus(spec, tmp_path / "here")
-    told = list[Progress]()
+    told = list[TaskProgress]()
     made = await prepare_apart(spec, tmp_path / "apart", tell=told.append)
     assert made.manifest_digest == here.manifest_digest
     assert {each.share for each in told[-1:]} == {1.0}, "how far it is comes through the pipe"
