@@ -157,7 +157,7 @@ def _answer(
         answer = read(f"{question.name} [{question.default}]: ").strip() or question.default
         try:
             question.check(answer)
-        except (LocoError, ValueError) as error:
+        except (LocoError, ValueError, OSError) as error:
             say(f"  {error}")
         else:
             return answer

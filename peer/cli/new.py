@@ -278,7 +278,8 @@ def preset_spec(
     if method != IN_FRAGMENTS and WAYS[method].has_own_rounds and stages == 1:
         sync["inner_steps"] = "auto"
     pipeline = {} if stages == 1 else {"stages": stages, "visited": stages}
-    corpus = {**tree.get("data", {}), **({} if data is None else {"source": data})}
+    source = TEXTS_OF_ALL if experts and data is None else data
+    corpus = {**tree.get("data", {}), **({} if source is None else {"source": source})}
     own = {"sync": sync, "optimizer": inner, "pipeline": pipeline, "data": corpus, "seed": seed}
     whole = {**tree, **own}
     return validated(_with_experts(whole, experts) if experts else whole)
@@ -290,8 +291,7 @@ def _with_experts(tree: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
         {"name": name, "source": f"text:data/{name}/*.txt", "training": {"total_steps": steps}}
         for name in names
     ]
-    data = {**tree.get("data", {}), "source": TEXTS_OF_ALL}
-    return {**tree, "data": data, "experts": [{"name": GENERALIST}, *others]}
+    return {**tree, "experts": [{"name": GENERALIST}, *others]}
 
 
 def preset_toml(

@@ -10,6 +10,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
@@ -180,14 +181,15 @@ def read_spec(path: Path) -> "RunSpec":
     from protocol.limits import MAX_SPEC_BYTES
     from protocol.run.run_spec import parse_toml
 
-    if path.is_dir():
-        raise ConfigError(
-            f"{path} is a folder, as Docker makes it where a file to mount is missing"
-        )
-    if not path.exists():
-        raise ConfigError(
-            f"{path.absolute()} does not exist; loco-peer new {path} writes a run spec"
-        )
+    with suppress(OSError):  # where it cannot be looked at, reading says why
+        if path.is_dir():
+            raise ConfigError(
+                f"{path} is a folder, as Docker makes it where a file to mount is missing"
+            )
+        if not path.exists():
+            raise ConfigError(
+                f"{path.absolute()} does not exist; loco-peer new {path} writes a run spec"
+            )
     try:
         return parse_toml(read_text(path, MAX_SPEC_BYTES))
     except InvalidRunSpec as error:

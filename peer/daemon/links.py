@@ -297,6 +297,7 @@ class Links:
         links[:] = [other for other in links if other is not link]
         if not links:
             self._links.pop(link.peer_id, None)
+            self._facts.forget_others_meetings(link.peer_id)
             self._roster.gone(link.peer_id, link.incarnation)
             self._events.emit(EventName.PEER_LOST, remote=link.peer_id, reason=why)
             self._book.dials.put_off(link.peer_id, trio.current_time())

@@ -122,9 +122,10 @@ class Report:
         return told | {"history": self._history.to_json()} if history else told
 
     def recent(self) -> Status:
-        """The status of the last second: those that look again and again share one."""
+        """The status of the last second, doing what is done now; many that look share one."""
         now_s = trio.current_time()
-        if self._recent is None or now_s - self._recent_s >= LOOK_S:
+        old_s = max(now_s - LOOK_S, self._facts.doing_since_s)
+        if self._recent is None or self._recent_s <= old_s:
             self._recent, self._recent_s = self.status(), now_s
         return self._recent
 

@@ -510,10 +510,14 @@ class Facts:
     def count_others_meetings(self, teller_id: str, met: Iterable[tuple[str, float]]) -> None:
         """Count what a linked peer tells, partners and seconds; none takes more than its share."""
         others = self.others_meetings
+        if teller_id not in others and len(others) >= MAX_LINKS:
+            return
         for partner_id, seconds in met:
-            if teller_id not in others and len(others) >= MAX_LINKS:
-                del others[next(iter(others))]
             _count_meeting(others.setdefault(teller_id, {}), partner_id, seconds, MAX_LINKS)
+
+    def forget_others_meetings(self, teller_id: str) -> None:
+        """We are linked no longer: what is told counts from the next link on."""
+        self.others_meetings.pop(teller_id, None)
 
     def count_skipped(self, reason: SkipReason) -> None:
         self.skipped[reason] += 1

@@ -29,6 +29,7 @@ LONGEST_S: Final = int(2 * HANG_S)
 """The same where nobody ends this process."""
 FOR_WANDB: Final = {
     "WANDB_CONSOLE": "off",
+    "WANDB_HOST": "",
     "WANDB__DISABLE_META": "true",
     "WANDB__DISABLE_STATS": "true",
     "WANDB__SAVE_REQUIREMENTS": "false",

@@ -39,13 +39,14 @@ def curve_of(now: Now, sink: str, folder: Path) -> Curve:
     assert facts.run_id is not None
     spec, run = facts.spec.founding, facts.run_id[:8]
     project = f"{spec.name}-{run}"
+    told = spec.model_dump(mode="json", exclude={"admission"})  # who may join is for peers alone
     return Curve(
         sink=sink,
         project=project,
         run=spec.name,
         name=short_id(facts.peer_id),
         key=f"{run}-{facts.peer_id}",
-        config=spec.model_dump(mode="json") | {"run_id": facts.run_id, "peer_id": facts.peer_id},
+        config={**told, "run_id": facts.run_id, "peer_id": facts.peer_id},
         folder=str(folder / project),
     )
 

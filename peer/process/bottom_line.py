@@ -14,8 +14,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import StringIO
 from typing import Any, Final, TextIO, cast
 
+from protocol.names import printable
 from protocol.schedule.progress import TaskProgress, Tell, Watched, lasting, nobody
 
 DRAW_EVERY_S: Final = 1.0
@@ -59,7 +61,7 @@ class BottomLine:
 
     def _draw(self, text: str) -> None:
         room = (os.get_terminal_size(self._terminal.fileno()).columns or USUAL_COLUMNS) - 1
-        self._write(_ERASED + text.encode("ascii", "replace").decode()[:room])
+        self._write(_ERASED + printable(text).encode("ascii", "replace").decode()[:room])
         self._is_drawn = True
 
     def _remove(self) -> None:
@@ -97,9 +99,10 @@ class _Above:
 @contextmanager
 def bottom_line() -> Iterator[BottomLine]:
     """The line of this process; what is printed in the block is printed above it."""
-    line, before = BottomLine(sys.stderr), (sys.stdout, sys.stderr)
+    line, before = BottomLine(sys.stderr or StringIO()), (sys.stdout, sys.stderr)
     sys.stdout, sys.stderr = (
-        cast(TextIO, _Above(stream, line)) if stream.isatty() else stream for stream in before
+        cast(TextIO, _Above(stream, line)) if stream and stream.isatty() else stream
+        for stream in before
     )
     try:
         yield line

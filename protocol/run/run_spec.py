@@ -26,6 +26,7 @@ from pydantic_core import PydanticCustomError
 
 from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_PARAMETERS, MAX_SPEC_BYTES, MAX_STAGES
+from protocol.names import printable
 
 from .layout import ALIGNMENT
 from .sections import (
@@ -76,7 +77,8 @@ GASLOC_GONE: Final = (
 KINDS: Final = {"model_type": "must be a section", "tuple_type": "must be a list"}
 """Words for errors of these types, where the library speaks of Python's types."""
 MAX_SHOWN_CHARS: Final = 80
-"""The most that is shown of a wrong value."""
+"""The most that is shown of a wrong value or key: it may be a stranger's."""
+MOST_FAULTS_TOLD: Final = 10
 
 
 class ModelSection(Section):
@@ -357,9 +359,9 @@ class EnsembleSection(Section):
 def with_experts(tree: dict[str, Any]) -> dict[str, Any]:
     """Add what experts leave out of a run spec's tree: the run's values, and where they begin."""
     experts = tree.get("experts")
-    if not experts or not isinstance(experts, list | tuple):
+    if not experts or not isinstance(experts, list | tuple) or len(experts) > MAX_STAGES:
         return tree
-    beside = {key: _plain(tree.get(key)) for key in ("model", "training")}
+    beside = {key: _known(key, _plain(tree.get(key))) for key in ("model", "training")}
     beside["model"].pop("init_from", None)
     whole = [overlaid(beside, each) if isinstance(each, dict) else each for each in experts]
     first, *others = whole
@@ -376,6 +378,12 @@ def with_experts(tree: dict[str, Any]) -> dict[str, Any]:
 def _sizes(expert: Any) -> list[Any]:
     model = _plain(_plain(expert).get("model"))
     return [model.get(key, ModelSection.model_fields[key].default) for key in SIZES]
+
+
+def _known(section: str, tree: dict[str, Any]) -> dict[str, Any]:
+    """Without keys that no section has: they are told of once, where the run has them."""
+    known = _field_names((section,))
+    return {key: value for key, value in tree.items() if key in known}
 
 
 def _plain(section: Any) -> dict[str, Any]:
@@ -589,7 +597,11 @@ def validated(tree: Any) -> RunSpec:
     try:
         return RunSpec.model_validate(tree)
     except ValidationError as error:
-        raise InvalidRunSpec("; ".join(_sentence(e, tree) for e in error.errors())) from error
+        faults = error.errors()
+        told = [_sentence(fault, tree) for fault in faults[:MOST_FAULTS_TOLD]]
+        if len(faults) > len(told):
+            told.append(f"and {len(faults) - len(told)} more")
+        raise InvalidRunSpec("; ".join(told)) from error
 
 
 def _sentence(error: Any, tree: Any) -> str:
@@ -620,9 +632,9 @@ def _shown(value: Any) -> str:
 def _shown_part(above: tuple[str | int, ...], part: str | int, tree: Any) -> str:
     """A part of a key's path; experts go by their names."""
     if above == ("experts",) and isinstance(part, int):
-        expert = tree["experts"][part]
-        return str(expert.get("name", part) if isinstance(expert, dict) else part)
-    return str(part)
+        name = _plain(tree["experts"][part]).get("name")
+        part = name if isinstance(name, str) else part
+    return printable(str(part))[:MAX_SHOWN_CHARS]
 
 
 def _field_names(path: tuple[str | int, ...]) -> list[str]:

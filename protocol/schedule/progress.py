@@ -36,7 +36,7 @@ class TaskProgress(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> float | None:
-        return min(1.0, self.done / self.total) if self.total else None
+        return min(1.0, max(0.0, self.done / self.total)) if self.total else None
 
     @property
     def amount(self) -> str:

@@ -481,7 +481,9 @@ def decode_message(header: bytes | bytearray | memoryview) -> Message:
     try:
         message: Message = _decode(header)
     except _UNREADABLE as error:
-        raise RemoteProtocolError(f"{_type_name(header)}: {error}") from None
+        raise RemoteProtocolError(
+            f"{_type_name(header)}: {printable_sentence(str(error))}"
+        ) from None
     return message
 
 

@@ -15,6 +15,7 @@ from protocol.run.run_spec import (
     parse_bytes,
     parse_toml,
     run_id_of,
+    validated,
 )
 from protocol.run.sections import (
     BOUNDARY_BITS,
@@ -657,6 +658,19 @@ def test_what_is_no_list_of_experts_is_refused(toml: str, sentence: str) -> None
     with pytest.raises(InvalidRunSpec) as refused:
         parse_toml(toml)
     assert str(refused.value).startswith(sentence)
+
+
+def test_a_strangers_spec_costs_little_and_says_what_a_terminal_can_show() -> None:
+    keys = {f"unknown{number}": 1 for number in range(200)}
+    for experts in (64, 1000):
+        with pytest.raises(InvalidRunSpec) as refusal:
+            validated({"experts": [{}] * experts, "model": keys})
+        assert len(str(refusal.value)) < 20 * MAX_SHOWN_CHARS
+    name = "\x1b]0;mine\x07\nloco-peer: all is well" + "x" * 2000
+    with pytest.raises(InvalidRunSpec) as refusal:
+        validated({"experts": [{"name": name, "\x1b[2J": 1}], "\x1b[2J" + "y" * 500: 1})
+    assert str(refusal.value).isprintable()
+    assert len(str(refusal.value)) < 20 * MAX_SHOWN_CHARS
 
 
 def test_frozen_experts_of_two_tokenizers_are_refused() -> None:

@@ -84,6 +84,21 @@ def test_a_question_is_not_drawn_over(screen: Screen) -> None:
     assert screen.written == "join nevertheless? [y/N] "
 
 
+def test_words_of_strangers_do_nothing_to_the_terminal(screen: Screen) -> None:
+    BottomLine(screen.stream).show("fetching: \x1b]0;mine\x07\x1b[2J\nloco-peer: all is well")
+    assert screen_of(screen.written) == [
+        r"fetching: \x1b]0;mine\x07\x1b[2J\nloco-peer: all is well"
+    ]
+
+
+def test_without_a_terminal_or_stderr_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    with shown("leaving") as tell:
+        tell(TaskProgress("waiting"))
+    assert sys.stderr is None
+
+
 def test_it_is_one_line_however_long_the_words_are(screen: Screen) -> None:
     fcntl.ioctl(screen.stream.fileno(), termios.TIOCSWINSZ, struct.pack("4H", 24, 40, 0, 0))
     BottomLine(screen.stream).show("x" * 100)

@@ -49,3 +49,7 @@ def test_what_others_tell_of_theirs_is_bounded_for_each_and_for_all():
     for number in range(2 * MAX_LINKS):
         facts.count_others_meetings(str(number), [("me", 1.0)])
     assert len(facts.others_meetings) == MAX_LINKS
+    assert "honest" in facts.others_meetings, "newcomers push nobody out"
+    facts.forget_others_meetings("honest")
+    facts.count_others_meetings("newcomer", [("me", 1.0)])
+    assert facts.others_meetings["newcomer"]["me"] == Meetings(1, 1.0)

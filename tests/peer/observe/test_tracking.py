@@ -24,6 +24,7 @@ from peer.observe.status import Outcomes, PeerStatus, Status
 from peer.observe.tracking import POINT_EVERY_S, Tracking, curve_of, point_of
 from peer.options.values import TRACKERS
 from peer.runtime import NetworkStatistics
+from peer.runtime.child_process import OUT_OF_MEMORY
 from protocol.outcomes import SkipReason
 from protocol.run.amendments import AmendedSpec
 from protocol.run.run_spec import RunSpec
@@ -192,6 +193,7 @@ async def test_wandb_goes_on_with_the_curve_after_a_restart(tmp_path, monkeypatc
     kinds = {record.WhichOneof("record_type") for record in records}
     assert not {"environment", "stats", "output_raw"} & kinds, "nothing of this machine"
     run = next(record.run for record in records if record.HasField("run"))
+    assert not run.host, "nor its name"
     assert (run.project, run.run_group) == (curve.project, curve.run)
     assert (run.display_name, run.run_id) == (curve.name, curve.key)
     config = {each.key: json.loads(each.value_json) for each in run.config.update}
@@ -290,7 +292,7 @@ def ended(pid: int) -> bool:
         ("raises at init", "RuntimeError: no such luck"),
         ("raises at log", "RuntimeError: no such luck"),
         ("exits at init", "SystemExit: I go"),
-        ("dies at log", "its process was killed by signal 9"),
+        ("dies at log", f"its process was killed by signal 9{OUT_OF_MEMORY}"),
     ],
 )
 async def test_a_library_that_fails_is_begun_again_and_told_of_once(
