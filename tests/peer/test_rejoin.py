@@ -28,8 +28,8 @@ async def test_who_is_asked_to_leave_while_all_is_closed_for_that_does_not_join_
     monkeypatch, tmp_path
 ):
     class Closing:
-        def __init__(self, _config: Any, _home: Any, _spare: Any, stop: trio.Event) -> None:
-            self._stop = stop
+        def __init__(self, *given: Any) -> None:
+            *_, self._stop, _show = given
 
         async def run(self, _: Any) -> None:
             try:

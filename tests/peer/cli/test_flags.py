@@ -16,7 +16,7 @@ from peer.cli.completion import SHELLS
 from peer.cli.new import METHODS, OPTIMIZERS, PRESETS
 from peer.cli.options import COMMANDS, EXAMPLES, GROUPS
 from peer.options.config import OPTIONS, check_given
-from peer.options.values import Cloud, LogFormat
+from peer.options.values import TRACKERS, Cloud, LogFormat
 from protocol.wire.versions import SPOKEN
 
 PEER_OPTIONS = [
@@ -256,6 +256,7 @@ CHOICES = {
     "--optimizer": OPTIMIZERS,
     "--log-format": LogFormat,
     "--notices": Cloud,
+    "--track": TRACKERS,
     "shell": SHELLS,
 }
 

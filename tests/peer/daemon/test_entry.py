@@ -102,12 +102,12 @@ async def test_a_joiner_of_a_run_with_keys_of_a_later_version_is_told_what_to_in
     monkeypatch,
 ):
     swarm: Any = Swarm(RunSpec())
-    later = json.loads(swarm.signed.spec_bytes) | {"experts": 8}
+    later = json.loads(swarm.signed.spec_bytes) | {"oracles": 8}
     swarm.signed = replace(swarm.signed, spec_bytes=json.dumps(later).encode())
     monkeypatch.setattr(entry_file, "Bootstrap", lambda *_: swarm)
     nursery: Any = None
     with pytest.raises(
-        InvalidRunSpec, match="pip install loco-peer==9.0.0 .*unknown key 'experts'"
+        InvalidRunSpec, match="pip install loco-peer==9.0.0 .*unknown key 'oracles'"
     ):
         await join((), None, parts_of(swarm), lambda _: None, nursery)
 
