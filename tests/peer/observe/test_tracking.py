@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,11 @@ async def live_twice(folder: Path, sink: str) -> Curve:
     return curve
 
 
+def needs(library: str) -> pytest.MarkDecorator:
+    why = f"{library} is not here: pip install 'loco-peer[{library}]'"
+    return pytest.mark.skipif(find_spec(library) is None, reason=why)
+
+
 @pytest.mark.slow
 async def test_tensorboard_goes_on_with_the_curve_after_a_restart(tmp_path, hasty):
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -167,8 +173,8 @@ async def test_tensorboard_goes_on_with_the_curve_after_a_restart(tmp_path, hast
 
 
 @pytest.mark.slow
+@needs("trackio")
 async def test_trackio_goes_on_with_the_curve_after_a_restart(tmp_path, monkeypatch, hasty):
-    pytest.importorskip("trackio", reason="pip install 'loco-peer[trackio]'")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     curve = await live_twice(tmp_path, "trackio")
     code = "import json, sys; from trackio.sqlite_storage import SQLiteStorage as S;"
@@ -182,8 +188,8 @@ async def test_trackio_goes_on_with_the_curve_after_a_restart(tmp_path, monkeypa
 
 
 @pytest.mark.slow
+@needs("wandb")
 async def test_wandb_goes_on_with_the_curve_after_a_restart(tmp_path, monkeypatch, hasty):
-    pytest.importorskip("wandb", reason="pip install 'loco-peer[wandb]'")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     curve = await live_twice(tmp_path, "wandb")
