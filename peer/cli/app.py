@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from peer.options.config import ConfigError, check_experts, check_given, load_config
+from peer.options.config import ConfigError, check_given, load_config, refuse_experts
 from peer.options.exit_codes import ExitCode
 from peer.options.values import LogFormat
 from protocol.errors import InvalidRunSpec, LocoError, Refused, leaves
@@ -416,7 +416,7 @@ def measure(
 
     check_given(device=device, threads=threads)
     spec = preset_spec("demo") if run_toml is None else opt.read_spec(run_toml)
-    check_experts(spec)
+    refuse_experts(spec, "measure")
     from .measure import show_measured  # imports torch, so wrong files are told before
 
     show_measured(spec, device, threads, seconds, (name, location, f"{price:g}"), peers)
