@@ -136,9 +136,7 @@ def new(
     ] = 0,
     experts: Annotated[
         str | None,
-        opt.option(
-            "--experts", "NAME,NAME", "A model for each domain; not trained yet.", hidden=True
-        ),
+        opt.option("--experts", "NAME,NAME", "A model for each domain, beside a generalist."),
     ] = None,
     force: Annotated[bool, opt.option("--force", "", "Overwrite an existing file.")] = False,
 ) -> None:
@@ -148,10 +146,7 @@ def new(
     names = () if experts is None else tuple(experts.split(","))
     takes = write_new(run_toml, preset, method, optimizer, stages, data, seed, names, force=force)
     print(*(f"  {line}" for line in takes), sep="\n")
-    if names:
-        print(f"wrote {run_toml}; this version reads a run with experts, and does not train it yet")
-    else:
-        print(f"wrote {run_toml}; read it, then run: loco-peer start {run_toml}")
+    print(f"wrote {run_toml}; read it, then run: loco-peer start {run_toml}")
 
 
 @command

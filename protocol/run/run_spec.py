@@ -311,7 +311,7 @@ class ExpertSection(Section):
     model: ModelSection = ModelSection()
     """What differs of [model]: the sizes."""
     training: TrainingSection = TrainingSection()
-    """What differs of [training]; total_steps are those of all its peers together."""
+    """What differs of [training]: its steps, its batch."""
     manifest: str | None = None
     """Digest of its corpus's manifest; set by the founder's `start`."""
     frozen: FrozenSection | None = None

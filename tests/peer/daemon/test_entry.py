@@ -106,9 +106,7 @@ async def test_a_joiner_of_a_run_with_keys_of_a_later_version_is_told_what_to_in
     swarm.signed = replace(swarm.signed, spec_bytes=json.dumps(later).encode())
     monkeypatch.setattr(entry_file, "Bootstrap", lambda *_: swarm)
     nursery: Any = None
-    with pytest.raises(
-        InvalidRunSpec, match="pip install loco-peer==9.0.0 .*unknown key 'later'"
-    ):
+    with pytest.raises(InvalidRunSpec, match="pip install loco-peer==9.0.0 .*unknown key 'later'"):
         await join((), None, None, parts_of(swarm), lambda _: None, nursery)
 
 

@@ -75,7 +75,8 @@ async def test_each_pair_averages_inside_its_expert_alone_and_ends_by_its_own_sc
                 assert len(status.peers) == 3, "one roster"
                 assert not peer.facts.refused[RefusalReason.OTHER_GROUP]
                 run_id = peer.facts.run_id
-                assert run_id == swarm["a"].facts.run_id is not None
+                assert run_id == swarm["a"].facts.run_id
+                assert run_id is not None
                 assert peer.facts.group == Group(run_id, f"expert/{number}").digest
 
 
