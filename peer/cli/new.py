@@ -78,7 +78,6 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "model.num_kv_heads": "2",
     "model.init_from": '"HuggingFaceTB/SmolLM2-135M"',
     "sync.gamma": "0.7",
-    "ensemble.branch_round": "5",
 }
 """Values shown, commented out, for keys that have none."""
 SET_BY_START: Final = frozenset(
@@ -179,9 +178,9 @@ GENERALIST: Final = "general"
 TEXTS_OF_ALL: Final = "text:data/*/*.txt"
 """The generalist's texts, where each expert has a folder of its own."""
 BELOW_EXPERTS: Final = (
-    "# Write what differs of [model] and [training]. Each peer trains the expert that its user names",
-    "# (loco-peer join ... --expert NAME), the founder the first; here the others have half as many",
-    "# steps together as that.",
+    "# Write what differs of [model] and [training]. Each peer trains the expert that its user",
+    "# names (loco-peer join ... --expert NAME), the founder the first; here the others have half",
+    "# as many steps together as that.",
 )
 MOST_COLUMNS: Final = 110
 UNTRIED_LINE: Final = (

@@ -27,7 +27,6 @@ from protocol.errors import LocoError, RemoteProtocolError
 from protocol.membership.group import Group
 from protocol.membership.view import TRAINING, View
 from protocol.run.amendments import (
-    TOTAL_STEPS,
     MODE,
     TOTAL_STEPS,
     AmendedSpec,

@@ -411,23 +411,27 @@ class RealProvision:
 
     async def found(self, spec: RunSpec, expert: int | None) -> tuple[RunSpec, Supplies]:
         if expert is None:
-            spec, corpus, created, fresh = await self._frozen(spec)
+            spec, corpus = await self._frozen_data(spec)
+            spec, created, fresh = await self._frozen_model(spec, corpus)
             stage = DATA_STAGE if spec.pipeline.stages > 1 else None
             return spec, self._supplies(spec, corpus, _shape(created), fresh, stage)
-        frozen = list[RunSpec]()
+        made = list[tuple[RunSpec, KeptCorpus]]()
         for each, model in zip(spec.experts, spec.models, strict=True):
             try:
-                frozen.append((await self._frozen(model))[0])
+                made.append(await self._frozen_data(model))
             except InvalidRunSpec as error:
                 raise InvalidRunSpec(f"expert {each.name}: {error}") from error
+        frozen = [(await self._frozen_model(*each))[0] for each in made]
         spec = with_frozen_experts(spec, frozen)
         return spec, await self._supplies_of_expert(spec, expert, NoSource(), lambda fresh: fresh)
 
-    async def _frozen(self, spec: RunSpec) -> tuple[RunSpec, KeptCorpus, ModelCreated, Fresh]:
-        """Make corpus and first weights of one model, and say in its spec what they are."""
-        spec, corpus = await freeze_data(
-            spec, self._cache_dir, self._work, self._config.data, self._tell
-        )
+    async def _frozen_data(self, spec: RunSpec) -> tuple[RunSpec, KeptCorpus]:
+        return await freeze_data(spec, self._cache_dir, self._work, self._config.data, self._tell)
+
+    async def _frozen_model(
+        self, spec: RunSpec, corpus: KeptCorpus
+    ) -> tuple[RunSpec, ModelCreated, Fresh]:
+        """Make the first weights of one model, and say in its spec what it looks like."""
         stage = DATA_STAGE if spec.pipeline.stages > 1 else None
         created, fresh = await self._first_weights(spec, corpus, stage)
         frozen = FrozenSection(
@@ -436,7 +440,7 @@ class RealProvision:
             parameters=created.whole.parameters,
             padded_parameters=created.whole.padded_parameters,
         )
-        return spec.model_copy(update={"frozen": frozen}), corpus, created, fresh
+        return spec.model_copy(update={"frozen": frozen}), created, fresh
 
     async def _supplies_of_expert(
         self,

@@ -90,9 +90,9 @@ def test_each_expert_is_trained_by_its_own_peers_and_a_killed_one_comes_back(
         assert ran.returncode == 0, ran.stderr
         model = AutoModelForCausalLM.from_pretrained(folder)
         assert model.config.num_hidden_layers == LAYERS[name]
-    other = experts.loco("start", "--home", str(second.home.root), "--expert", "general")
-    assert other.returncode == 2
-    assert "trains the expert 'code'; leave the option out" in other.stderr
+    refused = experts.loco("start", "--home", str(second.home.root), "--expert", "general")
+    assert refused.returncode == 2
+    assert "trains the expert 'code'; leave the option out" in refused.stderr
 
 
 def test_a_joiner_is_told_the_names(experts: Swarm) -> None:
