@@ -1,6 +1,6 @@
 """A run with experts: one roster, and averages inside each expert alone."""
 
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from swarm_worlds import outcomes, partners, simulated, start, toy_spec
@@ -22,8 +22,8 @@ STEPS: Final = 20
 PAIRS: Final = (("a", "c"), ("b", "d"))
 
 
-def experts_spec(rounds: int = ROUNDS, *, code_rounds: int = ROUNDS) -> RunSpec:
-    tree = toy_spec(rounds, STEPS).model_dump()
+def experts_spec(rounds: int = ROUNDS, *, code_rounds: int = ROUNDS, **sync: Any) -> RunSpec:
+    tree = toy_spec(rounds, STEPS, **sync).model_dump()
     code = {
         "name": "code",
         "source": "text:code/*.txt",
@@ -78,6 +78,24 @@ async def test_each_pair_averages_inside_its_expert_alone_and_ends_by_its_own_sc
                 assert run_id == swarm["a"].facts.run_id
                 assert run_id is not None
                 assert peer.facts.group == Group(run_id, f"expert/{number}").digest
+
+
+@pytest.mark.parametrize(
+    "sync",
+    [{"method": "diloco"}, {"noloco": {"fragments": "strided", "blocks_per_fragment": 1}}],
+    ids=["diloco", "fragments in pairs"],
+)
+def test_the_other_ways_average_inside_an_expert_too(tmp_path, sync):
+    @simulated()
+    async def run() -> None:
+        async with open_swarm(1, experts_spec(code_rounds=4, **sync), tmp_path) as swarm:
+            await start_all(swarm)
+            await swarm.finished()
+            for name in MACHINES:
+                assert swarm[name].status().outcomes.averaged >= 3
+                assert not swarm[name].facts.refused[RefusalReason.OTHER_GROUP]
+
+    run()
 
 
 @simulated()
