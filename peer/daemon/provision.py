@@ -162,12 +162,18 @@ HOLDERS: Final = (PeerState.TRAINING, PeerState.PAUSED, PeerState.FINISHED)
 
 
 class FreshOrFetched:
-    """The state of those that train an expert; its first weights, where nobody is heard of."""
+    """The state of those that train an expert; its first weights, where nobody is heard of.
+
+    Args:
+        then: called when first weights were made: the process for that is needed no more, since
+            the trainer has begun in another.
+    """
 
     ages = True
 
-    def __init__(self, first: Fresh) -> None:
+    def __init__(self, first: Fresh, *, then: Callable[[], Awaitable[None]]) -> None:
         self._first = first
+        self._then = then
 
     async def take(self, arrival: Arrival) -> FirstState:
         arrival.ports.facts.now_doing("looking for peers of this expert")
@@ -177,8 +183,11 @@ class FreshOrFetched:
                 while not _has_begun(arrival.held.view):
                     await arrival.ports.heard.park()
                 nursery.cancel_scope.cancel()
-        beginning = Fetched() if _has_begun(arrival.held.view) else self._first
-        return await beginning.take(arrival)
+        if _has_begun(arrival.held.view):
+            return await Fetched().take(arrival)
+        state = await self._first.take(arrival)
+        await self._then()
+        return state
 
 
 def _has_begun(view: View) -> bool:
@@ -457,9 +466,13 @@ class RealProvision:
         corpus = await obtain_data(
             spec, self._cache_dir, source, self._work, self._config.data, self._tell
         )
-        _, fresh = await self._first_weights(spec, corpus, None)
+
+        async def make(slow_P: Float32Vector) -> None:
+            _, fresh = await self._first_weights(spec, corpus, None)
+            await fresh.initialise(slow_P)
+
         shape = PartShape.of_whole_model(spec)
-        own = self._supplies(spec, corpus, shape, beginning_with(fresh), None)
+        own = self._supplies(spec, corpus, shape, beginning_with(Fresh(make)), None)
         kept = [kept_corpus(self._cache_dir, each.data.manifest or "") for each in run.models]
         others = [each for each in kept if each and each.manifest_digest != corpus.manifest_digest]
         blobs = {name: path for each in (*others, corpus) for name, path in each.blobs.items()}
@@ -474,7 +487,9 @@ class RealProvision:
         """Take the corpus from here or from a peer; of a pipeline, the stage that needs us most."""
         if spec.experts:
             number = (await choose_part()).number
-            return await self._supplies_of_expert(spec, number, source, FreshOrFetched)
+            return await self._supplies_of_expert(
+                spec, number, source, partial(FreshOrFetched, then=self._spare.aclose)
+            )
         corpus = await obtain_data(
             spec, self._cache_dir, source, self._work, self._config.data, self._tell
         )
