@@ -320,7 +320,7 @@ def _open_up(peer: SimulatedPeer, store: PieceStore, nursery: trio.Nursery) -> N
     """Let it do what real peers do besides, and simulated ones need not."""
     nursery.start_soon(be_reached, peer.parts, RELAY_MBPS)
     assert peer.peer.service is not None
-    peer.peer.service.store = store
+    peer.peer.service.stores = {store.manifest.name: store}
 
 
 async def _average(swarm: SimulatedSwarm, times: int) -> None:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from peer.options.config import ConfigError, check_experts, check_given, load_config
+from peer.options.config import ConfigError, check_given, load_config, refuse_experts
 from peer.options.exit_codes import ExitCode
 from peer.options.values import LogFormat
 from protocol.errors import InvalidRunSpec, LocoError, Refused, leaves
@@ -136,9 +136,7 @@ def new(
     ] = 0,
     experts: Annotated[
         str | None,
-        opt.option(
-            "--experts", "NAME,NAME", "A model for each domain; not trained yet.", hidden=True
-        ),
+        opt.option("--experts", "NAME,NAME", "A model for each domain, beside a generalist."),
     ] = None,
     force: Annotated[bool, opt.option("--force", "", "Overwrite an existing file.")] = False,
 ) -> None:
@@ -148,10 +146,7 @@ def new(
     names = () if experts is None else tuple(experts.split(","))
     takes = write_new(run_toml, preset, method, optimizer, stages, data, seed, names, force=force)
     print(*(f"  {line}" for line in takes), sep="\n")
-    if names:
-        print(f"wrote {run_toml}; this version reads a run with experts, and does not train it yet")
-    else:
-        print(f"wrote {run_toml}; read it, then run: loco-peer start {run_toml}")
+    print(f"wrote {run_toml}; read it, then run: loco-peer start {run_toml}")
 
 
 @command
@@ -416,7 +411,7 @@ def measure(
 
     check_given(device=device, threads=threads)
     spec = preset_spec("demo") if run_toml is None else opt.read_spec(run_toml)
-    check_experts(spec)
+    refuse_experts(spec, "measure")
     from .measure import show_measured  # imports torch, so wrong files are told before
 
     show_measured(spec, device, threads, seconds, (name, location, f"{price:g}"), peers)

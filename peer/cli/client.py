@@ -35,11 +35,13 @@ def home_of(given: Path | None) -> Home:
 
 
 def spec_of(home: Home) -> RunSpec:
-    """Raises HomeError: the home belongs to no run."""
+    """What this home trains: its run, or its expert's. Raises HomeError: it belongs to no run."""
     signed = home.run()
     if signed is None:
         raise HomeError(f"{home.root} belongs to no run yet: there is no model")
-    return signed.spec()
+    spec = signed.spec()
+    number = spec.expert_named(home.expert() if spec.experts else None)
+    return spec if number is None else spec.of_expert(number)
 
 
 def check_exportable(home: Home, *, swarm: bool = False) -> None:

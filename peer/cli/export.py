@@ -41,7 +41,6 @@ from peer.training.step import Stepper
 from peer.training.tensor_file import FileUnusable, TensorFile
 from protocol.content.samples import MEAN_NATS, ROUNDING_NATS, Float32Vector, shares_by_loss
 from protocol.errors import LocoError
-from protocol.membership.group import WHOLE_MODEL
 from protocol.names import short_id
 from protocol.run.layout import Layout, stage_layouts, stage_of_part
 from protocol.run.run_spec import RunSpec
@@ -280,7 +279,7 @@ def export_swarm(home: Home, directory: Path) -> None:
     with shown("exporting") as tell:
         tell(TaskProgress("the daemon writes its state"))
         written = told(home, "write_state", STATE_TIMEOUT_S)
-        if written["part"] != WHOLE_MODEL:
+        if stage_of_part(written["part"]) is not None:
             raise ExportFailed("peers of this run hold stages; leave --swarm out")
         spec = spec_of(home)
         loss = loss_judge(home, spec)

@@ -78,7 +78,6 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "model.num_kv_heads": "2",
     "model.init_from": '"HuggingFaceTB/SmolLM2-135M"',
     "sync.gamma": "0.7",
-    "ensemble.branch_round": "5",
 }
 """Values shown, commented out, for keys that have none."""
 SET_BY_START: Final = frozenset(
@@ -178,13 +177,10 @@ SKIPPING: Final = (
 GENERALIST: Final = "general"
 TEXTS_OF_ALL: Final = "text:data/*/*.txt"
 """The generalist's texts, where each expert has a folder of its own."""
-NOT_TRAINED_YET: Final = (
-    "# This version of loco-peer reads a run with experts, and does not train it yet."
-)
 BELOW_EXPERTS: Final = (
-    "# Write what differs of [model] and [training]. Steps are those of all peers of an expert",
-    "# together, so they are a budget; here the others have as many together as the generalist has",
-    "# before they part. An expert that is larger begins with fresh weights.",
+    "# Write what differs of [model] and [training]. Each peer trains the expert that its user",
+    "# names (loco-peer join ... --expert NAME), the founder the first; here the others have half",
+    "# as many steps together as that.",
 )
 MOST_COLUMNS: Final = 110
 UNTRIED_LINE: Final = (
@@ -291,7 +287,8 @@ def _with_experts(tree: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
         {"name": name, "source": f"text:data/{name}/*.txt", "training": {"total_steps": steps}}
         for name in names
     ]
-    return {**tree, "experts": [{"name": GENERALIST}, *others]}
+    apart = {"branch_round": 0}
+    return {**tree, "experts": [{"name": GENERALIST}, *others], "ensemble": apart}
 
 
 def preset_toml(
@@ -314,7 +311,6 @@ def _head(spec: RunSpec, preset: str) -> list[str]:
         "# What it takes of a peer:",
         *(f"#   {line}" for line in told_needs(spec, corpus_tokens_of(spec))),
         *[UNTRIED_LINE] * (preset in UNTRIED),
-        *[NOT_TRAINED_YET] * bool(spec.experts),
         "",
     ]
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from peer.options.config import ConfigError, check_experts, read_text
+from peer.options.config import ConfigError, read_text, refuse_experts
 from peer.process.bottom_line import shown
 from protocol.names import size_text
 from protocol.pipeline.pipelines import TRAINING_PER_FORWARD, Estimate, replicas_of
@@ -71,7 +71,7 @@ def show_plan(run_toml: Path, peers: Path, links: Path | None, options: PlanOpti
 
         check_picture(picture)  # planning takes a while, so what cannot be drawn is said before
     spec = read_spec(run_toml)
-    check_experts(spec)
+    refuse_experts(spec, "plan")
     question = question_of(spec, peers, links, options)
     unasked = PlanOptions(sequences=options.sequences, picture=picture, as_json=as_json)
     asked = spec.pipeline.stages > 1 or options != unasked

@@ -87,6 +87,7 @@ def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
     """
     home = Home(config.home)
     signed, spec = home.run(), None
+    _check_expert(config, home, start)
     if start is not None:
         spec = _checked_start(config, start, signed)
     elif signed is None and not config.bootstrap:
@@ -112,6 +113,16 @@ def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
                 for line in restore(start.restore, home, config.checkpoint_keep):
                     print(f"  {line}", file=sys.stderr, flush=True)
         return _until_ended(config, spec, home)
+
+
+def _check_expert(config: PeerConfig, home: Home, start: Start | None) -> None:
+    """Refuse another expert than the home's. Raises ConfigError."""
+    kept, is_new = home.expert(), start is not None and start.new_run
+    if config.expert is not None and kept not in (None, config.expert) and not is_new:
+        raise ConfigError(
+            f"{config.told('expert')}: the home {home.root} trains the expert '{kept}'; leave the"
+            " option out, or give another expert a --home of its own"
+        )
 
 
 def _until_ended(config: PeerConfig, spec: RunSpec | None, home: Home) -> ExitCode:
@@ -178,10 +189,7 @@ def _checked_start(config: PeerConfig, start: Start, signed: SignedSpec | None) 
         )
     check_options(config, spec)
     if signed is None or start.new_run:
-        _check_source(config.data or spec.data.source)
-        spec = _from_checkpoint(spec)
-        say_needs(config, spec, corpus_tokens_of(spec, config.data))
-        return spec
+        return _new_run(config, spec)
     spec = _as_founded(spec, signed.spec())
     if keys := differing_keys(signed.spec(), spec):
         raise OtherRun(
@@ -190,6 +198,21 @@ def _checked_start(config: PeerConfig, start: Start, signed: SignedSpec | None) 
             " start, without a run spec. To change it: loco-peer amend. To found a new run: use"
             " another --home, or --new-run, which moves the old run to old-runs/"
         )
+    return spec
+
+
+def _new_run(config: PeerConfig, spec: RunSpec) -> RunSpec:
+    """The run spec to found; says what it takes here. Raises ConfigError, InvalidRunSpec."""
+    if spec.experts and config.data is not None:
+        raise ConfigError(
+            f"{config.told('data')}: the run has experts, each with a source of its own; leave it"
+            " out"
+        )
+    for model in spec.models:
+        _check_source(config.data or model.data.source)
+    spec = _from_checkpoint(spec)
+    own = spec.models[spec.expert_named(config.expert) or 0 if config.expert else 0]
+    say_needs(config, own, corpus_tokens_of(own, config.data))
     return spec
 
 

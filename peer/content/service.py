@@ -14,7 +14,7 @@ and so are chunks; all that is sent has a stall limit.
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -165,7 +165,7 @@ class ContentService:
     Attributes:
         refused: requests for the state of another group.
         source: of the state that is served; None while there is none.
-        store: the pieces of the corpus; None where there are none to give.
+        stores: the pieces of each corpus that there are any of, by its name.
 
     Args:
         blobs: digest to file.
@@ -176,7 +176,7 @@ class ContentService:
     state_dir: Path
     signed: SignedSpec
     blobs: Mapping[str, Path]
-    store: PieceStore | None = None
+    stores: Mapping[str, PieceStore] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.source: StateSource | None = None
@@ -213,8 +213,9 @@ class ContentService:
                     content_messages.GetParts,
                     timeout_s=ANSWER_S if reader.state is None else PINNED_REQUEST_S,
                 )
-                of_state = isinstance(request, content_messages.GetParts) and not self._is_corpus(
-                    request.content
+                of_state = (
+                    isinstance(request, content_messages.GetParts)
+                    and request.content not in self.stores
                 )
                 reader.requests += not of_state
                 if reader.requests > MAX_READER_REQUESTS:
@@ -243,9 +244,9 @@ class ContentService:
                 await reader.talk.send(content_messages.SampleReply(), sample)
             case content_messages.GetHoldings():
                 await self._send_holdings(reader.talk, request)
-            case content_messages.GetParts() if self._is_corpus(request.content):
+            case content_messages.GetParts() if request.content in self.stores:
                 for piece in request.parts:
-                    await self._send_piece(reader.talk, piece)
+                    await self._send_piece(reader.talk, self.stores[request.content], piece)
             case content_messages.GetParts():
                 await self._send_chunks(reader, request)
 
@@ -310,14 +311,11 @@ class ContentService:
             await reader.talk.send(content_messages.Part(index), data)
 
     # --- the corpus -------------------------------------------------------------------------------
-    def _is_corpus(self, name: str) -> bool:
-        return self.store is not None and name == self.store.manifest.name
-
     async def _send_holdings(
         self, talk: Conversation, request: content_messages.GetHoldings
     ) -> None:
-        store = self.store
-        if store is None or not self._is_corpus(request.corpus):
+        store = self.stores.get(request.corpus)
+        if store is None:
             raise Refused(RefusalReason.UNAVAILABLE, f"I have no corpus {request.corpus}")
         here, version = store.here, store.version
         whole = bool(here.all())
@@ -325,9 +323,7 @@ class ContentService:
         bits = b"" if is_known else np.packbits(here, bitorder="little").tobytes()
         await talk.send(content_messages.Holdings(version, whole), bits)
 
-    async def _send_piece(self, talk: Conversation, piece: int) -> None:
-        store = self.store
-        assert store is not None
+    async def _send_piece(self, talk: Conversation, store: PieceStore, piece: int) -> None:
         if piece >= store.manifest.num_pieces or not store.here[piece]:
             raise Refused(RefusalReason.UNAVAILABLE, f"I have no piece {piece}")
         if not await self._may_begin():

@@ -90,17 +90,20 @@ class Admission:
         admission = spec.admission.model_copy(update={"secret_digest": digest})
         return spec.model_copy(update={"admission": admission})
 
-    def founded(self, signed: SignedSpec) -> None:
-        self.entered(signed)
+    def founded(self, signed: SignedSpec, expert: int | None) -> None:
+        self.entered(signed, expert)
         if self._secret is not None:
             self.rule(Verdict.ADMIT, self._keys.own.peer_id)
 
-    def entered(self, signed: SignedSpec) -> None:
+    def entered(self, signed: SignedSpec, expert: int | None = None) -> None:
+        """Know the run; of several models we train `expert`."""
         spec, founder = signed.spec(), signed.founder_public_key
         admission, mode = spec.admission, Mode(spec.admission.mode)
         register = Register(mode, signed.run_id, founder, admission.peers)
         self._register = register
-        self._facts.spec = AmendedSpec(spec, signed.run_id, founder)
+        trained = spec if expert is None else spec.of_expert(expert)
+        self._facts.expert = None if expert is None else spec.experts[expert].name
+        self._facts.spec = AmendedSpec(trained, signed.run_id, founder)
         self._facts.run_id = signed.run_id
         self._secret_digest = admission.secret_digest
         if mode is Mode.OPEN:

@@ -195,6 +195,8 @@ async def amend(parts: PeerParts, wanted: dict[str, Any]) -> dict[str, Any]:
     spec, admission = _under_way(parts.facts), parts.admission
     admission.founder()  # a dry run that could not be done in earnest says so
     before, changes = spec.last, changes_between(spec.last, wanted["values"])
+    if parts.facts.expert is not None and TOTAL_STEPS in dict(changes):
+        raise LocoError(f"{TOTAL_STEPS}: each expert has its own, and none can be amended so far")
     peers = new_peers(spec.founding, wanted["values"])
     if not changes and all(admission.judge(peer) is None for peer in peers):
         raise LocoError("nothing to amend: the run already has these values")

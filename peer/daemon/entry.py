@@ -19,7 +19,7 @@ from protocol.address.multiaddr import with_peer_id
 from protocol.errors import InvalidRunSpec
 from protocol.membership.group import Group
 from protocol.run.assignment import needed_stage, newcomers_stage
-from protocol.run.layout import part_of_stage
+from protocol.run.layout import part_of_expert, part_of_stage
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 from protocol.wire.messages import Hello
@@ -28,7 +28,7 @@ from protocol.wire.versions import how_to_install
 from .bootstrap import Bootstrap
 from .parts import PeerParts
 from .ports import Ports
-from .provision import ChosenStage, Supplies
+from .provision import ChoosePart, ChosenPart, Supplies
 
 CheckSpec = Callable[[RunSpec], None]
 """Raises when this peer's options do not fit a run: InvalidRunSpec, ConfigError, HomeError."""
@@ -40,21 +40,30 @@ In the nursery it may go on looking for the swarm while the run is trained. Rais
 Refused: trying again cannot change that; and what `CheckSpec` does."""
 
 
-async def found(spec: RunSpec, parts: PeerParts, check_spec: CheckSpec, _: trio.Nursery) -> Entered:
+async def found(
+    spec: RunSpec, expert: str | None, parts: PeerParts, check_spec: CheckSpec, _: trio.Nursery
+) -> Entered:
     check_spec(spec)
+    number = spec.expert_named(expert or first_expert(spec))
     founder = parts.keys.founder
     assert founder is not None, "a home that founds a run has a founder's key"
     parts.facts.now_doing("preparing the data", PeerState.STARTING)
-    frozen, supplies = await parts.provision.found(spec)
+    frozen, supplies = await parts.provision.found(spec, number)
     closed = parts.admission.closed(frozen)
     signed = SignedSpec.signed_by(closed, founder.public_key, founder.sign)
-    parts.admission.founded(signed)
+    parts.admission.founded(signed, number)
     return signed, supplies
+
+
+def first_expert(spec: RunSpec) -> str | None:
+    """The name of the generalist, which a founder trains if it is told nothing else."""
+    return spec.experts[0].name if spec.experts else None
 
 
 async def join(
     addresses: Sequence[str],
     stage: int | None,
+    expert: str | None,
     parts: PeerParts,
     check_spec: CheckSpec,
     _: trio.Nursery,
@@ -63,6 +72,7 @@ async def join(
 
     Args:
         stage: of a pipeline, to be held; None lets it choose.
+        expert: the name of that to be trained, where the run has any.
     """
     facts = parts.facts
     facts.now_doing("looking for the swarm", PeerState.CONNECTING)
@@ -72,12 +82,16 @@ async def join(
         lambda fetcher: fetcher.spec(hello.run_id), parts.roster, first
     )
     spec = usable_spec(signed, hello.software)
-    parts.admission.entered(signed)
+    number = spec.expert_named(expert)
+    parts.admission.entered(signed, number)
     parts.events.emit(EventName.RUN_RECEIVED, remote=first, run_id=signed.run_id, name=spec.name)
     check_spec(spec)
     facts.now_doing("fetching the data")
-    choose = partial(choose_stage, parts, spec, signed.run_id, stage)
-    obtain = partial(parts.provision.obtain, spec, choose_stage=choose)
+    choose: ChoosePart = partial(choose_stage, parts, spec, signed.run_id, stage)
+    if number is not None:
+        facts.chosen = Group(signed.run_id, part_of_expert(number))
+        choose = partial(stays_at, number)
+    obtain = partial(parts.provision.obtain, spec, choose_part=choose)
     return signed, await parts.sources.fetch(obtain, parts.roster, first)
 
 
@@ -123,7 +137,7 @@ LOOKS: Final = 3
 
 async def choose_stage(
     ports: Ports, spec: RunSpec, run_id: str, given: int | None = None
-) -> ChosenStage:
+) -> ChosenPart:
     """Listen, choose the stage that this peer holds, if it is not `given`, and let all know.
 
     Newcomers that come together listen for different times, so that the later ones hear what the
@@ -142,11 +156,15 @@ async def choose_stage(
         stage = await _settled(facts.peer_id, company, stage, pipeline.num_visited)
         facts.chosen = Group(run_id, part_of_stage(stage))
     alive = ports.roster.alive(trio.current_time())
-    return ChosenStage(
+    return ChosenPart(
         stage,
         has_holders=not {*company.holders()[stage]} <= {*company.newcomers()},
         is_trained=any(member.progress.step for member in alive),
     )
+
+
+async def stays_at(number: int) -> ChosenPart:
+    return ChosenPart(number, has_holders=True, is_trained=True)
 
 
 async def _settled(own_id: PeerId, company: StageCompany, stage: int, visited: int) -> int:

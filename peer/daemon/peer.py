@@ -200,7 +200,11 @@ class Training:
             state_dir=settings.state_dir,
             signed=signed,
             blobs=supplies.blobs,
-            store=supplies.store,
+            stores={
+                store.manifest.name: store
+                for store in (*supplies.others, supplies.store)
+                if store is not None
+            },
         )
         self.service.refused = facts.refused
         self.rounds: RoundLoop | None = None

@@ -18,19 +18,19 @@ The engine is memory and trainers, without torch: the real one starts child proc
 """
 
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import trio
 
 from peer.content.fetching import BlobSource
 from peer.content.pieces import PieceStore, open_store
-from peer.facts import PartShape
+from peer.facts import PartShape, PeerState
 from peer.observe.event_names import EventName
 from peer.options.config import PeerConfig
 from peer.runtime import PeerId, Work
@@ -58,7 +58,13 @@ from protocol.content.samples import Float32Vector
 from protocol.errors import InvalidRunSpec
 from protocol.membership.group import WHOLE_MODEL, Group
 from protocol.membership.view import View, heeded
-from protocol.run.layout import DATA_STAGE, Layout, part_of_stage, stage_layouts
+from protocol.run.layout import (
+    DATA_STAGE,
+    Layout,
+    part_of_expert,
+    part_of_stage,
+    stage_layouts,
+)
 from protocol.run.run_spec import FrozenSection, RunSpec
 from protocol.schedule.progress import TaskProgress, Tell, nobody
 from protocol.schedule.rounds import middle
@@ -66,7 +72,7 @@ from protocol.wire.content_messages import StateScalars
 
 from .beginning import Arrival, Beginning, FirstState, Fresh
 from .fetched import Fetched, known_positions
-from .sources import weights_of
+from .sources import NoSource, weights_of
 
 # --- memory and trainers --------------------------------------------------------------------------
 
@@ -146,6 +152,59 @@ def where_others_are(arrival: Arrival) -> FirstState:
     epoch, position = arrival.plan.start_position(known_positions(others))
     step = int(middle(steps, 0))
     return FirstState(step // spec.founding.sync.round_steps - 1, step, epoch, position)
+
+
+# --- experts --------------------------------------------------------------------------------------
+LISTEN_S: Final = 6.0
+"""How long peers of an expert are looked for, before it is begun: the first looks into the
+directory, and the links that they lead to, take a few seconds."""
+HOLDERS: Final = (PeerState.TRAINING, PeerState.PAUSED, PeerState.FINISHED)
+
+
+class FreshOrFetched:
+    """The state of those that train an expert; its first weights, where nobody is heard of.
+
+    Args:
+        then: called when first weights were made: the process for that is needed no more, since
+            the trainer has begun in another.
+    """
+
+    ages = True
+
+    def __init__(self, first: Fresh, *, then: Callable[[], Awaitable[None]]) -> None:
+        self._first = first
+        self._then = then
+
+    async def take(self, arrival: Arrival) -> FirstState:
+        arrival.ports.facts.now_doing("looking for peers of this expert")
+        with trio.move_on_after(LISTEN_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(arrival.meet)
+                while not _has_begun(arrival.held.view):
+                    await arrival.ports.heard.park()
+                nursery.cancel_scope.cancel()
+        if _has_begun(arrival.held.view):
+            return await Fetched().take(arrival)
+        state = await self._first.take(arrival)
+        await self._then()
+        return state
+
+
+def _has_begun(view: View) -> bool:
+    """Whether others hold a state of this group; newcomers among them hold none."""
+    told = [member.progress for member in view.alive(trio.current_time())]
+    return any(
+        each.state in HOLDERS or (each.state == PeerState.RETURNING and each.step) for each in told
+    )
+
+
+def with_frozen_experts(spec: RunSpec, frozen: Sequence[RunSpec]) -> RunSpec:
+    """A run with what its founder found out of each expert."""
+    experts = tuple(
+        expert.model_copy(update={"manifest": of.data.manifest, "frozen": of.frozen})
+        for expert, of in zip(spec.experts, frozen, strict=True)
+    )
+    return spec.model_copy(update={"data": frozen[0].data, "experts": experts})
 
 
 # --- data -----------------------------------------------------------------------------------------
@@ -293,6 +352,7 @@ class Supplies:
         num_blocks: training blocks of an epoch.
         piece_blocks: of them in one piece of the corpus; None where it is all one.
         store: the pieces that are here; None where the corpus has none.
+        others: those of other experts' corpora, for joiners.
         remake: makes the first weights of the run again, as its founder made them.
         shape: of the part of the model that the engine trains.
         beginning: where the first state of its group comes from.
@@ -307,33 +367,36 @@ class Supplies:
     part: str = WHOLE_MODEL
     piece_blocks: int | None = None
     store: PieceStore | None = None
+    others: tuple[PieceStore, ...] = ()
     remake: Callable[[], Awaitable[Beginning]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class ChosenStage:
-    """The stage of a pipeline that we are to hold.
+class ChosenPart:
+    """The stage of a pipeline, or the expert, that we are to hold.
 
     Attributes:
+        number: of the stage, or of the expert.
         has_holders: whether others have begun with it. Of newcomers that choose it together each
             begins with the same first weights: if they waited for each other, none would begin.
     """
 
-    stage: int
+    number: int
     has_holders: bool
     is_trained: bool
 
 
-ChooseStage = Callable[[], Awaitable[ChosenStage]]
+ChoosePart = Callable[[], Awaitable[ChosenPart]]
 
 
 class Provision(Protocol):
     """Gets a machine ready for a run. Raises InvalidRunSpec, HomeError, or as the source."""
 
-    async def found(self, spec: RunSpec) -> tuple[RunSpec, Supplies]: ...
+    async def found(self, spec: RunSpec, expert: int | None) -> tuple[RunSpec, Supplies]:
+        """`expert` is the one that we are to hold, where there are any."""
 
     async def obtain(
-        self, spec: RunSpec, source: BlobSource, choose_stage: ChooseStage
+        self, spec: RunSpec, source: BlobSource, choose_part: ChoosePart
     ) -> Supplies: ...
 
 
@@ -355,10 +418,29 @@ class RealProvision:
         self._spare = spare
         self._tell = tell
 
-    async def found(self, spec: RunSpec) -> tuple[RunSpec, Supplies]:
-        spec, corpus = await freeze_data(
-            spec, self._cache_dir, self._work, self._config.data, self._tell
-        )
+    async def found(self, spec: RunSpec, expert: int | None) -> tuple[RunSpec, Supplies]:
+        if expert is None:
+            spec, corpus = await self._frozen_data(spec)
+            spec, created, fresh = await self._frozen_model(spec, corpus)
+            stage = DATA_STAGE if spec.pipeline.stages > 1 else None
+            return spec, self._supplies(spec, corpus, _shape(created), fresh, stage)
+        made = list[tuple[RunSpec, KeptCorpus]]()
+        for each, model in zip(spec.experts, spec.models, strict=True):
+            try:
+                made.append(await self._frozen_data(model))
+            except InvalidRunSpec as error:
+                raise InvalidRunSpec(f"expert {each.name}: {error}") from error
+        frozen = [(await self._frozen_model(*each))[0] for each in made]
+        spec = with_frozen_experts(spec, frozen)
+        return spec, await self._supplies_of_expert(spec, expert, NoSource(), lambda fresh: fresh)
+
+    async def _frozen_data(self, spec: RunSpec) -> tuple[RunSpec, KeptCorpus]:
+        return await freeze_data(spec, self._cache_dir, self._work, self._config.data, self._tell)
+
+    async def _frozen_model(
+        self, spec: RunSpec, corpus: KeptCorpus
+    ) -> tuple[RunSpec, ModelCreated, Fresh]:
+        """Make the first weights of one model, and say in its spec what it looks like."""
         stage = DATA_STAGE if spec.pipeline.stages > 1 else None
         created, fresh = await self._first_weights(spec, corpus, stage)
         frozen = FrozenSection(
@@ -367,13 +449,47 @@ class RealProvision:
             parameters=created.whole.parameters,
             padded_parameters=created.whole.padded_parameters,
         )
-        spec = spec.model_copy(update={"frozen": frozen})
-        return spec, self._supplies(spec, corpus, _shape(created), fresh, stage)
+        return spec.model_copy(update={"frozen": frozen}), created, fresh
 
-    async def obtain(
-        self, spec: RunSpec, source: BlobSource, choose_stage: ChooseStage
+    async def _supplies_of_expert(
+        self,
+        run: RunSpec,
+        number: int,
+        source: BlobSource,
+        beginning_with: Callable[[Fresh], Beginning],
     ) -> Supplies:
+        """One expert; and for joiners what is here of the others' corpora.
+
+        The same first weights are made by all that come to an expert that nobody has begun.
+        """
+        spec = run.of_expert(number)
+        corpus = await obtain_data(
+            spec, self._cache_dir, source, self._work, self._config.data, self._tell
+        )
+
+        async def make(slow_P: Float32Vector) -> None:
+            _, fresh = await self._first_weights(spec, corpus, None)
+            await fresh.initialise(slow_P)
+
+        shape = PartShape.of_whole_model(spec)
+        own = self._supplies(spec, corpus, shape, beginning_with(Fresh(make)), None)
+        kept = [kept_corpus(self._cache_dir, each.data.manifest or "") for each in run.models]
+        others = [each for each in kept if each and each.manifest_digest != corpus.manifest_digest]
+        blobs = {name: path for each in (*others, corpus) for name, path in each.blobs.items()}
+        return replace(
+            own,
+            part=part_of_expert(number),
+            blobs={**own.blobs, **blobs},
+            others=tuple(map(open_store, others)),
+        )
+
+    async def obtain(self, spec: RunSpec, source: BlobSource, choose_part: ChoosePart) -> Supplies:
         """Take the corpus from here or from a peer; of a pipeline, the stage that needs us most."""
+        if spec.experts:
+            number = (await choose_part()).number
+            return await self._supplies_of_expert(
+                spec, number, source, partial(FreshOrFetched, then=self._spare.aclose)
+            )
         corpus = await obtain_data(
             spec, self._cache_dir, source, self._work, self._config.data, self._tell
         )
@@ -381,15 +497,15 @@ class RealProvision:
             shape = PartShape.of_whole_model(spec)
             supplies = self._supplies(spec, corpus, shape, Fetched(), None)
             return replace(supplies, remake=partial(self._remade, spec, corpus))
-        chosen = await choose_stage()
-        created, fresh = await self._first_weights(spec, corpus, chosen.stage)
+        chosen = await choose_part()
+        created, fresh = await self._first_weights(spec, corpus, chosen.number)
         beginning: Beginning = fresh
         if chosen.has_holders:
             beginning = Fetched()
         elif chosen.is_trained:
             layouts = stage_layouts(created.whole, spec.pipeline.stages)
-            beginning = Rebuilt(chosen.stage, fresh, layouts)
-        return self._supplies(spec, corpus, _shape(created), beginning, chosen.stage)
+            beginning = Rebuilt(chosen.number, fresh, layouts)
+        return self._supplies(spec, corpus, _shape(created), beginning, chosen.number)
 
     async def _remade(self, spec: RunSpec, corpus: KeptCorpus) -> Beginning:
         """The first weights once more; where the run began from a checkpoint, from that."""

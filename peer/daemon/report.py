@@ -24,8 +24,8 @@ from peer.runtime import Address, Network
 from peer.training.schedule import learning_rate
 from protocol.address.multiaddr import split_peer_id
 from protocol.membership.dial_back import Reach
-from protocol.membership.group import WHOLE_MODEL, Group
-from protocol.membership.view import TRAINING, Member, View
+from protocol.membership.group import Group
+from protocol.membership.view import Member, View
 from protocol.run.layout import DATA_STAGE, part_of_stage, stage_of_part
 from protocol.schedule.progress import Watched, lasting
 from protocol.schedule.rounds import RunPace
@@ -149,6 +149,7 @@ class Report:
             ),
             metrics=self.metrics_url,
             part=facts.held.group.part if facts.held else None,
+            expert=facts.expert,
             microbatches={str(what): count for what, count in facts.microbatches.items()},
             pipeline=facts.pipeline.to_json() if facts.holds_stage else None,
             amendments=amendments_json(facts.spec),
@@ -177,9 +178,10 @@ class Report:
             self._pace.rest()
         total = facts.spec.total_steps_at(step)
         own = swarm = None
-        if facts.held is not None and facts.held.group.part == WHOLE_MODEL:
+        if facts.held is not None and not facts.holds_stage:
             own = facts.steps_per_s * facts.tokens_per_step if trains else 0.0
-            others = (m.progress.steps_per_s for m in alive if m.progress.state == TRAINING)
+            training = facts.held.view.members_training(now_s)
+            others = (m.progress.steps_per_s for m in training)
             swarm = own + facts.tokens_per_step * sum(others)
         return {
             "total_steps": total,

@@ -38,25 +38,32 @@ from peer.state.checkpoints import Checkpoint
 from peer.state.home import OtherRun
 from peer.training.tensor_file import FileUnusable
 from protocol.errors import LocoError, Refused
-from protocol.membership.group import WHOLE_MODEL, Group
+from protocol.membership.group import Group
 from protocol.membership.returning import LISTEN_S, UNREACHED_S, Course, choose_course
 from protocol.names import short_id
 from protocol.outcomes import RefusalReason
-from protocol.run.layout import stage_of_part
+from protocol.run.layout import expert_of_part, part_of_expert, stage_of_part
 from protocol.run.signed_spec import SignedSpec
 from protocol.schedule.progress import TaskProgress
 from protocol.schedule.rounds import is_lost, lost_lag
 
 from .beginning import Arrival, Beginning, FirstState
 from .bootstrap import Bootstrap
-from .entry import CheckSpec, Entered, choose_stage, enter_swarm, go_by_the_linked
+from .entry import (
+    CheckSpec,
+    Entered,
+    choose_stage,
+    enter_swarm,
+    go_by_the_linked,
+    stays_at,
+)
 from .fetched import Fetched
 from .links import Dialler
 from .parts import PeerParts
 from .ports import Ports
-from .provision import ChooseStage, ChosenStage
+from .provision import ChoosePart
 from .report import REPEAT_S
-from .sources import NobodyHelped, is_final
+from .sources import NobodyHelped, NoSource, is_final
 
 REPLACEMENT_S: Final = 1800.0
 """How long others that train are asked for their state before we go on from our own."""
@@ -65,18 +72,11 @@ STAYS_S: Final = 4 * 3600.0
 LOOK_S: Final = 0.5
 
 
-class NoSource:
-    """Nobody to fetch from. Implements `BlobSource`."""
-
-    async def blob(self, digest: str) -> bytes:
-        await trio.lowlevel.checkpoint()
-        raise Refused(RefusalReason.UNAVAILABLE, f"blob {digest} is not in this home")
-
-
 async def come_back(
     signed: SignedSpec,
     addresses: Sequence[str],
     stage: int | None,
+    expert: str | None,
     alone: bool,
     parts: PeerParts,
     check_spec: CheckSpec,
@@ -88,6 +88,7 @@ async def come_back(
         signed: the run spec, as the home has kept it.
         addresses: to find the swarm by, if the user gave any.
         stage: of a pipeline, to be held where no checkpoint says one; None lets it choose.
+        expert: that this home trains, where the run has any.
         alone: whether or not the others of the run can be reached.
 
     Raises:
@@ -96,12 +97,15 @@ async def come_back(
     remembered = RememberedPeers(parts, parts.links.dialler, alone=alone)
     nursery.start_soon(_keep_looking, parts, signed.run_id, addresses, remembered)
     spec, facts = signed.spec(), parts.facts
-    parts.admission.entered(signed)
+    number = spec.expert_named(expert)
+    parts.admission.entered(signed, number)
     check_spec(spec)
     facts.now_doing("checking the newest checkpoint", PeerState.RETURNING)
     own = await _newest_checkpoint(parts, signed.run_id)
     facts.now_doing("looking for the others of the run")
-    if own is not None and stage in (None, stage_of_part(own.manifest.part)):
+    if number is not None:
+        facts.chosen = Group(signed.run_id, part_of_expert(number))
+    if own is not None and _is_of(own.manifest.part, stage, number):
         facts.chosen = Group(signed.run_id, own.manifest.part)
         facts.nominal_step = own.manifest.step
         facts.earlier_tokens = own.manifest.tokens
@@ -111,11 +115,11 @@ async def come_back(
     for peer_id, theirs in known.items():
         parts.roster.introduced(peer_id, theirs)
     remembered.remember(known)
-    choose: ChooseStage = partial(choose_stage, parts, spec, signed.run_id, stage)
-    kept_stage = None if own is None else stage_of_part(own.manifest.part)
-    if kept_stage is not None:
-        choose = partial(_stays_at, kept_stage)
-    obtain = partial(parts.provision.obtain, spec, choose_stage=choose)
+    choose: ChoosePart = partial(choose_stage, parts, spec, signed.run_id, stage)
+    kept = number if number is not None or own is None else stage_of_part(own.manifest.part)
+    if kept is not None:
+        choose = partial(stays_at, kept)
+    obtain = partial(parts.provision.obtain, spec, choose_part=choose)
     try:
         supplies = await obtain(NoSource())
     except Refused:
@@ -160,8 +164,11 @@ async def _newest_checkpoint(parts: PeerParts, run_id: str) -> Checkpoint | None
     return found
 
 
-async def _stays_at(stage: int) -> ChosenStage:
-    return ChosenStage(stage, has_holders=True, is_trained=True)
+def _is_of(part: str, stage: int | None, expert: int | None) -> bool:
+    """Whether a checkpoint is of what this peer is to hold."""
+    if expert is not None:
+        return expert_of_part(part) == expert
+    return stage in (None, stage_of_part(part))
 
 
 # --- the peers that are remembered ----------------------------------------------------------------
@@ -382,6 +389,6 @@ def _is_over(own: Checkpoint, arrival: Arrival) -> bool:
 
 def _lag_to_lead(arrival: Arrival) -> float:
     """Steps behind which a peer takes the state of others, where it may begin by its own."""
-    if arrival.held.group.part != WHOLE_MODEL:
+    if stage_of_part(arrival.held.group.part) is not None:
         return math.inf
     return lost_lag(arrival.spec.founding.sync.round_steps)

@@ -46,10 +46,11 @@ from protocol.membership.dial_back import host_and_port
 from protocol.membership.view import Roster
 from protocol.names import short_id
 from protocol.run.run_spec import RunSpec
+from protocol.run.signed_spec import SignedSpec
 
 from .checkpointing import CheckpointPlan, check_room_to_begin, free_bytes
 from .control_requests import ControlRequests
-from .entry import Entry, found, join
+from .entry import Entry, first_expert, found, join
 from .links import SILENCE_S
 from .outside import be_reached
 from .parts import PeerParts, PeerSettings
@@ -172,11 +173,12 @@ class _Daemon:
         config, signed = self._config, self._home.run()
         next_stage = self._home.take_next_stage()
         stage = next_stage if config.stage is None else config.stage
+        expert = config.expert or self._home.expert()
         if signed is not None:
-            return partial(come_back, signed, config.bootstrap, stage, config.alone)
+            return partial(come_back, signed, config.bootstrap, stage, expert, config.alone)
         if spec is not None:
-            return partial(found, spec)
-        return partial(join, config.bootstrap, stage)
+            return partial(found, spec, expert)
+        return partial(join, config.bootstrap, stage, expert)
 
     def _command(self, name: str) -> str:
         """A command for this home, as its owner would type it."""
@@ -255,7 +257,7 @@ class _Daemon:
             grace_s=config.grace_s,
             on_ready=lambda: self._announce(parts, founds=founds),
             check_spec=partial(self._check_spec, joins=joins),
-            bind_run=home.bind_run,
+            bind_run=partial(self._bind_run, parts.facts),
             observe_round=parts.facts.count_timing,
             keeps_stage=config.stage is not None,
             checkpoints=CheckpointPlan(config.checkpoint_every_s, self._uploads(parts)),
@@ -265,6 +267,11 @@ class _Daemon:
             stop=self._stop,
         )
 
+    def _bind_run(self, facts: Facts, signed: SignedSpec) -> None:
+        self._home.bind_run(signed)
+        if facts.expert is not None:
+            self._home.keep_expert(facts.expert)
+
     def _check_spec(self, spec: RunSpec, *, joins: bool) -> None:
         """Say what a run takes that is new to this home, and that others have founded.
 
@@ -272,13 +279,16 @@ class _Daemon:
         """
         config = self._config
         check_options(config, spec)
+        number = spec.expert_named(config.expert or self._home.expert() or first_expert(spec))
+        expert = "" if number is None else f"the expert '{spec.experts[number].name}' of "
+        spec = spec if number is None else spec.of_expert(number)
         if joins:
             say_needs(config, spec, None)
         check_room_to_begin(self._checkpoints, spec, config.data)
         if joins:
             free_disk, free_memory = free_bytes(self._home.root), psutil.virtual_memory().available
             on_gpu = choose_device(config.device or "auto").type != "cpu"
-            check_agreed(config, spec, free_disk, free_memory, on_gpu=on_gpu)
+            check_agreed(config, spec, free_disk, free_memory, expert=expert, on_gpu=on_gpu)
 
     def _most_corpus_bytes(self, held_bytes: int) -> int:
         """For pieces of the corpus, of which so much is here."""

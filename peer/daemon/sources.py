@@ -51,6 +51,14 @@ def is_final(error: LocoError) -> bool:
     return isinstance(error, Refused) and error.reason in FINAL_REFUSALS
 
 
+class NoSource:
+    """Nobody to fetch from. Implements `BlobSource`."""
+
+    async def blob(self, digest: str) -> bytes:
+        await trio.lowlevel.checkpoint()
+        raise Refused(RefusalReason.UNAVAILABLE, f"blob {digest} is not in this home")
+
+
 class NobodyHelped(LocoError):
     """No peer gave what was asked for in time."""
 

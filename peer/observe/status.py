@@ -156,7 +156,8 @@ class Status:
         validation_loss: of the slow weights on the run's fixed blocks, nats per token; at a relay
             of a pipeline the middle one of what the data peers tell.
         metrics: URL of the Prometheus endpoint.
-        part: of the model that this peer holds, `model` or `stage/N`.
+        part: of the model that this peer holds, `model`, `stage/N` or `expert/N`.
+        expert: the name of that one.
         microbatches: what has happened to them here, where the part is a stage.
         pipeline: `PipelineFacts.to_json`, there.
         amendments: `amendments_json`.
@@ -191,6 +192,7 @@ class Status:
     peers: tuple[PeerStatus, ...] = ()
     metrics: str | None = None
     part: str | None = None
+    expert: str | None = None
     microbatches: Mapping[str, int] = field(default_factory=dict)
     pipeline: Mapping[str, Any] | None = None
     amendments: tuple[Mapping[str, Any], ...] = ()
@@ -326,6 +328,8 @@ def _state(status: Status) -> str:
 
 
 def _part(status: Status) -> list[tuple[str, str]]:
+    if status.expert is not None:
+        return [("expert", status.expert)]
     if status.part is None or status.part == WHOLE_MODEL:
         return []
     counted = ", ".join(f"{what} {n:,}" for what, n in status.microbatches.items() if n)

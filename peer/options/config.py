@@ -167,6 +167,13 @@ class PeerConfig:
         see="The first peer of a run holds stage 0 ([stages](stages.md)).",
         founder=False,
     )
+    expert: str | None = _run(
+        str,
+        "NAME",
+        "Train this expert, where the run has any; the home keeps it. Default of a founder: the"
+        " first.",
+        see="See [experts](run-spec.md#experts).",
+    )
     data: str | None = _run(
         values.source,
         "PATH",
@@ -495,6 +502,8 @@ def _hint(name: str, known: Iterable[str]) -> str:
 def check_options(config: PeerConfig, spec: "RunSpec") -> None:
     """Refuse a run that this version cannot train, and options that mean nothing in it."""
     check_experts(spec)
+    if config.expert is not None:
+        spec.expert_named(config.expert)
     check_stages(spec)
     check_overlap_steps(config.overlap_steps, config.told("overlap-steps"), spec)
     stages = spec.pipeline.stages
@@ -506,12 +515,32 @@ def check_options(config: PeerConfig, spec: "RunSpec") -> None:
 
 
 def check_experts(spec: "RunSpec") -> None:
-    """Refuse a run of several models. Raises InvalidRunSpec."""
+    """Refuse what experts cannot do so far. Raises InvalidRunSpec."""
+    from protocol.run.run_spec import FRESH, SEED  # here, because `--help` does not need it
+
+    if not spec.experts:
+        return
+    if spec.branch_round:
+        raise InvalidRunSpec(
+            f"ensemble.branch_round = {spec.branch_round}: peers do not go over from the generalist"
+            " to other experts so far, each trains its own from the beginning: write"
+            " ensemble.branch_round = 0"
+        )
+    for expert in spec.experts:
+        if expert.begin not in (SEED, FRESH):
+            raise InvalidRunSpec(
+                f"experts.{expert.name}.begin = '{expert.begin}': experts begin with first weights"
+                f" of their own so far; leave it out, or write '{FRESH}'"
+            )
+
+
+def refuse_experts(spec: "RunSpec", what: str) -> None:
+    """Raises InvalidRunSpec: `what` does one model, and the run has several."""
     if spec.experts:
         names = ", ".join(expert.name for expert in spec.experts)
         raise InvalidRunSpec(
-            f"the run has [[experts]] ({names}): this version reads and checks such a run, but does"
-            " not train it yet; leave them out"
+            f"the run has [[experts]] ({names}), and `loco-peer {what}` takes a run of one model:"
+            " give it a run spec with an expert's sizes in [model]"
         )
 
 

@@ -40,9 +40,18 @@ class NotAgreed(ConfigError):
 
 
 def check_agreed(
-    config: PeerConfig, spec: RunSpec, free_disk: int, free_memory: int, *, on_gpu: bool
+    config: PeerConfig,
+    spec: RunSpec,
+    free_disk: int,
+    free_memory: int,
+    *,
+    expert: str = "",
+    on_gpu: bool,
 ) -> None:
-    """Raises NotAgreed; InvalidRunSpec, where the run spec does not say what it takes."""
+    """`expert` are the words for that of the run which this peer trains.
+
+    Raises NotAgreed; InvalidRunSpec, where the run spec does not say what it takes.
+    """
     needs = _needs(spec, config)
     memory = needs.model_memory(on_gpu=on_gpu)
     wanted = (("disk", needs.disk - SPARE_BYTES, free_disk), ("memory", memory, free_memory))
@@ -53,7 +62,7 @@ def check_agreed(
     ]
     if large and not config.yes:
         raise NotAgreed(
-            f"the run '{spec.name}' may take more than half of what is free here: up to"
+            f"{expert}the run '{spec.name}' may take more than half of what is free here: up to"
             f" {' and '.join(large)}. To join nevertheless: --yes"
         )
 

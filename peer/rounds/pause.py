@@ -18,8 +18,8 @@ from peer.facts import PeerState
 from peer.observe.event_names import EventName
 from peer.process.rejoin import JoinAgain, can_be_joined
 from protocol.errors import LocoError
-from protocol.membership.group import WHOLE_MODEL
 from protocol.membership.view import Member, View
+from protocol.run.layout import stage_of_part
 from protocol.schedule.data_plan import DataPlan
 from protocol.schedule.rounds import middle
 
@@ -47,7 +47,7 @@ class Pause:
             state = "paused" if self._facts.state is PeerState.PAUSED else "about to pause"
             raise PauseRefused(f"this peer is {state} already")
         held = self._facts.held
-        if held is not None and held.group.part != WHOLE_MODEL:
+        if held is not None and stage_of_part(held.group.part) is not None:
             raise PauseRefused(
                 f"this peer holds {held.group.part}, which others need in each step; let it leave"
             )

@@ -18,7 +18,12 @@ import trio
 from peer.content.fetching import BlobSource
 from peer.daemon.beginning import Beginning, Fresh
 from peer.daemon.fetched import Fetched
-from peer.daemon.provision import ChooseStage, Supplies
+from peer.daemon.provision import (
+    ChoosePart,
+    FreshOrFetched,
+    Supplies,
+    with_frozen_experts,
+)
 from peer.facts import PartShape
 from peer.network.pacing import NO_LIMITS, BandwidthLimits
 from peer.runtime import PeerId
@@ -30,7 +35,7 @@ from protocol.content.manifest import blob_name
 from protocol.content.samples import Float32Vector
 from protocol.errors import InvalidRunSpec
 from protocol.membership.group import WHOLE_MODEL
-from protocol.run.layout import Layout
+from protocol.run.layout import Layout, part_of_expert
 from protocol.run.run_spec import FrozenSection, RunSpec
 
 DEFAULT_PARAMETERS: Final = 256
@@ -49,6 +54,7 @@ class Machine:
         overlap_steps: tau of its peer; None is the run's.
         unusable: why nothing can be trained on it.
         part: of the model (protocol/membership/group.py).
+        expert: its name, where the run has any.
         begins_group: its peer is the first that holds this part, and makes its first weights.
         token: an invitation.
     """
@@ -60,6 +66,7 @@ class Machine:
     overlap_steps: int | None = None
     unusable: str | None = None
     part: str = WHOLE_MODEL
+    expert: str | None = None
     begins_group: bool = False
     token: Token | None = None
     checkpoint_every_s: float | None = None
@@ -128,7 +135,7 @@ class SimulatedProvision:
     _gate: Gate
     slow_P: Float32Vector | None = None
 
-    async def found(self, spec: RunSpec) -> tuple[RunSpec, Supplies]:
+    async def found(self, spec: RunSpec, expert: int | None) -> tuple[RunSpec, Supplies]:
         await trio.lowlevel.checkpoint()
         corpus = blake3.blake3(str(spec.seed).encode()).digest(length=CORPUS_BYTES)
         data = spec.data.model_copy(update={"manifest": blob_name(corpus)})
@@ -139,17 +146,24 @@ class SimulatedProvision:
             padded_parameters=self._layout.padded_parameters,
         )
         spec = spec.model_copy(update={"data": data, "frozen": frozen})
+        if expert is not None:
+            spec = with_frozen_experts(spec, [spec] * len(spec.experts))
+            return spec, self._supplies_of_expert(spec, expert, corpus, _fresh(spec))
         return spec, self._supplies(spec, corpus, _fresh(spec))
 
-    async def obtain(
-        self, spec: RunSpec, source: BlobSource, choose_stage: ChooseStage
-    ) -> Supplies:
+    async def obtain(self, spec: RunSpec, source: BlobSource, choose_part: ChoosePart) -> Supplies:
         """Fetch the corpus, unless it is here. Raises InvalidRunSpec, or as `blob`."""
         if spec.data.manifest is None:
             raise InvalidRunSpec("the run spec does not name its corpus by digest")
         corpus = self._corpus.read_bytes() if self._corpus.exists() else b""
         if blob_name(corpus) != spec.data.manifest:
             corpus = await source.blob(spec.data.manifest)
+        if spec.experts:
+            number, first = (
+                (await choose_part()).number,
+                FreshOrFetched(_fresh(spec), then=trio.lowlevel.checkpoint),
+            )
+            return self._supplies_of_expert(spec, number, corpus, first)
         beginning = _fresh(spec) if self._machine.begins_group else Fetched()
 
         async def remake() -> Beginning:
@@ -157,6 +171,12 @@ class SimulatedProvision:
             return _fresh(spec)
 
         return replace(self._supplies(spec, corpus, beginning), remake=remake)
+
+    def _supplies_of_expert(
+        self, spec: RunSpec, number: int, corpus: bytes, beginning: Beginning
+    ) -> Supplies:
+        own = self._supplies(spec.of_expert(number), corpus, beginning)
+        return replace(own, part=part_of_expert(number))
 
     def _supplies(self, spec: RunSpec, corpus: bytes, beginning: Beginning) -> Supplies:
         self._corpus.write_bytes(corpus)

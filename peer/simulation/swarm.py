@@ -245,7 +245,7 @@ class SimulatedSwarm:
 
     # --- peers ------------------------------------------------------------------------------------
     def found(self, name: str, machine: Machine = DEFAULT_MACHINE) -> SimulatedPeer:
-        return self._start(name, machine, partial(found, self._spec))
+        return self._start(name, machine, partial(found, self._spec, machine.expert))
 
     def join(
         self, name: str, machine: Machine = DEFAULT_MACHINE, *, through: Sequence[str] = ()
@@ -253,14 +253,15 @@ class SimulatedSwarm:
         """Start a peer that joins through the named peers, or the founder."""
         through = through or [next(iter(self.peers))]
         bootstrap = [at for each in through for at in self.peers[each].network.addresses]
-        return self._start(name, machine, partial(join, bootstrap, None))
+        return self._start(name, machine, partial(join, bootstrap, None, machine.expert))
 
     def resume(self, name: str, *, alone: bool = False) -> SimulatedPeer:
         before = self.peers[name]
         assert before.ended.is_set(), "an identity lives once"
         assert before.signed is not None
-        entry = partial(come_back, before.signed, (), None, alone)
-        return self._start(name, before.machine, entry)
+        machine = before.machine
+        entry = partial(come_back, before.signed, (), None, machine.expert, alone)
+        return self._start(name, machine, entry)
 
     def _start(self, name: str, machine: Machine, entry: Entry) -> SimulatedPeer:
         number = self._incarnations[name] = self._incarnations.get(name, 0) + 1

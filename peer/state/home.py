@@ -5,6 +5,7 @@
     known_peers       who answered at HOST:PORT, a line each (kept_files.py)
     ports.json        the ports of last time, kept so that addresses told to others stay true
     incarnation       how often this home was started
+    expert            of a run with experts: the name of the one that this home trains
     next-stage        of a pipeline: the stage that the next start goes over to, once
     peer.toml         optional configuration, written by the user
     neighbours.json   peers that were linked of late (kept_files.py)
@@ -117,6 +118,7 @@ class Home:
         self.run_path = self.root / "run.json"
         self.admission_path = self.root / "admission"
         self.ports_path = self.root / "ports.json"
+        self.expert_path = self.root / "expert"
         self.next_stage_path = self.root / "next-stage"
         self.incarnation_path = self.root / "incarnation"
         self.config_path = self.root / "peer.toml"
@@ -287,6 +289,14 @@ class Home:
             return {}  # only a preference: other ports do as well
         return ports if isinstance(ports, dict) else {}
 
+    def keep_expert(self, name: str) -> None:
+        replace_small(self.expert_path, name.encode())
+
+    def expert(self) -> str | None:
+        """The expert that this home trains; None before the first, and where the run has none."""
+        said = read_small(self.expert_path)
+        return None if said is None else said.decode(errors="replace").strip()
+
     def go_over_to(self, stage: int) -> None:
         replace_small(self.next_stage_path, str(stage).encode())
 
@@ -341,6 +351,7 @@ class Home:
                 self.checkpoints_dir,
                 self.admission_path,
                 self.neighbours_path,
+                self.expert_path,
                 self.founder_key_path,
             ):
                 if path.exists():

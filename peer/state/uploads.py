@@ -31,6 +31,7 @@ from peer.training.corpus.folder import (
     HELD_OUT,
     MANIFEST,
     PACKED,
+    KeptCorpus,
     adopt_held_out,
     adopt_manifest,
     corpus_folder,
@@ -40,6 +41,7 @@ from peer.training.corpus.packed import InvalidCorpus
 from peer.training.corpus.tokenizer import BYTES, FileTokenizer, tokenizer_path
 from peer.training.tensor_file import FileUnusable
 from protocol.errors import LocoError
+from protocol.run.layout import expert_of_part
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 
@@ -129,20 +131,14 @@ class Uploads:
         """Name there, and file here, of tokenizer and corpus."""
         if (signed := self._home.run()) is None:
             return
-        data, cache_dir = signed.spec().data, self._home.cache_dir
-        tokenizer = tokenizer_path(cache_dir, data.tokenizer_digest or "")
+        spec, cache_dir = signed.spec(), self._home.cache_dir
+        tokenizer = tokenizer_path(cache_dir, spec.data.tokenizer_digest or "")
         if tokenizer.is_file():
             yield tokenizer.name, tokenizer
-        kept = None if data.manifest is None else kept_corpus(cache_dir, data.manifest)
-        if kept is None:
-            return
-        for name in (MANIFEST, HELD_OUT):
-            yield f"{kept.folder.name}/{name}", kept.folder / name
-        if kept.whole is not None:
-            yield f"{kept.folder.name}/{PACKED}", kept.whole
-            return
-        for path in sorted(kept.folder.glob(f"[0-9]*{PIECE_SUFFIX}")):
-            yield f"{kept.folder.name}/{path.name}", path
+        for model in spec.models:
+            kept = kept_corpus(cache_dir, model.data.manifest or "")
+            if kept is not None:
+                yield from _corpus_files(kept)
 
     def _too_many(self, newest: checkpoints.Checkpoint) -> list[str]:
         """Our folders of this run beyond those of the latest steps; torn ones first.
@@ -158,6 +154,16 @@ class Uploads:
         run_id = newest.manifest.run_id
         ours = {p: m for p, m in manifests.items() if m is None or m.run_id == run_id}
         return checkpoints.by_step(ours)[: -self._keep]
+
+
+def _corpus_files(kept: KeptCorpus) -> Iterator[tuple[str, Path]]:
+    for name in (MANIFEST, HELD_OUT):
+        yield f"{kept.folder.name}/{name}", kept.folder / name
+    if kept.whole is not None:
+        yield f"{kept.folder.name}/{PACKED}", kept.whole
+        return
+    for path in sorted(kept.folder.glob(f"[0-9]*{PIECE_SUFFIX}")):
+        yield f"{kept.folder.name}/{path.name}", path
 
 
 # --- what is there --------------------------------------------------------------------------------
@@ -255,10 +261,13 @@ class _Restore:
             folder = f"{path.rpartition('/')[0]}/run-{manifest.run_id}"
             signed = self._run(folder, manifest.run_id)
             yield f"checkpoint of {manifest}: {path}"
-            yield from self._data(signed.spec(), folder)
+            spec, number = signed.spec(), expert_of_part(manifest.part)
+            yield from self._data(spec.of_part(manifest.part), folder)
             yield self._admission_and_keys(folder)
             self._store.adopt(_name(path))
             self._home.bind_run(signed)
+            if number is not None:
+                self._home.keep_expert(spec.experts[number].name)
             return
         raise RestoreFailed(f"{self._url} holds no whole checkpoint: see what was said above")
 

@@ -78,9 +78,17 @@ def values_of(spec: RunSpec, written: Mapping[str, Any]) -> dict[str, Any]:
 
 def differing_keys(founding: RunSpec, wanted: RunSpec) -> list[str]:
     """Keys in which a user's run spec differs from a founded one, but for FOUND_OUT."""
+    founding, wanted = _as_written(founding), _as_written(wanted)
     keys = sorted({*_keys(founding.model_dump()), *_keys(wanted.model_dump())})
     written = (key for key in keys if not key.startswith(FOUND_OUT))
     return [key for key in written if value_of(founding, key) != value_of(wanted, key)]
+
+
+def _as_written(spec: RunSpec) -> RunSpec:
+    """Without what the founder's machine fills in of the experts, which are one value."""
+    found_out = {"manifest": None, "frozen": None}
+    experts = tuple(expert.model_copy(update=found_out) for expert in spec.experts)
+    return spec.model_copy(update={"experts": experts})
 
 
 def value_of(spec: RunSpec, key: str) -> Any:

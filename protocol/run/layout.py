@@ -81,6 +81,7 @@ class Layout:
 
 DATA_STAGE: Final = 0
 _KIND: Final = "stage/"
+_EXPERT: Final = "expert/"
 _LAYERS: Final = "model.layers."
 """Prefix of the names of a layer's parameters; its number follows."""
 
@@ -122,3 +123,12 @@ def part_of_stage(stage: int) -> str:
 def stage_of_part(part: str) -> int | None:
     """The stage that a group's part is; None for another part."""
     return int(part.removeprefix(_KIND)) if part.startswith(_KIND) else None
+
+
+def part_of_expert(number: int) -> str:
+    return f"{_EXPERT}{number}"
+
+
+def expert_of_part(part: str) -> int | None:
+    """The expert that a group's part is; None for another part."""
+    return int(part.removeprefix(_EXPERT)) if part.startswith(_EXPERT) else None

@@ -28,7 +28,7 @@ from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_PARAMETERS, MAX_SPEC_BYTES, MAX_STAGES
 from protocol.names import printable
 
-from .layout import ALIGNMENT
+from .layout import ALIGNMENT, expert_of_part
 from .sections import (
     LIST,
     MAX_STEPS,
@@ -313,7 +313,7 @@ class ExpertSection(Section):
     model: ModelSection = ModelSection()
     """What differs of [model]: the sizes."""
     training: TrainingSection = TrainingSection()
-    """What differs of [training]; total_steps are those of all its peers together."""
+    """What differs of [training]: its steps, its batch."""
     manifest: str | None = None
     """Digest of its corpus's manifest; set by the founder's `start`."""
     frozen: FrozenSection | None = None
@@ -510,6 +510,35 @@ class RunSpec(Section):
             "frozen": expert.frozen,
         }
         return self.model_copy(update={**own, "experts": (), "ensemble": None})
+
+    def of_part(self, part: str) -> Self:
+        """The run that those train who hold this part: an expert's, or the run itself."""
+        number = expert_of_part(part)
+        return self if number is None else self.of_expert(number)
+
+    @property
+    def models(self) -> tuple[Self, ...]:
+        """The runs that the experts are by themselves; the run itself, where there are none."""
+        return tuple(map(self.of_expert, range(len(self.experts)))) or (self,)
+
+    def expert_named(self, name: str | None) -> int | None:
+        """The number of an expert; None where the run has none.
+
+        Raises InvalidRunSpec: none is named, or there is none of that name.
+        """
+        names = [expert.name for expert in self.experts]
+        if name in names:
+            return names.index(name)
+        listed = ", ".join(names)
+        if name is None and not names:
+            return None
+        if name is None:
+            raise InvalidRunSpec(f"the run has experts ({listed}): say which with --expert NAME")
+        if not names:
+            raise InvalidRunSpec(f"--expert {name}: the run has no experts; leave it out")
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        raise InvalidRunSpec(f"the run has no expert '{name}', but {listed}{hint}")
 
     @property
     def total_rounds(self) -> int:

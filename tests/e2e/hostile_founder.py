@@ -22,9 +22,9 @@ SIZES = {
 honestly = RealProvision.found
 
 
-async def found(self: RealProvision, spec: RunSpec) -> tuple[RunSpec, Supplies]:
+async def found(self: RealProvision, spec: RunSpec, expert: int | None) -> tuple[RunSpec, Supplies]:
     """The count of parameters stays the small one: the configuration alone is large."""
-    frozen_spec, supplies = await honestly(self, spec)
+    frozen_spec, supplies = await honestly(self, spec, expert)
     assert frozen_spec.frozen is not None
     config = json.dumps(json.loads(frozen_spec.frozen.config) | SIZES)
     frozen = frozen_spec.frozen.model_copy(update={"config": config})

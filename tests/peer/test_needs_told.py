@@ -88,6 +88,13 @@ def test_what_takes_more_than_half_of_what_is_free_is_asked_for(
     assert exit_code_of(raised.value) is ExitCode.USAGE
 
 
+def test_an_expert_that_is_too_large_is_named(tmp_path: Path):
+    spec, config = preset_spec("125m", "noloco", "adamw"), load_config({"home": tmp_path}, {})
+    said = "the expert 'code' of the run 'llama-125m' may take more than half .* 5.6 GB of memory"
+    with pytest.raises(NotAgreed, match=said):
+        check_agreed(config, spec, GB, GB, expert="the expert 'code' of ", on_gpu=False)
+
+
 def test_the_programs_themselves_are_not_asked_for(tmp_path: Path):
     """Who joins wants them, whatever the run; many small peers share a small machine."""
     check_agreed(load_config({"home": tmp_path}, {}), RunSpec(), GB, 200 << 20, on_gpu=False)

@@ -75,8 +75,23 @@ def test_a_stage_must_be_one_of_the_runs(tmp_path):
         check_options(config(tmp_path, stage=0), PAIRS)
 
 
-def test_a_run_with_experts_is_refused_where_it_is_joined_too(tmp_path):
-    """`start` and a joiner's daemon ask the same question of a spec."""
-    experts = [{"name": "general"}, {"name": "code", "source": "text:code/*.txt"}]
-    with pytest.raises(InvalidRunSpec, match=r"\(general, code\): .* does not train it yet"):
-        check_options(config(tmp_path), RunSpec.model_validate({"experts": experts}))
+def experts(*, branch_round: int | None = 0, begin: str = "fresh") -> RunSpec:
+    code = {"name": "code", "source": "text:code/*.txt", "begin": begin}
+    named = [{"name": "general"}, code]
+    return RunSpec.model_validate({"experts": named, "ensemble": {"branch_round": branch_round}})
+
+
+def test_what_experts_cannot_do_so_far_is_refused_by_name(tmp_path):
+    check_options(config(tmp_path), experts())
+    check_options(config(tmp_path, expert="code"), experts())
+    with pytest.raises(InvalidRunSpec, match=r"branch_round = 12: .* ensemble.branch_round = 0"):
+        check_options(config(tmp_path), experts(branch_round=None))
+    with pytest.raises(InvalidRunSpec, match=r"experts.code.begin = 'hub/model'"):
+        check_options(config(tmp_path), experts(begin="hub/model"))
+
+
+def test_an_expert_is_one_of_the_runs(tmp_path):
+    with pytest.raises(InvalidRunSpec, match="no expert 'cod', .* did you mean 'code'"):
+        check_options(config(tmp_path, expert="cod"), experts())
+    with pytest.raises(InvalidRunSpec, match="--expert code: the run has no experts"):
+        check_options(config(tmp_path, expert="code"), PAIRS)

@@ -49,6 +49,7 @@ PEER_OPTIONS = [
     "--relay-mbps",
     "--threads",
     "--track",
+    "--expert",
     "--upload-keys",
     "--verbose",
     "-v",

@@ -199,14 +199,12 @@ def test_all_stages_are_visited_and_what_skipping_gains_and_costs_is_said() -> N
 
 
 # --- experts --------------------------------------------------------------------------------------
-def test_a_run_with_experts_is_explained_and_says_that_it_is_not_trained_yet(tmp_path: Path):
+def test_a_run_with_experts_is_explained(tmp_path: Path):
     path = tmp_path / "run.toml"
     result = CliRunner().invoke(app, ["new", str(path), "--experts", ",".join(NAMES)])
     assert result.exit_code == 0, result.output
-    assert result.output.endswith("reads a run with experts, and does not train it yet\n")
     text = path.read_text()
     assert parse_toml(text) == WITH_EXPERTS
-    assert "does not train it yet" in text.partition("\nname = ")[0]
     assert max(map(len, text.splitlines())) <= 110
     for key in ("experts.source", "experts.begin", "experts.model", "experts.training"):
         assert text.count(EXPLANATIONS[key]) == len(NAMES)
@@ -247,19 +245,18 @@ def test_names_that_cannot_be_are_refused(tmp_path: Path, names: str, sentence: 
     assert not path.exists()
 
 
-@pytest.mark.parametrize("command", ["start", "plan", "measure"])
-def test_such_a_run_is_refused_in_one_sentence_while_it_cannot_be_trained(
+@pytest.mark.parametrize("command", ["plan", "measure"])
+def test_what_takes_one_model_refuses_such_a_run_in_one_sentence(
     tmp_path: Path, command: str
 ) -> None:
     path, peers = tmp_path / "run.toml", tmp_path / "peers.csv"
     write_new(path, "demo", experts=NAMES, force=False)
-    more = {"start": ["--home", str(tmp_path / "home")], "plan": ["--peers", str(peers)]}
+    more = {"plan": ["--peers", str(peers)]}
     result = CliRunner().invoke(app, [command, str(path), *more.get(command, [])])
     assert result.exit_code == 2
     said = result.output.splitlines()[-1]
-    assert "the run has [[experts]] (general, code, math, web): this version" in said
-    assert "does not train it yet" in said
-    assert not (tmp_path / "home").exists()
+    assert "the run has [[experts]] (general, code, math, web), and" in said
+    assert f"`loco-peer {command}` takes a run of one model" in said
 
 
 def test_presets_have_the_size_they_are_named_for() -> None:

@@ -142,7 +142,7 @@ class World:
                 state_dir=self.folder,
                 signed=SIGNED,
                 blobs={},
-                store=store,
+                stores={store.manifest.name: store},
             ).start()
             peer = PeerOfWorld(name, network, store, fetcher, roster, facts, lines)
             task_status.started(peer)

@@ -175,8 +175,10 @@ def test_another_beginning_is_another_class(tmp_path, monkeypatch, spec):
     restored = Restored(0.25, FirstState(round=4, step=5 * H, epoch=0, position=70))
     found = SimulatedProvision.found
 
-    async def found_again(self: SimulatedProvision, spec: RunSpec) -> tuple[RunSpec, Supplies]:
-        frozen, supplies = await found(self, spec)
+    async def found_again(
+        self: SimulatedProvision, spec: RunSpec, expert: int | None
+    ) -> tuple[RunSpec, Supplies]:
+        frozen, supplies = await found(self, spec, expert)
         return frozen, replace(supplies, beginning=restored)
 
     monkeypatch.setattr(SimulatedProvision, "found", found_again)

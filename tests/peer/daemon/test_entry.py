@@ -12,7 +12,7 @@ import trio
 from peer.cli.app import exit_code_of
 from peer.daemon import entry as entry_file
 from peer.daemon.entry import LATECOMERS, LOOK_AROUND_S, choose_stage, join
-from peer.daemon.provision import ChosenStage
+from peer.daemon.provision import ChosenPart
 from peer.facts import Facts
 from peer.observe.events import EventLog
 from peer.options.config import check_options, load_config
@@ -43,7 +43,7 @@ class Swarm:
     def correct_clock(self) -> None:
         self.asked.append("clock")
 
-    def entered(self, signed: SignedSpec) -> None:
+    def entered(self, signed: SignedSpec, expert: int | None) -> None:
         self.asked.append("door")
 
     async def add_peers(self, addresses: Any) -> None:
@@ -56,7 +56,7 @@ class Swarm:
         self.asked.append("spec")
         return self.signed
 
-    async def obtain(self, spec: RunSpec, fetcher: object, choose_stage: object) -> str:
+    async def obtain(self, spec: RunSpec, fetcher: object, choose_part: object) -> str:
         self.asked.append("data")
         return "supplies"
 
@@ -88,12 +88,12 @@ async def test_a_joiner_ends_before_it_fetches_data_of_a_run_that_it_cannot_trai
     monkeypatch.setattr(entry_file, "Bootstrap", lambda *_: swarm)
     nursery: Any = None
     if method == "noloco":
-        signed, _ = await join((), None, parts_of(swarm), check, nursery)
+        signed, _ = await join((), None, None, parts_of(swarm), check, nursery)
         assert signed == swarm.signed
         assert swarm.asked[-1] == "data"
         return
     with pytest.raises(InvalidRunSpec, match="stages average by") as refused:
-        await join((), None, parts_of(swarm), check, nursery)
+        await join((), None, None, parts_of(swarm), check, nursery)
     assert swarm.asked == ["clock", "directory", "spec", "door"]
     assert exit_code_of(refused.value) is ExitCode.USAGE
 
@@ -102,14 +102,12 @@ async def test_a_joiner_of_a_run_with_keys_of_a_later_version_is_told_what_to_in
     monkeypatch,
 ):
     swarm: Any = Swarm(RunSpec())
-    later = json.loads(swarm.signed.spec_bytes) | {"oracles": 8}
+    later = json.loads(swarm.signed.spec_bytes) | {"later": 8}
     swarm.signed = replace(swarm.signed, spec_bytes=json.dumps(later).encode())
     monkeypatch.setattr(entry_file, "Bootstrap", lambda *_: swarm)
     nursery: Any = None
-    with pytest.raises(
-        InvalidRunSpec, match="pip install loco-peer==9.0.0 .*unknown key 'oracles'"
-    ):
-        await join((), None, parts_of(swarm), lambda _: None, nursery)
+    with pytest.raises(InvalidRunSpec, match="pip install loco-peer==9.0.0 .*unknown key 'later'"):
+        await join((), None, None, parts_of(swarm), lambda _: None, nursery)
 
 
 @pytest.mark.parametrize(("step", "is_trained"), [(0, False), (7, True)])
@@ -124,7 +122,7 @@ async def test_a_newcomer_takes_the_stage_that_nobody_holds_and_says_so(
         progress = Progress("training", group=group, step=step)
         parts.roster.heard(0.0, peer_id, 1, progress=progress)
     chosen = await choose_stage(parts, spec, swarm.run_id)
-    assert chosen == ChosenStage(2, has_holders=False, is_trained=is_trained)
+    assert chosen == ChosenPart(2, has_holders=False, is_trained=is_trained)
     assert parts.facts.group == Group(swarm.run_id, part_of_stage(2)).digest
     assert 2 * LOOK_AROUND_S <= trio.current_time() <= (2 + LATECOMERS) * LOOK_AROUND_S
 
@@ -151,7 +149,7 @@ async def test_a_newcomer_looks_again_who_has_chosen_with_it(autojump_clock):
             heard("c", 1, "downloading")
 
         chosen = await choose_stage(parts, spec, swarm.run_id)
-    assert chosen == ChosenStage(0, has_holders=True, is_trained=False)
+    assert chosen == ChosenPart(0, has_holders=True, is_trained=False)
     assert parts.facts.group == Group(swarm.run_id, part_of_stage(0)).digest
 
 
@@ -167,7 +165,7 @@ async def test_newcomers_that_choose_one_stage_together_do_not_wait_for_each_oth
             progress = Progress(state, group=group)
             parts.roster.heard(trio.current_time(), peer_id, 1, progress=progress)
         chosen.append(await choose_stage(parts, spec, swarm.run_id, given=1))
-    assert chosen == [ChosenStage(1, has_holders=False, is_trained=False)] * 2
+    assert chosen == [ChosenPart(1, has_holders=False, is_trained=False)] * 2
 
 
 @pytest.mark.parametrize(("stage", "has_holders"), [(1, True), (2, False)])
@@ -178,5 +176,5 @@ async def test_a_newcomer_takes_the_stage_that_it_was_given(autojump_clock, stag
     group = Group(swarm.run_id, part_of_stage(1)).digest
     parts.roster.heard(0.0, "a", 1, progress=Progress("training", group=group))
     chosen = await choose_stage(parts, spec, swarm.run_id, stage)
-    assert chosen == ChosenStage(stage, has_holders=has_holders, is_trained=False)
+    assert chosen == ChosenPart(stage, has_holders=has_holders, is_trained=False)
     assert parts.facts.group == Group(swarm.run_id, part_of_stage(stage)).digest

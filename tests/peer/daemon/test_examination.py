@@ -236,7 +236,12 @@ async def rate_over(
     ):
         store = store_of(kept, folder, whole=whole)
         await ContentService(
-            network=theirs, work=work, state_dir=folder, signed=signed, blobs=blobs, store=store
+            network=theirs,
+            work=work,
+            state_dir=folder,
+            signed=signed,
+            blobs=blobs,
+            stores={store.manifest.name: store},
         ).start()
         await ours.connect(founder.peer_id, theirs.addresses)
         return await rate_of(ours, founder.peer_id)

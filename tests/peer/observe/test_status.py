@@ -133,6 +133,7 @@ def test_json_has_exactly_these_keys() -> None:
         ],
         "metrics": "http://127.0.0.1:1/metrics",
         "part": "stage/1",
+        "expert": None,
         "microbatches": {"done": 120, "lost": 2},
         "pipeline": PIPELINE,
         "amendments": list(AMENDED),

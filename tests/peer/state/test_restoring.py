@@ -1,6 +1,7 @@
 """An upload holds all that a restore needs, and a restore believes none of it unseen."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from peer.state.kept_files import AdmissionFile, KeptAdmission
 from peer.state.uploads import RestoreFailed, Uploads, restore
 from peer.training.corpus.blocks import Corpus, cut_piece, piece_path
 from peer.training.corpus.folder import PACKED, kept_corpus, prepare_corpus
-from protocol.run.run_spec import RunSpec, parse_toml
+from protocol.run.run_spec import RunSpec, parse_toml, validated
 from protocol.run.signed_spec import SignedSpec
 
 SPEC = """
@@ -48,11 +49,13 @@ def frozen(folder: Path, cache_dir: Path) -> RunSpec:
 class Uploaded:
     """A home with a run, and the place that it copies to."""
 
-    def __init__(self, folder: Path, url: str) -> None:
+    def __init__(
+        self, folder: Path, url: str, as_run: Callable[[RunSpec], RunSpec] = lambda spec: spec
+    ) -> None:
         self.home = Home(folder / "home")
         self.home.prepare()
         self.url = url
-        spec = frozen(folder / "texts", self.home.cache_dir)
+        spec = as_run(frozen(folder / "texts", self.home.cache_dir))
         founder: Identity = load_or_create(self.home.founder_key_path, RealEntropy())
         load_or_create(self.home.identity_path, RealEntropy())
         self.signed = SignedSpec.signed_by(spec, founder.public_key, founder.sign)
@@ -61,9 +64,9 @@ class Uploaded:
         AdmissionFile(self.home.admission_path).write(kept)
         self.store = CheckpointStore(self.home.checkpoints_dir, keep=9)
 
-    def upload(self, step: float, *, keys: bool = False, keep: int = 3) -> str:
+    def upload(self, step: float, *, keys: bool = False, keep: int = 3, part: str = "model") -> str:
         uploads = Uploads(self.url, ME, keep, self.home, keys=keys)
-        checkpoint = write(self.store, float(step), run_id=self.signed.run_id)
+        checkpoint = write(self.store, float(step), run_id=self.signed.run_id, part=part)
         where = uploads.copy(checkpoint)
         uploads.copy_data(lambda: None)
         return where
@@ -106,6 +109,22 @@ def test_an_empty_home_gets_all_but_keys(uploaded, empty):
     assert admission == KeptAdmission(uploaded.signed.run_id, statements=(b"statement",))
     assert not empty.identity_path.exists()
     assert not empty.founder_key_path.exists()
+
+
+def test_a_home_that_is_restored_goes_on_with_its_expert(tmp_path, empty):
+    def two_experts(spec: RunSpec) -> RunSpec:
+        code = {"name": "code", "source": "text:code", "manifest": spec.data.manifest}
+        more = {"experts": [{"name": "general"}, code], "ensemble": {"branch_round": 0}}
+        return validated(spec.model_dump() | more)
+
+    uploaded = Uploaded(tmp_path, str(tmp_path / "there"), two_experts)
+    uploaded.upload(10, part="expert/1")
+    list(restore(uploaded.url, empty, 3))
+    assert restored_steps(empty) == [10]
+    assert empty.expert() == "code"
+    assert corpus_file(uploaded, empty).is_file()
+    empty.put_run_away()
+    assert empty.expert() is None
 
 
 def test_a_home_that_has_the_run_goes_on_from_its_own_checkpoint(uploaded, empty):

@@ -1,0 +1,122 @@
+"""Two experts of two sizes in one swarm of real processes, each trained by those that name it."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from swarm import RUN_SPEC, START_S, Peer, Swarm, open_swarm
+from transformers import AutoModelForCausalLM
+
+from peer.observe.event_names import EventName
+from protocol.membership.group import Group
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+
+LAYERS: Final = {"general": 1, "code": 2}
+LINES: Final = {
+    "general": "the quick brown fox {} jumps\n",
+    "code": "def f{0}(x): return x + {0}\n",
+}
+LINES_EACH: Final = 1500
+
+
+def spec_in(folder: Path) -> str:
+    for name, line in LINES.items():
+        (folder / f"{name}.txt").write_text("".join(map(line.format, range(LINES_EACH))))
+    own = RUN_SPEC.replace("[data]", f'[data]\nsource = "text:{folder}/general.txt"')
+    return f"""{own}
+[ensemble]
+branch_round = 0
+
+[[experts]]
+name = "general"
+
+[[experts]]
+name = "code"
+source = "text:{folder}/code.txt"
+model = {{ num_layers = {LAYERS["code"]} }}
+"""
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    folder = tmp_path_factory.mktemp("experts")
+    with open_swarm(folder, spec_in(folder)) as swarm:
+        swarm.found()
+        yield swarm
+
+
+def join(swarm: Swarm, via: Peer, name: str) -> Peer:
+    arguments = ("join", "--bootstrap", via.address, "--expert", "code")
+    return swarm.launch(name, *arguments, "--checkpoint-every", "2")
+
+
+def test_each_expert_is_trained_by_its_own_peers_and_a_killed_one_comes_back(
+    experts: Swarm, tmp_path: Path
+) -> None:
+    founder = experts.founder
+    run_id = founder.status()["run_id"]
+    first = join(experts, founder, "code1")
+    first.wait_event(EventName.ROUND_CLOSED, START_S, round=1)
+    assert not first.events(EventName.STATE_RECEIVED), "nobody had begun that expert"
+    second = join(experts, founder, "code2")
+    for peer, other in ((first, second), (second, first)):
+        averaged = peer.wait_event(EventName.ROUND_AVERAGED, START_S)
+        assert averaged["partner"] == other.peer_id
+    (received,) = second.events(EventName.STATE_RECEIVED)
+    assert received["remotes"] == [first.peer_id]
+    for peer, number, name in ((founder, 0, "general"), (first, 1, "code"), (second, 1, "code")):
+        status = peer.status()
+        assert (status["part"], status["expert"]) == (f"expert/{number}", name)
+        assert len(status["peers"]) == 2, "one roster"
+        (entered,) = peer.events(EventName.GROUP_ENTERED)
+        assert entered["group"] == Group(run_id, f"expert/{number}").digest
+    first.wait_event(EventName.CHECKPOINT_WRITTEN, START_S)
+    first.kill()
+    second.kill()
+    step = founder.status()["step"]
+    back = experts.launch("code1", "start")
+    resumed = back.wait_event(EventName.RUN_RESUMED, START_S)
+    assert resumed["step"] > 0
+    back.wait_event(EventName.ROUND_CLOSED, START_S, round=resumed["round"] + 2)
+    assert back.status()["expert"] == "code"
+    founder.wait_for("it trains on", lambda: founder.status()["step"] > step, START_S)
+    assert not founder.events(EventName.ROUND_AVERAGED), "it is the only one of its expert"
+    for peer, name in ((founder, "general"), (back, "code")):
+        folder = tmp_path / name
+        ran = experts.loco("export", "--home", str(peer.home.root), "--hf", str(folder))
+        assert ran.returncode == 0, ran.stderr
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        assert model.config.num_hidden_layers == LAYERS[name]
+    refused = experts.loco("start", "--home", str(second.home.root), "--expert", "general")
+    assert refused.returncode == 2
+    assert "trains the expert 'code'; leave the option out" in refused.stderr
+
+
+def test_a_joiner_is_told_the_names(experts: Swarm) -> None:
+    for given, said in (
+        ((), "the run has experts (general, code): say which with --expert NAME"),
+        (("--expert", "cod"), "no expert 'cod', but general, code; did you mean 'code'?"),
+    ):
+        address = experts.founder.address
+        peer = experts.launch(f"lost{len(given)}", "join", "--bootstrap", address, *given)
+        assert peer.wait_exit(START_S) == 2, peer.report()
+        assert said in peer.stderr
+
+
+def test_a_founder_names_the_domain_that_cannot_be_used(tmp_path: Path) -> None:
+    with open_swarm(tmp_path, spec_in(tmp_path)) as swarm:
+        (tmp_path / "code.txt").write_text("short\n")
+        path = tmp_path / "run.toml"
+        path.write_text(spec_in_place(tmp_path))
+        peer = swarm.launch("founder", "start", os.fspath(path))
+        assert peer.wait_exit(START_S) == 2, peer.report()
+        assert "expert code: data: " in peer.stderr
+
+
+def spec_in_place(folder: Path) -> str:
+    short, spec = (folder / "code.txt").read_text(), spec_in(folder)
+    (folder / "code.txt").write_text(short)
+    return spec
