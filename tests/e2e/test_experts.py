@@ -86,11 +86,13 @@ def test_each_expert_is_trained_by_its_own_peers_and_a_killed_one_comes_back(
     assert not founder.events(EventName.ROUND_AVERAGED), "it is the only one of its expert"
     for peer, name in ((founder, "general"), (back, "code")):
         folder = tmp_path / name
-        ran = experts.loco("export", "--home", str(peer.home.root), "--hf", str(folder))
+        command = ("export", "--home", str(peer.home.root), "--hf", str(folder))
+        ran = experts.loco(*command, timeout_s=START_S)
         assert ran.returncode == 0, ran.stderr
         model = AutoModelForCausalLM.from_pretrained(folder)
         assert model.config.num_hidden_layers == LAYERS[name]
-    refused = experts.loco("start", "--home", str(second.home.root), "--expert", "general")
+    command = ("start", "--home", str(second.home.root), "--expert", "general")
+    refused = experts.loco(*command, timeout_s=START_S)
     assert refused.returncode == 2
     assert "trains the expert 'code'; leave the option out" in refused.stderr
 
