@@ -34,6 +34,7 @@ STATUS_TYPES = {
     "peers": list,
     "metrics": str,
     "part": str,
+    "expert": type(None),
     "microbatches": dict,
     "pipeline": type(None),
     "amendments": list,
