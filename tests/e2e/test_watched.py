@@ -123,7 +123,7 @@ def test_top_shows_a_live_peer_without_colours_and_quits(swarm):
         here = (f"{short_id(one.peer_id)} in run", short_id(other.peer_id), "held-out")
         wait_until(lambda: terminal.has_said(*here), "the section of the swarm", timeout_s=START_S)
         terminal.press("4")
-        wait_until(lambda: terminal.has_said("finding a partner"), "the section of rounds")
+        wait_until(lambda: terminal.has_said("share of the time"), "the section of rounds")
         painted = re.findall(r"[34]8;5;(\d+)", terminal.said)
         assert [colour for colour in painted if not is_grey(int(colour))] == []
         assert not re.search(r"\x1b\[[0-9;]*?[34]8;2;|\x1b\[[34][1-6]m", terminal.said)
