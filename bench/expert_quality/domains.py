@@ -19,7 +19,8 @@ import numpy.typing as npt
 from peer.training.corpus.blocks import Corpus
 
 HELD_OUT_OF: Final = 8
-FILE_BYTES: Final = 1 << 16
+FILE_BYTES: Final = 1 << 13
+"""So that no domain is a few large files."""
 PIECE_END: Final = b"\n\n"
 MIX: Final = "mix"
 
@@ -87,11 +88,20 @@ class Texts:
         length = min(map(len, train.values()))
         return cls({name: text[:length] for name, text in train.items()}, held_out)
 
+    def digest(self) -> str:
+        """Of all texts; packages of other versions have others."""
+        parts = [*self.train.values(), *self.held_out.values()]
+        return hashlib.sha256(b"".join(map(_whole, parts))).hexdigest()[:16]
+
     def corpus(self, domain: str, context_length: int) -> Corpus:
         """One domain's, in bytes; of MIX the texts of all that are trained, and nothing held out."""
         train = b"".join(self.train.values()) if domain == MIX else self.train.get(domain, b"")
         held_out = self.held_out.get(domain, b"")
         return Corpus(_tokens(train), _tokens(held_out), context_length)
+
+
+def _whole(text: bytes) -> bytes:
+    return hashlib.sha256(text).digest()
 
 
 def _tokens(text: bytes) -> npt.NDArray[np.uint8]:

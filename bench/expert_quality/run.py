@@ -22,6 +22,7 @@ from bench.lone_tokens import commit
 from bench.quality.feed import Feed
 from bench.report import machine
 from peer.runtime.files import replacing
+from peer.training.corpus.packed import InvalidCorpus
 from peer.training.device import choose_device, choose_precision
 from peer.training.model import FlatModel, initial_module
 from peer.training.optimizer import inner_optimizer
@@ -50,6 +51,7 @@ class Found:
         alone: each model's loss, by domain.
         together: the ensemble's loss, by rule and domain.
         curves: (FLOPs, loss on its own domain) of each expert.
+        texts: their digest.
         loss: mean over the trained domains, by the default rule.
     """
 
@@ -62,6 +64,7 @@ class Found:
     alone: dict[str, list[float]]
     together: dict[str, dict[str, float]]
     curves: dict[str, list[tuple[float, float]]]
+    texts: str
     loss: float = 0.0
     seconds: float = 0.0
     commit: str = ""
@@ -127,6 +130,7 @@ class Studio:
             alone,
             together,
             {m.name: x.curve for m, x in zip(ensemble.members, models, strict=True)},
+            self._texts.digest(),
             commit=commit(),
         )
         result.loss = float(np.mean([together["fixed share"][name] for name in trained]))
@@ -150,7 +154,7 @@ class Studio:
 
     def _digest(self, training: Training) -> str:
         sections = asdict(training) | {"name": ""}
-        tree = [asdict(self._setting) | {"name": ""}, sections, self._seed]
+        tree = [asdict(self._setting) | {"name": ""}, sections, self._seed, self._texts.digest()]
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:24]
 
     def _train(self, training: Training) -> Model:
@@ -182,6 +186,8 @@ class Studio:
         found = {}
         for domain in self._setting.domains:
             corpus = self._texts.corpus(domain.name, self._context_length)
+            if corpus.held_out_blocks < self._setting.final_blocks:
+                raise InvalidCorpus(f"{domain.name} has too little text: {corpus.held_out_blocks}")
             blocks_BT = corpus.validation_blocks(self._setting.final_blocks)
             found[domain.name] = true_log_probs(module, torch.from_numpy(blocks_BT), self._device)
         return found
