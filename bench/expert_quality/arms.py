@@ -1,9 +1,9 @@
 """Models that are trained, and the ensembles that are made of them.
 
-All spend one budget, of PARTS parts. Without a generalist: a seed of the mix for BRANCH parts, whose
-weights all experts begin with, and the rest in experts. With one: the generalist goes on to the end
-of its own schedule, and the experts share what is left. So seeds are counted, those of other sizes
-too (HDEE leaves all seeds out).
+All spend one budget, of PARTS parts. Without a generalist: a seed of the mix for BRANCH parts,
+whose weights all experts begin with, and the rest in experts. With one: the generalist goes on to
+the end of its own schedule, and the experts share what is left. So seeds are counted, those of
+other sizes too (HDEE leaves all seeds out).
 
     dense       one model of the mix
     equal       three experts of one size, equally many steps (HDEE's M_Ho-I_Ho)

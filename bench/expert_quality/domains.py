@@ -94,7 +94,7 @@ class Texts:
         return hashlib.sha256(b"".join(map(_whole, parts))).hexdigest()[:16]
 
     def corpus(self, domain: str, context_length: int) -> Corpus:
-        """One domain's, in bytes; of MIX the texts of all that are trained, and nothing held out."""
+        """One domain's, in bytes. MIX is the text of all that are trained; it holds nothing out."""
         train = b"".join(self.train.values()) if domain == MIX else self.train.get(domain, b"")
         held_out = self.held_out.get(domain, b"")
         return Corpus(_tokens(train), _tokens(held_out), context_length)

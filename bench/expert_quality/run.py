@@ -107,7 +107,7 @@ class Studio:
             made = self._train(training)
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as out:
-                np.savez(out, **_arrays(made))
+                np.savez(out, allow_pickle=False, **_arrays(made))
             took_s = time.perf_counter() - started_s
             print(f"{training.name}, seed {self._seed}: {took_s:.0f} s", flush=True)
         with np.load(path) as arrays:
