@@ -7,6 +7,8 @@ the digest of all that they depend on, so rules of combination are tried without
 
 import hashlib
 import json
+import shlex
+import sys
 import time
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -68,6 +70,7 @@ class Found:
     loss: float = 0.0
     seconds: float = 0.0
     commit: str = ""
+    command: str = ""
     machine: dict[str, Any] = field(default_factory=machine)
 
 
@@ -92,6 +95,7 @@ class Studio:
     def __init__(self, setting: ExpertSetting, seed: int, cache: Path) -> None:
         self._setting, self._seed = setting, seed
         self._folder = cache / "experts"
+        self._commit = commit()  # of the code that is loaded, whatever comes while it runs
         self._device = choose_device("auto")
         self._precision = choose_precision(setting.precision, self._device)
 
@@ -131,7 +135,8 @@ class Studio:
             together,
             {m.name: x.curve for m, x in zip(ensemble.members, models, strict=True)},
             self._texts.digest(),
-            commit=commit(),
+            commit=self._commit,
+            command=shlex.join(["python", "-m", "bench.experts", *sys.argv[1:]]),
         )
         result.loss = float(np.mean([together["fixed share"][name] for name in trained]))
         result.seconds = round(time.perf_counter() - started_s, 1)
