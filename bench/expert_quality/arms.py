@@ -29,7 +29,7 @@ PARTS: Final = 48
 BRANCH: Final = 12
 GENERALIST_PARTS: Final = 24
 BESIDE_PARTS: Final = 8
-"""Of an expert beside a generalist."""
+"""An expert beside a generalist has so many."""
 EQUAL_PARTS: Final = 12
 UNEQUAL_PARTS: Final = (9, 12, 15)
 """HDEE's 300, 400 and 500 steps."""

@@ -89,7 +89,7 @@ class Texts:
         return cls({name: text[:length] for name, text in train.items()}, held_out)
 
     def digest(self) -> str:
-        """Of all texts; packages of other versions have others."""
+        """Tell these texts from those of other versions of the packages."""
         parts = [*self.train.values(), *self.held_out.values()]
         return hashlib.sha256(b"".join(map(_whole, parts))).hexdigest()[:16]
 

@@ -85,7 +85,7 @@ def goals(runs: Runs, setting: ExpertSetting) -> Iterator[Goal]:
 
 
 def notes(runs: Runs) -> list[str]:
-    """In which order `gain` gave steps, and each model alone."""
+    """Each model alone; the names tell in which order `gain` gave steps."""
     lines = []
     for name, of_seed in runs.items():
         for seed, found in of_seed.items():
