@@ -56,7 +56,7 @@ def main() -> None:
 def gather(
     setting: ExpertSetting, names: Iterable[str], arguments: argparse.Namespace
 ) -> dict[str, dict[int, Found]]:
-    """What was found, by arm and seed; what is missing is made."""
+    """Findings by arm and seed; what is missing is made."""
     store = Store(arguments.results, setting, Found)
     runs: dict[str, dict[int, Found]] = {}
     for seed in arguments.seeds:

@@ -75,7 +75,7 @@ GENERALIST: Final = Training("generalist", MIX, GENERALIST_PARTS)
 
 
 def seed_of(size: str) -> Training:
-    """What experts of this size begin with; of the medium size it is the generalist on its way."""
+    """Where experts of this size begin; of the medium size that is the generalist on its way."""
     if size == MEDIUM:
         return GENERALIST
     return Training(f"seed-{size}", MIX, GENERALIST_PARTS, size, stops_at=BRANCH)

@@ -64,7 +64,7 @@ def differences(
 
 
 def goals(runs: Runs, setting: ExpertSetting) -> Iterator[Goal]:
-    """See bench/experts.py."""
+    """The goals that bench/experts.py names, each with its figure."""
     home, new = (_names(setting, is_trained=each) for each in (True, False))
     asked = [
         ("anchored", DEFAULT_RULE, DENSE, DEFAULT_RULE, home, -0.02),

@@ -118,7 +118,7 @@ class Studio:
             return _model(dict(arrays))
 
     def found(self, ensemble: Ensemble) -> Found:
-        """What an arm comes to."""
+        """Train the models of an arm that are missing, and measure it by every rule."""
         started_s = time.perf_counter()
         models = [self.model(member) for member in ensemble.members]
         alone, together = combined([model.told for model in models])
@@ -203,7 +203,7 @@ class Studio:
 
 
 def true_log_probs(module: torch.nn.Module, blocks_BT: torch.Tensor, device: torch.device) -> Told:
-    """What a model gives the true token at each place but the first; [B, T + 1] to [B, T]."""
+    """Log-probability of the true token at each place but the first; [B, T + 1] to [B, T]."""
     parts = []
     with torch.no_grad():
         for tokens_bT in blocks_BT.to(device).split(8):

@@ -141,10 +141,11 @@ def new(
     force: Annotated[bool, opt.option("--force", "", "Overwrite an existing file.")] = False,
 ) -> None:
     """Write a run spec in which every key is explained; without arguments, ask for them."""
-    from .new import write_new
+    from .new import checked_spec, write_new
 
     names = () if experts is None else tuple(experts.split(","))
-    takes = write_new(run_toml, preset, method, optimizer, stages, data, seed, names, force=force)
+    spec = checked_spec(preset, method, optimizer, stages, data, seed, names)
+    takes = write_new(run_toml, spec, preset, force=force)
     print(*(f"  {line}" for line in takes), sep="\n")
     print(f"wrote {run_toml}; read it, then run: loco-peer start {run_toml}")
 
@@ -325,10 +326,11 @@ def export(
     from .client import check_exportable, home_of
 
     opt.check_folder(hf, "--hf")
-    check_exportable(home_of(home), swarm=swarm)
+    own = home_of(home)
+    check_exportable(own, swarm=swarm)
     from .export import export_checkpoint, export_swarm  # imports torch
 
-    (export_swarm if swarm else export_checkpoint)(home_of(home), hf)
+    (export_swarm if swarm else export_checkpoint)(own, hf)
     print(f"wrote {hf}")
 
 

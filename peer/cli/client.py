@@ -35,7 +35,7 @@ def home_of(given: Path | None) -> Home:
 
 
 def spec_of(home: Home) -> RunSpec:
-    """What this home trains: its run, or its expert's. Raises HomeError: it belongs to no run."""
+    """The run of this home, or of its expert alone. Raises HomeError: it belongs to no run."""
     signed = home.run()
     if signed is None:
         raise HomeError(f"{home.root} belongs to no run yet: there is no model")

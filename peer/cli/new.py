@@ -194,23 +194,11 @@ MUON_RATE: Final = 4.0
 """Muon's rate over AdamW's (decision 0039)."""
 
 
-def write_new(
-    path: Path,
-    preset: str,
-    method: str = METHODS[0],
-    optimizer: str = OPTIMIZERS[0],
-    stages: int = 1,
-    data: str | None = None,
-    seed: int = 0,
-    experts: Sequence[str] = (),
-    *,
-    force: bool,
-) -> list[str]:
-    """Write the run spec of `preset`, and return what the run takes of a peer, in lines.
+def write_new(path: Path, spec: RunSpec, preset: str, *, force: bool) -> list[str]:
+    """Write a run spec that was made of `preset`, and return what it takes of a peer, in lines.
 
-    Raises as `checked_spec`, and ConfigError: the file is there already or cannot be written.
+    Raises ConfigError: the file is there already or cannot be written.
     """
-    spec = checked_spec(preset, method, optimizer, stages, data, seed, experts)
     text = toml_of(spec, preset)
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
@@ -346,7 +334,7 @@ def _rest(spec: RunSpec, keys: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _of_expert(expert: ExpertSection, spec: RunSpec) -> Iterator[str]:
-    """What the experts differ in, and as comments what they could."""
+    """The keys that an expert sets, and as comments those that it could."""
     written = {"name": _literal(expert.name)}
     if expert.source is not None:
         written |= {

@@ -48,7 +48,7 @@ def argument(metavar: str, help: str, **more: Any) -> Any:
 
 
 def _choices_in(metavar: str) -> Callable[[str], list[str]] | None:
-    """What a shell may complete where the metavar is `this|or|that`."""
+    """Completions for a shell, where the metavar is `this|or|that`."""
     if "|" not in metavar:
         return None
 

@@ -18,6 +18,7 @@ from peer.cli.new import (
     PRESETS,
     SECTIONS,
     SET_BY_START,
+    checked_spec,
     preset_spec,
     preset_toml,
     toml_of,
@@ -28,6 +29,11 @@ from peer.options.needs_told import corpus_tokens_of, told_needs
 from protocol.errors import InvalidRunSpec
 from protocol.run.run_spec import KEYS_OF_WHOLE_MODELS, ExpertSection, parse_toml
 from protocol.run.ways import WAYS, others_keys
+
+
+def written(path: Path, preset: str, *given: Any, force: bool, **more: Any) -> list[str]:
+    """As the command does."""
+    return write_new(path, checked_spec(preset, *given, **more), preset, force=force)
 
 
 def keys(model: BaseModel, prefix: str = "") -> set[str]:
@@ -89,7 +95,7 @@ def test_an_unknown_method_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match="unknown method 'fedavg': use noloco or diloco or streaming"
     ):
-        write_new(tmp_path / "run.toml", "demo", "fedavg", force=False)
+        written(tmp_path / "run.toml", "demo", "fedavg", force=False)
 
 
 def test_peers_choose_how_often_they_average_unless_they_hold_stages() -> None:
@@ -110,19 +116,19 @@ def test_muon_trains_at_four_times_the_rate_of_adamw() -> None:
 @pytest.mark.parametrize("method", ["diloco", "streaming"])
 def test_stages_that_do_not_average_by_the_method_are_refused(tmp_path: Path, method) -> None:
     with pytest.raises(InvalidRunSpec, match="stages average by noloco so far"):
-        write_new(tmp_path / "run.toml", "demo", method, stages=2, force=False)
+        written(tmp_path / "run.toml", "demo", method, stages=2, force=False)
     assert not (tmp_path / "run.toml").exists()
 
 
 def test_more_stages_than_layers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--stages 5: 'demo' has 4 layers, one for a stage"):
-        write_new(tmp_path / "run.toml", "demo", stages=5, force=False)
+        written(tmp_path / "run.toml", "demo", stages=5, force=False)
     assert not (tmp_path / "run.toml").exists()
 
 
 def test_an_unknown_optimizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown optimizer 'sgd': use muon or adamw"):
-        write_new(tmp_path / "run.toml", "demo", "noloco", "sgd", force=False)
+        written(tmp_path / "run.toml", "demo", "noloco", "sgd", force=False)
     assert not (tmp_path / "run.toml").exists()
 
 
@@ -250,7 +256,7 @@ def test_what_takes_one_model_refuses_such_a_run_in_one_sentence(
     tmp_path: Path, command: str
 ) -> None:
     path, peers = tmp_path / "run.toml", tmp_path / "peers.csv"
-    write_new(path, "demo", experts=NAMES, force=False)
+    written(path, "demo", experts=NAMES, force=False)
     more = {"plan": ["--peers", str(peers)]}
     result = CliRunner().invoke(app, [command, str(path), *more.get(command, [])])
     assert result.exit_code == 2
@@ -273,16 +279,16 @@ def test_presets_have_the_size_they_are_named_for() -> None:
 
 def test_a_file_is_not_lost_by_accident(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
-    write_new(path, "demo", force=False)
+    written(path, "demo", force=False)
     path.write_text("mine")
     with pytest.raises(ConfigError, match="exists already; use --force"):
-        write_new(path, "demo", force=False)
+        written(path, "demo", force=False)
     assert path.read_text() == "mine"
-    write_new(path, "125m", force=True)
+    written(path, "125m", force=True)
     assert parse_toml(path.read_text()).name == "llama-125m"
 
 
 def test_unknown_presets_are_told_the_known(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown preset '125M': use demo or 125m or 1b"):
-        write_new(tmp_path / "run.toml", "125M", force=False)
+        written(tmp_path / "run.toml", "125M", force=False)
     assert not (tmp_path / "run.toml").exists()
