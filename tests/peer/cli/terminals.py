@@ -73,6 +73,7 @@ def in_terminal(
     """Run a program in a terminal of its own; both go at the end."""
     pid, end = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore Ctrl+C
         os.chdir(folder)
         os.execvpe(command[0], list(command), {**environment})
     termios.tcsetwinsize(end, (24, 400))
