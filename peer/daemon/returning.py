@@ -101,7 +101,8 @@ async def come_back(
     parts.admission.entered(signed, number)
     check_spec(spec)
     facts.now_doing("checking the newest checkpoint", PeerState.RETURNING)
-    own = await _newest_checkpoint(parts, signed.run_id)
+    part = None if number is None else part_of_expert(number)
+    own = await _newest_checkpoint(parts, signed.run_id, part)
     facts.now_doing("looking for the others of the run")
     if number is not None:
         facts.chosen = Group(signed.run_id, part_of_expert(number))
@@ -153,11 +154,15 @@ async def _keep_looking(
             ) from refused
 
 
-async def _newest_checkpoint(parts: PeerParts, run_id: str) -> Checkpoint | None:
-    """The newest of this run whose files are what its manifest says; each other is told."""
+async def _newest_checkpoint(parts: PeerParts, run_id: str, part: str | None) -> Checkpoint | None:
+    """The newest of this run whose files are what its manifest says; each other is told.
+
+    Args:
+        part: of an expert; None takes whatever part was held last.
+    """
     refused = list[tuple[Path, str]]()
     found = await parts.work.run(
-        parts.checkpoints.newest_whole, run_id, lambda *told: refused.append(told)
+        parts.checkpoints.newest_whole, run_id, lambda *told: refused.append(told), part
     )
     for path, why in refused:
         parts.events.emit(EventName.CHECKPOINT_REFUSED, path=str(path), detail=why)

@@ -28,7 +28,7 @@ from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_PARAMETERS, MAX_SPEC_BYTES, MAX_STAGES
 from protocol.names import printable
 
-from .layout import ALIGNMENT, expert_of_part
+from .layout import ALIGNMENT, expert_of_part, part_of_expert
 from .sections import (
     LIST,
     MAX_STEPS,
@@ -539,6 +539,11 @@ class RunSpec(Section):
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         raise InvalidRunSpec(f"the run has no expert '{name}', but {listed}{hint}")
+
+    def part_named(self, name: str | None) -> str | None:
+        """The part of the model that an expert is, by its name; as `expert_named`."""
+        number = self.expert_named(name)
+        return None if number is None else part_of_expert(number)
 
     @property
     def total_rounds(self) -> int:
