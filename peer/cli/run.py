@@ -141,8 +141,8 @@ def _ask(refusal: NotAgreed) -> None:
 def _join_again(config: PeerConfig, home: Home, again: JoinAgain) -> None:
     """Become a new process, which holds the home from its first moment. Does not return."""
     print(f"loco-peer: {again}; joining again in a new process", file=sys.stderr, flush=True)
-    if again.stage is not None:
-        home.go_over_to(again.stage)
+    if again.part is not None:
+        home.go_over_to(again.part)
     home.hand_on()
     command = rejoin_command(config)
     os.environ.update(handed_on(config))

@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import numpy as np
+import psutil
+import torch
 import trio
 
 from peer.content.fetching import BlobSource
@@ -33,6 +35,7 @@ from peer.content.pieces import PieceStore, open_store
 from peer.facts import PartShape, PeerState
 from peer.observe.event_names import EventName
 from peer.options.config import PeerConfig
+from peer.options.needs_told import FreeRoom, misfit
 from peer.runtime import PeerId, Work
 from peer.runtime.files import replace_file
 from peer.state.home import Home, HomeError
@@ -50,6 +53,7 @@ from peer.training.corpus.folder import (
 from peer.training.corpus.packed import InvalidCorpus
 from peer.training.corpus.tokenise import remove_all_drafts
 from peer.training.corpus.tokenizer import BYTES, FileTokenizer, tokenizer_file, tokenizer_path
+from peer.training.device import choose_device
 from peer.training.messages import ModelCreated, TrainerSettings
 from peer.training.ports import StartTrainer, TrainerDied
 from peer.training.process import create_model, trainer_starter
@@ -71,6 +75,7 @@ from protocol.schedule.rounds import middle
 from protocol.wire.content_messages import StateScalars
 
 from .beginning import Arrival, Beginning, FirstState, Fresh
+from .checkpointing import free_bytes
 from .fetched import Fetched, known_positions
 from .sources import NoSource, weights_of
 
@@ -185,7 +190,13 @@ class FreshOrFetched:
                 nursery.cancel_scope.cancel()
         if _has_begun(arrival.held.view):
             return await Fetched().take(arrival)
+        lost = [m.progress.step for m in arrival.held.view.members()]
+        why = f"its peers are gone; they told of step {max(lost):,}" if lost else "nobody has it"
         state = await self._first.take(arrival)
+        ports = arrival.ports
+        ports.events.emit(
+            EventName.EXPERT_BEGUN, expert=ports.facts.expert, weights="first", detail=why
+        )
         await self._then()
         return state
 
@@ -399,6 +410,16 @@ class Provision(Protocol):
         self, spec: RunSpec, source: BlobSource, choose_part: ChoosePart
     ) -> Supplies: ...
 
+    def misfits(self, spec: RunSpec) -> Mapping[int, str]:
+        """Why this machine cannot train an expert, by its number; the others fit."""
+
+
+def free_room(config: PeerConfig, root: Path) -> FreeRoom:
+    """What is free for a run on this machine, whose home is at `root`."""
+    device = choose_device(config.device or "auto")
+    gpu = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+    return FreeRoom(free_bytes(root), psutil.virtual_memory().available, gpu)
+
 
 class RealProvision:
     def __init__(
@@ -411,12 +432,18 @@ class RealProvision:
         tell: Tell,
     ) -> None:
         self._config = config
+        self._root = home.root
         self._cache_dir = home.cache_dir
         self._state_dir = home.state_dir
         self._peer_id = peer_id
         self._work = work
         self._spare = spare
         self._tell = tell
+
+    def misfits(self, spec: RunSpec) -> Mapping[int, str]:
+        free = free_room(self._config, self._root)
+        each = ((n, misfit(self._config, model, free)) for n, model in enumerate(spec.models))
+        return {number: why for number, why in each if why}
 
     async def found(self, spec: RunSpec, expert: int | None) -> tuple[RunSpec, Supplies]:
         if expert is None:

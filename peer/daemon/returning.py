@@ -54,6 +54,7 @@ from .entry import (
     Entered,
     choose_stage,
     enter_swarm,
+    expert_of,
     go_by_the_linked,
     stays_at,
 )
@@ -88,7 +89,7 @@ async def come_back(
         signed: the run spec, as the home has kept it.
         addresses: to find the swarm by, if the user gave any.
         stage: of a pipeline, to be held where no checkpoint says one; None lets it choose.
-        expert: that this home trains, where the run has any.
+        expert: that this home trains, of a run that has any; None lets it choose.
         alone: whether or not the others of the run can be reached.
 
     Raises:
@@ -97,15 +98,15 @@ async def come_back(
     remembered = RememberedPeers(parts, parts.links.dialler, alone=alone)
     nursery.start_soon(_keep_looking, parts, signed.run_id, addresses, remembered)
     spec, facts = signed.spec(), parts.facts
-    number = spec.expert_named(expert)
-    parts.admission.entered(signed, number)
-    check_spec(spec)
+    parts.admission.entered(signed)
+    check_spec(spec, None)
+    number = await expert_of(parts, spec, expert)
+    if number is not None:
+        check_spec(spec, number)
     facts.now_doing("checking the newest checkpoint", PeerState.RETURNING)
     part = None if number is None else part_of_expert(number)
     own = await _newest_checkpoint(parts, signed.run_id, part)
     facts.now_doing("looking for the others of the run")
-    if number is not None:
-        facts.chosen = Group(signed.run_id, part_of_expert(number))
     if own is not None and _is_of(own.manifest.part, stage, number):
         facts.chosen = Group(signed.run_id, own.manifest.part)
         facts.nominal_step = own.manifest.step

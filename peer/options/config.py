@@ -170,9 +170,9 @@ class PeerConfig:
     expert: str | None = _run(
         str,
         "NAME",
-        "Train this expert, where the run has any; the home keeps it. Default of a founder: the"
-        " first.",
-        see="See [experts](run-spec.md#experts).",
+        "Train this expert and no other, where the run has any. Default: the one that needs a peer"
+        " most, of a founder the first.",
+        see="See [experts](experts.md#the-choice-of-an-expert).",
     )
     data: str | None = _run(
         values.source,

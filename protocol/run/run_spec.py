@@ -545,6 +545,12 @@ class RunSpec(Section):
         number = self.expert_named(name)
         return None if number is None else part_of_expert(number)
 
+    def name_of(self, part: str) -> str | None:
+        """The name of the expert that a part is; None where this run has none of that number."""
+        number = expert_of_part(part)
+        known = number is not None and number < len(self.experts)
+        return self.experts[number].name if known and number is not None else None
+
     @property
     def total_rounds(self) -> int:
         return -(-self.training.total_steps // self.sync.round_steps)
