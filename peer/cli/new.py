@@ -178,9 +178,10 @@ GENERALIST: Final = "general"
 TEXTS_OF_ALL: Final = "text:data/*/*.txt"
 """The generalist's texts, where each expert has a folder of its own."""
 BELOW_EXPERTS: Final = (
-    "# Write what differs of [model] and [training]. Each peer trains the expert that its user",
-    "# names (loco-peer join ... --expert NAME), the founder the first; here the others have half",
-    "# as many steps together as that.",
+    "# Write what differs of [model] and [training]. All peers train the first until",
+    "# ensemble.branch_round; then each trains the one that needs it most, or that its user names",
+    "# (loco-peer join ... --expert NAME). Here the others have half as many steps together as the",
+    "# first.",
 )
 MOST_COLUMNS: Final = 110
 UNTRIED_LINE: Final = (
@@ -275,8 +276,7 @@ def _with_experts(tree: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
         {"name": name, "source": f"text:data/{name}/*.txt", "training": {"total_steps": steps}}
         for name in names
     ]
-    apart = {"branch_round": 0}
-    return {**tree, "experts": [{"name": GENERALIST}, *others], "ensemble": apart}
+    return {**tree, "experts": [{"name": GENERALIST}, *others]}
 
 
 def preset_toml(

@@ -24,7 +24,7 @@ from protocol.wire.messages import Hello
 from protocol.wire.versions import how_to_install
 
 from .bootstrap import Bootstrap
-from .experts import LOOK_AROUND_S, LOOKS, choose_expert, listen
+from .experts import LOOK_AROUND_S, LOOKS, choose_expert, listen, now_or_at_branch
 from .parts import PeerParts
 from .ports import Ports
 from .provision import ChoosePart, ChosenPart, Supplies
@@ -44,6 +44,8 @@ async def found(
     spec: RunSpec, expert: str | None, parts: PeerParts, check_spec: CheckSpec, _: trio.Nursery
 ) -> Entered:
     number = spec.expert_named(expert or first_expert(spec))
+    if number is not None and spec.branch_round:
+        number = 0  # which all train until then
     check_spec(spec, number)
     founder = parts.keys.founder
     assert founder is not None, "a home that founds a run has a founder's key"
@@ -60,6 +62,16 @@ async def found(
 def first_expert(spec: RunSpec) -> str | None:
     """The name of the generalist, which a founder trains if it is told nothing else."""
     return spec.experts[0].name if spec.experts else None
+
+
+def expert_to_go_on_with(spec: RunSpec, kept: str | None, pinned: str | None) -> str | None:
+    """Of what a home has trained last, and what its user names.
+
+    The generalist is gone on with until the branch, and left by itself then.
+    """
+    if kept is not None and kept == first_expert(spec) and spec.branch_round:
+        return kept
+    return pinned or kept
 
 
 async def join(
@@ -127,10 +139,13 @@ async def go_by_the_linked(parts: PeerParts) -> None:
     await parts.directory.add_peers(known)
 
 
-async def expert_of(parts: PeerParts, spec: RunSpec, name: str | None) -> int | None:
+async def expert_of(
+    parts: PeerParts, spec: RunSpec, name: str | None, *, comes_back: bool = False
+) -> int | None:
     """The number of the expert that we train: the one that is named, or the one that needs us most.
 
-    None where the run has none. Raises InvalidRunSpec: there is none of that name, or none fits.
+    Before the branch that is the generalist, unless one `comes_back` to what it has trained. None
+    where the run has no experts. Raises InvalidRunSpec: there is none of that name, or none fits.
     """
     number = None if name is None else spec.expert_named(name)
     if not spec.experts:
@@ -144,6 +159,8 @@ async def expert_of(parts: PeerParts, spec: RunSpec, name: str | None) -> int | 
         )
     if number is None:
         number = await choose_expert(parts, parts.facts.fits)
+    elif number and spec.branch_round and not comes_back:
+        number = await now_or_at_branch(parts, number)
     assert parts.facts.run_id is not None
     parts.facts.chosen = Group(parts.facts.run_id, part_of_expert(number))
     parts.admission.trains(number)

@@ -7,6 +7,10 @@ newcomer has the speed of the others. Where that is wrong, a move comes later, o
 FLOPs left of an expert are those of the steps that it has left, and its step is the middle of those
 that its peers tell; where all are gone, of what they told last. A newcomer has not heard that, and
 takes such an expert for one that nobody has begun: it is the first to be trained in either case.
+
+Before the branch the generalist alone has any left, and all train it, pinned ones too. At the
+branch each of its peers finds its place by one placing of all of them. Those that have just gone
+over are for EMPTY_S still where that puts them, so who is late finds the same.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -24,13 +28,14 @@ from peer.process.rejoin import JoinAgain
 from peer.runtime import PeerId
 from protocol.membership.group import Group
 from protocol.membership.view import Member, Roster, View, heeded
-from protocol.run.assignment import ExpertBalance, Hand, placed, turn_of
+from protocol.run.assignment import EMPTY_S, ExpertBalance, Hand, placed, turn_of
 from protocol.run.layout import expert_of_part, part_of_expert
 from protocol.run.needs import flops_per_token
 from protocol.schedule.rounds import LARGEST_RATIO, middle
 
 from .ports import Ports
 
+GENERALIST: Final = 0
 HOLDERS: Final = (PeerState.TRAINING, PeerState.PAUSED, PeerState.FINISHED)
 COMING: Final = (PeerState.STARTING, PeerState.DOWNLOADING, PeerState.RETURNING)
 
@@ -49,6 +54,7 @@ class ExpertCompany:
         self._number_of = {group.digest: n for n, group in enumerate(self.groups)}
         self._views = [View(roster, group.digest) for group in self.groups]
         self._step_flops = [each.tokens_per_step * flops_per_token(each) for each in run.models]
+        self._branch_step = run.branch_step
         self._totals = [each.total_rounds * each.sync.round_steps for each in run.models]
 
     @property
@@ -70,10 +76,22 @@ class ExpertCompany:
         told = [m.progress.step for m in heeded(alive or view.members(), now_s)]
         return min(self._totals[number], int(middle(told, 0)))
 
+    @property
+    def is_branched(self) -> bool:
+        """Whether the generalist has come to the branch; we know that best where we train it."""
+        if self.step_of(GENERALIST) >= self._branch_step:
+            return True
+        others = range(GENERALIST + 1, len(self.names))
+        known = self.own == GENERALIST or self._views[GENERALIST].members()
+        return not known and any(map(self.step_of, others))
+
     def flops_left(self) -> list[float]:
+        ends = self._totals
+        if not self.is_branched:
+            ends = [self._branch_step, *[0] * (len(ends) - 1)]
         return [
-            each * max(0, total - self.step_of(number))
-            for number, (each, total) in enumerate(zip(self._step_flops, self._totals, strict=True))
+            each * max(0, end - self.step_of(number))
+            for number, (each, end) in enumerate(zip(self._step_flops, ends, strict=True))
         ]
 
     def standing(self) -> list[int]:
@@ -132,6 +150,14 @@ class ExpertCompany:
         hands = self.hands(others, Hand(0.0, fits))
         idle_hands = {each: replace(hands[each], expert=None) for each in idle}
         return placed({**hands, **idle_hands}, self.flops_left()).get(self._facts.peer_id)
+
+    def parted(self, fits: frozenset[int]) -> int | None:
+        """Where we go at the branch, by the placing of all that train the generalist."""
+        now_s = trio.current_time()
+        near = [m for m in self._views[GENERALIST].members() if now_s - m.last_heard_s <= EMPTY_S]
+        parting = {m.peer_id for m in near}
+        others = [m for m in self.others() if m.peer_id not in parting]
+        return self.place((*others, *near), fits, parting)
 
     def ended(self) -> tuple[Member, ...]:
         """The others that have trained our expert to its end, and serve it."""
@@ -194,6 +220,13 @@ async def choose_expert(ports: Ports, fits: frozenset[int]) -> int:
     return number
 
 
+async def now_or_at_branch(ports: Ports, number: int) -> int:
+    """The generalist, as long as all train that; else the expert that is given."""
+    ports.facts.now_doing("checking whether the generalist is trained")
+    await listen(ports.facts.peer_id)
+    return number if ExpertCompany(ports.roster, ports.facts).is_branched else GENERALIST
+
+
 def _chosen(company: ExpertCompany, others: Iterable[Member], fits: frozenset[int]) -> int:
     place = company.place(others, fits)
     return min(fits) if place is None else place
@@ -221,6 +254,7 @@ class ExpertWatch:
         self._fits = ports.facts.fits
         self._pinned = pinned
         self._balance = ExpertBalance(ports.facts.peer_id)
+        self._is_before_branch = False
         self._stood: Sequence[int] = ()
         self._trained = frozenset[int]()
 
@@ -229,7 +263,7 @@ class ExpertWatch:
         while True:
             await trio.sleep(LOOK_EVERY_S)
             self._tell_standing()
-            target = None if self._pinned is not None else self._target()
+            target = self._after_branch() if self._has_branched() else self._target()
             if target is not None:
                 return self._to(target)
 
@@ -245,8 +279,22 @@ class ExpertWatch:
         why = f"the expert '{names[target]}' needs a peer more than '{names[own]}'"
         return JoinAgain(why, part_of_expert(target))
 
+    def _has_branched(self) -> bool:
+        """Whether the generalist, which we train, has come to the branch since our last look."""
+        company, was_before = self._company, self._is_before_branch
+        self._is_before_branch = company.own == GENERALIST and not company.is_branched
+        return was_before and not self._is_before_branch
+
+    def _after_branch(self) -> int | None:
+        target = self._pinned
+        if target is None:
+            target = self._company.parted(self._fits)
+        return None if target == GENERALIST else target
+
     def _target(self) -> int | None:
         company = self._company
+        if self._pinned is not None:
+            return None
         if self._facts.state is PeerState.FINISHED:
             return None if self._stays() else self._next()
         if self._facts.state is not PeerState.TRAINING:

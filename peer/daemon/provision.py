@@ -19,7 +19,7 @@ The engine is memory and trainers, without torch: the real one starts child proc
 
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -58,10 +58,12 @@ from peer.training.messages import ModelCreated, TrainerSettings
 from peer.training.ports import StartTrainer, TrainerDied
 from peer.training.process import create_model, trainer_starter
 from peer.training.shared import SharedVector
+from peer.training.tensor_file import FileUnusable
 from protocol.content.samples import Float32Vector
 from protocol.errors import InvalidRunSpec
 from protocol.membership.group import WHOLE_MODEL, Group
 from protocol.membership.view import View, heeded
+from protocol.names import short_id
 from protocol.run.layout import (
     DATA_STAGE,
     Layout,
@@ -74,7 +76,7 @@ from protocol.schedule.progress import TaskProgress, Tell, nobody
 from protocol.schedule.rounds import middle
 from protocol.wire.content_messages import StateScalars
 
-from .beginning import Arrival, Beginning, FirstState, Fresh
+from .beginning import NOTHING_TRAINED, Arrival, Beginning, FirstState, Fresh
 from .checkpointing import free_bytes
 from .fetched import Fetched, known_positions
 from .sources import NoSource, weights_of
@@ -167,17 +169,20 @@ HOLDERS: Final = (PeerState.TRAINING, PeerState.PAUSED, PeerState.FINISHED)
 
 
 class FreshOrFetched:
-    """The state of those that train an expert; its first weights, where nobody is heard of.
+    """The state of those that train an expert; where nobody is heard of, it is begun.
 
     Args:
+        first: its first weights.
+        seeded: it begins with the generalist's, if these can be had.
         then: called when first weights were made: the process for that is needed no more, since
             the trainer has begun in another.
     """
 
     ages = True
 
-    def __init__(self, first: Fresh, *, then: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, first: Fresh, *, seeded: bool, then: Callable[[], Awaitable[None]]) -> None:
         self._first = first
+        self._seeded = seeded
         self._then = then
 
     async def take(self, arrival: Arrival) -> FirstState:
@@ -190,15 +195,46 @@ class FreshOrFetched:
                 nursery.cancel_scope.cancel()
         if _has_begun(arrival.held.view):
             return await Fetched().take(arrival)
+        weights, whence = "generalist's", None
+        if self._seeded:
+            whence = await _seed_weights(arrival)
+        if whence is None:
+            weights = "first"
+            await self._first.take(arrival)
         lost = [m.progress.step for m in arrival.held.view.members()]
         why = f"its peers are gone; they told of step {max(lost):,}" if lost else "nobody has it"
-        state = await self._first.take(arrival)
-        ports = arrival.ports
-        ports.events.emit(
-            EventName.EXPERT_BEGUN, expert=ports.facts.expert, weights="first", detail=why
+        arrival.ports.events.emit(
+            EventName.EXPERT_BEGUN,
+            expert=arrival.ports.facts.expert,
+            weights=weights,
+            detail=why if whence is None else f"{why}; from {whence}",
         )
         await self._then()
-        return state
+        return NOTHING_TRAINED
+
+
+async def _seed_weights(arrival: Arrival) -> str | None:
+    """Fill in the generalist's slow weights. Returns whence they are; None: not to be had.
+
+    They are those of our own checkpoint of after the branch, or of peers that train it on.
+    """
+    ports, run_id = arrival.ports, arrival.held.group.run_id
+    run, seed = ports.facts.several, Group(run_id, part_of_expert(0))
+    assert run is not None
+    ports.facts.now_doing("beginning with the generalist's weights")
+    own = await ports.work.run(ports.checkpoints.newest_whole, run_id, lambda *_: None, seed.part)
+    if own is not None and own.manifest.step >= run.branch_step:
+        with suppress(FileUnusable):
+            await ports.work.run(own.fill, arrival.slow_P, np.zeros_like(arrival.momentum_P))
+            return f"our checkpoint of {own.manifest}"
+    view = View(ports.roster, seed.digest)
+    if not view.alive(trio.current_time()):
+        return None
+    given = await weights_of(arrival.sources, view, arrival.slow_P.size)
+    if given is None:
+        return None
+    remote, arrival.slow_P[:], state = given
+    return f"{short_id(remote)}, of step {state.step:,}"
 
 
 def _has_begun(view: View) -> bool:
@@ -515,7 +551,14 @@ class RealProvision:
         if spec.experts:
             number = (await choose_part()).number
             return await self._supplies_of_expert(
-                spec, number, source, partial(FreshOrFetched, then=self._spare.aclose)
+                spec,
+                number,
+                source,
+                partial(
+                    FreshOrFetched,
+                    seeded=spec.begins_with_seed(number),
+                    then=self._spare.aclose,
+                ),
             )
         corpus = await obtain_data(
             spec, self._cache_dir, source, self._work, self._config.data, self._tell

@@ -100,7 +100,7 @@ async def come_back(
     spec, facts = signed.spec(), parts.facts
     parts.admission.entered(signed)
     check_spec(spec, None)
-    number = await expert_of(parts, spec, expert)
+    number = await expert_of(parts, spec, expert, comes_back=True)
     if number is not None:
         check_spec(spec, number)
     facts.now_doing("checking the newest checkpoint", PeerState.RETURNING)

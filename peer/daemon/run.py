@@ -43,13 +43,13 @@ from peer.training.child_process import SpareChild
 from protocol.membership.dial_back import host_and_port
 from protocol.membership.view import Roster
 from protocol.names import short_id
-from protocol.run.layout import expert_of_part, stage_of_part
+from protocol.run.layout import stage_of_part
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 
 from .checkpointing import CheckpointPlan, check_room_to_begin, free_bytes
 from .control_requests import ControlRequests
-from .entry import Entry, found, join
+from .entry import Entry, expert_to_go_on_with, found, join
 from .links import SILENCE_S
 from .outside import be_reached
 from .parts import PeerParts, PeerSettings
@@ -173,9 +173,9 @@ class _Daemon:
         part = self._home.take_next_part()
         stage = stage_of_part(part) if config.stage is None else config.stage
         expert = config.expert or self._home.expert()
-        if signed is not None and expert_of_part(part) is not None and config.expert is None:
-            expert = signed.spec().name_of(part)
         if signed is not None:
+            kept = signed.spec().name_of(part) or self._home.expert()
+            expert = expert_to_go_on_with(signed.spec(), kept, config.expert)
             return partial(come_back, signed, config.bootstrap, stage, expert, config.alone)
         if spec is not None:
             return partial(found, spec, expert)

@@ -520,12 +520,6 @@ def check_experts(spec: "RunSpec") -> None:
 
     if not spec.experts:
         return
-    if spec.branch_round:
-        raise InvalidRunSpec(
-            f"ensemble.branch_round = {spec.branch_round}: peers do not go over from the generalist"
-            " to other experts so far, each trains its own from the beginning: write"
-            " ensemble.branch_round = 0"
-        )
     for expert in spec.experts:
         if expert.begin not in (SEED, FRESH):
             raise InvalidRunSpec(

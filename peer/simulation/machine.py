@@ -164,9 +164,9 @@ class SimulatedProvision:
         if blob_name(corpus) != spec.data.manifest:
             corpus = await source.blob(spec.data.manifest)
         if spec.experts:
-            number, first = (
-                (await choose_part()).number,
-                FreshOrFetched(_fresh(spec), then=trio.lowlevel.checkpoint),
+            number, seeded = (await choose_part()).number, spec.begins_with_seed
+            first = FreshOrFetched(
+                _fresh(spec), seeded=seeded(number), then=trio.lowlevel.checkpoint
             )
             return self._supplies_of_expert(spec, number, corpus, first)
         beginning = _fresh(spec) if self._machine.begins_group else Fetched()

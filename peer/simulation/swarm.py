@@ -27,7 +27,7 @@ from typing import Any, Final
 import trio
 
 from peer.daemon.checkpointing import CheckpointPlan
-from peer.daemon.entry import Entry, found, join
+from peer.daemon.entry import Entry, expert_to_go_on_with, found, join
 from peer.daemon.links import SILENCE_S, Links
 from peer.daemon.parts import PeerParts, PeerSettings
 from peer.daemon.peer import Peer
@@ -265,7 +265,7 @@ class SimulatedSwarm:
         machine, expert = before.machine, before.facts.expert
         if isinstance(again := before.failure, JoinAgain) and again.part is not None:
             expert = before.signed.spec().name_of(again.part)
-        expert = machine.expert or expert
+        expert = expert_to_go_on_with(before.signed.spec(), expert, machine.expert)
         entry = partial(come_back, before.signed, (), None, expert, alone)
         return self._start(name, machine, entry)
 

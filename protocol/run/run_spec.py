@@ -497,6 +497,17 @@ class RunSpec(Section):
             return self.of_expert(0).total_rounds // 2
         return self.ensemble.branch_round
 
+    @property
+    def branch_step(self) -> int:
+        return self.branch_round * self.sync.round_steps
+
+    def begins_with_seed(self, number: int) -> bool:
+        """Whether an expert begins with the weights that the generalist has at the branch."""
+        seed, own = (self.experts[n].frozen for n in (0, number))
+        branches = bool(number and self.branch_round and self.experts[number].begin == SEED)
+        equal = seed is None or own is None or seed.layout_digest == own.layout_digest
+        return branches and equal
+
     def of_expert(self, number: int) -> Self:
         """The run that an expert is by itself: what is asked of a run can be asked of it."""
         expert, data = self.experts[number], self.data
