@@ -267,16 +267,18 @@ def preset_spec(
     corpus = {**tree.get("data", {}), **({} if source is None else {"source": source})}
     own = {"sync": sync, "optimizer": inner, "pipeline": pipeline, "data": corpus, "seed": seed}
     whole = {**tree, **own}
-    return validated(_with_experts(whole, experts) if experts else whole)
+    spec = validated(whole)
+    return validated(_with_experts(whole, experts, spec.total_rounds // 2)) if experts else spec
 
 
-def _with_experts(tree: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def _with_experts(tree: dict[str, Any], names: Sequence[str], branch_round: int) -> dict[str, Any]:
     steps = tree["training"]["total_steps"] // 2 // len(names)
     others = [
         {"name": name, "source": f"text:data/{name}/*.txt", "training": {"total_steps": steps}}
         for name in names
     ]
-    return {**tree, "experts": [{"name": GENERALIST}, *others]}
+    apart = {"branch_round": branch_round}
+    return {**tree, "experts": [{"name": GENERALIST}, *others], "ensemble": apart}
 
 
 def preset_toml(
