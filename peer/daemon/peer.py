@@ -45,6 +45,7 @@ from .beginning import Arrival, MeasureLoss, cannot_tell
 from .checkpointing import Checkpointing, check_room
 from .entry import Entry
 from .experts import ExpertWatch, expert_watch
+from .kept_experts import KeptExperts
 from .membership import LinkedCompany, Membership
 from .parts import PeerParts, PeerSettings
 from .provision import Supplies
@@ -207,6 +208,7 @@ class Training:
                 for store in (*supplies.others, supplies.store)
                 if store is not None
             },
+            other=KeptExperts(parts.checkpoints, facts, parts.work).of,
         )
         self.service.refused = facts.refused
         self.rounds: RoundLoop | None = None

@@ -30,7 +30,7 @@ import psutil
 import torch
 import trio
 
-from peer.content.fetching import BlobSource
+from peer.content.fetching import BlobSource, ExpectedState, Fetcher, whole_state
 from peer.content.pieces import PieceStore, open_store
 from peer.facts import PartShape, PeerState
 from peer.observe.event_names import EventName
@@ -60,7 +60,7 @@ from peer.training.process import create_model, trainer_starter
 from peer.training.shared import SharedVector
 from peer.training.tensor_file import FileUnusable
 from protocol.content.samples import Float32Vector
-from protocol.errors import InvalidRunSpec
+from protocol.errors import InvalidRunSpec, Refused
 from protocol.membership.group import WHOLE_MODEL, Group
 from protocol.membership.view import View, heeded
 from protocol.names import short_id
@@ -79,7 +79,7 @@ from protocol.wire.content_messages import StateScalars
 from .beginning import NOTHING_TRAINED, Arrival, Beginning, FirstState, Fresh
 from .checkpointing import free_bytes
 from .fetched import Fetched, known_positions
-from .sources import NoSource, weights_of
+from .sources import FETCH_WEIGHTS_S, NobodyHelped, NoSource, weights_of
 
 # --- memory and trainers --------------------------------------------------------------------------
 
@@ -195,6 +195,8 @@ class FreshOrFetched:
                 nursery.cancel_scope.cancel()
         if _has_begun(arrival.held.view):
             return await Fetched().take(arrival)
+        arrival.ports.facts.now_doing("looking for a checkpoint of this expert")
+        kept = await _kept_state(arrival)
         weights, whence = "generalist's", None
         if self._seeded:
             whence = await _seed_weights(arrival)
@@ -203,6 +205,10 @@ class FreshOrFetched:
             await self._first.take(arrival)
         lost = [m.progress.step for m in arrival.held.view.members()]
         why = f"its peers are gone; they told of step {max(lost):,}" if lost else "nobody has it"
+        first = NOTHING_TRAINED
+        if kept is not None and await _is_better(arrival, *kept.vectors):
+            weights, first = "kept", kept.stands(arrival)
+            whence = f"{short_id(kept.remote)}, of step {kept.state.step:,}"
         arrival.ports.events.emit(
             EventName.EXPERT_BEGUN,
             expert=arrival.ports.facts.expert,
@@ -210,7 +216,48 @@ class FreshOrFetched:
             detail=why if whence is None else f"{why}; from {whence}",
         )
         await self._then()
-        return NOTHING_TRAINED
+        return first
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kept:
+    """A state of an expert that nobody trains, which a peer has kept."""
+
+    remote: PeerId
+    vectors: tuple[Float32Vector, Float32Vector]
+    state: StateScalars
+
+    def stands(self, arrival: Arrival) -> FirstState:
+        state = self.state
+        epoch, position = arrival.plan.start_position([(state.epoch, state.position)])
+        return FirstState(state.round, state.step, epoch, position)
+
+
+async def _kept_state(arrival: Arrival) -> _Kept | None:
+    """From any peer that has one; each is asked once."""
+    spec, held = arrival.spec, arrival.held
+    slow_P, momentum_P = np.zeros((2, arrival.slow_P.size), np.float32)
+    expected = ExpectedState(held.group.digest, 1, spec.longest_steps, held.shape.layout_digest)
+
+    async def ask(fetcher: Fetcher) -> _Kept:
+        state = await whole_state(fetcher, expected, slow_P, momentum_P)
+        return _Kept(fetcher.remote_peer_id, (slow_P, momentum_P), state)
+
+    with trio.move_on_after(FETCH_WEIGHTS_S), suppress(NobodyHelped, Refused):
+        return await arrival.sources.fetch(ask, arrival.ports.roster, patience_s=0.0)
+    return None
+
+
+async def _is_better(arrival: Arrival, slow_P: Float32Vector, momentum_P: Float32Vector) -> bool:
+    """Put these vectors in if their loss is below that of what is there: nobody vouches for it."""
+    before, there = await arrival.measure(), arrival.slow_P.copy()
+    arrival.slow_P[:] = slow_P
+    after = await arrival.measure()
+    if before is not None and (after is None or not after < before):
+        arrival.slow_P[:] = there
+        return False
+    arrival.momentum_P[:] = momentum_P
+    return True
 
 
 async def _seed_weights(arrival: Arrival) -> str | None:

@@ -105,20 +105,28 @@ def test_each_expert_is_trained_by_its_own_peers_and_a_killed_one_comes_back(
 
 def test_a_newcomer_takes_the_expert_whose_only_peer_was_killed(experts: Swarm) -> None:
     founder = experts.founder
-    first = experts.launch("free1", "join", "--bootstrap", founder.address)
-    first.wait_event(EventName.ROUND_CLOSED, START_S, round=2)
+    newcomer = ("join", "--bootstrap", founder.address, "--checkpoint-every", "2")
+    first = experts.launch("free1", *newcomer)
+    written = first.wait_event(EventName.CHECKPOINT_WRITTEN, START_S)
     assert first.status()["expert"] == "code", "nobody trains it"
     founder.wait_for("it is told", lambda: experts_of(founder)["code"]["peers"] == 1, START_S)
     first.kill()
     stands = founder.wait_event(EventName.EXPERT_STANDS, START_S)
     assert stands["expert"] == "code"
     assert experts_of(founder)["code"]["stands"]
-    second = experts.launch("free2", "join", "--bootstrap", founder.address)
+    second = experts.launch("free2", *newcomer)
     begun = second.wait_event(EventName.EXPERT_BEGUN, START_S)
-    assert (begun["expert"], begun["weights"]) == ("code", "first")
-    second.wait_event(EventName.ROUND_CLOSED, START_S, round=2)
+    assert (begun["expert"], begun["weights"]) == ("code", "first"), "nobody has a checkpoint"
     founder.wait_for("it goes on", lambda: not experts_of(founder)["code"]["stands"], START_S)
     second.kill()
+    holder = experts.launch("free1", "start", "--expert", "general")
+    holder.wait_event(EventName.STATE_RECEIVED, START_S)
+    third = experts.launch("free3", *newcomer)
+    begun = third.wait_event(EventName.EXPERT_BEGUN, START_S)
+    assert (begun["expert"], begun["weights"]) == ("code", "kept")
+    assert third.wait_event(EventName.ROUND_OPENED, START_S)["step"] >= written["step"]
+    for peer in (third, holder):
+        peer.kill()
 
 
 def experts_of(peer: Peer) -> dict[str, dict[str, Any]]:

@@ -1,13 +1,16 @@
 """Peers that are told no expert: which they take, and when they go over to another."""
 
+import numpy as np
 import pytest
 from expert_worlds import ANY, STEPS, begin, expert_of, go_over, run_of
 from swarm_worlds import simulated, start
 
+from peer.daemon.kept_experts import KeptExpert
 from peer.facts import PeerState
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import open_swarm
+from protocol.content.samples import Float32Vector
 from protocol.errors import InvalidRunSpec
 from protocol.run.assignment import EMPTY_S
 
@@ -136,3 +139,36 @@ async def test_when_an_expert_is_trained_its_peers_go_on_with_others_and_one_ser
         assert told["code"].step == 40 * STEPS
         assert told["math"].step == 60 * STEPS
         assert not any(each.stands for each in told.values())
+
+
+@pytest.mark.parametrize("lies", [False, True])
+@simulated()
+async def test_a_newcomer_goes_on_from_what_another_peer_has_kept_if_it_is_any_good(
+    tmp_path, lies, monkeypatch
+):
+    def random_values(self: KeptExpert) -> tuple[Float32Vector, Float32Vector]:
+        size = self.checkpoint.manifest.padded_parameters
+        return np.full(size, 99.0, np.float32), np.zeros(size, np.float32)
+
+    spec = run_of({"general": 400, "code": 400})
+    async with open_swarm(2, spec, tmp_path) as swarm:
+        await start(swarm, "a", machine_of={"a": Machine(expert="general")})
+        await begin(swarm, "b")
+        await swarm.until(lambda: swarm["b"].facts.round >= 5)
+        swarm.kill("b")
+        await swarm.until(swarm["b"].ended.is_set)
+        swarm["b"].facts.expert = "general"
+        other = swarm.resume("b")
+        await swarm.until(other.ready.is_set)
+        if lies:
+            monkeypatch.setattr(KeptExpert, "_vectors", random_values)
+        await begin(swarm, "d")
+        assert expert_of(swarm["d"]) == "code"
+        (begun,) = swarm["d"].events(EventName.EXPERT_BEGUN)
+        if lies:
+            assert begun["weights"] == "first"
+            return
+        assert begun["weights"] == "kept"
+        assert other.peer_id[-8:] in begun["detail"]
+        (opened, *_) = swarm["d"].events(EventName.ROUND_OPENED)
+        assert opened["step"] > 2 * STEPS, "it goes on where that stood"
